@@ -1,0 +1,52 @@
+# Every target does its own set-up in .venv, from nothing but Python 3.11 to 3.13 and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime-installed
+DEV := $(VENV)/.dev-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test test-long check format demo lock clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+$(RUNTIME): requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "boxcal needs Python 3.11 to 3.13; name one: make PYTHON=python3.11 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(DEV): $(RUNTIME) requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements-dev.lock
+	touch $@
+
+serve: $(RUNTIME) ## Start the service on http://127.0.0.1:8000
+	$(BIN)/boxcal serve
+
+test: $(DEV) ## Run the test suite
+	$(BIN)/python -m pytest
+
+test-long: $(DEV) ## Run the tests that take minutes
+	$(BIN)/python -m pytest -m long --timeout 1800
+
+check: $(DEV) ## Formatting, lint, types and import direction
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_architecture.py
+
+format: $(DEV) ## Format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+demo: $(RUNTIME) ## Walk through prediction, bounds, fit and rollback against the running service
+	$(BIN)/python -m app.demo
+
+lock: ## Resolve the lock files anew (needs uv)
+	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet --output-file requirements.lock
+	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet --output-file requirements-dev.lock
+
+clean: ## Remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -1,0 +1,1 @@
+"""The service: HTTP in, calibrated and bounded probabilities out; it uses `models` and `calibrators`."""

@@ -1,0 +1,1 @@
+"""The predict path: bytes, decoding, batcher, backbone, calibrator, response."""

@@ -1,0 +1,1 @@
+"""Benchmarks: run by hand, each by one command, never part of the test suite."""

@@ -1,0 +1,1 @@
+"""Calibration mathematics: tensors in, tensors out; no HTTP, no files."""

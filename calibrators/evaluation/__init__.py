@@ -1,0 +1,1 @@
+"""Judging probabilities: metrics, intervals, comparisons, reliability diagrams and the report."""

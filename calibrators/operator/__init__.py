@@ -1,0 +1,1 @@
+"""The box-constrained softmax, its gradient and the bounds it takes."""

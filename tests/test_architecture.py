@@ -1,0 +1,43 @@
+"""The one import direction: `app` uses `models` and `calibrators`; those know neither it nor each other."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FORBIDDEN = {"calibrators": {"app", "models"}, "models": {"app", "calibrators"}}
+
+
+def imported_packages(source: Path) -> set[str]:
+    """Top-level names that a file imports absolutely."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("package", sorted(FORBIDDEN))
+def test_imports_go_one_way(package: str) -> None:
+    sources = sorted((ROOT / package).rglob("*.py"))
+    assert sources
+    offenders = {
+        str(s.relative_to(ROOT)): found
+        for s in sources
+        if (found := imported_packages(s) & FORBIDDEN[package])
+    }
+    assert not offenders
+
+
+@pytest.mark.parametrize("package", ["app", "models", "calibrators"])
+def test_every_module_says_its_place(package: str) -> None:
+    """Every module opens with a docstring that says what it is and where it stands on the data's way."""
+    silent = [
+        str(source.relative_to(ROOT))
+        for source in sorted((ROOT / package).rglob("*.py"))
+        if not ast.get_docstring(ast.parse(source.read_text()))
+    ]
+    assert not silent
