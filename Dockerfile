@@ -1,0 +1,45 @@
+# The service on the CPU, and with `--build-arg ACCELERATOR=cuda` on an NVIDIA GPU: the wheels are the same.
+# The dependencies and the project are two layers, so that a change of code does not ship 7 GB again.
+
+FROM python:3.11-slim-bookworm AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+COPY requirements.lock /build/
+RUN python -m venv /opt/venv \
+ && /opt/venv/bin/python -m pip install --require-hashes --requirement /build/requirements.lock
+WORKDIR /build
+COPY pyproject.toml README.md LICENSE ./
+COPY calibrators calibrators
+COPY models models
+COPY app app
+RUN /opt/venv/bin/python -m pip install --no-deps --no-index --no-build-isolation --target /opt/boxcal .
+
+FROM python:3.11-slim-bookworm
+ARG ACCELERATOR=cpu
+# Triton compiles the launchers of its kernels with a C compiler at run time, on a GPU only.
+RUN if [ "$ACCELERATOR" = cuda ]; then \
+      apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; \
+    fi \
+ && useradd --uid 10001 --user-group --home-dir /var/lib/boxcal --shell /usr/sbin/nologin boxcal \
+ && install --directory --owner=boxcal --group=boxcal --mode=0750 /var/lib/boxcal
+COPY --from=build /opt/venv /opt/venv
+COPY --from=build /opt/boxcal /opt/boxcal
+COPY deploy/healthcheck.py /opt/healthcheck.py
+# The root file system may be read-only: all that is written, caches of compiled kernels and downloaded
+# weights included, goes to the data volume or to /tmp.
+ENV PATH=/opt/boxcal/bin:/opt/venv/bin:$PATH \
+    PYTHONPATH=/opt/boxcal \
+    PYTHONUNBUFFERED=1 \
+    BOXCAL_HOST=0.0.0.0 \
+    BOXCAL_PORT=8000 \
+    BOXCAL_DATA_DIR=/var/lib/boxcal \
+    XDG_CACHE_HOME=/var/lib/boxcal/.cache \
+    NUMBA_CACHE_DIR=/var/lib/boxcal/.cache/numba \
+    TRITON_CACHE_DIR=/var/lib/boxcal/.cache/triton \
+    MPLCONFIGDIR=/tmp/matplotlib
+WORKDIR /var/lib/boxcal
+USER boxcal
+VOLUME /var/lib/boxcal
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=90s --retries=3 CMD ["python", "-I", "/opt/healthcheck.py"]
+CMD ["boxcal", "serve"]
