@@ -1,0 +1,6 @@
+"""How the tables came to be, one step a file; a start applies what its database lacks.
+
+`HEAD` names the newest step, so that a start whose database is up to date need not load Alembic at all.
+"""
+
+HEAD = "0001"

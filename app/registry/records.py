@@ -1,0 +1,185 @@
+"""What the registry hands out: plain, frozen records, with nothing of the database left in them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+
+class FitState(StrEnum):
+    """Where a fit stands; the last four are final."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing will change any more."""
+        return self not in UNFINISHED
+
+
+UNFINISHED = (FitState.QUEUED, FitState.RUNNING)
+
+
+class ActivatePolicy(StrEnum):
+    """What becomes of a fit's calibrator: the field `activate` of `/fit`."""
+
+    IF_BETTER = "if_better"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class Reason(StrEnum):
+    """Why a calibrator was put in force."""
+
+    FIT = "fit"
+    REQUEST = "request"
+    ROLLBACK = "rollback"
+
+
+@dataclass(frozen=True, slots=True)
+class BackboneIdentity:
+    """What a calibrator belongs to: another name, other weights or other labels make another backbone.
+
+    Attributes
+    ----------
+    name
+        As the setting names it, such as ``digits``.
+    fingerprint
+        SHA-256 of the weights, in hexadecimal.
+    labels
+        The K class names, in the order of the logits.
+    """
+
+    name: str
+    fingerprint: str
+    labels: tuple[str, ...]
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return len(self.labels)
+
+    @property
+    def labels_sha256(self) -> str:
+        """One short value that differs where the labels or their order do."""
+        return hashlib.sha256(orjson.dumps(self.labels)).hexdigest()
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self.num_classes} classes, weights {self.fingerprint[:12]})"
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratorRecord:
+    """One row of the record of calibrators, without its large parts.
+
+    Attributes
+    ----------
+    version
+        Its number; 0 is `uncalibrated`, which belongs to every backbone and was never fitted.
+    backbone
+        What it was fitted to; None for version 0.
+    size
+        Bytes of the artifact.
+    samples
+        How many validation samples it was fitted to.
+    """
+
+    version: int
+    method: str
+    backbone: BackboneIdentity | None
+    spec: dict[str, Any] | None
+    sha256: str | None
+    size: int | None
+    samples: int | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class FittedCalibrator:
+    """What a fit hands to the registry.
+
+    Attributes
+    ----------
+    method
+        The method fitted; what `auto` chose, where it was asked to choose.
+    artifact
+        The calibrator as safetensors bytes.
+    spec
+        The JSON document that describes it.
+    report
+        The JSON document of `cross_fitted_report`.
+    reliability_svg
+        The reliability diagram of that report.
+    samples
+        Size of the validation set.
+    """
+
+    method: str
+    artifact: bytes
+    spec: dict[str, Any]
+    report: dict[str, Any]
+    reliability_svg: bytes
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether a fit's calibrator is activated, and why, in a sentence for the client."""
+
+    activate: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """A calibrator put in force."""
+
+    version: int
+    reason: Reason
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class FitRecord:
+    """One fit, from the moment it was queued.
+
+    Attributes
+    ----------
+    method
+        What was asked for, possibly `auto`.
+    progress
+        Share of the work done, 0 to 1.
+    stage
+        What is being done, in words.
+    calibrator
+        The version it made, once it succeeded.
+    activated
+        Whether that version was put in force, once it succeeded; `decision` says why.
+    error
+        Why it failed, was cancelled or was interrupted.
+    """
+
+    id: str
+    state: FitState
+    method: str
+    activate: ActivatePolicy
+    samples: int
+    progress: float
+    stage: str
+    calibrator: int | None
+    activated: bool | None
+    decision: str | None
+    error: str | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None

@@ -1,0 +1,132 @@
+"""The tables of the registry; what a refit leaves behind and every start reads first.
+
+`calibrators` and `activations` only ever grow: the migrations forbid the database itself to change or delete
+their rows. The types are those of SQLite and of PostgreSQL alike.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    DateTime,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeDecorator
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+Document = JSON().with_variant(JSONB(), "postgresql")
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A moment in UTC: SQLite keeps no time zone, so it is taken off on the way in and put back on the way out."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Refuse a moment without time zone, and store the rest in UTC."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"A moment needs a time zone, got {value!r}.")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        """Give every moment its time zone."""
+        if value is None:
+            return None
+        moment: datetime = value
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+backbones = Table(
+    "backbones",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("name", String(1024), nullable=False),
+    Column("fingerprint", String(64), nullable=False),
+    Column("num_classes", Integer, nullable=False),
+    Column("labels", Document, nullable=False),
+    Column("labels_sha256", String(64), nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    UniqueConstraint("name", "fingerprint", "labels_sha256"),
+)
+
+# Version 0, `uncalibrated`, is a row like the others, but belongs to no backbone and needs no artifact.
+calibrators = Table(
+    "calibrators",
+    metadata,
+    Column("version", Integer, primary_key=True),
+    Column("backbone_id", ForeignKey("backbones.id"), index=True),
+    Column("method", String(128), nullable=False),
+    Column("spec", Document),
+    Column("artifact", LargeBinary),
+    Column("sha256", String(64)),
+    Column("report", Document),
+    Column("reliability_svg", LargeBinary),
+    Column("samples", Integer),
+    Column("created_at", UtcDateTime, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+# `previous` is the activation that a rollback of this one returns to, so that rolling back twice goes back twice.
+activations = Table(
+    "activations",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("backbone_id", ForeignKey("backbones.id"), nullable=False),
+    Column("version", ForeignKey("calibrators.version"), nullable=False),
+    Column("reason", String(32), nullable=False),
+    Column("previous", ForeignKey("activations.id")),
+    Column("created_at", UtcDateTime, nullable=False),
+    Index("ix_activations_backbone_id_id", "backbone_id", "id"),
+    sqlite_autoincrement=True,
+)
+
+fits = Table(
+    "fits",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("backbone_id", ForeignKey("backbones.id"), nullable=False),
+    Column("owner", String(64), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("method", String(128), nullable=False),
+    Column("activate", String(16), nullable=False),
+    Column("samples", Integer, nullable=False),
+    Column("progress", Float, nullable=False),
+    Column("stage", String(256), nullable=False),
+    Column("calibrator", ForeignKey("calibrators.version")),
+    Column("activated", Boolean),
+    Column("decision", Text),
+    Column("error", Text),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("started_at", UtcDateTime),
+    Column("finished_at", UtcDateTime),
+    Column("seen_at", UtcDateTime, nullable=False),
+    Index("ix_fits_backbone_id_created_at", "backbone_id", "created_at"),
+    Index("ix_fits_state", "state"),
+)
