@@ -1,0 +1,1 @@
+"""Tests of what an operator runs: the image, the compose project, the dashboard and the alerts."""

@@ -1,0 +1,101 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from check_jsonschema.builtin_schemas import get_builtin_schema
+from jsonschema.validators import validator_for
+
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+BUILT_HERE = {"boxcal", "boxcal-gpu"}
+
+
+def violations(document: dict[str, Any]) -> list[str]:
+    schema = get_builtin_schema("vendor.compose-spec")
+    return [
+        f"{error.json_path}: {error.message}" for error in validator_for(schema)(schema).iter_errors(document)
+    ]
+
+
+def test_the_file_obeys_the_compose_specification() -> None:
+    assert violations(COMPOSE) == []
+
+
+def test_the_schema_would_catch_a_misspelt_key() -> None:
+    broken = {**COMPOSE, "services": {**SERVICES, "boxcal": {**SERVICES["boxcal"], "reed_only": True}}}
+    assert violations(broken)
+
+
+def test_plain_up_starts_the_cpu_and_the_gpu_profile_replaces_it() -> None:
+    defaults = dict(
+        line.split("=", 1) for line in (ROOT / ".env").read_text().splitlines() if line and line[0] != "#"
+    )
+    assert defaults == {"COMPOSE_PROFILES": "cpu"}
+    assert {name: SERVICES[name].get("profiles") for name in SERVICES} == {
+        "boxcal": ["cpu"],
+        "boxcal-gpu": ["gpu"],
+        "prometheus": None,
+        "grafana": None,
+    }
+    gpu = SERVICES["boxcal-gpu"]
+    (device,) = gpu["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    assert "ARG ACCELERATOR=" in (ROOT / "Dockerfile").read_text()
+    assert gpu["build"]["args"] == {"ACCELERATOR": "cuda"}
+    assert gpu["networks"]["default"]["aliases"] == ["boxcal"], "Prometheus knows the service by one name"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_ports_are_published_on_loopback_alone(name: str) -> None:
+    assert SERVICES[name]["ports"]
+    assert all(port.startswith("127.0.0.1:") for port in SERVICES[name]["ports"])
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_containers_restart_and_hold_no_more_rights_than_they_need(name: str) -> None:
+    service = SERVICES[name]
+    assert service["restart"] == "unless-stopped"
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert not service.get("privileged", False)
+
+
+@pytest.mark.parametrize("name", sorted(set(SERVICES) - BUILT_HERE))
+def test_images_of_others_are_pinned_and_have_a_health_check(name: str) -> None:
+    tag = SERVICES[name]["image"].partition(":")[2].lstrip("v")
+    assert len(tag.split(".")) == 3, f"{tag} is not an exact version"
+    assert SERVICES[name]["healthcheck"]["test"][0] == "CMD"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_everything_that_is_mounted_exists(name: str) -> None:
+    for mount in SERVICES[name]["volumes"]:
+        if mount["type"] == "volume":
+            assert mount["source"] in COMPOSE["volumes"]
+        else:
+            assert (ROOT / mount["source"]).is_dir()
+            assert mount["read_only"] is True
+
+
+def test_compose_passes_on_settings_that_the_service_has() -> None:
+    from app.settings import Settings
+
+    known = {f"BOXCAL_{field.upper()}" for field in Settings.model_fields}
+    assert set(SERVICES["boxcal"]["environment"]) <= known
+
+
+def test_grafana_finds_its_data_source_and_dashboard_where_they_are_mounted() -> None:
+    mounts = {mount["target"]: ROOT / mount["source"] for mount in SERVICES["grafana"]["volumes"]}
+    provisioning = mounts["/etc/grafana/provisioning"]
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    assert source["isDefault"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards/boxcal.yml").read_text())["providers"]
+    board = mounts[provider["options"]["path"]] / "boxcal.json"
+    assert json.loads(board.read_text())["uid"] == "boxcal"
+    home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home == f"{provider['options']['path']}/{board.name}"

@@ -1,0 +1,111 @@
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.deploy.dockerfile import environment, read_dockerfile
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("app", "calibrators", "models")
+INSTRUCTIONS = read_dockerfile(ROOT / "Dockerfile")
+FINAL = max(each.stage for each in INSTRUCTIONS)
+
+
+def values(keyword: str, stage: int | None = None) -> list[str]:
+    return [each.value for each in INSTRUCTIONS if each.keyword == keyword and stage in (None, each.stage)]
+
+
+def test_base_images_are_pinned_to_a_version() -> None:
+    for base in values("FROM"):
+        tag = base.split()[0].partition(":")[2]
+        assert re.match(r"\d+\.\d+-", tag), f"FROM {base} names no version"
+
+
+def test_the_service_does_not_run_as_root() -> None:
+    user = values("USER", FINAL)[-1]
+    assert user not in ("root", "0")
+    assert (
+        f"useradd --uid 10001 --user-group --home-dir /var/lib/boxcal --shell /usr/sbin/nologin {user}"
+        in " ".join(values("RUN", FINAL))
+    )
+    last_root_step = max(i for i, each in enumerate(INSTRUCTIONS) if each.keyword in ("RUN", "COPY"))
+    assert last_root_step < max(i for i, each in enumerate(INSTRUCTIONS) if each.keyword == "USER")
+
+
+def test_every_package_comes_from_the_lock_file_by_hash() -> None:
+    installs = [run for run in values("RUN") if "pip install" in run]
+    assert installs
+    for run in installs:
+        assert "--require-hashes --requirement /build/requirements.lock" in run or "--no-index" in run, run
+
+
+def test_nothing_is_fetched_around_the_package_manager() -> None:
+    assert not values("ADD")
+    assert not [run for run in values("RUN") if re.search(r"curl|wget|https?://", run)]
+
+
+def test_the_health_check_asks_readiness_with_the_standard_library() -> None:
+    (check,) = values("HEALTHCHECK", FINAL)
+    command = json.loads(check.partition("CMD ")[2])
+    assert command[0] == "python"
+    assert f"COPY deploy/healthcheck.py {command[-1]}" in (ROOT / "Dockerfile").read_text()
+
+
+def test_data_live_on_the_volume_that_compose_mounts() -> None:
+    (volume,) = values("VOLUME", FINAL)
+    inside = environment(INSTRUCTIONS, FINAL)
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    (mount,) = [each for each in compose["services"]["boxcal"]["volumes"] if each["source"] == "data"]
+    assert inside["BOXCAL_DATA_DIR"] == volume == mount["target"]
+    assert inside["BOXCAL_HOST"] == "0.0.0.0"  # noqa: S104 (loopback in a container cannot be reached)
+    caches = [path for name, path in inside.items() if name.endswith(("CACHE_DIR", "CACHE_HOME"))]
+    assert caches
+    assert all(path.startswith(volume) for path in caches)
+
+
+def test_the_build_context_holds_what_is_copied_and_nothing_else() -> None:
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = {
+        source for copy in values("COPY") if not copy.startswith("--from") for source in copy.split()[:-1]
+    }
+    assert copied == allowed
+    assert all((ROOT / source).exists() for source in copied)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project installed as the image installs it, from a copy of what the image copies."""
+    context = tmp_path_factory.mktemp("context")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, context / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, context)
+    (run,) = [run for run in values("RUN") if "--target" in run]
+    target = context / "installed"
+    arguments = run.split("-m ", 1)[1].replace("/opt/boxcal", str(target)).split()
+    subprocess.run([sys.executable, "-m", *arguments], cwd=context, check=True, capture_output=True)
+    return target
+
+
+def test_the_installed_project_has_every_file_of_its_packages(installed: Path) -> None:
+    context = installed.parent
+    files = {
+        path.relative_to(context)
+        for package in PACKAGES
+        for path in (context / package).rglob("*")
+        if path.is_file() and path.name != ".gitignore"
+    }
+    missing = sorted(str(path) for path in files if not (installed / path).is_file())
+    assert not missing
+
+
+def test_the_installed_project_has_its_command(installed: Path) -> None:
+    command = (installed / "bin" / "boxcal").read_text()
+    assert "from app.cli import main" in command
+    assert values("CMD", FINAL) == ['["boxcal", "serve"]']
+    assert environment(INSTRUCTIONS, FINAL)["PATH"].startswith("/opt/boxcal/bin:")
