@@ -1,0 +1,77 @@
+"""A real HTTP server on a port that answers by a script: what a healthy service does not do at will."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer; `drop` closes the connection without one."""
+
+    status: int = 200
+    document: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    drop: bool = False
+
+    def write(self, handler: BaseHTTPRequestHandler) -> None:
+        if self.drop:
+            handler.close_connection = True
+            return
+        body = self.body or json.dumps(self.document).encode()
+        kind = "application/json" if self.status < 400 else "application/problem+json"
+        handler.send_response(self.status)
+        for name, value in ({"content-type": kind, "content-length": str(len(body))} | self.headers).items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+
+@dataclass
+class Script:
+    """Answers by path, each list played once and its last entry repeated; and what was asked."""
+
+    url: str
+    replies: dict[str, list[Reply]]
+    asked: list[tuple[str, str]] = field(default_factory=list)
+
+    def count(self, path: str) -> int:
+        return sum(1 for _, asked in self.asked if asked == path)
+
+
+@contextmanager
+def scripted(**replies: list[Reply]) -> Iterator[Script]:
+    """Serve a script whose keys are paths, '/' written '_' and the leading one left out."""
+    script = Script("", {"/" + path.replace("_", "/"): list(answers) for path, answers in replies.items()})
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            path = self.path.partition("?")[0]
+            script.asked.append((self.command, path))
+            queue = script.replies[path]
+            (queue.pop(0) if len(queue) > 1 else queue[0]).write(self)
+
+        do_GET = do_POST = do_DELETE = answer  # noqa: N815 - the base class's names
+
+        def log_message(self, *_: object) -> None:
+            """Keep the test's output clean."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    script.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield script
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

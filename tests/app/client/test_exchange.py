@@ -1,0 +1,182 @@
+"""What the clients repeat, how long they wait, and what they raise when nothing helps."""
+
+import email.utils
+import inspect
+import socket
+import time
+
+import pytest
+
+from app.client import (
+    AnswerTimeoutError,
+    AsyncBoxcalClient,
+    BoxcalClient,
+    ConnectionLostError,
+    InvalidRequestError,
+    NotFoundError,
+    RetryPolicy,
+    ServiceFaultError,
+    UnavailableError,
+    UnreachableError,
+    UnreadableAnswerError,
+)
+from tests.app.client.both import Ask, ask_async, ask_blocking
+from tests.app.client.scripted import Reply, scripted
+
+ANSWER = {
+    "model": "digits",
+    "calibrator": {"version": 3, "method": "pb"},
+    "bounds_relaxed": False,
+    "predictions": [{"label": "7", "index": 7, "probability": 0.75, "top": []}],
+    "timing_ms": {"total": 1.5},
+}
+FIT = {"id": "abc", "state": "running", "progress": 0.5, "stage": "fit"}
+QUICK = RetryPolicy(retries=3, longest_wait=5.0, first_wait=0.01)
+
+
+def refusal(**headers: str) -> Reply:
+    return Reply(503, {"type": "t", "title": "The queue is full", "detail": "1024 samples wait"}, headers)
+
+
+@pytest.fixture(params=[ask_blocking, ask_async], ids=["blocking", "async"])
+def ask(request: pytest.FixtureRequest) -> Ask:
+    chosen: Ask = request.param
+    return chosen
+
+
+def test_a_refused_call_is_repeated_no_earlier_than_the_service_asks(ask: Ask) -> None:
+    with scripted(predict=[refusal(**{"Retry-After": "1"}), Reply(document=ANSWER)]) as script:
+        begin = time.monotonic()
+        answer = ask(script.url, "predict", b"x")
+        assert time.monotonic() - begin >= 1.0
+    assert answer.predictions[0].probability == 0.75
+    assert script.count("/predict") == 2
+
+
+def test_retry_after_may_be_a_date(ask: Ask) -> None:
+    date = email.utils.formatdate(time.time() + 1.5, usegmt=True)
+    with (
+        scripted(metrics=[refusal(**{"Retry-After": date})]) as script,
+        pytest.raises(UnavailableError) as caught,
+    ):
+        ask(script.url, "metrics", retries=RetryPolicy(retries=0))
+    assert caught.value.retry_after is not None
+    assert 0.0 <= caught.value.retry_after <= 1.5
+
+
+def test_a_refusal_of_a_call_with_effects_is_repeated_too_since_it_had_none(ask: Ask) -> None:
+    with scripted(fit=[refusal(), Reply(202, FIT)]) as script:
+        assert ask(script.url, "fit", b"npz", retries=QUICK).id == "abc"
+    assert script.count("/fit") == 2
+
+
+def test_repetitions_end(ask: Ask) -> None:
+    with scripted(fit=[refusal()]) as script, pytest.raises(UnavailableError, match="1024 samples wait"):
+        ask(script.url, "fit", b"npz", retries=QUICK)
+    assert script.count("/fit") == 1 + QUICK.retries
+
+
+def test_a_wait_beyond_the_limit_raises_at_once_and_says_how_long(ask: Ask) -> None:
+    with scripted(metrics=[refusal(**{"Retry-After": "600"})]) as script:
+        begin = time.monotonic()
+        with pytest.raises(UnavailableError) as caught:
+            ask(script.url, "metrics")
+        assert time.monotonic() - begin < 5.0
+    assert caught.value.retry_after == 600.0
+    assert script.count("/metrics") == 1
+
+
+def test_a_broken_connection_repeats_what_may_be_repeated(ask: Ask) -> None:
+    with scripted(predict=[Reply(drop=True), Reply(document=ANSWER)]) as script:
+        assert ask(script.url, "predict", b"x", retries=QUICK).model == "digits"
+    assert script.count("/predict") == 2
+
+
+@pytest.mark.parametrize(("name", "path"), [("rollback", "calibrators_rollback"), ("fit", "fit")])
+def test_a_broken_connection_never_repeats_what_has_effects(ask: Ask, name: str, path: str) -> None:
+    arguments = (b"npz",) if name == "fit" else ()
+    with scripted(**{path: [Reply(drop=True)]}) as script, pytest.raises(ConnectionLostError):
+        ask(script.url, name, *arguments, retries=QUICK)
+    assert len(script.asked) == 1
+
+
+def test_a_service_that_is_not_there(ask: Ask) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(UnreachableError, match=f"cannot reach http://127.0.0.1:{port}/metrics"):
+        ask(f"http://127.0.0.1:{port}", "metrics", retries=QUICK)
+
+
+def test_a_silent_service_runs_into_the_timeout_once(ask: Ask) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        begin = time.monotonic()
+        with pytest.raises(AnswerTimeoutError, match="/metrics"):
+            ask(url, "metrics", timeout=0.3, retries=QUICK)
+        assert time.monotonic() - begin < 0.3 * QUICK.retries
+
+
+def test_a_problem_keeps_every_member(ask: Ask) -> None:
+    problem = {"type": "urn:x", "title": "No", "status": 422, "detail": "lower of 'cat' is 2", "class": "cat"}
+    with scripted(predict=[Reply(422, problem)]) as script, pytest.raises(InvalidRequestError) as caught:
+        ask(script.url, "predict", b"x")
+    error = caught.value
+    assert (error.status, error.type, error.title, error.detail) == (
+        422,
+        "urn:x",
+        "No",
+        "lower of 'cat' is 2",
+    )
+    assert error.members["class"] == "cat"
+    assert str(error) == "lower of 'cat' is 2 (HTTP 422)"
+    assert script.count("/predict") == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(404, NotFoundError), (500, ServiceFaultError), (504, ServiceFaultError)]
+)
+def test_statuses_have_their_own_errors(ask: Ask, status: int, kind: type[Exception]) -> None:
+    with scripted(metrics=[Reply(status, {"detail": "d"})]) as script, pytest.raises(kind, match="d"):
+        ask(script.url, "metrics")
+
+
+@pytest.mark.parametrize(
+    "reply", [Reply(200, {"predictions": "no"}), Reply(200, body=b"<html>"), Reply(418, body=b"teapot")]
+)
+def test_something_else_listening_there_is_named(ask: Ask, reply: Reply) -> None:
+    with scripted(predict=[reply]) as script, pytest.raises(UnreadableAnswerError, match="/predict answered"):
+        ask(script.url, "predict", b"x")
+
+
+def test_not_ready_is_an_answer(ask: Ask) -> None:
+    with scripted(health_ready=[refusal(), Reply(200, {"status": "ready"})]) as script:
+        assert ask(script.url, "ready").ready is False
+        assert ask(script.url, "wait_until_ready").ready is True
+
+
+def test_waiting_for_readiness_ends(ask: Ask) -> None:
+    with (
+        scripted(health_ready=[refusal()]) as script,
+        pytest.raises(AnswerTimeoutError, match=r"within 0\.3 s"),
+    ):
+        ask(script.url, "wait_until_ready", 0.3)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://[::1"])
+def test_what_is_no_url_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ValueError, match="URL"):
+        BoxcalClient(url)
+
+
+def test_both_clients_offer_the_same_with_the_same_arguments_and_words() -> None:
+    def surface(client: type) -> dict[str, tuple[str, str | None]]:
+        members = {n: getattr(client, n) for n in dir(client) if not n.startswith("_")}
+        return {n: (str(inspect.signature(m).parameters), m.__doc__) for n, m in members.items()}
+
+    blocking, waiting = surface(BoxcalClient), surface(AsyncBoxcalClient)
+    assert blocking.pop("close")
+    assert waiting.pop("aclose")
+    assert blocking.keys() == waiting.keys()
+    own = {"send", "follow", "wait_for_fit", "wait_until_ready"}
+    assert {n: blocking[n] for n in blocking.keys() - own} == {n: waiting[n] for n in waiting.keys() - own}

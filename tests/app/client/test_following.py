@@ -1,0 +1,92 @@
+"""A fit's states by server-sent events and, where those fail, by asking: in order, each once."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.client import FitNotSucceededError, NotFoundError
+from tests.app.client.both import Ask, ask_async, ask_blocking
+from tests.app.client.scripted import Reply, scripted
+
+STREAM = {"content-type": "text/event-stream; charset=utf-8"}
+
+
+@pytest.fixture(params=[ask_blocking, ask_async], ids=["blocking", "async"])
+def ask(request: pytest.FixtureRequest) -> Ask:
+    chosen: Ask = request.param
+    return chosen
+
+
+def state(progress: float, name: str = "running", **more: Any) -> dict[str, Any]:
+    return {"id": "f", "state": name, "progress": progress, "stage": "fit", **more}
+
+
+def events(*states: dict[str, Any], comment: str = ": ping\r\n\r\n") -> Reply:
+    body = comment + "".join(f"event: state\r\ndata: {json.dumps(s)}\r\n\r\n" for s in states)
+    return Reply(headers=STREAM, body=body.encode())
+
+
+DONE = state(1.0, "succeeded", calibrator=3, activated=True)
+
+
+def test_a_stream_is_followed_to_the_end(ask: Ask) -> None:
+    with scripted(fits_f_events=[events(state(0.1), state(0.1), state(0.6), DONE)]) as script:
+        seen = ask(script.url, "follow", "f")
+    assert [fit.progress for fit in seen] == [0.1, 0.6, 1.0]
+    assert seen[-1].calibrator == 3
+    assert script.asked == [("GET", "/fits/f/events")]
+
+
+def test_a_stream_that_breaks_goes_on_by_asking_and_streaming_again(ask: Ask) -> None:
+    with scripted(
+        fits_f_events=[events(state(0.1)), events(state(0.7), DONE)], fits_f=[Reply(document=state(0.4))]
+    ) as script:
+        seen = ask(script.url, "follow", "f")
+    assert [fit.progress for fit in seen] == [0.1, 0.4, 0.7, 1.0]
+    assert script.count("/fits/f/events") == 2
+
+
+@pytest.mark.parametrize(
+    "stream", [Reply(404, {"detail": "no"}), Reply(200, {"not": "a stream"}), Reply(drop=True)]
+)
+def test_without_streams_it_is_asked_for(ask: Ask, stream: Reply) -> None:
+    polled = [Reply(document=state(i / 10)) for i in range(5)] + [Reply(document=DONE)]
+    with scripted(fits_f_events=[stream], fits_f=polled) as script:
+        seen = ask(script.url, "follow", "f")
+    assert [fit.progress for fit in seen] == [0.0, 0.1, 0.2, 0.3, 0.4, 1.0]
+    assert script.count("/fits/f/events") == 3
+
+
+def test_an_event_over_several_lines_is_one(ask: Ask) -> None:
+    lines = "".join(f"data: {line}\n" for line in json.dumps(DONE, indent=1).splitlines())
+    with scripted(fits_f_events=[Reply(headers=STREAM, body=(lines + "\n").encode())]) as script:
+        assert [fit.state for fit in ask(script.url, "follow", "f")] == ["succeeded"]
+
+
+def test_waiting_tells_progress_and_returns_the_final_state(ask: Ask) -> None:
+    told: list[float] = []
+    with scripted(fits_f_events=[events(state(0.5), DONE)]) as script:
+        final = ask(script.url, "wait_for_fit", "f", lambda fit: told.append(fit.progress))
+    assert final.calibrator == 3
+    assert told == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("error", ["labels out of range", {"detail": "labels out of range"}])
+def test_a_fit_that_failed_raises_with_its_reason(ask: Ask, error: Any) -> None:
+    failed = state(0.2, "failed", error=error)
+    with (
+        scripted(fits_f_events=[events(failed)]) as script,
+        pytest.raises(FitNotSucceededError, match="fit f failed: labels out of range") as caught,
+    ):
+        ask(script.url, "wait_for_fit", "f")
+    assert caught.value.fit.state == "failed"
+
+
+def test_a_fit_that_does_not_exist(ask: Ask) -> None:
+    missing = Reply(404, {"detail": "no fit 'f'"})
+    with (
+        scripted(fits_f_events=[missing], fits_f=[missing]) as script,
+        pytest.raises(NotFoundError, match="no fit"),
+    ):
+        ask(script.url, "follow", "f")
