@@ -1,0 +1,162 @@
+import io
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.deploy.processes import ROOT, SCRAPE_SECONDS, free_port, wait_until
+from tests.deploy.queries import annotation_queries, dashboard, dashboard_queries, metrics_read, rule_queries
+
+ALL_QUERIES = [*dashboard_queries(), *annotation_queries(), *rule_queries()]
+RULES = ROOT / "deploy" / "prometheus" / "rules.yml"
+
+
+def ask(prometheus: str, expression: str) -> list[float]:
+    """Return the values of an instant query; what Prometheus refuses fails the test with its reason."""
+    answer = httpx.get(f"{prometheus}/api/v1/query", params={"query": expression}).json()
+    assert answer["status"] == "success", f"{expression}: {answer.get('error')}"
+    return [float(series["value"][1]) for series in answer["data"]["result"]]
+
+
+def picture(seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (8, 8), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def validation_set() -> bytes:
+    generator = np.random.default_rng(0)
+    logits = generator.normal(0, 4, (600, 10))
+    labels = (logits / 4 + generator.gumbel(size=logits.shape)).argmax(axis=1)
+    buffer = io.BytesIO()
+    np.savez(buffer, logits=logits, labels=labels)
+    return buffer.getvalue()
+
+
+def use(client: httpx.Client) -> None:
+    """Do once what makes every series move: predictions, bounds that hold, and a refusal."""
+    for seed in range(4):
+        headers = {"content-type": "image/png"}
+        client.post("/predict", content=picture(seed), headers=headers).raise_for_status()
+    bounds = {"upper": 0.3, "lower": 0.01}
+    logits = [[6.0] + [0.0] * 9]
+    client.post("/calibrate", json={"logits": logits, "options": {"bounds": bounds}}).raise_for_status()
+    assert client.post("/calibrate", json={"logits": [[1.0, 2.0]]}).status_code == 422
+
+
+@pytest.fixture(scope="module")
+def used_service(service: str, prometheus: str) -> str:
+    """The service after a fit and some traffic, in several scrapes of Prometheus."""
+    with httpx.Client(base_url=service, timeout=60) as client:
+        fit = client.post(
+            "/fit",
+            params={"wait": 60},
+            files={"file": ("validation.npz", validation_set())},
+            data={"method": "ts", "activate": "always"},
+        )
+        assert fit.json()["state"] == "succeeded", fit.text
+        for _ in range(4):
+            use(client)
+            time.sleep(SCRAPE_SECONDS)
+    wait_until(lambda: bool(ask(prometheus, "stage:boxcal_stage_seconds:p99_5m")), "a recorded rule", 10)
+    return service
+
+
+def test_every_metric_asked_for_is_one_the_service_has(used_service: str) -> None:
+    exposition = httpx.get(f"{used_service}/metrics").text
+    exposed = {line.split("{")[0].split(" ")[0] for line in exposition.splitlines() if line[:1] != "#"}
+    read = metrics_read(ALL_QUERIES)
+    assert len(read) >= 12
+    assert read <= exposed
+
+
+@pytest.mark.parametrize("query", dashboard_queries(), ids=lambda query: query.where)
+def test_every_panel_shows_something(query: Any, prometheus: str, used_service: str) -> None:
+    values = ask(prometheus, query.expression)
+    assert values
+    assert any(math.isfinite(value) for value in values)
+
+
+@pytest.mark.parametrize("query", [*annotation_queries(), *rule_queries()], ids=lambda query: query.where)
+def test_annotations_and_rules_are_understood(query: Any, prometheus: str, used_service: str) -> None:
+    ask(prometheus, query.expression)
+
+
+def test_the_dashboard_says_which_calibrator_answers(prometheus: str, used_service: str) -> None:
+    (expression,) = [each.expression for each in dashboard_queries() if each.where.startswith("Active calib")]
+    answer = httpx.get(f"{prometheus}/api/v1/query", params={"query": expression}).json()
+    active = httpx.get(f"{used_service}/calibrators/1").json()
+    assert [series["metric"] for series in answer["data"]["result"]] == [
+        {"method": active["method"], "version": "1"}
+    ]
+
+
+def test_rules_are_evaluated_and_a_working_service_raises_no_alarm(
+    prometheus: str, used_service: str
+) -> None:
+    groups = httpx.get(f"{prometheus}/api/v1/rules").json()["data"]["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert {rule["health"] for rule in rules} == {"ok"}
+    alerts = httpx.get(f"{prometheus}/api/v1/alerts").json()["data"]["alerts"]
+    assert [
+        alert["labels"]["alertname"] for alert in alerts if alert["labels"]["severity"] == "critical"
+    ] == []
+
+
+def test_each_alert_fires_when_it_should_and_only_then(prometheus_tools: None, tmp_path: Path) -> None:
+    for source in (RULES, Path(__file__).with_name("rules_test.yml")):
+        (tmp_path / source.name).write_text(source.read_text())
+    tested = subprocess.run(
+        ["promtool", "test", "rules", str(tmp_path / "rules_test.yml")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+def test_the_deployed_configuration_is_valid(prometheus_tools: None) -> None:
+    configuration = ROOT / "deploy" / "prometheus" / "prometheus.yml"
+    subprocess.run(["promtool", "check", "config", str(configuration)], check=True, capture_output=True)
+
+
+def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
+    panels = dashboard()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        grid = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(grid["x"], grid["x"] + grid["w"])
+            for y in range(grid["y"], grid["y"] + grid["h"])
+        }
+        assert grid["x"] + grid["w"] <= 24
+        assert not cells & taken
+        taken |= cells
+
+
+def probe(port: int) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-I", str(ROOT / "deploy" / "healthcheck.py")],
+        env={**os.environ, "BOXCAL_PORT": str(port)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_health_check_tells_a_ready_service_from_none(service: str) -> None:
+    assert probe(int(service.rsplit(":", 1)[1])).returncode == 0
+    nobody = probe(free_port())
+    assert nobody.returncode == 1
+    assert "refused" in nobody.stderr
