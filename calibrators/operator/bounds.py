@@ -24,8 +24,8 @@ def sum_tolerance(num_classes: int, dtype: torch.dtype = torch.float64) -> float
 class Bounds:
     """Lower and upper bounds on the probabilities of K classes, checked to be feasible.
 
-    Feasible means 0 <= lower <= upper <= 1 for every class and, up to rounding, sum(lower) <= 1 <= sum(upper) for
-    every row. Where both bounds are numbers the sums depend on K: `check` says so once K is known.
+    Feasible means 0 <= lower <= upper <= 1 for every class and, up to rounding, sum(lower) <= 1 <= sum(upper)
+    for every row. Where both bounds are numbers the sums depend on K: `check` says so once K is known.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Bounds:
     @property
     def shape(self) -> torch.Size:
         """What lower and upper broadcast to."""
-        return torch.broadcast_shapes(self.lower.shape, self.upper.shape)
+        return (self.lower + self.upper).shape
 
     @property
     def num_classes(self) -> int | None:
@@ -78,9 +78,9 @@ class Bounds:
     def yielding_to(self, request: "Bounds", num_classes: int | None = None) -> "EffectiveBounds":
         """Clip these bounds into the request's and relax them as little as feasibility needs.
 
-        First a = clip(a_fit, a_r, b_r) and b = clip(b_fit, a_r, b_r). Where sum(a) > 1, a is drawn towards a_r
-        to a_r + t (a - a_r) with the largest t in [0, 1] for which the sum is 1; where sum(b) < 1, b is drawn towards b_r
-        likewise. The result is continuous in both pairs and never leaves the request's box.
+        First a = clip(a_fit, a_r, b_r) and b = clip(b_fit, a_r, b_r). Where sum(a) > 1, a is drawn towards
+        a_r, to a_r + t (a - a_r) with the largest t in [0, 1] for which the sum is 1; where sum(b) < 1, b is
+        drawn towards b_r likewise. The result is continuous in both pairs and never leaves the request's box.
 
         Parameters
         ----------
@@ -109,9 +109,9 @@ class Bounds:
             lower = torch.where(over, eased, lower)
             eased = _draw_to_sum_one(upper, request.upper, known).clamp(upper, request.upper)
             upper = torch.where(under, eased, upper)
-        shape = torch.broadcast_shapes(self.shape, request.shape)
         rows = relaxed.squeeze(-1) if relaxed.ndim else relaxed
-        return EffectiveBounds(Bounds(lower, upper), rows.expand(shape[:-1] if len(shape) > 1 else ()))
+        per_row = (lower + upper).ndim == 2
+        return EffectiveBounds(Bounds(lower, upper), rows.expand(len(lower + upper)) if per_row else rows)
 
 
 class EffectiveBounds(NamedTuple):
@@ -145,11 +145,13 @@ def _draw_to_sum_one(bound: Tensor, target: Tensor, num_classes: int) -> Tensor:
 def _check_entries(lower: Tensor, upper: Tensor) -> None:
     """Raise where a bound is not a probability, or a lower bound lies above its upper bound."""
     try:
-        low, high = torch.broadcast_tensors(lower, upper)
+        shape = (lower + upper).shape
     except RuntimeError:
         raise ValueError(
-            f"lower bounds of shape {tuple(lower.shape)} do not match upper bounds of shape {tuple(upper.shape)}"
+            f"lower bounds of shape {tuple(lower.shape)} do not match"
+            f" upper bounds of shape {tuple(upper.shape)}"
         ) from None
+    low, high = lower.expand(shape), upper.expand(shape)
     for name, bound in (("lower", low), ("upper", high)):
         wrong = ~((bound >= 0.0) & (bound <= 1.0))
         if wrong.any():

@@ -25,12 +25,12 @@ def box_constrained_softmax(
 
         argmax over p with sum(p) = 1 and lower <= p <= upper  of  g·p + temperature · H(p),
 
-    whose solution is p_i = clip(exp(g_i / temperature) / Z, lower_i, upper_i) with the one Z that makes the sum 1.
+    whose solution is p_i = clip(exp(g_i / temperature) / Z, lower_i, upper_i) with the Z that makes the sum 1.
 
     Parameters
     ----------
     logits : Tensor
-        Floating point; -inf stands for a class that cannot occur. float16 and bfloat16 are computed in wider types.
+        Floating point; -inf stands for a class that cannot occur. Half precisions are computed in wider types.
     lower, upper : number or Tensor, optional
         Whatever broadcasts to the logits; by default 0 and 1. Tensors promote the result's dtype as in any
         torch operation; numbers are rounded to it.
@@ -52,9 +52,9 @@ def box_constrained_softmax(
 
     Notes
     -----
-    Differentiable once, in logits, lower, upper and temperature. Where the solution has a kink the gradient is the
-    one-sided one for loosened bounds: a class with lower == upper is held by the side that its free value lies
-    beyond; where no class is free the gradient of each bound is that of its class alone.
+    Differentiable once, in logits, lower, upper and temperature. Where the solution has a kink the gradient is
+    the one-sided one for loosened bounds: a class with lower == upper is held by the side that its free value
+    lies beyond; where no class is free the gradient of each bound is that of its class alone.
     """
     if not logits.is_floating_point():
         raise ValueError(f"logits must be floating point, got {logits.dtype}")
@@ -77,7 +77,7 @@ def box_constrained_softmax(
 
 
 def _as_tensor(value: float | Tensor, logits: Tensor) -> Tensor:
-    """A tensor as it is; a number in float64, so that its last bits survive until it is rounded to the result."""
+    """Pass a tensor as it is; make a number float64, so that its last bits live until the result's rounding."""
     return (
         value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device=logits.device)
     )

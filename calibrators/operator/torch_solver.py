@@ -23,10 +23,10 @@ UNDERFLOW = 800.0
 def solve(logits: Tensor, lower: Tensor, upper: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
     """Box-constrained softmax of each row, and on which side of its box every class ended.
 
-    The optimum is p_i = clip(λ w_i, a_i, b_i) with w_i = exp(g_i / τ) and the one λ = 1/Z for which the sum is 1.
-    The sum is piecewise linear and non-decreasing in λ, so that a Newton step from a point with the right sets
-    of clipped classes is the exact answer; a bracket on log λ, halved when Newton dawdles, bounds the passes.
-    Between passes w is scaled anew by its largest free class, so that nothing that matters underflows.
+    The optimum is p_i = clip(λ w_i, a_i, b_i) with w_i = exp(g_i / τ) and the one λ = 1/Z for which the sum
+    is 1. The sum is piecewise linear and non-decreasing in λ, so that a Newton step from a point with the right
+    sets of clipped classes is the exact answer; a bracket on log λ, halved when Newton dawdles, bounds the
+    passes. Between passes w is scaled anew by its largest free class, so that nothing that matters underflows.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def solve(logits: Tensor, lower: Tensor, upper: Tensor, temperature: Tensor) -> 
 
 
 def _lift_minus_infinity(scores: Tensor) -> Tensor:
-    """Place -inf so far below the finite scores that it weighs nothing beside them, yet ties with its like."""
+    """Place -inf so far below the finite scores that it weighs nothing beside them, yet ties with itself."""
     finite = scores.isfinite()
     lowest = torch.where(finite, scores, 0.0).amin(-1, keepdim=True)
     return torch.where(finite, scores, lowest - UNDERFLOW)
@@ -123,6 +123,6 @@ def _solve_clipped(scores: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor
 
 
 def _pin_if_full(lower: Tensor, upper: Tensor) -> Tensor:
-    """Per row: `AT_LOWER` where the lower bounds take the whole mass, `AT_UPPER` where the upper bounds do."""
+    """Per row: `AT_LOWER` where the lower bounds take all the mass, `AT_UPPER` where the upper bounds do."""
     full = torch.where(upper.sum(-1) <= 1.0, AT_UPPER, FREE)
     return torch.where(lower.sum(-1) >= 1.0, AT_LOWER, full)
