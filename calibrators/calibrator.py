@@ -1,0 +1,151 @@
+"""The calibrator: a map on the logits, then a box, then one operator; the last step before an answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from calibrators.bound_maps.constant import ConstantBounds
+from calibrators.errors import InvalidDataError
+from calibrators.logit_maps.base import LogitMap, Reads
+from calibrators.logit_maps.identity import Identity
+from calibrators.operator import Bounds, box_constrained_softmax
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What a calibrator answers for a batch of N samples.
+
+    Attributes
+    ----------
+    probabilities : Tensor
+        (N, K) float64; every row sums to 1 and obeys the box to the last bit.
+    logits : Tensor
+        (N, K) float64, the mapped logits; they order the classes that a bound ties.
+    lower, upper : Tensor
+        The box in force, float64, broadcastable to (N, K).
+    relaxed : Tensor
+        (N,) bool: rows whose fitted bounds had to yield to those asked for.
+    """
+
+    probabilities: Tensor
+    logits: Tensor
+    lower: Tensor
+    upper: Tensor
+    relaxed: Tensor
+
+
+class Calibrator:
+    """`p = BCSoftmax(T(g); a(g), b(g))`: a logit map T, a bound map (a, b), and the operator.
+
+    Parameters
+    ----------
+    method : str
+        The name it was built by, such as `ts+pb`.
+    logit_map : LogitMap
+    bound_map : ConstantBounds
+        Gives the box for a batch; vacuous for methods that learn none.
+    num_classes : int
+        K, at least 2.
+    """
+
+    def __init__(self, method: str, logit_map: LogitMap, bound_map: ConstantBounds, num_classes: int) -> None:
+        self.method = method
+        self.logit_map = logit_map.requires_grad_(False).eval()
+        self.bound_map = bound_map.requires_grad_(False).eval()
+        self.num_classes = num_classes
+
+    @classmethod
+    def uncalibrated(cls, num_classes: int) -> Self:
+        """Build the calibrator that changes nothing: softmax of the logits."""
+        return cls("uncalibrated", Identity(num_classes), ConstantBounds(num_classes), num_classes)
+
+    @property
+    def reads(self) -> Reads:
+        """What a call takes: `logits`, `features`, or the logits of `inputs` that the map has shifted."""
+        return self.logit_map.reads
+
+    @property
+    def fitted_bounds(self) -> tuple[float, float] | None:
+        """The learned constant bounds (lower, upper); None where none were learned or they vary by sample."""
+        bounds = self.bound_map
+        if not isinstance(bounds, ConstantBounds) or bounds.is_vacuous:
+            return None
+        return bounds.lower.item(), bounds.upper.item()
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The calibrator for people: method, number of classes, and every parameter that fits on a screen."""
+        return {
+            "method": self.method,
+            "num_classes": self.num_classes,
+            "reads": self.reads,
+            "parameters": {**self.logit_map.describe(), **self.bound_map.describe()},
+        }
+
+    def __call__(self, logits: Tensor, bounds: Bounds | None = None) -> Tensor:
+        """Give probabilities (N, K) in float64 for logits (N, K), inside the bounds if any are given.
+
+        Raises
+        ------
+        InvalidDataError
+            If the logits do not have K columns.
+        """
+        return self.calibrate(logits, bounds).probabilities
+
+    @torch.no_grad()
+    def calibrate(self, logits: Tensor, bounds: Bounds | None = None) -> Calibrated:
+        """Calibrate a batch; the fitted box yields to the one asked for as little as it must.
+
+        Parameters
+        ----------
+        logits : Tensor
+            (N, K) of any floating dtype, computed in float64; (N, D) features where `reads` says so.
+        bounds : Bounds, optional
+            Hard bounds on the probabilities: one box for all rows, or a row per sample.
+
+        Raises
+        ------
+        InvalidDataError
+            If the logits do not have K columns.
+        """
+        scores = torch.as_tensor(logits)
+        if scores.ndim != 2 or (self.reads != "features" and scores.shape[1] != self.num_classes):
+            width = "D" if self.reads == "features" else self.num_classes
+            raise InvalidDataError(
+                f"this calibrator takes {self.reads} of shape (N, {width}), not {tuple(scores.shape)}"
+            )
+        mapped = self.logit_map(scores.to(torch.float64))
+        effective: Bounds = self.bound_map(mapped)
+        relaxed = torch.zeros(scores.shape[0], dtype=torch.bool, device=scores.device)
+        if bounds is not None:
+            effective, yielded = effective.yielding_to(bounds, self.num_classes)
+            relaxed = yielded.expand(scores.shape[0])
+        probabilities = box_constrained_softmax(mapped, effective.lower, effective.upper)
+        return Calibrated(probabilities, mapped, effective.lower, effective.upper, relaxed)
+
+    def to_bytes(self) -> bytes:
+        """Serialise as safetensors with a JSON spec."""
+        from calibrators.artifact import to_bytes
+
+        return to_bytes(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Calibrator:
+        """Read what `to_bytes` wrote.
+
+        Raises
+        ------
+        ArtifactError
+            If the bytes are damaged, or not a calibrator's.
+        """
+        from calibrators.artifact import from_bytes
+
+        return from_bytes(data)
+
+    def __repr__(self) -> str:
+        """Return the method and its parameters."""
+        return f"Calibrator({self.method!r}, {self.spec['parameters']})"
