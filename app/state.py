@@ -12,6 +12,7 @@ from fastapi import Depends, FastAPI, Request
 from app.settings import Settings
 
 if TYPE_CHECKING:
+    from app.refit.activation import Activator
     from app.refit.active import ActiveCalibrator
     from app.refit.jobs import FitJobs
     from app.registry.store import Registry
@@ -25,6 +26,7 @@ class State:
     settings: Settings
     backbone: Backbone
     registry: Registry
+    activator: Activator
     active: ActiveCalibrator
     fit_jobs: FitJobs
 
