@@ -111,7 +111,7 @@ def _revision(connection: Connection) -> str | None:
 
 
 def _prepare_sqlite(dbapi_connection: Any, _record: Any) -> None:
-    # The driver's own transactions would begin late and leave schema changes outside; `_begin_sqlite` takes over.
+    # The driver's own transactions begin late and leave schema changes outside: `_begin_sqlite` takes over.
     dbapi_connection.isolation_level = None
     cursor = dbapi_connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")

@@ -1,15 +1,17 @@
 """What the registry refuses, as leaves of the service's error tree.
 
-    BoxcalError
-      + NotFound                404
-      |   - CalibratorNotFound  404  no calibrator has this version
-      |   - FitNotFound         404  no fit has this id
-      |   - NoReport            404  version 0 was never fitted: no report, no picture
-      + Conflict                409  what is asked contradicts what is recorded
-      |   - ForeignCalibrator   409  the calibrator was fitted to another backbone
-      |   - NothingToRollBack   409  no activation came before the one in force
-      + RegistryUnusable        500  the database cannot be used by this release
-      - DamagedArtifact         500  the recorded bytes are not those that were recorded
+BoxcalError
+  + NotFound                404
+  |   - CalibratorNotFound  404  no calibrator has this version
+  |   - FitNotFound         404  no fit has this id
+  |   - NoReport            404  version 0 was never fitted: no report, no picture
+  + Conflict                409  what is asked contradicts what is recorded
+  |   - ForeignCalibrator   409  the calibrator was fitted to another backbone
+  |   - NothingToRollBack   409  no activation came before the one in force
+  + RegistryUnusable        500  the database cannot be used by this release
+  - DamagedArtifact         500  the recorded bytes are not those that were recorded
+
+Each names the version, the fit or the backbone it is about.
 """
 
 from app.errors import BoxcalError, NotFound

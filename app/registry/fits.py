@@ -150,6 +150,4 @@ class FitLog:
 
 
 def _record(row: Any) -> FitRecord:
-    return FitRecord(
-        **{**row, "state": FitState(row["state"]), "activate": ActivatePolicy(row["activate"])}
-    )
+    return FitRecord(**{**row, "state": FitState(row["state"]), "activate": ActivatePolicy(row["activate"])})

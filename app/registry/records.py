@@ -145,6 +145,7 @@ class Activation:
     """A calibrator put in force."""
 
     version: int
+    method: str
     reason: Reason
     created_at: datetime
 

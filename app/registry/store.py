@@ -1,6 +1,6 @@
 """The registry: which calibrators there are, which one is in force, and what became of every fit.
 
-It is where a refit ends and where every start begins. Its methods block, so the service calls them in a thread.
+It is where a refit ends and every start begins. Its methods block, so the service calls them in a thread.
 """
 
 from __future__ import annotations
@@ -55,13 +55,11 @@ class Registry:
         self.fits = FitLog(database, self._backbone_id, owner)
 
     @classmethod
-    def open(
-        cls, url: str, backbone: BackboneIdentity, *, owner: str = "", living: Collection[str] = ()
-    ) -> Registry:
-        """Open the database at `url`, bring it up to date and mark fits that nobody works on as interrupted."""
+    def open(cls, url: str, backbone: BackboneIdentity, *, owner: str, living: Collection[str]) -> Registry:
+        """Open the database at `url`, up to date, its abandoned fits marked as interrupted."""
         database = Database(url)
         registry = cls(database, backbone, owner=owner)
-        registry.fits.interrupt_abandoned({*living, owner} if owner else living)
+        registry.fits.interrupt_abandoned({*living, owner})
         return registry
 
     def close(self) -> None:
@@ -73,7 +71,9 @@ class Registry:
     def list(self) -> list[CalibratorRecord]:
         """Every calibrator, newest first."""
         with self._database.read() as connection:
-            return [_record(row) for row in connection.execute(_records().order_by(calibrators.c.version.desc()))]
+            return [
+                _record(row) for row in connection.execute(_records().order_by(calibrators.c.version.desc()))
+            ]
 
     def get(self, version: int) -> CalibratorRecord:
         """Look one up, whichever backbone it belongs to.
@@ -87,7 +87,7 @@ class Registry:
             return self._get(connection, version)
 
     def artifact(self, version: int) -> bytes:
-        """The safetensors bytes of a fitted calibrator, checked against the hash that was recorded with them.
+        """Return the safetensors bytes of a fitted calibrator, once they match the hash recorded with them.
 
         Raises
         ------
@@ -100,19 +100,19 @@ class Registry:
         return bytes(data)
 
     def report(self, version: int) -> dict[str, Any]:
-        """The report on data the fit never saw."""
+        """Return the report on data the fit never saw."""
         (document,) = self._parts(version, calibrators.c.report)
         return dict(document)
 
     def reliability_svg(self, version: int) -> bytes:
-        """The reliability diagram of the report."""
+        """Return the reliability diagram of the report."""
         (picture,) = self._parts(version, calibrators.c.reliability_svg)
         return bytes(picture)
 
     # -- activations -----------------------------------------------------------------------------------------
 
     def active_version(self) -> int:
-        """The version in force for this backbone; 0 before any activation."""
+        """Return the version in force for this backbone; 0 before any activation."""
         with self._database.read() as connection:
             current = self._current(connection)
             return UNCALIBRATED if current is None else current.version
@@ -146,7 +146,7 @@ class Registry:
             return self._activate(connection, version, Reason.REQUEST)
 
     def rollback_target(self) -> int:
-        """The version that `rollback` would put in force.
+        """Return the version that `rollback` would put in force.
 
         Raises
         ------
@@ -194,8 +194,9 @@ class Registry:
         return version, decision
 
     def _add(self, connection: Connection, fitted: FittedCalibrator) -> int:
-        result = connection.execute(
-            insert(calibrators).values(
+        return connection.execute(
+            insert(calibrators)
+            .values(
                 backbone_id=self._backbone_id,
                 method=fitted.method,
                 spec=fitted.spec,
@@ -206,17 +207,16 @@ class Registry:
                 samples=fitted.samples,
                 created_at=datetime.now(UTC),
             )
-        )
-        (version,) = result.inserted_primary_key or ()
-        return int(version)
+            .returning(calibrators.c.version)
+        ).scalar_one()
 
     def _activate(self, connection: Connection, version: int, reason: Reason) -> Activation:
         self._lock(connection)
         current = self._current(connection)
         if current is None and version == UNCALIBRATED:
-            return Activation(version, reason, datetime.now(UTC))
+            return self._activation(connection, version, reason, datetime.now(UTC))
         if current is not None and current.version == version:
-            return Activation(version, Reason(current.reason), current.created_at)
+            return self._activation(connection, version, Reason(current.reason), current.created_at)
         return self._append(connection, version, reason, None if current is None else current.id)
 
     def _append(
@@ -232,7 +232,12 @@ class Registry:
                 created_at=now,
             )
         )
-        return Activation(version, reason, now)
+        return self._activation(connection, version, reason, now)
+
+    def _activation(
+        self, connection: Connection, version: int, reason: Reason, moment: datetime
+    ) -> Activation:
+        return Activation(version, self._get(connection, version).method, reason, moment)
 
     def _before(self, connection: Connection) -> tuple[int, int | None]:
         # Version 0 is in force before the first activation, without a row of its own.
@@ -241,7 +246,7 @@ class Registry:
             raise NothingToRollBack("Version 0 (uncalibrated) is in force, and no activation came before it.")
         if current.previous is None:
             if current.version == UNCALIBRATED:
-                raise NothingToRollBack("Version 0 (uncalibrated) is in force, and everything is rolled back.")
+                raise NothingToRollBack("Version 0 (uncalibrated) is in force: everything is rolled back.")
             return UNCALIBRATED, None
         row = connection.execute(
             select(activations.c.version, activations.c.previous).where(activations.c.id == current.previous)
@@ -274,12 +279,14 @@ class Registry:
             self._get(connection, version)
             row = connection.execute(select(*columns).where(calibrators.c.version == version)).one()
         if row[0] is None:
-            raise NoReport(f"Calibrator {version} is `uncalibrated`; it was never fitted and has no such part.")
+            raise NoReport(
+                f"Calibrator {version} is `uncalibrated`: it was never fitted and has no such part."
+            )
         return tuple(row)
 
 
 def _backbone_id(connection: Connection, backbone: BackboneIdentity) -> int:
-    """The row of a backbone, made on first sight."""
+    """Find the row of a backbone, or make it on first sight."""
     known = select(backbones.c.id).where(
         backbones.c.name == backbone.name,
         backbones.c.fingerprint == backbone.fingerprint,
@@ -303,8 +310,7 @@ def _backbone_id(connection: Connection, backbone: BackboneIdentity) -> int:
 
 def _records() -> Any:
     summary = [
-        calibrators.c[name]
-        for name in ("version", "method", "spec", "sha256", "samples", "created_at")
+        calibrators.c[name] for name in ("version", "method", "spec", "sha256", "samples", "created_at")
     ]
     size = func.length(calibrators.c.artifact).label("size")
     owner = [backbones.c.name, backbones.c.fingerprint, backbones.c.labels]

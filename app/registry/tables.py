@@ -42,7 +42,7 @@ Document = JSON().with_variant(JSONB(), "postgresql")
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A moment in UTC: SQLite keeps no time zone, so it is taken off on the way in and put back on the way out."""
+    """A moment in UTC; SQLite keeps no time zone, so it is put back on the way out."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -93,7 +93,7 @@ calibrators = Table(
     sqlite_autoincrement=True,
 )
 
-# `previous` is the activation that a rollback of this one returns to, so that rolling back twice goes back twice.
+# `previous` is the activation that a rollback of this one returns to: rolling back twice goes back twice.
 activations = Table(
     "activations",
     metadata,

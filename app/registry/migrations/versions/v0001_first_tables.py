@@ -90,7 +90,8 @@ def upgrade() -> None:
     op.create_index("ix_fits_backbone_id_created_at", "fits", ["backbone_id", "created_at"])
     op.create_index("ix_fits_state", "fits", ["state"])
     op.bulk_insert(
-        calibrators, [{"version": 0, "method": "uncalibrated", "created_at": datetime(1970, 1, 1, tzinfo=UTC)}]
+        calibrators,
+        [{"version": 0, "method": "uncalibrated", "created_at": datetime(1970, 1, 1, tzinfo=UTC)}],
     )
     guard_postgresql() if op.get_bind().dialect.name == "postgresql" else guard_sqlite()
 

@@ -1,0 +1,71 @@
+"""What the refit path refuses, as leaves of the service's error tree.
+
+BoxcalError
+  + PayloadTooLarge          413
+  |   - UploadTooLarge       413  more bytes than the limit, packed or unpacked
+  + UnsupportedMediaType     415
+  |   - UnknownUploadFormat  415  neither `.npz` nor `.parquet`
+  + InvalidRequest           422
+  |   - InvalidUpload        422  a validation set that cannot be fitted; names the array, row and value
+  |   - UnknownMethod        422  no calibration method has this name
+  + Conflict                 409
+  |   - FitAlreadyOver       409  too late to cancel
+  + Unavailable              503
+  |   - FitQueueFull         503  as many fits are waiting as may
+  + StorageFull              507  no room for the upload in the data folder
+
+Each says what was sent and what would have been accepted.
+"""
+
+from app.errors import BoxcalError, InvalidRequest, PayloadTooLarge, Unavailable, UnsupportedMediaType
+from app.registry.errors import Conflict
+
+
+class UploadTooLarge(PayloadTooLarge):
+    """The upload has more bytes than the limit, as sent or unpacked."""
+
+    type = "upload-too-large"
+    title = "The upload is too large"
+
+
+class UnknownUploadFormat(UnsupportedMediaType):
+    """The uploaded file is neither `.npz` nor `.parquet`."""
+
+    type = "unknown-upload-format"
+    title = "The file format is not supported"
+
+
+class InvalidUpload(InvalidRequest):
+    """The uploaded file holds no validation set that can be fitted."""
+
+    type = "invalid-upload"
+    title = "The validation set is not valid"
+
+
+class UnknownMethod(InvalidRequest):
+    """No calibration method has this name."""
+
+    type = "unknown-method"
+    title = "No such method"
+
+
+class FitAlreadyOver(Conflict):
+    """The fit has ended, so it can no longer be cancelled."""
+
+    type = "fit-already-over"
+    title = "The fit is over"
+
+
+class FitQueueFull(Unavailable):
+    """As many fits are waiting as may."""
+
+    type = "fit-queue-full"
+    title = "Too many fits are waiting"
+
+
+class StorageFull(BoxcalError):
+    """The data folder has no room for the upload."""
+
+    status = 507
+    type = "storage-full"
+    title = "The data folder is full"

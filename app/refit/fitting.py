@@ -1,0 +1,96 @@
+"""What one fit does, from the checked validation set to everything the registry keeps of it.
+
+It runs in the worker process and needs nothing of the service: it is given a folder and gives a calibrator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from app.refit.validation_set import ValidationSet
+from app.registry.records import FittedCalibrator
+from calibrators import Calibrator, fit
+from calibrators.evaluation.reliability import reliability_svg
+from calibrators.evaluation.report import cross_fitted_report
+
+Progress = Callable[[float, str], None]
+SEED = 0
+ROUND_TRIP_ROWS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class FitTask:
+    """What a worker process is handed.
+
+    Attributes
+    ----------
+    against
+        Artifact of the calibrator in force, which the report compares with; None for `uncalibrated`.
+    """
+
+    data: ValidationSet
+    method: str
+    against: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class FitOutcome:
+    """What it hands back: the calibrator with its papers, and the report's verdict for the gate."""
+
+    fitted: FittedCalibrator
+    is_better: bool
+
+
+def perform(task: FitTask, progress: Progress) -> FitOutcome:
+    """Fit, judge on unseen folds, draw, and prove that the bytes give the same answers.
+
+    Raises
+    ------
+    ValueError
+        The data cannot be fitted by this method; says why.
+    """
+    progress(0.0, "reading the validation set")
+    logits, labels = (torch.from_numpy(array) for array in task.data.arrays())
+    result = fit(task.method, logits, labels, seed=SEED, progress=_part(progress, 0.02, 0.4))
+    report = cross_fitted_report(
+        result.method,
+        logits,
+        labels,
+        seed=SEED,
+        progress=_part(progress, 0.4, 0.95),
+        against=None if task.against is None else Calibrator.from_bytes(task.against),
+    )
+    progress(0.95, "drawing the reliability diagram")
+    document = report.to_dict()
+    picture = reliability_svg(document)
+    document["fit"] = {
+        "method": result.method,
+        "nll": result.nll,
+        "seconds": result.seconds,
+        "certificate": result.certificate.to_dict(),
+        "choice": result.choice,
+    }
+    artifact = result.calibrator.to_bytes()
+    _check_round_trip(result.calibrator, artifact, logits[:ROUND_TRIP_ROWS])
+    fitted = FittedCalibrator(
+        method=result.method,
+        artifact=artifact,
+        spec=result.calibrator.spec,
+        report=document,
+        reliability_svg=picture,
+        samples=task.data.samples,
+    )
+    return FitOutcome(fitted, report.is_better)
+
+
+def _part(progress: Progress, start: float, end: float) -> Progress:
+    """Map the progress of one step onto its share of the whole."""
+    return lambda fraction, stage: progress(start + fraction * (end - start), stage)
+
+
+def _check_round_trip(calibrator: Calibrator, artifact: bytes, logits: torch.Tensor) -> None:
+    if not torch.equal(Calibrator.from_bytes(artifact)(logits), calibrator(logits)):
+        raise RuntimeError(f"The `{calibrator.method}` calibrator answers differently once it was saved.")

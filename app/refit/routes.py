@@ -1,0 +1,151 @@
+"""The HTTP side of the refit path: `/fit` and `/fits`; everything is done by `FitJobs` and `upload`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response, status
+from fastapi.sse import EventSourceResponse
+
+from app.errors import InvalidParameter, MalformedBody, UnsupportedMediaType, problems
+from app.refit import upload
+from app.refit.errors import (
+    FitAlreadyOver,
+    FitQueueFull,
+    InvalidUpload,
+    StorageFull,
+    UnknownMethod,
+    UnknownUploadFormat,
+    UploadTooLarge,
+)
+from app.refit.schemas import Fit, Fits
+from app.registry.errors import FitNotFound
+from app.registry.records import ActivatePolicy
+from app.state import CurrentState
+
+router = APIRouter(tags=["fits"])
+
+LONGEST_WAIT_SECONDS = 3600
+
+BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "properties": {
+                        "file": {
+                            "type": "string",
+                            "format": "binary",
+                            "description": "`.npz` with `logits` or `probabilities` (N, K), and `labels`; "
+                            "or `.parquet` with the columns `logits` (lists) and `label`.",
+                        },
+                        "method": {
+                            "type": "string",
+                            "default": upload.AUTO,
+                            "description": "A calibration method, or `auto`.",
+                        },
+                        "activate": {
+                            "type": "string",
+                            "enum": [policy.value for policy in ActivatePolicy],
+                            "default": ActivatePolicy.IF_BETTER.value,
+                            "description": "Whether to put the new calibrator in force.",
+                        },
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+@router.post(
+    "/fit",
+    status_code=status.HTTP_202_ACCEPTED,
+    response_model_exclude_none=True,
+    openapi_extra=BODY,
+    responses={
+        200: {"model": Fit, "description": "The fit was over within `wait` seconds."},
+        **problems(
+            MalformedBody,
+            UploadTooLarge,
+            UnsupportedMediaType,
+            UnknownUploadFormat,
+            InvalidUpload,
+            InvalidParameter,
+            UnknownMethod,
+            FitQueueFull,
+            StorageFull,
+        ),
+    },
+)
+async def start_fit(
+    request: Request,
+    response: Response,
+    state: CurrentState,
+    wait: Annotated[
+        float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Answer once the fit is over, if by then.")
+    ] = 0,
+) -> Fit:
+    """Fit a calibrator to validation data, judge it on folds it never saw, and perhaps put it in force."""
+    limit = state.settings.max_upload_bytes
+    async with (
+        state.fit_jobs.place() as folder,
+        upload.receive(request.headers, request.stream(), limit) as received,
+    ):
+        data = await asyncio.to_thread(
+            upload.read,
+            received.file,
+            folder,
+            num_classes=state.backbone.num_classes,
+            max_bytes=limit,
+        )
+        record = await state.fit_jobs.submit(data, received.fields.method, received.fields.activate)
+    if wait:
+        record = await state.fit_jobs.wait(record.id, wait)
+    if record.state.is_final:
+        response.status_code = status.HTTP_200_OK
+    response.headers["Location"] = f"/fits/{record.id}"
+    return Fit.of(record)
+
+
+@router.get("/fits", response_model_exclude_none=True, responses=problems(InvalidParameter))
+async def list_fits(state: CurrentState, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Fits:
+    """List the newest fits."""
+    return Fits(fits=[Fit.of(record) for record in await state.fit_jobs.list(limit)])
+
+
+@router.get("/fits/{fit_id}", response_model_exclude_none=True, responses=problems(FitNotFound))
+async def get_fit(fit_id: str, state: CurrentState) -> Fit:
+    """Say how a fit stands."""
+    return Fit.of(await state.fit_jobs.get(fit_id))
+
+
+@router.delete(
+    "/fits/{fit_id}", response_model_exclude_none=True, responses=problems(FitNotFound, FitAlreadyOver)
+)
+async def cancel_fit(fit_id: str, state: CurrentState) -> Fit:
+    """Cancel a fit that waits or runs."""
+    return Fit.of(await state.fit_jobs.cancel(fit_id))
+
+
+async def known_fit(fit_id: str, state: CurrentState) -> str:
+    """Refuse an unknown fit before a stream begins."""
+    await state.fit_jobs.get(fit_id)
+    return fit_id
+
+
+@router.get(
+    "/fits/{fit_id}/events",
+    response_class=EventSourceResponse,
+    response_model_exclude_none=True,
+    responses=problems(FitNotFound),
+)
+async def follow_fit(fit_id: Annotated[str, Depends(known_fit)], state: CurrentState) -> AsyncIterator[Fit]:
+    """Stream how a fit stands, now and after every change, until it is over."""
+    async for record in state.fit_jobs.watch(fit_id):
+        yield Fit.of(record)

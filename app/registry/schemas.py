@@ -1,0 +1,77 @@
+"""How a calibrator looks over HTTP."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Self
+
+from pydantic import BaseModel, Field
+
+from app.registry.records import Activation, BackboneIdentity, CalibratorRecord, Reason
+
+
+class Backbone(BaseModel):
+    """What a calibrator was fitted to."""
+
+    name: str
+    num_classes: int
+    fingerprint: str = Field(description="SHA-256 of the weights.")
+
+    @classmethod
+    def of(cls, identity: BackboneIdentity) -> Self:
+        """Show an identity."""
+        return cls(name=identity.name, num_classes=identity.num_classes, fingerprint=identity.fingerprint)
+
+
+class Calibrator(BaseModel):
+    """One calibrator of the registry; version 0 is `uncalibrated` and was never fitted."""
+
+    version: int
+    method: str
+    active: bool = Field(description="Whether it is the one in force.")
+    backbone: Backbone | None = Field(None, description="Absent for version 0, which fits every backbone.")
+    spec: dict[str, Any] | None = Field(None, description="The fitted parameters.")
+    samples: int | None = Field(None, description="Size of the validation set.")
+    sha256: str | None = Field(None, description="Of the artifact.")
+    size: int | None = Field(None, description="Bytes of the artifact.")
+    created_at: datetime | None = None
+
+    @classmethod
+    def of(cls, record: CalibratorRecord, active: int) -> Self:
+        """Show a record, given the version in force."""
+        return cls(
+            version=record.version,
+            method=record.method,
+            active=record.version == active,
+            backbone=Backbone.of(record.backbone) if record.backbone else None,
+            spec=record.spec,
+            samples=record.samples,
+            sha256=record.sha256,
+            size=record.size,
+            created_at=record.created_at if record.backbone else None,
+        )
+
+
+class Calibrators(BaseModel):
+    """All calibrators, newest first."""
+
+    calibrators: list[Calibrator]
+
+
+class Activated(BaseModel):
+    """The calibrator now in force."""
+
+    version: int
+    method: str
+    reason: Reason = Field(description="Why it was put in force.")
+    activated_at: datetime
+
+    @classmethod
+    def of(cls, activation: Activation) -> Self:
+        """Show an activation."""
+        return cls(
+            version=activation.version,
+            method=activation.method,
+            reason=activation.reason,
+            activated_at=activation.created_at,
+        )
