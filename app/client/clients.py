@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import httpx
 
 from app.client import calls
-from app.client.errors import AnswerTimeoutError, ClientError, FitNotSucceededError
+from app.client.errors import AnswerTimeoutError, ClientError, FitNotSucceededError, InvalidUrlError
 from app.client.exchange import Call, Outcome, Request, RetryPolicy, Sleep, exchange
 from app.client.following import SILENCE_SECONDS, Following
 from app.client.results import Fit, Health
@@ -49,13 +49,13 @@ class _Settings:
 
 
 def _checked(url: str) -> str:
-    """Refuse what can never be reached; ValueError quoting it."""
+    """Refuse what can never be reached."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise ValueError(f"{url!r} is not a URL: {error}") from error
+        raise InvalidUrlError(f"{url!r} is not a URL: {error}") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ValueError(f"{url!r} is not the URL of a service, such as {DEFAULT_URL}")
+        raise InvalidUrlError(f"{url!r} is not the URL of a service, such as {DEFAULT_URL}")
     return url.rstrip("/")
 
 
@@ -102,7 +102,7 @@ class BoxcalClient:
 
     Raises
     ------
-    ValueError
+    InvalidUrlError
         `url` is no http or https URL.
 
     Examples

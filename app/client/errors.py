@@ -1,6 +1,7 @@
 """What can go wrong between a caller and the service: the client's error tree.
 
 ClientError
+  x InvalidUrlError           the service's address is none; also a ValueError
   x TransportError            no usable answer came
     + UnreachableError        no connection could be made, so nothing was sent
     + ConnectionLostError     the connection broke before the answer was whole
@@ -29,6 +30,7 @@ __all__ = [
     "ConnectionLostError",
     "FitNotSucceededError",
     "InvalidRequestError",
+    "InvalidUrlError",
     "NotFoundError",
     "ProblemError",
     "ServiceFaultError",
@@ -41,6 +43,10 @@ __all__ = [
 
 class ClientError(Exception):
     """Root of everything the client raises on its own account."""
+
+
+class InvalidUrlError(ClientError, ValueError):
+    """What was given as the service's address is no http or https URL."""
 
 
 class TransportError(ClientError):

@@ -80,6 +80,13 @@ class Fit(_Result):
         return self.state not in ("queued", "running")
 
     @property
+    def version(self) -> int:
+        """The calibrator of a fit that succeeded; ValueError for any other."""
+        if self.calibrator is None:
+            raise ValueError(f"fit {self.id} is {self.state} and has no calibrator")
+        return self.calibrator
+
+    @property
     def error_text(self) -> str | None:
         """The reason of a fit that did not succeed, as one line."""
         if isinstance(self.error, dict):

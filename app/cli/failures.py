@@ -1,0 +1,48 @@
+"""The command line's exit codes, and which errors a user can cause: those get one line, no traceback."""
+
+import sys
+
+from typer.exceptions import TyperException
+
+__all__ = ["EXIT_CODES", "UsageError", "failure_of"]
+
+FAILED, MISUSED, UNAVAILABLE = 1, 2, 3
+
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 the work failed; 2 wrong usage or input; 3 the service cannot be reached or "
+    "refuses for now; 130 interrupted."
+)
+
+
+class UsageError(Exception):
+    """The arguments of a command do not make sense together; the message says which."""
+
+
+def failure_of(error: Exception) -> tuple[str, int] | None:
+    """Return the message and exit code of an error that a user or the service causes, None for a defect.
+
+    Only packages that are loaded already are asked, so that an error costs no imports.
+    """
+    if isinstance(error, TyperException):
+        return str(getattr(error, "format_message", error.__str__)()), getattr(error, "exit_code", MISUSED)
+    for kind, code in _kinds():
+        if isinstance(error, kind):
+            return " ".join(str(error).split()), code
+    return None
+
+
+def _kinds() -> list[tuple[type[Exception], int]]:
+    kinds: list[tuple[type[Exception], int]] = [(UsageError, MISUSED), (OSError, MISUSED)]
+    for module, name, code in (
+        ("app.client.errors", "UnavailableError", UNAVAILABLE),
+        ("app.client.errors", "TransportError", UNAVAILABLE),
+        ("app.client.errors", "InvalidRequestError", MISUSED),
+        ("app.client.errors", "InvalidUrlError", MISUSED),
+        ("app.client.errors", "ClientError", FAILED),
+        ("app.errors", "BoxcalError", MISUSED),
+        ("calibrators.errors", "CalibrationError", MISUSED),
+        ("models.errors", "BackboneError", MISUSED),
+    ):
+        if module in sys.modules:
+            kinds.append((getattr(sys.modules[module], name), code))
+    return kinds

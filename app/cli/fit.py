@@ -1,0 +1,91 @@
+"""`boxcal fit`: a validation file to a calibrator and its report, through a service or on this machine."""
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from app.cli.metrics import metrics_table
+from app.cli.output import messages, progress_bar, screen, write_json
+from app.client import BoxcalClient
+from app.client.calls import ActivatePolicy
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a fit gives, wherever it ran; `fit` is the service's record of it, empty where none took part."""
+
+    method: str
+    report: dict[str, Any]
+    artifact: bytes
+    diagram: bytes
+    fit: dict[str, Any]
+
+
+def run(
+    file: Path,
+    *,
+    method: str,
+    output: Path | None,
+    report: Path | None,
+    diagram: Path | None,
+    activate: ActivatePolicy,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Fit, save what is asked for, and show what the fit changes on data it never saw."""
+    fitted = _here(file, method) if url is None else _through_service(file, method, activate, url)
+    saved = [
+        (path, content)
+        for path, content in (
+            (output, fitted.artifact),
+            (report, json.dumps(fitted.report, indent=1, allow_nan=False).encode()),
+            (diagram, fitted.diagram),
+        )
+        if path is not None
+    ]
+    for path, content in saved:
+        path.write_bytes(content)
+        messages.print(f"saved {escape(str(path))}", soft_wrap=True)
+    if as_json:
+        write_json({"method": fitted.method, "fit": fitted.fit or None, "report": fitted.report})
+    else:
+        _show(fitted)
+
+
+def _here(file: Path, method: str) -> Fitted:
+    from app.cli.validation_file import read_validation_set  # noqa: PLC0415 - brings torch
+    from app.refit.fitting import FitTask, perform  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("fitting") as advance:
+        outcome = perform(FitTask(read_validation_set(file, Path(folder)), method, against=None), advance)
+    fitted = outcome.fitted
+    return Fitted(fitted.method, fitted.report, fitted.artifact, fitted.reliability_svg, {})
+
+
+def _through_service(file: Path, method: str, activate: ActivatePolicy, url: str) -> Fitted:
+    with BoxcalClient(url) as client:
+        queued = client.fit(file, method=method, activate=activate)
+        with progress_bar("fitting") as advance:
+            done = client.wait_for_fit(queued.id, lambda fit: advance(fit.progress, fit.stage or ""))
+        version = done.version
+        return Fitted(
+            client.calibrator(version).method,
+            client.report(version),
+            client.artifact(version),
+            client.reliability_diagram(version),
+            done.model_dump(mode="json"),
+        )
+
+
+def _show(fitted: Fitted) -> None:
+    report = fitted.report
+    unseen = f"judged on {report['samples']} samples, each unseen by the fit that calibrated it"
+    screen.print(f"[bold]{escape(fitted.method)}[/], {unseen}", soft_wrap=True)
+    screen.print(metrics_table(report["metrics"]))
+    screen.print(f"{report['changed_labels']} labels changed, {report['ties']} ties")
+    if fitted.fit:
+        screen.print(f"calibrator {fitted.fit['calibrator']}: {escape(str(fitted.fit.get('decision', '')))}")

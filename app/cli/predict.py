@@ -1,0 +1,82 @@
+"""`boxcal predict`: images to calibrated probabilities, through a service or with the model here."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.markup import escape
+
+from app.cli.bounds import read_bounds
+from app.cli.failures import UsageError
+from app.cli.output import messages, plain_table, screen, write_json
+from app.client import Answer, BoxcalClient
+from app.client.calls import AnswerOptions
+
+IMAGES_PER_REQUEST = 32
+
+
+def run(
+    images: Sequence[Path],
+    *,
+    lower: Sequence[str],
+    upper: Sequence[str],
+    top_k: int,
+    calibrator: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Predict every image and show the classes of each, most probable first."""
+    options: AnswerOptions = {"top_k": top_k}
+    if (bound := read_bounds("lower", lower)) is not None:
+        options["lower"] = bound
+    if (bound := read_bounds("upper", upper)) is not None:
+        options["upper"] = bound
+    if url is not None:
+        answer = _through_service(images, options, calibrator, url)
+    else:
+        from app.cli.local import predict  # noqa: PLC0415 - brings torch
+
+        answer = predict(images, options, calibrator)
+    if as_json:
+        write_json(answer.model_dump(exclude_unset=True))
+    else:
+        _show(images, answer)
+
+
+def _through_service(
+    images: Sequence[Path], options: AnswerOptions, calibrator: str | None, url: str
+) -> Answer:
+    if calibrator is not None:
+        options["calibrator"] = version_of(calibrator)
+    answers: list[Answer] = []
+    with BoxcalClient(url) as client:
+        for first in range(0, len(images), IMAGES_PER_REQUEST):
+            answers.append(client.predict(*images[first : first + IMAGES_PER_REQUEST], **options))
+            options["calibrator"] = answers[0].calibrator.version  # one run, one calibrator
+    return answers[0].model_copy(
+        update={
+            "bounds_relaxed": any(answer.bounds_relaxed for answer in answers),
+            "predictions": tuple(p for answer in answers for p in answer.predictions),
+            "timing_ms": dict(sum((Counter(answer.timing_ms) for answer in answers), Counter())),
+        }
+    )
+
+
+def version_of(calibrator: str) -> int:
+    """Read a registry version; UsageError where a path was given beside --url."""
+    if not calibrator.isdecimal():
+        raise UsageError(f"--calibrator {calibrator!r}: with --url, name a version, such as 3")
+    return int(calibrator)
+
+
+def _show(images: Sequence[Path], answer: Answer) -> None:
+    table = plain_table("image", "label", "probability", "bound")
+    for image, prediction in zip(images, answer.predictions, strict=True):
+        for position, entry in enumerate(prediction.top):
+            name = escape(image.name) if position == 0 else ""
+            table.add_row(name, escape(entry.label), f"{entry.probability:.4f}", entry.bound or "")
+    screen.print(table)
+    messages.print(
+        f"[dim]{escape(answer.model)}, calibrator {answer.calibrator.version} ({answer.calibrator.method})"
+        + ("; the fitted bounds yielded to yours" if answer.bounds_relaxed else "")
+    )

@@ -1,0 +1,26 @@
+"""The settings as a command reads them: options first, then the environment; a mistake gets one line."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from app.cli.failures import UsageError
+from app.settings import Settings
+
+__all__ = ["read_settings"]
+
+
+def read_settings(**given: Any) -> Settings:
+    """Read the settings; options that are None come from the environment.
+
+    Raises
+    ------
+    UsageError
+        Naming the variable or option and the value that is wrong.
+    """
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"BOXCAL_{name.upper()}: {first['msg']}, got {first['input']!r}") from error

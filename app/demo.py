@@ -1,0 +1,133 @@
+"""A walk through a running service, by its client: predict, bound, fit, compare, roll back (`make demo`).
+
+It uses scikit-learn's handwritten digits, the model's own task: the service sees their pictures only. The fit
+learns from the validation split and is judged on the test split, which neither model nor fit has seen. The
+service is left with the calibrator that was in force before.
+"""
+
+import sys
+from argparse import ArgumentParser
+
+import numpy as np
+import numpy.typing as npt
+
+from app.cli.failures import failure_of
+from app.cli.output import progress_bar, screen
+from app.client import DEFAULT_URL, BoxcalClient, Prediction
+from calibrators import Metrics, evaluate
+from models.digits_data import Digits, load_digits_split
+
+PICTURES_PER_REQUEST = 64
+SHOWN_DIGIT = 0
+SHOWN = {
+    "error_rate": "error rate",
+    "nll": "NLL",
+    "ece_width": "ECE (equal width)",
+    "ece_mass": "ECE (equal mass)",
+}
+
+Matrix = npt.NDArray[np.float64]
+
+
+def main() -> None:
+    """Run the demo; exit codes are those of the command line."""
+    parser = ArgumentParser(prog="python -m app.demo", description=__doc__)
+    parser.add_argument("--url", default=DEFAULT_URL, help="where the service runs (default: %(default)s)")
+    arguments = parser.parse_args()
+    try:
+        with BoxcalClient(arguments.url) as client:
+            run(client)
+    except Exception as error:
+        failure = failure_of(error)
+        if failure is None:
+            raise
+        sys.exit(f"demo: {failure[0]}")
+
+
+def run(client: BoxcalClient) -> None:
+    """Walk through every step and print what the service answers."""
+    digits = load_digits_split()
+    picture = digits.test.png(SHOWN_DIGIT)
+
+    say(f"1. A handwritten {digits.test.labels[SHOWN_DIGIT]} that the model has never seen:")
+    answer = client.predict(picture, top_k=3)
+    before = answer.calibrator
+    say(f"   model {answer.model}, calibrator {before.version} ({before.method})")
+    show(answer.predictions[0])
+
+    say("2. The same picture, with no class above 0.75 and at least 0.02 for an 8:")
+    show(client.predict(picture, top_k=3, upper=0.75, lower={"8": 0.02}).predictions[0])
+
+    say("3. Its validation data, scored by the service and uploaded to /fit:")
+    with progress_bar("scoring") as advance:
+        validation = logits_of(client, digits.validation)
+        advance(0.5, "")
+        test = logits_of(client, digits.test)
+    uploaded = client.fit_arrays(validation, digits.validation.labels)
+    with progress_bar("fitting") as advance:
+        fit = client.wait_for_fit(uploaded.id, lambda state: advance(state.progress, state.stage or ""))
+    fitted = client.calibrator(fit.version)
+    say(
+        f"   {len(validation)} pictures; fitted {fitted.method}"
+        + ("; it is in force" if fit.activated else "")
+    )
+
+    try:
+        say("4. Before and after, on the test split:")
+        compare(client, test, digits.test, fit.version)
+    finally:
+        if fit.activated:
+            say("5. Rolled back:")
+            restored = client.rollback()
+            if restored.version != before.version:
+                restored = client.activate(before.version)
+            say(f"   calibrator {restored.version} ({restored.method}) is in force again")
+
+
+def compare(client: BoxcalClient, logits: Matrix, part: Digits, version: int) -> None:
+    """Print the metrics of the uncalibrated model and of one calibrator, both as the service answers."""
+    uncalibrated = metrics_of(client, logits, part.labels, 0)
+    calibrated = metrics_of(client, logits, part.labels, version)
+    say(f"   {len(part.labels)} pictures           before    after")
+    for name, title in SHOWN.items():
+        say(f"   {title:<20} {getattr(uncalibrated, name):9.4f}{getattr(calibrated, name):9.4f}")
+
+
+def metrics_of(client: BoxcalClient, logits: Matrix, labels: npt.NDArray[np.int64], version: int) -> Metrics:
+    """Judge what the service makes of logits with one version of its calibrators."""
+    answer = client.calibrate(logits, probabilities=True, calibrator=version)
+    return evaluate(
+        np.array([p.probabilities for p in answer.predictions]),
+        labels,
+        np.array([p.index for p in answer.predictions]),
+    )
+
+
+def logits_of(client: BoxcalClient, digits: Digits) -> Matrix:
+    """Ask the service for the model's raw scores (N, K), a few pictures at a time."""
+    rows = [
+        prediction.logits
+        for first in range(0, len(digits), PICTURES_PER_REQUEST)
+        for prediction in client.predict(
+            *(digits.png(i) for i in range(first, min(first + PICTURES_PER_REQUEST, len(digits)))),
+            logits=True,
+            calibrator=0,
+        ).predictions
+    ]
+    return np.array(rows)
+
+
+def show(prediction: Prediction) -> None:
+    """Print the classes of one answer, with the bound that holds each."""
+    for entry in prediction.top:
+        held = f"  held by its {entry.bound} bound" if entry.bound else ""
+        say(f"   {entry.label}  {entry.probability:.4f}{held}")
+
+
+def say(line: str) -> None:
+    """Print one line as it is."""
+    screen.print(line, soft_wrap=True, markup=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Documents as conversations: what a reader would type, played against a running service.
+
+Three kinds of parts are played. In `console` blocks, lines after `$ ` are typed into a shell; the lines below
+are its output. In `pycon` blocks, lines after `>>> ` are typed into one Python session for the whole
+document. And what stands between `<!-- name -->` and `<!-- /name -->` is generated. Playing a document gives
+its text as it should be: `python -m tests.docs README.md` writes that, and the tests compare it.
+"""
+
+import contextlib
+import doctest
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+SERVICE = "http://127.0.0.1:8000"
+COMMAND_SECONDS = 120
+
+FENCE = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+GENERATED = re.compile(r"^(<!-- (\w+) -->\n).*?^(<!-- /\2 -->)$", re.MULTILINE | re.DOTALL)
+
+VARYING: Mapping[str, str] = {
+    r'("(?:decode|queue|backbone|calibrate|total)": ?)[0-9.e-]+': r"\1<milliseconds>",
+    r'("(?:seconds)": ?)[0-9.e-]+': r"\1<seconds>",
+    r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)?": "<time>",
+    r'("id": ?"|/fits/|\bfit )[0-9a-f][0-9a-f-]{7,}': r"\1<fit>",
+}
+"""What differs from run to run, and only that; every other character must come out as it is printed."""
+
+
+def normalised(text: str) -> str:
+    """Replace what differs from run to run by its name."""
+    for pattern, name in VARYING.items():
+        text = re.sub(pattern, name, text)
+    return text
+
+
+@dataclass
+class Conversation:
+    """Plays documents in a folder of its own, against one service.
+
+    Parameters
+    ----------
+    url
+        Where the service listens; the documents say `SERVICE`.
+    folder
+        Where commands run and leave their files; it shows the checkout's `docs` under that name.
+    generated
+        What makes the generated parts, by name.
+    """
+
+    url: str
+    folder: Path
+    generated: Mapping[str, Callable[[], str]] = field(default_factory=dict)
+    names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__console__"})
+
+    def __post_init__(self) -> None:
+        (self.folder / "docs").symlink_to(ROOT / "docs")
+
+    def played(self, document: str) -> str:
+        """Return the document with every output and every generated part as they are now."""
+        document = GENERATED.sub(lambda m: m[1] + self.generated[m[2]]() + m[3], document)
+        with contextlib.chdir(self.folder):
+            return FENCE.sub(lambda m: f"```{m[1]}\n{''.join(self._block(m[1], m[2]))}```", document)
+
+    def _block(self, kind: str, text: str) -> Iterator[str]:
+        return self._shell(text) if kind == "console" else self._python(text)
+
+    def _shell(self, text: str) -> Iterator[str]:
+        for typed in commands(text):
+            yield f"$ {typed}\n"
+            command = typed.replace(SERVICE, self.url).replace(
+                "make demo", f"python -m app.demo --url {self.url}"
+            )
+            done = subprocess.run(
+                ["/bin/sh", "-c", command],
+                cwd=self.folder,
+                env=environment(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=COMMAND_SECONDS,
+                check=False,
+            )
+            yield self._said(done.stdout)
+
+    def _python(self, text: str) -> Iterator[str]:
+        for example in doctest.DocTestParser().get_examples(text):
+            first, *more = example.source.splitlines()
+            yield "".join([f">>> {first}\n", *(f"... {line}\n" for line in more)])
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output):
+                code = compile(example.source.replace(SERVICE, self.url), "<document>", "single")
+                exec(code, self.names)  # noqa: S102 - our own documents
+            yield self._said(output.getvalue())
+
+    def _said(self, output: str) -> str:
+        return output.replace(self.url, SERVICE).replace(
+            self.url.partition("//")[2], SERVICE.partition("//")[2]
+        )
+
+
+def commands(text: str) -> Iterator[str]:
+    """Yield the commands of a console block; a trailing backslash continues one."""
+    lines = iter(text.splitlines())
+    for line in lines:
+        if line.startswith("$ "):
+            command = line[2:]
+            while command.endswith("\\"):
+                command += "\n" + next(lines)
+            yield command
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment as a reader's: the installed commands, no settings of the service."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("BOXCAL_")}
+    return own | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{own.get('PATH', '')}", "COLUMNS": "90"}
