@@ -1,0 +1,40 @@
+"""The backbone `digits`: a small Vision Transformer whose weights come with the project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from torchvision.models.vision_transformer import VisionTransformer
+
+from models.preprocessing import DIGIT_SIDE, GREY_LEVELS
+
+WEIGHTS = Path(__file__).with_name("digits.safetensors")
+LABELS = tuple("0123456789")
+PATCH = 2
+WIDTH = 64
+
+
+class DigitsTransformer(VisionTransformer):  # type: ignore[misc] # torchvision has no types
+    """ViT-B/16's architecture in small: 16 patches of 2 × 2 pixels, two layers of width 64.
+
+    It reads the levels 0 to 16 of the data set, float (N, 1, 8, 8), and returns logits (N, 10).
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            image_size=DIGIT_SIDE,
+            patch_size=PATCH,
+            num_layers=2,
+            num_heads=4,
+            hidden_dim=WIDTH,
+            mlp_dim=2 * WIDTH,
+            num_classes=len(LABELS),
+        )
+        self.conv_proj = nn.Conv2d(1, WIDTH, kernel_size=PATCH, stride=PATCH)  # one grey channel, not three
+
+    def forward(self, levels: torch.Tensor) -> torch.Tensor:
+        """Logits (N, 10) of levels (N, 1, 8, 8)."""
+        logits: torch.Tensor = super().forward(levels / (GREY_LEVELS / 2) - 1)
+        return logits

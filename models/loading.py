@@ -1,0 +1,76 @@
+"""From a specification such as `digits` or `torchvision:vit_b_16` to a backbone: what start-up calls once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from models.backbone import Backbone
+from models.errors import UnknownBackbone, UnusableDevice, UnusableWeights
+from models.torch_backbone import PRECISIONS
+
+SPECIFICATIONS = "'digits' or 'torchvision:NAME'"
+
+
+def load_backbone(
+    spec: str,
+    *,
+    weights: str | None = None,
+    labels: Path | None = None,
+    device: str = "auto",
+    precision: str = "float32",
+) -> Backbone:
+    """Build the backbone that `spec` names and load its weights.
+
+    Parameters
+    ----------
+    spec
+        `digits`, which brings its weights along, or `torchvision:NAME` for any classification model of
+        torchvision.
+    weights
+        For `torchvision:NAME`: path of a `.pth` or `.safetensors` file of the network's parameters, `DEFAULT`
+        or the name of one of torchvision's weights (downloaded once), or `random`.
+    labels
+        File with one class name a line, for weights that bring none or other ones.
+    device
+        `auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`.
+    precision
+        `float32`, `bfloat16` or `float16`, of the forward pass.
+
+    Raises
+    ------
+    BackboneError
+        If anything does not fit; the message names the file, shape, key or value.
+    """
+    if precision not in PRECISIONS:
+        raise UnusableDevice(f"Unknown precision {precision!r}: expected one of {', '.join(PRECISIONS)}.")
+    family, _, rest = spec.partition(":")
+    if spec == "digits":
+        if weights is not None:
+            raise UnusableWeights(f"'digits' brings its own weights; {weights!r} cannot be used with it.")
+        return _load_digits(labels, device, precision)
+    if family == "torchvision" and rest:
+        from models.torchvision_models import load_torchvision  # noqa: PLC0415 - each family imports its own needs
+
+        return load_torchvision(rest, weights=weights, labels=labels, device=device, precision=precision)
+    raise UnknownBackbone(f"Unknown model {spec!r}: expected {SPECIFICATIONS}.")
+
+
+def _load_digits(labels: Path | None, device: str, precision: str) -> Backbone:
+    from models import digits  # noqa: PLC0415
+    from models.labels import read_labels  # noqa: PLC0415
+    from models.preprocessing import DigitLevels  # noqa: PLC0415
+    from models.torch_backbone import TorchBackbone  # noqa: PLC0415
+    from models.weights import load_into, read_weights  # noqa: PLC0415
+
+    network = digits.DigitsTransformer()
+    load_into(network, read_weights(digits.WEIGHTS), digits.WEIGHTS)
+    preprocessing = DigitLevels()
+    return TorchBackbone(
+        "digits",
+        network,
+        labels=digits.LABELS if labels is None else read_labels(labels, len(digits.LABELS)),
+        input_shape=preprocessing.input_shape,
+        preprocessing=preprocessing,
+        device=device,
+        precision=precision,
+    )

@@ -1,0 +1,135 @@
+"""From a decoded picture to one input of a backbone, exactly as the network saw pictures in training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+GREY_LEVELS = 16
+DIGIT_SIDE = 8
+
+
+class Preprocessing(Protocol):
+    """The way from a picture to one input."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of what `__call__` returns."""
+        ...
+
+    @property
+    def background(self) -> int:
+        """Grey level (0 black, 255 white) that shows through where a picture is transparent."""
+        ...
+
+    def needed_size(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height below which a decoder may not shrink a picture of this size."""
+        ...
+
+    def __call__(self, picture: Image.Image) -> NDArray[np.float32]:
+        """Bring a picture in mode RGB to one input."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ImageClassification:
+    """Resize the short side, crop the centre, scale to [0, 1], normalise: torchvision's preset of this name.
+
+    Parameters
+    ----------
+    resize
+        Length of the short side after resizing, in pixels.
+    crop
+        Side of the square that is cut from the centre, in pixels.
+    mean, std
+        Of each colour channel, on the scale [0, 1].
+    interpolation
+        How pillow resizes.
+    """
+
+    resize: int
+    crop: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: Image.Resampling = Image.Resampling.BILINEAR
+
+    @property
+    def background(self) -> int:
+        """White, as a page shows a transparent picture."""
+        return 255
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Colour channels, height, width."""
+        return (3, self.crop, self.crop)
+
+    def resized(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height after resizing; the long side is rounded down, as torchvision does."""
+        if width <= height:
+            return self.resize, int(self.resize * height / width)
+        return int(self.resize * width / height), self.resize
+
+    def needed_size(self, width: int, height: int) -> tuple[int, int]:
+        """Twice the resized picture: shrinking to this in the decoder changes next to nothing."""
+        resized = self.resized(width, height)
+        return 2 * resized[0], 2 * resized[1]
+
+    def __call__(self, picture: Image.Image) -> NDArray[np.float32]:
+        """Bring a picture in mode RGB to float32 (3, crop, crop)."""
+        width, height = self.resized(picture.width, picture.height)
+        left, top = round((width - self.crop) / 2), round((height - self.crop) / 2)
+        if min(left, top) >= 0:
+            # Only the pixels that survive the crop are resized; the filter still sees their neighbours.
+            across, down = picture.width / width, picture.height / height
+            box = (left * across, top * down, (left + self.crop) * across, (top + self.crop) * down)
+            cropped = picture.resize((self.crop, self.crop), self.interpolation, box=box)
+        else:
+            cropped = Image.new("RGB", (self.crop, self.crop))
+            cropped.paste(picture.resize((width, height), self.interpolation), (-left, -top))
+        # (x / 255 - mean) / std as one multiplication and one subtraction.
+        std = np.asarray(self.std, np.float32)
+        factor = np.float32(1 / 255) / std
+        offset = np.asarray(self.mean, np.float32) / std
+        pixels = np.asarray(cropped).transpose(2, 0, 1)
+        scaled = np.multiply(pixels, factor[:, None, None], dtype=np.float32, order="C")
+        return np.subtract(scaled, offset[:, None, None], out=scaled)
+
+
+@dataclass(frozen=True, slots=True)
+class DigitLevels:
+    """Bring any picture to the form of scikit-learn's digits: 8 × 8, white on black, whole levels 0 to 16.
+
+    The data set counts the inked pixels of 4 × 4 blocks; averaging areas and rounding does the same.
+    """
+
+    @property
+    def background(self) -> int:
+        """Black, on which the digits are white."""
+        return 0
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """One grey channel, height, width."""
+        return (1, DIGIT_SIDE, DIGIT_SIDE)
+
+    def needed_size(self, width: int, height: int) -> tuple[int, int]:
+        """Every pixel counts in an average of areas, but eight to a side of each block suffice."""
+        side = 8 * DIGIT_SIDE
+        return side, side
+
+    def __call__(self, picture: Image.Image) -> NDArray[np.float32]:
+        """Bring a picture in mode RGB to float32 (1, 8, 8) of whole numbers 0 to 16."""
+        grey = picture.convert("L")
+        if grey.width != grey.height:
+            side = max(grey.size)
+            square = Image.new("L", (side, side), self.background)
+            square.paste(grey, ((side - grey.width) // 2, (side - grey.height) // 2))
+            grey = square
+        if grey.width != DIGIT_SIDE:
+            grey = grey.resize((DIGIT_SIDE, DIGIT_SIDE), Image.Resampling.BOX)
+        levels = np.asarray(grey, np.float32)[None] * np.float32(GREY_LEVELS / 255)
+        return np.rint(levels, out=levels)
