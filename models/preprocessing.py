@@ -95,8 +95,9 @@ class ImageClassification:
         factor = np.float32(1 / 255) / std
         offset = np.asarray(self.mean, np.float32) / std
         pixels = np.asarray(cropped).transpose(2, 0, 1)
-        scaled = np.multiply(pixels, factor[:, None, None], dtype=np.float32, order="C")
-        return np.subtract(scaled, offset[:, None, None], out=scaled)
+        scaled: NDArray[np.float32] = np.multiply(pixels, factor[:, None, None], dtype=np.float32, order="C")
+        scaled -= offset[:, None, None]
+        return scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,5 +132,5 @@ class DigitLevels:
             grey = square
         if grey.width != DIGIT_SIDE:
             grey = grey.resize((DIGIT_SIDE, DIGIT_SIDE), Image.Resampling.BOX)
-        levels = np.asarray(grey, np.float32)[None] * np.float32(GREY_LEVELS / 255)
-        return np.rint(levels, out=levels)
+        levels: NDArray[np.float32] = np.asarray(grey, np.float32)[None] * np.float32(GREY_LEVELS / 255)
+        return levels.round()

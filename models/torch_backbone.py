@@ -120,5 +120,5 @@ def fingerprint(tensors: Mapping[str, torch.Tensor]) -> str:
     for key in sorted(tensors):
         value = tensors[key].detach().cpu().contiguous()
         digest.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

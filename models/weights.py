@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -52,8 +53,8 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
     return content
 
 
-def load_into(network: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
-    """Put the weights into the network, whose parameters may still be on the meta device.
+def load_into(network: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Copy the weights into the network; it shares no memory with the file afterwards.
 
     Raises
     ------
@@ -76,7 +77,7 @@ def load_into(network: nn.Module, weights: dict[str, torch.Tensor], path: Path) 
             )
         if value.is_floating_point() and not weights[key].is_floating_point():
             raise UnusableWeights(f"{path}: {key} has dtype {weights[key].dtype}, expected {value.dtype}.")
-    network.load_state_dict(weights, assign=True)
+    network.load_state_dict(weights)
 
 
 def _some(keys: list[str]) -> str:
