@@ -1,4 +1,4 @@
-"""Puts the registry and the refit path together at start-up, in the order in which they depend on each other."""
+"""Puts the registry and the refit path together at start-up, each after what it depends on."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from app.refit.activation import Activator
 from app.refit.errors import FitAlreadyOver, FitQueueFull
 from app.refit.gate import decide
 from app.refit.validation_set import ValidationSet
-from app.refit.worker import FitFailed, FitProcess
+from app.refit.worker import FitFailed, Worker
 from app.refit.workspace import Workspace
 from app.registry.fits import INTERRUPTED
 from app.registry.records import ActivatePolicy, Decision, FitRecord, FitState
@@ -35,7 +35,9 @@ logger = logging.getLogger("boxcal")
 
 MAX_WAITING = 8
 RECORD_SECONDS = 1.0
+WORKER_IDLE_SECONDS = 60.0
 CANCELLED = "Cancelled on request."
+SERVICE_FAILED = "The service failed while it ran the fit or kept its result; the log has the reason."
 
 
 @dataclass(eq=False)
@@ -46,6 +48,8 @@ class Job:
     ----------
     taken
         Whether someone has taken it from the queue, and so is the one to end it.
+    working
+        Whether the worker has it.
     ending
         As what it shall end, and why, once someone asked it to.
     """
@@ -53,7 +57,7 @@ class Job:
     record: FitRecord
     data: ValidationSet
     taken: bool = False
-    process: FitProcess | None = None
+    working: bool = False
     ending: tuple[FitState, str] | None = None
     started: float = 0.0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -94,6 +98,7 @@ class FitJobs:
         self._workspace = workspace
         self._telemetry = telemetry
         self._max_waiting = max_waiting
+        self._worker = Worker()
         self._arriving = 0
         self._jobs: dict[str, Job] = {}
         self._queue: asyncio.Queue[Job] = asyncio.Queue()
@@ -115,6 +120,7 @@ class FitJobs:
             self._runner.cancel()
             with suppress(asyncio.CancelledError):
                 await self._runner
+        await asyncio.to_thread(self._worker.stop)
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[Path]:
@@ -216,15 +222,15 @@ class FitJobs:
         """Ask a job to end; the first who asks says as what."""
         if job.ending is None:
             job.ending = (state, why)
-        if job.process is not None:
-            await asyncio.to_thread(job.process.kill)
+        if job.working:
+            await asyncio.to_thread(self._worker.stop)
         elif not job.taken:
             job.taken = True
             await self._end(job, *job.ending)
 
     async def _run(self) -> None:
         while True:
-            job = await self._queue.get()
+            job = await self._next()
             if job.taken:
                 continue
             job.taken = True
@@ -232,9 +238,17 @@ class FitJobs:
                 await self._perform(job)
             except FitFailed as error:
                 await self._end(job, *(job.ending or (FitState.FAILED, str(error))))
-            except Exception as error:
+            except Exception:
                 logger.exception("Fit %s failed in the service", job.record.id)
-                await self._end(job, FitState.FAILED, f"{type(error).__name__}: {error}")
+                await self._end(job, FitState.FAILED, SERVICE_FAILED)
+
+    async def _next(self) -> Job:
+        """Wait for a fit; where none comes for a while, the worker goes until one does."""
+        try:
+            return await asyncio.wait_for(self._queue.get(), WORKER_IDLE_SECONDS)
+        except TimeoutError:
+            await asyncio.to_thread(self._worker.stop)
+            return await self._queue.get()
 
     async def _perform(self, job: Job) -> None:
         """See one fit through: start, progress, commit and swap."""
@@ -252,13 +266,15 @@ class FitJobs:
         def advanced(progress: float, stage: str) -> None:
             loop.call_soon_threadsafe(lambda: job.update(replace(job.record, progress=progress, stage=stage)))
 
-        job.process = FitProcess(FitTask(job.data, job.record.method, against), advanced)
         if job.ending is not None:
             raise FitFailed("stopped before it started")
+        task = FitTask(job.data, job.record.method, against)
         recorder = asyncio.create_task(self._record_progress(job))
+        job.working = True
         try:
-            outcome = await asyncio.to_thread(job.process.run)
+            outcome = await asyncio.to_thread(self._worker.run, task, advanced)
         finally:
+            job.working = False
             recorder.cancel()
         if job.ending is not None:
             raise FitFailed("stopped after its last step")
@@ -285,14 +301,19 @@ class FitJobs:
                 logger.exception("The progress of fit %s could not be written down", record.id)
 
     async def _end(self, job: Job, state: FitState, why: str) -> None:
-        await self._finish(job, await asyncio.to_thread(self._registry.fits.end, job.record.id, state, why))
+        try:
+            record = await asyncio.to_thread(self._registry.fits.end, job.record.id, state, why)
+        except SQLAlchemyError:
+            logger.exception("The end of fit %s could not be written down", job.record.id)
+            record = replace(job.record, state=state, error=why)
+        await self._finish(job, record)
 
     async def _finish(self, job: Job, record: FitRecord) -> None:
         await asyncio.to_thread(shutil.rmtree, job.data.folder, ignore_errors=True)
         del self._jobs[record.id]
+        job.update(record)
         seconds = time.monotonic() - job.started
         self._telemetry.fit_ended(record.state.value, record.method, seconds)
-        job.update(record)
 
     def _seconds_to_a_place(self) -> int:
         """Estimate when the fit that runs is over, from how long it took so far."""

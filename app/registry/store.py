@@ -194,7 +194,7 @@ class Registry:
         return version, decision
 
     def _add(self, connection: Connection, fitted: FittedCalibrator) -> int:
-        return connection.execute(
+        version: int = connection.execute(
             insert(calibrators)
             .values(
                 backbone_id=self._backbone_id,
@@ -209,6 +209,7 @@ class Registry:
             )
             .returning(calibrators.c.version)
         ).scalar_one()
+        return version
 
     def _activate(self, connection: Connection, version: int, reason: Reason) -> Activation:
         self._lock(connection)
