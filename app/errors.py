@@ -25,15 +25,18 @@
 Errors of other rooms are leaves too: a leaf belongs where its cause is, and joins the tree by its base class.
 """
 
+from __future__ import annotations
+
 import http
-import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
@@ -51,7 +54,8 @@ PROBLEM_SCHEMA: dict[str, Any] = {
     },
 }
 
-logger = logging.getLogger("boxcal")
+CLIENT_CLOSED = 499
+"""Status that is counted, but reaches nobody: the client left before its answer."""
 
 
 class BoxcalError(Exception):
@@ -255,67 +259,90 @@ def problems(*leaves: type[BoxcalError]) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def problem_response(
-    status: int, kind: str, title: str, detail: str, headers: Mapping[str, str] | None = None
-) -> Response:
-    """Write one RFC 9457 document with the extra member `error`."""
-    document = {
-        "type": f"urn:boxcal:problem:{kind}",
-        "title": title,
-        "status": status,
-        "detail": detail,
-        "error": detail,
-    }
-    # A detail quotes what was sent, and that may hold half a surrogate pair, which UTF-8 cannot carry.
-    try:
-        body = orjson.dumps(document)
-    except TypeError:
-        readable = detail.encode("utf-8", "backslashreplace").decode()
-        body = orjson.dumps(document | {"detail": readable, "error": readable})
-    return Response(body, status, headers=dict(headers or {}), media_type=PROBLEM_MEDIA_TYPE)
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One RFC 9457 document, before it is written.
 
+    Attributes
+    ----------
+    kind
+        The last part of its `type`.
+    """
 
-def render(error: Exception) -> Response:
-    """Turn any error that leaves a route into its answer."""
-    if isinstance(error, BoxcalError):
-        return problem_response(error.status, error.type, error.title, error.detail, error.headers)
-    if isinstance(error, RequestValidationError):
-        return problem_response(
-            InvalidParameter.status, InvalidParameter.type, InvalidParameter.title, validation_detail(error)
+    status: int
+    kind: str
+    title: str
+    detail: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, error: Exception) -> Problem:
+        """Describe any error that leaves a route."""
+        if isinstance(error, BoxcalError):
+            return cls(error.status, error.type, error.title, error.detail, error.headers)
+        if isinstance(error, RequestValidationError):
+            leaf: type[BoxcalError] = InvalidParameter
+            return cls(leaf.status, leaf.type, leaf.title, describe_validation(error.errors()))
+        if isinstance(error, HTTPException):
+            known = BY_STATUS.get(error.status_code)
+            phrase = http.HTTPStatus(error.status_code).phrase
+            kind, title = (known.type, known.title) if known else (phrase.lower().replace(" ", "-"), phrase)
+            return cls(error.status_code, kind, title, str(error.detail), error.headers or {})
+        leaf = InternalError
+        return cls(leaf.status, leaf.type, leaf.title, "An unexpected error; the log says which.")
+
+    def response(self) -> Response:
+        """Write it."""
+        # A detail quotes what was sent, and that may hold half a surrogate pair, which UTF-8 cannot carry.
+        detail = self.detail.encode("utf-8", "backslashreplace").decode()
+        document = {
+            "type": f"urn:boxcal:problem:{self.kind}",
+            "title": self.title,
+            "status": self.status,
+            "detail": detail,
+            "error": detail,
+        }
+        return Response(
+            orjson.dumps(document), self.status, headers=dict(self.headers), media_type=PROBLEM_MEDIA_TYPE
         )
-    if isinstance(error, HTTPException):
-        leaf = BY_STATUS.get(error.status_code)
-        phrase = http.HTTPStatus(error.status_code).phrase
-        kind = leaf.type if leaf else phrase.lower().replace(" ", "-")
-        return problem_response(
-            error.status_code, kind, leaf.title if leaf else phrase, str(error.detail), error.headers
-        )
-    return problem_response(
-        InternalError.status, InternalError.type, InternalError.title, "An unexpected error; the log has it."
-    )
 
 
-def validation_detail(error: RequestValidationError) -> str:
-    """Name the first parameter that is wrong and quote the value that was sent."""
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
+def describe_validation(errors: Sequence[Any], *prefix: str) -> str:
+    """Name the first of pydantic's errors and quote the value that was sent."""
+    first = errors[0]
+    place = ".".join((*prefix, *(str(part) for part in first["loc"])))
     message = f"{place}: {first['msg']}"
     if first["type"] != "missing" and isinstance(first.get("input"), str | int | float | bool | None):
         message += f", got {first['input']!r:.200}"
-    more = len(error.errors()) - 1
-    return message + (f" (and {more} more)" if more else "")
+    more = len(errors) - 1
+    return message + (f" (and {more} more)" if more else "") + "."
 
 
-def install(app: FastAPI) -> None:
-    """Let the one handler answer every error of `app`, FastAPI's own included."""
+def install(app: FastAPI, count: Callable[[str], None]) -> None:
+    """Let the one handler answer every error of `app`, FastAPI's own included.
+
+    Parameters
+    ----------
+    app
+        The application.
+    count
+        Told the kind of every problem that is answered.
+    """
 
     async def handle(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException) and error.status_code == http.HTTPStatus.NOT_FOUND:
-            return render(RouteNotFound(f"There is nothing at {request.url.path}."))
-        if isinstance(error, HTTPException) and error.status_code == http.HTTPStatus.METHOD_NOT_ALLOWED:
+            error = RouteNotFound(f"There is nothing at {request.url.path}.")
+        elif isinstance(error, HTTPException) and error.status_code == http.HTTPStatus.METHOD_NOT_ALLOWED:
             detail = f"{request.url.path} does not take {request.method}."
-            return render(MethodNotAllowed(detail, headers=error.headers))
-        return render(error)
+            error = MethodNotAllowed(detail, headers=error.headers)
+        problem = Problem.of(error)
+        count(problem.kind)
+        return problem.response()
+
+    async def nobody(request: Request, error: Exception) -> Response:
+        count("disconnected")
+        return Response(status_code=CLIENT_CLOSED)
 
     for kind in (BoxcalError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)
+    app.add_exception_handler(ClientDisconnect, nobody)

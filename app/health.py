@@ -1,14 +1,16 @@
-"""Liveness and readiness, for the orchestrator; they compute nothing, so they answer under load."""
+"""Liveness, readiness and metrics, for those who run the service; they answer under load."""
 
 from typing import Literal
 
 from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
+from starlette.responses import Response
 
 from app.errors import NotReady, problems
 from app.state import CurrentState
 
-router = APIRouter(prefix="/health", tags=["health"])
+router = APIRouter(tags=["monitoring"])
 
 
 class Live(BaseModel):
@@ -25,13 +27,23 @@ class Ready(BaseModel):
     calibrator: int
 
 
-@router.get("/live", responses=problems())
+@router.get("/health/live", responses=problems())
 async def live() -> Live:
     """Say that the process runs and its event loop turns."""
     return Live()
 
 
-@router.get("/ready", responses=problems(NotReady))
+@router.get("/health/ready", responses=problems(NotReady))
 async def ready(state: CurrentState) -> Ready:
     """Say that the weights are loaded and warm and a calibrator is active."""
     return Ready(model=state.backbone.name, calibrator=state.active.current.version)
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}, "description": "Prometheus' text format."}, **problems()},
+)
+async def metrics(state: CurrentState) -> Response:
+    """Expose what the service measures, for Prometheus."""
+    return Response(state.telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)

@@ -1,12 +1,24 @@
 """Puts the rooms of the service together into one ASGI application."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 
 from app import errors, health
+from app.middleware import LimitBodies, MeasureRequests
+from app.predict import routes as predict
+from app.refit import routes as refit
+from app.registry import routes as registry
 from app.settings import Settings
 from app.state import lifespan
+from app.telemetry import UNMATCHED, Telemetry
+
+DOCUMENTS = ("/openapi.json", "/docs")
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -17,17 +29,39 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     settings
         By default, what the environment says.
     """
+    settings = settings or Settings()
+    routers = (predict.router, refit.router, registry.router, health.router)
+    measured = Telemetry(declared_statuses(routers))
     app = FastAPI(
         title="boxcal",
         summary="Calibrated classifier probabilities inside the hard bounds that each request sets.",
-        version="0.1.0",
+        version=version("boxcal"),
         lifespan=lifespan,
+        openapi_url=DOCUMENTS[0],
+        docs_url=DOCUMENTS[1],
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
     )
-    app.state.settings = settings or Settings()
-    errors.install(app)
-    app.include_router(health.router)
+    app.state.settings = settings
+    app.state.telemetry = measured
+    app.add_middleware(LimitBodies, limits={"/fit": None}, default=settings.max_body_bytes)
+    app.add_middleware(MeasureRequests, telemetry=measured)
+    errors.install(app, measured.rejected)
+    for router in routers:
+        app.include_router(router)
     describe(app)
     return app
+
+
+def declared_statuses(routers: Sequence[APIRouter]) -> dict[str, set[int]]:
+    """List which statuses each route may answer with, so that every series is there from the start."""
+    statuses: dict[str, set[int]] = {UNMATCHED: {404, 405}, **{path: {200} for path in DOCUMENTS}}
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                codes = {int(code) for code in route.responses} | {route.status_code or 200}
+                statuses.setdefault(route.path_format, set()).update(codes)
+    return statuses
 
 
 def describe(app: FastAPI) -> None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, TypedDict, cast
+from typing import Annotated, TypedDict, cast
 
 from fastapi import Depends, FastAPI, Request
 
+from app.predict.build import open_pipeline
+from app.predict.pipeline import Pipeline
+from app.refit.activation import Activator
+from app.refit.active import ActiveCalibrator
+from app.refit.build import open_refits
+from app.refit.jobs import FitJobs
+from app.registry.records import BackboneIdentity
+from app.registry.store import Registry
 from app.settings import Settings
-
-if TYPE_CHECKING:
-    from app.refit.activation import Activator
-    from app.refit.active import ActiveCalibrator
-    from app.refit.jobs import FitJobs
-    from app.registry.store import Registry
-    from models.backbone import Backbone
+from app.telemetry import Telemetry
+from models.backbone import Backbone
+from models.loading import load_backbone
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +29,13 @@ class State:
     """Everything that lives as long as the service does."""
 
     settings: Settings
+    telemetry: Telemetry
     backbone: Backbone
     registry: Registry
     activator: Activator
     active: ActiveCalibrator
     fit_jobs: FitJobs
+    pipeline: Pipeline
 
 
 class LifespanState(TypedDict):
@@ -46,15 +53,38 @@ CurrentState = Annotated[State, Depends(current_state)]
 
 
 @asynccontextmanager
-async def build(settings: Settings) -> AsyncIterator[State]:
-    """Load, check and warm everything, in the order in which it depends on each other."""
-    async with AsyncExitStack():
-        raise NotImplementedError
-        yield
+async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State]:
+    """Load, check and warm everything, each part after what it depends on; close it in reverse."""
+    async with AsyncExitStack() as stack:
+        backbone = await asyncio.to_thread(
+            load_backbone,
+            settings.model,
+            weights=settings.weights,
+            labels=settings.labels,
+            device=settings.device,
+            precision=settings.precision,
+        )
+        identity = BackboneIdentity(backbone.name, backbone.fingerprint, tuple(backbone.labels))
+        refits = await stack.enter_async_context(
+            open_refits(settings.data_dir, settings.registry_url, identity, telemetry)
+        )
+        pipeline = await stack.enter_async_context(
+            open_pipeline(settings, backbone, refits.activator, telemetry)
+        )
+        yield State(
+            settings=settings,
+            telemetry=telemetry,
+            backbone=backbone,
+            registry=refits.registry,
+            activator=refits.activator,
+            active=refits.activator.active,
+            fit_jobs=refits.jobs,
+            pipeline=pipeline,
+        )
 
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[LifespanState]:
     """Hold the state for as long as the server runs."""
-    async with build(app.state.settings) as state:
+    async with build(app.state.settings, app.state.telemetry) as state:
         yield {"boxcal": state}

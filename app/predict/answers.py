@@ -1,0 +1,170 @@
+"""The last step: calibrated rows become an answer, ranked and written as JSON or `.npy`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from app.predict.options import Options
+from app.refit.active import ServedCalibrator
+from app.telemetry import STAGES
+
+Float64Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """N calibrated samples of one request.
+
+    Attributes
+    ----------
+    probabilities
+        (N, K) float64.
+    logits
+        (N, K), the backbone's.
+    mapped
+        (N, K) float64, the calibrated logits, which order classes of equal probability.
+    lower, upper
+        (N, K) float64, the box in force.
+    relaxed
+        (N,) bool, where fitted bounds yielded to the request's.
+    """
+
+    probabilities: Float64Array
+    logits: NDArray[Any]
+    mapped: Float64Array
+    lower: Float64Array
+    upper: Float64Array
+    relaxed: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.probabilities)
+
+    def part(self, start: int, stop: int) -> Rows:
+        """View some consecutive rows."""
+        span = slice(start, stop)
+        return Rows(
+            self.probabilities[span],
+            self.logits[span],
+            self.mapped[span],
+            self.lower[span],
+            self.upper[span],
+            self.relaxed[span],
+        )
+
+    @classmethod
+    def join(cls, parts: Sequence[Rows]) -> Rows:
+        """Put the rows of a request together again."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            np.concatenate([p.probabilities for p in parts]),
+            np.concatenate([p.logits for p in parts]),
+            np.concatenate([p.mapped for p in parts]),
+            np.concatenate([p.lower for p in parts]),
+            np.concatenate([p.upper for p in parts]),
+            np.concatenate([p.relaxed for p in parts]),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """What a request gets: its rows, and by which calibrator.
+
+    Attributes
+    ----------
+    seconds
+        Time spent, by stage.
+    """
+
+    model: str
+    labels: Sequence[str]
+    served: ServedCalibrator
+    rows: Rows
+    options: Options
+    seconds: Mapping[str, float]
+
+    def confidences(self) -> list[float]:
+        """Give the largest probability of each row."""
+        values: list[float] = self.rows.probabilities.max(axis=1).tolist()
+        return values
+
+    def bound_hits(self) -> tuple[int, int]:
+        """Count the classes that sit on a lower and on an upper bound that bounds anything."""
+        rows = self.rows
+        lower = (rows.lower > 0.0) & (rows.probabilities <= rows.lower)
+        upper = (rows.upper < 1.0) & (rows.probabilities >= rows.upper)
+        return int(np.count_nonzero(lower)), int(np.count_nonzero(upper))
+
+    def to_json(self) -> bytes:
+        """Write the JSON document; every number in it reads back as the very float64 that was computed."""
+        return orjson.dumps(
+            {
+                "model": self.model,
+                "calibrator": {"version": self.served.version, "method": self.served.method},
+                "bounds_relaxed": bool(self.rows.relaxed.any()),
+                "predictions": [self._prediction(row) for row in range(len(self.rows))],
+                "timing_ms": {stage: round(self.seconds.get(stage, 0.0) * 1e3, 3) for stage in STAGES},
+            },
+            option=orjson.OPT_SERIALIZE_NUMPY,
+        )
+
+    def _prediction(self, row: int) -> dict[str, Any]:
+        probabilities = self.rows.probabilities[row]
+        ranking = rank(probabilities, self.rows.mapped[row], self.options.top_k)
+        lower, upper = self.rows.lower[row], self.rows.upper[row]
+        top = [
+            {
+                "label": self.labels[index],
+                "index": index,
+                "probability": (probability := float(probabilities[index])),
+                "bound": held_by(probability, float(lower[index]), float(upper[index])),
+            }
+            for index in ranking
+        ]
+        prediction: dict[str, Any] = {
+            "label": top[0]["label"],
+            "index": top[0]["index"],
+            "probability": top[0]["probability"],
+            "top": top,
+        }
+        if self.options.probabilities:
+            prediction["probabilities"] = probabilities
+        if self.options.logits:
+            prediction["logits"] = self.rows.logits[row]
+        return prediction
+
+
+def rank(probabilities: Float64Array, mapped: Float64Array, count: int) -> list[int]:
+    """Order the most probable classes; ties, which bounds create, go to the larger calibrated logit.
+
+    Parameters
+    ----------
+    probabilities, mapped
+        (K,) of one sample.
+    count
+        How many classes to list, K at most.
+    """
+    size = len(probabilities)
+    if count < size:
+        threshold = np.partition(probabilities, size - count)[size - count]
+        candidates = np.flatnonzero(probabilities >= threshold)
+    else:
+        candidates = np.arange(size)
+    order = np.lexsort((-mapped[candidates], -probabilities[candidates]))
+    ranking: list[int] = candidates[order[:count]].tolist()
+    return ranking
+
+
+def held_by(probability: float, lower: float, upper: float) -> Literal["lower", "upper"] | None:
+    """Say which bound holds a probability, where one does that is not 0 or 1 anyway."""
+    if upper < 1.0 and probability >= upper:
+        return "upper"
+    if lower > 0.0 and probability <= lower:
+        return "lower"
+    return None

@@ -1,0 +1,374 @@
+"""Groups the samples of concurrent requests into batches for the backbone and hands each request its own.
+
+A request enters with `run`, on the event loop. Threads that drive the backbone ("lanes") take what waits, in
+order, as soon as they are free. Every request fails, expires or is cancelled alone: the batch goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from app.errors import DeadlineExceeded, InternalError, QueueFull, TooManySamples
+from app.predict.pace import Pace
+
+logger = logging.getLogger("boxcal")
+
+Context = TypeVar("Context")
+Result = TypeVar("Result")
+Samples = NDArray[np.float32]
+
+
+@dataclass(eq=False, slots=True)
+class Entry(Generic[Context, Result]):
+    """The samples of one request while they are waiting or in work.
+
+    Whether it is still wanted is said by its future alone: that of a request which failed, expired or was
+    cancelled is done.
+    """
+
+    samples: Samples
+    context: Context
+    deadline: float
+    future: asyncio.Future[Finished[Result]]
+    entered: float
+    taken: int = 0
+    parts: list[tuple[int, int, Result]] = field(default_factory=list)
+    stages: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Generic[Context, Result]):
+    """Some samples of one request, which went into the same batch: rows `start` to `stop` of that batch."""
+
+    entry: Entry[Context, Result]
+    offset: int
+    start: int
+    stop: int
+
+    @property
+    def context(self) -> Context:
+        """What the request asked for."""
+        return self.entry.context
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Generic[Result]):
+    """What became of one request.
+
+    Attributes
+    ----------
+    results
+        One for each batch that held some of its samples, in the order of the samples.
+    queue, forward, finish
+        Seconds waited, in the backbone, and in what follows it.
+    """
+
+    results: list[Result]
+    queue: float
+    forward: float
+    finish: float
+
+
+class Batcher(Generic[Context, Result]):
+    """The queue in front of the backbone.
+
+    Parameters
+    ----------
+    forward
+        The backbone: from samples (N, *shape) to logits (N, K); called from a lane.
+    finish
+        From the logits of a batch and its parts to one result or one error for each part; called from a lane.
+    pace
+        Says how large batches are and how long to gather them.
+    max_queue_samples
+        Samples of all requests that may be here at once.
+    lanes
+        Threads that drive the backbone.
+    on_batch
+        Told the size of every batch, on the event loop.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[Samples], Tensor],
+        finish: Callable[[Tensor, Sequence[Part[Context, Result]]], Sequence[Result | Exception]],
+        *,
+        pace: Pace,
+        max_queue_samples: int,
+        lanes: int = 1,
+        on_batch: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._forward = forward
+        self._finish = finish
+        self._pace = pace
+        self._max_queue_samples = max_queue_samples
+        self._on_batch = on_batch
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[Entry[Context, Result]] = deque()
+        self._waiting = 0
+        self._held = 0
+        self._closing = False
+        self._changed = threading.Condition()
+        self._drained_at: float | None = None
+        self._lanes = [
+            threading.Thread(target=self._drive, name=f"backbone-{lane}", daemon=True)
+            for lane in range(lanes)
+        ]
+        for lane in self._lanes:
+            lane.start()
+
+    @property
+    def held(self) -> int:
+        """Samples of requests that have a place: being decoded, waiting or in work."""
+        return self._held
+
+    @contextmanager
+    def place(self, samples: int, deadline: float = math.inf) -> Iterator[None]:
+        """Hold room for the samples of one request, from before they are decoded until it is answered.
+
+        Parameters
+        ----------
+        samples
+            How many there are.
+        deadline
+            Of `time.monotonic`, after which the answer is worthless.
+
+        Raises
+        ------
+        TooManySamples
+            They would not fit into an empty queue.
+        QueueFull
+            They do not fit now, or would only be reached after the deadline.
+        """
+        limit = self._max_queue_samples
+        if samples > limit:
+            raise TooManySamples(f"The request holds {samples} samples; the queue takes at most {limit}.")
+        wait = self._pace.wait_for(self._held)
+        retry_after = max(1, math.ceil(wait))
+        if self._held + samples > limit:
+            raise QueueFull(
+                f"{self._held} samples are waiting and at most {limit} may; {samples} more do not fit.",
+                retry_after=retry_after,
+            )
+        if time.monotonic() + wait > deadline:
+            raise QueueFull(
+                f"{self._held} samples are waiting, about {wait * 1e3:.0f} ms of work, which is longer than "
+                "the request's timeout.",
+                retry_after=retry_after,
+            )
+        self._held += samples
+        try:
+            yield
+        finally:
+            self._held -= samples
+
+    async def run(self, samples: Samples, context: Context, deadline: float = math.inf) -> Finished[Result]:
+        """Send samples through the backbone, together with those of other requests.
+
+        Parameters
+        ----------
+        samples
+            (n, *shape) of one request; more than a batch takes are split.
+        context
+            Given to `finish` with these samples.
+        deadline
+            Of `time.monotonic`.
+
+        Raises
+        ------
+        DeadlineExceeded
+            The deadline came first; samples not yet in the backbone will not go there.
+        BoxcalError
+            What `forward` or `finish` raised for these samples.
+        """
+        entry: Entry[Context, Result] = Entry(
+            samples, context, deadline, self._loop.create_future(), time.perf_counter()
+        )
+        timer = None
+        if deadline < math.inf:
+            timer = self._loop.call_later(deadline - time.monotonic(), _expire, entry.future)
+        with self._changed:
+            self._queue.append(entry)
+            self._waiting += len(samples)
+            self._changed.notify()
+        try:
+            return await entry.future
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def close(self) -> None:
+        """Finish what waits, then stop the lanes."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for lane in self._lanes:
+            lane.join()
+
+    # -- the lanes -------------------------------------------------------------------------------------------
+
+    def _drive(self) -> None:
+        last = 0
+        while parts := self._next(last):
+            last = parts[-1].stop
+            began = time.perf_counter()
+            try:
+                scores, parts_scored, failed = self._score(parts)
+                scored = time.perf_counter()
+                results = self._finish(scores, parts_scored) if parts_scored else []
+            except Exception as error:
+                logger.exception("a batch of %d samples failed", last)
+                failed, parts_scored, results, scored = [(p, error) for p in parts], [], [], began
+            ended = time.perf_counter()
+            stages = (began, scored - began, ended - scored)
+            outcomes = [*zip(parts_scored, results, strict=True), *failed]
+            del parts, parts_scored, results, failed
+            try:
+                self._loop.call_soon_threadsafe(self._deliver, last, outcomes, stages)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                return
+
+    def _next(self, last: int) -> list[Part[Context, Result]]:
+        """Wait for work and take a batch of it; an empty one means that the batcher is closing."""
+        with self._changed:
+            self._note_drained(last)
+            while True:
+                asleep = time.perf_counter()
+                while not self._queue and not self._closing:
+                    self._drained_at = None
+                    self._changed.wait()
+                if not self._queue:
+                    return []
+                self._gather(last, time.perf_counter() - asleep)
+                if parts := self._take(self._pace.batch_size):
+                    return parts
+
+    def _note_drained(self, last: int) -> None:
+        """Learn the rate at which the whole service works while there is always something waiting."""
+        now = time.perf_counter()
+        if last and self._drained_at is not None:
+            self._pace.drained(last, now - self._drained_at)
+        self._drained_at = now if self._queue else None
+
+    def _gather(self, last: int, idle: float) -> None:
+        until = time.perf_counter() + self._pace.gather_seconds(self._waiting, last, idle)
+        while self._waiting < min(last, self._pace.batch_size) and not self._closing:
+            left = until - time.perf_counter()
+            if left <= 0:
+                return
+            self._changed.wait(left)
+
+    def _take(self, size: int) -> list[Part[Context, Result]]:
+        parts: list[Part[Context, Result]] = []
+        filled = 0
+        again: list[Entry[Context, Result]] = []
+        while self._queue and filled < size:
+            entry = self._queue.popleft()
+            left = len(entry.samples) - entry.taken
+            if entry.future.done() or time.monotonic() >= entry.deadline:
+                self._waiting -= left
+                continue
+            count = min(left, size - filled)
+            parts.append(Part(entry, entry.taken, filled, filled + count))
+            entry.taken += count
+            filled += count
+            self._waiting -= count
+            if count < left:
+                again.append(entry)
+        # What is left of a large request goes behind those that wait, so it cannot keep them waiting long.
+        self._queue.extend(again)
+        if self._queue:
+            self._changed.notify()
+        return parts
+
+    def _score(
+        self, parts: list[Part[Context, Result]]
+    ) -> tuple[Tensor, list[Part[Context, Result]], list[tuple[Part[Context, Result], Exception]]]:
+        """Run the backbone; parts whose samples it cannot take fail without the others."""
+        pieces = [p.entry.samples[p.offset : p.offset + p.stop - p.start] for p in parts]
+        runs = self._runs(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
+        if len(runs) == 1 and isinstance(runs[0], Tensor):
+            return runs[0], parts, []
+        scored: list[Part[Context, Result]] = []
+        failed: list[tuple[Part[Context, Result], Exception]] = []
+        logits: list[Tensor] = []
+        rows: list[Tensor | Exception] = []
+        for run in runs:
+            rows.extend(run if isinstance(run, Tensor) else [run])
+        for part in parts:
+            outcomes = rows[part.start : part.stop]
+            error = next((row for row in outcomes if isinstance(row, Exception)), None)
+            if error is not None:
+                failed.append((part, error))
+                continue
+            scored.append(replace(part, start=len(logits), stop=len(logits) + len(outcomes)))
+            logits.extend(row for row in outcomes if isinstance(row, Tensor))
+        return torch.stack(logits) if logits else torch.empty(0), scored, failed
+
+    def _runs(self, samples: Samples) -> list[Tensor | Exception]:
+        """Score rows in runs, with an error for a row that fails: a batch that fails is tried by halves."""
+        began = time.perf_counter()
+        try:
+            logits = self._forward(samples)
+        except Exception as error:
+            if _is_out_of_memory(error):
+                self._pace.ran_out_of_memory(len(samples))
+                logger.warning("out of memory with a batch of %d samples", len(samples))
+            if len(samples) == 1:
+                logger.exception("the backbone failed on a sample")
+                return [InternalError("The backbone failed on this input; the log says why.")]
+        else:
+            self._pace.measured(len(samples), time.perf_counter() - began)
+            return [logits]
+        half = len(samples) // 2
+        return [*self._runs(samples[:half]), *self._runs(samples[half:])]
+
+    # -- back on the event loop ------------------------------------------------------------------------------
+
+    def _deliver(
+        self,
+        size: int,
+        outcomes: Sequence[tuple[Part[Context, Result], Result | Exception]],
+        stages: tuple[float, float, float],
+    ) -> None:
+        self._on_batch(size)
+        began, forward, finish = stages
+        for part, outcome in outcomes:
+            entry = part.entry
+            if entry.future.done():
+                continue
+            if isinstance(outcome, Exception):
+                entry.future.set_exception(outcome)
+                continue
+            if not entry.parts:
+                entry.stages[0] = began - entry.entered
+            entry.stages[1] += forward
+            entry.stages[2] += finish
+            entry.parts.append((part.offset, part.stop - part.start, outcome))
+            if sum(count for _, count, _ in entry.parts) == len(entry.samples):
+                entry.parts.sort(key=lambda p: p[0])
+                entry.future.set_result(Finished([p[2] for p in entry.parts], *entry.stages))
+
+
+def _expire(future: asyncio.Future[Finished[Result]]) -> None:
+    if not future.done():
+        future.set_exception(DeadlineExceeded("The request's timeout passed before its work was done."))
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether a device has no memory left; torch has an error for it, onnxruntime only words."""
+    return type(error).__name__ == "OutOfMemoryError" or "Failed to allocate memory" in str(error)

@@ -1,0 +1,159 @@
+"""From the bytes of a request to inputs and options: one reader for each kind of body in the contract."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from starlette.datastructures import UploadFile
+from starlette.requests import Request
+
+from app.errors import BadRequest, InvalidParameter, MalformedBody, UnsupportedMediaType
+from app.predict import options as request_options
+from app.predict.arrays import read_npy
+from app.predict.inputs import Base64Picture, Input, NestedTensor, Picture
+from app.predict.options import Options
+
+PICTURES = ("image/jpeg", "image/png", "image/webp")
+JSON = "application/json"
+FORM = "multipart/form-data"
+NPY = "application/x-npy"
+NOT_A_NUMBER_LIMIT = 2**20
+"""Up to so many bytes are read again to tell which number is NaN; larger bodies are just called malformed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Posted:
+    """What a client posted to `/predict`: inputs, or an array of samples, and options."""
+
+    inputs: list[Input] | NDArray[np.generic]
+    options: Options
+
+
+async def read_predict(request: Request) -> Posted:
+    """Read a body of `/predict`.
+
+    Raises
+    ------
+    UnsupportedMediaType, MalformedBody, InvalidParameter
+        What is wrong with it.
+    """
+    kind = media_type(request)
+    if kind in PICTURES:
+        options = request_options.from_query(request.query_params)
+        return Posted([Picture(await body_of(request))], options)
+    if kind == JSON:
+        refuse_query(request)
+        document = object_of(await body_of(request), ("inputs", "options"))
+        return Posted(_inputs(document.get("inputs")), request_options.from_json(document.get("options")))
+    if kind == FORM:
+        refuse_query(request)
+        return await _read_form(request)
+    if kind == NPY:
+        options = request_options.from_query(request.query_params)
+        return Posted(read_npy(await body_of(request)), options)
+    raise unsupported(kind, (*PICTURES, FORM, JSON, NPY))
+
+
+def media_type(request: Request) -> str:
+    """Give the content type without its parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def unsupported(kind: str, known: tuple[str, ...]) -> UnsupportedMediaType:
+    """Say which content types a route reads."""
+    sent = f"{kind!r:.100}" if kind else "missing"
+    return UnsupportedMediaType(f"The content type is {sent}; this route reads {', '.join(known)}.")
+
+
+async def body_of(request: Request) -> bytes:
+    """Read the body, which must not be empty."""
+    body = await request.body()
+    if not body:
+        raise MalformedBody("The body is empty.")
+    return body
+
+
+def refuse_query(request: Request) -> None:
+    """Refuse a query string where the options belong into the body, rather than ignore it."""
+    if request.url.query:
+        raise InvalidParameter(
+            "Options of a JSON or multipart body belong into its `options`, not into the query string."
+        )
+
+
+def object_of(body: bytes, members: tuple[str, ...]) -> Mapping[str, Any]:
+    """Parse a JSON object that has these members and no others.
+
+    Raises
+    ------
+    MalformedBody, InvalidParameter
+        It is not JSON; it is no object, or has other members.
+    """
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        document = _with_not_a_numbers(body)
+        if document is None:
+            raise MalformedBody(f"The body is not JSON: {error}.") from error
+    if not isinstance(document, dict):
+        raise InvalidParameter(f"The body must be a JSON object with {' and '.join(map(repr, members))}.")
+    for name in document:
+        if name not in members:
+            raise InvalidParameter(f"The body has a member {name!r:.100}; it may have {', '.join(members)}.")
+    return document
+
+
+def _with_not_a_numbers(body: bytes) -> Any:
+    """Parse what is JSON but for NaN and Infinity, so that the check of the values can name the place."""
+    if len(body) > NOT_A_NUMBER_LIMIT:
+        return None
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _inputs(sent: Any) -> list[Input]:
+    if not isinstance(sent, list) or not sent:
+        raise InvalidParameter("inputs must be a list of at least one object with `image` or `tensor`.")
+    return [_input(item, f"inputs[{position}]") for position, item in enumerate(sent)]
+
+
+def _input(item: Any, name: str) -> Input:
+    if isinstance(item, dict) and len(item) == 1:
+        if isinstance(text := item.get("image"), str):
+            return Base64Picture(text)
+        if isinstance(values := item.get("tensor"), list):
+            return NestedTensor(values)
+    raise InvalidParameter(
+        f'{name} must be {{"image": "<base64>"}} or {{"tensor": [...]}}, got {reprlib.repr(item)}.'
+    )
+
+
+async def _read_form(request: Request) -> Posted:
+    inputs: list[Input] = []
+    options: Options | None = None
+    async with request.form(max_fields=16) as form:
+        for name, value in form.multi_items():
+            if name == "file" and isinstance(value, UploadFile):
+                inputs.append(Picture(await value.read()))
+            elif name == "options" and options is None:
+                text = await value.read() if isinstance(value, UploadFile) else value
+                options = request_options.from_json(request_options.parse("options", text))
+            else:
+                raise InvalidParameter(
+                    f"The form has an unexpected part {name!r:.100}; it takes `file` parts, sent as files, "
+                    "and one `options` part."
+                )
+    if not inputs:
+        raise InvalidParameter("The form has no `file` part.")
+    if any(isinstance(sent, Picture) and not sent.data for sent in inputs):
+        raise BadRequest("A `file` part is empty.")
+    return Posted(inputs, options or request_options.DEFAULT)

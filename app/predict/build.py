@@ -1,0 +1,71 @@
+"""Puts the predict path together at start-up: pool, batcher and pipeline, warmed before the first request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from app.predict.answers import Rows
+from app.predict.batcher import Batcher
+from app.predict.calibration import Wanted, calibrate_batch
+from app.predict.inputs import Decoder
+from app.predict.pace import Pace
+from app.predict.pipeline import Pipeline
+from app.predict.request_bounds import Labels
+from app.refit.activation import Activator
+from app.settings import Settings
+from app.telemetry import Telemetry
+from models.backbone import Backbone
+
+
+@asynccontextmanager
+async def open_pipeline(
+    settings: Settings, backbone: Backbone, activator: Activator, telemetry: Telemetry
+) -> AsyncIterator[Pipeline]:
+    """Start the threads of the predict path, answer once to warm it, and stop them in the end."""
+
+    def forward(samples: NDArray[np.float32]) -> Tensor:
+        return backbone(torch.from_numpy(samples))
+
+    batcher: Batcher[Wanted, Rows] = Batcher(
+        forward,
+        calibrate_batch,
+        pace=Pace(settings.max_batch_size, settings.latency_target_ms / 1e3),
+        max_queue_samples=settings.max_queue_samples,
+        on_batch=telemetry.batch,
+    )
+    telemetry.watch_queue(lambda: batcher.held)
+    with ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="decode") as pool:
+        pipeline = Pipeline(
+            model=backbone.name,
+            labels=Labels(backbone.labels),
+            decoder=decoder_of(backbone, settings.max_pixels),
+            activator=activator,
+            batcher=batcher,
+            pool=pool,
+            telemetry=telemetry,
+            timeout_seconds=settings.timeout_ms / 1e3,
+        )
+        try:
+            await asyncio.to_thread(backbone.warm_up, [1])
+            yield pipeline
+        finally:
+            await asyncio.to_thread(batcher.close)
+
+
+def decoder_of(backbone: Backbone, max_pixels: int) -> Decoder:
+    """Build the way from what clients send to what the backbone reads."""
+    preprocessing = backbone.preprocessing
+    if preprocessing is None:
+        return Decoder(None, backbone.input_shape)
+    from app.predict.decoding import decode  # noqa: PLC0415
+
+    return Decoder(partial(decode, preprocessing=preprocessing, max_pixels=max_pixels), backbone.input_shape)

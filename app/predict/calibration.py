@@ -1,0 +1,112 @@
+"""From logits to calibrated rows: one call of the calibrator for all requests of a batch that share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from app.errors import InvalidLogits
+from app.predict.answers import Rows
+from app.predict.batcher import Part
+from app.predict.request_bounds import RequestBounds
+from app.refit.active import ServedCalibrator
+from calibrators.operator import Bounds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wanted:
+    """What one request wants done to the logits of its samples."""
+
+    served: ServedCalibrator
+    bounds: RequestBounds | None
+
+
+def calibrate_rows(logits: Tensor, wanted: Wanted) -> Rows:
+    """Calibrate the logits (N, K) of one request.
+
+    Raises
+    ------
+    InvalidLogits
+        They are not finite, or so large that the calibrator's arithmetic overflows.
+    """
+    bounds = wanted.bounds
+    box = None if bounds is None else Bounds(torch.from_numpy(bounds.lower), torch.from_numpy(bounds.upper))
+    return _calibrate(logits, wanted.served, box)
+
+
+def calibrate_batch(logits: Tensor, parts: Sequence[Part[Wanted, Rows]]) -> list[Rows | Exception]:
+    """Calibrate a batch (N, K), in one call for each calibrator that its requests name.
+
+    A request whose rows cannot be calibrated gets an error; the others get their rows.
+    """
+    groups: dict[int, list[int]] = {}
+    for position, part in enumerate(parts):
+        groups.setdefault(id(part.context.served), []).append(position)
+    outcomes: dict[int, Rows | Exception] = {}
+    for members in groups.values():
+        chosen = [parts[position] for position in members]
+        whole = len(groups) == 1
+        rows = logits if whole else torch.cat([logits[part.start : part.stop] for part in chosen])
+        outcomes.update(zip(members, _calibrate_together(rows, chosen), strict=True))
+    return [outcomes[position] for position in range(len(parts))]
+
+
+def _calibrate_together(logits: Tensor, parts: Sequence[Part[Wanted, Rows]]) -> list[Rows | Exception]:
+    """Calibrate the rows of requests that share a calibrator, which lie one after another in `logits`."""
+    sizes = [part.stop - part.start for part in parts]
+    stops = np.cumsum(sizes).tolist()
+    spans = [(stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
+    try:
+        rows = _calibrate(logits, parts[0].context.served, _joint_box(parts, sizes, logits.shape[1]))
+    except InvalidLogits:
+        return [
+            _calibrate_alone(logits[a:b], part.context) for (a, b), part in zip(spans, parts, strict=True)
+        ]
+    return [rows.part(start, stop) for start, stop in spans]
+
+
+def _calibrate_alone(logits: Tensor, wanted: Wanted) -> Rows | Exception:
+    try:
+        return calibrate_rows(logits, wanted)
+    except InvalidLogits as error:
+        return error
+
+
+def _joint_box(parts: Sequence[Part[Wanted, Rows]], sizes: Sequence[int], num_classes: int) -> Bounds | None:
+    """Give every row the bounds of its request; rows share one pair where they may."""
+    bounds = [part.context.bounds for part in parts]
+    if all(b is None for b in bounds):
+        return None
+    if len(bounds) == 1 and bounds[0] is not None:
+        return Bounds(torch.from_numpy(bounds[0].lower), torch.from_numpy(bounds[0].upper))
+    lower = np.zeros((sum(sizes), num_classes))
+    upper = np.ones((sum(sizes), num_classes))
+    row = 0
+    for pair, size in zip(bounds, sizes, strict=True):
+        if pair is not None:
+            lower[row : row + size], upper[row : row + size] = pair.lower, pair.upper
+        row += size
+    return Bounds(torch.from_numpy(lower), torch.from_numpy(upper))
+
+
+def _calibrate(logits: Tensor, served: ServedCalibrator, box: Bounds | None) -> Rows:
+    try:
+        calibrated = served.calibrator.calibrate(logits.to(torch.float64), box)
+    except ValueError as error:
+        raise InvalidLogits(f"The logits cannot be calibrated: {error}.") from error
+    probabilities = calibrated.probabilities.numpy()
+    if not np.isfinite(probabilities).all():
+        raise InvalidLogits("The logits are too large: the calibrator's arithmetic overflows.")
+    shape = probabilities.shape
+    return Rows(
+        probabilities,
+        logits.numpy(),
+        calibrated.logits.numpy(),
+        np.broadcast_to(calibrated.lower.numpy(), shape),
+        np.broadcast_to(calibrated.upper.numpy(), shape),
+        calibrated.relaxed.numpy(),
+    )

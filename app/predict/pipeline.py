@@ -1,0 +1,181 @@
+"""The predict path as one object, without HTTP: inputs or logits and options in, calibrated answers out.
+
+    inputs → decode (a small pool) → batcher → backbone → calibrate (in the batch) → rows → answer
+
+Nothing computes on the event loop but rows so few that a change of thread would cost more than they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from app.predict import request_bounds
+from app.predict.answers import Answer, Rows
+from app.predict.arrays import check_samples
+from app.predict.batcher import Batcher
+from app.predict.calibration import Wanted, calibrate_rows
+from app.predict.inputs import Decoder, Input
+from app.predict.options import Options
+from app.predict.request_bounds import Labels
+from app.refit.activation import Activator
+from app.telemetry import Telemetry
+
+INLINE_NUMBERS = 16_384
+"""Up to so many numbers are dealt with on the event loop: well under a millisecond."""
+
+T = TypeVar("T")
+
+
+class Pipeline:
+    """Answers requests.
+
+    Parameters
+    ----------
+    model
+        The name that answers carry.
+    labels
+        The class names, in the order of the logits.
+    decoder
+        From one input as it was sent to one sample.
+    activator
+        Gives the calibrator in force, and others by version.
+    batcher
+        Leads to the backbone; its `finish` is `calibrate_batch`.
+    pool
+        Where decoding, and other work too long for the event loop, is done.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        labels: Labels,
+        decoder: Decoder,
+        activator: Activator,
+        batcher: Batcher[Wanted, Rows],
+        pool: ThreadPoolExecutor,
+        telemetry: Telemetry,
+        timeout_seconds: float,
+    ) -> None:
+        self.model = model
+        self.labels = labels
+        self._decoder = decoder
+        self._activator = activator
+        self._batcher = batcher
+        self._pool = pool
+        self._telemetry = telemetry
+        self._timeout = timeout_seconds
+
+    async def predict(self, inputs: Sequence[Input] | NDArray[np.generic], options: Options) -> Answer:
+        """Classify inputs.
+
+        Parameters
+        ----------
+        inputs
+            What the request holds, undecoded; or an array (N, *shape) of samples.
+        options
+            How it wants to be answered.
+
+        Raises
+        ------
+        BoxcalError
+            What is wrong with an input, the bounds or the version; no place in the queue; too late.
+        """
+        arrived = time.perf_counter()
+        timeout = self._timeout if options.timeout_ms is None else options.timeout_ms / 1e3
+        deadline = time.monotonic() + timeout
+        wanted = await self._wanted(options)
+        with self._batcher.place(len(inputs), deadline):
+            samples = await self._decode(inputs)
+            decoded = time.perf_counter()
+            finished = await self._batcher.run(samples, wanted, deadline)
+        seconds = {
+            "decode": decoded - arrived,
+            "queue": finished.queue,
+            "backbone": finished.forward,
+            "calibrate": finished.finish,
+        }
+        return self._answer(wanted, Rows.join(finished.results), options, arrived, seconds)
+
+    async def calibrate(
+        self, read: Callable[[], NDArray[np.float64]], numbers: int, options: Options
+    ) -> Answer:
+        """Calibrate logits that a model elsewhere computed.
+
+        Parameters
+        ----------
+        read
+            Gives the logits (N, K), checked.
+        numbers
+            About how many there are; many are read and calibrated off the event loop.
+        options
+            How the request wants to be answered.
+
+        Raises
+        ------
+        BoxcalError
+            What is wrong with the logits, the bounds or the version.
+        """
+        arrived = time.perf_counter()
+        wanted = await self._wanted(options)
+
+        def work() -> tuple[Rows, float]:
+            logits = torch.from_numpy(read())
+            decoded = time.perf_counter()
+            return calibrate_rows(logits, wanted), decoded
+
+        rows, decoded = work() if numbers <= INLINE_NUMBERS else await self.off_the_loop(work)
+        seconds = {"decode": decoded - arrived, "calibrate": time.perf_counter() - decoded}
+        return self._answer(wanted, rows, options, arrived, seconds)
+
+    async def write(self, answer: Answer, writer: Callable[[Answer], bytes]) -> bytes:
+        """Count an answer and turn it into bytes."""
+
+        def work() -> bytes:
+            self._telemetry.stages(answer.seconds)
+            relaxed = int(np.count_nonzero(answer.rows.relaxed))
+            self._telemetry.answered(answer.confidences(), *answer.bound_hits(), relaxed)
+            return writer(answer)
+
+        if answer.rows.probabilities.size <= INLINE_NUMBERS:
+            return work()
+        return await self.off_the_loop(work)
+
+    async def off_the_loop(self, work: Callable[..., T], *arguments: object) -> T:
+        """Do work in the pool."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+
+    async def _wanted(self, options: Options) -> Wanted:
+        bounds = request_bounds.check(options.bounds, self.labels)
+        served = self._activator.active.current
+        version = served.version if options.calibrator == "active" else options.calibrator
+        if version != served.version:
+            served = await asyncio.to_thread(self._activator.load, version)
+        return Wanted(served, bounds)
+
+    async def _decode(self, inputs: Sequence[Input] | NDArray[np.generic]) -> NDArray[np.float32]:
+        if isinstance(inputs, np.ndarray):
+            return await self.off_the_loop(check_samples, inputs, self._decoder.input_shape)
+        if len(inputs) == 1:
+            return (await self.off_the_loop(self._decoder.decode, inputs[0]))[None]
+        samples = await asyncio.gather(
+            *(
+                self.off_the_loop(self._decoder.decode, sent, f"inputs[{position}]")
+                for position, sent in enumerate(inputs)
+            )
+        )
+        return np.stack(samples)
+
+    def _answer(
+        self, wanted: Wanted, rows: Rows, options: Options, arrived: float, seconds: dict[str, float]
+    ) -> Answer:
+        seconds["total"] = time.perf_counter() - arrived
+        return Answer(self.model, self.labels.names, wanted.served, rows, options, seconds)

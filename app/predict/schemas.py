@@ -1,0 +1,153 @@
+"""What bodies and answers of the predict path look like, for the OpenAPI document alone."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from app.predict.bodies import FORM, JSON, NPY, PICTURES
+from app.predict.options import Options
+
+BINARY = {"type": "string", "format": "binary"}
+
+
+class CalibratorName(BaseModel):
+    """The calibrator that made the probabilities."""
+
+    version: int
+    method: str
+
+
+class Class(BaseModel):
+    """One class of a prediction."""
+
+    label: str
+    index: int
+    probability: float
+    bound: Annotated[
+        Literal["lower", "upper"] | None,
+        Field(description="The bound that holds the probability, if one does."),
+    ]
+
+
+class Prediction(BaseModel):
+    """What one sample is."""
+
+    label: str
+    index: int
+    probability: float
+    top: list[Class]
+    probabilities: Annotated[list[float], Field(description="All K, when asked for.")] = []
+    logits: Annotated[list[float], Field(description="The backbone's K logits, when asked for.")] = []
+
+
+class Timing(BaseModel):
+    """Milliseconds spent in each stage; stages that a route does not have are 0."""
+
+    decode: float
+    queue: float
+    backbone: float
+    calibrate: float
+    total: float
+
+
+class Answer(BaseModel):
+    """Calibrated predictions, one for each sample, in the order in which they were sent."""
+
+    model: str
+    calibrator: CalibratorName
+    bounds_relaxed: Annotated[bool, Field(description="Whether fitted bounds had to yield to the request's.")]
+    predictions: list[Prediction]
+    timing_ms: Timing
+
+
+ANSWER: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": Answer,
+        "description": "The predictions; with `Accept: application/x-npy` the (N, K) probabilities, float64.",
+        "content": {NPY: {"schema": BINARY}},
+    }
+}
+
+QUERY_DESCRIPTIONS = {
+    "options": "All options as one JSON document, in place of the other parameters.",
+    "bounds": "JSON object with `lower` and `upper`.",
+    "lower": "JSON: the lower bounds.",
+    "upper": "JSON: the upper bounds.",
+    "top_k": "How many classes `top` lists.",
+    "probabilities": "Whether each prediction carries all K probabilities.",
+    "logits": "Whether each prediction carries the K logits.",
+    "calibrator": "`active`, or a version; 0 is `uncalibrated`.",
+    "timeout_ms": "After how many milliseconds the answer is worthless.",
+}
+
+
+def options_schema() -> dict[str, Any]:
+    """Write the schema of the options without references, so that it can stand inside any body."""
+    schema = Options.model_json_schema()
+    schema["properties"]["bounds"] = {"anyOf": [schema.pop("$defs")["BoundsOption"], {"type": "null"}]}
+    return schema
+
+
+def query_parameters() -> list[dict[str, Any]]:
+    """Describe the options of bodies that hold nothing but data."""
+    properties = options_schema()["properties"]
+    schemas = {name: properties[name] for name in ("top_k", "probabilities", "logits", "calibrator")}
+    schemas["timeout_ms"] = {"type": "number", "exclusiveMinimum": 0}
+    return [
+        {
+            "name": name,
+            "in": "query",
+            "required": False,
+            "description": description,
+            **({"schema": schemas[name]} if name in schemas else {"content": {JSON: {"schema": {}}}}),
+        }
+        for name, description in QUERY_DESCRIPTIONS.items()
+    ]
+
+
+def predict_body() -> dict[str, Any]:
+    """Describe `/predict`'s bodies and query string."""
+    options = options_schema()
+    image = {"type": "object", "required": ["image"], "additionalProperties": False}
+    tensor = {"type": "object", "required": ["tensor"], "additionalProperties": False}
+    item = {
+        "anyOf": [
+            {**image, "properties": {"image": {"type": "string", "format": "byte"}}},
+            {**tensor, "properties": {"tensor": {"type": "array", "items": {}}}},
+        ]
+    }
+    form = {
+        "type": "object",
+        "required": ["file"],
+        "properties": {"file": {"type": "array", "items": BINARY, "minItems": 1}, "options": options},
+    }
+    return _body(
+        {
+            JSON: {"schema": _object("inputs", {"type": "array", "items": item, "minItems": 1}, options)},
+            FORM: {"schema": form, "encoding": {"options": {"contentType": JSON}}},
+            NPY: {"schema": BINARY},
+            **{kind: {"schema": BINARY} for kind in PICTURES},
+        }
+    )
+
+
+def calibrate_body() -> dict[str, Any]:
+    """Describe `/calibrate`'s bodies and query string."""
+    row = {"type": "array", "items": {"type": "number"}, "minItems": 2}
+    rows = {"type": "array", "items": row, "minItems": 1}
+    return _body({JSON: {"schema": _object("logits", rows, options_schema())}, NPY: {"schema": BINARY}})
+
+
+def _object(name: str, schema: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "required": [name],
+        "additionalProperties": False,
+        "properties": {name: schema, "options": {"anyOf": [options, {"type": "null"}]}},
+    }
+
+
+def _body(content: dict[str, Any]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": content}, "parameters": query_parameters()}
