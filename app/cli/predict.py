@@ -40,7 +40,7 @@ def run(
     if as_json:
         write_json(answer.model_dump(exclude_unset=True))
     else:
-        _show(images, answer)
+        _show(images, answer, url)
 
 
 def _through_service(
@@ -69,14 +69,15 @@ def version_of(calibrator: str) -> int:
     return int(calibrator)
 
 
-def _show(images: Sequence[Path], answer: Answer) -> None:
+def _show(images: Sequence[Path], answer: Answer, url: str | None) -> None:
     table = plain_table("image", "label", "probability", "bound")
     for image, prediction in zip(images, answer.predictions, strict=True):
         for position, entry in enumerate(prediction.top):
             name = escape(image.name) if position == 0 else ""
             table.add_row(name, escape(entry.label), f"{entry.probability:.4f}", entry.bound or "")
     screen.print(table)
+    version = "" if url is None else f"calibrator {answer.calibrator.version}: "
     messages.print(
-        f"[dim]{escape(answer.model)}, calibrator {answer.calibrator.version} ({answer.calibrator.method})"
+        f"[dim]{escape(answer.model)}, {version}{answer.calibrator.method}"
         + ("; the fitted bounds yielded to yours" if answer.bounds_relaxed else "")
     )

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from app.client.exchange import Call
 from app.client.results import Activation, Answer, CalibratorRecord, Fit, Health
 
-__all__ = ["AnswerOptions", "BoundValue", "ImageSource"]
+__all__ = ["AnswerOptions", "BoundValue", "ImageSource", "options_document"]
 
 BoundValue = float | Mapping[str, float] | Sequence[float]
 """One number for every class, numbers by label, or one number per class."""
@@ -68,7 +68,7 @@ def predict(*images: ImageSource, **options: Unpack[AnswerOptions]) -> Call[Answ
     for position, image in enumerate(images):
         name, content = (f"image-{position}", image) if isinstance(image, bytes) else _read(image)
         files.append(("file", (name, content, mimetypes.guess_type(name)[0] or "application/octet-stream")))
-    return _answer("/predict", {"files": files, "data": {"options": json.dumps(_options(options))}})
+    return _answer("/predict", {"files": files, "data": {"options": json.dumps(options_document(options))}})
 
 
 def predict_tensors(tensors: npt.ArrayLike, /, **options: Unpack[AnswerOptions]) -> Call[Answer]:
@@ -215,7 +215,7 @@ def _answer(path: str, arguments: Mapping[str, Any]) -> Call[Answer]:
     )
 
 
-def _options(options: AnswerOptions) -> dict[str, Any]:
+def options_document(options: AnswerOptions) -> dict[str, Any]:
     """Return options in the contract's form, the two bounds under `bounds`."""
     document: dict[str, Any] = {
         k: v for k, v in options.items() if k not in ("lower", "upper") and v is not None
@@ -240,7 +240,7 @@ def _array(values: Floats, options: AnswerOptions, members: Callable[[], dict[st
     Bounds for many classes outgrow what servers and proxies take as a query string; then all of it is JSON,
     with the array in `members`.
     """
-    document = _options(options)
+    document = options_document(options)
     query = json.dumps(document, separators=(",", ":")) if document else ""
     if len(query) > LONGEST_QUERY:
         return {
