@@ -1,7 +1,7 @@
 """A calibrator as bytes and back: safetensors whose metadata holds a JSON spec; never pickle.
 
-The tensors are the float64 parameters of the logit map and the bound map; the spec names the method, the number of
-classes and, for people, the parameters.
+The tensors are the float64 parameters of the logit map and the bound map; the spec names the method, the
+number of classes and, for people, the parameters.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ def from_bytes(data: bytes) -> Calibrator:
             own.copy_(tensors[full])
     if foreign := sorted(set(tensors) - expected):
         raise ArtifactError(f"the method {name!r} has no tensor {foreign[0]!r}")
+    if complaint := calibrator.logit_map.complaint():
+        raise ArtifactError(complaint)
     lower, upper = calibrator.bound_map.lower.item(), calibrator.bound_map.upper.item()
     if not 0 <= lower <= 1 / num_classes + 1e-12 or not 1 / num_classes - 1e-12 <= upper <= 1:
         raise ArtifactError(f"no distribution over {num_classes} classes lies in [{lower}, {upper}]")

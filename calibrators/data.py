@@ -19,7 +19,8 @@ def as_array(values: Any, name: str) -> np.ndarray[Any, Any]:
         values = values.detach().cpu()
         if values.dtype is torch.bfloat16:
             values = values.float()
-        return values.numpy()
+        array: np.ndarray[Any, Any] = values.numpy()
+        return array
     try:
         array = np.asarray(values)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What the calibration mathematics refuses, and why: every error quotes the offending row, class, sum or value.
+"""What the calibration mathematics refuses: every error quotes the offending row, class, sum or value.
 
 CalibrationError (ValueError)
   x InvalidDataError      logits, probabilities or labels that no calibrator can be fitted to or applied to
@@ -13,7 +13,7 @@ class CalibrationError(ValueError):
 
 
 class InvalidDataError(CalibrationError):
-    """Logits, probabilities or labels have a wrong shape, a value that is not finite, or a label out of range."""
+    """Logits or labels of a wrong shape, with a value that is not finite, or with a label out of range."""
 
 
 class UnknownMethodError(CalibrationError):

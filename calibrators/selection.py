@@ -18,7 +18,7 @@ FOLDS = 5
 
 
 def fold_of_each(labels: Tensor, folds: int, seed: int) -> np.ndarray[Any, Any]:
-    """Assign every sample to a fold, at random and in equal parts of each class where it has enough samples."""
+    """Assign every sample to a fold at random, every class evenly."""
     rng = np.random.default_rng(seed)
     order = np.lexsort((rng.random(len(labels)), labels.numpy()))
     assigned = np.empty(len(labels), dtype=np.int64)
@@ -31,8 +31,8 @@ def choose(
 ) -> FitResult:
     """Fit every candidate on the folds, choose one, and fit it to all the data.
 
-    The lowest cross-validated NLL names the best; among the candidates whose paired difference to it is within one
-    standard error, the plainest is taken; and `uncalibrated` stays unless the choice beats it by two.
+    The lowest cross-validated NLL names the best; of the candidates whose paired difference to it is within
+    one standard error, the plainest is taken; and `uncalibrated` stays unless the choice beats it by two.
     """
     report = progress or (lambda fraction, stage: None)
     folds = min(FOLDS, len(labels))

@@ -1,62 +1,36 @@
 """The fit of `pb`, `pb-lower` and `pb-upper`: each row is sorted once, then any box costs O(N log K).
 
-The paper's own parameters hide a dead plateau: no probability exceeds `1 - (K - 1) a`, so an upper bound above that is
-inert and its gradient exactly zero. Here `b = 1/K + (1 - 1/K) (1 - a K) (1 - slack)`, which is never inert,
-and the search runs in `log(a K)` and `log(slack)`, where the optimum is well scaled for any K.
+The paper's own parameters hide a dead plateau: no probability exceeds `1 - (K - 1) a`, so an upper bound
+above that is inert and its gradient exactly zero. Here `b = 1/K + (1 - 1/K) (1 - a K) (1 - slack)`, which is
+never inert, and the search runs in `log(a K)` and `log(slack)`, where the optimum is well scaled for any K.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from calibrators.fitting import kernels
-from calibrators.fitting.descent import Limits, Minimum, best_of
+from calibrators.fitting.descent import Limits, Minimum, best_of, descend
+from calibrators.operator.uniform import SortedRows
 
 Array = np.ndarray[Any, Any]
 Sides = Literal["both", "lower", "upper"]
 
+FAINT = math.log(1e-5)
 NARROWEST, WIDEST = math.log(1e-12), math.log(1.0 - 1e-9)
-GRID_SAMPLES = 1000
+SAMPLES = 300, 2000
+"""Rows that the grid looks at, and rows that the first descents look at."""
+DISTANT = 2.0
+SAME = 1e-12
+"""Losses this close are equal, and the plainer box is taken."""
 HOP_WORK = 1_000_000
 """Samples times evaluations that hops around the optimum may cost."""
-
-
-class SortedRows:
-    """Validation rows prepared for `sorted_nll`: weights in descending order, tail sums, the label's place.
-
-    Takes two float64 copies of the logits (N, K). Gaps beyond 700 nats to a row's maximum count as 700.
-    """
-
-    def __init__(self, scores: Tensor, labels: Tensor) -> None:
-        z, y = scores.numpy(), labels.numpy()
-        own = np.take_along_axis(z, y[:, None], axis=1)
-        self.ranks = (z > own).sum(axis=1)
-        self.gaps = own[:, 0] - z.max(axis=1)
-        self.weights = -z
-        self.weights.sort(axis=1)
-        self.tails = np.empty((z.shape[0], z.shape[1] + 1))
-        kernels.weigh(self.weights, self.tails)
-        self.num_samples, self.num_classes = z.shape
-
-    def nll(self, lower: float, upper: float) -> tuple[float, float, float]:
-        """Mean loss under a scalar box, and its derivatives in the lower and the upper bound."""
-        answer: tuple[float, float, float] = kernels.sorted_nll(
-            self.weights, self.tails, self.ranks, self.gaps, lower, upper
-        )
-        return answer
-
-    def part(self, rows: Array) -> SortedRows:
-        """Keep only some rows."""
-        some = object.__new__(SortedRows)
-        some.weights, some.tails = self.weights[rows], self.tails[rows]
-        some.ranks, some.gaps = self.ranks[rows], self.gaps[rows]
-        some.num_samples, some.num_classes = len(rows), self.num_classes
-        return some
 
 
 def box_at(fraction: float, slack: float, num_classes: int) -> tuple[float, float]:
@@ -67,69 +41,106 @@ def box_at(fraction: float, slack: float, num_classes: int) -> tuple[float, floa
 
 
 def fit_box(
-    rows: SortedRows, sides: Sides, *, seed: int, tick: Callable[[float], None] | None = None
+    scores: Tensor, labels: Tensor, sides: Sides, *, seed: int, tick: Callable[[float], None] | None = None
 ) -> tuple[float, float, Minimum]:
     """Find the scalar box of least validation NLL.
+
+    Parameters
+    ----------
+    scores : Tensor
+        (N, K) float64 logits.
+    labels : Tensor
+        (N,) int64.
+    sides : str
+        Which bounds to learn; the other stays vacuous.
+    seed : int
+        Of the sample of rows that is searched first, and of the hops.
+    tick : callable, optional
+        Told the fraction done.
 
     Returns
     -------
     lower, upper : float
         0 and 1 where no bound is better.
     minimum : Minimum
-        In coordinates (log of lower * K, log of slack), or the one of them that the sides leave.
+        In coordinates (log of lower * K, log of slack), or the one of them that the sides leave; its value is
+        the NLL of the box returned.
     """
-    K = rows.num_classes
-    use_lower, use_upper = sides != "upper", sides != "lower"
-
-    def split(coordinates: Array) -> tuple[float, float]:
-        fraction = math.exp(coordinates[0]) if use_lower else 0.0
-        slack = math.exp(coordinates[-1]) if use_upper else 0.0
-        return fraction, slack
-
-    def box(coordinates: Array) -> tuple[float, float]:
-        fraction, slack = split(coordinates)
-        return (fraction / K, 1.0) if not use_upper else box_at(fraction, slack, K)
-
-    def loss_of(data: SortedRows) -> Callable[[Array], tuple[float, Array]]:
-        def loss(coordinates: Array) -> tuple[float, Array]:
-            fraction, slack = split(coordinates)
-            value, d_lower, d_upper = data.nll(*box(coordinates))
-            gradient = []
-            if use_lower:
-                inert = 0.0 if not use_upper else d_upper * (1 - 1 / K) * (1 - slack)
-                gradient.append(fraction * (d_lower / K - inert))
-            if use_upper:
-                gradient.append(-slack * d_upper * (1 - 1 / K) * (1 - fraction))
-            return value, np.array(gradient)
-
-        return loss
-
-    dimensions = use_lower + use_upper
-    limits: Limits = [(NARROWEST, WIDEST)] * dimensions
-    starts = _grid_starts(rows, loss_of, dimensions, seed)
-    hops = int(np.clip(HOP_WORK / (15 * rows.num_samples), 4, 64))
-    minimum = best_of(loss_of(rows), starts, limits, hops=hops, seed=seed, tick=tick)
-    lower, upper = box(minimum.coordinates)
-    plainer = [(0.0, 1.0), (0.0, upper), (lower, 1.0)]
-    for candidate in plainer:
-        if rows.nll(*candidate)[0] <= minimum.value + 1e-12:
-            return *candidate, minimum
+    rows = SortedRows(scores, labels)
+    plane = _Plane(rows.num_classes, sides)
+    starts = _starts(plane, scores, labels, seed)
+    if sides == "both":
+        side_alone = [_Plane(rows.num_classes, side) for side in ("lower", "upper")]
+        (by_lower, *_), (by_upper, *_) = (_starts(one, scores, labels, seed) for one in side_alone)
+        starts += [np.array([by_lower[0], FAINT]), np.array([FAINT, by_upper[0]])]
+    hops = int(np.clip(HOP_WORK / (15 * rows.num_rows), 4, 64))
+    minimum = best_of(plane.loss(rows), starts, plane.limits, hops=hops, seed=seed, tick=tick)
+    lower, upper = plane.box(minimum.coordinates)
+    for candidate in ((0.0, 1.0), (0.0, upper), (lower, 1.0)):
+        value = rows.nll(*candidate).value
+        if value <= minimum.value + SAME:
+            return *candidate, replace(minimum, value=value)
     return lower, upper, minimum
 
 
-def _grid_starts(
-    rows: SortedRows, loss_of: Callable[[SortedRows], Any], dimensions: int, seed: int
-) -> list[Array]:
-    """Look over the whole plane on a sample of the rows, and start from its lowest, mutually distant points."""
-    chosen = np.random.default_rng(seed).permutation(rows.num_samples)[:GRID_SAMPLES]
-    loss = loss_of(rows.part(np.sort(chosen)))
-    axis = np.log(np.geomspace(1e-8, 0.95, 22))
-    points = np.stack(np.meshgrid(*[axis] * dimensions, indexing="ij"), axis=-1).reshape(-1, dimensions)
+class _Plane:
+    """The coordinates of a box, and the loss over them."""
+
+    def __init__(self, num_classes: int, sides: Sides) -> None:
+        self.num_classes = num_classes
+        self.use_lower, self.use_upper = sides != "upper", sides != "lower"
+        self.dimensions = self.use_lower + self.use_upper
+        self.limits: Limits = [(NARROWEST, WIDEST)] * self.dimensions
+
+    def box(self, coordinates: Array) -> tuple[float, float]:
+        """Give (lower, upper)."""
+        fraction, slack = self._split(coordinates)
+        if not self.use_upper:
+            return fraction / self.num_classes, 1.0
+        return box_at(fraction, slack, self.num_classes)
+
+    def loss(self, rows: SortedRows) -> Callable[[Array], tuple[float, Array]]:
+        """Give the mean loss over some rows, and its gradient, as a function of the coordinates."""
+        share = 1.0 - 1.0 / self.num_classes
+
+        def of(coordinates: Array) -> tuple[float, Array]:
+            fraction, slack = self._split(coordinates)
+            value, by_lower, by_upper = rows.nll(*self.box(coordinates))
+            gradient = []
+            if self.use_lower:
+                through_upper = by_upper * share * (1.0 - slack) if self.use_upper else 0.0
+                gradient.append(fraction * (by_lower / self.num_classes - through_upper))
+            if self.use_upper:
+                gradient.append(-slack * by_upper * share * (1.0 - fraction))
+            return value, np.array(gradient)
+
+        return of
+
+    def _split(self, coordinates: Array) -> tuple[float, float]:
+        fraction = math.exp(coordinates[0]) if self.use_lower else 0.0
+        slack = math.exp(coordinates[-1]) if self.use_upper else 0.0
+        return fraction, slack
+
+
+def _starts(plane: _Plane, scores: Tensor, labels: Tensor, seed: int) -> list[Array]:
+    """Find distant low points of the whole plane by a grid and descents on a sample of the rows."""
+    order = np.random.default_rng(seed).permutation(len(labels))
+    few, some = (torch.from_numpy(np.sort(order[:count])) for count in SAMPLES)
+    axis = np.log(np.geomspace(1e-8, 0.95, 18))
+    points = np.stack(np.meshgrid(*[axis] * plane.dimensions, indexing="ij"), axis=-1)
+    points = points.reshape(-1, plane.dimensions)
+    loss = plane.loss(SortedRows(scores[few], labels[few]))
     values = np.array([loss(point)[0] for point in points])
-    starts: list[Array] = []
-    for index in np.argsort(values, kind="stable"):
-        if all(np.abs(points[index] - other).max() > 2.0 for other in starts):
-            starts.append(points[index])
-        if len(starts) == 4:
-            break
-    return starts
+    lowest = distinct(points[np.argsort(values, kind="stable")], DISTANT, 6)
+    loss = plane.loss(SortedRows(scores[some], labels[some]))
+    ends = sorted((descend(loss, start, plane.limits) for start in lowest), key=lambda end: end[1])
+    return distinct([end[0] for end in ends], DISTANT / 4, 3)
+
+
+def distinct(points: Iterable[Array], apart: float, most: int) -> list[Array]:
+    """Keep the first of the points, then each that differs by `apart` in some coordinate from all kept."""
+    kept: list[Array] = []
+    for point in points:
+        if len(kept) < most and all(np.abs(point - other).max() > apart for other in kept):
+            kept.append(point)
+    return kept

@@ -71,8 +71,8 @@ def best_of(
 ) -> Minimum:
     """Descend from every start, then from points hopped to around the best, and keep the lowest.
 
-    A loss of bounded probabilities is smooth between kinks, and kinks point upwards, where one more sample comes to
-    sit at a bound. So minima are smooth but come in clusters, the wider the fewer the samples: hops of shrinking
+    A loss of bounded probabilities is smooth between kinks, and kinks point upwards, where one more sample
+    comes to sit at a bound. So minima come in clusters, the wider the fewer the samples: hops of shrinking
     radius look for the lowest of the cluster.
     """
     ends: list[tuple[Array, float]] = []

@@ -1,4 +1,4 @@
-"""`fit`: the one entry to every fit; it checks the data, fits the parts of a method, and certifies the result."""
+"""`fit`, the entry to every fit: it checks the data, fits the parts of a method, certifies the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from calibrators.bound_maps.constant import ConstantBounds
 from calibrators.calibrator import Calibrator
 from calibrators.data import check_validation_set
-from calibrators.fitting.constant_box import Sides, SortedRows, fit_box
+from calibrators.fitting.constant_box import SAME, Sides, fit_box
 from calibrators.fitting.descent import Minimum, best_of
 from calibrators.fitting.joint import JointObjective
 from calibrators.fitting.result import Certificate, FitResult, Progress
@@ -23,10 +23,9 @@ from calibrators.logit_maps.base import LogitMap
 from calibrators.logit_maps.identity import Identity
 from calibrators.logit_maps.temperature import HIGHEST, LOWEST, TemperatureScaling
 from calibrators.method import parse
+from calibrators.operator.uniform import SortedRows
 
 SIDES: dict[str, Sides] = {"pb": "both", "pb-lower": "lower", "pb-upper": "upper"}
-SAME = 1e-12
-"""Losses this close are equal, and the plainer calibrator is taken."""
 
 
 def fit(
@@ -34,8 +33,8 @@ def fit(
 ) -> FitResult:
     """Fit a calibrator to validation data by minimising the mean negative log-likelihood.
 
-    The same data, method and seed give the same calibrator. The unchanged logits are always a candidate, so the
-    fitted NLL is never above theirs.
+    The same data, method and seed give the same calibrator. The unchanged logits are always a candidate, so
+    the fitted NLL is never above theirs.
 
     Parameters
     ----------
@@ -48,7 +47,8 @@ def fit(
     seed : int
         Of the folds and of the points that a search visits.
     progress : callable, optional
-        Called as `progress(fraction, stage)` from this thread. Whatever it raises ends the fit: so is one cancelled.
+        Called as `progress(fraction, stage)` from this thread. Whatever it raises ends the fit, which is how
+        one is cancelled.
 
     Returns
     -------
@@ -64,7 +64,7 @@ def fit(
     started = time.perf_counter()
     scores, classes = check_validation_set(logits, labels)
     if method == "auto":
-        from calibrators.selection import choose
+        from calibrators.selection import choose  # noqa: PLC0415 - it fits candidates itself
 
         return choose(scores, classes, seed=seed, progress=progress, started=started)
     calibrator, nll, certificate = fit_checked(method, scores, classes, seed=seed, progress=progress)
@@ -93,7 +93,13 @@ def fit_checked(
         nll = mean_nll(_mapped(logit_map, scores), labels)
         if method.bounds:
             bounds, nll, minimum = _fit_jointly(
-                logit_map, minimum.coordinates, nll, scores, labels, seed, tick(0.4, 1.0)
+                logit_map,
+                scores,
+                labels,
+                alone=minimum.coordinates,
+                alone_nll=nll,
+                seed=seed,
+                tick=tick(0.4, 1.0),
             )
     if nll >= uncalibrated - SAME:
         logit_map, bounds, nll = method.logit_map(num_classes), ConstantBounds(num_classes), uncalibrated
@@ -113,9 +119,9 @@ def fit_checked(
 
 
 def mean_nll(scores: Tensor, labels: Tensor) -> float:
-    """Mean negative log-likelihood of softmax(scores), in nats; in chunks, so that nothing large is copied."""
+    """Mean negative log-likelihood of softmax(scores), in nats, in chunks: nothing large is copied."""
     rows = max(1, (1 << 20) // scores.shape[1])
-    parts = zip(scores.split(rows), labels.split(rows), strict=True)
+    parts = zip(torch.split(scores, rows), torch.split(labels, rows), strict=True)
     return sum(float(torch.nn.functional.cross_entropy(z, y, reduction="sum")) for z, y in parts) / len(
         labels
     )
@@ -128,9 +134,8 @@ def _fit_box_alone(
     if not bounds:
         nothing = Minimum(np.empty(0), mean_nll(scores, labels), 0.0, 1, 1, 1)
         return ConstantBounds(num_classes), nothing.value, nothing
-    rows = SortedRows(scores, labels)
-    lower, upper, minimum = fit_box(rows, SIDES[bounds], seed=seed, tick=tick)
-    return ConstantBounds(num_classes, lower, upper), rows.nll(lower, upper)[0], minimum
+    lower, upper, minimum = fit_box(scores, labels, SIDES[bounds], seed=seed, tick=tick)
+    return ConstantBounds(num_classes, lower, upper), minimum.value, minimum
 
 
 def _fit_map(
@@ -152,10 +157,11 @@ def _fit_map(
 
 def _fit_jointly(
     logit_map: LogitMap,
-    alone: np.ndarray[Any, Any],
-    alone_nll: float,
     scores: Tensor,
     labels: Tensor,
+    *,
+    alone: np.ndarray[Any, Any],
+    alone_nll: float,
     seed: int,
     tick: Callable[[float], None],
 ) -> tuple[ConstantBounds, float, Minimum]:
@@ -166,7 +172,7 @@ def _fit_jointly(
     starts = []
     for coordinates in (alone, logit_map.starts()[0].numpy(), (alone + logit_map.starts()[0].numpy()) / 2):
         fresh.set_parameters(logit_map.parameters_from(torch.from_numpy(coordinates)))
-        _, _, box = fit_box(SortedRows(_mapped(fresh, scores), labels), "both", seed=seed)
+        _, _, box = fit_box(_mapped(fresh, scores), labels, "both", seed=seed)
         starts.append(np.concatenate([coordinates, box.coordinates]))
     minimum = best_of(objective, starts, objective.limits, hops=4, seed=seed, tick=tick)
     if alone_nll <= minimum.value + SAME:
@@ -176,7 +182,7 @@ def _fit_jointly(
     lower, upper = (bound.item() for bound in objective.box(best))
     rows = SortedRows(_mapped(logit_map, scores), labels)
     boxes = [(0.0, 1.0), (0.0, upper), (lower, 1.0), (lower, upper)]
-    nlls = [rows.nll(*box)[0] for box in boxes]
+    nlls = [rows.nll(*box).value for box in boxes]
     plainest = next(i for i, value in enumerate(nlls) if value <= min(nlls) + SAME)
     return ConstantBounds(num_classes, *boxes[plainest]), nlls[plainest], minimum
 

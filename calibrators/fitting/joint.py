@@ -1,4 +1,4 @@
-"""The objective of a joint fit: coordinates of a logit map and of a box to the mean loss and its exact gradient."""
+"""The objective of a joint fit: coordinates of a map and a box to the mean loss and its exact gradient."""
 
 from __future__ import annotations
 

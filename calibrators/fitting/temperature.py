@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from calibrators.logit_maps.temperature import HIGHEST, LOWEST
@@ -28,7 +29,8 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> tuple[float, float, int]:
     """
     low, high = 1.0 / HIGHEST, 1.0 / LOWEST
     inverse, slope, rounds = 1.0, 0.0, 0
-    for rounds in range(1, ROUNDS + 1):
+    while rounds < ROUNDS:
+        rounds += 1
         slope, curvature = _derivatives(scores, labels, inverse)
         if slope > 0.0:
             high = inverse
@@ -49,7 +51,7 @@ def _derivatives(scores: Tensor, labels: Tensor, inverse: float) -> tuple[float,
     """First and second derivative of the mean loss in the inverse temperature, in chunks of rows."""
     rows = max(1, CHUNK // scores.shape[1])
     slope, curvature = 0.0, 0.0
-    for z, y in zip(scores.split(rows), labels.split(rows), strict=True):
+    for z, y in zip(torch.split(scores, rows), torch.split(labels, rows), strict=True):
         centred = z - z.amax(dim=1, keepdim=True)
         weights = (centred * inverse).exp_()
         total = weights.sum(dim=1)

@@ -15,8 +15,8 @@ class LogitMap(nn.Module):
     """A map from what it `reads` to logits (N, K), with float64 parameters that a fit chooses.
 
     A subclass creates its parameters at the identity in `__init__`, so that a fresh map changes nothing, and
-    implements `forward`. A fit sees the parameters through *coordinates*: one flat vector in which the search is
-    well scaled. By default the coordinates are the parameters themselves, in the order they were created.
+    implements `forward`. A fit sees the parameters through *coordinates*: one flat vector in which the search
+    is well scaled. By default these are the parameters themselves, in the order they were created.
     """
 
     name: ClassVar[str]
@@ -53,12 +53,17 @@ class LogitMap(nn.Module):
     def penalty(self, parameters: Mapping[str, Tensor]) -> Tensor | None:
         """Regularisation added to the mean loss while fitting."""
         del parameters
+        return None
 
     def set_parameters(self, values: Mapping[str, Tensor]) -> None:
         """Store fitted parameters."""
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 parameter.copy_(values[name].detach().reshape(parameter.shape))
+
+    def complaint(self) -> str | None:
+        """Say which stored parameter no fit could have produced, if there is one."""
+        return None
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], num_classes: int) -> Self:

@@ -1,4 +1,4 @@
-"""`dpb`: dual probability bounding, which learns the dual variable of a box (the paper's equation for DPB)."""
+"""`dpb`: dual probability bounding, which learns the dual variable of a box (section 4.3 of the paper)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from calibrators.logit_maps.base import LogitMap, parameter
 class DualProbabilityBounding(LogitMap):
     """`T(g) = g - S_d(w * g)`, with the soft threshold `S_d(u) = u - clip(u, -d, d)`.
 
-    `shift_weights` (K,) is the paper's w >= 0 and `shift_threshold` its d > 0. Every class whose weighted logit
-    exceeds d in size is drawn back. Weights of zero change nothing.
+    `shift_weights` (K,) is the paper's w >= 0 and `shift_threshold` its d > 0. Every class whose weighted
+    logit exceeds d in size is drawn back. Weights of zero change nothing.
     """
 
     name: ClassVar[str] = "dpb"
@@ -35,9 +35,14 @@ class DualProbabilityBounding(LogitMap):
         """Read K weights as they are, then the log of the threshold."""
         return {"shift_weights": coordinates[:-1], "shift_threshold": coordinates[-1].exp()}
 
+    def complaint(self) -> str | None:
+        """Weights and threshold are not negative."""
+        lowest = min(self.shift_weights.min().item(), self.shift_threshold.item())
+        return None if lowest >= 0.0 else f"a shift weight or the shift threshold is {lowest}, below 0"
+
     def starts(self) -> Sequence[Tensor]:
-        """Equal weights of a half or one, with thresholds over two orders of magnitude."""
-        grid = [(w, d) for w in (0.5, 0.9) for d in (0.3, 1.0, 3.0, 10.0)]
+        """Equal weights with a threshold that nearly all, many or few logits exceed."""
+        grid = ((0.5, 0.1), (0.5, 1.0), (0.9, 3.0))
         return [torch.tensor([w] * self.num_classes + [math.log(d)], dtype=torch.float64) for w, d in grid]
 
     def limits(self) -> Sequence[tuple[float | None, float | None]]:

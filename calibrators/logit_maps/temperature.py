@@ -31,10 +31,15 @@ class TemperatureScaling(LogitMap):
         """Read the one coordinate, the log of the temperature."""
         return {"temperature": coordinates[0].exp()}
 
+    def complaint(self) -> str | None:
+        """A temperature is positive."""
+        value = self.temperature.item()
+        return None if value > 0.0 else f"the temperature {value} is not positive"
+
     def starts(self) -> Sequence[Tensor]:
         """No change, twice as soft, and four times as soft."""
         return [torch.tensor([math.log(t)], dtype=torch.float64) for t in (1.0, 2.0, 4.0)]
 
     def limits(self) -> Sequence[tuple[float | None, float | None]]:
-        """Temperatures of 0.001 to 10,000; where the data would have it at either end, the certificate says so."""
+        """Temperatures of 0.001 to 10,000; the certificate says where the data would have one beyond."""
         return [(math.log(LOWEST), math.log(HIGHEST))]

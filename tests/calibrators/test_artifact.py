@@ -1,0 +1,88 @@
+import json
+import struct
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from calibrators import Calibrator, fit, methods
+from calibrators.errors import ArtifactError
+from tests.calibrators.samples import contaminated
+
+
+@pytest.mark.parametrize("method", methods())
+def test_a_calibrator_survives_the_round_trip_to_the_last_bit(method: str) -> None:
+    logits, labels = contaminated(200, 4)
+    calibrator = fit(method, logits, labels).calibrator
+    again = Calibrator.from_bytes(calibrator.to_bytes())
+    assert again.method == method
+    assert again.spec == calibrator.spec
+    assert torch.equal(again(logits), calibrator(logits))
+    assert again.to_bytes() == calibrator.to_bytes()
+
+
+def test_the_spec_is_json_for_people() -> None:
+    logits, labels = contaminated(200, 4)
+    spec = json.loads(json.dumps(fit("ts+pb", logits, labels).calibrator.spec))
+    assert spec["method"] == "ts+pb"
+    assert spec["num_classes"] == 4
+    assert set(spec["parameters"]) == {"temperature", "lower", "upper"}
+
+
+def with_spec(changes: dict[str, object], tensors: dict[str, torch.Tensor] | None = None) -> bytes:
+    spec = {"format": "boxcal-calibrator", "version": 1, "method": "pb", "num_classes": 4, **changes}
+    box = {"bound_map.lower": torch.tensor(0.1, dtype=torch.float64)}
+    box["bound_map.upper"] = torch.tensor(0.9, dtype=torch.float64)
+    return save(box if tensors is None else tensors, metadata={"spec": json.dumps(spec)})
+
+
+def number(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "only 0 bytes"),
+        (b"\x80\x04\x95 a pickle, say", "no safetensors header"),
+        (struct.pack("<Q", 1 << 60) + b"{}", "no safetensors header"),
+        (struct.pack("<Q", 2) + b"{}", "no spec"),
+        (save({"weight": torch.ones(3)}), "no spec"),
+        (save({"weight": torch.ones(3)}, metadata={"spec": "[1]"}), "no JSON object"),
+        (with_spec({"format": "other"}), "format is 'other'"),
+        (with_spec({"version": 7}), "version 7"),
+        (with_spec({"method": "os.system"}), "no method 'os.system'"),
+        (with_spec({"method": 3}), "method is 3"),
+        (with_spec({"num_classes": 1}), "num_classes is 1"),
+        (with_spec({"num_classes": True}), "num_classes is True"),
+        (with_spec({"num_classes": 10**12}), "num_classes is 1000000000000"),
+        (with_spec({}, {"bound_map.lower": number(0.1)}), "'bound_map.upper'.* missing"),
+        (with_spec({}, {"bound_map.lower": torch.ones(2).double()}), "shape \\(\\); it is \\(2,\\)"),
+        (with_spec({"method": "ts"}), "'logit_map.temperature'"),
+        (
+            with_spec({}, {"bound_map.lower": number(0.1), "bound_map.upper": number(0.9), "x": number(1)}),
+            "no tensor 'x'",
+        ),
+        (with_spec({}, {"bound_map.lower": number(0.3), "bound_map.upper": number(0.9)}), "no distribution"),
+        (with_spec({}, {"bound_map.lower": number(0.1), "bound_map.upper": number(float("nan"))}), "finite"),
+        (with_spec({}, {"bound_map.lower": torch.tensor(0.1), "bound_map.upper": number(1)}), "float64"),
+    ],
+)
+def test_what_is_no_calibrator_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        Calibrator.from_bytes(data)
+
+
+def test_every_truncation_is_refused() -> None:
+    logits, labels = contaminated(200, 4)
+    data = fit("ts+pb", logits, labels).calibrator.to_bytes()
+    for length in range(len(data)):
+        with pytest.raises(ArtifactError):
+            Calibrator.from_bytes(data[:length])
+
+
+def test_a_temperature_that_is_not_positive_is_refused() -> None:
+    tensors = {"bound_map.lower": number(0.0), "bound_map.upper": number(1.0)}
+    tensors["logit_map.temperature"] = number(0.0)
+    with pytest.raises(ArtifactError, match="temperature"):
+        Calibrator.from_bytes(with_spec({"method": "ts"}, tensors))

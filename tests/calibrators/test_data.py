@@ -1,0 +1,58 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from calibrators import Calibrator, fit
+from calibrators.errors import InvalidDataError, UnknownMethodError
+
+GOOD = np.zeros((4, 3))
+LABELS = np.array([0, 1, 2, 0])
+
+
+def changed(row: int, column: int, value: float) -> np.ndarray:
+    logits = GOOD.copy()
+    logits[row, column] = value
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "message"),
+    [
+        (changed(2, 1, math.nan), LABELS, "row 2, class 1 is nan"),
+        (changed(3, 0, math.inf), LABELS, "row 3, class 0 is inf"),
+        (changed(0, 2, -math.inf), LABELS, "row 0, class 2 is -inf"),
+        (np.zeros(4), LABELS, r"shape \(N, K\), not \(4,\)"),
+        (np.zeros((4, 1)), np.zeros(4, int), "K = 1"),
+        (GOOD[:1], LABELS[:1], "N = 1"),
+        (GOOD[:0], LABELS[:0], "N = 0"),
+        (GOOD, LABELS[:3], "4 rows of logits but 3 labels"),
+        (GOOD, LABELS[:, None], r"shape \(N,\), not \(4, 1\)"),
+        (GOOD, np.array([0, 1, 3, 0]), "indices 0 to 2; row 2 is 3"),
+        (GOOD, np.array([0, -1, 2, 0]), "row 1 is -1"),
+        (GOOD, np.array([0, 1, 0.5, 0]), "row 2 is 0.5"),
+        (GOOD, np.array([0, 1, 2, math.nan]), "row 3 is nan"),
+        (GOOD, np.array(["a", "b", "c", "d"]), "labels must hold numbers"),
+        ([[1.0, 2.0], [3.0]], [0, 1], "not a rectangular array"),
+    ],
+)
+def test_data_that_no_fit_can_use_is_refused(logits: object, labels: object, message: str) -> None:
+    with pytest.raises(InvalidDataError, match=message):
+        fit("ts", logits, labels)
+
+
+def test_an_unknown_method_is_refused_with_those_that_exist() -> None:
+    with pytest.raises(UnknownMethodError, match="no method 'st'; there are auto, uncalibrated, ts"):
+        fit("st", GOOD, LABELS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_any_floating_dtype_is_taken(dtype: torch.dtype) -> None:
+    logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]], dtype=dtype)
+    assert math.isfinite(fit("pb", logits, torch.tensor([0, 1, 1])).nll)
+
+
+def test_a_calibrator_refuses_another_number_of_classes() -> None:
+    with pytest.raises(InvalidDataError, match=r"shape \(N, 3\), not \(2, 4\)"):
+        Calibrator.uncalibrated(3)(torch.zeros(2, 4))
