@@ -6,11 +6,10 @@ It runs in the worker process and needs nothing of the service: it is given a fo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from app.refit.validation_set import ValidationSet
+from app.refit.messages import FitOutcome, FitTask
 from app.registry.records import FittedCalibrator
 from calibrators import Calibrator, fit
 from calibrators.evaluation.reliability import reliability_svg
@@ -19,29 +18,6 @@ from calibrators.evaluation.report import cross_fitted_report
 Progress = Callable[[float, str], None]
 SEED = 0
 ROUND_TRIP_ROWS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class FitTask:
-    """What a worker process is handed.
-
-    Attributes
-    ----------
-    against
-        Artifact of the calibrator in force, which the report compares with; None for `uncalibrated`.
-    """
-
-    data: ValidationSet
-    method: str
-    against: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class FitOutcome:
-    """What it hands back: the calibrator with its papers, and the report's verdict for the gate."""
-
-    fitted: FittedCalibrator
-    is_better: bool
 
 
 def perform(task: FitTask, progress: Progress) -> FitOutcome:

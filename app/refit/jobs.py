@@ -21,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from app.refit.activation import Activator
 from app.refit.errors import FitAlreadyOver, FitQueueFull
 from app.refit.gate import decide
+from app.refit.messages import FitTask
 from app.refit.validation_set import ValidationSet
 from app.refit.worker import FitFailed, Worker
 from app.refit.workspace import Workspace
@@ -120,7 +121,7 @@ class FitJobs:
             self._runner.cancel()
             with suppress(asyncio.CancelledError):
                 await self._runner
-        await asyncio.to_thread(self._worker.stop)
+        await asyncio.to_thread(self._worker.close)
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[Path]:
@@ -247,13 +248,11 @@ class FitJobs:
         try:
             return await asyncio.wait_for(self._queue.get(), WORKER_IDLE_SECONDS)
         except TimeoutError:
-            await asyncio.to_thread(self._worker.stop)
+            await asyncio.to_thread(self._worker.close)
             return await self._queue.get()
 
     async def _perform(self, job: Job) -> None:
         """See one fit through: start, progress, commit and swap."""
-        from app.refit.fitting import FitTask  # noqa: PLC0415 - with the libraries that only fits need
-
         fits, fit_id = self._registry.fits, job.record.id
         job.started = time.monotonic()
         job.update(await asyncio.to_thread(fits.start, fit_id))

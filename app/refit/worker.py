@@ -15,12 +15,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from app.refit.fitting import FitOutcome, FitTask
+from app.refit.messages import Advanced, FitOutcome, FitTask, Refused
 
 logger = logging.getLogger("boxcal")
 
@@ -32,24 +29,8 @@ class FitFailed(Exception):
     """A fit that came to no calibrator; the message is for the client."""
 
 
-@dataclass(frozen=True, slots=True)
-class Advanced:
-    """The fit is `progress` (0 to 1) through, and doing what `stage` says."""
-
-    progress: float
-    stage: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The fit ended with an error; `trace` is for the log, and empty where the data are at fault."""
-
-    reason: str
-    trace: str = ""
-
-
 class Worker:
-    """At most one process, which does one fit at a time; `run` is for one thread, the others for any."""
+    """At most one process, which does one fit at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -81,7 +62,7 @@ class Worker:
             while isinstance(message := connection.recv(), Advanced):
                 on_progress(message.progress, message.stage)
         except (EOFError, OSError) as error:
-            raise FitFailed(_obituary(self.stop())) from error
+            raise FitFailed(_obituary(self.close())) from error
         if isinstance(message, Refused):
             if message.trace:
                 logger.error("A fit failed:\n%s", message.trace)
@@ -89,27 +70,36 @@ class Worker:
         outcome: FitOutcome = message
         return outcome
 
-    def stop(self) -> int | None:
-        """End the process at once, whatever it does, and give its exit status; None where there is none."""
+    def stop(self) -> None:
+        """End the process at once, whatever it is doing, from any thread; a `run` under way then raises."""
         with self._lock:
-            process, connection = self._process, self._connection
-            self._process = self._connection = None
-            if process is None:
-                return None
-            process.kill()
-            status = process.wait()
-            if connection is not None:
-                connection.close()
-            return status
+            if self._process is not None:
+                self._process.kill()
+
+    def close(self) -> int | None:
+        """End the process while no `run` is under way, and give its exit status; None where there is none."""
+        with self._lock:
+            return self._bury()
 
     def _started(self) -> Connection:
         with self._lock:
+            if self._process is not None and self._process.poll() is not None:
+                self._bury()
             if self._connection is None:
                 ours, theirs = socket.socketpair()
                 with theirs:
                     self._process = _spawn(theirs.fileno())
                 self._connection = Connection(ours.detach())
             return self._connection
+
+    def _bury(self) -> int | None:
+        process, connection = self._process, self._connection
+        self._process = self._connection = None
+        if process is None or connection is None:
+            return None
+        connection.close()
+        process.kill()
+        return process.wait()
 
 
 def _spawn(descriptor: int) -> subprocess.Popen[bytes]:

@@ -14,12 +14,8 @@ import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
 
-from app.refit.worker import Advanced, Refused
-
-if TYPE_CHECKING:
-    from app.refit.fitting import FitTask
+from app.refit.messages import Advanced, FitTask, Refused
 
 NICENESS = 10
 REPORT_SECONDS = 0.05
