@@ -16,6 +16,7 @@ from torch import Tensor
 from app.predict.answers import Rows
 from app.predict.batcher import Batcher
 from app.predict.calibration import Wanted, calibrate_batch
+from app.predict.decoding import decode
 from app.predict.inputs import Decoder
 from app.predict.pace import Pace
 from app.predict.pipeline import Pipeline
@@ -66,6 +67,4 @@ def decoder_of(backbone: Backbone, max_pixels: int) -> Decoder:
     preprocessing = backbone.preprocessing
     if preprocessing is None:
         return Decoder(None, backbone.input_shape)
-    from app.predict.decoding import decode  # noqa: PLC0415
-
     return Decoder(partial(decode, preprocessing=preprocessing, max_pixels=max_pixels), backbone.input_shape)
