@@ -11,7 +11,7 @@ from rich.markup import escape
 from app.cli.metrics import metrics_table
 from app.cli.output import messages, progress_bar, screen, write_json
 from app.client import BoxcalClient
-from app.client.calls import ActivatePolicy
+from app.client.results import ActivatePolicy
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ def run(
 
 def _here(file: Path, method: str) -> Fitted:
     from app.cli.validation_file import read_validation_set  # noqa: PLC0415 - brings torch
-    from app.refit.fitting import FitTask, perform  # noqa: PLC0415
+    from app.refit.fitting import perform  # noqa: PLC0415
+    from app.refit.messages import FitTask  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("fitting") as advance:
         outcome = perform(FitTask(read_validation_set(file, Path(folder)), method, against=None), advance)

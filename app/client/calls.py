@@ -17,7 +17,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from app.client.exchange import Call
-from app.client.results import Activation, Answer, CalibratorRecord, Fit, Health
+from app.client.results import ActivatePolicy, Activation, Answer, CalibratorRecord, Fit, Health
 
 __all__ = ["AnswerOptions", "BoundValue", "ImageSource", "options_document"]
 
@@ -30,8 +30,6 @@ ImageSource = bytes | str | Path
 Floats = npt.NDArray[np.floating[Any]]
 
 LONGEST_QUERY = 2000
-
-ActivatePolicy = Literal["if_better", "always", "never"]
 
 
 class AnswerOptions(TypedDict, total=False):

@@ -125,7 +125,7 @@ class FitNotSucceededError(ClientError):
 
     def __init__(self, fit: "Fit") -> None:
         self.fit = fit
-        super().__init__(f"fit {fit.id} {fit.state}" + (f": {fit.error_text}" if fit.error_text else ""))
+        super().__init__(f"fit {fit.id} {fit.state}" + (f": {fit.error}" if fit.error else ""))
 
 
 def problem_error(status: int, problem: Mapping[str, Any], retry_after: float | None) -> ProblemError:

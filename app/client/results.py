@@ -3,13 +3,16 @@
 Members that a newer service adds are kept (`model_extra`) and never break an older client.
 """
 
+from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
+    "ActivatePolicy",
     "Activation",
     "Answer",
+    "BackboneName",
     "CalibratorName",
     "CalibratorRecord",
     "Fit",
@@ -19,6 +22,7 @@ __all__ = [
     "Prediction",
 ]
 
+ActivatePolicy = Literal["if_better", "always", "never"]
 FitState = Literal["queued", "running", "succeeded", "failed", "cancelled", "interrupted"]
 
 
@@ -64,15 +68,34 @@ class Answer(_Result):
 
 
 class Fit(_Result):
-    """A fit's state; `calibrator` and `activated` are known once it has succeeded."""
+    """A fit's state.
+
+    Attributes
+    ----------
+    progress, stage
+        Share of the work done, 0 to 1, and what is being done.
+    method
+        What was asked for; the calibrator names what `auto` chose.
+    calibrator, activated, decision
+        Once it has succeeded: the version it made, whether that was put in force, and why or why not.
+    error
+        Why it failed, was cancelled or was interrupted.
+    """
 
     id: str
     state: FitState
     progress: float = 0.0
     stage: str | None = None
+    method: str | None = None
+    activate: ActivatePolicy | None = None
+    samples: int | None = None
     calibrator: int | None = None
     activated: bool | None = None
-    error: str | dict[str, Any] | None = None
+    decision: str | None = None
+    error: str | None = None
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
 
     @property
     def done(self) -> bool:
@@ -86,27 +109,46 @@ class Fit(_Result):
             raise ValueError(f"fit {self.id} is {self.state} and has no calibrator")
         return self.calibrator
 
-    @property
-    def error_text(self) -> str | None:
-        """The reason of a fit that did not succeed, as one line."""
-        if isinstance(self.error, dict):
-            return str(self.error.get("detail") or self.error.get("title") or self.error)
-        return self.error
+
+class BackboneName(_Result):
+    """What a calibrator was fitted to; `fingerprint` is the SHA-256 of the weights."""
+
+    name: str
+    num_classes: int
+    fingerprint: str
 
 
 class CalibratorRecord(_Result):
-    """A calibrator in the registry; exactly one is active."""
+    """A calibrator in the registry; exactly one is active, and version 0 was never fitted.
+
+    Attributes
+    ----------
+    spec
+        The fitted parameters.
+    samples
+        Size of the validation set.
+    sha256, size
+        Of the artifact, in bytes.
+    """
 
     version: int
     method: str
     active: bool
+    backbone: BackboneName | None = None
+    spec: dict[str, Any] | None = None
+    samples: int | None = None
+    sha256: str | None = None
+    size: int | None = None
+    created_at: datetime | None = None
 
 
 class Activation(_Result):
-    """What an activation or a rollback put in force."""
+    """What an activation or a rollback put in force, and why."""
 
     version: int
     method: str
+    reason: Literal["fit", "request", "rollback"] | None = None
+    activated_at: datetime | None = None
 
 
 class Health(_Result):
@@ -114,3 +156,5 @@ class Health(_Result):
 
     ready: bool
     status: str = ""
+    model: str | None = None
+    calibrator: int | None = None
