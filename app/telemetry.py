@@ -14,6 +14,7 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    ProcessCollector,
     disable_created_metrics,
     generate_latest,
 )
@@ -43,6 +44,7 @@ class Telemetry:
         # The library would add a series with the time of creation beside every counter and histogram.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)  # memory, processor time and open files of this process
         self._request_seconds = Histogram(
             "boxcal_request_seconds",
             "Time from the first byte of a request to the last of its answer.",

@@ -112,11 +112,14 @@ def test_rules_are_evaluated_and_a_working_service_raises_no_alarm(
     ] == []
 
 
-def test_each_alert_fires_when_it_should_and_only_then(prometheus_tools: None, tmp_path: Path) -> None:
-    for source in (RULES, Path(__file__).with_name("rules_test.yml")):
+@pytest.mark.parametrize("cases", ["rules_test.yml", "rules_over_days_test.yml"])
+def test_each_alert_fires_when_it_should_and_only_then(
+    cases: str, prometheus_tools: None, tmp_path: Path
+) -> None:
+    for source in (RULES, Path(__file__).with_name(cases)):
         (tmp_path / source.name).write_text(source.read_text())
     tested = subprocess.run(
-        ["promtool", "test", "rules", str(tmp_path / "rules_test.yml")],
+        ["promtool", "test", "rules", str(tmp_path / cases)],
         capture_output=True,
         text=True,
         check=False,
