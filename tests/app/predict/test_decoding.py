@@ -1,0 +1,200 @@
+"""Decoding: every kind of picture people send, and every kind of bytes that is none."""
+
+import io
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from app.errors import InvalidInput, PictureTooLarge
+from app.predict.decoding import decode
+from models.preprocessing import DigitLevels, ImageClassification, Preprocessing
+
+DIGITS = DigitLevels()
+IMAGENET = ImageClassification(resize=64, crop=56, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+MAX_PIXELS = 1_000_000
+
+
+def read(data: bytes, preprocessing: Preprocessing = DIGITS, max_pixels: int = MAX_PIXELS) -> Any:
+    return decode(data, preprocessing=preprocessing, max_pixels=max_pixels)
+
+
+def encoded(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    stream = io.BytesIO()
+    picture.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def scene(width: int = 320, height: int = 240) -> Image.Image:
+    """A smooth picture that no symmetry leaves unchanged."""
+    y, x = np.mgrid[0 : 1 : height * 1j, 0 : 1 : width * 1j]
+    pixels = np.stack([255 * x, 255 * y, 255 * x * y], axis=-1)
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+def digit() -> Image.Image:
+    levels = np.random.default_rng(0).integers(0, 17, (8, 8))
+    return Image.fromarray(np.rint(levels * 255 / 16).astype(np.uint8))
+
+
+def png_header(width: int, height: int) -> bytes:
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    header = struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + header
+        + struct.pack(">I", 0)
+        + b"IDAT"
+        + struct.pack(">I", zlib.crc32(b"IDAT"))
+    )
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_the_three_kinds_are_read(kind: str) -> None:
+    picture = scene()
+    assert np.abs(read(encoded(picture, kind, quality=95), IMAGENET) - IMAGENET(picture)).max() < 0.04
+
+
+def test_lossless_kinds_are_read_exactly() -> None:
+    for data in (encoded(digit()), encoded(digit().convert("RGB"), "WEBP", lossless=True)):
+        assert np.array_equal(read(data), DIGITS(digit().convert("RGB")))
+
+
+@pytest.mark.parametrize("size", [(320, 240), (1600, 1200), (1203, 777), (90, 4000)])
+def test_a_jpeg_shrunk_while_decoding_is_the_same_picture(size: tuple[int, int]) -> None:
+    data = encoded(scene(*size), "JPEG", quality=95)
+    whole = IMAGENET(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert np.abs(read(data, IMAGENET, max_pixels=2_000_000) - whole).max() < 0.02
+
+
+# How a camera stores an upright scene under each orientation tag.
+STORED = {
+    1: None,
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+
+
+@pytest.mark.parametrize("orientation", STORED)
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_exif_orientation_is_obeyed(kind: str, orientation: int) -> None:
+    upright = scene(160, 120)
+    turn = STORED[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(upright if turn is None else upright.transpose(turn), kind, exif=exif, quality=95)
+    assert np.abs(read(data, IMAGENET) - IMAGENET(upright)).max() < 0.04
+
+
+def test_transparent_parts_show_the_preprocessings_background() -> None:
+    clear = Image.new("RGBA", (32, 32), (200, 10, 10, 0))
+    assert read(encoded(clear)).max() == 0
+    assert read(encoded(clear), IMAGENET).min() == 1
+    half = Image.new("LA", (32, 32), (255, 128))
+    assert np.all(read(encoded(half)) == 8)
+    palette = Image.new("P", (32, 32), 1)
+    palette.putpalette([0, 0, 0, 255, 255, 255])
+    assert np.all(read(encoded(palette)) == 16)
+    assert read(encoded(palette, transparency=1)).max() == 0
+    assert np.all(read(encoded(palette, transparency=b"\xff\x80")) == 8)
+    assert read(encoded(Image.new("RGB", (8, 8), "white"), transparency=(255, 255, 255))).max() == 0
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "I;16"])
+def test_every_mode_of_png_is_read(mode: str) -> None:
+    if mode == "I;16":
+        picture = Image.fromarray(np.full((8, 8), 65535, np.uint16))
+        middle = Image.fromarray(np.full((8, 8), 32768, np.uint16))
+        assert np.all(read(encoded(middle)) == 8)
+    else:
+        picture = Image.new("L", (8, 8), 255).convert(mode)
+    assert np.all(read(encoded(picture)) == 16)
+
+
+def test_cmyk_and_grey_jpegs_are_read() -> None:
+    white = Image.new("CMYK", (64, 64), (0, 0, 0, 0))
+    assert np.all(read(encoded(white, "JPEG")) == 16)
+    assert np.all(read(encoded(white, "JPEG"), IMAGENET) > 0.98)
+    assert np.all(read(encoded(Image.new("L", (64, 64), 255), "JPEG")) == 16)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "empty: 0 bytes"),
+        (b"hello, this is no picture", r"25 bytes that begin with b'hello, t' are no JPEG, PNG or WebP"),
+        (b"%PDF-1.7", "no JPEG, PNG or WebP"),
+        (b"\xff\xd8\xff", "JPEG picture of 3 bytes is damaged"),
+        (b"\x89PNG\r\n\x1a\n", "PNG picture of 8 bytes is damaged"),
+        (b"RIFF\x10\0\0\0WEBPVP8 ", "WEBP picture of 16 bytes is damaged: its header cannot be read"),
+        (encoded(Image.new("RGB", (9, 9)), "GIF"), "no JPEG, PNG or WebP"),
+    ],
+)
+def test_what_is_no_picture_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        read(data)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("kept", [0.05, 0.5, 0.95])
+def test_truncated_pictures_are_refused(kind: str, kept: float) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (100, 100, 3), dtype=np.uint8)
+    data = encoded(Image.fromarray(noise), kind)
+    with pytest.raises(InvalidInput, match="damaged"):
+        read(data[: int(kept * len(data))])
+
+
+def test_animations_are_refused() -> None:
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "green")]
+    for kind in ("PNG", "WEBP"):
+        with pytest.raises(InvalidInput, match="animation"):
+            read(encoded(frames[0], kind, save_all=True, append_images=frames[1:]))
+
+
+def test_too_many_pixels_are_refused_by_the_header_alone() -> None:
+    with pytest.raises(PictureTooLarge, match=r"50,000 x 50,000 pixels; at most 1,000,000"):
+        read(png_header(50_000, 50_000))
+    for kind, options in (("JPEG", {}), ("PNG", {}), ("WEBP", {}), ("WEBP", {"lossless": True})):
+        picture = Image.new("RGB", (1001, 1000))
+        with pytest.raises(PictureTooLarge, match=r"1,001 x 1,000 pixels"):
+            read(encoded(picture, kind, **options))
+        read(encoded(picture, kind, **options), max_pixels=1_001_000)
+    alpha = Image.new("RGBA", (1200, 1000), (0, 0, 0, 9))
+    with pytest.raises(PictureTooLarge, match=r"1,200 x 1,000"):
+        read(encoded(alpha, "WEBP"))
+
+
+def test_a_webp_canvas_is_not_allocated() -> None:
+    chunk = b"VP8X" + struct.pack("<I", 10) + bytes(4) + (16382).to_bytes(3, "little") * 2
+    data = b"RIFF" + struct.pack("<I", 4 + len(chunk)) + b"WEBP" + chunk
+    with pytest.raises(PictureTooLarge, match="16,383 x 16,383"):
+        read(data)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(["JPEG", "PNG", "WEBP"]),
+    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=20),
+)
+def test_mutated_pictures_are_read_or_refused_and_nothing_else(
+    kind: str, changes: list[tuple[float, int]]
+) -> None:
+    data = bytearray(encoded(scene(40, 30), kind))
+    for place, value in changes:
+        data[int(place * len(data))] = value
+    try:
+        sample = read(bytes(data))
+    except (InvalidInput, PictureTooLarge):
+        return
+    assert sample.shape == (1, 8, 8)
+    assert np.isfinite(sample).all()

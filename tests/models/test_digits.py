@@ -1,0 +1,109 @@
+"""The digits backbone: its data, its pictures, its weights, and that it is overconfident."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional
+
+from models.backbone import Backbone
+from models.digits import WEIGHTS
+from models.digits_data import DigitsSplit, load_digits_split
+from models.loading import load_backbone
+from models.preprocessing import DigitLevels
+
+
+@pytest.fixture(scope="module")
+def split() -> DigitsSplit:
+    return load_digits_split()
+
+
+@pytest.fixture(scope="module")
+def digits() -> Backbone:
+    return load_backbone("digits", device="cpu")
+
+
+def test_the_split_is_the_whole_data_set_without_overlap(split: DigitsSplit) -> None:
+    parts = (split.train, split.validation, split.test)
+    assert [len(part) for part in parts] == [719, 539, 539]
+    samples = np.concatenate([part.levels for part in parts]).reshape(1797, -1)
+    from sklearn.datasets import load_digits
+
+    assert np.array_equal(np.sort(samples, axis=0), np.sort(load_digits().data, axis=0))
+    for part in parts:
+        assert set(part.labels) == set(range(10))
+
+
+def test_a_png_of_the_data_set_comes_back_as_its_levels(split: DigitsSplit) -> None:
+    preprocessing = DigitLevels()
+    for index in range(len(split.test)):
+        picture = split.test.picture(index).convert("RGB")
+        assert np.array_equal(preprocessing(picture), split.test.levels[index])
+
+
+def test_larger_and_wider_and_coloured_pictures_are_brought_to_it(split: DigitsSplit) -> None:
+    preprocessing = DigitLevels()
+    small = split.test.picture(3)
+    large = small.resize((80, 80), Image.Resampling.NEAREST).convert("RGB")
+    assert np.array_equal(preprocessing(large), split.test.levels[3])
+    wide = Image.new("RGB", (24, 8))
+    wide.paste(small.convert("RGB"), (8, 0))
+    padded = preprocessing(wide)
+    assert padded.shape == (1, 8, 8)
+    # A third of the width is the digit, so the 24 × 24 square holds it in its middle third.
+    assert padded[0, :2].max() == padded[0, :, :2].max() == padded[0, 6:].max() == 0
+    assert padded[0, 3:5, 3:5].max() > 0
+
+
+def test_the_network_is_decent_and_overconfident(digits: Backbone, split: DigitsSplit) -> None:
+    for part in (split.validation, split.test):
+        probabilities = digits(torch.from_numpy(part.levels)).softmax(1)
+        labels = torch.from_numpy(part.labels)
+        accuracy = (probabilities.argmax(1) == labels).double().mean()
+        assert accuracy > 0.92
+        assert probabilities.amax(1).mean() > accuracy + 0.03
+
+
+def test_a_temperature_fitted_on_validation_helps_the_test_split(
+    digits: Backbone, split: DigitsSplit
+) -> None:
+    validation = digits(torch.from_numpy(split.validation.levels))
+    labels = torch.from_numpy(split.validation.labels)
+    temperatures = torch.linspace(0.5, 5, 91)
+    best = min(temperatures, key=lambda t: functional.cross_entropy(validation / t, labels).item())
+    assert best > 1.3
+    test = digits(torch.from_numpy(split.test.levels))
+    labels = torch.from_numpy(split.test.labels)
+    assert functional.cross_entropy(test / best, labels) < functional.cross_entropy(test, labels) - 0.02
+
+
+def test_each_sample_is_answered_the_same_in_any_batch(digits: Backbone, split: DigitsSplit) -> None:
+    inputs = torch.from_numpy(split.test.levels[:33])
+    together = digits(inputs)
+    alone = torch.cat([digits(inputs[i : i + 1]) for i in range(33)])
+    torch.testing.assert_close(together, alone, atol=2e-5, rtol=1e-5)
+
+
+def test_it_describes_itself(digits: Backbone) -> None:
+    assert (digits.name, digits.num_classes, digits.device) == ("digits", 10, "cpu")
+    assert digits.labels == tuple("0123456789")
+    assert digits.input_shape == (1, 8, 8)
+    assert len(digits.fingerprint) == 64
+    assert WEIGHTS.stat().st_size < 1_000_000
+    assert digits.fingerprint == load_backbone("digits", device="cpu").fingerprint
+
+
+@pytest.mark.long
+def test_training_reproduces_a_network_of_the_same_quality(split: DigitsSplit) -> None:
+    """To the last bit on one kind of processor, as `models.train_digits --check` tells; here: as good."""
+    from models.train_digits import train
+
+    threads = torch.get_num_threads()
+    try:
+        network = train(split.train)
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(False)
+    with torch.inference_mode():
+        predicted = network(torch.from_numpy(split.test.levels)).argmax(1)
+    assert (predicted.numpy() == split.test.labels).mean() > 0.9

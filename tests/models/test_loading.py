@@ -1,0 +1,216 @@
+"""Loading: real files of weights, right and wrong; each refusal names the file, the shape or the key."""
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from safetensors.torch import save_file
+
+from models.errors import BackboneError, UnknownBackbone, UnusableDevice, UnusableLabels, UnusableWeights
+from models.loading import load_backbone
+from models.torchvision_models import build, classes_of, preprocessing_of
+
+
+@pytest.fixture(scope="module")
+def network() -> torch.nn.Module:
+    torch.manual_seed(7)
+    return build("squeezenet1_1", num_classes=6).eval()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, network: torch.nn.Module) -> Path:
+    folder = tmp_path_factory.mktemp("weights")
+    torch.save(network.state_dict(), folder / "six.pth")
+    save_file(network.state_dict(), folder / "six.safetensors")
+    (folder / "six.txt").write_text("\n".join(["ant", "bee", "cat", "dog", "eel", "fox"]) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("file", ["six.pth", "six.safetensors"])
+def test_a_local_file_gives_the_networks_own_logits(
+    file: str, folder: Path, network: torch.nn.Module
+) -> None:
+    backbone = load_backbone("torchvision:squeezenet1_1", weights=str(folder / file), device="cpu")
+    batch = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        torch.testing.assert_close(backbone(batch), network(batch))
+    assert backbone.labels == ("0", "1", "2", "3", "4", "5")
+    assert backbone.input_shape == (3, 224, 224)
+
+
+def test_the_fingerprint_is_of_the_weights_and_not_of_the_file(
+    folder: Path, network: torch.nn.Module
+) -> None:
+    one, two = (
+        load_backbone("torchvision:squeezenet1_1", weights=str(folder / file), device="cpu").fingerprint
+        for file in ("six.pth", "six.safetensors")
+    )
+    assert one == two
+    changed = {key: value.clone() for key, value in network.state_dict().items()}
+    changed["classifier.1.bias"][0] += 1e-3
+    save_file(changed, folder / "changed.safetensors")
+    other = load_backbone(
+        "torchvision:squeezenet1_1", weights=str(folder / "changed.safetensors"), device="cpu"
+    )
+    assert other.fingerprint != one
+
+
+def test_labels_come_from_a_file(folder: Path) -> None:
+    backbone = load_backbone(
+        "torchvision:squeezenet1_1", weights=str(folder / "six.pth"), labels=folder / "six.txt", device="cpu"
+    )
+    assert backbone.labels == ("ant", "bee", "cat", "dog", "eel", "fox")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("a\nb\nc\n", r"has 3 labels, but the model has 10 classes"),
+        ("a\n\nc\nd\ne\nf\ng\nh\ni\nj\n", r"label 2 is empty"),
+        ("a\nb\nc\nd\ne\nb\ng\nh\ni\nj\n", r"label 6, 'b', is already label 2"),
+    ],
+)
+def test_wrong_labels_are_refused(lines: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "labels.txt"
+    file.write_text(lines)
+    with pytest.raises(UnusableLabels, match=message):
+        load_backbone("digits", labels=file)
+    with pytest.raises(UnusableLabels, match=r"absent\.txt cannot be read"):
+        load_backbone("digits", labels=tmp_path / "absent.txt")
+
+
+def test_random_weights_only_by_name_and_always_the_same() -> None:
+    with pytest.raises(UnusableWeights, match=r"needs weights.*IMAGENET1K_V1.*'random'"):
+        load_backbone("torchvision:squeezenet1_1")
+    before = torch.random.get_rng_state()
+    one = load_backbone("torchvision:squeezenet1_1", weights="random", device="cpu")
+    assert torch.equal(before, torch.random.get_rng_state())
+    two = load_backbone("torchvision:squeezenet1_1", weights="random", device="cpu")
+    assert one.fingerprint == two.fingerprint
+    assert one.num_classes == 1000
+    assert one.labels[0] == "tench"
+    assert len(set(one.labels)) == 1000
+
+
+class Surprise:
+    """What a pickle must not be allowed to build."""
+
+    def __init__(self) -> None:
+        self.value = 1
+
+
+def broken(folder: Path, network: torch.nn.Module) -> dict[str, tuple[Path, str]]:
+    """Damaged weights, each with what the refusal must say."""
+    state: OrderedDict[str, Any] = OrderedDict(network.state_dict())
+    cases = {}
+
+    def case(name: str, message: str) -> Path:
+        cases[name] = (folder / name, message)
+        return folder / name
+
+    torch.save(
+        OrderedDict((k, v) for k, v in state.items() if k != "features.0.bias"),
+        case("lacks.pth", r"lacks features\.0\.bias"),
+    )
+    torch.save(state | {"extra": torch.zeros(1)}, case("extra.pth", "has unknown extra"))
+    torch.save(
+        state | {"features.0.weight": torch.zeros(64, 3, 5, 5)},
+        case("shape.pth", r"features\.0\.weight has shape \(64, 3, 5, 5\), expected \(64, 3, 3, 3\)"),
+    )
+    torch.save({"model": Surprise()}, case("pickle.pth", "more than tensors"))
+    torch.save([1, 2, 3], case("list.pth", "no state_dict"))
+    case("truncated.pth", "readable PyTorch file|damaged").write_bytes(
+        (folder / "six.pth").read_bytes()[:10000]
+    )
+    case("text.pth", "damaged|readable PyTorch").write_text("these are no weights")
+    case("text.safetensors", "not a readable safetensors file").write_text("these are no weights")
+    case("empty.safetensors", "not a readable safetensors file").write_bytes(b"")
+    case("weights.npz", r"not '\.npz'").write_bytes(b"PK")
+    cases["absent.pth"] = (folder / "absent.pth", r"absent\.pth does not exist")
+    return cases
+
+
+def test_damaged_weights_are_refused_by_name(folder: Path, network: torch.nn.Module) -> None:
+    for path, message in broken(folder, network).values():
+        with pytest.raises(UnusableWeights, match=message) as caught:
+            load_backbone("torchvision:squeezenet1_1", weights=str(path), device="cpu")
+        assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"spec": "digit"}, UnknownBackbone, "Unknown model 'digit'"),
+        ({"spec": "torchvision:"}, UnknownBackbone, "Unknown model 'torchvision:'"),
+        ({"spec": "torchvision:vit_b_17"}, UnknownBackbone, "'vit_b_17'.*Did you mean one of vit_b_16"),
+        ({"spec": "torchvision:raft_large"}, UnknownBackbone, "no classification model 'raft_large'"),
+        (
+            {"spec": "torchvision:vit_b_16", "weights": "V3"},
+            UnusableWeights,
+            "no weights 'V3'.*IMAGENET1K_V1",
+        ),
+        ({"spec": "digits", "weights": "random"}, UnusableWeights, "brings its own"),
+        ({"spec": "digits", "device": "tpu"}, UnusableDevice, "Unknown device 'tpu'"),
+        ({"spec": "digits", "device": "meta"}, UnusableDevice, "Unknown device 'meta'"),
+        ({"spec": "digits", "precision": "float8"}, UnusableDevice, "Unknown precision 'float8'"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_by_name(
+    options: dict[str, Any], error: type[BackboneError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        load_backbone(**options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_is_refused_where_there_is_none() -> None:
+    with pytest.raises(UnusableDevice, match="'cuda' was asked for"):
+        load_backbone("digits", device="cuda")
+
+
+def test_a_batch_of_another_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"reads inputs of shape \(1, 8, 8\), got \(3, 8, 8\)"):
+        load_backbone("digits", device="cpu")(torch.zeros(2, 3, 8, 8))
+
+
+def test_every_published_weight_has_a_preprocessing_and_every_model_a_head() -> None:
+    for name in torchvision.models.list_models(module=torchvision.models):
+        for entry in torchvision.models.get_model_weights(name):
+            shape = preprocessing_of(entry).input_shape
+            assert shape == (3, entry.transforms().crop_size[0], entry.transforms().crop_size[0])
+        try:
+            with torch.device("meta"):
+                network = build(name, num_classes=17)
+        except NotImplementedError:  # regnets compute their widths with tensors
+            network = build(name, num_classes=17) if name.endswith("400mf") else torch.nn.Linear(1, 17)
+        assert classes_of(network) == 17
+
+
+@pytest.mark.parametrize("size", [(500, 375), (333, 500), (256, 256), (100, 900), (900, 100), (224, 224)])
+@pytest.mark.parametrize("model", ["vit_b_16", "resnet50", "swin_v2_t", "convnext_tiny", "efficientnet_b0"])
+def test_preprocessing_is_torchvisions_own(model: str, size: tuple[int, int]) -> None:
+    """Up to rounding: pillow may take the two axes in the other order where only the crop is resized."""
+    entry = torchvision.models.get_model_weights(model).DEFAULT
+    noise = np.random.default_rng(3).integers(0, 256, (size[1] // 4, size[0] // 4, 3), dtype=np.uint8)
+    picture = Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC)
+    preprocessing = preprocessing_of(entry)
+    ours, theirs = preprocessing(picture), entry.transforms()(picture).numpy()
+    assert ours.shape == theirs.shape
+    level = 1 / 255 / min(preprocessing.std)
+    assert np.abs(ours - theirs).max() < 3.01 * level
+    assert np.mean(np.abs(ours - theirs)) < 0.3 * level
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_lower_precision_stays_close(precision: str) -> None:
+    inputs = torch.arange(64.0).reshape(1, 1, 8, 8) % 17
+    full = load_backbone("digits", device="cpu")(inputs)
+    low = load_backbone("digits", device="cpu", precision=precision)(inputs)
+    assert low.dtype == torch.float32
+    assert not torch.equal(low, full)
+    torch.testing.assert_close(low.softmax(1), full.softmax(1), atol=0.05, rtol=0)
