@@ -6,7 +6,7 @@ RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-long check format demo lock clean
+.PHONY: help serve test test-long check format demo bench-serving lock clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -43,6 +43,9 @@ format: $(DEV) ## Format and fix what can be fixed
 
 demo: $(RUNTIME) ## Walk through prediction, bounds, fit and rollback against the running service
 	$(BIN)/python -m app.demo
+
+bench-serving: $(DEV) ## Measure the service beside six others (BENCH_SERVING_MODEL, _LABELS, _IMAGES name the input)
+	$(BIN)/python -m benchmarks.serving
 
 lock: ## Resolve the lock files anew (needs uv)
 	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet --output-file requirements.lock

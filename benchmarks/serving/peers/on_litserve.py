@@ -1,0 +1,58 @@
+"""LitServe with one inference worker a core, as its documentation advises for work bound to the processor.
+
+Batching stays off: on a processor a batch costs as much as its members one by one, and waiting costs more.
+"""
+
+import os
+from typing import Annotated, Any
+
+import litserve
+import work
+from fastapi import Body, Response
+
+RawBody = Annotated[bytes, Body(media_type="application/octet-stream")]
+
+
+class Images(litserve.LitAPI):
+    """JPEG → top 5."""
+
+    def setup(self, device: str) -> None:
+        """Load the model in the worker."""
+        self.classifier = work.Classifier(threads=1)
+
+    def decode_request(self, request: RawBody) -> bytes:
+        """Hand the worker the picture's bytes."""
+        return request
+
+    def predict(self, picture: bytes) -> dict[str, Any]:
+        """Decode and run in the worker."""
+        return self.classifier.classify(picture)
+
+    def encode_response(self, output: dict[str, Any]) -> dict[str, Any]:
+        """Let the server write the JSON."""
+        return output
+
+
+class Logits(litserve.LitAPI):
+    """1000 logits → softmax."""
+
+    def setup(self, device: str) -> None:
+        """Nothing to load."""
+
+    def decode_request(self, request: RawBody) -> bytes:
+        """Hand the worker the body, so that only the worker parses it."""
+        return request
+
+    def predict(self, body: bytes) -> bytes:
+        """Softmax, JSON to JSON."""
+        return work.softmax_json(body)
+
+    def encode_response(self, output: bytes) -> Response:
+        """Send the JSON as it is."""
+        return Response(output, media_type="application/json")
+
+
+if __name__ == "__main__":
+    api = Images() if work.task() == "images" else Logits()
+    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=os.cpu_count() or 1)
+    server.run(host="127.0.0.1", port=work.port(), log_level="warning", generate_client_file=False)

@@ -1,0 +1,34 @@
+"""MLServer's runtime for both tasks: Open Inference Protocol, pictures as base64, one worker a core."""
+
+import base64
+
+import numpy as np
+import work
+from mlserver import MLModel
+from mlserver.codecs import NumpyCodec
+from mlserver.types import InferenceRequest, InferenceResponse
+
+
+class Bench(MLModel):
+    """Both tasks."""
+
+    async def load(self) -> bool:
+        """Load the model in the worker."""
+        if work.task() == "images":
+            self.classifier = work.Classifier(threads=1)
+        return True
+
+    async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+        """Classify one picture, or a softmax of one row."""
+        (tensor,) = payload.inputs
+        if work.task() == "images":
+            top = self.classifier.classify(base64.b64decode(tensor.data[0]))["top"]
+            outputs = [
+                NumpyCodec.encode_output("index", np.array([each["index"] for each in top])),
+                NumpyCodec.encode_output("probability", np.array([each["probability"] for each in top])),
+            ]
+        else:
+            outputs = [
+                NumpyCodec.encode_output("probabilities", work.softmax(NumpyCodec.decode_input(tensor)))
+            ]
+        return InferenceResponse(model_name=self.name, outputs=outputs)

@@ -1,0 +1,113 @@
+"""Starts one contestant, waits until it is ready, and ends it with all its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks.serving.contestants import PEERS, Contestant, Model, Task
+from benchmarks.serving.payloads import free_port
+
+READY_SECONDS = 90
+
+
+@dataclass(frozen=True)
+class Server:
+    """A contestant that is ready on a port."""
+
+    contestant: Contestant
+    port: int
+    process: subprocess.Popen[bytes]
+
+    def memory_bytes(self) -> int:
+        """Return what all its processes hold together, shared pages counted once (PSS)."""
+        total = 0
+        for process in _family(self.process.pid):
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_full_info().pss
+        return total
+
+
+def _family(pid: int) -> set[psutil.Process]:
+    # Ray's processes leave the process tree and BentoML's leave the session that `start_new_session` made.
+    members: set[psutil.Process] = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.Error):
+            if os.getsid(process.pid) == pid:
+                members |= {process, *process.children(recursive=True)}
+    return members
+
+
+def _is_ready(port: int, path: str) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(20)
+    for member in _family(process.pid):
+        with contextlib.suppress(psutil.Error):
+            member.kill()
+    process.wait()
+
+
+@contextlib.contextmanager
+def serving(contestant: Contestant, python: Path, model: Model, task: Task) -> Iterator[Server]:
+    """Yield a contestant that is ready; its scratch files and processes are gone afterwards.
+
+    Raises
+    ------
+    SystemExit
+        With the end of its log, when it ends or is not ready within 90 s.
+    """
+    port = free_port()
+    with tempfile.TemporaryDirectory(
+        prefix=f"serving-{contestant.name}-", ignore_cleanup_errors=True
+    ) as name:
+        folder = Path(name)
+        launch = contestant.launch(python, model, port, folder)
+        environment = {
+            **os.environ,
+            "BENCH_MODEL": str(model.path),
+            "BENCH_PORT": str(port),
+            "BENCH_TASK": task,
+            "PYTHONPATH": str(PEERS) if contestant.requirements else os.environ.get("PYTHONPATH", ""),
+            **launch.environment,
+        }
+        log = folder / "server.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                launch.command,
+                cwd=folder,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            deadline = time.monotonic() + READY_SECONDS
+            while not _is_ready(port, contestant.ready):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit(f"{contestant.name} did not get ready:\n{log.read_text()[-3000:]}")
+                time.sleep(0.1)
+            yield Server(contestant, port, process)
+        finally:
+            _end(process)
