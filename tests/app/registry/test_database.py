@@ -1,0 +1,95 @@
+"""The database is made, upgraded, guarded and refused as it should be."""
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy.exc import IntegrityError
+
+from app.registry.database import Database
+from app.registry.errors import RegistryUnusable
+from app.registry.migrations import HEAD
+from app.registry.tables import metadata
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'deep' / 'boxcal.db'}"
+
+
+def test_the_migrations_make_exactly_the_tables_that_the_code_uses(url: str) -> None:
+    database = Database(url)
+    with database.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    database.close()
+
+
+def test_head_names_the_newest_step() -> None:
+    config = Config()
+    config.set_main_option("script_location", "app.registry:migrations")
+    assert ScriptDirectory.from_config(config).get_current_head() == HEAD
+
+
+def test_a_database_that_is_up_to_date_opens_without_alembic(url: str) -> None:
+    Database(url).close()
+    program = (
+        "import sys; from app.registry.database import Database; "
+        f"Database({url!r}).close(); sys.exit('alembic' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("table", ["calibrators", "activations"])
+@pytest.mark.parametrize("change", ["DELETE FROM {}", "UPDATE {} SET created_at = '2000-01-01'"])
+def test_the_database_itself_refuses_to_change_the_record(url: str, table: str, change: str) -> None:
+    database = Database(url)
+    with database.write() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO backbones VALUES (1, 'digits', 'ab', 2, '[]', 'cd', '2026-01-01 00:00:00')"
+        )
+        connection.exec_driver_sql(
+            "INSERT INTO activations VALUES (1, 1, 0, 'request', NULL, '2026-01-01 00:00:00')"
+        )
+    with pytest.raises(IntegrityError, match=f"{table} is append-only"), database.write() as connection:
+        connection.exec_driver_sql(change.format(table))
+    database.close()
+
+
+def test_a_newer_database_is_refused_by_name(url: str, tmp_path: Path) -> None:
+    Database(url).close()
+    with sqlite3.connect(tmp_path / "deep" / "boxcal.db") as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    with pytest.raises(RegistryUnusable, match="revision '9999', written by a newer release"):
+        Database(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("not a url", "BOXCAL_DATABASE_URL is not a database URL"),
+        ("sqlite:////proc/nowhere/boxcal.db", "cannot be opened"),
+        ("nonesuch://host/name", "cannot be opened"),
+    ],
+)
+def test_an_unusable_url_is_refused_in_words(url: str, message: str) -> None:
+    with pytest.raises(RegistryUnusable, match=message):
+        Database(url)
+
+
+def test_a_password_is_not_shown() -> None:
+    with pytest.raises(RegistryUnusable) as caught:
+        Database("nonesuch://user:secret@host/name")
+    assert "secret" not in caught.value.detail
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "boxcal.db").write_bytes(b"something else entirely" * 100)
+    with pytest.raises(RegistryUnusable, match="file is not a database"):
+        Database(f"sqlite:///{tmp_path / 'boxcal.db'}")

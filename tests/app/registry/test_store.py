@@ -1,0 +1,222 @@
+"""The registry keeps what it is given, answers what is in force, and refuses what contradicts its record."""
+
+import hashlib
+import sqlite3
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from app.registry.errors import (
+    CalibratorNotFound,
+    DamagedArtifact,
+    FitNotFound,
+    ForeignCalibrator,
+    NoReport,
+    NothingToRollBack,
+)
+from app.registry.records import (
+    ActivatePolicy,
+    BackboneIdentity,
+    Decision,
+    FitState,
+    FittedCalibrator,
+    Reason,
+)
+from app.registry.store import Registry
+
+DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
+OTHERS = [
+    BackboneIdentity("vit", "ab" * 32, tuple("0123456789")),
+    BackboneIdentity("digits", "cd" * 32, tuple("0123456789")),
+    BackboneIdentity("digits", "ab" * 32, tuple("012345678")),
+    BackboneIdentity("digits", "ab" * 32, tuple("9876543210")),
+]
+
+
+def fitted(method: str = "ts", artifact: bytes = b"bytes") -> FittedCalibrator:
+    return FittedCalibrator(method, artifact, {"method": method}, {"samples": 7, "nll": [0.5]}, b"<svg/>", 7)
+
+
+def opened(path: Path, backbone: BackboneIdentity = DIGITS, owner: str = "me") -> Registry:
+    return Registry.open(f"sqlite:///{path}", backbone, owner=owner, living={owner})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "boxcal.db"
+
+
+@pytest.fixture
+def registry(path: Path) -> Iterator[Registry]:
+    registry = opened(path)
+    yield registry
+    registry.close()
+
+
+def add(registry: Registry, *, activate: bool = False, artifact: bytes = b"bytes") -> int:
+    """Record a fit and its calibrator."""
+    fit_id = f"fit-{threading.get_ident()}-{len(registry.fits.list(1000))}"
+    registry.fits.add(fit_id, "ts", ActivatePolicy.ALWAYS, 7)
+    version, _ = registry.record_fit(fit_id, fitted(artifact=artifact), lambda _: Decision(activate, "so"))
+    return version
+
+
+def test_a_new_registry_holds_version_0_in_force(registry: Registry) -> None:
+    (only,) = registry.list()
+    assert (only.version, only.method, only.backbone, only.sha256) == (0, "uncalibrated", None, None)
+    assert registry.active_version() == 0
+
+
+def test_a_calibrator_comes_back_as_it_was_given(registry: Registry, path: Path) -> None:
+    assert add(registry, artifact=b"\x00\xffbytes") == 1
+    registry.close()
+    again = opened(path)
+    record = again.get(1)
+    assert again.list() == [record, again.get(0)]
+    assert (record.method, record.backbone, record.samples, record.size) == ("ts", DIGITS, 7, 7)
+    assert record.sha256 == hashlib.sha256(b"\x00\xffbytes").hexdigest()
+    assert record.created_at.tzinfo is not None
+    assert again.artifact(1) == b"\x00\xffbytes"
+    assert again.report(1) == {"samples": 7, "nll": [0.5]}
+    assert again.reliability_svg(1) == b"<svg/>"
+    again.close()
+
+
+def test_a_result_and_its_activation_are_one(registry: Registry) -> None:
+    registry.fits.add("fit", "auto", ActivatePolicy.IF_BETTER, 7)
+
+    def fails(in_force: int) -> Decision:
+        assert in_force == 0
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        registry.record_fit("fit", fitted(), fails)
+    assert [record.version for record in registry.list()] == [0]
+    assert registry.fits.get("fit").state is FitState.QUEUED
+
+    version, decision = registry.record_fit("fit", fitted(), lambda _: Decision(True, "better"))
+    assert (version, decision.why, registry.active_version()) == (1, "better", 1)
+    record = registry.fits.get("fit")
+    assert (record.state, record.calibrator, record.activated, record.decision) == (
+        FitState.SUCCEEDED, 1, True, "better",
+    )  # fmt: skip
+
+
+def test_rolling_back_walks_the_activations_backwards(registry: Registry) -> None:
+    for _ in range(3):
+        add(registry)
+    with pytest.raises(NothingToRollBack, match="no activation came before"):
+        registry.rollback()
+    for version in (1, 2, 2, 3):
+        assert registry.activate(version).version == version
+    assert [registry.rollback().version for _ in range(3)] == [2, 1, 0]
+    with pytest.raises(NothingToRollBack, match="everything is rolled back"):
+        registry.rollback()
+    assert registry.activate(3).reason is Reason.REQUEST
+    assert registry.activate(0).method == "uncalibrated"
+    assert registry.rollback().version == 3
+    assert (registry.rollback_target(), registry.rollback().version) == (0, 0)
+
+
+def test_activating_version_0_first_changes_nothing(registry: Registry) -> None:
+    registry.activate(0)
+    with pytest.raises(NothingToRollBack):
+        registry.rollback()
+
+
+def test_the_activation_in_force_survives_the_process(registry: Registry, path: Path) -> None:
+    add(registry, activate=True)
+    add(registry, activate=False)
+    other = opened(path)
+    assert other.active_version() == 1
+    other.close()
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=["name", "weights", "classes", "labels"])
+def test_another_backbone_refuses_a_calibrator(
+    registry: Registry, path: Path, other: BackboneIdentity
+) -> None:
+    add(registry, activate=True)
+    foreign = opened(path, other)
+    assert foreign.active_version() == 0
+    assert [record.version for record in foreign.list()] == [1, 0]
+    with pytest.raises(
+        ForeignCalibrator, match=r"Calibrator 1 belongs to the backbone 'digits' \(10 classes"
+    ):
+        foreign.activate(1)
+    assert foreign.active_version() == 0
+    assert foreign.fits.list(10) == []
+    assert registry.active_version() == 1
+    foreign.close()
+
+
+def test_what_is_not_there_is_named(registry: Registry) -> None:
+    with pytest.raises(CalibratorNotFound, match="no calibrator 5; the newest is 0"):
+        registry.get(5)
+    with pytest.raises(CalibratorNotFound):
+        registry.activate(5)
+    with pytest.raises(NoReport, match="never fitted"):
+        registry.report(0)
+    with pytest.raises(NoReport):
+        registry.artifact(0)
+    with pytest.raises(FitNotFound, match="'nope'"):
+        registry.fits.get("nope")
+
+
+def test_other_bytes_than_were_recorded_are_refused(registry: Registry, path: Path) -> None:
+    add(registry)
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TRIGGER calibrators_no_update")
+        connection.execute("UPDATE calibrators SET artifact = x'00'")
+    connection.close()
+    with pytest.raises(DamagedArtifact, match="calibrator 1 does not have its SHA-256"):
+        registry.artifact(1)
+
+
+def test_threads_that_activate_at_once_leave_one_chain(registry: Registry) -> None:
+    versions = [add(registry) for _ in range(4)]
+
+    def work(version: int) -> None:
+        for _ in range(10):
+            registry.activate(version)
+
+    threads = [threading.Thread(target=work, args=(version,)) for version in versions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    walked = [registry.active_version()]
+    while walked[-1] != 0:
+        walked.append(registry.rollback().version)
+    assert all(one != other for one, other in pairwise(walked))
+
+
+def test_a_fit_that_is_over_stays_as_it_ended(registry: Registry) -> None:
+    registry.fits.add("fit", "ts", ActivatePolicy.NEVER, 7)
+    registry.fits.start("fit")
+    registry.fits.end("fit", FitState.CANCELLED, "asked to")
+    registry.fits.advance("fit", 0.9, "late news")
+    registry.fits.end("fit", FitState.FAILED, "later still")
+    record = registry.fits.get("fit")
+    assert (record.state, record.error, record.progress) == (FitState.CANCELLED, "asked to", 0.0)
+    assert record.finished_at is not None
+
+
+def test_only_fits_of_dead_processes_are_interrupted(path: Path) -> None:
+    dead, living = opened(path, owner="dead"), opened(path, owner="living")
+    for registry in (dead, living):
+        for state in ("queued", "running"):
+            registry.fits.add(f"{registry is dead}-{state}", "ts", ActivatePolicy.NEVER, 7)
+        registry.fits.start(f"{registry is dead}-running")
+    new = Registry.open(f"sqlite:///{path}", DIGITS, owner="new", living={"living"})
+    states = {record.id: (record.state, record.error) for record in new.fits.list(10)}
+    assert states["False-queued"] == (FitState.QUEUED, None)
+    assert states["False-running"] == (FitState.RUNNING, None)
+    for fit_id in ("True-queued", "True-running"):
+        assert states[fit_id][0] is FitState.INTERRUPTED
+        assert "upload the validation set again" in (states[fit_id][1] or "")
+    for registry in (dead, living, new):
+        registry.close()
