@@ -1,1 +1,21 @@
 """Judging probabilities: metrics, intervals, comparisons, reliability diagrams and the report."""
+
+from calibrators.evaluation.metrics import (
+    Metrics,
+    brier,
+    error_rate,
+    evaluate,
+    expected_calibration_error,
+    nll,
+    smooth_ece,
+)
+
+__all__ = [
+    "Metrics",
+    "brier",
+    "error_rate",
+    "evaluate",
+    "expected_calibration_error",
+    "nll",
+    "smooth_ece",
+]

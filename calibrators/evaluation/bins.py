@@ -1,0 +1,40 @@
+"""The two partitions of [0, 1] that binned calibration errors use: bins of equal width, and of equal mass."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from calibrators.evaluation.outcomes import Indices, Vector
+
+Binning = Literal["width", "mass"]
+NUM_BINS = 15
+
+
+def bin_edges(values: Vector, binning: Binning, bins: int = NUM_BINS) -> Vector:
+    """Return the bins + 1 edges of a partition of [0, 1]; bin m is (edge m, edge m+1], the first one closed.
+
+    Parameters
+    ----------
+    values : float64 (N,)
+        What is to be binned; equal-width edges do not depend on it.
+    binning : "width" or "mass"
+        Bins of equal length, or edges at the quantiles m/bins of `values`. Equal values always share a bin,
+        however many there are (an upper bound makes many), so bins of equal mass may come out unequal or
+        empty.
+    """
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, not {bins}")
+    if binning == "width":
+        return np.linspace(0.0, 1.0, bins + 1)
+    if binning != "mass":
+        raise ValueError(f'binning must be "width" or "mass", not {binning!r}')
+    ranks = np.ceil(np.arange(1, bins) * len(values) / bins).astype(int) - 1
+    inner = np.sort(values)[np.maximum(ranks, 0)]
+    return np.concatenate([[0.0], inner, [1.0]])
+
+
+def bin_indices(values: Vector, edges: Vector) -> Indices:
+    """Return the bin of each value, 0 to len(edges) - 2; 0 falls into the first bin and 1 into the last."""
+    return np.searchsorted(edges[1:-1], values, side="left").astype(np.int64)

@@ -1,0 +1,220 @@
+"""Cross-fitting: calibrated answers for every validation sample, each from a fit that never saw it.
+
+Logits and labels go in; `Answers` come out, which the report and the comparison of methods judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrators.calibrator import Calibrated, Calibrator
+from calibrators.errors import InvalidDataError
+from calibrators.evaluation.outcomes import ROWS_AT_ONCE, Indices
+
+FOLDS = 5
+
+Progress = Callable[[float, str], None]
+"""Called with the fraction done, 0 to 1, and what is being done."""
+
+
+class Fitted(Protocol):
+    """What a fit gives back, as far as it matters here."""
+
+    @property
+    def calibrator(self) -> Calibrator:
+        """The fitted calibrator."""
+        ...
+
+
+class Fit(Protocol):
+    """A function that fits as `calibrators.fit` does."""
+
+    def __call__(
+        self, method: str, logits: Tensor, labels: Tensor, *, seed: int = 0, progress: Progress | None = None
+    ) -> Fitted:
+        """Fit a method to logits (N, K) and labels (N,)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """A calibrator's answers to N samples, and how often its bounds held them.
+
+    Attributes
+    ----------
+    probabilities : float64 (N, K)
+    predicted : int64 (N,)
+        The largest probability; ties go to the larger calibrated logit.
+    ties : int
+        Samples whose largest probability several classes share.
+    lower_samples, upper_samples : int
+        Samples with a probability on a lower bound above 0, or on an upper bound below 1.
+    lower_probabilities, upper_probabilities : int
+        Probabilities on such a bound.
+    lower_range, upper_range : tuple of float
+        Smallest, mean and largest bound in force.
+    """
+
+    probabilities: Tensor
+    predicted: Tensor
+    ties: int
+    lower_samples: int
+    upper_samples: int
+    lower_probabilities: int
+    upper_probabilities: int
+    lower_range: tuple[float, float, float]
+    upper_range: tuple[float, float, float]
+
+    def bounds(self) -> dict[str, Any]:
+        """Return the bounds and how often they bind, JSON-ready."""
+        return {
+            side: {
+                "smallest": span[0],
+                "mean": span[1],
+                "largest": span[2],
+                "samples": samples,
+                "probabilities": probabilities,
+            }
+            for side, span, samples, probabilities in (
+                ("lower", self.lower_range, self.lower_samples, self.lower_probabilities),
+                ("upper", self.upper_range, self.upper_samples, self.upper_probabilities),
+            )
+        }
+
+
+def predicted_labels(answer: Calibrated) -> Tensor:
+    """Return the label of the largest probability of each row (N,); ties go to the larger logit."""
+    largest = answer.probabilities.amax(dim=1, keepdim=True)
+    return answer.logits.masked_fill(answer.probabilities < largest, -torch.inf).argmax(dim=1)
+
+
+def answers_of(calibrator: Calibrator, logits: Tensor) -> Answers:
+    """Ask a calibrator for all rows of logits (N, K), a block at a time."""
+    blocks = [
+        _block_answers(calibrator.calibrate(logits[start : start + ROWS_AT_ONCE]))
+        for start in range(0, len(logits), ROWS_AT_ONCE)
+    ]
+    return pooled(blocks)
+
+
+def cross_fit(
+    method: str,
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    folds: int = FOLDS,
+    seed: int = 0,
+    fit: Fit | None = None,
+    progress: Progress | None = None,
+) -> Answers:
+    """Calibrate each fold of the samples by a fit on the other folds.
+
+    Parameters
+    ----------
+    method : str
+        A name of `methods()`, or `auto`.
+    logits, labels : Tensor
+        (N, K) and (N,).
+    folds : int
+        Number of folds, 2 to N.
+    seed : int
+        Makes folds and fits reproducible.
+    fit : callable, optional
+        What fits; `calibrators.fit` unless given.
+    progress : callable, optional
+        Called with the fraction done and what is being done; an exception it raises ends the fits.
+    """
+    if fit is None:
+        from calibrators.fitting import fit as default_fit  # noqa: PLC0415 - fits load scipy
+
+        fit = default_fit
+    fold_of = stratified_folds(labels.numpy(), folds, seed)
+    rows, blocks = [], []
+    for fold in range(folds):
+        held_out = torch.from_numpy(np.flatnonzero(fold_of == fold))
+        kept = torch.from_numpy(np.flatnonzero(fold_of != fold))
+
+        def tell(fraction: float, stage: str, fold: int = fold) -> None:
+            if progress is not None:
+                progress((fold + fraction) / folds, f"fold {fold + 1} of {folds}: {stage}")
+
+        tell(0.0, "fitting")
+        result = fit(method, logits[kept], labels[kept], seed=seed, progress=tell)
+        rows.append(held_out)
+        blocks.append(answers_of(result.calibrator, logits[held_out]))
+    return pooled(blocks, torch.cat(rows))
+
+
+def stratified_folds(labels: Indices, folds: int, seed: int) -> Indices:
+    """Assign each sample to a fold, (N,) of 0 to folds - 1: even in size, and even within every class.
+
+    Raises
+    ------
+    InvalidDataError
+        If there are fewer than 2 folds, or more folds than samples.
+    """
+    if not 2 <= folds <= len(labels):
+        raise InvalidDataError(f"cross-fitting takes 2 to N = {len(labels)} folds, not {folds}")
+    shuffled = np.random.default_rng(seed).permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    result = np.empty(len(labels), dtype=np.int64)
+    result[by_class] = np.arange(len(labels)) % folds
+    return result
+
+
+def _block_answers(answer: Calibrated) -> Answers:
+    probabilities = answer.probabilities
+    at_lower = (probabilities == answer.lower) & (answer.lower > 0)
+    at_upper = (probabilities == answer.upper) & (answer.upper < 1)
+    shared = (probabilities == probabilities.amax(dim=1, keepdim=True)).sum(dim=1) > 1
+    return Answers(
+        probabilities=probabilities,
+        predicted=predicted_labels(answer),
+        ties=int(shared.sum()),
+        lower_samples=int(at_lower.any(dim=1).sum()),
+        upper_samples=int(at_upper.any(dim=1).sum()),
+        lower_probabilities=int(at_lower.sum()),
+        upper_probabilities=int(at_upper.sum()),
+        lower_range=_span(answer.lower),
+        upper_range=_span(answer.upper),
+    )
+
+
+def _span(bound: Tensor) -> tuple[float, float, float]:
+    return float(bound.min()), float(bound.mean()), float(bound.max())
+
+
+def pooled(blocks: Sequence[Answers], rows: Tensor | None = None) -> Answers:
+    """Join answers to blocks of samples; `rows` says which sample each row of the join belongs to."""
+    probabilities = torch.cat([block.probabilities for block in blocks])
+    predicted = torch.cat([block.predicted for block in blocks])
+    if rows is not None:
+        order = torch.empty_like(rows)
+        order[rows] = torch.arange(len(rows))
+        probabilities, predicted = probabilities[order], predicted[order]
+    sizes = np.array([len(block.predicted) for block in blocks], dtype=np.float64)
+
+    def total(name: str) -> int:
+        return sum(getattr(block, name) for block in blocks)
+
+    def span(name: str) -> tuple[float, float, float]:
+        low, mean, high = np.array([getattr(block, name) for block in blocks]).T
+        return float(low.min()), float(np.average(mean, weights=sizes)), float(high.max())
+
+    return Answers(
+        probabilities,
+        predicted,
+        total("ties"),
+        total("lower_samples"),
+        total("upper_samples"),
+        total("lower_probabilities"),
+        total("upper_probabilities"),
+        span("lower_range"),
+        span("upper_range"),
+    )

@@ -1,0 +1,214 @@
+"""The report on a calibration method: what it does to probabilities of samples that its fit never saw.
+
+Validation logits and labels go in. They are split into folds; each fold is calibrated by a fit on the
+others (cross-fitting, so that no sample is wasted), and the pooled answers are judged before and after, and
+against the calibrator in force. A JSON-ready document comes out: the registry keeps it, the activation gate
+reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from calibrators.calibrator import Calibrator
+from calibrators.data import check_labels, check_logits
+from calibrators.evaluation.bootstrap import DRAWS, LEVEL, Estimate
+from calibrators.evaluation.crossfit import FOLDS, Answers, Fit, Progress, answers_of, cross_fit
+from calibrators.evaluation.judgement import Judgement, compare, judge
+from calibrators.evaluation.outcomes import outcomes
+from calibrators.evaluation.reliability import reliability_data
+
+_FITTING_SHARE = 0.8  # of the progress bar; the rest goes to the bootstrap
+
+
+@dataclass(frozen=True, eq=False)
+class Against:
+    """The paired comparison with the calibrator in force, on the same samples.
+
+    `difference` is the new method minus the one in force, by metric: below 0 the new one is better.
+    """
+
+    method: str
+    judgement: Judgement
+    difference: dict[str, Estimate]
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the new method's NLL is lower by more than chance explains.
+
+        True when the 95 % interval of the paired difference lies below 0 as a whole, or when only the
+        calibrator in force gave some true label the probability 0.
+        """
+        nll = self.difference["nll"]
+        return bool(nll.high < 0 or nll.value == float("-inf"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as a JSON-ready document."""
+        nll = self.difference["nll"]
+        verdict = "clearly lower" if self.is_better else "not clearly lower"
+        active = self.judgement.to_dict()
+        return {
+            "method": self.method,
+            "metrics": {
+                name: {"active": active[name], "difference": difference.to_dict()}
+                for name, difference in self.difference.items()
+            },
+            "is_better": self.is_better,
+            "reason": (
+                f"on samples its fits never saw, NLL is {verdict} than with {self.method}:"
+                f" {nll.value:+.4g} nats, 95 % interval [{nll.low:+.4g}, {nll.high:+.4g}]"
+            ),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """A method judged on data its fits never saw; `to_dict` gives the document.
+
+    Attributes
+    ----------
+    method : str
+    samples, classes, folds, seed : int
+    before, after : Judgement
+        The logits' softmax, and the cross-fitted calibrators' answers.
+    difference : dict of Estimate
+        After minus before, paired, by metric; below 0 is better.
+    changed_labels : int
+        Samples whose predicted label is another after calibration.
+    answers : Answers
+        The cross-fitted probabilities, and how often bounds held them.
+    reliability : dict
+        Data of the reliability diagrams `before` and `after`.
+    against : Against
+        The comparison with the calibrator in force; with the plain softmax where none was given.
+    """
+
+    method: str
+    samples: int
+    classes: int
+    folds: int
+    seed: int
+    before: Judgement
+    after: Judgement
+    difference: dict[str, Estimate]
+    changed_labels: int
+    answers: Answers
+    reliability: dict[str, Any]
+    against: Against
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the method beats the calibrator in force: what the gate `if_better` asks."""
+        return self.against.is_better
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as one JSON-ready document."""
+        before, after = self.before.to_dict(), self.after.to_dict()
+        return {
+            "method": self.method,
+            "samples": self.samples,
+            "classes": self.classes,
+            "folds": self.folds,
+            "seed": self.seed,
+            "confidence_level": LEVEL,
+            "bootstrap_draws": DRAWS,
+            "metrics": {
+                name: {"before": before[name], "after": after[name], "difference": difference.to_dict()}
+                for name, difference in self.difference.items()
+            },
+            "changed_labels": self.changed_labels,
+            "ties": self.answers.ties,
+            "bounds": self.answers.bounds(),
+            "reliability": self.reliability,
+            "against": self.against.to_dict(),
+            "is_better": self.is_better,
+        }
+
+
+def cross_fitted_report(
+    method: str,
+    logits: Any,
+    labels: Any,
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
+    against: Calibrator | None = None,
+    folds: int = FOLDS,
+    fit: Fit | None = None,
+) -> Report:
+    """Judge a method on validation data by cross-fitting.
+
+    Parameters
+    ----------
+    method : str
+        A name of `methods()`. `auto` chooses anew in every fold, which judges the choice as well.
+    logits : (N, K)
+        Validation logits.
+    labels : (N,)
+        Class indices.
+    seed : int
+        Makes folds, fits and bootstrap reproducible.
+    progress : callable, optional
+        Called with the fraction done and what is being done; an exception it raises ends the report.
+    against : Calibrator, optional
+        The calibrator in force, compared on the same samples; the plain softmax unless given.
+    folds : int
+        Number of folds, at most N.
+    fit : callable, optional
+        What fits, called as `calibrators.fit` is; that function unless given.
+
+    Raises
+    ------
+    InvalidDataError
+        Saying which row or value is wrong.
+    """
+    scores = check_logits(logits)
+    truth = check_labels(labels, *scores.shape)
+    tell = progress or _silent
+    folds = min(folds, len(truth))
+    answers = cross_fit(
+        method,
+        scores,
+        truth,
+        folds=folds,
+        seed=seed,
+        fit=fit,
+        progress=lambda fraction, stage: tell(_FITTING_SHARE * fraction, stage),
+    )
+    tell(_FITTING_SHARE, "judging")
+    before = judge(outcomes(torch.softmax(scores, dim=1), truth, scores.argmax(dim=1)), seed=seed)
+    after = judge(outcomes(answers.probabilities, truth, answers.predicted), seed=seed)
+    difference = compare(after, before, seed=seed)
+    tell(0.92, "comparing with the calibrator in force")
+    comparison = Against("uncalibrated", before, difference)
+    if against is not None:
+        active = answers_of(against, scores)
+        active_judged = judge(outcomes(active.probabilities, truth, active.predicted), seed=seed)
+        comparison = Against(against.method, active_judged, compare(after, active_judged, seed=seed))
+    tell(0.97, "preparing reliability diagrams")
+    report = Report(
+        method=method,
+        samples=len(truth),
+        classes=scores.shape[1],
+        folds=folds,
+        seed=seed,
+        before=before,
+        after=after,
+        difference=difference,
+        changed_labels=int((after.scored.predicted != before.scored.predicted).sum()),
+        answers=answers,
+        reliability={
+            "before": reliability_data(before.scored.confidence, before.scored.correct, seed=seed),
+            "after": reliability_data(after.scored.confidence, after.scored.correct, seed=seed),
+        },
+        against=comparison,
+    )
+    tell(1.0, "done")
+    return report
+
+
+def _silent(fraction: float, stage: str) -> None:
+    """Progress that nobody watches."""
