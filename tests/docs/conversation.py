@@ -11,6 +11,7 @@ import doctest
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,10 @@ COMMAND_SECONDS = 120
 FENCE = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GENERATED = re.compile(r"^(<!-- (\w+) -->\n).*?^(<!-- /\2 -->)$", re.MULTILINE | re.DOTALL)
 
-VARYING: Mapping[str, str] = {
+VARYING: Mapping[str, str | Callable[[re.Match[str]], str]] = {
+    r"\d+\.\d{7,}(?:e-?\d+)?": lambda number: (
+        f"{float(number[0]):.5f}"
+    ),  # the processor decides the last digits
     r'("(?:decode|queue|backbone|calibrate|total)": ?)[0-9.e-]+': r"\1<milliseconds>",
     r'("(?:seconds)": ?)[0-9.e-]+': r"\1<seconds>",
     r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)?": "<time>",
@@ -101,20 +105,30 @@ class Conversation:
             yield self._said(output.getvalue())
 
     def _said(self, output: str) -> str:
-        return output.replace(self.url, SERVICE).replace(
-            self.url.partition("//")[2], SERVICE.partition("//")[2]
-        )
+        """Name the service as the documents do, drop what cannot be seen, and end the last line."""
+        output = output.replace(self.url, SERVICE)
+        return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
 
 
 def commands(text: str) -> Iterator[str]:
-    """Yield the commands of a console block; a trailing backslash continues one."""
+    """Yield the commands of a console block; an open quotation or a trailing backslash continues one."""
     lines = iter(text.splitlines())
     for line in lines:
         if line.startswith("$ "):
             command = line[2:]
-            while command.endswith("\\"):
+            while _is_open(command):
                 command += "\n" + next(lines)
             yield command
+
+
+def _is_open(command: str) -> bool:
+    if command.endswith("\\"):
+        return True
+    try:
+        shlex.split(command)
+    except ValueError:
+        return True
+    return False
 
 
 def environment() -> dict[str, str]:
