@@ -5,9 +5,6 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import subprocess
-import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ from benchmarks.serving.contestants import Contestant, Model, Task
 from benchmarks.serving.environments import python_of
 from benchmarks.serving.load import Phase
 from benchmarks.serving.payloads import Request, read_answer
-from benchmarks.serving.running import Server, serving
+from benchmarks.serving.running import Server, run_part, serving
 
 FRACTIONS: dict[Task, tuple[float, ...]] = {"images": (0.5, 0.75, 0.9), "logits": (0.05, 0.15, 0.3)}
 """Of the limit: the constant rates. With logits the protocol costs more than the work: none comes near it."""
@@ -51,15 +48,6 @@ def phases(task: Task, limit: float, seconds: float) -> list[Phase]:
     ]
 
 
-def _module(name: str, *arguments: str, plan: dict[str, Any]) -> Any:
-    with tempfile.TemporaryDirectory(prefix="serving-plan-") as folder:
-        asked, answered = Path(folder, "plan.json"), Path(folder, "result.json")
-        asked.write_text(json.dumps(plan))
-        command = [sys.executable, "-m", f"benchmarks.serving.{name}", *arguments, str(asked), str(answered)]
-        subprocess.run(command, check=True)
-        return json.loads(answered.read_text())
-
-
 def _encoded(bodies: list[bytes]) -> list[str]:
     return [base64.b64encode(body).decode() for body in bodies]
 
@@ -67,7 +55,7 @@ def _encoded(bodies: list[bytes]) -> list[str]:
 def measure_limits(setting: Setting) -> dict[str, float]:
     """Measure the loops without a server."""
     plan = {"model": str(setting.model.path), "bodies": _encoded(setting.bodies)}
-    limits: dict[str, float] = _module("limits", setting.task, str(setting.seconds), plan=plan)
+    limits: dict[str, float] = run_part("limits", setting.task, str(setting.seconds), plan=plan)
     return limits
 
 
@@ -114,7 +102,7 @@ def measure(contestant: Contestant, setting: Setting, limit: float) -> dict[str,
             "requests": _encoded([request.encoded(server.port) for request in requests]),
             "phases": [asdict(phase) for phase in phases(setting.task, limit, setting.seconds)],
         }
-        outcomes = _module("load", plan=plan)
+        outcomes = run_part("load", plan=plan)
         return {"memory_bytes": server.memory_bytes(), "phases": outcomes[1:]}
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -60,10 +63,11 @@ def _is_ready(port: int, path: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    family = _family(process.pid)
     process.send_signal(signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(20)
-    for member in _family(process.pid):
+    for member in family | _family(process.pid):
         with contextlib.suppress(psutil.Error):
             member.kill()
     process.wait()
@@ -111,3 +115,13 @@ def serving(contestant: Contestant, python: Path, model: Model, task: Task) -> I
             yield Server(contestant, port, process)
         finally:
             _end(process)
+
+
+def run_part(name: str, *arguments: str, plan: dict[str, Any]) -> Any:
+    """Run a module of this package in its own process: a plan goes in and a result comes out, as files."""
+    with tempfile.TemporaryDirectory(prefix="serving-plan-") as folder:
+        asked, answered = Path(folder, "plan.json"), Path(folder, "result.json")
+        asked.write_text(json.dumps(plan))
+        command = [sys.executable, "-m", f"benchmarks.serving.{name}", *arguments, str(asked), str(answered)]
+        subprocess.run(command, check=True)
+        return json.loads(answered.read_text())
