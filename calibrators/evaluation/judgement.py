@@ -1,10 +1,12 @@
-"""A classifier judged by every metric, with intervals, and two classifiers compared sample by sample.
+"""A classifier judged by every metric, with intervals and tests, and two classifiers compared by sample.
 
 Stands between the condensed outcomes and the report.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +14,48 @@ import numpy as np
 
 from calibrators.evaluation.bootstrap import (
     DRAWS,
-    BinnedError,
+    LEVEL,
     Deviations,
-    ErrorNorm,
     Estimate,
-    SmoothError,
+    deviations_of,
     mean_estimates,
-    norm_deviations,
     proportion_difference,
     proportion_estimate,
 )
-from calibrators.evaluation.outcomes import Outcomes
+from calibrators.evaluation.classwise import BrierCalibration, BrierRefinement, ClassCells, ClasswiseError
+from calibrators.evaluation.maximum import MaximumError
+from calibrators.evaluation.outcomes import Outcomes, Vector
+from calibrators.evaluation.perfect import perfect_metrics
+from calibrators.evaluation.toplabel import (
+    BinnedError,
+    DebiasedError,
+    Drawn,
+    KolmogorovSmirnovError,
+    Resampled,
+    SmoothError,
+    TopLabelError,
+)
+
+TWO_SIDED = {"error_rate", "nll", "brier", "brier_refinement"}
+"""Metrics that imperfect calibration may move either way."""
+
+_BLOCK = 2_000_000
+
+
+@dataclass(frozen=True)
+class Perfect:
+    """What a metric would be under perfect calibration: labels drawn from the probabilities themselves.
+
+    Attributes
+    ----------
+    value : float
+        The mean over such draws.
+    p_value : float
+        Chance of a value at least as extreme as the one found; uniform if the model is calibrated.
+    """
+
+    value: float
+    p_value: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,38 +68,65 @@ class Judgement:
         What was judged.
     estimates : dict of Estimate
         Each metric of `Metrics` by name, with its 95 % interval.
+    perfect : dict of Perfect
+        What perfect calibration would give, by metric.
     deviations : dict of Deviations
         For the calibration errors: the resampled noise that paired comparisons need.
+    maximum : MaximumError
+        MCE, whose comparisons rest on exact limits.
     """
 
     scored: Outcomes
     estimates: dict[str, Estimate]
+    perfect: dict[str, Perfect]
     deviations: dict[str, Deviations]
+    maximum: MaximumError
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Return value and interval of each metric; of calibration errors also `perfect`, `p_value`.
-
-        `perfect` is the mean value if labels were drawn from the probabilities themselves, `p_value` the
-        chance of a value at least as large then.
-        """
-        document: dict[str, dict[str, Any]] = {}
-        for name, estimate in self.estimates.items():
-            document[name] = dict(estimate.to_dict())
-            if name in self.deviations:
-                deviation = self.deviations[name]
-                document[name] |= {"perfect": float(deviation.perfect.mean()), "p_value": deviation.p_value}
-        return document
+        """Return `value`, `low`, `high`, `perfect` and `p_value` of each metric, JSON-ready."""
+        return {
+            name: {
+                **estimate.to_dict(),
+                "perfect": self.perfect[name].value,
+                "p_value": self.perfect[name].p_value,
+            }
+            for name, estimate in self.estimates.items()
+        }
 
 
 def judge(scored: Outcomes, *, seed: int = 0, draws: int = DRAWS) -> Judgement:
     """Judge a classifier's outcomes; the same seed on the same samples makes two judgements comparable."""
+    cells = ClassCells(scored)
+    maximum = MaximumError(scored)
+    top_label: list[TopLabelError] = [
+        BinnedError(scored, "width"),
+        BinnedError(scored, "mass"),
+        SmoothError(scored),
+        DebiasedError(scored),
+        KolmogorovSmirnovError(scored),
+    ]
+    whole: list[Resampled] = [
+        ClasswiseError(scored, cells),
+        BrierCalibration(scored, cells),
+        BrierRefinement(scored, cells),
+    ]
+    drawn = perfect_metrics(scored, cells, seed=seed)
+    drawn |= _perfect_top_label([*top_label, maximum], scored.confidence, draws, seed)
+    deviations = deviations_of([*top_label, *whole], len(scored), draws=draws, seed=seed)
+
     nll, brier = mean_estimates(np.column_stack([scored.nll, scored.brier]), draws=draws, seed=seed)
-    norms: list[ErrorNorm] = [BinnedError(scored, "width"), BinnedError(scored, "mass"), SmoothError(scored)]
-    found = norm_deviations(norms, scored.confidence, draws=draws, seed=seed)
-    deviations = {norm.name: deviation for norm, deviation in zip(norms, found, strict=True)}
     estimates = {"error_rate": proportion_estimate(1 - scored.correct), "nll": nll, "brier": brier}
-    estimates |= {name: deviation.estimate() for name, deviation in deviations.items()}
-    return Judgement(scored, estimates, deviations)
+    statistics = {name: estimate.value for name, estimate in estimates.items()}
+    for metric in [*top_label, *whole]:
+        statistics[metric.name] = metric.statistic
+        reach = metric.statistic <= np.quantile(drawn[metric.name], (1 + LEVEL) / 2)
+        estimates[metric.name] = deviations[metric.name].estimate(
+            reaches_zero=bool(reach) and metric.name not in TWO_SIDED
+        )
+    statistics["mce"] = maximum.statistic
+    estimates["mce"] = Estimate(maximum.value, *maximum.limits(1 - LEVEL))
+    perfect = {name: _perfect(name, statistics[name], drawn[name]) for name in statistics}
+    return Judgement(scored, estimates, perfect, deviations, maximum)
 
 
 def compare(first: Judgement, second: Judgement, *, seed: int = 0, draws: int = DRAWS) -> dict[str, Estimate]:
@@ -85,4 +145,34 @@ def compare(first: Judgement, second: Judgement, *, seed: int = 0, draws: int = 
     }
     for name, deviation in first.deviations.items():
         result[name] = deviation.minus(second.deviations[name])
+    result["mce"] = _maximum_difference(first.maximum, second.maximum)
     return result
+
+
+def _maximum_difference(first: MaximumError, second: MaximumError) -> Estimate:
+    """Difference of two MCEs from the exact limits of both, each at half the error."""
+    (low, high), (other_low, other_high) = (m.limits((1 - LEVEL) / 2) for m in (first, second))
+    return Estimate(first.value - second.value, low - other_high, high - other_low)
+
+
+def _perfect_top_label(
+    metrics: Sequence[Drawn], confidence: Vector, draws: int, seed: int
+) -> dict[str, Vector]:
+    """Values (draws,) of the top-label metrics where correctness is a coin with the confidence's bias."""
+    rng = np.random.default_rng([seed, 1])
+    values: dict[str, list[Vector]] = {metric.name: [] for metric in metrics}
+    left = draws
+    while left:
+        size = min(left, max(1, _BLOCK // len(confidence)))
+        residuals = confidence[:, None] - (rng.random((len(confidence), size)) < confidence[:, None])
+        for metric in metrics:
+            values[metric.name].append(metric.errors(residuals))
+        left -= size
+    return {name: np.concatenate(parts) for name, parts in values.items()}
+
+
+def _perfect(name: str, statistic: float, drawn: Vector) -> Perfect:
+    above = (1 + int((drawn >= statistic).sum())) / (1 + len(drawn))
+    below = (1 + int((drawn <= statistic).sum())) / (1 + len(drawn))
+    p_value = min(1.0, 2 * min(above, below)) if name in TWO_SIDED else above
+    return Perfect(max(0.0, float(drawn.mean())), p_value if math.isfinite(statistic) else 0.0)

@@ -9,13 +9,14 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from calibrators.evaluation.bins import NUM_BINS, Binning, bin_edges, bin_indices
-from calibrators.evaluation.outcomes import Outcomes, Vector, outcomes
-from calibrators.evaluation.smooth import smooth_fixed_point
+from calibrators.evaluation.bins import NUM_BINS, Binning
+from calibrators.evaluation.classwise import ClassCells
+from calibrators.evaluation.maximum import MaximumError
+from calibrators.evaluation.outcomes import outcomes
+from calibrators.evaluation.toplabel import BinnedError, DebiasedError, KolmogorovSmirnovError, SmoothError
 
 Array = ArrayLike | Tensor
 
@@ -60,18 +61,17 @@ def expected_calibration_error(
     binning : "width" or "mass"
         Bins of equal width (ewECE) or of equal mass (emECE; equal confidences are never split).
     """
-    return binned_error(outcomes(probabilities, labels, predicted), binning, bins)
+    return BinnedError(outcomes(probabilities, labels, predicted), binning, bins).value
 
 
 def smooth_ece(probabilities: Array, labels: Array, predicted: Array | None = None) -> float:
     """Top-label smooth calibration error, smECE of Błasiok and Nakkiran (2024), in [0, 1]."""
-    scored = outcomes(probabilities, labels, predicted)
-    return smooth_fixed_point(scored.confidence, scored.correct)[0]
+    return SmoothError(outcomes(probabilities, labels, predicted)).value
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """What `evaluate` found; every value is lower-is-better and a share in [0, 1] except `nll` and `brier`.
+    """What `evaluate` found; lower is better throughout, and all but `nll` and the Brier terms lie in [0, 1].
 
     Attributes
     ----------
@@ -80,9 +80,19 @@ class Metrics:
     error_rate, nll, brier : float
         1 - accuracy; mean -log p_y in nats; squared error summed over classes.
     ece_width, ece_mass : float
-        Top-label ECE over 15 bins of equal width (ewECE) and equal mass (emECE).
+        Top-label ECE over 15 bins of equal width (ewECE) and of equal mass (emECE).
     smooth_ece : float
-        smECE.
+        smECE of Błasiok and Nakkiran (2024).
+    debiased_ece : float
+        Root of the debiased squared calibration error over 15 bins of equal mass.
+    mce : float
+        Largest gap of any of 15 bins of equal width.
+    ks : float
+        Kolmogorov-Smirnov calibration error, bin-free.
+    classwise_ece : float
+        Mean over classes of the ECE of their probabilities, 15 bins of equal width.
+    brier_calibration, brier_refinement : float
+        The two parts of `brier`: gaps of those bins, and what would remain without them.
     """
 
     samples: int
@@ -92,6 +102,12 @@ class Metrics:
     ece_width: float
     ece_mass: float
     smooth_ece: float
+    debiased_ece: float
+    mce: float
+    ks: float
+    classwise_ece: float
+    brier_calibration: float
+    brier_refinement: float
 
     def to_dict(self) -> dict[str, Any]:
         """Return the metrics by name, JSON-ready: a value that is not finite becomes None."""
@@ -115,27 +131,21 @@ def evaluate(probabilities: Array, labels: Array, predicted: Array | None = None
     InvalidDataError
         Naming the first row, class or sum that is wrong.
     """
-    return metrics_of(outcomes(probabilities, labels, predicted))
-
-
-def metrics_of(scored: Outcomes) -> Metrics:
-    """Return the metrics of condensed outcomes."""
+    scored = outcomes(probabilities, labels, predicted)
+    cells = ClassCells(scored)
+    calibration = float(cells.brier_calibration(cells.hits))
     return Metrics(
         samples=len(scored),
         error_rate=float(1 - scored.correct.mean()),
         nll=float(scored.nll.mean()),
         brier=float(scored.brier.mean()),
-        ece_width=binned_error(scored, "width"),
-        ece_mass=binned_error(scored, "mass"),
-        smooth_ece=smooth_fixed_point(scored.confidence, scored.correct)[0],
+        ece_width=BinnedError(scored, "width").value,
+        ece_mass=BinnedError(scored, "mass").value,
+        smooth_ece=SmoothError(scored).value,
+        debiased_ece=DebiasedError(scored).value,
+        mce=MaximumError(scored).value,
+        ks=KolmogorovSmirnovError(scored).value,
+        classwise_ece=float(cells.classwise_ece(cells.hits)),
+        brier_calibration=calibration,
+        brier_refinement=float(scored.brier.mean()) - calibration,
     )
-
-
-def binned_error(scored: Outcomes, binning: Binning, bins: int = NUM_BINS) -> float:
-    """Top-label ECE of condensed outcomes."""
-    index = bin_indices(scored.confidence, bin_edges(scored.confidence, binning, bins))
-    return float(np.abs(_bin_sums(index, scored.residual, bins)).sum() / len(scored))
-
-
-def _bin_sums(index: Any, values: Vector, bins: int) -> Vector:
-    return np.bincount(index, weights=values, minlength=bins)

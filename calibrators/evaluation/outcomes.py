@@ -39,6 +39,10 @@ class Outcomes:
         Squared distance of the probabilities to the one-hot label, summed over classes.
     predicted : int64 (N,)
         Index of the predicted label.
+    labels : int64 (N,)
+        Index of the true label.
+    probabilities : (N, K)
+        The probabilities themselves, in the dtype they came in, not copied.
     """
 
     confidence: Vector
@@ -46,6 +50,8 @@ class Outcomes:
     nll: Vector
     brier: Vector
     predicted: Indices
+    labels: Indices
+    probabilities: NDArray[Any]
 
     def __len__(self) -> int:
         return len(self.confidence)
@@ -129,4 +135,6 @@ def outcomes(
         nll=nll + 0.0,  # -log(1) is -0.0
         brier=np.maximum(brier, 0.0),
         predicted=chosen,
+        labels=truth,
+        probabilities=array,
     )

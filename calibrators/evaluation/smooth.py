@@ -47,7 +47,8 @@ class SmoothedResiduals:
         mesh = np.linspace(0.0, 1.0, points or max(round(10 / bandwidth), FEWEST_POINTS))
         density = _interpolate(np.fft.irfft(density_spectrum * kernel, 2 * cells - 2)[:cells], mesh)
         smoothed = np.fft.irfft(residual_spectrum[:, rows] * kernel[:, None], 2 * cells - 2, axis=0)[:cells]
-        return _interpolate(smoothed, mesh) / (density + DENSITY_FLOOR).sum()
+        scaled: Matrix = _interpolate(smoothed, mesh) / (density + DENSITY_FLOOR).sum()
+        return scaled
 
     def curve(self, bandwidth: float, mesh: Vector) -> tuple[Matrix, Vector]:
         """Mean residual near each point of a mesh (points, R), and how many samples it rests on (points,).
@@ -131,4 +132,5 @@ def _interpolate(values: Matrix, mesh: Vector) -> Matrix:
     place = mesh * (len(values) - 1)
     left = np.minimum(place.astype(np.int64), len(values) - 2)
     share = (place - left).reshape(-1, *[1] * (values.ndim - 1))
-    return values[left] * (1 - share) + values[left + 1] * share
+    between: Matrix = values[left] * (1 - share) + values[left + 1] * share
+    return between

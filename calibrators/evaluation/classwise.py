@@ -1,0 +1,193 @@
+"""Calibration of every class's probability: classwise ECE and the Brier score's two parts.
+
+Probabilities (N, K) are binned class by class into K x 15 cells in one pass. The cells hold everything but
+the intervals, which need one more pass for each sample's influence; nothing of size N x K x draws is ever
+made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.evaluation.bins import NUM_BINS
+from calibrators.evaluation.outcomes import ROWS_AT_ONCE, Indices, Outcomes, Vector
+
+Matrix = NDArray[np.float64]
+Pair = tuple[Vector, Vector]
+
+
+def cell_indices(rows: Matrix) -> Indices:
+    """Return the cell k * 15 + m of each probability (n, K): class k, bin m of equal width."""
+    edges = np.linspace(0.0, 1.0, NUM_BINS + 1)[1:-1]
+    bins = np.searchsorted(edges, rows.ravel(), side="left").reshape(rows.shape)
+    return bins + np.arange(rows.shape[1]) * NUM_BINS
+
+
+def blocks(probabilities: NDArray[Any]) -> Iterator[tuple[slice, Matrix, Indices]]:
+    """Yield row ranges with their float64 probabilities and cells."""
+    for start in range(0, len(probabilities), ROWS_AT_ONCE):
+        part = slice(start, min(start + ROWS_AT_ONCE, len(probabilities)))
+        rows = probabilities[part].astype(np.float64)
+        yield part, rows, cell_indices(rows)
+
+
+class ClassCells:
+    """Sums over the K x 15 cells.
+
+    Attributes
+    ----------
+    count, mass, hits : float64 (15 K,)
+        Probabilities in the cell; their sum; how often the cell's class was the true one among them.
+    variance : float64 (15 K,)
+        Variance of mass - hits: the larger of what the samples show and what perfect calibration implies.
+    """
+
+    def __init__(self, scored: Outcomes) -> None:
+        samples, self.num_classes = scored.probabilities.shape
+        cells = self.num_classes * NUM_BINS
+        self.samples = samples
+        self.count, self.mass, self.hits = np.zeros(cells), np.zeros(cells), np.zeros(cells)
+        squares, implied = np.zeros(cells), np.zeros(cells)
+        for part, rows, cell in blocks(scored.probabilities):
+            flat, values = cell.ravel(), rows.ravel()
+            labels = scored.labels[part]
+            of_label = np.arange(len(rows)), labels
+            hit = cell[of_label]
+            self.count += np.bincount(flat, minlength=cells)
+            self.mass += np.bincount(flat, values, minlength=cells)
+            self.hits += np.bincount(hit, minlength=cells)
+            squares += np.bincount(flat, values**2, minlength=cells)
+            squares += np.bincount(hit, 1 - 2 * rows[of_label], minlength=cells)
+            implied += np.bincount(flat, values * (1 - values), minlength=cells)
+        gap = self.mass - self.hits
+        self.variance = np.maximum(np.maximum(squares - gap**2 / samples, implied), 0.0)
+
+    def classwise_ece(self, hits: NDArray[Any]) -> Matrix:
+        """Return the classwise ECE that hits (15 K, ...) would give."""
+        gap = np.abs(self.mass.reshape(-1, *[1] * (hits.ndim - 1)) - hits)
+        result: Matrix = gap.sum(axis=0) / (self.samples * self.num_classes)
+        return result
+
+    def brier_calibration(self, hits: NDArray[Any]) -> Matrix:
+        """Return the calibration part of the Brier score that hits (15 K, ...) would give."""
+        shape = (-1, *[1] * (hits.ndim - 1))
+        gap = self.mass.reshape(shape) - hits
+        result: Matrix = (gap**2 / np.maximum(self.count, 1).reshape(shape)).sum(axis=0) / self.samples
+        return result
+
+    def influence(self, scored: Outcomes, weights: Vector) -> Vector:
+        """Return sum over classes k of weights[cell] * (p_k - 1{y = k}) of each sample, (N,)."""
+        result = np.empty(self.samples)
+        for part, rows, cell in blocks(scored.probabilities):
+            at_label = cell[np.arange(len(rows)), scored.labels[part]]
+            result[part] = np.einsum("nk,nk->n", weights[cell], rows) - weights[at_label]
+        return result
+
+
+class _Influenced:
+    """A metric whose deviations are its samples' influence, plus a known upward bias and its spread."""
+
+    name: str
+    value: float
+    centre: float
+    statistic: float
+    _influence: Vector
+    _excess: float
+    _stretch: float
+
+    def noise(self, surplus: Matrix) -> Matrix:
+        """Return how the value moves when sample i counts 1 + surplus[i] times: (1, R)."""
+        moved: Matrix = (self._influence @ surplus)[None, :] / len(surplus)
+        return moved
+
+    def deviations(self, noise: Matrix) -> Pair:
+        """Return how far the value may lie above and below the truth, one number per draw."""
+        return self._excess + self._stretch * noise[0], noise[0]
+
+
+class ClasswiseError(_Influenced):
+    """Classwise ECE: the mean over classes of the ECE of their probabilities, 15 bins of equal width.
+
+    (Kull et al. 2019; the static calibration error of Nixon et al. 2019.)
+    """
+
+    name = "classwise_ece"
+
+    def __init__(self, scored: Outcomes, cells: ClassCells) -> None:
+        self.value = self.statistic = self.centre = float(cells.classwise_ece(cells.hits))
+        scale = cells.samples * cells.num_classes
+        gap = cells.mass - cells.hits
+        spread = np.sqrt(cells.variance)
+        kept = np.where(np.abs(gap) > 3 * spread, np.abs(gap), 0.0)
+        self._excess = float((_mean_absolute(kept, spread) - kept).sum()) / scale
+        self._influence = cells.influence(scored, np.sign(gap)) / cells.num_classes
+        # no signs can give an influence beyond sum_k |p_k - 1{y = k}| = 2 (1 - p_y)
+        most = math.sqrt(float(np.mean((2 * (1 - np.exp(-scored.nll))) ** 2))) / cells.num_classes
+        self._stretch = most / max(float(self._influence.std()), 1e-300) if most > 0 else 1.0
+
+
+class BrierCalibration(_Influenced):
+    """Calibration part of the Brier score: squared gaps of the K x 15 cells, weighted by their size.
+
+    (Murphy 1973, class by class.) A square: its root is a norm, whose deviations are squared again here.
+    """
+
+    name = "brier_calibration"
+
+    def __init__(self, scored: Outcomes, cells: ClassCells) -> None:
+        self.value = self.statistic = self.centre = float(cells.brier_calibration(cells.hits))
+        self._root = math.sqrt(self.value)
+        count = np.maximum(cells.count, 1)
+        gap = cells.mass - cells.hits
+        self._excess = math.sqrt(float((cells.variance / count).sum()) / cells.samples)
+        self._influence = cells.influence(scored, gap / count) / max(self._root, 1e-300)
+        # a unit combination of residuals has variance at most the largest probability of a cell's class
+        rate = np.maximum(cells.mass, cells.hits) / count
+        self._stretch = math.sqrt(float(rate.max())) / max(float(self._influence.std()), 1e-300)
+
+    def deviations(self, noise: Matrix) -> Pair:
+        """Return how far the value may lie above and below the truth, one number per draw."""
+        above, below = super().deviations(noise)
+        return self._squared(above), self._squared(below)
+
+    def _squared(self, deviation: Vector) -> Vector:
+        within = np.minimum(deviation, self._root)
+        squared: Vector = 2 * self._root * within - within**2
+        return squared
+
+
+class BrierRefinement(_Influenced):
+    """Refinement part of the Brier score: what would remain if every cell were perfectly calibrated."""
+
+    name = "brier_refinement"
+
+    def __init__(self, scored: Outcomes, cells: ClassCells) -> None:
+        self.value = float(scored.brier.mean() - cells.brier_calibration(cells.hits))
+        self.statistic = self.value
+        count = np.maximum(cells.count, 1)
+        bias = float((cells.variance / count).sum()) / cells.samples
+        self.centre = self.value
+        gap = cells.mass - cells.hits
+        self._influence = scored.brier - 2 * cells.influence(scored, gap / count)
+        self._influence -= self._influence.mean()
+        self._bias = bias
+        self._excess, self._stretch = 0.0, 1.0
+
+    def deviations(self, noise: Matrix) -> Pair:
+        """Return how far the value may lie above and below the truth, one number per draw."""
+        return noise[0], noise[0] - self._bias
+
+
+def _mean_absolute(mean: Vector, spread: Vector) -> Vector:
+    """Mean of |x| for x normal with these means and standard deviations."""
+    ratio = np.divide(mean, spread, out=np.full_like(mean, 40.0), where=spread > 0)
+    density = np.exp(-0.5 * ratio**2) / math.sqrt(2 * math.pi)
+    below = np.vectorize(NormalDist().cdf, otypes=[float])(-ratio)
+    result: Vector = 2 * spread * density + mean * (1 - 2 * below)
+    return result
