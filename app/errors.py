@@ -281,15 +281,13 @@ class Problem:
         if isinstance(error, BoxcalError):
             return cls(error.status, error.type, error.title, error.detail, error.headers)
         if isinstance(error, RequestValidationError):
-            leaf: type[BoxcalError] = InvalidParameter
-            return cls(leaf.status, leaf.type, leaf.title, describe_validation(error.errors()))
+            return cls.of(InvalidParameter(describe_validation(error.errors())))
         if isinstance(error, HTTPException):
             known = BY_STATUS.get(error.status_code)
             phrase = http.HTTPStatus(error.status_code).phrase
             kind, title = (known.type, known.title) if known else (phrase.lower().replace(" ", "-"), phrase)
             return cls(error.status_code, kind, title, str(error.detail), error.headers or {})
-        leaf = InternalError
-        return cls(leaf.status, leaf.type, leaf.title, "An unexpected error; the log says which.")
+        return cls.of(InternalError("An unexpected error; the log says which."))
 
     def response(self) -> Response:
         """Write it."""

@@ -45,7 +45,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.telemetry = measured
     app.add_middleware(LimitBodies, limits={"/fit": None}, default=settings.max_body_bytes)
-    app.add_middleware(MeasureRequests, telemetry=measured)
+    app.add_middleware(MeasureRequests, telemetry=measured, documents=DOCUMENTS)
     errors.install(app, measured.rejected)
     for router in routers:
         app.include_router(router)

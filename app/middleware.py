@@ -6,13 +6,16 @@ Plain ASGI, for they stand in the way of every request.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import BodyTooLarge
 from app.telemetry import UNMATCHED, Telemetry
+
+METHOD_NOT_ALLOWED = HTTPStatus.METHOD_NOT_ALLOWED
 
 
 class MeasureRequests:
@@ -24,11 +27,14 @@ class MeasureRequests:
         What answers.
     telemetry
         Where they are counted.
+    documents
+        Paths that the framework answers itself; they have no template.
     """
 
-    def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
+    def __init__(self, app: ASGIApp, telemetry: Telemetry, documents: Collection[str]) -> None:
         self._app = app
         self._telemetry = telemetry
+        self._documents = documents
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, and count."""
@@ -47,15 +53,15 @@ class MeasureRequests:
         try:
             await self._app(scope, receive, observed)
         finally:
-            self._telemetry.request(template(scope, status), status, time.perf_counter() - began)
+            self._telemetry.request(self._template(scope, status), status, time.perf_counter() - began)
 
-
-def template(scope: Scope, status: int) -> str:
-    """Name the route that answered, never the path that was asked for."""
-    route = scope.get("route")
-    if route is None or status == 405:
-        return UNMATCHED
-    return str(getattr(route, "path_format", None) or getattr(route, "path", UNMATCHED))
+    def _template(self, scope: Scope, status: int) -> str:
+        """Name the route that answered, never the path that was asked for."""
+        if status == METHOD_NOT_ALLOWED:
+            return UNMATCHED
+        if "route" in scope:
+            return str(scope["route"].path_format)
+        return scope["path"] if scope["path"] in self._documents else UNMATCHED
 
 
 class LimitBodies:

@@ -7,9 +7,12 @@ import signal
 import socket
 
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.errors import BoxcalError
 from app.main import create_app
 from app.settings import Settings
+from models.errors import BackboneError
 
 LINGER_SECONDS = 0.5
 """How long open connections may still bring a request once the service is told to stop."""
@@ -18,7 +21,7 @@ LINGER_SECONDS = 0.5
 def server_config(settings: Settings) -> uvicorn.Config:
     """Configure uvicorn: its fast loop and parser, no log of requests, an end that waits for the work."""
     return uvicorn.Config(
-        create_app(settings),
+        PlainFailures(create_app(settings)),
         host=settings.host,
         port=settings.port,
         loop="uvloop",
@@ -46,6 +49,43 @@ class Server(uvicorn.Server):
         while self.server_state.connections and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)
+
+
+class PlainFailures:
+    """Says in one line why the service cannot start, where the reason is the operator's to mend.
+
+    Parameters
+    ----------
+    app
+        The application; the traceback of anything else that stops its start is logged.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass everything on but the report of a start that failed."""
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+        failures: list[Message] = []
+
+        async def held(message: Message) -> None:
+            if message["type"] == "lifespan.startup.failed":
+                failures.append(message)
+            else:
+                await send(message)
+
+        try:
+            await self._app(scope, receive, held)
+        except (BackboneError, BoxcalError) as error:
+            if not failures:
+                raise
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+        except BaseException:
+            for message in failures:
+                await send(message)
+            raise
 
 
 def serve(settings: Settings) -> None:

@@ -26,7 +26,7 @@ class Rows:
     probabilities
         (N, K) float64.
     logits
-        (N, K), the backbone's.
+        (N, K) float64, the backbone's.
     mapped
         (N, K) float64, the calibrated logits, which order classes of equal probability.
     lower, upper
@@ -36,7 +36,7 @@ class Rows:
     """
 
     probabilities: Float64Array
-    logits: NDArray[Any]
+    logits: Float64Array
     mapped: Float64Array
     lower: Float64Array
     upper: Float64Array

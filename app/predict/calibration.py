@@ -94,8 +94,9 @@ def _joint_box(parts: Sequence[Part[Wanted, Rows]], sizes: Sequence[int], num_cl
 
 
 def _calibrate(logits: Tensor, served: ServedCalibrator, box: Bounds | None) -> Rows:
+    wide = logits.to(torch.float64)
     try:
-        calibrated = served.calibrator.calibrate(logits.to(torch.float64), box)
+        calibrated = served.calibrator.calibrate(wide, box)
     except ValueError as error:
         raise InvalidLogits(f"The logits cannot be calibrated: {error}.") from error
     probabilities = calibrated.probabilities.numpy()
@@ -104,7 +105,7 @@ def _calibrate(logits: Tensor, served: ServedCalibrator, box: Bounds | None) -> 
     shape = probabilities.shape
     return Rows(
         probabilities,
-        logits.numpy(),
+        wide.numpy(),
         calibrated.logits.numpy(),
         np.broadcast_to(calibrated.lower.numpy(), shape),
         np.broadcast_to(calibrated.upper.numpy(), shape),

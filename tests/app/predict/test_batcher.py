@@ -1,0 +1,287 @@
+"""The batcher: what it groups, and that every request fails, expires or leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from app.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, TooManySamples
+from app.predict.batcher import Batcher, Finished, Part
+from app.predict.pace import Pace
+
+pytestmark = pytest.mark.anyio
+
+Doubling = Batcher[float, NDArray[np.float32]]
+
+
+class Device:
+    """Doubles its samples; its passes can be held up, and some samples make it fail."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[float]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.memory = 1_000_000
+        self.broken: set[float] = set()
+
+    def forward(self, samples: NDArray[np.float32]) -> Tensor:
+        """Take one batch."""
+        self.batches.append(samples[:, 0].tolist())
+        assert self.gate.wait(10)
+        if len(samples) > self.memory:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        if broken := self.broken & set(samples[:, 0].tolist()):
+            raise RuntimeError(f"cannot take {broken}")
+        return torch.from_numpy(samples * 2)
+
+    @staticmethod
+    def finish(
+        logits: Tensor, parts: Sequence[Part[float, NDArray[np.float32]]]
+    ) -> list[NDArray[np.float32] | Exception]:
+        """Add what each request asked for; refuse what asks for NaN."""
+        return [
+            InvalidInput("nan")
+            if part.context != part.context
+            else logits[part.start : part.stop].numpy() + np.float32(part.context)
+            for part in parts
+        ]
+
+
+def rows(*values: float) -> NDArray[np.float32]:
+    return np.array(values, dtype=np.float32)[:, None]
+
+
+def values(finished: Finished[NDArray[np.float32]]) -> list[float]:
+    return [float(v) for v in np.concatenate(finished.results)[:, 0]]
+
+
+@asynccontextmanager
+async def batching(
+    device: Device, *, size: int = 8, queue: int = 100, lanes: int = 1
+) -> AsyncIterator[Doubling]:
+    pace = Pace(size, 10.0)
+    for n in range(1, size + 1):  # as if it had measured a fixed cost that makes full batches pay
+        pace.measured(n, 0.001 + n * 1e-6)
+    batcher: Doubling = Batcher(
+        device.forward, device.finish, pace=pace, max_queue_samples=queue, lanes=lanes
+    )
+    try:
+        yield batcher
+    finally:
+        device.gate.set()
+        await asyncio.to_thread(batcher.close)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("did not come about")
+
+
+async def test_concurrent_requests_share_a_pass_and_get_their_own_back() -> None:
+    device = Device()
+    async with batching(device) as batcher:
+        device.gate.clear()
+        first = asyncio.create_task(batcher.run(rows(1), 0.5))
+        await until(lambda: len(device.batches) == 1)
+        others = [asyncio.create_task(batcher.run(rows(n, n + 0.25), n)) for n in (2.0, 3.0, 4.0)]
+        await asyncio.sleep(0.01)
+        device.gate.set()
+        assert values(await first) == [2.5]
+        assert [values(await other) for other in others] == [[3 * n, 3 * n + 0.5] for n in (2.0, 3.0, 4.0)]
+    assert device.batches == [[1], [2, 2.25, 3, 3.25, 4, 4.25]]
+
+
+async def test_a_large_request_is_split_and_put_together_in_order() -> None:
+    device = Device()
+    async with batching(device, size=4) as batcher:
+        finished = await batcher.run(rows(*range(11)), 0.0)
+    assert values(finished) == [2.0 * n for n in range(11)]
+    assert [len(batch) for batch in device.batches] == [4, 4, 3]
+
+
+async def test_a_large_request_does_not_keep_a_small_one_waiting_to_its_end() -> None:
+    device = Device()
+    async with batching(device, size=4) as batcher:
+        device.gate.clear()
+        large = asyncio.create_task(batcher.run(rows(*range(100, 140)), 0.0))
+        await until(lambda: len(device.batches) == 1)
+        small = asyncio.create_task(batcher.run(rows(1), 0.0))
+        await asyncio.sleep(0.01)
+        device.gate.set()
+        await small
+        assert not large.done()
+        assert values(await large) == [2.0 * n for n in range(100, 140)]
+    assert 1 in device.batches[1] + device.batches[2]
+
+
+async def test_a_sample_the_backbone_cannot_take_fails_alone() -> None:
+    device = Device()
+    device.broken = {3.0}
+    async with batching(device) as batcher:
+        device.gate.clear()
+        first = asyncio.create_task(batcher.run(rows(0), 0.0))
+        await until(lambda: len(device.batches) == 1)
+        tasks = [asyncio.create_task(batcher.run(rows(n, n + 10), 0.0)) for n in range(1, 5)]
+        await asyncio.sleep(0.01)
+        device.gate.set()
+        await first
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(outcomes[2], InternalError)
+    good = [outcome for outcome in outcomes if isinstance(outcome, Finished)]
+    assert [values(outcome) for outcome in good] == [[2 * n, 2 * n + 20] for n in (1, 2, 4)]
+
+
+async def test_a_request_whose_rows_cannot_be_finished_fails_alone() -> None:
+    device = Device()
+    async with batching(device) as batcher:
+        device.gate.clear()
+        first = asyncio.create_task(batcher.run(rows(0), 0.0))
+        await until(lambda: len(device.batches) == 1)
+        tasks = [
+            asyncio.create_task(batcher.run(rows(n), c)) for n, c in ((1, 1.0), (2, float("nan")), (3, 3.0))
+        ]
+        await asyncio.sleep(0.01)
+        device.gate.set()
+        await first
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(outcomes[1], InvalidInput)
+    assert [values(outcome) for outcome in outcomes if isinstance(outcome, Finished)] == [[3], [9]]
+    assert len(device.batches) == 2
+
+
+async def test_memory_that_runs_out_halves_the_batch_and_the_limit() -> None:
+    device = Device()
+    device.memory = 3
+    async with batching(device, size=8) as batcher:
+        assert values(await batcher.run(rows(*range(8)), 0.0)) == [2.0 * n for n in range(8)]
+        assert [len(batch) for batch in device.batches] == [8, 4, 2, 2, 4, 2, 2]
+        device.batches.clear()
+        await batcher.run(rows(*range(8)), 0.0)
+    assert [len(batch) for batch in device.batches] == [2, 2, 2, 2]
+
+
+async def test_a_cancelled_request_is_not_worked_on_and_disturbs_nobody() -> None:
+    device = Device()
+    async with batching(device) as batcher:
+        device.gate.clear()
+        first = asyncio.create_task(batcher.run(rows(1), 0.0))
+        await until(lambda: len(device.batches) == 1)
+        leaves = asyncio.create_task(batcher.run(rows(2), 0.0))
+        stays = asyncio.create_task(batcher.run(rows(3), 0.0))
+        await asyncio.sleep(0.01)
+        leaves.cancel()
+        first.cancel()  # in the backbone already: its batch goes on, its answer is dropped
+        await asyncio.sleep(0.01)
+        device.gate.set()
+        assert values(await stays) == [6]
+        outcomes = await asyncio.gather(first, leaves, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [asyncio.CancelledError] * 2
+    assert device.batches == [[1], [3]]
+
+
+async def test_an_expired_request_is_told_at_once_and_not_worked_on() -> None:
+    device = Device()
+    async with batching(device) as batcher:
+        device.gate.clear()
+        first = asyncio.create_task(batcher.run(rows(1), 0.0))
+        await until(lambda: len(device.batches) == 1)
+        began = time.monotonic()
+        late = asyncio.create_task(batcher.run(rows(2), 0.0, began + 0.05))
+        patient = asyncio.create_task(batcher.run(rows(3), 0.0, began + 60))
+        with pytest.raises(DeadlineExceeded):
+            await late
+        assert 0.045 < time.monotonic() - began < 2
+        device.gate.set()
+        assert values(await patient) == [6]
+        await first
+    assert device.batches == [[1], [3]]
+
+
+async def test_a_place_is_held_until_the_answer_and_given_back() -> None:
+    async with batching(Device(), queue=3) as batcher:
+        with batcher.place(2):
+            assert batcher.held == 2
+            with (
+                pytest.raises(QueueFull, match="2 samples are waiting and at most 3 may") as refused,
+                batcher.place(2),
+            ):
+                pass
+            assert int(refused.value.headers["Retry-After"]) >= 1
+            with batcher.place(1):
+                assert batcher.held == 3
+        assert batcher.held == 0
+        with pytest.raises(TooManySamples, match="holds 4 samples"), batcher.place(4):
+            pass
+
+
+async def test_a_request_that_would_come_too_late_is_refused_at_once() -> None:
+    pace = Pace(4, 10.0)
+    pace.drained(1, 0.5)
+    device = Device()
+    batcher: Doubling = Batcher(device.forward, device.finish, pace=pace, max_queue_samples=100)
+    with batcher.place(4, time.monotonic() + 1):
+        with pytest.raises(QueueFull, match="longer than the request's timeout") as refused:
+            batcher.place(1, time.monotonic() + 1).__enter__()
+        assert refused.value.headers["Retry-After"] == "2"
+        with batcher.place(1, time.monotonic() + 3):
+            pass
+    await asyncio.to_thread(batcher.close)
+
+
+async def test_closing_finishes_what_waits() -> None:
+    device = Device()
+    async with batching(device, size=1) as batcher:
+        tasks = [asyncio.create_task(batcher.run(rows(n), 0.0)) for n in range(20)]
+        await asyncio.sleep(0)
+    assert [values(await task) for task in tasks] == [[2.0 * n] for n in range(20)]
+
+
+async def test_lanes_work_side_by_side() -> None:
+    device = Device()
+    async with batching(device, size=1, lanes=2) as batcher:
+        device.gate.clear()
+        tasks = [asyncio.create_task(batcher.run(rows(n), 0.0)) for n in range(6)]
+        await until(lambda: len(device.batches) == 2)
+        device.gate.set()
+        assert [values(await task) for task in tasks] == [[2.0 * n] for n in range(6)]
+
+
+async def test_many_requests_of_every_kind_at_once() -> None:
+    """Under a storm of requests that succeed, fail, expire and leave, each gets what it must."""
+    rng = np.random.default_rng(0)
+    device = Device()
+    device.broken = {float(n) for n in range(0, 400, 37)}
+    async with batching(device, size=16, queue=10_000) as batcher:
+
+        async def one(number: int) -> None:
+            sent = rows(*(number + rng.integers(0, 2, size=rng.integers(1, 5)) * 1000.0))
+            try:
+                finished = await batcher.run(sent, 1.0, time.monotonic() + 30)
+            except InternalError:
+                assert device.broken & set(sent[:, 0].tolist())
+            else:
+                assert values(finished) == [2 * float(v) + 1 for v in sent[:, 0]]
+                assert not device.broken & set(sent[:, 0].tolist())
+
+        tasks = []
+        for number in range(400):
+            tasks.append(asyncio.create_task(one(number)))
+            if number % 7 == 0:
+                await asyncio.sleep(0)
+            if number % 11 == 0:
+                tasks[int(rng.integers(len(tasks)))].cancel()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} <= {type(None), asyncio.CancelledError}
+    assert max(len(batch) for batch in device.batches) > 4

@@ -1,0 +1,112 @@
+"""Requests that share the backbone at the same moment: what goes wrong with one is nobody else's business."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from models.digits_data import Digits
+from tests.app.running import Service
+
+pytestmark = pytest.mark.anyio
+
+PNG = {"content-type": "image/png"}
+NPY = {"content-type": "application/x-npy"}
+
+
+def busy_work(samples: int = 1000) -> dict[str, Any]:
+    """Give the device something to do, so that what comes next is gathered into batches."""
+    stream = io.BytesIO()
+    np.save(stream, np.zeros((samples, 1, 8, 8), dtype=np.float32))
+    return {"url": "/predict", "content": stream.getvalue(), "headers": NPY}
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not come about in time"
+        await asyncio.sleep(0.002)
+
+
+async def test_corrupt_infeasible_cancelled_and_expired_neighbours_disturb_nobody(
+    service: Service, digits: Digits
+) -> None:
+    registry = service.state.telemetry.registry
+    async with httpx.AsyncClient(
+        base_url=service.url, timeout=30, limits=httpx.Limits(max_connections=100)
+    ) as client:
+
+        async def picture(n: int, **query: str) -> httpx.Response:
+            return await client.post("/predict", content=digits.png(n), headers=PNG, params=query)
+
+        alone = [(await picture(n, probabilities="true")).json()["predictions"][0] for n in range(20)]
+        blocker = asyncio.create_task(client.post(**busy_work()))
+        await asyncio.sleep(0.05)
+        good = [asyncio.create_task(picture(n, probabilities="true", upper="1")) for n in range(20)]
+        corrupt = asyncio.create_task(client.post("/predict", content=digits.png(0)[:90], headers=PNG))
+        infeasible = asyncio.create_task(picture(1, upper="0.05"))
+        expired = asyncio.create_task(picture(2, timeout_ms="0.01"))
+        leaves = asyncio.create_task(picture(3))
+        bounded = asyncio.create_task(picture(4, upper="0.2", probabilities="true"))
+        await asyncio.sleep(0.02)
+        leaves.cancel()
+        for answer, expected in zip(await asyncio.gather(*good), alone, strict=True):
+            (prediction,) = answer.json()["predictions"]
+            assert prediction["index"] == expected["index"]
+            # A pass of another size may round the logits differently in the last bits of float32.
+            assert prediction["probabilities"] == pytest.approx(expected["probabilities"], rel=1e-4)
+        assert (await corrupt).status_code == 422
+        assert (await infeasible).status_code == 422
+        assert (await expired).status_code in (503, 504)
+        assert max((await bounded).json()["predictions"][0]["probabilities"]) == 0.2
+        assert (await blocker).status_code == 200
+        with pytest.raises(asyncio.CancelledError):
+            await leaves
+    await until(lambda: registry.get_sample_value("boxcal_queue_samples") == 0)
+
+
+async def test_a_client_that_leaves_frees_its_place(service: Service) -> None:
+    rejected = service.state.telemetry.registry.get_sample_value
+    before = rejected("boxcal_rejected_total", {"reason": "disconnected"})
+    async with httpx.AsyncClient(base_url=service.url, timeout=30) as client:
+        tasks = [asyncio.create_task(client.post(**busy_work(400))) for _ in range(2)]
+        await until(lambda: rejected("boxcal_queue_samples") == 800)
+        for task in tasks:
+            task.cancel()
+        await until(lambda: rejected("boxcal_queue_samples") == 0, seconds=0.5)
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert before is not None
+    await until(lambda: rejected("boxcal_rejected_total", {"reason": "disconnected"}) == before + 2)
+
+
+async def test_a_full_queue_refuses_with_a_time_to_come_back(service: Service) -> None:
+    async with httpx.AsyncClient(base_url=service.url, timeout=30) as client:
+        tasks = [asyncio.create_task(client.post(**busy_work(600))) for _ in range(6)]
+        responses = await asyncio.gather(*tasks)
+    statuses = sorted(response.status_code for response in responses)
+    assert statuses[0] == 200
+    assert statuses[-1] == 503
+    for response in responses:
+        if response.status_code == 503:
+            assert int(response.headers["retry-after"]) >= 1
+            assert "samples are waiting and at most 1024 may" in response.json()["detail"]
+    await until(lambda: service.state.telemetry.registry.get_sample_value("boxcal_queue_samples") == 0)
+
+
+async def test_a_timeout_is_kept(service: Service, digits: Digits) -> None:
+    async with httpx.AsyncClient(base_url=service.url, timeout=30) as client:
+        blocker = asyncio.create_task(client.post(**busy_work(1000)))
+        await asyncio.sleep(0.02)
+        late = await client.post("/predict?timeout_ms=1", content=digits.png(0), headers=PNG)
+        assert late.status_code in (503, 504)
+        assert "timeout" in late.json()["detail"]
+        assert (await blocker).status_code == 200
+        in_time = await client.post("/predict?timeout_ms=20000", content=digits.png(0), headers=PNG)
+        assert in_time.status_code == 200

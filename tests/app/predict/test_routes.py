@@ -1,0 +1,305 @@
+"""`/predict` and `/calibrate` over real HTTP: every kind of body, and every way to get it wrong."""
+
+from __future__ import annotations
+
+import base64
+import io
+import struct
+import zlib
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from models.digits_data import Digits
+
+JSON = {"content-type": "application/json"}
+NPY = {"content-type": "application/x-npy"}
+PNG = {"content-type": "image/png"}
+RAMP = [float(k) for k in range(10)]
+
+
+def npy(values: Any) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, np.asarray(values))
+    return stream.getvalue()
+
+
+def problem(response: httpx.Response, status: int) -> str:
+    """Check that an answer is a problem of this status, and give its detail."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    document = response.json()
+    assert document["status"] == status
+    assert document["error"] == document["detail"]
+    assert document["type"].startswith("urn:boxcal:problem:")
+    return str(document["detail"])
+
+
+def huge_png() -> bytes:
+    """Write the header of a picture of 50,000 x 50,000 pixels, and next to nothing after it."""
+    header = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 0, 0, 0, 0)
+    chunks = b""
+    for kind, content in ((b"IHDR", header), (b"IDAT", zlib.compress(b"\0" * 100))):
+        chunks += (
+            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        )
+    return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+def test_every_kind_of_body_gets_the_same_answer(http: httpx.Client, digits: Digits) -> None:
+    picture, options = digits.png(0), {"bounds": {"upper": 0.6}, "top_k": 2, "probabilities": True}
+    quoted = '{"bounds": {"upper": 0.6}, "top_k": 2, "probabilities": true}'
+    rest = {"top_k": "2", "probabilities": "true"}
+    query = {"upper": "0.6", **rest}
+    image = {"image": base64.b64encode(picture).decode()}
+    tensor = {"tensor": digits.levels[0].tolist()}
+    answers = [
+        http.post("/predict", content=picture, headers=PNG, params=query),
+        http.post("/predict", content=picture, headers=PNG, params={"options": quoted}),
+        http.post("/predict", content=picture, headers=PNG, params={**rest, "bounds": '{"upper": 0.6}'}),
+        http.post("/predict", files={"file": picture}, data={"options": quoted}),
+        http.post("/predict", json={"inputs": [image], "options": options}),
+        http.post("/predict", json={"inputs": [tensor], "options": options}),
+        http.post("/predict", content=npy(digits.levels[:1]), headers=NPY, params=query),
+        http.post("/predict", content=npy(digits.levels[:1].astype(np.float64)), headers=NPY, params=query),
+        http.post("/predict", content=npy(np.asfortranarray(digits.levels[:1])), headers=NPY, params=query),
+    ]
+    assert [answer.status_code for answer in answers] == [200] * len(answers)
+    documents = [answer.json() for answer in answers]
+    predictions = [document.pop("predictions") for document in documents]
+    assert all(prediction == predictions[0] for prediction in predictions)
+    (prediction,) = predictions[0]
+    assert prediction["label"] == str(digits.labels[0])
+    assert prediction["probability"] == 0.6
+    assert prediction["top"][0] == {
+        "label": prediction["label"],
+        "index": prediction["index"],
+        "probability": 0.6,
+        "bound": "upper",
+    }
+    assert len(prediction["top"]) == 2
+    assert len(prediction["probabilities"]) == 10
+    assert documents[0]["model"] == "digits"
+    assert documents[0]["calibrator"] == {"version": 0, "method": "uncalibrated"}
+    assert documents[0]["bounds_relaxed"] is False
+    assert list(documents[0]["timing_ms"]) == ["decode", "queue", "backbone", "calibrate", "total"]
+
+
+def test_several_inputs_are_answered_in_their_order(http: httpx.Client, digits: Digits) -> None:
+    files = [("file", digits.png(n)) for n in range(40)]
+    answer = http.post("/predict", files=files).json()
+    alone = [
+        http.post("/predict", content=digits.png(n), headers=PNG).json()["predictions"][0]["index"]
+        for n in range(40)
+    ]
+    assert [prediction["index"] for prediction in answer["predictions"]] == alone
+    assert np.mean(np.array(alone) == digits.labels[:40]) > 0.8
+
+
+def test_logits_that_were_asked_for_calibrate_to_the_same_answer(http: httpx.Client, digits: Digits) -> None:
+    options = {"logits": True, "probabilities": True, "bounds": {"upper": {"3": 0.2}}}
+    picture = {"image": base64.b64encode(digits.png(3)).decode()}
+    first = http.post("/predict", json={"inputs": [picture], "options": options}).json()["predictions"][0]
+    again = http.post("/calibrate", json={"logits": [first["logits"]], "options": options}).json()
+    assert again["predictions"][0]["top"] == first["top"]
+    assert again["predictions"][0]["probabilities"] == first["probabilities"]
+
+
+def test_numbers_come_back_as_npy_where_that_is_accepted(http: httpx.Client) -> None:
+    logits = np.random.default_rng(0).normal(size=(7, 10)) * 5
+    accept = {"accept": "application/x-npy"}
+    response = http.post("/calibrate", content=npy(logits), headers=NPY | accept, params={"upper": "0.5"})
+    assert response.headers["content-type"] == "application/x-npy"
+    assert response.headers["boxcal-calibrator-version"] == "0"
+    assert response.headers["boxcal-calibrator-method"] == "uncalibrated"
+    assert response.headers["boxcal-bounds-relaxed"] == "false"
+    matrix = np.load(io.BytesIO(response.content))
+    document = http.post(
+        "/calibrate",
+        json={"logits": logits.tolist(), "options": {"bounds": {"upper": 0.5}, "probabilities": True}},
+    ).json()
+    assert matrix.dtype == np.float64
+    assert matrix.tolist() == [prediction["probabilities"] for prediction in document["predictions"]]
+    assert matrix.max() <= 0.5
+
+
+def test_many_rows_are_calibrated_too(http: httpx.Client) -> None:
+    """So many that they are worked on off the event loop."""
+    logits = np.random.default_rng(1).normal(size=(5000, 10))
+    document = http.post("/calibrate", content=npy(logits), headers=NPY).json()
+    assert [p["index"] for p in document["predictions"]] == logits.argmax(axis=1).tolist()
+
+
+def test_top_k_is_at_most_the_number_of_classes(http: httpx.Client) -> None:
+    answer = http.post("/calibrate", json={"logits": [RAMP], "options": {"top_k": 500}}).json()
+    assert [entry["index"] for entry in answer["predictions"][0]["top"]] == list(range(9, -1, -1))
+
+
+def test_a_version_is_used_where_it_is_named(http: httpx.Client) -> None:
+    for version in ("active", 0):
+        answer = http.post("/calibrate", json={"logits": [RAMP], "options": {"calibrator": version}})
+        assert answer.json()["calibrator"]["version"] == 0
+    refused = http.post("/calibrate", json={"logits": [RAMP], "options": {"calibrator": 99}})
+    assert "99" in problem(refused, 404)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"top_k": 0}, "options.top_k: Input should be greater than or equal to 1, got 0"),
+        ({"top_k": "5"}, "options.top_k"),
+        ({"top_k": 2.5}, "options.top_k"),
+        ({"topk": 5}, "options.topk: Extra inputs are not permitted"),
+        ({"calibrator": -1}, 'options.calibrator: should be "active" or the number of a version, got -1'),
+        ({"calibrator": "best"}, "got 'best'"),
+        ({"timeout_ms": 0}, "options.timeout_ms"),
+        (
+            {"bounds": {"lower": 0.6, "upper": 0.5}},
+            "lower bound 0.6 of class '0' is above its upper bound 0.5",
+        ),
+        ({"bounds": {"lower": 0.2}}, "add up to 2.0, above 1"),
+        ({"bounds": {"upper": 0.05}}, "add up to 0.5, below 1"),
+        ({"bounds": {"upper": {"seven": 0.5}}}, "'seven', a class the model does not have"),
+        ({"bounds": {"upper": [0.5, 0.5]}}, "has 2 numbers, but the model has 10 classes"),
+        ({"bounds": {"higher": 1}}, "options.bounds.higher"),
+        ("quick", "options"),
+    ],
+)
+def test_options_that_are_wrong_are_named(http: httpx.Client, options: Any, words: str) -> None:
+    assert words in problem(http.post("/calibrate", json={"logits": [RAMP], "options": options}), 422)
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("top_k=0", "options.top_k"),
+        ("top=5", "no option 'top'"),
+        ("upper=half", "upper is not JSON"),
+        ('bounds={"upper":0.5}&upper=0.4', "the upper bounds once"),
+        ("bounds=3&upper=0.4", "the upper bounds once"),
+        ('options={"top_k":1}&top_k=2', "either `options` or 'top_k'"),
+    ],
+)
+def test_queries_that_are_wrong_are_named(http: httpx.Client, query: str, words: str) -> None:
+    response = http.post(f"/calibrate?{query}", content=npy([RAMP]), headers=NPY)
+    assert words in problem(response, 422)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"", 400, "The body is empty"),
+        (b"{", 400, "not JSON"),
+        (b"[]", 422, "must be a JSON object"),
+        (b"{}", 422, "logits is null"),
+        (b'{"logit": []}', 422, "'logit'"),
+        (b'{"logits": []}', 422, "no row"),
+        (b'{"logits": [1, 2]}', 422, "logits[0] is 1"),
+        (b'{"logits": [[1, 2]]}', 422, "logits[0] has 2 numbers, but the model has 10 classes"),
+        (b'{"logits": [[0,0,0,0,0,0,0,0,0,"1"]]}', 422, "logits[0][9] is '1'"),
+        (b'{"logits": [[0,0,null,0,0,0,0,0,0,0]]}', 422, "logits[0][2] is None"),
+        (b'{"logits": [[0,0,0,NaN,0,0,0,0,0,0]]}', 422, "logits[0][3] is nan"),
+        (b'{"logits": [[0,0,0,-Infinity,0,0,0,0,0,0]]}', 422, "logits[0][3] is -inf"),
+        (b'{"logits": [[0,0,0,1e999,0,0,0,0,0,0]]}', 422, "logits[0][3] is inf"),
+    ],
+)
+def test_logits_that_are_wrong_are_named(http: httpx.Client, body: bytes, status: int, words: str) -> None:
+    assert words in problem(http.post("/calibrate", content=body, headers=JSON), status)
+
+
+@pytest.mark.parametrize(
+    ("array", "status", "words"),
+    [
+        (np.zeros((2, 9)), 422, "(2, 9)"),
+        (np.zeros(10), 422, "(10,)"),
+        (np.zeros((0, 10)), 422, "(0, 10)"),
+        (np.full((1, 10), np.nan), 422, "logits[0][0] is nan"),
+        (np.zeros((1, 10), dtype=complex), 400, "complex128"),
+        (np.array([[None] * 10]), 400, "object"),
+        (np.array([["a"] * 10]), 400, "<U1"),
+    ],
+)
+def test_arrays_that_are_wrong_are_named(http: httpx.Client, array: Any, status: int, words: str) -> None:
+    assert words in problem(http.post("/calibrate", content=npy(array), headers=NPY), status)
+
+
+def test_an_array_that_promises_more_than_it_brings_is_refused(http: httpx.Client) -> None:
+    body = npy(np.zeros((2, 10)))
+    lying = body.replace(b"(2, 10)", b"(9, 10)")
+    assert "720 bytes; 160 bytes follow" in problem(http.post("/calibrate", content=lying, headers=NPY), 400)
+    assert "not an .npy array" in problem(http.post("/calibrate", content=body[:20], headers=NPY), 400)
+
+
+def test_pictures_that_are_wrong_are_refused(http: httpx.Client, digits: Digits) -> None:
+    def post(content: bytes, kind: str = "image/png") -> httpx.Response:
+        return http.post("/predict", content=content, headers={"content-type": kind})
+
+    jpeg = io.BytesIO()
+    digits.picture(0).resize((640, 640)).save(jpeg, format="JPEG")
+    assert "empty" in problem(post(b""), 400)
+    assert "no JPEG, PNG or WebP" in problem(post(b"to whom it may concern"), 422)
+    assert "damaged" in problem(post(jpeg.getvalue()[:2000], "image/jpeg"), 422)
+    assert "50,000" in problem(post(huge_png()), 413)
+    assert "image/jpeg, image/png, image/webp" in problem(post(digits.png(0), "image/gif"), 415)
+    assert "missing" in problem(http.post("/predict", content=digits.png(0)), 415)
+    assert post(jpeg.getvalue(), "image/jpeg").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ([], "inputs must be a list of at least one"),
+        ("x", "inputs must be a list"),
+        ([{}], "inputs[0] must be"),
+        ([{"image": 3}], "inputs[0] must be"),
+        ([{"image": "", "tensor": []}], "inputs[0] must be"),
+        ([{"image": "%%%"}], "not base64"),
+        ([{"image": "aGk="}], "no JPEG, PNG or WebP"),
+        ([{"tensor": [[1.0]]}], "The tensor has the shape (1, 1); the model takes (1, 8, 8)"),
+        ([{"tensor": [[1.0], [1.0, 2.0]]}], "ragged"),
+        ([{"tensor": [["a"]]}], "not a number"),
+        ([{"tensor": np.full((1, 8, 8), 1e300).tolist()}], "infinite in float32"),
+        ([{"tensor": np.zeros((1, 8, 8)).tolist()}, {"image": "aGk="}], "inputs[1]: "),
+    ],
+)
+def test_inputs_that_are_wrong_are_named(http: httpx.Client, inputs: Any, words: str) -> None:
+    assert words in problem(http.post("/predict", json={"inputs": inputs}), 422)
+
+
+def test_forms_that_are_wrong_are_refused(http: httpx.Client, digits: Digits) -> None:
+    file = ("digit.png", digits.png(0))
+    assert "no `file` part" in problem(http.post("/predict", files={"options": (None, "{}")}), 422)
+    assert "'picture'" in problem(http.post("/predict", files={"picture": file}), 422)
+    assert "not JSON" in problem(http.post("/predict", files={"file": file}, data={"options": "{"}), 422)
+    assert "empty" in problem(http.post("/predict", files={"file": ("a.png", b"")}), 400)
+    headers = {"content-type": "multipart/form-data"}
+    assert "boundary" in problem(http.post("/predict", content=b"x", headers=headers), 400)
+    assert "not into the query" in problem(http.post("/predict?top_k=1", files={"file": file}), 422)
+
+
+def test_a_body_over_the_limit_is_refused_whether_it_says_so_or_not(http: httpx.Client) -> None:
+    limit = 32 * 2**20
+    body = b"x" * (limit + 1)
+    assert f"the limit is {limit:,}" in problem(http.post("/predict", content=body, headers=PNG), 413)
+
+    def stream() -> Any:
+        for start in range(0, len(body), 2**20):
+            yield body[start : start + 2**20]
+
+    assert f"the limit is {limit:,}" in problem(http.post("/predict", content=stream(), headers=PNG), 413)
+
+
+def test_a_request_with_more_samples_than_the_queue_takes_is_refused(http: httpx.Client) -> None:
+    body = npy(np.zeros((1025, 1, 8, 8), dtype=np.float32))
+    assert "holds 1025 samples; the queue takes at most 1024" in problem(
+        http.post("/predict", content=body, headers=NPY), 413
+    )
+
+
+def test_paths_and_methods_that_do_not_exist(http: httpx.Client) -> None:
+    assert problem(http.get("/nowhere"), 404) == "There is nothing at /nowhere."
+    refused = http.get("/predict")
+    assert problem(refused, 405) == "/predict does not take GET."
+    assert refused.headers["allow"] == "POST"

@@ -1,0 +1,55 @@
+"""A real service for tests: uvicorn with its own event loop in a thread, on a free port of the loopback."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.server import Server, server_config
+from app.settings import Settings
+from app.state import State
+
+
+@dataclass(frozen=True)
+class Service:
+    """A service that answers at `url`."""
+
+    url: str
+    server: Server
+
+    @property
+    def state(self) -> State:
+        """What the service holds."""
+        state: State = self.server.lifespan.state["boxcal"]
+        return state
+
+
+@contextmanager
+def running(data_dir: Path, **settings: Any) -> Iterator[Service]:
+    """Run a service for as long as the block lasts.
+
+    Parameters
+    ----------
+    data_dir
+        Where it keeps its registry.
+    settings
+        Any others, by the names of their fields.
+    """
+    server = Server(server_config(Settings(data_dir=data_dir, port=0, **settings)))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the service did not start"
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield Service(f"http://127.0.0.1:{port}", server)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive(), "the service did not end"

@@ -1,0 +1,134 @@
+"""`/metrics`: the series that were promised, and no others whatever clients send."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from app.main import create_app
+from app.settings import Settings
+from app.telemetry import Telemetry
+from models.digits_data import Digits
+from tests.app.running import Service
+
+PROMISED = {
+    "boxcal_request_seconds",
+    "boxcal_stage_seconds",
+    "boxcal_batch_size",
+    "boxcal_queue_samples",
+    "boxcal_rejected_total",
+    "boxcal_bound_hits_total",
+    "boxcal_bounds_relaxed_total",
+    "boxcal_confidence",
+    "boxcal_expected_accuracy",
+    "boxcal_calibrator_info",
+    "boxcal_fit_seconds",
+    "boxcal_fits_total",
+}
+
+
+def series(exposition: str) -> set[str]:
+    return {line.rsplit(" ", 1)[0] for line in exposition.splitlines() if not line.startswith("#")}
+
+
+def test_the_series_are_those_promised(http: httpx.Client) -> None:
+    text = http.get("/metrics").text
+    named = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+    assert {name for name in named if not name.startswith("process_")} == PROMISED
+    buckets = re.findall(r'boxcal_stage_seconds_bucket\{le="([^"]+)",stage="backbone"\}', text)
+    assert buckets[0] == "0.0005"
+    assert buckets[-2:] == ["10.0", "+Inf"]
+    stages = set(re.findall(r'boxcal_stage_seconds_count\{stage="(\w+)"\}', text))
+    assert stages == {"decode", "queue", "backbone", "calibrate", "total"}
+    assert 'boxcal_calibrator_info{method="uncalibrated",version="0"} 1.0' in text
+
+
+def test_a_prediction_is_counted(service: Service, http: httpx.Client, digits: Digits) -> None:
+    value = service.state.telemetry.registry.get_sample_value
+
+    def counts() -> list[float | None]:
+        return [
+            value("boxcal_request_seconds_count", {"route": "/predict", "status": "200"}),
+            value("boxcal_stage_seconds_count", {"stage": "backbone"}),
+            value("boxcal_confidence_count"),
+            value("boxcal_bound_hits_total", {"side": "upper"}),
+        ]
+
+    before = counts()
+    answer = http.post("/predict?upper=0.4", content=digits.png(0), headers={"content-type": "image/png"})
+    hits = sum(entry["bound"] == "upper" for entry in answer.json()["predictions"][0]["top"])
+    assert hits >= 1
+    assert counts() == [(count or 0) + step for count, step in zip(before, (1, 1, 1, hits), strict=True)]
+
+
+def test_expected_accuracy_is_the_mean_confidence_of_recent_answers() -> None:
+    telemetry = Telemetry({})
+    value = telemetry.registry.get_sample_value
+    telemetry.answered([0.5], 0, 0, 0)
+    telemetry.answered([0.7, 0.9], 0, 0, 0)
+    assert value("boxcal_expected_accuracy") == pytest.approx(0.7)
+    telemetry.answered([0.25] * 30_000, 0, 0, 0)
+    assert value("boxcal_expected_accuracy") == pytest.approx(0.25, abs=0.001)
+
+
+def test_only_the_calibrator_in_force_is_named() -> None:
+    telemetry = Telemetry({})
+    telemetry.calibrator_active(0, "uncalibrated")
+    telemetry.calibrator_active(3, "ts+pb")
+    assert series(telemetry.exposition().decode()) & {
+        'boxcal_calibrator_info{method="uncalibrated",version="0"}',
+        'boxcal_calibrator_info{method="ts+pb",version="3"}',
+    } == {'boxcal_calibrator_info{method="ts+pb",version="3"}'}
+
+
+@pytest.mark.anyio
+async def test_ten_thousand_random_requests_add_no_series(tmp_path: Path, digits: Digits) -> None:
+    """Requests of every kind, right and wrong, through the application itself."""
+    rng = random.Random(0)  # noqa: S311 - seeded on purpose
+
+    def word() -> str:
+        return "".join(rng.choices("abcdefghijklmnopqrstuvwxyz0123456789-_.~%/", k=rng.randint(1, 12)))
+
+    def kind() -> str:
+        known = ["application/json", "image/png", "application/x-npy", "text/plain", "multipart/form-data"]
+        return rng.choice([*known, word()])
+
+    bodies = [b"", b"{", b'{"logits": [[1]]}', b'{"logits": [[0,1,2,3,4,5,6,7,8,9]]}', b"\x93NUMPY"]
+    bodies += [digits.png(0), digits.png(1)[:50], b'{"inputs": [{}]}', b"\xff" * 100]
+    paths = ["/predict", "/calibrate", "/health/live", "/health/ready", "/openapi.json", "/calibrators"]
+
+    async def some(client: httpx.AsyncClient, count: int) -> None:
+        for _ in range(count):
+            path = rng.choice(paths) if rng.random() < 0.6 else "/" + word()
+            if rng.random() < 0.3:
+                path += f"?{word()}={word()}" if rng.random() < 0.5 else f"?top_k={rng.randint(-1, 3)}"
+            method = rng.choice(["POST", "POST", "GET", "DELETE", "PUT", "HEAD", "OPTIONS", "BREW"])
+            content, content_type = rng.choice(bodies), kind()
+            if rng.random() < 0.2:
+                method, path = "POST", "/calibrate"
+                content, content_type = b'{"logits": [[0,1,2,3,4,5,6,7,8,9]]}', "application/json"
+            headers = {"content-type": content_type, word(): "x"}
+            await client.request(method, path, content=content, headers=headers)
+
+    app = create_app(Settings(data_dir=tmp_path))
+    async with app.router.lifespan_context(app) as held:
+
+        async def with_state(scope: Scope, receive: Receive, send: Send) -> None:
+            await app({**scope, "state": dict(held or {})}, receive, send)
+
+        transport = httpx.ASGITransport(app=with_state, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            before = series((await client.get("/metrics")).text)
+            await asyncio.gather(*(some(client, 1250) for _ in range(8)))
+            text = (await client.get("/metrics")).text
+    assert series(text) == before
+    answered = re.findall(r'^boxcal_request_seconds_count\{.*status="(\d+)"\} ([\d.]+)$', text, re.MULTILINE)
+    assert sum(float(count) for _, count in answered) > 10_000
+    assert sum(float(count) for status, count in answered if status == "200") > 1000
+    assert not any(float(count) for status, count in answered if status == "500")
