@@ -65,12 +65,21 @@ def declared_statuses(routers: Sequence[APIRouter]) -> dict[str, set[int]]:
 
 
 def describe(app: FastAPI) -> None:
-    """Put the schema that every declared error refers to into the OpenAPI document."""
+    """Say in the OpenAPI document that every error is a problem, FastAPI's own validation errors included."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         document = generate()
-        document.setdefault("components", {}).setdefault("schemas", {})["Problem"] = errors.PROBLEM_SCHEMA
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        schemas["Problem"] = errors.PROBLEM_SCHEMA
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        declared = errors.problems(errors.InvalidParameter)[errors.InvalidParameter.status]
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                answer = operation["responses"].get("422", declared)
+                if errors.PROBLEM_MEDIA_TYPE not in answer.get("content", {}):
+                    operation["responses"]["422"] = declared
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

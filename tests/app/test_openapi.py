@@ -1,0 +1,73 @@
+"""The OpenAPI document against the running service: what it declares is what happens."""
+
+from __future__ import annotations
+
+import httpx
+import schemathesis
+from hypothesis import HealthCheck, given, seed, settings
+from schemathesis import Case
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from app.errors import PROBLEM_MEDIA_TYPE
+from tests.app.running import Service
+
+LEFT_OUT = ("/fit", "/fits", "/metrics")
+CHECKS = [status_code_conformance, response_schema_conformance, content_type_conformance]
+
+
+def test_what_is_declared_is_what_happens(service: Service) -> None:
+    """Requests made from the document, valid and not, of every route that does not start a fit."""
+    schema = schemathesis.openapi.from_url(f"{service.url}/openapi.json")
+    operations = [result.ok() for result in schema.get_all_operations()]
+    tried = [operation for operation in operations if not operation.path.startswith(LEFT_OUT)]
+    assert len(tried) >= 10
+    for operation in tried:
+
+        @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+        @seed(0)
+        @given(case=operation.as_strategy())
+        def check(case: Case) -> None:
+            response = case.call(timeout=30)
+            case.validate_response(response, checks=CHECKS)
+            assert response.status_code != 500
+
+        check()
+
+
+def test_every_route_declares_problems_and_the_schema_exists(http: httpx.Client) -> None:
+    document = http.get("/openapi.json").json()
+    assert set(document["components"]["schemas"]["Problem"]["required"]) == {
+        "type",
+        "title",
+        "status",
+        "detail",
+        "error",
+    }
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            errors = {code for code in operation["responses"] if code.startswith(("4", "5"))}
+            assert "500" in errors
+            for code in errors:
+                assert PROBLEM_MEDIA_TYPE in operation["responses"][code]["content"]
+
+
+def test_the_contract_is_there(http: httpx.Client) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    assert set(paths["/predict"]["post"]["requestBody"]["content"]) == {
+        "application/json",
+        "multipart/form-data",
+        "application/x-npy",
+        "image/jpeg",
+        "image/png",
+        "image/webp",
+    }
+    assert set(paths["/calibrate"]["post"]["requestBody"]["content"]) == {
+        "application/json",
+        "application/x-npy",
+    }
+    assert {"400", "413", "415", "422", "503", "504"} <= set(paths["/predict"]["post"]["responses"])
+    assert http.get("/docs").status_code == 200

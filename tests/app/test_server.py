@@ -1,0 +1,144 @@
+"""The service as a process: it starts, tells when it is ready, and ends without losing a request."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from models.digits_data import Digits
+
+START = "from app.server import serve; from app.settings import Settings; serve(Settings())"
+PNG = {"content-type": "image/png"}
+NPY = {"content-type": "application/x-npy"}
+
+
+@dataclass
+class Process:
+    """A service in a process of its own, and what it has logged."""
+
+    popen: subprocess.Popen[str]
+    url: str = ""
+    log: list[str] = field(default_factory=list)
+
+    def follow(self) -> None:
+        """Read the log to its end, and find the address in it."""
+        assert self.popen.stderr is not None
+        for line in self.popen.stderr:
+            self.log.append(line)
+            if found := re.search(r"running on (http://[\d.:]+)", line):
+                self.url = found[1]
+
+
+@contextmanager
+def started(data_dir: Path, **environment: str) -> Iterator[Process]:
+    given = {"BOXCAL_PORT": "0", "BOXCAL_DATA_DIR": str(data_dir), **environment}
+    popen = subprocess.Popen(
+        [sys.executable, "-c", START], env=os.environ | given, stderr=subprocess.PIPE, text=True
+    )
+    process = Process(popen)
+    reader = threading.Thread(target=process.follow)
+    reader.start()
+    try:
+        deadline = time.monotonic() + 60
+        while not process.url:
+            assert popen.poll() is None, "".join(process.log)
+            assert time.monotonic() < deadline, "".join(process.log)
+            time.sleep(0.01)
+        yield process
+    finally:
+        popen.kill()
+        popen.wait()
+        reader.join()
+        if popen.stderr is not None:
+            popen.stderr.close()
+
+
+def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path, digits: Digits) -> None:
+    with started(tmp_path) as process:
+        answered, refused, lost = [], [], []
+        told = threading.Event()
+
+        def client(number: int) -> None:
+            with httpx.Client(base_url=process.url, timeout=20) as http:
+                for n in range(100_000):
+                    try:
+                        response = http.post("/predict", content=digits.png((number + n) % 300), headers=PNG)
+                    except httpx.ConnectError as error:
+                        refused.append(error)
+                        return
+                    except httpx.TransportError as error:
+                        lost.append(error)
+                        return
+                    answered.append(response.status_code)
+                    if told.is_set() and response.headers.get("connection") == "close":
+                        http._transport.close()
+
+        clients = [threading.Thread(target=client, args=(number,)) for number in range(12)]
+        for thread in clients:
+            thread.start()
+        time.sleep(1.5)
+        before = len(answered)
+        told.set()
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.popen.wait(20) == 0
+        for thread in clients:
+            thread.join(20)
+    assert not lost, lost
+    assert len(refused) == 12
+    assert before > 20
+    assert set(answered) == {200}
+
+
+def test_what_is_in_work_at_sigterm_is_finished(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    np.save(stream, np.zeros((1000, 1, 8, 8), dtype=np.float32))
+    with started(tmp_path) as process:
+        answers: list[httpx.Response] = []
+
+        def large() -> None:
+            headers = {"content-type": "application/x-npy"}
+            answers.append(
+                httpx.post(f"{process.url}/predict", content=stream.getvalue(), headers=headers, timeout=30)
+            )
+
+        thread = threading.Thread(target=large)
+        thread.start()
+        while "boxcal_queue_samples 1000.0" not in httpx.get(f"{process.url}/metrics").text:
+            time.sleep(0.005)
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.popen.wait(30) == 0
+        thread.join(30)
+    assert [answer.status_code for answer in answers] == [200]
+    assert len(answers[0].json()["predictions"]) == 1000
+
+
+def test_a_model_that_is_not_there_stops_the_start_with_its_name(tmp_path: Path) -> None:
+    environment = os.environ | {
+        "BOXCAL_MODEL": "resnet",
+        "BOXCAL_DATA_DIR": str(tmp_path),
+        "BOXCAL_PORT": "0",
+    }
+    ended = subprocess.run(
+        [sys.executable, "-c", START],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode != 0
+    assert "'resnet'" in ended.stderr
+    assert "Traceback" not in ended.stderr
