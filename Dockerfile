@@ -35,6 +35,7 @@ ENV PATH=/opt/boxcal/bin:/opt/venv/bin:$PATH \
     XDG_CACHE_HOME=/var/lib/boxcal/.cache \
     NUMBA_CACHE_DIR=/var/lib/boxcal/.cache/numba \
     TRITON_CACHE_DIR=/var/lib/boxcal/.cache/triton \
+    TORCHINDUCTOR_CACHE_DIR=/var/lib/boxcal/.cache/inductor \
     MPLCONFIGDIR=/tmp/matplotlib
 WORKDIR /var/lib/boxcal
 USER boxcal

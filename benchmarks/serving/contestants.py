@@ -11,6 +11,7 @@ from typing import Literal
 
 from benchmarks.serving import payloads
 from benchmarks.serving.payloads import Request
+from benchmarks.serving.peers.work import CROP, RESIZE
 
 Task = Literal["images", "logits"]
 TASKS: tuple[Task, ...] = ("images", "logits")
@@ -65,8 +66,13 @@ def _script(name: str) -> Callable[[Path, Model, int, Path], Launch]:
 
 
 def _boxcal(python: Path, model: Model, port: int, folder: Path) -> Launch:
+    served = folder / "model.onnx"
+    served.symlink_to(model.path)
+    half = [0.5, 0.5, 0.5]
+    preprocessing = {"resize": RESIZE, "crop": CROP, "mean": half, "std": half}
+    served.with_suffix(".json").write_text(json.dumps({"preprocessing": preprocessing}))
     settings = {
-        "BOXCAL_MODEL": f"onnx:{model.path}",
+        "BOXCAL_MODEL": f"onnx:{served}",
         "BOXCAL_LABELS": str(model.labels),
         "BOXCAL_PORT": str(port),
         "BOXCAL_DATA_DIR": str(folder / "data"),
