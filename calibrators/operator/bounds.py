@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 
-def sum_tolerance(num_classes: int, dtype: torch.dtype = torch.float64) -> float:
-    """How far a sum of K bounds may miss 1 by nothing but rounding.
+def sum_tolerance(num_classes: int, *dtypes: torch.dtype) -> float:
+    """How far a sum of K bounds may miss 1 by nothing but rounding, in the coarsest of their dtypes.
 
     Each bound is rounded once and whoever made it rounded a few times more; these errors grow like the square
     root of their number.
     """
-    return torch.finfo(dtype).eps * (8.0 + math.sqrt(num_classes))
+    coarsest = max((torch.finfo(dtype).eps for dtype in dtypes), default=torch.finfo(torch.float64).eps)
+    return coarsest * (8.0 + math.sqrt(num_classes))
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,12 +9,13 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from calibrators.operator.compiling import compiled
 from calibrators.operator.torch_solver import MAX_PASSES, UNDERFLOW, VERTEX
 
 Floats = NDArray[np.float64]
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def running_sums(scores: Floats, sums: Floats) -> None:
     """Fill sums[n, j] with the sum over i <= j of exp(scores[n, i] - scores[n, j]), rows ascending."""
     for n in range(scores.shape[0]):
@@ -23,7 +24,7 @@ def running_sums(scores: Floats, sums: Floats) -> None:
             sums[n, j] = 1.0 + sums[n, j - 1] * math.exp(scores[n, j - 1] - scores[n, j])
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(error_model="numpy")
 def _solve_row(scores: Floats, sums: Floats, lower: float, upper: float) -> tuple[float, int, int, float]:
     """Log of 1/Z, the first class above its lower bound, the first at its upper bound, and the free mass."""
     classes = scores.shape[0]
@@ -63,7 +64,7 @@ def _solve_row(scores: Floats, sums: Floats, lower: float, upper: float) -> tupl
     return log_scale, first, end, mass
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def label_log_probability(  # noqa: PLR0917 - compiled loops take arrays by position
     scores: Floats,
     sums: Floats,

@@ -1,0 +1,122 @@
+"""The CPU engine's gradient: the Jacobian products of the operator, two passes over a row.
+
+`cpu_kernel` hands arrays down, in the layout that `cpu_loops` left behind.
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from calibrators.operator.compiling import compiled
+from calibrators.operator.cpu_loops import SUMMING
+from calibrators.operator.cpu_math import select
+from calibrators.operator.exact_row import Array
+from calibrators.operator.torch_solver import AT_LOWER, AT_UPPER, FREE
+
+
+@njit(error_model="numpy", fastmath=SUMMING)
+def _free_sums(upstream: Array, probabilities: Array, side: Array) -> tuple[float, float]:
+    """Mass of the free classes, and their sum of probability times upstream gradient."""
+    zero, mass, product = probabilities.dtype.type(0), 0.0, 0.0
+    for i in range(side.shape[0]):
+        p = select(side[i] == FREE, probabilities[i], zero)
+        mass += np.float64(p)
+        product += np.float64(p * upstream[i])
+    return mass, product
+
+
+@njit(error_model="numpy")
+def _mean_without_mass(upstream: Array, logits: Array, side: Array, inverse: float) -> float:
+    """Mean upstream gradient of free classes whose probabilities are all 0, in the ratio of their exponentials."""
+    top, total, product = -math.inf, 0.0, 0.0
+    for i in range(side.shape[0]):
+        if side[i] == FREE:
+            top = max(top, np.float64(logits[i]))
+    for i in range(side.shape[0]):
+        if side[i] == FREE:
+            weight = math.exp((np.float64(logits[i]) - top) * inverse) if top > -math.inf else 1.0
+            total += weight
+            product += weight * upstream[i]
+    return product / total if total > 0.0 else math.nan
+
+
+@njit(error_model="numpy", fastmath=SUMMING)
+def _by_logits(  # noqa: PLR0917 - compiled loops take arrays by position
+    upstream: Array, probabilities: Array, side: Array, mean: float, inverse: float, out: Array
+) -> None:
+    zero = probabilities.dtype.type(0)
+    for i in range(side.shape[0]):
+        slope = probabilities[i] * (upstream[i] - mean) * inverse
+        out[i] = select(side[i] == FREE, slope, zero)
+
+
+@njit(error_model="numpy", fastmath=SUMMING)
+def _by_bound(upstream: Array, side: Array, which: int, mean: float, out: Array) -> None:
+    """Gradient in the bounds of one side; summed over the classes where out has room for one number."""
+    zero = upstream.dtype.type(0)
+    if out.shape[0] == side.shape[0]:
+        for i in range(side.shape[0]):
+            out[i] = select(side[i] == which, upstream[i] - mean, zero)
+        return
+    total = 0.0
+    for i in range(side.shape[0]):
+        total += np.float64(select(side[i] == which, upstream[i] - mean, zero))
+    out[0] = total
+
+
+@njit(error_model="numpy")
+def _by_temperature(logits: Array, by_logits: Array, inverse: float) -> float:
+    top, total = -math.inf, 0.0
+    for i in range(logits.shape[0]):
+        top = max(top, np.float64(logits[i]))
+    for i in range(logits.shape[0]):
+        if by_logits[i] != 0.0:
+            total += np.float64(by_logits[i]) * (np.float64(logits[i]) - top)
+    return -total * inverse
+
+
+@compiled
+def backward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
+    upstream: Array,
+    probabilities: Array,
+    side: Array,
+    logits: Array,
+    inverse: Array,
+    by_logits: Array,
+    by_lower: Array,
+    by_upper: Array,
+    by_temperature: Array,
+) -> None:
+    """Fill the gradients; one that nobody asks for has no columns.
+
+    Parameters
+    ----------
+    upstream, probabilities, logits, by_logits : ndarray of shape (N, K), of one dtype
+    side : int8 ndarray of shape (N, K)
+    inverse : float64 ndarray of shape (N or 1,)
+    by_lower, by_upper : ndarray of shape (N, K), (N, 1) for the sum over the classes, or (N, 0)
+    by_temperature : float64 ndarray of shape (N,) or (0,)
+    """
+    kind = probabilities.dtype.type
+    for n in range(side.shape[0]):
+        rate = inverse[n % inverse.shape[0]]
+        mass, product = _free_sums(upstream[n], probabilities[n], side[n])
+        if mass > 0.0:
+            mean = product / mass
+        else:
+            mean = _mean_without_mass(upstream[n], logits[n], side[n], rate)
+        if mean != mean and mass <= 0.0:
+            by_logits[n] = 0
+            by_lower[n] = 0
+            by_upper[n] = 0
+            if by_temperature.shape[0]:
+                by_temperature[n] = 0.0
+            continue
+        _by_logits(upstream[n], probabilities[n], side[n], kind(mean), kind(rate), by_logits[n])
+        if by_lower.shape[1]:
+            _by_bound(upstream[n], side[n], AT_LOWER, kind(mean), by_lower[n])
+        if by_upper.shape[1]:
+            _by_bound(upstream[n], side[n], AT_UPPER, kind(mean), by_upper[n])
+        if by_temperature.shape[0]:
+            by_temperature[n] = _by_temperature(logits[n], by_logits[n], rate)

@@ -1,0 +1,249 @@
+"""The fused loops of the CPU engine: one row at a time, while it lies in the nearest cache.
+
+`cpu_kernel` hands arrays down; `exact_row` takes the few rows that these loops give up on. All are serial and
+release the interpreter's lock, so that any number of threads may be inside them.
+"""
+
+import math
+
+import numpy as np
+from numba import njit, types
+from numba.extending import overload
+
+from calibrators.operator.compiling import compiled
+from calibrators.operator.cpu_math import bits, fast_exp, from_bits, ordered, select
+from calibrators.operator.exact_row import REFUSED, SOLVED, Array, solve_exactly
+from calibrators.operator.torch_solver import AT_LOWER, AT_UPPER, FREE
+
+SUMMING = {"contract", "reassoc", "nsz"}
+"""Let sums be split over vector lanes; NaN and infinity keep their meaning."""
+
+MAX_STEPS = 24
+"""Newton passes and new anchors before a row goes to `exact_row`; common rows take 2 to 6."""
+
+
+NEAR_TIES = 6
+"""After so many passes, classes within rounding of a bound may be what keeps the scale from standing still."""
+
+SHRINK = 0.25
+"""How far to step down where the bounds alone hold more than the whole mass and nothing brackets the scale yet."""
+
+LEAST_MASS = 1e-6
+"""Below so little free mass, what cancels in 1 - (held mass) matters: `exact_row` adds without loss."""
+
+Bound = float | Array
+"""One bound for the whole row, or one for each class; every loop is compiled for both."""
+
+
+def _at(bound: Bound, i: int) -> float:
+    """Bound of class i."""
+    raise NotImplementedError
+
+
+@overload(_at)
+def _at_overload(bound, i):  # type: ignore[no-untyped-def]
+    return (lambda bound, i: bound[i]) if isinstance(bound, types.Array) else (lambda bound, i: bound)
+
+
+def _of_row(bounds: Array, n: int) -> Bound:
+    """Bounds of row n, where a single row stands for all."""
+    raise NotImplementedError
+
+
+@overload(_of_row)
+def _of_row_overload(bounds, n):  # type: ignore[no-untyped-def]
+    return lambda bounds, n: bounds[n % bounds.shape[0]]
+
+
+def _as_row(bound: Bound, row: Array) -> Array:
+    """Bounds as an array as long as the row."""
+    raise NotImplementedError
+
+
+@overload(_as_row)
+def _as_row_overload(bound, row):  # type: ignore[no-untyped-def]
+    if isinstance(bound, types.Array):
+        return lambda bound, row: bound
+    return lambda bound, row: np.full(row.shape[0], bound)
+
+
+def _holds(lower: Bound, upper: Bound, smallest: float, largest: float) -> bool:
+    """Whether a plain softmax obeys its bounds, where two numbers tell."""
+    raise NotImplementedError
+
+
+@overload(_holds)
+def _holds_overload(lower, upper, smallest, largest):  # type: ignore[no-untyped-def]
+    if isinstance(lower, types.Array):
+        return lambda lower, upper, smallest, largest: False
+    return lambda lower, upper, smallest, largest: lower <= smallest and largest <= upper
+
+
+def _is_box(lower: Bound, upper: Bound) -> bool:
+    """Whether 0 <= lower <= upper <= 1 for every class; NaN is not."""
+    raise NotImplementedError
+
+
+@overload(_is_box)
+def _is_box_overload(lower, upper):  # type: ignore[no-untyped-def]
+    def whole(lower, upper):  # type: ignore[no-untyped-def]
+        inside = True
+        for i in range(lower.shape[0]):
+            inside &= (lower[i] >= 0) & (lower[i] <= upper[i]) & (upper[i] <= 1)
+        return inside
+
+    if isinstance(lower, types.Array):
+        return whole
+    return lambda lower, upper: 0 <= lower <= upper <= 1
+
+
+@njit(error_model="numpy")
+def _largest_scale(weights: Array) -> float:
+    """How far 1/Z may rise before the weights have lost the digits that matter, and want a new anchor."""
+    return 2.0 if weights.itemsize == 4 else 1e100
+
+
+@njit(error_model="numpy")
+def _extremes(row: Array) -> tuple[float, float]:
+    """Largest and smallest entry; NaN or infinity where an entry is."""
+    high = ordered(bits(row[0]))
+    low = high
+    for i in range(1, row.shape[0]):
+        value = ordered(bits(row[i]))
+        high = select(value > high, value, high)
+        low = select(value < low, value, low)
+    return from_bits(ordered(high)), from_bits(ordered(low))
+
+
+@njit(error_model="numpy", fastmath=SUMMING)
+def _exponentials(row: Array, anchor: float, inverse: float, weights: Array) -> float:
+    """Fill weights with exp((row - anchor) / temperature) and return their sum."""
+    for i in range(row.shape[0]):
+        weights[i] = fast_exp((row[i] - anchor) * inverse)
+    total = 0.0
+    for i in range(row.shape[0]):
+        total += np.float64(weights[i])
+    return total
+
+
+@njit(error_model="numpy", fastmath=SUMMING)
+def _split(weights: Array, lower: Bound, upper: Bound, scale: float) -> tuple[float, float]:
+    """At this scale: the mass that bounds hold, and the weight of the classes that they leave free."""
+    zero, held, free = weights.dtype.type(0), 0.0, 0.0
+    for i in range(weights.shape[0]):
+        weight, low, high = weights[i], _at(lower, i), _at(upper, i)
+        value = weight * scale
+        clipped = select(value > low, value, low)
+        clipped = select(clipped < high, clipped, high)
+        is_free = clipped == value
+        held += np.float64(select(is_free, zero, clipped))
+        free += np.float64(select(is_free, weight, zero))
+    return held, free
+
+
+@njit(error_model="numpy")
+def _largest_free(row: Array, weights: Array, lower: Bound, upper: Bound, scale: float) -> float:
+    """Largest logit of a class that no bound holds at this scale."""
+    largest = row.dtype.type(-np.inf)
+    for i in range(row.shape[0]):
+        value = weights[i] * scale
+        is_free = (value >= _at(lower, i)) & (value <= _at(upper, i))
+        largest = select(is_free & (row[i] > largest), row[i], largest)
+    return largest
+
+
+@njit(error_model="numpy")
+def _finish(weights: Array, lower: Bound, upper: Bound, scale: float) -> None:
+    """Turn weights into probabilities."""
+    for i in range(weights.shape[0]):
+        low, high = _at(lower, i), _at(upper, i)
+        value = weights[i] * scale
+        value = select(value > low, value, low)
+        weights[i] = select(value < high, value, high)
+
+
+@njit(error_model="numpy")
+def _mark(weights: Array, lower: Bound, upper: Bound, scale: float, side: Array) -> None:
+    """Write down which side of its box every class is on, before `_finish` forgets it."""
+    free, at_lower, at_upper = np.int8(FREE), np.int8(AT_LOWER), np.int8(AT_UPPER)
+    for i in range(weights.shape[0]):
+        low, high = _at(lower, i), _at(upper, i)
+        value = weights[i] * scale
+        under = (value < low) | ((low == high) & (value <= high))
+        side[i] = select(under, at_lower, select(value > high, at_upper, free))
+
+
+@njit(error_model="numpy")
+def _solve_row(  # noqa: PLR0917 - compiled loops take arrays by position
+    row: Array, lower: Bound, upper: Bound, inverse: float, tolerance: float, weights: Array, side: Array
+) -> int:
+    """Solve one row in place of its weights."""
+    kind = row.dtype.type
+    top, bottom = _extremes(row)
+    if not (-np.inf < top < np.inf) or bottom != bottom:
+        return REFUSED
+    scale = 1.0 / _exponentials(row, top, kind(inverse), weights)
+    smallest = fast_exp((bottom - top) * kind(inverse))
+    solved = _holds(lower, upper, smallest * kind(scale), kind(scale))
+    if not solved:
+        anchor, unit = top, np.finfo(kind).eps
+        low_end, high_end = 0.0, np.inf
+        for step in range(MAX_STEPS):
+            held, free = _split(weights, lower, upper, kind(scale))
+            mass, last = 1.0 - held, scale
+            if 0.0 < mass < LEAST_MASS or free <= 0.0:
+                break
+            if scale * free > mass:
+                high_end = min(high_end, scale)
+            else:
+                low_end = max(low_end, scale)
+            scale = mass / free
+            if kind(scale) == kind(last) or (step > NEAR_TIES and abs(scale - last) <= unit * scale):
+                if scale <= _largest_scale(weights):
+                    solved = True
+                    break
+                moved = _largest_free(row, weights, lower, upper, kind(scale))
+                scale *= math.exp(np.float64(moved - anchor) * inverse)
+                anchor, low_end, high_end = moved, 0.0, np.inf
+                _exponentials(row, anchor, kind(inverse), weights)
+            elif not low_end <= scale <= high_end:
+                scale = math.sqrt(low_end * high_end) if low_end > 0.0 else SHRINK * high_end
+    if not solved:
+        return solve_exactly(
+            row, _as_row(lower, row), _as_row(upper, row), top, inverse, tolerance, weights, side
+        )
+    _mark(weights, lower, upper, kind(scale), side)
+    _finish(weights, lower, upper, kind(scale))
+    return SOLVED
+
+
+@compiled
+def forward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
+    logits: Array,
+    lower: Array,
+    upper: Array,
+    inverse: Array,
+    tolerance: float,
+    probabilities: Array,
+    side: Array,
+) -> int:
+    """Fill probabilities and side; return the first row that is refused, or -1.
+
+    Parameters
+    ----------
+    logits, probabilities : ndarray of shape (N, K), both float32 or both float64
+    lower, upper : ndarray of the same dtype; both of shape (N or 1, K), or both of shape (N or 1,) when uniform
+    inverse : float64 ndarray of shape (N or 1,)
+        One over the temperature.
+    tolerance : float
+        How far a sum of bounds may miss 1.
+    side : int8 ndarray of shape (N, K)
+    """
+    for n in range(logits.shape[0]):
+        low, high = _of_row(lower, n), _of_row(upper, n)
+        if n < max(lower.shape[0], upper.shape[0]) and not _is_box(low, high):
+            return n
+        rate = inverse[n % inverse.shape[0]]
+        if _solve_row(logits[n], low, high, rate, tolerance, probabilities[n], side[n]) == REFUSED:
+            return n
+    return -1

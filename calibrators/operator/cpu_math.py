@@ -1,0 +1,130 @@
+"""Arithmetic that LLVM turns into vector instructions: the exponential, and selections without branches.
+
+It stands below `cpu_loops`. Without Intel's SVML numba calls a scalar exp; a polynomial vectorises.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, overload
+
+_INT_OF = {types.float32: types.int32, types.float64: types.int64}
+_FLOAT_OF = {integer: floating for floating, integer in _INT_OF.items()}
+_LLVM = {
+    types.int32: ir.IntType(32),
+    types.int64: ir.IntType(64),
+    types.float32: ir.FloatType(),
+    types.float64: ir.DoubleType(),
+}
+
+
+def _bits(_context: Any, value: Any) -> tuple[Any, Any]:
+    """Read the bits of a float as the integer of its width."""
+    target = _INT_OF[value]
+    return target(value), lambda _c, builder, _s, args: builder.bitcast(args[0], _LLVM[target])
+
+
+def _from_bits(_context: Any, value: Any) -> tuple[Any, Any]:
+    """Read an integer as the float of its width."""
+    target = _FLOAT_OF[value]
+    return target(value), lambda _c, builder, _s, args: builder.bitcast(args[0], _LLVM[target])
+
+
+def _ordered(_context: Any, value: Any) -> tuple[Any, Any]:
+    """Turn the bits of a float into an integer that sorts as the float does, and back: its own inverse.
+
+    NaN sorts above infinity, or below minus infinity when its sign bit is set. Integers have a maximum that
+    vectorises; floats do not, while NaN is in sight.
+    """
+
+    def generate(_c: Any, builder: Any, _s: Any, args: Any) -> Any:
+        width = value.bitwidth
+        sign = builder.ashr(args[0], ir.Constant(args[0].type, width - 1))
+        return builder.xor(args[0], builder.and_(sign, ir.Constant(args[0].type, 2 ** (width - 1) - 1)))
+
+    return value(value), generate
+
+
+def _select(_context: Any, _condition: Any, yes: Any, no: Any) -> tuple[Any, Any]:
+    """Choose between two values that are both computed: a branch would keep the loop from being vectorised."""
+    signature = yes(types.boolean, yes, no)
+    return signature, lambda _c, builder, _s, args: builder.select(*args)
+
+
+bits: Callable[..., Any] = intrinsic(_bits)
+from_bits: Callable[..., Any] = intrinsic(_from_bits)
+ordered: Callable[..., Any] = intrinsic(_ordered)
+select: Callable[..., Any] = intrinsic(_select)
+
+
+def fast_exp(x: float) -> float:
+    """Compute exp(x) to about one unit in the last place, for arguments that are not NaN.
+
+    Below the smallest normal number it is 0; above exp(80) in float32 and exp(600) in float64 it stays there.
+    """
+    return math.exp(x)
+
+
+_F = np.float32
+_LOG2E_32, _ROUND_32, _FLOOR_32, _CEILING_32 = _F(1 / math.log(2)), _F(1.5 * 2**23), _F(-87.33), _F(80)
+_HIGH_32 = _F(round(math.log(2) * 2**15) / 2**15)
+_LOW_32 = _F(math.log(2) - float(_HIGH_32))
+_C32 = tuple(_F(1 / math.factorial(n)) for n in range(8))
+_LOG2E_64, _ROUND_64, _FLOOR_64, _CEILING_64 = 1 / math.log(2), 1.5 * 2.0**52, -708.0, 600.0
+_HIGH_64 = round(math.log(2) * 2**32) / 2**32
+_LOW_64 = 2.3190468138462996e-17 + (math.log(2) - _HIGH_64)
+_C64 = tuple(1 / math.factorial(n) for n in range(14))
+_ZERO_32, _SHIFT_32 = _F(0), np.int32(23)
+_SHIFT_64 = np.int64(52)
+
+
+@njit(fastmath={"contract"}, error_model="numpy")
+def _exp_32(x: Any) -> Any:
+    c = _C32
+    x = select(x > _CEILING_32, _CEILING_32, x)
+    shifted = x * _LOG2E_32 + _ROUND_32
+    power = shifted - _ROUND_32
+    r = (x - power * _HIGH_32) - power * _LOW_32
+    y = c[7] * r + c[6]
+    y = y * r + c[5]
+    y = y * r + c[4]
+    y = y * r + c[3]
+    y = y * r + c[2]
+    y = y * r + c[1]
+    y = y * r + c[0]
+    scaled = from_bits(np.int32(bits(y) + (bits(shifted) << _SHIFT_32)))
+    return select(x < _FLOOR_32, _ZERO_32, scaled)
+
+
+@njit(fastmath={"contract"}, error_model="numpy")
+def _exp_64(x: Any) -> Any:
+    c = _C64
+    x = select(x > _CEILING_64, _CEILING_64, x)
+    shifted = x * _LOG2E_64 + _ROUND_64
+    power = shifted - _ROUND_64
+    r = (x - power * _HIGH_64) - power * _LOW_64
+    y = c[13] * r + c[12]
+    y = y * r + c[11]
+    y = y * r + c[10]
+    y = y * r + c[9]
+    y = y * r + c[8]
+    y = y * r + c[7]
+    y = y * r + c[6]
+    y = y * r + c[5]
+    y = y * r + c[4]
+    y = y * r + c[3]
+    y = y * r + c[2]
+    y = y * r + c[1]
+    y = y * r + c[0]
+    scaled = from_bits(bits(y) + (bits(shifted) << _SHIFT_64))
+    return select(x < _FLOOR_64, 0.0, scaled)
+
+
+@overload(fast_exp)
+def _fast_exp(x: Any) -> Callable[[Any], Any]:
+    chosen = _exp_32 if x == types.float32 else _exp_64
+    return lambda x: chosen(x)  # noqa: PLW0108 - numba reads the argument's name

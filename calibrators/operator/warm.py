@@ -1,0 +1,22 @@
+"""Compile the CPU engine ahead of its first use: `python -m calibrators.operator.warm`, run on installation.
+
+The compiled loops are kept on disk (NUMBA_CACHE_DIR, else beside the source), for this kind of processor.
+"""
+
+import torch
+
+from calibrators.operator.box_softmax import box_constrained_softmax
+from calibrators.operator.uniform import SortedRows
+
+
+def warm(*dtypes: torch.dtype) -> None:
+    """Call every compiled form once in these dtypes, so that nobody waits for a compiler later."""
+    for dtype in dtypes:
+        for upper in (0.5, torch.full((3,), 0.5, dtype=dtype)):
+            logits = torch.zeros(2, 3, dtype=dtype, requires_grad=True)
+            box_constrained_softmax(logits, 0.1, upper).sum().backward()
+    SortedRows(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)).nll(0.1, 0.5)
+
+
+if __name__ == "__main__":
+    warm(torch.float32, torch.float64)
