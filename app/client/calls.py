@@ -72,13 +72,15 @@ def predict(*images: ImageSource, **options: Unpack[AnswerOptions]) -> Call[Answ
 def predict_tensors(tensors: npt.ArrayLike, /, **options: Unpack[AnswerOptions]) -> Call[Answer]:
     """Classify a batch of preprocessed inputs (`POST /predict`), shape (N, *input_shape), floats."""
     values = _floats(tensors)
-    return _answer("/predict", _array(values, options, lambda: {"inputs": [{"tensor": v} for v in values]}))
+    return _answer(
+        "/predict", _array(values, options, lambda v: {"inputs": [{"tensor": each} for each in v]})
+    )
 
 
 def calibrate(logits: npt.ArrayLike, /, **options: Unpack[AnswerOptions]) -> Call[Answer]:
     """Turn logits of a model that runs elsewhere, shape (N, K), into probabilities (`POST /calibrate`)."""
     values = _floats(logits)
-    return _answer("/calibrate", _array(values, options, lambda: {"logits": values}))
+    return _answer("/calibrate", _array(values, options, lambda v: {"logits": v}))
 
 
 def fit(
@@ -117,9 +119,14 @@ def fit_arrays(
     return fit(archive.getvalue(), method=method, activate=activate, wait=wait)
 
 
-def fits() -> Call[list[Fit]]:
-    """List the fits, newest first (`GET /fits`)."""
-    return Call(method="GET", path="/fits", parse=lambda r: _FITS.validate_python(_items(r, "fits")))
+def fits(limit: int = 100) -> Call[list[Fit]]:
+    """List the newest fits, newest first (`GET /fits`)."""
+    return Call(
+        method="GET",
+        path="/fits",
+        arguments={"params": {"limit": limit}},
+        parse=lambda r: _FITS.validate_python(_items(r, "fits")),
+    )
 
 
 def fit_state(fit_id: str) -> Call[Fit]:
@@ -127,9 +134,9 @@ def fit_state(fit_id: str) -> Call[Fit]:
     return Call(method="GET", path=f"/fits/{fit_id}", parse=_fit)
 
 
-def cancel_fit(fit_id: str) -> Call[Fit | None]:
-    """Cancel a fit (`DELETE /fits/{id}`)."""
-    return Call(method="DELETE", path=f"/fits/{fit_id}", parse=lambda r: _fit(r) if r.content else None)
+def cancel_fit(fit_id: str) -> Call[Fit]:
+    """Cancel a fit that waits or runs (`DELETE /fits/{id}`)."""
+    return Call(method="DELETE", path=f"/fits/{fit_id}", parse=_fit)
 
 
 def fit_events(fit_id: str) -> Call[None]:
@@ -232,7 +239,9 @@ def _bound(value: BoundValue) -> Any:
     return np.asarray(value, dtype=np.float64).tolist()
 
 
-def _array(values: Floats, options: AnswerOptions, members: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _array(
+    values: Floats, options: AnswerOptions, members: Callable[[Floats], dict[str, Any]]
+) -> dict[str, Any]:
     """Send an array as an `.npy` body and its options in the query string.
 
     Bounds for many classes outgrow what servers and proxies take as a query string; then all of it is JSON,
@@ -241,8 +250,11 @@ def _array(values: Floats, options: AnswerOptions, members: Callable[[], dict[st
     document = options_document(options)
     query = json.dumps(document, separators=(",", ":")) if document else ""
     if len(query) > LONGEST_QUERY:
+        exact = values.astype(np.float64)  # the shortest digits of a float32 name another float64
         return {
-            "content": orjson.dumps(members() | {"options": document}, option=orjson.OPT_SERIALIZE_NUMPY),
+            "content": orjson.dumps(
+                members(exact) | {"options": document}, option=orjson.OPT_SERIALIZE_NUMPY
+            ),
             "headers": {"content-type": "application/json"},
         }
     body = io.BytesIO()
@@ -272,8 +284,7 @@ def _object(response: httpx.Response) -> dict[str, Any]:
 
 
 def _items(response: httpx.Response, name: str) -> Any:
-    document = response.json()
-    return document[name] if isinstance(document, dict) else document
+    return _object(response)[name]
 
 
 def _fit(response: httpx.Response) -> Fit:

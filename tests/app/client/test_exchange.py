@@ -20,7 +20,7 @@ from app.client import (
     UnreachableError,
     UnreadableAnswerError,
 )
-from tests.app.client.both import Ask, ask_async, ask_blocking
+from tests.app.client.both import Ask
 from tests.app.client.scripted import Reply, scripted
 
 ANSWER = {
@@ -36,12 +36,6 @@ QUICK = RetryPolicy(retries=3, longest_wait=5.0, first_wait=0.01)
 
 def refusal(**headers: str) -> Reply:
     return Reply(503, {"type": "t", "title": "The queue is full", "detail": "1024 samples wait"}, headers)
-
-
-@pytest.fixture(params=[ask_blocking, ask_async], ids=["blocking", "async"])
-def ask(request: pytest.FixtureRequest) -> Ask:
-    chosen: Ask = request.param
-    return chosen
 
 
 def test_a_refused_call_is_repeated_no_earlier_than_the_service_asks(ask: Ask) -> None:

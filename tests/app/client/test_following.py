@@ -6,16 +6,10 @@ from typing import Any
 import pytest
 
 from app.client import FitNotSucceededError, NotFoundError
-from tests.app.client.both import Ask, ask_async, ask_blocking
+from tests.app.client.both import Ask
 from tests.app.client.scripted import Reply, scripted
 
 STREAM = {"content-type": "text/event-stream; charset=utf-8"}
-
-
-@pytest.fixture(params=[ask_blocking, ask_async], ids=["blocking", "async"])
-def ask(request: pytest.FixtureRequest) -> Ask:
-    chosen: Ask = request.param
-    return chosen
 
 
 def state(progress: float, name: str = "running", **more: Any) -> dict[str, Any]:

@@ -1,0 +1,189 @@
+"""Both clients against the real service: every route, what it answers and what it refuses."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from app.client import (
+    BoxcalClient,
+    ConflictError,
+    FitNotSucceededError,
+    InvalidRequestError,
+    NotFoundError,
+    calls,
+)
+from app.client.exchange import Call
+from calibrators import Calibrator
+from models.digits_data import Digits
+from tests.app.client.both import Ask
+from tests.app.refit.validation_data import npz, overconfident, validation_npz
+
+
+def test_bounds_by_number_label_and_array(ask: Ask, url: str, digits: Digits) -> None:
+    answer = ask(url, "predict", digits.png(0), upper=0.75, lower={"8": 0.02}, top_k=10, probabilities=True)
+    (prediction,) = answer.predictions
+    assert prediction.probability <= 0.75
+    assert {entry.label: entry.bound for entry in prediction.top}["8"] in ("lower", None)
+    assert prediction.probabilities is not None
+    assert prediction.probabilities[8] >= 0.02
+    upper = [0.5] * 10
+    bounded = ask(url, "predict", digits.png(0), upper=upper, probabilities=True).predictions[0]
+    assert bounded.probabilities is not None
+    assert all(p <= u for p, u in zip(bounded.probabilities, upper, strict=True))
+
+
+def test_images_by_path_and_by_bytes_come_back_in_order(
+    ask: Ask, url: str, digits: Digits, tmp_path: Path
+) -> None:
+    paths = [tmp_path / f"{i}.png" for i in range(5)]
+    for i, path in enumerate(paths):
+        path.write_bytes(digits.png(i))
+    together = ask(url, "predict", *paths[:3], digits.png(3), str(paths[4]), logits=True)
+    alone = [ask(url, "predict", digits.png(i), logits=True).predictions[0] for i in range(5)]
+    for joint, single in zip(together.predictions, alone, strict=True):
+        np.testing.assert_allclose(joint.logits, single.logits, atol=1e-4)
+
+
+def test_tensors_are_the_pictures(ask: Ask, url: str, digits: Digits) -> None:
+    by_tensor = ask(url, "predict_tensors", digits.levels[:4], logits=True, calibrator=0)
+    by_picture = ask(url, "predict", *map(digits.png, range(4)), logits=True, calibrator=0)
+    for left, right in zip(by_tensor.predictions, by_picture.predictions, strict=True):
+        assert left.index == right.index
+        np.testing.assert_allclose(left.logits, right.logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("upper", [0.3, list(np.linspace(0.3, 0.4, 10))])
+def test_logits_go_as_an_array_or_with_large_options_as_json(
+    ask: Ask, url: str, upper: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits, _ = overconfident(7)
+    expected = ask(url, "calibrate", logits, upper=upper, probabilities=True, calibrator=0)
+    monkeypatch.setattr(calls, "LONGEST_QUERY", 0)
+    as_json = ask(url, "calibrate", logits, upper=upper, probabilities=True, calibrator=0)
+    assert as_json.predictions == expected.predictions
+    assert np.array([p.probabilities for p in expected.predictions]).max() <= np.max(upper)
+
+
+def test_large_options_of_tensors_go_as_json(
+    ask: Ask, url: str, digits: Digits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = ask(url, "predict_tensors", digits.levels[:3], lower={"1": 0.1}, calibrator=0)
+    monkeypatch.setattr(calls, "LONGEST_QUERY", 0)
+    as_json = ask(url, "predict_tensors", digits.levels[:3], lower={"1": 0.1}, calibrator=0)
+    assert as_json.predictions == expected.predictions
+
+
+def test_a_fit_from_upload_to_rollback(ask: Ask, url: str) -> None:
+    before = next(c.version for c in ask(url, "calibrators") if c.active)
+    logits, labels = overconfident()
+    queued = ask(url, "fit_arrays", logits, labels, method="ts", activate="always")
+    states: list[float] = []
+    done = ask(url, "wait_for_fit", queued.id, lambda fit: states.append(fit.progress))
+    assert states == sorted(states)
+    assert (done.state, done.activated, done.progress) == ("succeeded", True, 1.0)
+
+    record = ask(url, "calibrator", done.version)
+    assert (record.method, record.active, record.samples) == ("ts", True, len(labels))
+    calibrator = Calibrator.from_bytes(ask(url, "artifact", done.version))
+    served = ask(url, "calibrate", logits[:9], probabilities=True)
+    assert served.calibrator.version == done.version
+    np.testing.assert_array_equal(
+        [p.probabilities for p in served.predictions], calibrator(torch.from_numpy(logits[:9])).numpy()
+    )
+    assert ask(url, "report", done.version)["method"] == "ts"
+    assert b"<svg" in ask(url, "reliability_diagram", done.version)
+
+    assert ask(url, "rollback").version == before
+    assert ask(url, "activate", done.version).version == done.version
+    assert ask(url, "activate", before).version == before
+    assert ask(url, "fits", limit=1)[0].id == queued.id
+
+
+def test_waiting_inside_the_service(ask: Ask, url: str) -> None:
+    done = ask(url, "fit", validation_npz(), method="ts", activate="never", wait=60)
+    assert (done.state, done.activated) == ("succeeded", False)
+    assert ask(url, "fit_state", done.id) == done
+    with pytest.raises(ConflictError, match=done.id):
+        ask(url, "cancel_fit", done.id)
+
+
+def test_a_fit_can_be_cancelled(ask: Ask, url: str) -> None:
+    queued = ask(url, "fit", validation_npz(4000), method="auto", activate="never")
+    ask(url, "cancel_fit", queued.id)
+    with pytest.raises(FitNotSucceededError, match="cancelled"):
+        ask(url, "wait_for_fit", queued.id)
+
+
+def test_health_and_metrics(ask: Ask, url: str) -> None:
+    assert ask(url, "live").ready
+    health = ask(url, "wait_until_ready", 5.0)
+    assert (health.ready, health.model) == (True, "digits")
+    assert "boxcal_request_seconds_bucket" in ask(url, "metrics")
+
+
+ZEROS = [[0.0] * 10]
+REFUSED: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], type[Exception]]] = {
+    "no JPEG, PNG or WebP": ("predict", (b"no picture",), {}, InvalidRequestError),
+    "add up to 0.5": ("calibrate", (ZEROS,), {"upper": 0.05}, InvalidRequestError),
+    "'ten'": ("calibrate", (ZEROS,), {"lower": {"ten": 0.1}}, InvalidRequestError),
+    "10 classes": ("calibrate", ([[0.0] * 9],), {}, InvalidRequestError),
+    "nan": ("calibrate", ([[float("nan")] * 10],), {}, InvalidRequestError),
+    "top_k": ("calibrate", (ZEROS,), {"top_k": 0}, InvalidRequestError),
+    "calibrator 99": ("calibrate", (ZEROS,), {"calibrator": 99}, NotFoundError),
+    "`logits`": ("fit", (npz(labels=np.arange(9)),), {}, InvalidRequestError),
+    "'magic'": ("fit", (validation_npz(),), {"method": "magic"}, InvalidRequestError),
+    "nothing": ("fit_state", ("nothing",), {}, NotFoundError),
+    "nowhere": ("follow", ("nowhere",), {}, NotFoundError),
+    "never fitted": ("report", (0,), {}, NotFoundError),
+    "calibrator 77": ("artifact", (77,), {}, NotFoundError),
+    "calibrator 78": ("activate", (78,), {}, NotFoundError),
+}
+
+
+@pytest.mark.parametrize("says", REFUSED)
+def test_refusals_come_with_their_reason(ask: Ask, url: str, says: str) -> None:
+    name, arguments, options, kind = REFUSED[says]
+    with pytest.raises(kind, match=says):
+        ask(url, name, *arguments, **options)
+
+
+def test_every_route_has_its_method(url: str) -> None:
+    """What the OpenAPI document lists, the client has, and nothing else."""
+    document = httpx.get(f"{url}/openapi.json").json()
+    routes = {(m.upper(), p) for p, methods in document["paths"].items() for m in methods}
+    assert {_route(build) for build in _builders()} == {
+        (method, "/".join("{}" if part.startswith("{") else part for part in path.split("/")))
+        for method, path in routes
+    }
+
+
+def test_every_call_is_a_method_of_the_client() -> None:
+    names = {build.__name__ for build in _builders()} - {"fit_events"}  # which `follow` reads
+    assert names <= set(dir(BoxcalClient))
+
+
+def _builders() -> list[Any]:
+    functions = [f for n, f in inspect.getmembers(calls, inspect.isfunction) if not n.startswith("_")]
+    return [
+        f
+        for f in functions
+        if f.__module__ == calls.__name__ and str(f.__annotations__["return"]).find("Call") >= 0
+    ]
+
+
+def _route(build: Any) -> tuple[str, str]:
+    """Build a call with placeholders, to see where it goes."""
+    values: dict[str, Any] = {"fit_id": "{}", "version": "{}", "file": b"", "logits": [[0.0]], "labels": [0]}
+    values |= {"tensors": [[0.0]], "images": b"x"}
+    required = [
+        values[p.name]
+        for p in inspect.signature(build).parameters.values()
+        if p.default is p.empty and p.kind is not p.VAR_KEYWORD
+    ]
+    call: Call[Any] = build(*required)
+    return call.method, call.path
