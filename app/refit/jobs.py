@@ -246,7 +246,8 @@ class FitJobs:
     async def _next(self) -> Job:
         """Wait for a fit; where none comes for a while, the worker goes until one does."""
         try:
-            return await asyncio.wait_for(self._queue.get(), WORKER_IDLE_SECONDS)
+            async with asyncio.timeout(WORKER_IDLE_SECONDS):
+                return await self._queue.get()
         except TimeoutError:
             await asyncio.to_thread(self._worker.close)
             return await self._queue.get()

@@ -20,7 +20,7 @@ from app.refit.upload import read
 from app.refit.validation_set import MIN_SAMPLES, ValidationSet
 from tests.app.refit.validation_data import npz, overconfident
 
-K = 4
+K = 10
 LIMIT = 10_000_000
 LOGITS, LABELS = overconfident(50, K)
 PROBABILITIES = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
@@ -84,7 +84,7 @@ def test_good_files_are_read_as_they_are(name: str, tmp_path: Path) -> None:
 
 
 def test_probabilities_become_their_logarithms(tmp_path: Path) -> None:
-    probabilities = changed(PROBABILITIES, 0, [1, 0, 0, 0])
+    probabilities = changed(PROBABILITIES, 0, np.eye(K)[0])
     logits, _ = read_bytes(npz(probabilities=probabilities, labels=LABELS), tmp_path).arrays()
     np.testing.assert_allclose(np.exp(logits), probabilities, rtol=1e-6, atol=1e-37)
     assert np.isfinite(logits).all()
@@ -140,7 +140,7 @@ def bomb(shape: tuple[int, ...]) -> bytes:
 def lying_header() -> bytes:
     """Logits whose header announces twice the numbers that follow."""
     good = npy(LOGITS)
-    return archive(logits=good.replace(b"(50, 4)", b"(99, 4)"), labels=npy(np.zeros(99, dtype=np.int64)))
+    return archive(logits=good.replace(b"(50, 10)", b"(99, 10)"), labels=npy(np.zeros(99, dtype=np.int64)))
 
 
 def corrupted() -> bytes:
@@ -186,12 +186,12 @@ BAD: dict[str, tuple[int, str, Callable[[], bytes]]] = {
     ),
     "other K": (
         422,
-        "`logits` has 3 columns; the backbone served here has 4 classes",
+        "`logits` has 3 columns; the backbone served here has 10 classes",
         lambda: npz(logits=LOGITS[:, :3], labels=LABELS),
     ),
     "one dimension": (
         422,
-        r"`logits` must have the shape \(N, 4\), got \(200,\)",
+        r"`logits` must have the shape \(N, 10\), got \(500,\)",
         lambda: npz(logits=LOGITS.ravel(), labels=LABELS),
     ),
     "labels of two dimensions": (
@@ -227,8 +227,8 @@ BAD: dict[str, tuple[int, str, Callable[[], bytes]]] = {
     ),
     "label too large": (
         422,
-        r"labels\[7\] is 4; class indices go from 0 to 3\.",
-        lambda: npz(logits=LOGITS, labels=changed(LABELS, 7, 4)),
+        r"labels\[7\] is 10; class indices go from 0 to 9\.",
+        lambda: npz(logits=LOGITS, labels=changed(LABELS, 7, 10)),
     ),
     "labels negative": (
         422,
@@ -260,14 +260,14 @@ BAD: dict[str, tuple[int, str, Callable[[], bytes]]] = {
         r"probabilities\[5\] sums to 0\.[0-9]+; the probabilities of a sample sum to 1",
         lambda: npz(probabilities=changed(PROBABILITIES, 5, PROBABILITIES[5] / 2), labels=LABELS),
     ),
-    "lying header": (422, "announces 1,584 bytes of float32 .* but 800 are there", lying_header),
+    "lying header": (422, "announces 3,960 bytes of float32 .* but 2,000 are there", lying_header),
     ".npy of another version": (422, r"format \(3, 0\)", version_3),
     "no .npy": (
         422,
         "`logits` is no readable .npy array",
         lambda: archive(logits=b"what", labels=npy(LABELS)),
     ),
-    "zip bomb": (413, "would unpack to 41,943,040 bytes; the limit is 10,000,000", lambda: bomb((2**20, K))),
+    "zip bomb": (413, "would unpack to 23,068,672 bytes; the limit is 10,000,000", lambda: bomb((2**18, K))),
     "truncated parquet": (422, "no readable .parquet", truncated_parquet),
     "parquet without label": (
         422,
@@ -302,7 +302,7 @@ BAD: dict[str, tuple[int, str, Callable[[], bytes]]] = {
     "parquet, missing number": (
         422,
         r"logits\[0, 1\] is missing",
-        lambda: parquet(pa.array([[1.0, None, 2.0, 3.0]] + [[0.0] * K] * 49)),
+        lambda: parquet(pa.array([[1.0, None, *[0.0] * 8]] + [[0.0] * K] * 49)),
     ),
     "parquet, missing label": (
         422,
@@ -317,7 +317,7 @@ BAD: dict[str, tuple[int, str, Callable[[], bytes]]] = {
     "parquet bomb": (
         413,
         "unpack to .* bytes; the limit is 10,000,000",
-        lambda: parquet(pa.array([[0.0] * K] * 400_000), pa.array(np.zeros(400_000, dtype=np.int64))),
+        lambda: parquet(pa.array([[0.0] * K] * 150_000), pa.array(np.zeros(150_000, dtype=np.int64))),
     ),
 }
 
