@@ -8,11 +8,11 @@ from calibrators import evaluate
 from models.digits_data import load_digits_split
 from models.loading import load_backbone
 from tests.app.refit.service import Service
-from tests.app.refit.validation_data import npz
+from tests.app.refit.validation_data import Floats, npz
 
 
 @pytest.fixture(scope="module")
-def split_logits() -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+def split_logits() -> dict[str, Floats]:
     backbone = load_backbone("digits", weights=None, labels=None, device="cpu", precision="float32")
     split = load_digits_split()
     parts = {"validation": split.validation, "test": split.test}
@@ -21,7 +21,7 @@ def split_logits() -> dict[str, np.ndarray]:  # type: ignore[type-arg]
 
 def test_the_default_fit_improves_nll_and_both_calibration_errors(
     service: Service,
-    split_logits: dict[str, np.ndarray],  # type: ignore[type-arg]
+    split_logits: dict[str, Floats],
 ) -> None:
     split = load_digits_split()
     upload = npz(logits=split_logits["validation"], labels=split.validation.labels)

@@ -15,8 +15,8 @@ import torch
 
 from calibrators import Calibrator
 from tests.app.refit.service import Service
-from tests.app.refit.test_upload import BAD, GOOD, npz
-from tests.app.refit.validation_data import overconfident, validation_npz
+from tests.app.refit.test_upload import BAD, GOOD
+from tests.app.refit.validation_data import npz, overconfident, validation_npz
 
 BOUNDARY = "boundary"
 

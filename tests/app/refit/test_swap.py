@@ -58,7 +58,7 @@ class Load:
 
 
 def test_two_hundred_swaps_under_load(service: Service) -> None:
-    versions = []
+    versions: list[int] = []
     for method in ("ts", "pb", "dpb"):
         done = service.client.post(
             "/fit?wait=60",
