@@ -15,12 +15,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import nn
 
-from calibrators.bound_maps.constant import ConstantBounds
 from calibrators.calibrator import Calibrator
 from calibrators.errors import ArtifactError, CalibrationError
 from calibrators.method import parse
 
 FORMAT = "boxcal-calibrator"
+LOGIT_MAP, BOUND_MAP = "logit_map", "bound_map"
 VERSION = 1
 LARGEST_HEADER = 1 << 20
 MOST_CLASSES = 1_000_000
@@ -67,9 +67,10 @@ def from_bytes(data: bytes) -> Calibrator:
     for key, tensor in tensors.items():
         if tensor.dtype is not torch.float64 or not torch.isfinite(tensor).all():
             raise ArtifactError(f"the tensor {key!r} is not all finite float64 numbers")
-    calibrator = Calibrator(
-        name, method.logit_map.restored(tensors, num_classes), ConstantBounds(num_classes), num_classes
-    )
+    of_logit_map = {
+        key.removeprefix(f"{LOGIT_MAP}."): v for key, v in tensors.items() if key.startswith(LOGIT_MAP)
+    }
+    calibrator = Calibrator(name, *method.stored_maps(of_logit_map, num_classes), num_classes)
     expected = set()
     for part, module in _parts(calibrator).items():
         for key, own in module.state_dict().items():
@@ -83,16 +84,13 @@ def from_bytes(data: bytes) -> Calibrator:
             own.copy_(tensors[full])
     if foreign := sorted(set(tensors) - expected):
         raise ArtifactError(f"the method {name!r} has no tensor {foreign[0]!r}")
-    if complaint := calibrator.logit_map.complaint():
+    if complaint := calibrator.logit_map.complaint() or calibrator.bound_map.complaint():
         raise ArtifactError(complaint)
-    lower, upper = calibrator.bound_map.lower.item(), calibrator.bound_map.upper.item()
-    if not 0 <= lower <= 1 / num_classes + 1e-12 or not 1 / num_classes - 1e-12 <= upper <= 1:
-        raise ArtifactError(f"no distribution over {num_classes} classes lies in [{lower}, {upper}]")
     return calibrator
 
 
 def _parts(calibrator: Calibrator) -> dict[str, nn.Module]:
-    return {"logit_map": calibrator.logit_map, "bound_map": calibrator.bound_map}
+    return {LOGIT_MAP: calibrator.logit_map, BOUND_MAP: calibrator.bound_map}
 
 
 def _read_spec(data: bytes) -> dict[str, Any]:

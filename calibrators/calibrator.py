@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from calibrators.bound_maps.base import BoundMap
 from calibrators.bound_maps.constant import ConstantBounds
 from calibrators.errors import InvalidDataError
 from calibrators.logit_maps.base import LogitMap, Reads
@@ -46,13 +47,13 @@ class Calibrator:
     method : str
         The name it was built by, such as `ts+pb`.
     logit_map : LogitMap
-    bound_map : ConstantBounds
+    bound_map : BoundMap
         Gives the box for a batch; vacuous for methods that learn none.
     num_classes : int
         K, at least 2.
     """
 
-    def __init__(self, method: str, logit_map: LogitMap, bound_map: ConstantBounds, num_classes: int) -> None:
+    def __init__(self, method: str, logit_map: LogitMap, bound_map: BoundMap, num_classes: int) -> None:
         self.method = method
         self.logit_map = logit_map.requires_grad_(False).eval()
         self.bound_map = bound_map.requires_grad_(False).eval()
@@ -67,6 +68,11 @@ class Calibrator:
     def reads(self) -> Reads:
         """What a call takes: `logits`, `features`, or the logits of `inputs` that the map has shifted."""
         return self.logit_map.reads
+
+    @property
+    def input_shift(self) -> Tensor | None:
+        """What to add to a backbone's inputs before it makes the logits; None for all methods but `nc`."""
+        return self.logit_map.shift_of_inputs()
 
     @property
     def fitted_bounds(self) -> tuple[float, float] | None:

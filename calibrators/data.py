@@ -1,7 +1,9 @@
-"""The first step of every fit: validation logits and labels are checked and brought to float64 and int64."""
+"""The first step of every fit: validation data are checked and brought to float64 and int64."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,52 @@ from torch import Tensor
 from calibrators.errors import InvalidDataError
 
 FEWEST_SAMPLES = 2
+
+
+@dataclass(frozen=True)
+class ValidationSet:
+    """Checked validation data.
+
+    Attributes
+    ----------
+    scores : Tensor
+        (N, K) float64 logits.
+    labels : Tensor
+        (N,) int64.
+    features : Tensor or None
+        (N, D) float64: what the backbone's last layer takes.
+    head : tuple of Tensor or None
+        Weight (K, D) and bias (K,) of that layer, float64.
+    inputs : Tensor or None
+        (N, ...) float32: what the backbone takes.
+    backbone : callable or None
+        Inputs to logits (N, K), differentiable in the inputs.
+    """
+
+    scores: Tensor
+    labels: Tensor
+    features: Tensor | None = None
+    head: tuple[Tensor, Tensor] | None = None
+    inputs: Tensor | None = None
+    backbone: Callable[[Tensor], Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.scores.shape[1]
+
+    def rows(self, index: Tensor) -> ValidationSet:
+        """Keep some of the samples."""
+        return replace(
+            self,
+            scores=self.scores[index],
+            labels=self.labels[index],
+            features=None if self.features is None else self.features[index],
+            inputs=None if self.inputs is None else self.inputs[index],
+        )
 
 
 def as_array(values: Any, name: str) -> np.ndarray[Any, Any]:
@@ -76,21 +124,55 @@ def check_labels(labels: Any, num_samples: int, num_classes: int) -> Tensor:
     return torch.from_numpy(array.astype(np.int64))
 
 
-def check_validation_set(logits: Any, labels: Any) -> tuple[Tensor, Tensor]:
-    """Check a validation set: finite logits (N, K) with N and K of at least 2, and N labels below K.
-
-    Returns
-    -------
-    tuple of Tensor
-        Logits in float64 and labels in int64, on the CPU.
+def check_validation_set(
+    logits: Any,
+    labels: Any,
+    *,
+    features: Any = None,
+    head: Any = None,
+    inputs: Any = None,
+    backbone: Callable[[Tensor], Tensor] | None = None,
+) -> ValidationSet:
+    """Check a validation set: finite logits (N, K), N and K of at least 2, N labels below K, and the rest.
 
     Raises
     ------
     InvalidDataError
-        Saying which row or value is wrong.
+        Saying which row, shape or value is wrong.
     """
     scores = check_logits(logits)
     num_samples, num_classes = scores.shape
     if num_samples < FEWEST_SAMPLES:
         raise InvalidDataError(f"a fit needs at least {FEWEST_SAMPLES} samples, not N = {num_samples}")
-    return scores, check_labels(labels, num_samples, num_classes)
+    classes = check_labels(labels, num_samples, num_classes)
+    own_features = None if features is None else _finite(features, "features", (num_samples, None))
+    own_head = None
+    if head is not None:
+        weight, bias = head
+        width = None if own_features is None else own_features.shape[1]
+        own_head = (
+            _finite(weight, "the head's weight", (num_classes, width)),
+            _finite(bias, "the head's bias", (num_classes,)),
+        )
+    own_inputs = None
+    if inputs is not None:
+        own_inputs = torch.from_numpy(np.ascontiguousarray(as_array(inputs, "inputs"), dtype=np.float32))
+        if len(own_inputs) != num_samples:
+            raise InvalidDataError(f"there are {num_samples} rows of logits but {len(own_inputs)} inputs")
+    return ValidationSet(scores, classes, own_features, own_head, own_inputs, backbone)
+
+
+def _finite(values: Any, name: str, shape: tuple[int | None, ...]) -> Tensor:
+    """Check that an array is finite and of a shape, in which None stands for any size."""
+    array = as_array(values, name)
+    fits = array.ndim == len(shape) and all(
+        want in (None, have) for want, have in zip(shape, array.shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join("D" if size is None else str(size) for size in shape)
+        raise InvalidDataError(f"{name} must have shape ({wanted}), not {array.shape}")
+    finite = np.isfinite(array)
+    if not finite.all():
+        where = tuple(int(i) for i in np.argwhere(~finite)[0])
+        raise InvalidDataError(f"{name} must be finite; the entry at {where} is {float(array[where])}")
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64))

@@ -2,35 +2,107 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import NamedTuple
 
+from torch import Tensor
+
+from calibrators.bound_maps.base import BoundMap
+from calibrators.bound_maps.constant import ConstantBounds
+from calibrators.bound_maps.instance_dependent import InstanceDependentBounds
 from calibrators.errors import UnknownMethodError
 from calibrators.logit_maps.base import LogitMap
+from calibrators.logit_maps.beta import BetaCalibration
+from calibrators.logit_maps.chain import Chain
+from calibrators.logit_maps.dirichlet import DirichletCalibration
 from calibrators.logit_maps.dual_bounding import DualProbabilityBounding
+from calibrators.logit_maps.ensemble_temperature import EnsembleTemperatureScaling
+from calibrators.logit_maps.feature_clipping import FeatureClipping
+from calibrators.logit_maps.histogram import HistogramBinning
 from calibrators.logit_maps.identity import Identity
+from calibrators.logit_maps.isotonic import IsotonicCalibration
+from calibrators.logit_maps.logit_bounding import LogitBounding
+from calibrators.logit_maps.matrix import MatrixScaling
+from calibrators.logit_maps.neural_clamping import NeuralClamping
+from calibrators.logit_maps.parameterised_temperature import ParameterisedTemperature
 from calibrators.logit_maps.temperature import TemperatureScaling
+from calibrators.logit_maps.tilt_and_average import TiltAndAverage
+from calibrators.logit_maps.vector import VectorScaling
+from calibrators.logit_maps.venn_abers import VennAbers
 
-LOGIT_MAPS: dict[str, type[LogitMap]] = {
-    Identity.name: Identity,
-    TemperatureScaling.name: TemperatureScaling,
-    DualProbabilityBounding.name: DualProbabilityBounding,
+LOGIT_MAPS: tuple[type[LogitMap], ...] = (  # from the plainest to the most elaborate
+    Identity,
+    TemperatureScaling,
+    LogitBounding,
+    EnsembleTemperatureScaling,
+    FeatureClipping,
+    TiltAndAverage,
+    ParameterisedTemperature,
+    VectorScaling,
+    DualProbabilityBounding,
+    BetaCalibration,
+    HistogramBinning,
+    IsotonicCalibration,
+    VennAbers,
+    DirichletCalibration,
+    MatrixScaling,
+    NeuralClamping,
+)
+
+BOUND_MAPS: dict[str, type[BoundMap]] = {
+    "pb": ConstantBounds,
+    "pb-lower": ConstantBounds,
+    "pb-upper": ConstantBounds,
+    "pb-mlp": InstanceDependentBounds,
 }
-BOUNDS = ("pb", "pb-lower", "pb-upper")
+ADDITIONS = ("pb", "pb-mlp", "lb")
+"""What every logit map that `combines` can be joined with."""
 
 
-@dataclass(frozen=True)
-class Method:
-    """What a method's name stands for: a logit map, and how its box is learned ('' for no box)."""
+class Method(NamedTuple):
+    """What a method's name stands for.
+
+    Attributes
+    ----------
+    name : str
+    logit_map : type
+    clipped : bool
+        Whether logit bounding follows the logit map.
+    bounds : str
+        How the box is learned, a key of `BOUND_MAPS`; empty for no box.
+    """
 
     name: str
     logit_map: type[LogitMap]
-    bounds: str
+    clipped: bool = False
+    bounds: str = ""
+
+    def stored_maps(self, tensors: Mapping[str, Tensor], num_classes: int) -> tuple[LogitMap, BoundMap]:
+        """Build both maps of the sizes that stored tensors of the logit map have."""
+        bound_map = BOUND_MAPS.get(self.bounds, ConstantBounds)(num_classes)
+        if not self.clipped:
+            return self.logit_map.restored(tensors, num_classes), bound_map
+        first = {name.removeprefix("first."): v for name, v in tensors.items() if name.startswith("first.")}
+        chain = Chain(self.logit_map.restored(first, num_classes), LogitBounding(num_classes))
+        return chain, bound_map
 
 
 def methods() -> list[str]:
     """List every method that `fit` takes, besides `auto`."""
-    plain = list(LOGIT_MAPS)
-    return [*plain, *BOUNDS, *(f"{name}+pb" for name in plain if name != Identity.name)]
+    return list(catalogue())
+
+
+def catalogue() -> dict[str, Method]:
+    """Name every method: each logit map, each box on plain logits, and the combinations."""
+    named = {one.name: Method(one.name, one) for one in LOGIT_MAPS}
+    named |= {bounds: Method(bounds, Identity, bounds=bounds) for bounds in BOUND_MAPS}
+    for one in LOGIT_MAPS:
+        if one.combines and one is not Identity:
+            for addition in ADDITIONS:
+                name, clipped = f"{one.name}+{addition}", addition == LogitBounding.name
+                if not (clipped and one is LogitBounding):
+                    named[name] = Method(name, one, clipped, "" if clipped else addition)
+    return named
 
 
 def parse(name: str) -> Method:
@@ -41,9 +113,7 @@ def parse(name: str) -> Method:
     UnknownMethodError
         Listing the methods that exist.
     """
-    if name not in methods():
-        raise UnknownMethodError(f"no method {name!r}; there are auto, {', '.join(methods())}")
-    if name in BOUNDS:
-        return Method(name, Identity, name)
-    base, _, bounds = name.partition("+")
-    return Method(name, LOGIT_MAPS[base], bounds)
+    known = catalogue()
+    if name not in known:
+        raise UnknownMethodError(f"no method {name!r}; there are auto, {', '.join(known)}")
+    return known[name]

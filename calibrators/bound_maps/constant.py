@@ -1,41 +1,54 @@
-"""`pb`: one lower and one upper bound for every class and every sample (the paper's equation for PB)."""
+"""`pb`: one lower and one upper bound for every class and every sample (section 3 of the paper)."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import math
+from collections.abc import Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from calibrators.operator import Bounds
+from calibrators.bound_maps.base import BoundMap, box_at
+from calibrators.parametrised import Limits, parameter
+
+NARROWEST, WIDEST = math.log(1e-12), math.log(1.0 - 1e-9)
 
 
-class ConstantBounds(nn.Module):
-    """A scalar box `(lower, upper)`, with `0 <= lower <= 1/K <= upper <= 1`; vacuous when fresh.
+class ConstantBounds(BoundMap):
+    """A scalar box with `0 <= lower <= 1/K <= upper <= 1`, the paper's a and b; vacuous when fresh."""
 
-    `lower` and `upper` are the paper's a and b, stored as float64 buffers.
-    """
-
-    name: ClassVar[str] = "pb"
-    lower: Tensor
-    upper: Tensor
+    name = "pb"
 
     def __init__(self, num_classes: int, lower: float = 0.0, upper: float = 1.0) -> None:
-        super().__init__()
-        self.num_classes = num_classes
-        self.register_buffer("lower", torch.tensor(lower, dtype=torch.float64))
-        self.register_buffer("upper", torch.tensor(upper, dtype=torch.float64))
+        super().__init__(num_classes)
+        self.lower = parameter(lower)
+        self.upper = parameter(upper)
 
     @property
     def is_vacuous(self) -> bool:
         """Whether the box holds every probability."""
         return self.lower.item() <= 0.0 and self.upper.item() >= 1.0
 
-    def forward(self, logits: Tensor) -> Bounds:
-        """Give the box for any batch."""
+    def box(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the two numbers."""
         del logits
-        return Bounds(self.lower, self.upper)
+        return self.lower, self.upper
 
-    def describe(self) -> dict[str, Any]:
-        """Return the two numbers."""
-        return {"lower": self.lower.item(), "upper": self.upper.item()}
+    def parameters_from(self, coordinates: Tensor) -> dict[str, Tensor]:
+        """Read the log of `lower * K` and the log of the slack of the upper bound."""
+        lower, upper = box_at(coordinates[0].exp(), coordinates[1].exp(), self.num_classes)
+        return {"lower": lower, "upper": upper}
+
+    def limits(self) -> Limits:
+        """From as good as vacuous to as good as uniform."""
+        return [(NARROWEST, WIDEST)] * 2
+
+    def starts_at(self, box: Tensor) -> Sequence[Tensor]:
+        """Return the coordinates themselves."""
+        return [box]
+
+    def complaint(self) -> str | None:
+        """Say so if no distribution lies in the box."""
+        lower, upper = self.lower.item(), self.upper.item()
+        if 0.0 <= lower <= 1.0 / self.num_classes + 1e-12 and 1.0 / self.num_classes - 1e-12 <= upper <= 1.0:
+            return None
+        return f"no distribution over {self.num_classes} classes lies in [{lower}, {upper}]"

@@ -1,8 +1,7 @@
 """The fit of `pb`, `pb-lower` and `pb-upper`: each row is sorted once, then any box costs O(N log K).
 
-The paper's own parameters hide a dead plateau: no probability exceeds `1 - (K - 1) a`, so an upper bound
-above that is inert and its gradient exactly zero. Here `b = 1/K + (1 - 1/K) (1 - a K) (1 - slack)`, which is
-never inert, and the search runs in `log(a K)` and `log(slack)`, where the optimum is well scaled for any K.
+The search runs in `log(lower K)` and `log(slack)` of `ConstantBounds`, where no plateau is dead and the
+optimum is well scaled for any K.
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrators.fitting.descent import Limits, Minimum, best_of, descend
+from calibrators.bound_maps.constant import NARROWEST, WIDEST
+from calibrators.fitting.descent import Minimum, best_of, descend
 from calibrators.operator.uniform import SortedRows
+from calibrators.parametrised import Limits
 
 Array = np.ndarray[Any, Any]
 Sides = Literal["both", "lower", "upper"]
 
 FAINT = math.log(1e-5)
-NARROWEST, WIDEST = math.log(1e-12), math.log(1.0 - 1e-9)
 SAMPLES = 300, 2000
 """Rows that the grid looks at, and rows that the first descents look at."""
 DISTANT = 2.0
@@ -33,15 +33,14 @@ HOP_WORK = 1_000_000
 """Samples times evaluations that hops around the optimum may cost."""
 
 
-def box_at(fraction: float, slack: float, num_classes: int) -> tuple[float, float]:
-    """Give (lower, upper) for `fraction = lower * K` and the share of the upper bound's range left out."""
-    lower = fraction / num_classes
-    upper = 1.0 / num_classes + (1.0 - 1.0 / num_classes) * (1.0 - fraction) * (1.0 - slack)
-    return lower, min(1.0, max(upper, 1.0 / num_classes))
-
-
 def fit_box(
-    scores: Tensor, labels: Tensor, sides: Sides, *, seed: int, tick: Callable[[float], None] | None = None
+    scores: Tensor,
+    labels: Tensor,
+    sides: Sides,
+    *,
+    seed: int,
+    hops: int | None = None,
+    tick: Callable[[float], None] | None = None,
 ) -> tuple[float, float, Minimum]:
     """Find the scalar box of least validation NLL.
 
@@ -55,6 +54,8 @@ def fit_box(
         Which bounds to learn; the other stays vacuous.
     seed : int
         Of the sample of rows that is searched first, and of the hops.
+    hops : int, optional
+        Descents around the best end; by default the more, the fewer samples there are.
     tick : callable, optional
         Told the fraction done.
 
@@ -73,7 +74,8 @@ def fit_box(
         side_alone = [_Plane(rows.num_classes, side) for side in ("lower", "upper")]
         (by_lower, *_), (by_upper, *_) = (_starts(one, scores, labels, seed) for one in side_alone)
         starts += [np.array([by_lower[0], FAINT]), np.array([FAINT, by_upper[0]])]
-    hops = int(np.clip(HOP_WORK / (15 * rows.num_rows), 4, 64))
+    if hops is None:
+        hops = int(np.clip(HOP_WORK / (15 * rows.num_rows), 4, 64))
     minimum = best_of(plane.loss(rows), starts, plane.limits, hops=hops, seed=seed, tick=tick)
     lower, upper = plane.box(minimum.coordinates)
     for candidate in ((0.0, 1.0), (0.0, upper), (lower, 1.0)):
@@ -97,7 +99,9 @@ class _Plane:
         fraction, slack = self._split(coordinates)
         if not self.use_upper:
             return fraction / self.num_classes, 1.0
-        return box_at(fraction, slack, self.num_classes)
+        share = 1.0 - 1.0 / self.num_classes
+        upper = 1.0 / self.num_classes + share * (1.0 - fraction) * (1.0 - slack)
+        return fraction / self.num_classes, min(max(upper, 1.0 / self.num_classes), 1.0)
 
     def loss(self, rows: SortedRows) -> Callable[[Array], tuple[float, Array]]:
         """Give the mean loss over some rows, and its gradient, as a function of the coordinates."""

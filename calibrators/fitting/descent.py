@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +11,15 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.stats import qmc
 
+from calibrators.parametrised import Limits
+
 Array = np.ndarray[Any, Any]
 Objective = Callable[[Array], tuple[float, Array]]
 """Coordinates to the loss and its gradient."""
-Limits = Sequence[tuple[float | None, float | None]] | None
 
 AGREE_WITHIN = 1e-6
+PATIENCE = 15
+"""Iterations without a better held-out loss after which a network's descent stops."""
 
 
 @dataclass(frozen=True)
@@ -31,23 +35,36 @@ class Minimum:
 
 
 def descend(
-    objective: Objective, start: Array, limits: Limits, *, iterations: int = 500
+    objective: Objective,
+    start: Array,
+    limits: Limits | None,
+    *,
+    iterations: int = 500,
+    tolerance: float = 1e-14,
+    callback: Callable[[Array], None] | None = None,
 ) -> tuple[Array, float, int]:
     """Go down from one start by L-BFGS-B; return coordinates, value and the number of evaluations."""
     if start.size == 0:
         return start, objective(start)[0], 1
-    found = minimize(
+    found = minimize(  # type: ignore[call-overload] # its stubs want arrays of one named dimension
         objective,
         start,
         jac=True,
         method="L-BFGS-B",
         bounds=limits,
-        options={"maxiter": iterations, "maxfun": 2 * iterations, "maxcor": 20, "ftol": 1e-14, "gtol": 1e-9},
+        callback=callback,
+        options={
+            "maxiter": iterations,
+            "maxfun": 2 * iterations,
+            "maxcor": 20,
+            "ftol": tolerance,
+            "gtol": 1e-9,
+        },
     )
     return np.asarray(found.x), float(found.fun), int(found.nfev)
 
 
-def projected_gradient(objective: Objective, coordinates: Array, limits: Limits) -> float:
+def projected_gradient(objective: Objective, coordinates: Array, limits: Limits | None) -> float:
     """Largest entry of the gradient, without what points out of the limits."""
     if coordinates.size == 0:
         return 0.0
@@ -63,7 +80,7 @@ def projected_gradient(objective: Objective, coordinates: Array, limits: Limits)
 def best_of(
     objective: Objective,
     starts: Sequence[Array],
-    limits: Limits = None,
+    limits: Limits | None = None,
     *,
     hops: int = 0,
     seed: int = 0,
@@ -71,9 +88,8 @@ def best_of(
 ) -> Minimum:
     """Descend from every start, then from points hopped to around the best, and keep the lowest.
 
-    A loss of bounded probabilities is smooth between kinks, and kinks point upwards, where one more sample
-    comes to sit at a bound. So minima come in clusters, the wider the fewer the samples: hops of shrinking
-    radius look for the lowest of the cluster.
+    A loss of bounded probabilities has a kink wherever one more sample comes to sit at a bound, and so its
+    minima come in clusters, the wider the fewer the samples: hops of shrinking radius look for the lowest.
     """
     ends: list[tuple[Array, float]] = []
     evaluations = 0
@@ -87,18 +103,70 @@ def best_of(
     best, lowest = min(ends, key=lambda pair: pair[1])
     agreeing = sum(value <= lowest + AGREE_WITHIN for _, value in ends)
     if hops and best.size:
+        low, high = _edges(limits, best.size)
         steps = qmc.Halton(best.size, seed=seed).random(hops) * 2.0 - 1.0
         for index, step in enumerate(steps):
-            radius = 0.5 * 0.04 ** (index / hops)
-            start = best + radius * step
-            for i, (low, high) in enumerate(limits or ()):
-                start[i] = np.clip(start[i], low, high)
-            end, value, used = descend(objective, start, limits, iterations=50)
+            start = np.clip(best + 0.5 * 0.04 ** (index / hops) * step, low, high)
+            end, value, used = descend(objective, start, limits, iterations=25)
             evaluations += used
             if value < lowest:
                 best, lowest = end, value
             if tick:
                 tick((len(starts) + index + 1) / total)
+    gradient_norm = projected_gradient(objective, best, limits)
+    return Minimum(best, lowest, gradient_norm, len(starts), agreeing, evaluations)
+
+
+def best_held_out(
+    objective: Objective,
+    held_out: Objective,
+    starts: Sequence[Array],
+    limits: Limits | None = None,
+    *,
+    tick: Callable[[float], None] | None = None,
+) -> Minimum:
+    """Descend from every start and keep the point on the way that is best on held-out samples.
+
+    The answer's value is the held-out loss.
+    """
+    best, lowest, evaluations = np.asarray(starts[0]), math.inf, 0
+    ends: list[float] = []
+    for index, start in enumerate(starts):
+        watch = _Watch(held_out, start)
+        _, _, used = descend(objective, start, limits, iterations=200, tolerance=1e-9, callback=watch)
+        evaluations += used + watch.calls
+        ends.append(watch.lowest)
+        if watch.lowest < lowest:
+            best, lowest = watch.best, watch.lowest
+        if tick:
+            tick((index + 1) / len(starts))
+    agreeing = sum(value <= lowest + AGREE_WITHIN for value in ends)
     return Minimum(
         best, lowest, projected_gradient(objective, best, limits), len(starts), agreeing, evaluations
     )
+
+
+class _Watch:
+    """Follows a descent on held-out samples, and stops it once they gain nothing more."""
+
+    def __init__(self, held_out: Objective, start: Array) -> None:
+        self.held_out = held_out
+        self.best, self.lowest = np.array(start, copy=True), held_out(start)[0]
+        self.calls, self.since = 1, 0
+
+    def __call__(self, coordinates: Array) -> None:
+        value = self.held_out(coordinates)[0]
+        self.calls += 1
+        self.since += 1
+        if value < self.lowest:
+            self.best, self.lowest, self.since = np.array(coordinates, copy=True), value, 0
+        if self.since >= PATIENCE:
+            raise StopIteration
+
+
+def _edges(limits: Limits | None, size: int) -> tuple[Array, Array]:
+    """Return the limits as two vectors, infinite where there is none."""
+    pairs = limits or [(None, None)] * size
+    low = np.array([-math.inf if low is None else low for low, _ in pairs])
+    high = np.array([math.inf if high is None else high for _, high in pairs])
+    return low, high

@@ -5,31 +5,49 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from calibrators.bound_maps.base import BoundMap
 from calibrators.bound_maps.constant import ConstantBounds
 from calibrators.calibrator import Calibrator
-from calibrators.data import check_validation_set
+from calibrators.data import ValidationSet, check_validation_set
+from calibrators.fitting.certify import mean_nll, remarks
 from calibrators.fitting.constant_box import SAME, Sides, fit_box
-from calibrators.fitting.descent import Minimum, best_of
-from calibrators.fitting.joint import JointObjective
+from calibrators.fitting.descent import Minimum, best_held_out, best_of
+from calibrators.fitting.joint import JointObjective, dense_loss
 from calibrators.fitting.result import Certificate, FitResult, Progress
-from calibrators.fitting.temperature import fit_temperature
 from calibrators.logit_maps.base import LogitMap
+from calibrators.logit_maps.chain import Chain
 from calibrators.logit_maps.identity import Identity
-from calibrators.logit_maps.temperature import HIGHEST, LOWEST, TemperatureScaling
-from calibrators.method import parse
-from calibrators.operator.uniform import SortedRows
+from calibrators.logit_maps.logit_bounding import LogitBounding
+from calibrators.method import BOUND_MAPS, parse
 
 SIDES: dict[str, Sides] = {"pb": "both", "pb-lower": "lower", "pb-upper": "upper"}
+SCREENED, FOLLOWED = 1000, 3
+"""Where a map has many starts: the rows on which they are compared, and how many are followed."""
+HELD_OUT = 5
+"""One in so many samples is held out while a network is fitted."""
+JOINT_HOPS = 4
+
+Tick = Callable[[float], None]
 
 
 def fit(
-    method: str, logits: Any, labels: Any, *, seed: int = 0, progress: Progress | None = None
+    method: str,
+    logits: Any,
+    labels: Any,
+    *,
+    features: Any = None,
+    head: Any = None,
+    inputs: Any = None,
+    backbone: Callable[[Tensor], Tensor] | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> FitResult:
     """Fit a calibrator to validation data by minimising the mean negative log-likelihood.
 
@@ -44,6 +62,14 @@ def fit(
         Scores of a backbone on data it was not trained on; any floating dtype, computed in float64.
     labels : array_like of shape (N,)
         Class indices, 0 to K - 1.
+    features : array_like of shape (N, D), optional
+        What the backbone's last layer takes: `fc` and `ta` read them.
+    head : pair of array_like, optional
+        Weight (K, D) and bias (K,) of the backbone's last layer, for `fc` and `ta`.
+    inputs : array_like of shape (N, ...), optional
+        What the backbone takes: `nc` reads them.
+    backbone : callable, optional
+        Maps float32 inputs to logits (N, K), differentiably, for `nc`.
     seed : int
         Of the folds and of the points that a search visits.
     progress : callable, optional
@@ -60,51 +86,67 @@ def fit(
         Naming the row and the value that no fit can use.
     UnknownMethodError
         If there is no such method.
+    MissingDataError
+        If the method reads what was not given.
     """
     started = time.perf_counter()
-    scores, classes = check_validation_set(logits, labels)
+    data = check_validation_set(
+        logits, labels, features=features, head=head, inputs=inputs, backbone=backbone
+    )
     if method == "auto":
         from calibrators.selection import choose  # noqa: PLC0415 - it fits candidates itself
 
-        return choose(scores, classes, seed=seed, progress=progress, started=started)
-    calibrator, nll, certificate = fit_checked(method, scores, classes, seed=seed, progress=progress)
-    return FitResult(calibrator, method, nll, certificate, time.perf_counter() - started)
+        result = choose(data, seed=seed, progress=progress)
+    else:
+        result = fit_checked(method, data, seed=seed, progress=progress)
+    return replace(result, seconds=time.perf_counter() - started)
 
 
 def fit_checked(
-    name: str, scores: Tensor, labels: Tensor, *, seed: int = 0, progress: Progress | None = None
-) -> tuple[Calibrator, float, Certificate]:
+    name: str, data: ValidationSet, *, seed: int = 0, progress: Progress | None = None
+) -> FitResult:
     """Fit one method to data that `check_validation_set` has passed."""
+    started = time.perf_counter()
     method = parse(name)
-    num_classes = scores.shape[1]
-    report = progress or (lambda fraction, stage: None)
-    report(0.0, f"fitting {name}")
 
-    def tick(begin: float, end: float) -> Callable[[float], None]:
-        return lambda fraction: report(begin + (end - begin) * fraction, f"fitting {name}")
+    def tick(fraction: float) -> None:
+        if progress:
+            progress(fraction, f"fitting {name}")
 
-    uncalibrated = mean_nll(scores, labels)
-    logit_map = method.logit_map(num_classes)
-    if isinstance(logit_map, Identity):
-        bounds, nll, minimum = _fit_box_alone(scores, labels, method.bounds, seed, tick(0.05, 1.0))
+    tick(0.0)
+    uncalibrated = mean_nll(data.scores, data.labels)
+    logit_map = method.logit_map(data.num_classes)
+    source = logit_map.source(data)
+    logit_map.prepare(data)
+    bound_map: BoundMap = ConstantBounds(data.num_classes)
+    if isinstance(logit_map, Identity) and method.bounds in SIDES:
+        lower, upper, minimum = fit_box(data.scores, data.labels, SIDES[method.bounds], seed=seed, tick=tick)
+        bound_map = ConstantBounds(data.num_classes, lower, upper)
     else:
-        minimum = _fit_map(logit_map, scores, labels, seed, tick(0.0, 0.4 if method.bounds else 1.0))
-        bounds = ConstantBounds(num_classes)
-        nll = mean_nll(_mapped(logit_map, scores), labels)
-        if method.bounds:
-            bounds, nll, minimum = _fit_jointly(
-                logit_map,
-                scores,
-                labels,
-                alone=minimum.coordinates,
-                alone_nll=nll,
-                seed=seed,
-                tick=tick(0.4, 1.0),
+        minimum = _fit_alone(logit_map, data, source, seed, _part(tick, 0.0, 0.4))
+        if method.clipped:
+            logit_map = Chain(logit_map, LogitBounding(data.num_classes))
+            minimum = _fit_chain(
+                logit_map, minimum, source, data.labels, seed=seed, tick=_part(tick, 0.4, 1.0)
             )
+        elif method.bounds:
+            bound_map = BOUND_MAPS[method.bounds](data.num_classes)
+            minimum = _fit_jointly(
+                logit_map, bound_map, minimum, source, data.labels, seed=seed, tick=_part(tick, 0.4, 1.0)
+            )
+            bound_map = _plainest(logit_map, bound_map, data, source)
+    nll = _nll(logit_map, bound_map, source, data.labels)
+    logit_map.release()
     if nll >= uncalibrated - SAME:
-        logit_map, bounds, nll = method.logit_map(num_classes), ConstantBounds(num_classes), uncalibrated
-    calibrator = Calibrator(name, logit_map, bounds, num_classes)
-    on_boundary, notes = _remarks(calibrator, method.bounds, nll >= uncalibrated)
+        logit_map = method.logit_map(data.num_classes)
+        logit_map.prepare(data)
+        logit_map.release()
+        if method.clipped:
+            logit_map = Chain(logit_map, LogitBounding(data.num_classes))
+        bound_map = BOUND_MAPS.get(method.bounds, ConstantBounds)(data.num_classes)
+        nll = uncalibrated
+    calibrator = Calibrator(name, logit_map, bound_map, data.num_classes)
+    on_boundary, notes = remarks(calibrator, method.bounds, unchanged=nll >= uncalibrated)
     certificate = Certificate(
         gradient_norm=minimum.gradient_norm,
         starts=minimum.starts,
@@ -114,100 +156,129 @@ def fit_checked(
         evaluations=minimum.evaluations,
         notes=notes,
     )
-    report(1.0, f"fitted {name}")
-    return calibrator, nll, certificate
-
-
-def mean_nll(scores: Tensor, labels: Tensor) -> float:
-    """Mean negative log-likelihood of softmax(scores), in nats, in chunks: nothing large is copied."""
-    rows = max(1, (1 << 20) // scores.shape[1])
-    parts = zip(torch.split(scores, rows), torch.split(labels, rows), strict=True)
-    return sum(float(torch.nn.functional.cross_entropy(z, y, reduction="sum")) for z, y in parts) / len(
-        labels
-    )
-
-
-def _fit_box_alone(
-    scores: Tensor, labels: Tensor, bounds: str, seed: int, tick: Callable[[float], None]
-) -> tuple[ConstantBounds, float, Minimum]:
-    num_classes = scores.shape[1]
-    if not bounds:
-        nothing = Minimum(np.empty(0), mean_nll(scores, labels), 0.0, 1, 1, 1)
-        return ConstantBounds(num_classes), nothing.value, nothing
-    lower, upper, minimum = fit_box(scores, labels, SIDES[bounds], seed=seed, tick=tick)
-    return ConstantBounds(num_classes, lower, upper), minimum.value, minimum
-
-
-def _fit_map(
-    logit_map: LogitMap, scores: Tensor, labels: Tensor, seed: int, tick: Callable[[float], None]
-) -> Minimum:
-    """Fit a logit map alone and leave its parameters in it."""
-    if isinstance(logit_map, TemperatureScaling):
-        temperature, slope, rounds = fit_temperature(scores, labels)
-        coordinates = np.array([math.log(temperature)])
-        minimum = Minimum(coordinates, math.nan, abs(slope), 1, 1, rounds)
-    else:
-        objective = JointObjective(logit_map, False, scores, labels)
-        starts = [start.numpy() for start in logit_map.starts()]
-        minimum = best_of(objective, starts, objective.limits, seed=seed, tick=tick)
-    logit_map.set_parameters(logit_map.parameters_from(torch.from_numpy(minimum.coordinates)))
     tick(1.0)
+    return FitResult(calibrator, name, nll, certificate, time.perf_counter() - started)
+
+
+def _part(tick: Tick, begin: float, end: float) -> Tick:
+    return lambda fraction: tick(begin + (end - begin) * fraction)
+
+
+def _minimise(
+    objective: JointObjective, starts: list[Tensor], *, hops: int, network: bool, seed: int, tick: Tick
+) -> Minimum:
+    """Descend over an objective: on all rows, or, for a network, on most and judged by the others."""
+    limits = objective.limits
+    points = [start.numpy() for start in starts]
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(objective.labels)))
+    if len(points) > FOLLOWED:
+        some = objective.rows(order[:SCREENED])
+        points.sort(key=lambda point: some(point)[0])
+        points = points[:FOLLOWED]
+    if network:
+        held = torch.zeros(len(order), dtype=torch.bool)
+        held[order[::HELD_OUT]] = True
+        return best_held_out(objective.rows(~held), objective.rows(held), points, limits, tick=tick)
+    return best_of(objective, points, limits, hops=hops, seed=seed, tick=tick)
+
+
+def _fit_alone(logit_map: LogitMap, data: ValidationSet, source: Tensor, seed: int, tick: Tick) -> Minimum:
+    """Fit a logit map without a box, and leave its parameters in it."""
+    solution = logit_map.solve(data, seed, tick)
+    if solution:
+        return Minimum(logit_map.coordinates(), math.nan, solution.gradient_norm, 1, 1, solution.evaluations)
+    objective = JointObjective(logit_map, None, source, data.labels)
+    minimum = _minimise(
+        objective,
+        list(logit_map.starts()),
+        hops=logit_map.hops,
+        network=logit_map.is_network,
+        seed=seed,
+        tick=tick,
+    )
+    logit_map.set_coordinates(torch.from_numpy(minimum.coordinates))
+    return minimum
+
+
+def _fit_chain(
+    chain: Chain, alone: Minimum, source: Tensor, labels: Tensor, *, seed: int, tick: Tick
+) -> Minimum:
+    """Fit two maps together, from the first one fitted alone and from its own first start."""
+    bases = [torch.from_numpy(alone.coordinates), chain.first.starts()[0]]
+    objective = JointObjective(chain, None, source, labels)
+    minimum = _minimise(
+        objective,
+        list(chain.starts_from(bases)),
+        hops=JOINT_HOPS,
+        network=chain.is_network,
+        seed=seed,
+        tick=tick,
+    )
+    chain.set_coordinates(torch.from_numpy(minimum.coordinates))
     return minimum
 
 
 def _fit_jointly(
     logit_map: LogitMap,
-    scores: Tensor,
+    bound_map: BoundMap,
+    alone: Minimum,
+    source: Tensor,
     labels: Tensor,
     *,
-    alone: np.ndarray[Any, Any],
-    alone_nll: float,
     seed: int,
-    tick: Callable[[float], None],
-) -> tuple[ConstantBounds, float, Minimum]:
-    """Fit map and box together, from the map fitted alone and from the box fitted alone."""
-    num_classes = scores.shape[1]
-    objective = JointObjective(logit_map, True, scores, labels)
-    fresh = type(logit_map)(num_classes)
+    tick: Tick,
+) -> Minimum:
+    """Fit a logit map and a box together, and leave their parameters in them.
+
+    It starts from the map fitted alone and from its own first start, each with its best constant box.
+    """
+    settled = torch.from_numpy(alone.coordinates)
+    bases = [settled] if logit_map.size == 0 else [settled, logit_map.starts()[0]]
     starts = []
-    for coordinates in (alone, logit_map.starts()[0].numpy(), (alone + logit_map.starts()[0].numpy()) / 2):
-        fresh.set_parameters(logit_map.parameters_from(torch.from_numpy(coordinates)))
-        _, _, box = fit_box(_mapped(fresh, scores), labels, "both", seed=seed)
-        starts.append(np.concatenate([coordinates, box.coordinates]))
-    minimum = best_of(objective, starts, objective.limits, hops=4, seed=seed, tick=tick)
-    if alone_nll <= minimum.value + SAME:
-        return ConstantBounds(num_classes), alone_nll, minimum
-    best = torch.from_numpy(minimum.coordinates)
-    logit_map.set_parameters(logit_map.parameters_from(best[: objective.map_size]))
-    lower, upper = (bound.item() for bound in objective.box(best))
-    rows = SortedRows(_mapped(logit_map, scores), labels)
+    for base in bases:
+        logit_map.set_coordinates(base)
+        mapped = _mapped(logit_map, source)
+        if base is settled:
+            bound_map.prepare(mapped)
+        _, _, box = fit_box(mapped, labels, "both", seed=seed, hops=0)
+        starts += [
+            torch.cat([base, start]) for start in bound_map.starts_at(torch.from_numpy(box.coordinates))
+        ]
+    objective = JointObjective(logit_map, bound_map, source, labels)
+    minimum = _minimise(
+        objective,
+        starts,
+        hops=JOINT_HOPS,
+        network=logit_map.is_network or bound_map.is_network,
+        seed=seed,
+        tick=tick,
+    )
+    own, others = objective.split(torch.from_numpy(minimum.coordinates))
+    logit_map.set_coordinates(own)
+    bound_map.set_coordinates(others)
+    return minimum
+
+
+def _plainest(logit_map: LogitMap, bound_map: BoundMap, data: ValidationSet, source: Tensor) -> BoundMap:
+    """Drop those of two constant bounds that lower no loss."""
+    if not isinstance(bound_map, ConstantBounds):
+        return bound_map
+    lower, upper = bound_map.lower.item(), bound_map.upper.item()
     boxes = [(0.0, 1.0), (0.0, upper), (lower, 1.0), (lower, upper)]
-    nlls = [rows.nll(*box).value for box in boxes]
-    plainest = next(i for i, value in enumerate(nlls) if value <= min(nlls) + SAME)
-    return ConstantBounds(num_classes, *boxes[plainest]), nlls[plainest], minimum
+    candidates = [ConstantBounds(data.num_classes, *box) for box in boxes]
+    losses = [_nll(logit_map, candidate, source, data.labels) for candidate in candidates]
+    return next(one for one, loss in zip(candidates, losses, strict=True) if loss <= min(losses) + SAME)
 
 
 @torch.no_grad()
-def _mapped(logit_map: LogitMap, scores: Tensor) -> Tensor:
-    mapped: Tensor = logit_map(scores)
+def _mapped(logit_map: LogitMap, source: Tensor) -> Tensor:
+    mapped: Tensor = logit_map(source)
     return mapped
 
 
-def _remarks(calibrator: Calibrator, bounds: str, unchanged: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Name the parameters at the edge of their range, and say in words what a user should know."""
-    edges, notes = [], []
-    box = calibrator.bound_map
-    if bounds in ("pb", "pb-lower") and box.lower.item() <= 0.0:
-        edges.append("lower")
-    if bounds in ("pb", "pb-upper") and box.upper.item() >= 1.0:
-        edges.append("upper")
-    if bounds and box.is_vacuous:
-        notes.append("No bound lowers the validation NLL, so the learned bounds hold nothing back.")
-    if isinstance(calibrator.logit_map, TemperatureScaling):
-        temperature = calibrator.logit_map.temperature.item()
-        if not LOWEST * 1.001 < temperature < HIGHEST * 0.999:
-            edges.append("temperature")
-            notes.append(f"The temperature ended at the edge of its range, {temperature:g}.")
-    if unchanged and calibrator.method != "uncalibrated":
-        notes.append("Nothing this method can do lowers the validation NLL; the logits are unchanged.")
-    return tuple(edges), tuple(notes)
+@torch.no_grad()
+def _nll(logit_map: LogitMap, bound_map: BoundMap, source: Tensor, labels: Tensor) -> float:
+    """Mean loss with the parameters that both maps hold."""
+    mapped = _mapped(logit_map, source)
+    box = [bound.expand(len(mapped), 1)[:, 0].contiguous().numpy() for bound in bound_map.box(mapped)]
+    return float(dense_loss(mapped.contiguous().numpy(), labels.numpy(), *box)[0].mean())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,79 +12,135 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from calibrators.bound_maps.base import BoundMap
 from calibrators.fitting import kernels
-from calibrators.fitting.constant_box import NARROWEST, WIDEST
 from calibrators.logit_maps.base import LogitMap
+from calibrators.parametrised import Limits
 
 Array = np.ndarray[Any, Any]
+
+SMALL = 100_000
+"""Entries of the logits below which a second thread is not worth its start."""
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="fit")
 
 
 def dense_loss(scores: Array, labels: Array, lower: Array, upper: Array) -> tuple[Array, Array, Array, Array]:
     """Loss of every row under its own box, and the derivatives in scores, lower and upper.
 
-    Shapes: scores (N, K); labels, lower, upper (N,); returns (N,), (N, K), (N,), (N,).
+    Shapes: scores (N, K); labels, lower, upper (N,); returns (N,), (N, K), (N,), (N,). As many threads as
+    torch uses share the rows.
     """
     losses, d_lower, d_upper = np.empty(len(scores)), np.empty(len(scores)), np.empty(len(scores))
     d_scores = np.empty(scores.shape)
-    kernels.dense_nll(scores, labels, lower, upper, losses, d_scores, d_lower, d_upper)
+    threads = torch.get_num_threads() if scores.size > SMALL else 1
+    edges = np.linspace(0, len(scores), threads + 1).astype(np.int64)
+
+    def work(part: int) -> None:
+        rows = slice(edges[part], edges[part + 1])
+        arrays = (scores, labels, lower, upper, losses, d_scores, d_lower, d_upper)
+        kernels.dense_nll(*(array[rows] for array in arrays))
+
+    if threads == 1:
+        work(0)
+    else:
+        list(_pool(threads).map(work, range(threads)))
     return losses, d_scores, d_lower, d_upper
 
 
 class JointObjective:
     """Mean loss of `BCSoftmax(T(g); a, b)` over a validation set, with its penalty and its gradient.
 
-    The map's coordinates come first, then, where a box is learned, log of a K and log of the slack of b
-    (see `constant_box`).
+    The logit map's coordinates come first, then the bound map's, if there is one.
+
+    Parameters
+    ----------
+    logit_map : LogitMap
+    bound_map : BoundMap or None
+    source : Tensor
+        What the logit map reads.
+    labels : Tensor
+        (N,) int64.
     """
 
-    def __init__(self, logit_map: LogitMap, with_box: bool, scores: Tensor, labels: Tensor) -> None:
+    def __init__(
+        self, logit_map: LogitMap, bound_map: BoundMap | None, source: Tensor, labels: Tensor
+    ) -> None:
         self.logit_map = logit_map
-        self.with_box = with_box
-        self.scores = scores
+        self.bound_map = bound_map
+        self.source = source
         self.labels = labels.numpy()
-        self.map_size = sum(parameter.numel() for parameter in logit_map.parameters())
 
     @property
-    def limits(self) -> Sequence[tuple[float | None, float | None]]:
+    def limits(self) -> Limits:
         """Limits of every coordinate."""
-        own = self.logit_map.limits() or [(None, None)] * self.map_size
-        return [*own, *([(NARROWEST, WIDEST)] * (2 * self.with_box))]
+        return [*self.logit_map.limits(), *(self.bound_map.limits() if self.bound_map else [])]
 
-    def box(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the scalar box at the coordinates, differentiably."""
-        zero = torch.zeros((), dtype=torch.float64)
-        if not self.with_box:
-            return zero, zero + 1.0
-        K = self.logit_map.num_classes
-        fraction, slack = coordinates[self.map_size].exp(), coordinates[self.map_size + 1].exp()
-        upper = 1.0 / K + (1.0 - 1.0 / K) * (1.0 - fraction) * (1.0 - slack)
-        return fraction / K, upper
+    def rows(self, index: Tensor) -> JointObjective:
+        """Look only at some rows, given as indices or as a mask."""
+        labels = torch.from_numpy(self.labels)[index]
+        return JointObjective(self.logit_map, self.bound_map, self.source[index], labels)
+
+    def split(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+        """Part the logit map's coordinates from the bound map's."""
+        size = self.logit_map.size
+        return coordinates[:size], coordinates[size:]
 
     def __call__(self, coordinates: Array) -> tuple[float, Array]:
         """Return the objective and its gradient."""
         x = torch.tensor(coordinates, dtype=torch.float64, requires_grad=True)
-        parameters = self.logit_map.parameters_from(x[: self.map_size])
-        mapped = functional_call(self.logit_map, parameters, (self.scores,))
-        lower, upper = (bound.expand(len(self.labels)) for bound in self.box(x))
-        outputs = (mapped, lower, upper)
+        own, others = self.split(x)
+        parameters = self.logit_map.parameters_from(own)
+        mapped = functional_call(self.logit_map, parameters, (self.source,))
+        outputs = [mapped, *self._box(mapped, others)]
         losses, *derivatives = dense_loss(
-            mapped.detach().numpy(),
+            np.ascontiguousarray(mapped.detach().numpy()),
             self.labels,
-            np.ascontiguousarray(lower.detach().numpy()),
-            np.ascontiguousarray(upper.detach().numpy()),
+            *(np.ascontiguousarray(bound.detach().numpy()) for bound in outputs[1:]),
         )
         value = float(losses.mean())
-        wanted = [
-            (out, torch.from_numpy(d) / len(losses))
-            for out, d in zip(outputs, derivatives, strict=True)
-            if out.requires_grad
-        ]
+        seeds = [torch.from_numpy(derivative).div_(len(losses)) for derivative in derivatives]
         penalty = self.logit_map.penalty(parameters)
         if penalty is not None:
-            value += float(penalty)
-            wanted.append((penalty, torch.ones_like(penalty)))
+            value += float(penalty.detach())
+            outputs.append(penalty)
+            seeds.append(torch.ones_like(penalty))
         if not math.isfinite(value):
             return math.inf, np.zeros_like(coordinates)
-        torch.autograd.backward([out for out, _ in wanted], [d for _, d in wanted])
+        pairs = [(out, seed) for out, seed in zip(outputs, seeds, strict=True) if out.requires_grad]
+        if pairs:
+            torch.autograd.backward([out for out, _ in pairs], [seed for _, seed in pairs])
         gradient = x.grad if x.grad is not None else torch.zeros_like(x)
         return value, gradient.numpy()
+
+    def _box(self, mapped: Tensor, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+        """Give lower and upper of every row, each (N,)."""
+        if self.bound_map is None:
+            ones = torch.ones(len(mapped), dtype=torch.float64)
+            return torch.zeros_like(ones), ones
+        parameters = self.bound_map.parameters_from(coordinates)
+        bounds = _functional_box(self.bound_map, parameters, mapped)
+        lower, upper = (bound.expand(len(mapped), 1)[:, 0] for bound in bounds)
+        return lower, upper
+
+
+class _Box(torch.nn.Module):
+    """Lets `functional_call` reach a bound map's `box` instead of its `forward`."""
+
+    def __init__(self, bound_map: BoundMap) -> None:
+        super().__init__()
+        self.map = bound_map
+
+    def forward(self, mapped: Tensor) -> tuple[Tensor, Tensor]:
+        return self.map.box(mapped)
+
+
+def _functional_box(
+    bound_map: BoundMap, parameters: dict[str, Tensor], mapped: Tensor
+) -> tuple[Tensor, Tensor]:
+    named = {f"map.{name}": value for name, value in parameters.items()}
+    bounds: tuple[Tensor, Tensor] = functional_call(_Box(bound_map), named, (mapped,))
+    return bounds

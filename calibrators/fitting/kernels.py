@@ -134,3 +134,51 @@ def dense_nll(  # noqa: PLR0912, PLR0917 - one pass over a row; compiled loops t
                 value = weights[k] * scale
                 d_scores[n, k] = value / rest if a < value < b else 0.0
             d_scores[n, y] -= 1.0
+
+
+@numba.njit(nogil=True, cache=True)
+def isotonic_with_one_more(counts: Array, sums: Array, label: float) -> Array:
+    """Value of the isotonic fit at a new sample, for every gap between the groups of the old ones.
+
+    Group i holds `counts[i]` samples of equal score with `sums[i]` hits among them; gap i lies before group
+    i, the last one behind all. The blocks of the fits to everything left of a gap, and to everything right
+    of it, are chains that share their links, so that all gaps together cost little more than one fit.
+    """
+    size = len(counts)
+    begin, left_count, left_sum = np.empty(size, np.int64), counts.copy(), sums.copy()
+    end, right_count, right_sum = np.empty(size, np.int64), counts.copy(), sums.copy()
+    for i in range(size):
+        begin[i] = i
+        before = i - 1
+        while before >= 0 and left_sum[before] * left_count[i] >= left_sum[i] * left_count[before]:
+            left_sum[i] += left_sum[before]
+            left_count[i] += left_count[before]
+            begin[i] = begin[before]
+            before = begin[i] - 1
+    for i in range(size - 1, -1, -1):
+        end[i] = i
+        after = i + 1
+        while after < size and right_sum[after] * right_count[i] <= right_sum[i] * right_count[after]:
+            right_sum[i] += right_sum[after]
+            right_count[i] += right_count[after]
+            end[i] = end[after]
+            after = end[i] + 1
+    values = np.empty(size + 1)
+    for gap in range(size + 1):
+        total, count = label, 1.0
+        before, after = gap - 1, gap
+        pooled = True
+        while pooled:
+            pooled = False
+            if before >= 0 and left_sum[before] * count >= total * left_count[before]:
+                total += left_sum[before]
+                count += left_count[before]
+                before = begin[before] - 1
+                pooled = True
+            if after < size and right_sum[after] * count <= total * right_count[after]:
+                total += right_sum[after]
+                count += right_count[after]
+                after = end[after] + 1
+                pooled = True
+        values[gap] = total / count
+    return values

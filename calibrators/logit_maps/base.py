@@ -2,87 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from calibrators.data import ValidationSet
+from calibrators.errors import MissingDataError
+from calibrators.parametrised import Parametrised
 
 Reads = Literal["logits", "features", "inputs"]
 
 
-class LogitMap(nn.Module):
-    """A map from what it `reads` to logits (N, K), with float64 parameters that a fit chooses.
+class Solution(NamedTuple):
+    """How a map's own solver did, for the certificate; the gradient norm is nan where there is none."""
 
-    A subclass creates its parameters at the identity in `__init__`, so that a fresh map changes nothing, and
-    implements `forward`. A fit sees the parameters through *coordinates*: one flat vector in which the search
-    is well scaled. By default these are the parameters themselves, in the order they were created.
+    gradient_norm: float
+    evaluations: int
+
+
+class LogitMap(Parametrised):
+    """A map from what it `reads` to logits (N, K).
+
+    A subclass says in `forward` how, and in `starts` from where a fit descends. Everything else has a
+    default.
     """
 
-    name: ClassVar[str]
-    """The name that `methods()` lists, such as `ts`."""
-
-    reads: ClassVar[Reads] = "logits"
+    reads: Reads = "logits"
     """What `forward` takes: logits (N, K), features (N, D), or logits of inputs that the map has shifted."""
 
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.num_classes = num_classes
+    combines: bool = True
+    """Whether it can be fitted jointly with a box; not so where a library fits it by other means."""
+
+    hops: int = 0
+    """How many descents a fit makes around the best end, for maps whose loss has kinks."""
 
     def forward(self, scores: Tensor) -> Tensor:
         """Map (N, K) logits, or (N, D) features, to (N, K) logits."""
         raise NotImplementedError
 
-    def parameters_from(self, coordinates: Tensor) -> dict[str, Tensor]:
-        """Give the named parameters at a vector of coordinates, differentiably."""
-        sizes = [parameter.numel() for parameter in self.parameters()]
-        pieces = torch.split(coordinates, sizes)
-        return {
-            name: piece.reshape(parameter.shape)
-            for piece, (name, parameter) in zip(pieces, self.named_parameters(), strict=True)
-        }
-
     def starts(self) -> Sequence[Tensor]:
-        """Coordinates from which a fit descends; the first one is the identity or nearest to it."""
-        raise NotImplementedError
+        """Coordinates from which a fit descends; the first one is the identity or nearest to it.
 
-    def limits(self) -> Sequence[tuple[float | None, float | None]] | None:
-        """Lower and upper limit of every coordinate, None where there is none."""
-        return None
+        Where there are many, only those that look best on some of the rows are followed.
+        """
+        raise NotImplementedError
 
     def penalty(self, parameters: Mapping[str, Tensor]) -> Tensor | None:
         """Regularisation added to the mean loss while fitting."""
         del parameters
         return None
 
-    def set_parameters(self, values: Mapping[str, Tensor]) -> None:
-        """Store fitted parameters."""
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                parameter.copy_(values[name].detach().reshape(parameter.shape))
+    def prepare(self, data: ValidationSet) -> None:
+        """Take from the data what is not fitted: a head, the scale of a network's inputs."""
+        del data
 
-    def complaint(self) -> str | None:
-        """Say which stored parameter no fit could have produced, if there is one."""
+    def solve(self, data: ValidationSet, seed: int, tick: Callable[[float], None]) -> Solution | None:
+        """Fit the map in its own way and store the parameters; None leaves it to descent from the starts."""
+        del data, seed, tick
         return None
 
-    @classmethod
-    def restored(cls, tensors: Mapping[str, Tensor], num_classes: int) -> Self:
-        """Build a map of the stored tensors' sizes; their values are loaded afterwards."""
-        del tensors
-        return cls(num_classes)
+    def shift_of_inputs(self) -> Tensor | None:
+        """Give what to add to a backbone's inputs, for a map that reads them."""
+        return None
 
-    def describe(self) -> dict[str, Any]:
-        """Return the parameters as people read them: numbers for scalars, lists for short vectors."""
-        return {name: readable(value) for name, value in self.state_dict().items()}
+    def release(self) -> None:
+        """Let go of what only the fit needed."""
 
+    def source(self, data: ValidationSet) -> Tensor:
+        """Pick what the map reads.
 
-def parameter(values: float | Sequence[float] | Tensor) -> nn.Parameter:
-    """Create a float64 parameter."""
-    return nn.Parameter(torch.as_tensor(values, dtype=torch.float64).clone())
-
-
-def readable(value: Tensor) -> Any:
-    """Return a scalar as a number, a vector of up to 32 entries as a list, anything larger by its shape."""
-    if value.numel() == 1:
-        return value.item()
-    return value.tolist() if value.numel() <= 32 else f"tensor of shape {tuple(value.shape)}"
+        Raises
+        ------
+        MissingDataError
+            If it was not given.
+        """
+        if self.reads == "logits":
+            return data.scores
+        given = data.features if self.reads == "features" else data.inputs
+        partner = data.head if self.reads == "features" else data.backbone
+        if given is None or partner is None:
+            needed = "features and the head" if self.reads == "features" else "inputs and the backbone"
+            raise MissingDataError(f"the method {self.name!r} needs {needed}, and they were not given")
+        return given

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from calibrators.logit_maps.base import LogitMap, parameter
+from calibrators.logit_maps.base import LogitMap
+from calibrators.parametrised import Limits, parameter, vector
 
 
 class DualProbabilityBounding(LogitMap):
@@ -19,7 +19,8 @@ class DualProbabilityBounding(LogitMap):
     logit exceeds d in size is drawn back. Weights of zero change nothing.
     """
 
-    name: ClassVar[str] = "dpb"
+    name = "dpb"
+    hops = 2
 
     def __init__(self, num_classes: int) -> None:
         super().__init__(num_classes)
@@ -35,16 +36,19 @@ class DualProbabilityBounding(LogitMap):
         """Read K weights as they are, then the log of the threshold."""
         return {"shift_weights": coordinates[:-1], "shift_threshold": coordinates[-1].exp()}
 
-    def complaint(self) -> str | None:
-        """Weights and threshold are not negative."""
-        lowest = min(self.shift_weights.min().item(), self.shift_threshold.item())
-        return None if lowest >= 0.0 else f"a shift weight or the shift threshold is {lowest}, below 0"
-
     def starts(self) -> Sequence[Tensor]:
-        """Equal weights with a threshold that nearly all, many or few logits exceed."""
-        grid = ((0.5, 0.1), (0.5, 1.0), (0.9, 3.0))
-        return [torch.tensor([w] * self.num_classes + [math.log(d)], dtype=torch.float64) for w, d in grid]
+        """Equal weights with thresholds that nearly all to hardly any logits exceed."""
+        return [
+            vector(*[weight] * self.num_classes, math.log(threshold))
+            for weight in (0.5, 0.25, 0.75)
+            for threshold in (3.0, 0.01, 0.3, 1.0, 10.0)
+        ]
 
-    def limits(self) -> Sequence[tuple[float | None, float | None]]:
+    def limits(self) -> Limits:
         """Weights of zero to ten; thresholds of a millionth to a million."""
         return [(0.0, 10.0)] * self.num_classes + [(math.log(1e-6), math.log(1e6))]
+
+    def complaint(self) -> str | None:
+        """Say so if a weight or the threshold is negative."""
+        lowest = min(self.shift_weights.min().item(), self.shift_threshold.item())
+        return None if lowest >= 0.0 else f"a shift weight or the shift threshold is {lowest}, below 0"

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from calibrators.logit_maps.base import LogitMap
+from calibrators.parametrised import vector
 
 
 class Identity(LogitMap):
     """Return the logits unchanged; it has no parameters."""
 
-    name: ClassVar[str] = "uncalibrated"
+    name = "uncalibrated"
 
     def forward(self, scores: Tensor) -> Tensor:
         """Return (N, K) logits as they are."""
@@ -22,4 +21,4 @@ class Identity(LogitMap):
 
     def starts(self) -> Sequence[Tensor]:
         """One start: the empty vector."""
-        return [torch.empty(0, dtype=torch.float64)]
+        return [vector()]

@@ -1,7 +1,12 @@
 """Validation sets drawn from a known model, for the tests of fits."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+from calibrators import Calibrator
 
 
 def overconfident(
@@ -24,3 +29,48 @@ def contaminated(
     wrong = torch.rand(num_samples, generator=generator) < share
     labels[wrong] = torch.randint(num_classes, (int(wrong.sum()),), generator=generator)
     return logits, labels
+
+
+@dataclass(frozen=True)
+class Everything:
+    """A validation set with all that any method reads: the backbone is its own last layer."""
+
+    logits: Tensor
+    labels: Tensor
+    features: Tensor
+    head: tuple[Tensor, Tensor]
+    inputs: Tensor
+
+    def backbone(self, inputs: Tensor) -> Tensor:
+        weight, bias = (part.float() for part in self.head)
+        return inputs @ weight.T + bias
+
+    def extras(self) -> dict[str, Tensor | tuple[Tensor, Tensor] | Callable[[Tensor], Tensor]]:
+        """What `fit` takes besides logits and labels."""
+        return {
+            "features": self.features,
+            "head": self.head,
+            "inputs": self.inputs,
+            "backbone": self.backbone,
+        }
+
+    def source(self, calibrator: Calibrator) -> Tensor:
+        """What the calibrator is called with."""
+        if calibrator.reads == "features":
+            return self.features
+        if calibrator.input_shift is not None:
+            return self.backbone((self.inputs + calibrator.input_shift).float()).double()
+        return self.logits
+
+
+def everything(num_samples: int, num_classes: int, *, seed: int = 0) -> Everything:
+    """Features, their head, and labels of which a tenth is drawn at random."""
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(num_samples, 9, generator=generator, dtype=torch.float64) * 2.0
+    weight = torch.randn(num_classes, 9, generator=generator, dtype=torch.float64)
+    bias = torch.randn(num_classes, generator=generator, dtype=torch.float64) / 4.0
+    logits = features @ weight.T + bias
+    labels = torch.multinomial((logits / 1.5).softmax(1), 1, generator=generator)[:, 0]
+    wrong = torch.rand(num_samples, generator=generator) < 0.1
+    labels[wrong] = torch.randint(num_classes, (int(wrong.sum()),), generator=generator)
+    return Everything(logits, labels, features, (weight, bias), features.float())

@@ -3,18 +3,23 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import approx_fprime
+from scipy.optimize._numdiff import approx_derivative
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 
 from calibrators import Bounds, Calibrator, box_constrained_softmax, fit, methods
-from calibrators.fitting.constant_box import box_at
+from calibrators.bound_maps.base import BoundMap, box_at
+from calibrators.bound_maps.constant import ConstantBounds
+from calibrators.bound_maps.instance_dependent import InstanceDependentBounds
+from calibrators.errors import MissingDataError
 from calibrators.fitting.joint import JointObjective
-from calibrators.logit_maps.dual_bounding import DualProbabilityBounding
-from calibrators.logit_maps.temperature import TemperatureScaling
+from calibrators.logit_maps.base import LogitMap
+from calibrators.logit_maps.linear import RegularisedLinear
+from calibrators.method import LOGIT_MAPS
 from calibrators.operator.uniform import SortedRows
-from tests.calibrators.samples import contaminated, overconfident
+from calibrators.parametrised import vector
+from tests.calibrators.samples import contaminated, everything, overconfident
 
 
 def nll_of(calibrator: Calibrator, logits: torch.Tensor, labels: torch.Tensor) -> float:
@@ -35,23 +40,46 @@ class Logits(ClassifierMixin, BaseEstimator):
         return self.classes_[X.argmax(1)]
 
 
+def box(fraction: float, slack: float, num_classes: int) -> tuple[float, float]:
+    pair = (torch.tensor(value, dtype=torch.float64) for value in (fraction, slack))
+    lower, upper = box_at(*pair, num_classes)
+    return lower.item(), upper.item()
+
+
 @pytest.mark.parametrize("method", methods())
-def test_every_fit_lowers_the_loss_and_reports_it(method: str) -> None:
-    logits, labels = contaminated(400, 5)
-    result = fit(method, logits, labels)
+def test_every_method_lowers_the_loss_reports_it_and_survives_as_bytes(method: str) -> None:
+    data = everything(200, 4)
+    result = fit(method, data.logits, data.labels, **data.extras())
     assert result.method == method
-    assert result.nll == pytest.approx(nll_of(result.calibrator, logits, labels), abs=1e-9)
+    calibrator = Calibrator.from_bytes(result.calibrator.to_bytes())
+    source = data.source(calibrator)
+    assert result.nll == pytest.approx(nll_of(calibrator, source, data.labels), abs=1e-6)
     assert result.nll <= result.certificate.uncalibrated_nll + 1e-12
     if method != "uncalibrated":
         assert result.nll < result.certificate.uncalibrated_nll - 0.01
+    assert torch.equal(calibrator(source), result.calibrator(source))
+    assert calibrator.spec == result.calibrator.spec
+    assert calibrator.to_bytes() == result.calibrator.to_bytes()
 
 
-@pytest.mark.parametrize("method", methods())
+@pytest.mark.parametrize(
+    "method", ["pb", "ts+pb", "pts+pb-mlp", "ets+lb", "dpb", "matrix", "venn-abers", "ta"]
+)
 def test_same_seed_same_bytes(method: str) -> None:
-    logits, labels = contaminated(200, 4)
-    assert fit(method, logits, labels, seed=3).calibrator.to_bytes() == (
-        fit(method, logits, labels, seed=3).calibrator.to_bytes()
+    data = everything(150, 4)
+    first, second = (
+        fit(method, data.logits, data.labels, seed=3, **data.extras()).calibrator.to_bytes() for _ in range(2)
     )
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("method", "missing"), [("fc", "features and the head"), ("nc+pb", "inputs and the backbone")]
+)
+def test_a_method_says_what_it_lacks(method: str, missing: str) -> None:
+    logits, labels = contaminated(50, 4)
+    with pytest.raises(MissingDataError, match=missing):
+        fit(method, logits, labels)
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -72,7 +100,7 @@ def test_bounds_are_no_worse_than_a_fine_grid(num_samples: int, num_classes: int
     side = 120 if num_samples < 1000 else 50
     fractions = [0.0, *np.geomspace(1e-6, 0.999, side)]
     slacks = [0.0, *np.geomspace(1e-6, 0.999, side)]
-    lowest = min(rows.nll(*box_at(f, s, num_classes)).value for f in fractions for s in slacks)
+    lowest = min(rows.nll(*box(f, s, num_classes)).value for f in fractions for s in slacks)
     assert fit("pb", logits, labels).nll <= lowest + 1e-6
 
 
@@ -110,17 +138,19 @@ def test_joint_fit_is_no_worse_than_its_parts() -> None:
     assert joint <= fit("pb", logits, labels).nll + 1e-7
 
 
-@pytest.mark.parametrize("with_box", [False, True])
-@pytest.mark.parametrize("logit_map", [TemperatureScaling, DualProbabilityBounding])
-def test_gradients_are_exact(
-    logit_map: type[TemperatureScaling] | type[DualProbabilityBounding], with_box: bool
-) -> None:
+@pytest.mark.parametrize("bound_map", [None, ConstantBounds, InstanceDependentBounds])
+@pytest.mark.parametrize("logit_map", [one for one in LOGIT_MAPS if one.reads == "logits" and one.combines])
+def test_gradients_are_exact(logit_map: type[LogitMap], bound_map: type[BoundMap] | None) -> None:
     logits, labels = contaminated(50, 4)
-    objective = JointObjective(logit_map(4), with_box, logits, labels)
-    start = logit_map(4).starts()[-1].numpy()
-    point = np.concatenate([start + 0.01, [math.log(0.08), math.log(0.11)] if with_box else []])
-    numeric = approx_fprime(point, lambda x: objective(x)[0], 1e-7)
-    np.testing.assert_allclose(objective(point)[1], numeric, atol=1e-5)
+    box = bound_map(4) if bound_map else None
+    mapping = logit_map(4)
+    if isinstance(mapping, RegularisedLinear):
+        mapping.strength = 1.0
+    objective = JointObjective(mapping, box, logits, labels)
+    start = logit_map(4).starts()[-1].numpy() * 0.97 + 0.01
+    point = np.concatenate([start, box.starts_at(vector(-2.5, -2.2))[-1].numpy() + 0.013 if box else []])
+    numeric = approx_derivative(lambda x: objective(x)[0], point, method="3-point", rel_step=1e-6)
+    np.testing.assert_allclose(objective(point)[1], numeric, rtol=1e-5, atol=1e-6)
 
 
 def test_a_joint_fit_survives_logits_of_ten_thousand() -> None:

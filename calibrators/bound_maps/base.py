@@ -1,0 +1,42 @@
+"""What every bound map is: the second stage of a calibrator, `(a, b)` in `p = BCSoftmax(T(g); a, b)`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from calibrators.operator import Bounds
+from calibrators.parametrised import Parametrised
+
+
+def box_at(fraction: Tensor, slack: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Give (lower, upper) for `fraction = lower * K` and the share of the upper bound's range left out.
+
+    No probability exceeds `1 - (K - 1) lower`, so an upper bound above that is inert, its gradient exactly
+    zero, and a search over the paper's own parameters can be caught there. This upper bound is never inert:
+    `1/K + (1 - 1/K) (1 - lower K) (1 - slack)`.
+    """
+    share = 1.0 - 1.0 / num_classes
+    upper = 1.0 / num_classes + share * (1.0 - fraction) * (1.0 - slack)
+    return fraction / num_classes, upper.clamp(1.0 / num_classes, 1.0)
+
+
+class BoundMap(Parametrised):
+    """A map from mapped logits (N, K) to one lower and one upper bound for all classes of a row."""
+
+    def box(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Give lower and upper, each () or (N, 1), differentiably."""
+        raise NotImplementedError
+
+    def forward(self, logits: Tensor) -> Bounds:
+        """Give the box of every row."""
+        return Bounds(*self.box(logits))
+
+    def starts_at(self, box: Tensor) -> Sequence[Tensor]:
+        """Coordinates whose box is everywhere that of the coordinates (log of lower K, log of slack)."""
+        raise NotImplementedError
+
+    def prepare(self, logits: Tensor) -> None:
+        """Take from the mapped logits what is not fitted."""
+        del logits

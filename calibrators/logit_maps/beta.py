@@ -1,0 +1,72 @@
+"""`beta`: beta calibration of each class against the rest (Kull et al. 2017), by scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrators.data import ValidationSet
+from calibrators.logit_maps.base import LogitMap, Solution
+from calibrators.parametrised import parameter
+
+
+class BetaCalibration(LogitMap):
+    """`T(g)_k = log sigmoid(a_k log p_k - b_k log(1 - p_k) + c_k)` with p = softmax(g) and a, b >= 0."""
+
+    name = "beta"
+    combines = False
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self.log_weights = parameter(torch.ones(num_classes))
+        self.complement_weights = parameter(torch.ones(num_classes))
+        self.offsets = parameter(torch.zeros(num_classes))
+
+    def forward(self, scores: Tensor) -> Tensor:
+        """Map (N, K) logits, class by class."""
+        inside, outside = _logs(scores)
+        raw = self.log_weights * inside - self.complement_weights * outside + self.offsets
+        return torch.nn.functional.logsigmoid(raw)
+
+    def starts(self) -> Sequence[Tensor]:
+        """There is nothing to descend over."""
+        return []
+
+    def solve(self, data: ValidationSet, seed: int, tick: Callable[[float], None]) -> Solution:
+        """Fit a logistic regression per class; one whose weight is negative is fitted again without."""
+        from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - only fits need it
+
+        del seed
+        inside, outside = (part.numpy() for part in _logs(data.scores))
+        y = data.labels.numpy()
+        fitted = np.zeros((3, self.num_classes))
+        for k in range(self.num_classes):
+            hits = y == k
+            if hits.any() and not hits.all():
+                readings = np.stack([inside[:, k], -outside[:, k]], axis=1)
+                used = [0, 1]
+                for _ in range(2):
+                    model = LogisticRegression(C=1e6, tol=1e-8, max_iter=1000).fit(readings[:, used], hits)
+                    weights = dict(zip(used, model.coef_[0], strict=True))
+                    used = [column for column, weight in weights.items() if weight >= 0.0] or [0]
+                    if len(used) == len(weights):
+                        break
+                for column, weight in weights.items():
+                    fitted[column, k] = max(weight, 0.0)
+                fitted[2, k] = model.intercept_[0]
+            else:
+                fitted[2, k] = 40.0 if hits.all() else -np.log(len(y) * self.num_classes)
+            tick((k + 1) / self.num_classes)
+        names = ("log_weights", "complement_weights", "offsets")
+        self.set_parameters({name: torch.from_numpy(row) for name, row in zip(names, fitted, strict=True)})
+        return Solution(float("nan"), self.num_classes)
+
+
+def _logs(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Log p and log(1 - p) of every class, floored far below what a float's rounding can tell from 0."""
+    log_p = scores.log_softmax(dim=1)
+    complement = -torch.expm1(log_p)
+    return log_p.clamp_min(-690.0), complement.clamp_min(1e-16).log()

@@ -1,0 +1,58 @@
+"""`ets`: ensemble temperature scaling, softened, raw and uniform probabilities mixed (Zhang et al. 2020)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from calibrators.logit_maps.base import LogitMap
+from calibrators.logit_maps.temperature import HIGHEST, LOWEST
+from calibrators.parametrised import Limits, parameter, vector
+
+SMALLEST = 1e-300
+"""Mixtures below this count as this; it keeps logarithms finite."""
+
+
+class EnsembleTemperatureScaling(LogitMap):
+    """`T(g) = log(w1 softmax(g / temperature) + w2 softmax(g) + w3 / K)`, weights on the simplex."""
+
+    name = "ets"
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self.temperature = parameter(1.0)
+        self.mixture_weights = parameter([0.0, 1.0, 0.0])
+
+    def forward(self, scores: Tensor) -> Tensor:
+        """Mix three distributions over (N, K) logits and return the log."""
+        softened, raw, uniform = self.mixture_weights
+        mixture = softened * (scores / self.temperature).softmax(dim=1) + raw * scores.softmax(dim=1)
+        return (mixture + uniform / self.num_classes).clamp_min(SMALLEST).log()
+
+    def parameters_from(self, coordinates: Tensor) -> dict[str, Tensor]:
+        """Read the log of the temperature and three masses, of which only the shares matter."""
+        masses = coordinates[1:]
+        return {"temperature": coordinates[0].exp(), "mixture_weights": masses / masses.sum()}
+
+    def starts(self) -> Sequence[Tensor]:
+        """Mix some of each, at temperatures on both sides of 1."""
+        return [
+            vector(math.log(temperature), *weights)
+            for temperature in (2.0, 1.2, 0.7, 4.0)
+            for weights in ((0.8, 0.15, 0.05), (0.3, 0.65, 0.05), (0.97, 0.02, 0.01), (0.5, 0.2, 0.3))
+        ]
+
+    def limits(self) -> Limits:
+        """Temperatures as for `ts`; masses of 0 to 1."""
+        return [(math.log(LOWEST), math.log(HIGHEST)), *[(0.0, 1.0)] * 3]
+
+    def complaint(self) -> str | None:
+        """Say so if the temperature is not positive or the weights are no shares."""
+        temperature, weights = self.temperature.item(), self.mixture_weights
+        if temperature <= 0.0:
+            return f"the temperature {temperature} is not positive"
+        if weights.min().item() < 0.0 or not math.isclose(weights.sum().item(), 1.0, abs_tol=1e-9):
+            return f"the mixture weights {weights.tolist()} are no shares of 1"
+        return None
