@@ -125,7 +125,8 @@ def judge(scored: Outcomes, *, seed: int = 0, draws: int = DRAWS) -> Judgement:
         )
     statistics["mce"] = maximum.statistic
     estimates["mce"] = Estimate(maximum.value, *maximum.limits(1 - LEVEL))
-    perfect = {name: _perfect(name, statistics[name], drawn[name]) for name in statistics}
+    rng = np.random.default_rng([seed, 3])
+    perfect = {name: _perfect(name, statistics[name], drawn[name], rng) for name in statistics}
     return Judgement(scored, estimates, perfect, deviations, maximum)
 
 
@@ -171,8 +172,11 @@ def _perfect_top_label(
     return {name: np.concatenate(parts) for name, parts in values.items()}
 
 
-def _perfect(name: str, statistic: float, drawn: Vector) -> Perfect:
-    above = (1 + int((drawn >= statistic).sum())) / (1 + len(drawn))
-    below = (1 + int((drawn <= statistic).sum())) / (1 + len(drawn))
-    p_value = min(1.0, 2 * min(above, below)) if name in TWO_SIDED else above
-    return Perfect(max(0.0, float(drawn.mean())), p_value if math.isfinite(statistic) else 0.0)
+def _perfect(name: str, statistic: float, drawn: Vector, rng: np.random.Generator) -> Perfect:
+    """Rank a statistic among draws under perfect calibration; ties fall at random, so the rank is uniform."""
+    ties = int((drawn == statistic).sum())
+    rank = 1 + int((drawn > statistic).sum()) + int(rng.integers(0, ties + 1))
+    total = len(drawn) + 1
+    tail = 2 * min(rank, total + 1 - rank) if name in TWO_SIDED else rank
+    p_value = min(1.0, tail / total) if math.isfinite(statistic) else 0.0
+    return Perfect(max(0.0, float(drawn.mean())), p_value)

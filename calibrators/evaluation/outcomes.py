@@ -20,7 +20,7 @@ Vector = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 ROWS_AT_ONCE = 2048
-SUM_TOLERANCE = 1e-3  # a softmax in float16 over a thousand classes is off by about this much
+SUM_TOLERANCE = 1e-2  # a softmax in bfloat16 is off by nearly this much
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from calibrators.evaluation.smooth import smooth_fixed_point
 from calibrators.evaluation.toplabel import BinnedError, DebiasedError, KolmogorovSmirnovError
 
 Matrix = NDArray[np.float64]
-POPULATION = 400_000
+POPULATION = 200_000
 
 
 def softmax(logits: Matrix) -> Matrix:
@@ -84,7 +84,9 @@ def true_metrics(world: World) -> dict[str, float]:
     rows = np.arange(POPULATION)
     scored = outcomes(probabilities, truth.argmax(axis=1))
     scored = replace(scored, correct=truth[rows, scored.predicted])
-    brier = float((truth * (1 - 2 * probabilities)).sum(axis=1).mean() + (probabilities**2).sum(axis=1).mean())
+    brier = float(
+        (truth * (1 - 2 * probabilities)).sum(axis=1).mean() + (probabilities**2).sum(axis=1).mean()
+    )
     cells = ClassCells(scored)
     hits = np.bincount(cell_indices(probabilities).ravel(), truth.ravel(), minlength=len(cells.mass))
     calibration = float(cells.brier_calibration(hits))

@@ -1,0 +1,164 @@
+"""Intervals keep their promise, and p-values are uniform where the model is calibrated: by simulation."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy.stats import kstest
+
+from calibrators.evaluation.judgement import compare, judge
+from calibrators.evaluation.outcomes import outcomes
+from tests.calibrators.evaluation.simulation import (
+    WORLDS,
+    World,
+    sample,
+    softmax,
+    true_maximum,
+    true_metrics,
+)
+
+CLAIMED = 0.93
+"""What intervals that claim 95 % must cover at least."""
+
+RESOLUTION = 2e-4
+"""Error of the simulated truth itself (smECE's bisection resolves no better than 1/1024 either way)."""
+
+
+def least_hits(trials: int) -> int:
+    """Fewest hits in so many trials that do not refute a coverage of 93 % at 1 in 10,000."""
+    return math.floor(CLAIMED * trials - 3.72 * math.sqrt(trials * CLAIMED * (1 - CLAIMED)))
+
+
+def covered(world: World, count: int, trials: int, draws: int) -> Counter[str]:
+    truth = true_metrics(world)
+    hits: Counter[str] = Counter()
+    for trial in range(trials):
+        scored, chances = sample(world, count, np.random.default_rng([trial, count, 7]))
+        target = {**truth, "mce": true_maximum(scored, chances)}
+        for name, estimate in judge(scored, seed=trial, draws=draws).estimates.items():
+            assert estimate.low <= estimate.value <= estimate.high, name
+            hits[name] += estimate.low - RESOLUTION <= target[name] <= estimate.high + RESOLUTION
+    return hits
+
+
+@pytest.mark.parametrize("name", ["calibrated", "barely overconfident", "overconfident", "capped"])
+def test_intervals_cover(name: str) -> None:
+    trials = 60
+    hits = covered(WORLDS[name], 500, trials, draws=200)
+    assert min(hits.values()) >= least_hits(trials), hits
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [500, 3000])
+@pytest.mark.parametrize("name", WORLDS)
+def test_intervals_cover_at_length(name: str, count: int) -> None:
+    trials = 300
+    hits = covered(WORLDS[name], count, trials, draws=400)
+    print(name, count, {metric: hits[metric] / trials for metric in sorted(hits)})  # noqa: T201
+    assert min(hits.values()) >= least_hits(trials), hits
+
+
+def differences_covered(trials: int, count: int, draws: int) -> Counter[str]:
+    """Paired intervals of an overconfident model against the calibrated one, and against a twin of itself."""
+    worlds = {
+        "sharp": World("sharp", 5, 2.0, lambda z: softmax(1.6 * z)),
+        "true": World("true", 5, 2.0, softmax),
+        "twin": World("twin", 5, 2.0, lambda z: softmax(1.02 * z)),
+    }
+    truth = {name: true_metrics(world) for name, world in worlds.items()}
+    hits: Counter[str] = Counter()
+    for trial in range(trials):
+        rng = np.random.default_rng([trial, 11])
+        logits = rng.normal(size=(count, 5)) * 2.0
+        labels = (softmax(logits).cumsum(axis=1) < rng.random((count, 1))).sum(axis=1)
+        judged = {
+            name: judge(outcomes(world.model(logits), labels), seed=trial, draws=draws)
+            for name, world in worlds.items()
+        }
+        for first, second in (("sharp", "true"), ("twin", "true")):
+            for metric, estimate in compare(judged[first], judged[second], seed=trial, draws=draws).items():
+                if metric == "mce":
+                    continue  # its target is the sample's own; see `covered`
+                gap = truth[first][metric] - truth[second][metric]
+                hits[f"{first} {metric}"] += estimate.low - RESOLUTION <= gap <= estimate.high + RESOLUTION
+    return hits
+
+
+def test_paired_differences_cover() -> None:
+    trials = 60
+    hits = differences_covered(trials, 500, draws=200)
+    assert min(hits.values()) >= least_hits(trials), hits
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [500, 3000])
+def test_paired_differences_cover_at_length(count: int) -> None:
+    trials = 400
+    hits = differences_covered(trials, count, draws=400)
+    print(count, {metric: hits[metric] / trials for metric in sorted(hits)})  # noqa: T201
+    assert min(hits.values()) >= least_hits(trials), hits
+
+
+def p_values(trials: int, count: int, draws: int) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for trial in range(trials):
+        scored, _ = sample(WORLDS["calibrated"], count, np.random.default_rng([trial, 5]))
+        for name, perfect in judge(scored, seed=trial, draws=draws).perfect.items():
+            found.setdefault(name, []).append(perfect.p_value)
+    return found
+
+
+def test_p_values_are_uniform_on_calibrated_data() -> None:
+    for name, values in p_values(120, 400, draws=200).items():
+        assert kstest(values, "uniform").pvalue > 1e-4, name
+
+
+@pytest.mark.long
+def test_p_values_are_uniform_on_calibrated_data_at_length() -> None:
+    for name, values in p_values(1500, 1000, draws=400).items():
+        print(name, kstest(values, "uniform").pvalue, np.mean(np.array(values) <= 0.05))  # noqa: T201
+        assert kstest(values, "uniform").pvalue > 1e-4, name
+
+
+def test_p_values_find_what_is_not_calibrated() -> None:
+    scored, _ = sample(WORLDS["overconfident"], 1000, np.random.default_rng(1))
+    judged = judge(scored)
+    assert all(judged.perfect[name].p_value < 0.02 for name in judged.perfect)
+    assert judged.perfect["ece_width"].value < judged.estimates["ece_width"].low
+
+
+def test_the_value_under_perfect_calibration_is_eces_own_bias() -> None:
+    """Perfectly calibrated data of 1,000 samples spread over [0, 1] have a mean ECE of about .029."""
+    rng = np.random.default_rng(4)
+    confidence = 0.5 + 0.5 * rng.random(1000)
+    labels = (rng.random(1000) < confidence).astype(int)
+    judged = judge(outcomes(np.column_stack([1 - confidence, confidence]), labels))
+    fresh = []
+    for _ in range(200):
+        again = (rng.random(1000) < confidence).astype(int)
+        from calibrators.evaluation import expected_calibration_error
+
+        fresh.append(expected_calibration_error(np.column_stack([1 - confidence, confidence]), again))
+    assert judged.perfect["ece_width"].value == pytest.approx(np.mean(fresh), rel=0.1)
+
+
+def test_the_same_seed_gives_the_same_judgement() -> None:
+    scored, _ = sample(WORLDS["capped"], 300, np.random.default_rng(2))
+    assert judge(scored, seed=3).to_dict() == judge(scored, seed=3).to_dict()
+
+
+def test_a_label_of_probability_zero_leaves_nll_without_interval() -> None:
+    probabilities = np.array([[1.0, 0.0], [0.5, 0.5], [0.6, 0.4]])
+    judged = judge(outcomes(probabilities, [1, 0, 1])).to_dict()
+    assert judged["nll"]["value"] is None
+    assert judged["nll"]["low"] is None
+    assert judged["nll"]["p_value"] == 0.0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_handful_of_samples_is_judged_without_complaint(count: int) -> None:
+    probabilities = softmax(np.random.default_rng(count).normal(size=(count, 3)))
+    judged = judge(outcomes(probabilities, [0, 1, 2][:count]))
+    for name, estimate in judged.estimates.items():
+        assert estimate.low <= estimate.value <= estimate.high, name
