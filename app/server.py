@@ -44,6 +44,8 @@ class Server(uvicorn.Server):
             server.close()
         close = (b"connection", b"close")
         self.server_state.default_headers = [*self.server_state.default_headers, close]
+        # Those who wait for a fit or follow one would otherwise hold the end up until its limit.
+        await self.lifespan.state["boxcal"].fit_jobs.close()
         until = asyncio.get_running_loop().time() + LINGER_SECONDS
         # uvicorn keeps a set of connections, and tells nobody when it is empty.
         while self.server_state.connections and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from app.errors import NotReady
 from app.refit.activation import Activator
 from app.refit.errors import FitAlreadyOver, FitQueueFull
 from app.refit.gate import decide
@@ -111,16 +112,20 @@ class FitJobs:
         self._runner = asyncio.create_task(self._run(), name="fits")
 
     async def close(self) -> None:
-        """Stop the fit that runs and forget those that wait; all are recorded as interrupted."""
+        """Stop the fit that runs and forget those that wait; all are recorded as interrupted.
+
+        Whoever watches them is told. Nothing happens the second time.
+        """
         self._closing = True
         for job in list(self._jobs.values()):
             await self._stop(job, FitState.INTERRUPTED, INTERRUPTED)
+        while self._jobs:
+            await next(iter(self._jobs.values())).changed.wait()
         if self._runner is not None:
-            while self._jobs:
-                await next(iter(self._jobs.values())).changed.wait()
             self._runner.cancel()
             with suppress(asyncio.CancelledError):
                 await self._runner
+            self._runner = None
         await asyncio.to_thread(self._worker.close)
 
     @asynccontextmanager
@@ -131,8 +136,12 @@ class FitJobs:
         ------
         FitQueueFull
             As many fits are running, waiting and arriving as may.
+        NotReady
+            The service is going down.
         """
-        if self._closing or len(self._jobs) + self._arriving > self._max_waiting:
+        if self._closing:
+            raise NotReady("The service is going down and takes no more fits.")
+        if len(self._jobs) + self._arriving > self._max_waiting:
             raise FitQueueFull(
                 f"{len(self._jobs)} fits are running or waiting and {self._arriving} uploads are arriving; "
                 f"at most {self._max_waiting} may wait.",
@@ -152,9 +161,12 @@ class FitJobs:
         """Queue a fit on a validation set whose folder came from `place`."""
         fit_id = data.folder.name
         record = await asyncio.to_thread(self._registry.fits.add, fit_id, method, activate, data.samples)
-        self._jobs[fit_id] = Job(record, data)
-        self._queue.put_nowait(self._jobs[fit_id])
-        return record
+        job = self._jobs[fit_id] = Job(record, data)
+        if self._closing:
+            await self._stop(job, FitState.INTERRUPTED, INTERRUPTED)
+        else:
+            self._queue.put_nowait(job)
+        return job.record
 
     async def get(self, fit_id: str) -> FitRecord:
         """Say how a fit stands.

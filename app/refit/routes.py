@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request, Response, status
 from fastapi.sse import EventSourceResponse
 
-from app.errors import InvalidParameter, MalformedBody, UnsupportedMediaType, problems
+from app.errors import InvalidParameter, MalformedBody, NotReady, UnsupportedMediaType, problems
 from app.refit import upload
 from app.refit.errors import (
     FitAlreadyOver,
@@ -79,6 +79,7 @@ BODY: dict[str, Any] = {
             InvalidParameter,
             UnknownMethod,
             FitQueueFull,
+            NotReady,
             StorageFull,
         ),
     },

@@ -75,6 +75,11 @@ class Service:
         """SIGTERM, and wait for the end; gives the exit status."""
         return self._end(signal.SIGTERM)
 
+    def wait(self) -> int:
+        """Wait for its end; gives the exit status."""
+        assert self._process is not None
+        return self._process.wait(timeout=60)
+
     def log(self) -> str:
         """What it has said so far."""
         return (self.data_dir / "service.log").read_text()
@@ -93,7 +98,7 @@ class Service:
     def _end(self, how: signal.Signals) -> int:
         assert self._process is not None
         self._process.send_signal(how)
-        return self._process.wait(timeout=60)
+        return self.wait()
 
 
 def free_port() -> int:

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -257,3 +258,21 @@ def test_predictions_go_on_while_an_upload_is_read_and_fitted(service: Service) 
     assert service.client.delete(started.headers["location"]).json()["state"] == "cancelled"
     assert len(slowest) > 10
     assert max(slowest) < 1.0
+
+
+def test_told_to_stop_the_service_tells_those_who_follow_a_fit_and_ends(tmp_path: Path) -> None:
+    with Service(tmp_path / "data") as own:
+        accepted = post_fit(own, validation_npz(5000), method="ts+pb").headers["location"]
+        with own.client.stream("GET", f"{accepted}/events") as stream:
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data: ")
+            stopping = threading.Thread(target=own.process.terminate)
+            stopping.start()
+            events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+        began = time.monotonic()
+        assert own.wait() == 0
+        assert time.monotonic() - began < 10
+        assert events[-1]["state"] == "interrupted"
+        assert "upload the validation set again" in events[-1]["error"]
+        own.start()
+        assert own.client.get(accepted).json() == events[-1]
