@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from models.errors import UnusableLabels
@@ -13,7 +15,7 @@ def read_labels(path: Path, num_classes: int) -> tuple[str, ...]:
     Raises
     ------
     UnusableLabels
-        If the file cannot be read, a line is empty or appears twice, or the number of lines is not K.
+        If the file cannot be read, a line is empty, or the number of lines is not K.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -22,8 +24,11 @@ def read_labels(path: Path, num_classes: int) -> tuple[str, ...]:
     return check_labels([line.strip() for line in lines], num_classes, str(path))
 
 
-def check_labels(labels: list[str], num_classes: int, source: str) -> tuple[str, ...]:
-    """Hold the labels to one distinct, non-empty name for each class.
+def check_labels(labels: Sequence[str], num_classes: int, source: str) -> tuple[str, ...]:
+    """Hold the labels to one non-empty name for each class, and number the names that repeat.
+
+    Requests name classes by their labels, so these must be distinct, but common lists of ImageNet's classes
+    have two cranes: the second becomes `crane (2)`.
 
     Raises
     ------
@@ -32,21 +37,14 @@ def check_labels(labels: list[str], num_classes: int, source: str) -> tuple[str,
     """
     if len(labels) != num_classes:
         raise UnusableLabels(f"{source} has {len(labels)} labels, but the model has {num_classes} classes.")
-    first: dict[str, int] = {}
+    counts: Counter[str] = Counter()
+    distinct = []
     for number, label in enumerate(labels, start=1):
         if not label:
             raise UnusableLabels(f"{source}: label {number} is empty.")
-        if label in first:
-            raise UnusableLabels(f"{source}: label {number}, {label!r}, is already label {first[label]}.")
-        first[label] = number
-    return tuple(labels)
-
-
-def distinct(labels: list[str]) -> tuple[str, ...]:
-    """Make repeated names distinct: torchvision's ImageNet labels have two cranes and two maillots."""
-    counts: dict[str, int] = {}
-    result = []
-    for label in labels:
-        counts[label] = counts.get(label, 0) + 1
-        result.append(label if counts[label] == 1 else f"{label} ({counts[label]})")
-    return tuple(result)
+        counts[label] += 1
+        distinct.append(label if counts[label] == 1 else f"{label} ({counts[label]})")
+    if len(set(distinct)) != num_classes:
+        repeated = next(label for label, count in Counter(distinct).items() if count > 1)
+        raise UnusableLabels(f"{source}: the label {repeated!r} repeats, even with repeated names numbered.")
+    return tuple(distinct)

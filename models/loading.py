@@ -8,7 +8,7 @@ from models.backbone import Backbone
 from models.errors import UnknownBackbone, UnusableDevice, UnusableWeights
 from models.torch_backbone import PRECISIONS
 
-SPECIFICATIONS = "'digits' or 'torchvision:NAME'"
+SPECIFICATIONS = "'digits', 'torchvision:NAME', 'onnx:PATH' or 'pt2:PATH'"
 
 
 def load_backbone(
@@ -24,8 +24,9 @@ def load_backbone(
     Parameters
     ----------
     spec
-        `digits`, which brings its weights along, or `torchvision:NAME` for any classification model of
-        torchvision.
+        `digits`, which brings its weights along; `torchvision:NAME` for any classification model of
+        torchvision; `onnx:PATH` or `pt2:PATH` for a model file (`models/spec.py` says what is declared
+        beside it).
     weights
         For `torchvision:NAME`: path of a `.pth` or `.safetensors` file of the network's parameters, `DEFAULT`
         or the name of one of torchvision's weights (downloaded once), or `random`.
@@ -34,7 +35,7 @@ def load_backbone(
     device
         `auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`.
     precision
-        `float32`, `bfloat16` or `float16`, of the forward pass.
+        `float32`, `bfloat16` or `float16`, of the forward pass; model files carry their own.
 
     Raises
     ------
@@ -52,7 +53,23 @@ def load_backbone(
         from models.torchvision_models import load_torchvision  # noqa: PLC0415 - each family imports its own needs
 
         return load_torchvision(rest, weights=weights, labels=labels, device=device, precision=precision)
+    if family in {"onnx", "pt2"} and rest:
+        if weights is not None:
+            raise UnusableWeights(f"{spec!r} holds its own weights; {weights!r} cannot be used with it.")
+        if precision != "float32":
+            raise UnusableDevice(f"{spec!r} carries its own precision; {precision!r} cannot be asked of it.")
+        return _load_file(family, Path(rest), labels, device)
     raise UnknownBackbone(f"Unknown model {spec!r}: expected {SPECIFICATIONS}.")
+
+
+def _load_file(family: str, path: Path, labels: Path | None, device: str) -> Backbone:
+    if family == "onnx":
+        from models.onnx_backbone import OnnxBackbone  # noqa: PLC0415
+
+        return OnnxBackbone(path, labels=labels, device=device)
+    from models.exported_programs import load_exported_program  # noqa: PLC0415
+
+    return load_exported_program(path, labels=labels, device=device)
 
 
 def _load_digits(labels: Path | None, device: str, precision: str) -> Backbone:
@@ -64,6 +81,7 @@ def _load_digits(labels: Path | None, device: str, precision: str) -> Backbone:
 
     network = digits.DigitsTransformer()
     load_into(network, read_weights(digits.WEIGHTS), digits.WEIGHTS)
+    network.eval()
     preprocessing = DigitLevels()
     return TorchBackbone(
         "digits",

@@ -46,16 +46,19 @@ class ImageClassification:
     crop
         Side of the square that is cut from the centre, in pixels.
     mean, std
-        Of each colour channel, on the scale [0, 1].
+        Of each channel, on the scale [0, 1]: three for colour, one for grey.
     interpolation
         How pillow resizes.
+    channels_last
+        Whether the channels are the last dimension of an input, not the first.
     """
 
     resize: int
     crop: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     interpolation: Image.Resampling = Image.Resampling.BILINEAR
+    channels_last: bool = False
 
     @property
     def background(self) -> int:
@@ -64,8 +67,9 @@ class ImageClassification:
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """Colour channels, height, width."""
-        return (3, self.crop, self.crop)
+        """Channels, height and width, in the order of the layout."""
+        channels = len(self.mean)
+        return (self.crop, self.crop, channels) if self.channels_last else (channels, self.crop, self.crop)
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Width and height after resizing; the long side is rounded down, as torchvision does."""
@@ -79,25 +83,32 @@ class ImageClassification:
         return 2 * resized[0], 2 * resized[1]
 
     def __call__(self, picture: Image.Image) -> NDArray[np.float32]:
-        """Bring a picture in mode RGB to float32 (3, crop, crop)."""
+        """Bring a picture in mode RGB to one float32 input."""
+        if len(self.mean) == 1:
+            picture = picture.convert("L")
+        pixels = np.atleast_3d(np.asarray(self.crop_of(picture)))
+        # (x / 255 - mean) / std as one multiplication and one subtraction.
+        std = np.asarray(self.std, np.float32)
+        factor, offset = np.float32(1 / 255) / std, np.asarray(self.mean, np.float32) / std
+        if not self.channels_last:
+            pixels = pixels.transpose(2, 0, 1)
+            factor, offset = factor[:, None, None], offset[:, None, None]
+        scaled: NDArray[np.float32] = np.multiply(pixels, factor, dtype=np.float32, order="C")
+        scaled -= offset
+        return scaled
+
+    def crop_of(self, picture: Image.Image) -> Image.Image:
+        """Resize the short side and cut the square from the centre."""
         width, height = self.resized(picture.width, picture.height)
         left, top = round((width - self.crop) / 2), round((height - self.crop) / 2)
         if min(left, top) >= 0:
             # Only the pixels that survive the crop are resized; the filter still sees their neighbours.
             across, down = picture.width / width, picture.height / height
             box = (left * across, top * down, (left + self.crop) * across, (top + self.crop) * down)
-            cropped = picture.resize((self.crop, self.crop), self.interpolation, box=box)
-        else:
-            cropped = Image.new("RGB", (self.crop, self.crop))
-            cropped.paste(picture.resize((width, height), self.interpolation), (-left, -top))
-        # (x / 255 - mean) / std as one multiplication and one subtraction.
-        std = np.asarray(self.std, np.float32)
-        factor = np.float32(1 / 255) / std
-        offset = np.asarray(self.mean, np.float32) / std
-        pixels = np.asarray(cropped).transpose(2, 0, 1)
-        scaled: NDArray[np.float32] = np.multiply(pixels, factor[:, None, None], dtype=np.float32, order="C")
-        scaled -= offset[:, None, None]
-        return scaled
+            return picture.resize((self.crop, self.crop), self.interpolation, box=box)
+        cropped = Image.new(picture.mode, (self.crop, self.crop))
+        cropped.paste(picture.resize((width, height), self.interpolation), (-left, -top))
+        return cropped
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,15 @@ import torch
 from torch import nn
 
 from models.errors import UnusableDevice, UnusableInput
+from models.pieces import Pieces, padded, usable_cores
 from models.preprocessing import Preprocessing
 
+SMALL = 500_000  # parameters
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class TorchBackbone:
-    """A network in evaluation mode on one device.
+    """A network, in evaluation mode, on one device.
 
     Parameters
     ----------
@@ -33,6 +35,10 @@ class TorchBackbone:
         `auto`, `cpu`, `cuda` or `cuda:N`.
     precision
         `float32`, `bfloat16` or `float16`: of the weights and of the forward pass; logits are float32.
+    fingerprint
+        sha256 that names the weights; by default of the network's parameters and buffers.
+    batch_sizes
+        Smallest and largest batch the network takes; others are padded by repetition or cut.
     """
 
     def __init__(
@@ -45,15 +51,21 @@ class TorchBackbone:
         preprocessing: Preprocessing | None,
         device: str,
         precision: str,
+        fingerprint: str | None = None,
+        batch_sizes: tuple[int, int | None] = (1, None),
     ) -> None:
         self.name = name
         self.labels = tuple(labels)
         self.input_shape = input_shape
         self.preprocessing = preprocessing
-        self.fingerprint = fingerprint(network.state_dict())
+        self.fingerprint = fingerprint or tensors_fingerprint(network.state_dict())
+        self._smallest, self._largest = batch_sizes
         self._device = resolve_device(device)
         self._dtype = PRECISIONS[precision]
-        self._network = network.to(self._device, self._dtype).eval().requires_grad_(False)
+        # A network as small as the digits' is done before a second thread has begun.
+        parallel = self._device.type == "cpu" and usable_cores() > 1 and parameter_count(network) > SMALL
+        self._pieces = Pieces() if parallel else None
+        self._network = network.to(self._device, self._dtype).requires_grad_(False)
 
     @property
     def num_classes(self) -> int:
@@ -77,9 +89,15 @@ class TorchBackbone:
             raise UnusableInput(
                 f"{self.name} reads inputs of shape {self.input_shape}, got {tuple(batch.shape[1:])}."
             )
+        if self._pieces is not None and len(batch) > 1:
+            return self._pieces.run(self._forward, batch, self._smallest, self._largest)
+        return torch.cat([self._forward(piece) for piece in torch.split(batch, self._largest or len(batch))])
+
+    def _forward(self, piece: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            logits: torch.Tensor = self._network(batch.to(self._device, self._dtype))
-            return logits.to("cpu", torch.float32)
+            inputs = padded(piece, self._smallest).to(self._device).to(self._dtype)
+            logits: torch.Tensor = self._network(inputs)
+            return logits[: len(piece)].to("cpu", torch.float32)
 
     def warm_up(self, batch_sizes: Sequence[int]) -> None:
         """Run once at each batch size, so that no request pays for the first pass."""
@@ -114,7 +132,12 @@ def resolve_device(device: str) -> torch.device:
     return resolved
 
 
-def fingerprint(tensors: Mapping[str, torch.Tensor]) -> str:
+def parameter_count(network: nn.Module) -> int:
+    """How many numbers the network has learned."""
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def tensors_fingerprint(tensors: Mapping[str, torch.Tensor]) -> str:
     """Compute sha256 over names, dtypes, shapes and values: independent of the file format."""
     digest = hashlib.sha256()
     for key in sorted(tensors):

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from models.errors import UnknownBackbone, UnusableWeights
-from models.labels import distinct, read_labels
+from models.labels import check_labels, read_labels
 from models.preprocessing import ImageClassification
 from models.torch_backbone import TorchBackbone
 from models.weights import load_into, read_weights
@@ -78,7 +78,7 @@ def load_torchvision(
     num_classes = classes_of(network)
     return TorchBackbone(
         f"torchvision:{name}",
-        network,
+        network.eval(),
         labels=_labels(labels, described, num_classes),
         input_shape=(preprocessing := preprocessing_of(described)).input_shape,
         preprocessing=preprocessing,
@@ -162,5 +162,5 @@ def _labels(labels: Path | None, described: Any, num_classes: int) -> tuple[str,
         return read_labels(labels, num_classes)
     categories = described.meta["categories"] or []
     if len(categories) == num_classes:
-        return distinct(categories)
+        return check_labels(categories, num_classes, str(described))
     return tuple(map(str, range(num_classes)))

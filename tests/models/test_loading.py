@@ -72,7 +72,7 @@ def test_labels_come_from_a_file(folder: Path) -> None:
     [
         ("a\nb\nc\n", r"has 3 labels, but the model has 10 classes"),
         ("a\n\nc\nd\ne\nf\ng\nh\ni\nj\n", r"label 2 is empty"),
-        ("a\nb\nc\nd\ne\nb\ng\nh\ni\nj\n", r"label 6, 'b', is already label 2"),
+        ("b\nb\nb (2)\nd\ne\nf\ng\nh\ni\nj\n", r"the label 'b \(2\)' repeats"),
     ],
 )
 def test_wrong_labels_are_refused(lines: str, message: str, tmp_path: Path) -> None:
@@ -82,6 +82,13 @@ def test_wrong_labels_are_refused(lines: str, message: str, tmp_path: Path) -> N
         load_backbone("digits", labels=file)
     with pytest.raises(UnusableLabels, match=r"absent\.txt cannot be read"):
         load_backbone("digits", labels=tmp_path / "absent.txt")
+
+
+def test_repeated_names_are_numbered(tmp_path: Path) -> None:
+    file = tmp_path / "labels.txt"
+    file.write_text("crane\nb\nc\nd\ncrane\nf\ng\nh\ncrane\nj\n")
+    labels = load_backbone("digits", labels=file, device="cpu").labels
+    assert (labels[0], labels[4], labels[8]) == ("crane", "crane (2)", "crane (3)")
 
 
 def test_random_weights_only_by_name_and_always_the_same() -> None:

@@ -1,0 +1,138 @@
+"""`pt2:PATH`: a program written by `torch.export.save`, checked for pickles before torch reads a byte of it.
+
+Such a file is a program: it can name any operator of torch, so serve only those you would also run. What it
+cannot do here is smuggle in arbitrary objects: torch's reader falls back to full unpickling, and we refuse
+every archive in which there is something to unpickle.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+from pathlib import Path
+
+import torch
+from torch.export import ExportedProgram
+
+from models.errors import UnusableWeights
+from models.onnx_backbone import file_fingerprint
+from models.spec import read_spec
+from models.torch_backbone import TorchBackbone, resolve_device
+
+# What an archive without pickles is made of, below its root folder.
+RAW = re.compile(
+    r"(archive_format|archive_version|byteorder|version|\.data/\w+|models/model\.json"
+    r"|data/weights/weight_\d+|data/constants/tensor_\d+)"
+)
+CONFIG = re.compile(r"data/(weights|constants)/model_\w+_config\.json")
+SAMPLE_INPUTS = "data/sample_inputs/model.pt"
+
+
+def load_exported_program(path: Path, *, labels: Path | None, device: str) -> TorchBackbone:
+    """Read a program with one input and one output of logits, and put it on its device.
+
+    Raises
+    ------
+    BackboneError
+        If the file is absent, damaged, holds pickled objects, or does not fit its declaration.
+    """
+    if not path.is_file():
+        raise UnusableWeights(f"The model file {path} does not exist.")
+    archive = path.read_bytes()
+    refuse_pickles(archive, path)
+    try:
+        program = torch.export.load(io.BytesIO(archive))
+    except Exception as error:  # the reader raises whatever its deserialiser stumbles over
+        raise UnusableWeights(f"{path} is not a program of this torch: {error}") from error
+    shape, classes = _signature(program, path)
+    spec = read_spec(path)
+    if spec.outputs != "logits":
+        raise UnusableWeights(f"{path}: export the logits; probabilities are not taken from a program.")
+    preprocessing = spec.preprocessing_for(shape[1:], path)
+    input_shape = preprocessing.input_shape if preprocessing else tuple(size or 0 for size in shape[1:])
+    if 0 in input_shape:
+        raise UnusableWeights(
+            f"{path} reads inputs of free sizes {shape[1:]}; declare a preprocessing in "
+            f"{path.with_suffix('.json').name}, or export it with fixed ones."
+        )
+    if resolve_device(device).type != "cpu":
+        from torch.export.passes import move_to_device_pass  # noqa: PLC0415
+
+        program = move_to_device_pass(program, str(resolve_device(device)))
+    return TorchBackbone(
+        f"pt2:{path.name}",
+        program.module(),
+        labels=spec.labels_for(classes, path, labels),
+        input_shape=input_shape,
+        preprocessing=preprocessing,
+        device=device,
+        precision="float32",
+        fingerprint=file_fingerprint(path),
+        batch_sizes=_batch_sizes(program),
+    )
+
+
+def refuse_pickles(archive: bytes, path: Path) -> None:
+    """Hold an archive to raw tensors, JSON and sample inputs that are nothing but tensors.
+
+    Raises
+    ------
+    UnusableWeights
+        Naming the entry that is anything else.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as files:
+            for entry in files.namelist():
+                name = entry.partition("/")[2]
+                if CONFIG.fullmatch(name):
+                    for key, payload in json.loads(files.read(entry))["config"].items():
+                        if payload["use_pickle"]:
+                            raise UnusableWeights(f"{path}: {key} is pickled; it was not loaded.")
+                elif name == SAMPLE_INPUTS:
+                    torch.load(io.BytesIO(files.read(entry)), weights_only=True)
+                elif not RAW.fullmatch(name):
+                    raise UnusableWeights(f"{path}: {entry} is more than tensors; it was not loaded.")
+    except UnusableWeights:
+        raise
+    except Exception as error:  # a zip, JSON or pickle that is damaged, in any of their ways
+        raise UnusableWeights(f"{path} is not a readable .pt2 archive: {error}") from error
+
+
+def _batch_sizes(program: ExportedProgram) -> tuple[int, int | None]:
+    """Smallest and largest batch that the program was exported for."""
+    (name,) = program.graph_signature.user_inputs
+    size = next(node.meta["val"].shape[0] for node in program.graph.nodes if node.name == name)
+    if isinstance(size, int):
+        return size, size
+    allowed = program.range_constraints.get(size.node.expr)
+    if allowed is None:
+        return 1, None
+    upper = allowed.upper
+    return max(1, int(allowed.lower)), int(upper) if upper.is_finite else None
+
+
+def _signature(program: ExportedProgram, path: Path) -> tuple[tuple[int | None, ...], int]:
+    """Shape of the input, with None where a size is free, and K."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    signature = program.graph_signature
+    inputs = [values.get(name) for name in signature.user_inputs if isinstance(name, str)]
+    outputs = [values.get(name) for name in signature.user_outputs if isinstance(name, str)]
+    one_each = len(inputs) == len(outputs) == 1 == len(signature.user_inputs) == len(signature.user_outputs)
+    (given, *_), (made, *_) = inputs or [None], outputs or [None]
+    if (
+        not one_each
+        or not isinstance(given, torch.Tensor)
+        or not isinstance(made, torch.Tensor)
+        or given.dtype != torch.float32
+        or given.ndim < 2
+        or made.ndim != 2
+        or not isinstance(made.shape[1], int)
+    ):
+        raise UnusableWeights(
+            f"{path}: expected one float32 input (N, ...) and one output (N, K), found "
+            f"{[tuple(v.shape) for v in inputs if isinstance(v, torch.Tensor)]} and "
+            f"{[tuple(v.shape) for v in outputs if isinstance(v, torch.Tensor)]}."
+        )
+    return tuple(size if isinstance(size, int) else None for size in given.shape), made.shape[1]

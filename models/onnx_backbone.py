@@ -1,0 +1,191 @@
+"""`onnx:PATH`: a model file run by onnxruntime, on CUDA where there is one and otherwise on every core.
+
+On a CPU a batch runs in pieces (`pieces.py`), and a lone sample in a session that spreads over all cores.
+Idle threads do not spin: they would take the cores from the server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+
+from models.errors import UnusableDevice, UnusableInput, UnusableWeights
+from models.pieces import Pieces, padded
+from models.spec import read_spec
+from models.torch_backbone import resolve_device
+
+DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
+CHUNK_BYTES = 1 << 20
+
+
+class OnnxBackbone:
+    """An ONNX classifier.
+
+    Parameters
+    ----------
+    path
+        The model file.
+    labels
+        File with one label a line; it comes before the declared ones.
+    device
+        `auto`, `cpu`, `cuda` or `cuda:N`.
+
+    Raises
+    ------
+    BackboneError
+        If the file is absent, damaged, has more than one input, or does not fit its declaration.
+    """
+
+    def __init__(self, path: Path, *, labels: Path | None, device: str) -> None:
+        if not path.is_file():
+            raise UnusableWeights(f"The model file {path} does not exist.")
+        self.name = f"onnx:{path.name}"
+        self._path = path
+        self._pieces = Pieces()
+        self._sessions, self.device = self._open(device)
+        session = self._sessions[0]
+        spec = read_spec(path, session.get_modelmeta().custom_metadata_map)
+        inputs = session.get_inputs()
+        if len(inputs) != 1 or inputs[0].type not in DTYPES or len(inputs[0].shape) < 2:
+            found = ", ".join(f"{entry.name} {entry.type} {entry.shape}" for entry in inputs)
+            raise UnusableWeights(
+                f"{path}: expected one input of floats with a batch dimension, found {found}."
+            )
+        self._input = inputs[0].name
+        self._dtype = DTYPES[inputs[0].type]
+        self._output = self._choose_output(session)
+        fixed, *shape = (size if isinstance(size, int) and size > 0 else None for size in inputs[0].shape)
+        self._batch_sizes = (fixed or 1, fixed)
+        self.preprocessing = spec.preprocessing_for(tuple(shape), path)
+        self.input_shape = self._shape_of_one(tuple(shape))
+        self._takes_logarithm = spec.outputs == "probabilities"
+        probe = self._check_outputs(self._run(session, torch.zeros(1, *self.input_shape)))
+        self.labels = spec.labels_for(probe.shape[1], path, labels)
+        self.fingerprint = file_fingerprint(path)
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return len(self.labels)
+
+    def __call__(self, batch: torch.Tensor) -> torch.Tensor:
+        """Float32 logits (N, K) of a float32 batch (N, *input_shape), both on the CPU.
+
+        Raises
+        ------
+        UnusableInput
+            If the inputs do not have `input_shape`.
+        """
+        if batch.shape[1:] != self.input_shape:
+            raise UnusableInput(
+                f"{self.name} reads inputs of shape {self.input_shape}, got {tuple(batch.shape[1:])}."
+            )
+        if self.device == "cpu" and len(batch) > 1:
+            outputs = self._pieces.run(partial(self._run, self._sessions[0]), batch, *self._batch_sizes)
+        else:
+            pieces = torch.split(batch, self._batch_sizes[1] or len(batch))
+            outputs = torch.cat([self._run(self._sessions[-1], piece) for piece in pieces])
+        if self._takes_logarithm:
+            return outputs.clamp_min(torch.finfo(torch.float32).tiny).log()
+        return outputs
+
+    def warm_up(self, batch_sizes: Sequence[int]) -> None:
+        """Run once at each batch size, so that no request pays for the first pass."""
+        for size in batch_sizes:
+            self(torch.zeros(size, *self.input_shape))
+
+    def _open(self, device: str) -> tuple[list[Any], str]:
+        """Open one session on CUDA, or on the CPU one for each piece's thread and one for all cores."""
+        resolved = resolve_device(device)
+        if resolved.type == "cuda":
+            onnxruntime.preload_dlls()  # CUDA's libraries come with torch
+            provider = ("CUDAExecutionProvider", {"device_id": str(resolved.index or 0)})
+            session = self._session([provider, "CPUExecutionProvider"], threads=1)
+            if "CUDAExecutionProvider" in session.get_providers():
+                return [session], str(resolved)
+            if device != "auto":
+                raise UnusableDevice(f"onnxruntime cannot run {self._path} on {device!r}.")
+        threads = {self._pieces.cores, 1}
+        return [self._session(["CPUExecutionProvider"], threads=n) for n in sorted(threads)], "cpu"
+
+    def _session(self, providers: list[Any], *, threads: int) -> Any:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            return onnxruntime.InferenceSession(str(self._path), options, providers=providers)
+        except Exception as error:  # onnxruntime has a class for every status, with no common base
+            raise UnusableWeights(f"{self._path} is not a usable ONNX model: {error}") from error
+
+    def _choose_output(self, session: Any) -> str:
+        names = [entry.name for entry in session.get_outputs()]
+        if len(names) == 1:
+            return str(names[0])
+        if "logits" in names:
+            return "logits"
+        raise UnusableWeights(
+            f"{self._path} has the outputs {', '.join(names)}; call the one to serve 'logits'."
+        )
+
+    def _shape_of_one(self, shape: tuple[int | None, ...]) -> tuple[int, ...]:
+        if self.preprocessing is not None:
+            return self.preprocessing.input_shape
+        if None in shape:
+            raise UnusableWeights(
+                f"{self._path} reads inputs of free sizes {shape}; declare a preprocessing in "
+                f"{self._path.with_suffix('.json').name}, or export it with fixed ones."
+            )
+        return tuple(size for size in shape if size is not None)
+
+    def _check_outputs(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Refuse outputs that are no logits, or are not what the declaration says."""
+        if outputs.ndim != 2 or outputs.shape[1] < 2:
+            raise UnusableWeights(
+                f"{self._path}: the output {self._output} has shape {tuple(outputs.shape)}, expected (N, K)."
+            )
+        sums_to_one = bool((outputs >= 0).all() and (outputs.sum(1) - 1).abs().max() < 1e-3)
+        if sums_to_one and not self._takes_logarithm:
+            raise UnusableWeights(
+                f"{self._path}: the output {self._output} sums to 1: it seems to hold probabilities. Export "
+                'the logits, or declare "outputs": "probabilities".'
+            )
+        if self._takes_logarithm and not sums_to_one:
+            raise UnusableWeights(
+                f"{self._path}: the output {self._output} does not sum to 1, but is declared to hold "
+                "probabilities."
+            )
+        return outputs
+
+    def _run(self, session: Any, piece: torch.Tensor) -> torch.Tensor:
+        """Run one piece; on CUDA its input and output are bound, so that each crosses the bus once."""
+        given = np.ascontiguousarray(padded(piece, self._batch_sizes[0]).numpy(), self._dtype)
+        if self.device == "cpu":
+            outputs = session.run([self._output], {self._input: given})
+        else:
+            binding = session.io_binding()
+            binding.bind_cpu_input(self._input, given)
+            binding.bind_output(self._output, "cpu")
+            session.run_with_iobinding(binding)
+            outputs = binding.copy_outputs_to_cpu()
+        return torch.from_numpy(outputs[0][: len(piece)]).float()
+
+
+def file_fingerprint(path: Path) -> str:
+    """Compute sha256 over a model file, and over the weights that an ONNX file may keep beside it."""
+    digest = hashlib.sha256()
+    beside = (path.with_name(path.name + suffix) for suffix in (".data", "_data"))
+    for part in chain([path], (file for file in beside if file.is_file())):
+        with part.open("rb") as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()

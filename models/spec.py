@@ -1,0 +1,141 @@
+"""What a model file cannot say of itself: labels, preprocessing and what its outputs are, declared in JSON.
+
+For `model.onnx` or `model.pt2` the declaration is `model.json` beside it:
+
+    {
+      "labels": ["cat", "dog"],                  or the name of a file beside it, one label a line
+      "outputs": "logits",                       or "probabilities": their logarithms then serve as logits
+      "preprocessing": {
+        "resize": 256, "crop": 224,              short side, then the square cut from the centre, in pixels
+        "mean": [0.485, 0.456, 0.406],           of each channel, on the scale [0, 1]; one number for grey
+        "std": [0.229, 0.224, 0.225],
+        "interpolation": "bilinear"              or "nearest", "box", "hamming", "bicubic", "lanczos"
+      }
+    }
+
+Everything is optional. Without `preprocessing` the backbone reads tensors only. An ONNX file may carry the
+same members in its own metadata, each as JSON; the file beside it comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
+
+from models.errors import UnusablePreprocessing
+from models.labels import check_labels, read_labels
+from models.preprocessing import ImageClassification
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Pixels = Annotated[int, Field(ge=1, le=16384)]
+
+
+class PreprocessingSpec(BaseModel):
+    """How a picture becomes an input."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    resize: Pixels
+    crop: Pixels
+    mean: list[Number]
+    std: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
+    interpolation: Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"] = "bilinear"
+
+
+class ModelSpec(BaseModel):
+    """The declaration of one model file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    labels: list[str] | str | None = None
+    outputs: Literal["logits", "probabilities"] = "logits"
+    preprocessing: PreprocessingSpec | None = None
+
+    def labels_for(self, num_classes: int, path: Path, override: Path | None) -> tuple[str, ...]:
+        """Take the labels from `override`, from this declaration, or else number the classes."""
+        if override is not None:
+            return read_labels(override, num_classes)
+        if isinstance(self.labels, str):
+            return read_labels(path.with_name(self.labels), num_classes)
+        if self.labels is not None:
+            return check_labels(self.labels, num_classes, f"The declaration of {path.name}")
+        return tuple(map(str, range(num_classes)))
+
+    def preprocessing_for(self, shape: tuple[int | None, ...], path: Path) -> ImageClassification | None:
+        """Bring the declared preprocessing into the layout of the model's inputs.
+
+        Parameters
+        ----------
+        shape
+            Of one input, (C, H, W) or (H, W, C); None where a size is free.
+        path
+            The model file, for errors.
+
+        Raises
+        ------
+        UnusablePreprocessing
+            If the declared crop and channels cannot be an input of that shape.
+        """
+        if (declared := self.preprocessing) is None:
+            return None
+        if not len(declared.mean) == len(declared.std) in {1, 3}:
+            raise UnusablePreprocessing(
+                f"{path}: mean has {len(declared.mean)} numbers and std {len(declared.std)}; "
+                "each needs one for grey or three for colour."
+            )
+        for channels_last in (False, True):
+            preprocessing = ImageClassification(
+                resize=declared.resize,
+                crop=declared.crop,
+                mean=tuple(declared.mean),
+                std=tuple(declared.std),
+                interpolation=Image.Resampling[declared.interpolation.upper()],
+                channels_last=channels_last,
+            )
+            ours = preprocessing.input_shape
+            if len(shape) == 3 and all(free in {None, size} for free, size in zip(shape, ours, strict=True)):
+                return preprocessing
+        read = tuple("any" if size is None else size for size in shape)
+        raise UnusablePreprocessing(
+            f"{path}: the declared preprocessing makes {len(declared.mean)} x {declared.crop} x "
+            f"{declared.crop}, but the model reads {read}."
+        )
+
+
+class MetadataSpec(BaseModel):
+    """The same members as an ONNX file carries them: each a JSON text."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    labels: Json[list[str]] | None = None
+    outputs: Json[str] | None = None
+    preprocessing: Json[dict[str, Any]] | None = None
+
+
+def read_spec(path: Path, metadata: Mapping[str, str] | None = None) -> ModelSpec:
+    """Read the declaration beside a model file, or from the file's own metadata.
+
+    Raises
+    ------
+    UnusablePreprocessing
+        If it is no JSON, or a member is unknown or of the wrong kind.
+    """
+    beside = path.with_suffix(".json")
+    try:
+        if beside.is_file():
+            return ModelSpec.model_validate_json(beside.read_bytes())
+        if metadata:
+            carried = MetadataSpec.model_validate(dict(metadata)).model_dump(exclude_none=True)
+            return ModelSpec.model_validate(carried)
+    except ValidationError as error:
+        source = beside if beside.is_file() else f"the metadata of {path}"
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the document"
+        raise UnusablePreprocessing(
+            f"{source}: {place}: {first['msg']}, got {first['input']!r:.200}."
+        ) from error
+    return ModelSpec()
