@@ -58,14 +58,14 @@ def box_constrained_softmax(
 
     Notes
     -----
-    The gradient in logits, lower, upper and temperature is that of the paper's appendix "Jacobians". The function
-    has kinks, where the one-sided derivative for loosened bounds is taken:
+    The gradient in logits, lower, upper and temperature is that of the paper's appendix "Jacobians". There are
+    kinks, where the one-sided derivative for loosened bounds is taken:
 
-    - a class with lower == upper follows the bound that its unconstrained value lies beyond, so that only this
-      bound has a gradient;
-    - where the bounds alone add up to 1 (no free mass), the class that loosened bounds would move first counts
-      as free, so that the gradient of another class's bound is its upstream gradient less that class's; where
-      no class can move at all, every gradient is 0.
+    - a class with lower == upper follows the bound that its unconstrained value lies beyond, so that only
+      this bound has a gradient;
+    - where the bounds alone add up to 1 (no free mass), the class that loosened bounds would move first
+      counts as free, so that the gradient of another class's bound is its upstream gradient less that
+      class's; where no class can move at all, every gradient is 0.
 
     If upper bounds force mass onto classes of logit -inf, these share it as classes of one very low logit.
     """
@@ -99,7 +99,7 @@ def box_constrained_softmax(
 def upper_bounded_softmax(
     logits: Tensor, upper: float | Tensor, *, temperature: float | Tensor = 1.0, dim: int = -1
 ) -> Tensor:
-    """Softmax with upper bounds alone: UBSoftmax of the paper, "constrained softmax" of Martins and Kreutzer (2017).
+    """Softmax with upper bounds alone: UBSoftmax of the paper, the "constrained softmax" of others.
 
     See `box_constrained_softmax` for the arguments.
     """

@@ -14,9 +14,9 @@ def compiled(function: Function) -> Function:
     numba keeps it beside the source, in NUMBA_CACHE_DIR or in the user's cache folder; where none can be
     written, each process compiles for itself.
     """
-    options = {"nogil": True, "error_model": "numpy"}
+    compile_it: Callable[..., Any] = njit
     try:
-        entry: Function = njit(cache=True, **options)(function)
+        entry: Function = compile_it(function, cache=True, nogil=True, error_model="numpy")
     except RuntimeError:
-        entry = njit(**options)(function)
+        entry = compile_it(function, nogil=True, error_model="numpy")
     return entry

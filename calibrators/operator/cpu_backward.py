@@ -28,7 +28,7 @@ def _free_sums(upstream: Array, probabilities: Array, side: Array) -> tuple[floa
 
 @njit(error_model="numpy")
 def _mean_without_mass(upstream: Array, logits: Array, side: Array, inverse: float) -> float:
-    """Mean upstream gradient of free classes whose probabilities are all 0, in the ratio of their exponentials."""
+    """Mean upstream gradient of free classes of probability 0, in the ratio of their exponentials."""
     top, total, product = -math.inf, 0.0, 0.0
     for i in range(side.shape[0]):
         if side[i] == FREE:
@@ -45,6 +45,7 @@ def _mean_without_mass(upstream: Array, logits: Array, side: Array, inverse: flo
 def _by_logits(  # noqa: PLR0917 - compiled loops take arrays by position
     upstream: Array, probabilities: Array, side: Array, mean: float, inverse: float, out: Array
 ) -> None:
+    """Gradient in the logits: only free classes have one."""
     zero = probabilities.dtype.type(0)
     for i in range(side.shape[0]):
         slope = probabilities[i] * (upstream[i] - mean) * inverse
@@ -67,6 +68,7 @@ def _by_bound(upstream: Array, side: Array, which: int, mean: float, out: Array)
 
 @njit(error_model="numpy")
 def _by_temperature(logits: Array, by_logits: Array, inverse: float) -> float:
+    """Gradient in the row's temperature, from the gradient in its logits."""
     top, total = -math.inf, 0.0
     for i in range(logits.shape[0]):
         top = max(top, np.float64(logits[i]))
@@ -102,11 +104,8 @@ def backward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
     for n in range(side.shape[0]):
         rate = inverse[n % inverse.shape[0]]
         mass, product = _free_sums(upstream[n], probabilities[n], side[n])
-        if mass > 0.0:
-            mean = product / mass
-        else:
-            mean = _mean_without_mass(upstream[n], logits[n], side[n], rate)
-        if mean != mean and mass <= 0.0:
+        mean = product / mass if mass > 0.0 else _mean_without_mass(upstream[n], logits[n], side[n], rate)
+        if mass <= 0.0 and math.isnan(mean):
             by_logits[n] = 0
             by_lower[n] = 0
             by_upper[n] = 0

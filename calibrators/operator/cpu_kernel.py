@@ -17,7 +17,7 @@ from calibrators.operator.gradients import Gradients, Wanted
 def forward(
     logits: Tensor, lower: Tensor, upper: Tensor, temperature: Tensor, tolerance: float
 ) -> tuple[Tensor, Tensor]:
-    """Solve rows of float32 or float64; shapes as in `torch_solver.solve`, values as in `checks.check_values`."""
+    """Solve rows of float32 or float64; shapes and values as `checks.check_values` has them."""
     if lower.shape[1] == upper.shape[1] == 1:
         low, high = _array(lower)[:, 0], _array(upper)[:, 0]
     else:

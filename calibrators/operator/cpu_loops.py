@@ -5,6 +5,7 @@ release the interpreter's lock, so that any number of threads may be inside them
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import njit, types
@@ -23,10 +24,10 @@ MAX_STEPS = 24
 
 
 NEAR_TIES = 6
-"""After so many passes, classes within rounding of a bound may be what keeps the scale from standing still."""
+"""After so many passes, classes within rounding of a bound may be what keeps the scale moving."""
 
 SHRINK = 0.25
-"""How far to step down where the bounds alone hold more than the whole mass and nothing brackets the scale yet."""
+"""How far to step down where bounds alone hold more than the whole mass and nothing brackets the scale."""
 
 LEAST_MASS = 1e-6
 """Below so little free mass, what cancels in 1 - (held mass) matters: `exact_row` adds without loss."""
@@ -142,7 +143,7 @@ def _split(weights: Array, lower: Bound, upper: Bound, scale: float) -> tuple[fl
 
 
 @njit(error_model="numpy")
-def _largest_free(row: Array, weights: Array, lower: Bound, upper: Bound, scale: float) -> float:
+def _largest_free(row: Array, weights: Array, lower: Bound, upper: Bound, scale: float) -> Any:
     """Largest logit of a class that no bound holds at this scale."""
     largest = row.dtype.type(-np.inf)
     for i in range(row.shape[0]):
@@ -180,12 +181,13 @@ def _solve_row(  # noqa: PLR0917 - compiled loops take arrays by position
     """Solve one row in place of its weights."""
     kind = row.dtype.type
     top, bottom = _extremes(row)
-    if not (-np.inf < top < np.inf) or bottom != bottom:
+    if not (-np.inf < top < np.inf) or np.isnan(bottom):
         return REFUSED
     scale = 1.0 / _exponentials(row, top, kind(inverse), weights)
     smallest = fast_exp((bottom - top) * kind(inverse))
-    solved = _holds(lower, upper, smallest * kind(scale), kind(scale))
-    if not solved:
+    plain = _holds(lower, upper, smallest * kind(scale), kind(scale))
+    solved = plain
+    if not plain:
         anchor, unit = top, np.finfo(kind).eps
         low_end, high_end = 0.0, np.inf
         for step in range(MAX_STEPS):
@@ -212,7 +214,10 @@ def _solve_row(  # noqa: PLR0917 - compiled loops take arrays by position
         return solve_exactly(
             row, _as_row(lower, row), _as_row(upper, row), top, inverse, tolerance, weights, side
         )
-    _mark(weights, lower, upper, kind(scale), side)
+    if plain:
+        side[:] = FREE
+    else:
+        _mark(weights, lower, upper, kind(scale), side)
     _finish(weights, lower, upper, kind(scale))
     return SOLVED
 
@@ -232,7 +237,7 @@ def forward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
     Parameters
     ----------
     logits, probabilities : ndarray of shape (N, K), both float32 or both float64
-    lower, upper : ndarray of the same dtype; both of shape (N or 1, K), or both of shape (N or 1,) when uniform
+    lower, upper : ndarray of the same dtype; both (N or 1, K), or both (N or 1,) when uniform
     inverse : float64 ndarray of shape (N or 1,)
         One over the temperature.
     tolerance : float

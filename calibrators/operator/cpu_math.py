@@ -12,9 +12,9 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-_INT_OF = {types.float32: types.int32, types.float64: types.int64}
-_FLOAT_OF = {integer: floating for floating, integer in _INT_OF.items()}
-_LLVM = {
+_INT_OF: dict[Any, Any] = {types.float32: types.int32, types.float64: types.int64}
+_FLOAT_OF: dict[Any, Any] = {integer: floating for floating, integer in _INT_OF.items()}
+_LLVM: dict[Any, Any] = {
     types.int32: ir.IntType(32),
     types.int64: ir.IntType(64),
     types.float32: ir.FloatType(),
@@ -50,7 +50,7 @@ def _ordered(_context: Any, value: Any) -> tuple[Any, Any]:
 
 
 def _select(_context: Any, _condition: Any, yes: Any, no: Any) -> tuple[Any, Any]:
-    """Choose between two values that are both computed: a branch would keep the loop from being vectorised."""
+    """Choose between two values that are both computed: a branch would keep a loop from vectorising."""
     signature = yes(types.boolean, yes, no)
     return signature, lambda _c, builder, _s, args: builder.select(*args)
 
@@ -125,6 +125,6 @@ def _exp_64(x: Any) -> Any:
 
 
 @overload(fast_exp)
-def _fast_exp(x: Any) -> Callable[[Any], Any]:
+def _fast_exp(x):  # type: ignore[no-untyped-def] # numba compares annotations
     chosen = _exp_32 if x == types.float32 else _exp_64
     return lambda x: chosen(x)  # noqa: PLW0108 - numba reads the argument's name

@@ -27,7 +27,7 @@ def _add(high: float, low: float, term: float) -> tuple[float, float]:
 
 @njit(error_model="numpy")
 def _distances(row: Array, top: float, inverse: float) -> Array:
-    """Scores below the largest, where -inf lies so far below the rest that it weighs nothing, tied with its like."""
+    """Scores below the largest; -inf lies so far below the rest that it weighs nothing, tied with itself."""
     distance = np.empty(row.shape[0])
     lowest = 0.0
     for i in range(row.shape[0]):
@@ -42,7 +42,7 @@ def _distances(row: Array, top: float, inverse: float) -> Array:
 
 @njit(error_model="numpy")
 def _free_one(distance: Array, lower: Array, upper: Array, side: Array) -> None:
-    """With no class free, free the one that loosened bounds would move first (all of them at a lower bound of 0)."""
+    """With no class free, free the one that loosened bounds would move first (all at a lower bound of 0)."""
     best, chosen = math.inf, -1
     for i in range(side.shape[0]):
         if side[i] == AT_LOWER and lower[i] < upper[i]:
@@ -63,7 +63,7 @@ def _free_one(distance: Array, lower: Array, upper: Array, side: Array) -> None:
 def _classify(  # noqa: PLR0917 - compiled loops take arrays by position
     distance: Array, lower: Array, upper: Array, anchor: float, scale: float, side: Array
 ) -> tuple[float, float, float, float, bool]:
-    """Put every class on its side at this scale: the mass left to the free, their sum, largest, weight; changes."""
+    """Put every class on its side: the mass left to the free, their sum, largest and weight; any change."""
     high, low, values, top = 1.0, 0.0, 0.0, -math.inf
     changed = False
     for i in range(distance.shape[0]):
@@ -88,7 +88,7 @@ def _classify(  # noqa: PLR0917 - compiled loops take arrays by position
 
 
 @njit(error_model="numpy")
-def solve_exactly(  # noqa: PLR0917 - compiled loops take arrays by position
+def solve_exactly(  # noqa: PLR0912, PLR0917 - one search; compiled loops take arrays by position
     row: Array,
     lower: Array,
     upper: Array,
@@ -98,7 +98,7 @@ def solve_exactly(  # noqa: PLR0917 - compiled loops take arrays by position
     probabilities: Array,
     side: Array,
 ) -> int:
-    """Fill probabilities and side of one row of finite or -inf logits; refuse where the bounds leave no room for 1."""
+    """Fill probabilities and side of one row of finite or -inf logits; refuse where the sums rule out 1."""
     classes = row.shape[0]
     low_sum = low_rest = high_sum = high_rest = 0.0
     for i in range(classes):

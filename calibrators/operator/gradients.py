@@ -17,7 +17,7 @@ class Wanted(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients in the operator's arguments, each of its argument's shape, or empty where it was not wanted."""
+    """Gradients in the operator's arguments, each of its argument's shape, or empty where not wanted."""
 
     logits: Tensor
     lower: Tensor
@@ -37,9 +37,9 @@ def jacobian_products(  # noqa: PLR0917 - the order of the operator's own argume
 ) -> Gradients:
     """Multiply the upstream gradient by the Jacobians of the paper's appendix, in O(K) per row.
 
-    With q the probabilities of the free classes, s their sum and m = q·u / s the mean of the upstream u over them,
-    the product with the Jacobian in the scores g / τ is q (u - m), and in a bound it is u - m for the classes
-    that the bound holds. Where s is 0 the free classes share it in the ratio of exp(g / τ).
+    With q the probabilities of the free classes, s their sum and m = q·u / s the mean of the upstream u over
+    them, the product with the Jacobian in the scores g / τ is q (u - m), and in a bound it is u - m for the
+    classes that the bound holds. Where s is 0 the free classes share it in the ratio of exp(g / τ).
     """
     work = torch.float64
     inverse = 1.0 / temperature.to(work)

@@ -1,4 +1,4 @@
-"""The operator as torch knows it: `torch.ops.boxcal.box_softmax` on rows, its gradient, and the choice of engine.
+"""The operator as torch knows it: `torch.ops.boxcal.box_softmax` on rows, its gradient, the choice of engine.
 
 `box_softmax` brings arguments of any shape to rows; below stand the engines. A registered op is opaque to
 `torch.compile` and `torch.export`, which see only what its fake form says about shapes.
@@ -21,7 +21,7 @@ Rows = tuple[Tensor, Tensor]
 
 @torch.library.custom_op("boxcal::box_softmax", mutates_args=())
 def box_softmax(logits: Tensor, lower: Tensor, upper: Tensor, temperature: Tensor, tolerance: float) -> Rows:
-    """Solve rows: logits (N, K), bounds (N or 1, K or 1), temperature (N or 1, 1), all float32 or all float64."""
+    """Solve rows: logits (N, K), bounds (N or 1, K or 1), temperature (N or 1, 1), of one dtype."""
     if not logits.numel():
         return torch.empty_like(logits), torch.empty_like(logits, dtype=torch.int8)
     if logits.device.type == "cpu":
@@ -51,7 +51,8 @@ def box_softmax_backward(  # noqa: PLR0917 - an op's arguments have positions
 
         products = cpu_kernel.backward
     arguments = (upstream, probabilities, side, logits, lower, upper, temperature)
-    return tuple(products(*arguments, Wanted(*wanted)))
+    found = products(*arguments, Wanted(*wanted))
+    return found.logits, found.lower, found.upper, found.temperature
 
 
 @box_softmax.register_fake
@@ -63,7 +64,7 @@ def _fake_forward(
 
 
 @box_softmax_backward.register_fake
-def _fake_backward(  # noqa: PLR0917 - an op's arguments have positions
+def _fake_backward(
     _upstream: Tensor,
     _probabilities: Tensor,
     _side: Tensor,

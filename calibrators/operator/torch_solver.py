@@ -24,9 +24,9 @@ def solve(logits: Tensor, lower: Tensor, upper: Tensor, temperature: Tensor) -> 
     """Box-constrained softmax of each row, and on which side of its box every class ended.
 
     The optimum is p_i = clip(λ w_i, a_i, b_i) with w_i = exp(g_i / τ) and the one λ = 1/Z for which the sum
-    is 1. The sum is piecewise linear and non-decreasing in λ, so that a Newton step from a point with the right
-    sets of clipped classes is the exact answer; a bracket on log λ, halved when Newton dawdles, bounds the
-    passes. Between passes w is scaled anew by its largest free class, so that nothing that matters underflows.
+    is 1. The sum is piecewise linear and non-decreasing in λ, so that a Newton step from a point with the
+    right sets of clipped classes is the exact answer; a bracket on log λ, halved when Newton dawdles, bounds
+    the passes. Between passes w is scaled anew by its largest free class: nothing that matters underflows.
 
     Parameters
     ----------

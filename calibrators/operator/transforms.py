@@ -1,6 +1,6 @@
-"""The operator under `torch.func`: how its ops are mapped over samples and differentiated inside a transform.
+"""The operator under `torch.func`: how its ops are mapped over samples and differentiated in a transform.
 
-`box_softmax` comes through here; outside `vmap`, `grad` and their like the ops of `op` are called as they are.
+`box_softmax` comes through here; outside `vmap`, `grad` and their like the ops of `op` are called directly.
 """
 
 from typing import Any
@@ -33,20 +33,20 @@ def _differentiate_rows(*arguments: Any) -> tuple[Tensor, ...]:
 def _map_forward(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Rows, tuple[int, int]]:
     """Solve the rows of all samples in one call."""
     rows, (count, size) = _merge(info.batch_size, in_dims, arguments[:4])
-    probabilities, side = solve_rows(*rows, arguments[4])
-    return (probabilities.unflatten(0, (count, size)), side.unflatten(0, (count, size))), (0, 0)
+    probabilities, side = solve_rows(rows[0], rows[1], rows[2], rows[3], arguments[4])
+    return (probabilities.reshape(count, size, -1), side.reshape(count, size, -1)), (0, 0)
 
 
 def _map_backward(
     info: Any, in_dims: tuple[int | None, ...], *arguments: Any
 ) -> tuple[tuple[Tensor, ...], tuple[int, int, int, int]]:
-    """Differentiate the rows of all samples in one call; what a sample's rows share is summed within the sample."""
+    """Differentiate the rows of all samples in one call; what a sample's rows share is summed within it."""
     rows, (count, size) = _merge(info.batch_size, in_dims, arguments[:7], full=True)
     found = _differentiate_rows(*rows, arguments[7])
     per_sample = []
     for gradient, argument, dim in zip(found, arguments[3:7], in_dims[3:7], strict=True):
         own = argument.shape[0] if dim is None else argument.movedim(dim, 0).shape[1]
-        split = gradient.unflatten(0, (count, size)) if gradient.numel() else gradient.expand(count, 0)
+        split = gradient.reshape(count, size, -1) if gradient.numel() else gradient.expand(count, 0)
         per_sample.append(split.sum(1, keepdim=True) if own == 1 and size > 1 and gradient.numel() else split)
     return tuple(per_sample), (0, 0, 0, 0)
 

@@ -1,7 +1,7 @@
 """The operator under uniform bounds, evaluated for many bounds on the same rows: what fits of bounds use.
 
-Each row is sorted once. Every pair (lower, upper) then costs O(log K) per row, with the closed-form gradient of
-the label's log-probability, where the general operator would cost O(K).
+Each row is sorted once. Any pair (lower, upper) then costs O(log K) per row, with the closed-form gradient of
+the label's log-probability, where the general operator costs O(K).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SortedRows:
     """Logits sorted along the classes, ready to be put under any uniform bounds.
 
     With w = exp(g) in ascending order and T_j the sum of w up to j, BCSoftmax(g; a, b) under the same a and b
-    for every class gives b to the last classes, a to the first, and in between w times what mass is left over,
+    for every class gives b to the last classes, a to the first, and in between w times what mass is left,
     divided by T_j - T_i. Where the two cuts lie follows from log Z by binary search, so that Newton on log Z
     never looks at a whole row again.
 

@@ -14,7 +14,7 @@ def warm(*dtypes: torch.dtype) -> None:
     for dtype in dtypes:
         for upper in (0.5, torch.full((3,), 0.5, dtype=dtype)):
             logits = torch.zeros(2, 3, dtype=dtype, requires_grad=True)
-            box_constrained_softmax(logits, 0.1, upper).sum().backward()
+            torch.autograd.grad(box_constrained_softmax(logits, 0.1, upper).sum(), logits)
     SortedRows(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)).nll(0.1, 0.5)
 
 
