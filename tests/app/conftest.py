@@ -18,6 +18,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield service
 
 
+@pytest.fixture(scope="session")
+def busy_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Run one service for all tests that fit and activate, and put back what was in force."""
+    with running(tmp_path_factory.mktemp("busy")) as service:
+        yield service.url
+
+
 @pytest.fixture
 def http(service: Service) -> Iterator[httpx.Client]:
     """Talk to the shared service."""

@@ -1,22 +1,21 @@
-"""Play documents against a service started for them and write down what came out.
+"""Play the documents against a service started for them and write down the results: `python -m tests.docs`."""
 
-python -m tests.docs README.md docs/operations.md
-"""
-
-import sys
 import tempfile
 from pathlib import Path
 
 from tests.deploy import processes
-from tests.docs.conversation import Conversation
+from tests.docs.conversation import ROOT, Conversation
 from tests.docs.generated import PARTS
+
+PLAYED = ("README.md", "docs/operations.md")
+"""In this order, against one service: what the second shows rests on what the first did."""
 
 
 def main() -> None:
-    for name in sys.argv[1:]:
-        path = Path(name)
-        with tempfile.TemporaryDirectory() as folder, processes.service(Path(folder)) as url:
-            path.write_text(Conversation(url, Path(folder), PARTS).played(path.read_text()))
+    with tempfile.TemporaryDirectory() as folder, processes.service(Path(folder)) as url:
+        conversation = Conversation(url, Path(folder), PARTS)
+        for name in PLAYED:
+            (ROOT / name).write_text(conversation.played((ROOT / name).read_text()))
 
 
 if __name__ == "__main__":

@@ -1,49 +1,97 @@
 """The parts of the documents that are made from the code: tables that nobody should keep up by hand."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from annotated_types import Ge, Gt, Le, Lt
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from app.settings import Settings
+from app.telemetry import Telemetry
 
+RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "rules.yml"
 SIGNS = {Ge: "≥", Gt: ">", Le: "≤", Lt: "<"}
 
 
-def settings_table() -> str:
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Write a Markdown table."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def settings() -> str:
     """List every setting: its variable, its default and what it means."""
-    rows = ["| variable | default | meaning |", "|---|---|---|"]
-    for name, field in Settings.model_fields.items():
-        rows.append(f"| `BOXCAL_{name.upper()}` | {_default(field)} | {_meaning(field)} |")
-    return "\n".join(rows) + "\n"
+    return table(
+        ["variable", "default", "meaning"],
+        (
+            [f"`BOXCAL_{name.upper()}`", _default(field.default), _meaning(field)]
+            for name, field in Settings.model_fields.items()
+        ),
+    )
 
 
-def _default(field: FieldInfo) -> str:
-    value = field.default
+def metrics() -> str:
+    """List every series of the service's own, from what it exposes."""
+    telemetry = Telemetry({"/predict": [200]})
+    telemetry.calibrator_active(0, "uncalibrated")
+    families = text_string_to_metric_families(telemetry.exposition().decode())
+    return table(
+        ["metric", "type", "meaning"],
+        (
+            [f"`{_series(family.name, family.type)}`", family.type, family.documentation]
+            for family in families
+            if family.name.startswith("boxcal_")
+        ),
+    )
+
+
+def alerts() -> str:
+    """List every alert of the deployed rules."""
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    return table(
+        ["alert", "severity", "after", "meaning"],
+        (
+            [
+                f"`{rule['alert']}`",
+                rule["labels"]["severity"],
+                rule.get("for", "at once"),
+                rule["annotations"]["description"],
+            ]
+            for group in groups
+            for rule in group["rules"]
+            if "alert" in rule
+        ),
+    )
+
+
+def _series(name: str, kind: str) -> str:
+    return f"{name}_total" if kind == "counter" else name
+
+
+def _default(value: Any) -> str:
     if value is None:
         return ""
-    if value is PydanticUndefined:
-        return "required"
     if isinstance(value, int) and value >= 2**20 and value % 2**20 == 0:
         return f"`{value}` ({value // 2**20} MiB)"
     return f"`{value.as_posix() if isinstance(value, Path) else value}`"
 
 
 def _meaning(field: FieldInfo) -> str:
+    parts = [field.description or ""]
     choices = getattr(field.annotation, "__args__", ())
     if choices and all(isinstance(choice, str) for choice in choices):
-        listed = " or ".join(f"`{choice}`" for choice in choices)
-        return f"{field.description or 'One of'} {listed}.".replace("..", ".")
-    limits = ", ".join(_limit(rule) for rule in field.metadata if type(rule) in SIGNS)
-    description = field.description or ""
-    return f"{description} ({limits})".strip() if limits else description
+        parts.append(f"One of {', '.join(f'`{choice}`' for choice in choices)}.")
+    limits = [_limit(rule) for rule in field.metadata if type(rule) in SIGNS]
+    if limits:
+        parts.append(f"({', '.join(limits)})")
+    return " ".join(part for part in parts if part)
 
 
 def _limit(rule: Any) -> str:
     return f"{SIGNS[type(rule)]} {getattr(rule, type(rule).__name__.lower())}"
 
 
-PARTS: Mapping[str, Callable[[], str]] = {"settings": settings_table}
+PARTS: Mapping[str, Callable[[], str]] = {"settings": settings, "metrics": metrics, "alerts": alerts}

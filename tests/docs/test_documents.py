@@ -9,26 +9,25 @@ import pytest
 
 from calibrators import methods
 from tests.deploy import processes
+from tests.docs.__main__ import PLAYED
 from tests.docs.conversation import ROOT, Conversation, normalised
 from tests.docs.generated import PARTS
 
-PLAYED = ["README.md"]
 SHELL = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", PLAYED)
-def test_the_document_says_what_happens(name: str, tmp_path: Path) -> None:
+def test_the_documents_say_what_happens(tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("the documents speak curl, which is not installed")
-    written = (ROOT / name).read_text()
     with processes.service(tmp_path) as url:
-        played = Conversation(url, tmp_path, PARTS).played(written)
-    difference = difflib.unified_diff(
-        normalised(written).splitlines(), normalised(played).splitlines(), name, "played", lineterm="", n=2
-    )
-    assert not "\n".join(difference), f"play it anew: python -m tests.docs {name}"
+        conversation = Conversation(url, tmp_path, PARTS)
+        played = {name: conversation.played((ROOT / name).read_text()) for name in PLAYED}
+    for name, text in played.items():
+        written, said = (normalised(t).splitlines() for t in ((ROOT / name).read_text(), text))
+        difference = "\n".join(difflib.unified_diff(written, said, name, "played", lineterm="", n=2))
+        assert not difference, f"play it anew: python -m tests.docs\n{difference}"
 
 
 def test_every_command_that_is_not_played_exists() -> None:

@@ -1,0 +1,123 @@
+"""What the commands do, on this machine and through a service, for people and for scripts."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from app.client import BoxcalClient
+from calibrators import Calibrator, evaluate
+from tests.app.cli.conftest import Boxcal
+from tests.app.refit.validation_data import overconfident
+
+
+def test_predict_answers_the_same_here_and_through_a_service(boxcal: Boxcal, picture: Path, url: str) -> None:
+    arguments = ("predict", picture, picture, "--upper", "0.75", "--lower", "8=0.02", "--top-k", 3, "--json")
+    here = boxcal(*arguments).json
+    there = boxcal(*arguments, "--url", url, "--calibrator", 0).json
+    assert len(here["predictions"]) == 2
+    assert here["predictions"] == there["predictions"]
+    assert here["predictions"][0]["probability"] <= 0.75
+    assert (here["model"], there["calibrator"]["version"]) == ("digits", 0)
+
+
+def test_predict_shows_people_a_table(boxcal: Boxcal, picture: Path, url: str) -> None:
+    shown = boxcal("predict", picture, "--upper", "0.75", "--top-k", 2, "--url", url)
+    assert shown.code == 0
+    assert shown.stdout.splitlines()[0].split() == ["image", "label", "probability", "bound"]
+    assert shown.stdout.splitlines()[1].split() == ["digit.png", "9", "0.7500", "upper"]
+    assert len(shown.stdout.splitlines()) == 3
+    assert "calibrator 0: uncalibrated" in shown.stderr
+
+
+def test_many_pictures_are_one_answer(boxcal: Boxcal, picture: Path, url: str) -> None:
+    answer = boxcal("predict", *[picture] * 70, "--top-k", 1, "--url", url, "--json").json
+    assert (
+        len({(p["label"], p["probability"]) for p in answer["predictions"]}) <= 3
+    )  # float32 varies by batch
+    assert len(answer["predictions"]) == 70
+
+
+def test_fit_is_the_same_here_and_through_a_service(
+    boxcal: Boxcal, validation_file: Path, url: str, tmp_path: Path
+) -> None:
+    here, there = tmp_path / "here.safetensors", tmp_path / "there.safetensors"
+    report, diagram = tmp_path / "report.json", tmp_path / "diagram.svg"
+    arguments = ("fit", validation_file, "--method", "ts", "--json")
+    local = boxcal(*arguments, "--output", here, "--report", report, "--diagram", diagram)
+    remote = boxcal(*arguments, "--output", there, "--url", url, "--activate", "never").json
+    assert here.read_bytes() == there.read_bytes()
+    assert local.json["fit"] is None
+    assert remote["fit"]["state"] == "succeeded"
+    assert local.json["report"]["metrics"] == remote["report"]["metrics"]
+    assert b"<svg" in diagram.read_bytes()
+    assert '"metrics"' in report.read_text()
+    assert str(here) in local.stderr
+
+
+def test_fit_shows_people_what_changes(boxcal: Boxcal, validation_file: Path, url: str) -> None:
+    shown = boxcal("fit", validation_file, "--method", "ts", "--url", url, "--activate", "never")
+    assert shown.code == 0
+    rows = {line.split("  ")[0]: line for line in shown.stdout.splitlines()}
+    assert {"error rate", "NLL", "ECE (equal width)", "ECE (equal mass)"} <= rows.keys()
+    assert "Not activated, as asked." in shown.stdout
+
+
+def test_fit_reads_parquet(boxcal: Boxcal, tmp_path: Path) -> None:
+    logits, labels = overconfident(60)
+    table = pa.table({"logits": list(logits), "label": labels})
+    pq.write_table(table, tmp_path / "validation.parquet")
+    document = boxcal("fit", tmp_path / "validation.parquet", "--method", "ts", "--json").json
+    assert document["report"]["samples"] == 60
+
+
+def test_evaluate_agrees_with_the_library_and_with_the_service(
+    boxcal: Boxcal, validation_file: Path, url: str, tmp_path: Path
+) -> None:
+    saved = tmp_path / "c.safetensors"
+    fitted = boxcal(
+        "fit",
+        validation_file,
+        "--method",
+        "ts",
+        "--output",
+        saved,
+        "--url",
+        url,
+        "--activate",
+        "never",
+        "--json",
+    ).json
+    here = boxcal("evaluate", validation_file, "--calibrator", saved, "--json").json
+    version = fitted["fit"]["calibrator"]
+    there = boxcal("evaluate", validation_file, "--calibrator", version, "--url", url, "--json").json
+    assert here["metrics"] == there["metrics"]
+
+    data = np.load(validation_file)
+    probabilities = Calibrator.from_bytes(saved.read_bytes())(torch.from_numpy(data["logits"]))
+    expected = evaluate(probabilities, data["labels"]).to_dict()
+    assert expected["nll"] == pytest.approx(here["metrics"]["nll"]["after"]["value"], rel=1e-12)
+    assert expected["ece_width"] == pytest.approx(here["metrics"]["ece_width"]["after"]["value"], rel=1e-12)
+
+
+def test_evaluate_without_a_calibrator_says_what_chance_would_give(
+    boxcal: Boxcal, validation_file: Path
+) -> None:
+    shown = boxcal("evaluate", validation_file)
+    assert "if calibrated" in shown.stdout
+    document = boxcal("evaluate", validation_file, "--json").json
+    assert document["calibrator"] is None
+    assert document["metrics"]["ece_width"]["p_value"] < 0.05  # four times as sure as it should be
+
+
+def test_the_service_named_by_the_environment_is_used(
+    boxcal: Boxcal, picture: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOXCAL_URL", url)
+    with BoxcalClient(url) as client:
+        before = client.metrics().count("\n")
+    assert before
+    assert "calibrator 0" in boxcal("predict", picture).stderr

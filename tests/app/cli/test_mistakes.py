@@ -1,0 +1,180 @@
+"""What users get wrong: one clear line on stderr, nothing on stdout, the exit code of its kind."""
+
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.cli.bounds import read_bounds
+from app.cli.failures import UsageError
+from app.client import Fit, FitNotSucceededError
+from calibrators import Calibrator
+from tests.app.cli.conftest import Boxcal
+
+COMMAND = Path(sys.executable).with_name("boxcal")
+
+
+def refused(boxcal: Boxcal, code: int, *arguments: object) -> str:
+    """Run a command that must fail and return its one line."""
+    ended = boxcal(*arguments)
+    assert ended.code == code
+    assert not ended.stdout
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("boxcal: error: ")
+    return line
+
+
+def test_wrong_usage(boxcal: Boxcal, picture: Path, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere.npz"
+    assert str(nowhere) in refused(boxcal, 2, "fit", nowhere)
+    assert "--bogus" in refused(boxcal, 2, "fit", picture, "--bogus")
+    assert "'dance'" in refused(boxcal, 2, "dance")
+    assert "'x'" in refused(boxcal, 2, "predict", picture, "--upper", "x")
+    assert "twice" in refused(boxcal, 2, "predict", picture, "--upper", "0.5", "--upper", "0.6")
+    assert "'nonsense'" in refused(boxcal, 2, "predict", picture, "--url", "nonsense")
+    assert "version" in refused(boxcal, 2, "predict", picture, "--url", "http://h", "--calibrator", "a.bin")
+
+
+def test_bounds_that_cannot_be_met(boxcal: Boxcal, picture: Path, url: str) -> None:
+    for through in ((), ("--url", url)):
+        assert "0.5" in refused(boxcal, 2, "predict", picture, "--upper", "0.05", *through)
+        assert "'ten'" in refused(boxcal, 2, "predict", picture, "--lower", "ten=0.1", *through)
+        assert "top_k" in refused(boxcal, 2, "predict", picture, "--top-k", "0", *through)
+
+
+def test_files_that_are_something_else(boxcal: Boxcal, picture: Path, url: str, tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("not a picture")
+    for through in ((), ("--url", url)):
+        assert "JPEG, PNG or WebP" in refused(boxcal, 2, "predict", text, *through)
+        assert "neither .npz nor .parquet" in refused(boxcal, 2, "fit", text, *through)
+    assert "neither .npz nor .parquet" in refused(boxcal, 2, "evaluate", text)
+    assert refused(boxcal, 2, "predict", picture, "--calibrator", text)
+
+
+def test_validation_files_with_wrong_arrays(boxcal: Boxcal, url: str, tmp_path: Path) -> None:
+    incomplete, short, wrong = (tmp_path / f"{name}.npz" for name in ("incomplete", "short", "wrong"))
+    np.savez(incomplete, logits=np.zeros((30, 10)))
+    np.savez(short, logits=np.zeros((1, 10)), labels=[0])
+    np.savez(wrong, logits=np.zeros((30, 10)), labels=np.full(30, 10))
+    for through in ((), ("--url", url)):
+        assert "`labels`" in refused(boxcal, 2, "fit", incomplete, *through)
+        assert "1 sample" in refused(boxcal, 2, "fit", short, *through)
+        assert "labels[0] is 10" in refused(boxcal, 2, "fit", wrong, *through)
+        assert "'magic'" in refused(boxcal, 2, "fit", wrong, "--method", "magic", *through)
+
+
+def test_a_calibrator_of_another_model(boxcal: Boxcal, picture: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "five.safetensors"
+    saved.write_bytes(Calibrator.uncalibrated(5).to_bytes())
+    assert "5 classes" in refused(boxcal, 2, "predict", picture, "--calibrator", saved)
+
+
+def test_settings_are_named_as_they_are_set(
+    boxcal: Boxcal, picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOXCAL_MAX_PIXELS", "many")
+    assert "BOXCAL_MAX_PIXELS" in refused(boxcal, 2, "predict", picture)
+    monkeypatch.delenv("BOXCAL_MAX_PIXELS")
+    monkeypatch.setenv("BOXCAL_MODEL", "nosuch")
+    assert "nosuch" in refused(boxcal, 2, "predict", picture)
+
+
+def test_a_service_that_is_not_there(boxcal: Boxcal, picture: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    assert url in refused(boxcal, 3, "predict", picture, "--url", url)
+
+
+def test_a_fit_that_fails_is_work_that_failed(
+    boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch, picture: Path
+) -> None:
+    """A service cannot be made to fail a good fit at will; what the client then raises is raised here."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise FitNotSucceededError(Fit(id="f", state="interrupted", error="the service stopped"))
+
+    monkeypatch.setattr("app.cli.fit.run", fail)
+    assert "fit f interrupted: the service stopped" in refused(boxcal, 1, "fit", picture)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['boxcal', '--help']; from app.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: print([m for m in ('torch', 'numpy', 'pydantic', 'httpx') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "Exit codes" in done.stdout
+
+
+def test_interrupting_is_no_error(picture: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        process = subprocess.Popen(
+            [COMMAND, "predict", picture, "--url", url], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        silent.settimeout(60)
+        connection, _ = silent.accept()
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+        connection.close()
+    assert (process.returncode, output) == (130, b"")
+    assert b"Traceback" not in errors
+
+
+def test_progress_is_for_terminals(validation_file: Path, url: str) -> None:
+    """On a terminal the bar moves on stderr, and stdout still is one JSON document."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [COMMAND, "fit", validation_file, "--method", "ts", "--activate", "never", "--url", url, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env=os.environ | {"TERM": "xterm"},
+    )
+    os.close(theirs)
+    drawn = b"".join(written(ours))
+    document, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert b"fitting" in drawn
+    assert b"%" in drawn
+    assert document.startswith(b'{"method": "ts"')
+
+
+def written(terminal: int) -> Iterator[bytes]:
+    """Read a terminal until nobody writes to it any more, which it tells by an error."""
+    with suppress(OSError), os.fdopen(terminal, "rb", buffering=0) as screen:
+        while piece := screen.read(4096):
+            yield piece
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ([], None),
+        (["0.75"], 0.75),
+        (["a=0.1", "b=0.2"], {"a": 0.1, "b": 0.2}),
+        (["x=y=0.5"], {"x=y": 0.5}),
+        (["=0.5"], {"": 0.5}),
+    ],
+)
+def test_bounds_as_they_are_typed(typed: list[str], read: object) -> None:
+    assert read_bounds("lower", typed) == read
+
+
+@pytest.mark.parametrize("typed", [["a"], ["nan"], ["a=inf"], ["0.1", "a=0.2"], ["a=0.1", "a=0.2"]])
+def test_bounds_that_make_no_sense(typed: list[str]) -> None:
+    with pytest.raises(UsageError, match="--upper"):
+        read_bounds("upper", typed)
