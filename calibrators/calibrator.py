@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -125,8 +126,14 @@ class Calibrator:
                 f"this calibrator takes {self.reads} of shape (N, {width}), not {tuple(scores.shape)}"
             )
         mapped = self.logit_map(scores.to(torch.float64))
-        effective: Bounds = self.bound_map(mapped)
         relaxed = torch.zeros(scores.shape[0], dtype=torch.bool, device=scores.device)
+        box = self.bound_map
+        if bounds is None and isinstance(box, ConstantBounds) and box.is_vacuous:
+            # Where nothing is bounded the operator is the softmax; what is not finite it shall name.
+            probabilities = mapped.softmax(dim=-1)
+            if math.isfinite(probabilities.sum().item()):
+                return Calibrated(probabilities, mapped, box.lower, box.upper, relaxed)
+        effective: Bounds = box(mapped)
         if bounds is not None:
             effective, yielded = effective.yielding_to(bounds, self.num_classes)
             relaxed = yielded.expand(scores.shape[0])

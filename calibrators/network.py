@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +34,7 @@ class TopLogitsNetwork(nn.Module):
     def __init__(self, num_classes: int, outputs: list[float]) -> None:
         super().__init__()
         seen = min(TOP, num_classes)
+        self._seen: tuple[weakref.ref[Tensor], Tensor] | None = None
         self.register_buffer("centre", torch.zeros(seen, dtype=torch.float64))
         self.register_buffer("spread", torch.ones(seen, dtype=torch.float64))
         self.weight_1 = parameter(torch.zeros(HIDDEN, seen))
@@ -43,14 +46,22 @@ class TopLogitsNetwork(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         """Map (N, K) logits to (N, outputs) numbers."""
-        top = logits.topk(len(self.centre), dim=1).values
-        hidden = torch.tanh((top - self.centre) / self.spread @ self.weight_1.T + self.bias_1)
+        hidden = torch.tanh((self._top(logits) - self.centre) / self.spread @ self.weight_1.T + self.bias_1)
         hidden = torch.tanh(hidden @ self.weight_2.T + self.bias_2)
         return hidden @ self.weight_3.T + self.bias_3
 
+    def _top(self, logits: Tensor) -> Tensor:
+        """Give the largest logits; a fit that asks again for those of the same tensor waits only once."""
+        if self._seen is not None and self._seen[0]() is logits:
+            return self._seen[1]
+        top = logits.topk(len(self.centre), dim=1).values
+        if not logits.requires_grad:
+            self._seen = (weakref.ref(logits), top)
+        return top
+
     def prepare(self, logits: Tensor) -> None:
         """Learn mean and spread of the logits it will see."""
-        top = logits.topk(len(self.centre), dim=1).values
+        top = self._top(logits)
         self.centre.copy_(top.mean(dim=0))
         self.spread.copy_(top.std(dim=0).clamp_min(1e-6))
 

@@ -1,13 +1,14 @@
 """`auto`: the method is chosen by cross-validated NLL, and the plainer one is taken where two are as good.
 
-All candidates are compared on one fold first. Those that could still be the best run on every fold of two
-repetitions; then the best of them is tried with bounds added.
+All candidates are compared on one fold first. The best few of them run on every fold of two repetitions; then
+the best is tried with bounds added, which run on if they gain on the first fold.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,12 @@ from calibrators.data import ValidationSet
 from calibrators.fitting.fitter import fit_checked
 from calibrators.fitting.result import FitResult, Progress
 from calibrators.logit_maps.identity import Identity
+from calibrators.logit_maps.temperature import TemperatureScaling
 from calibrators.method import ADDITIONS, BOUND_MAPS, LOGIT_MAPS, catalogue, parse
 
 FOLDS, REPETITIONS = 5, 2
-FINALISTS = 4
-"""How many candidates at most run on every fold, before bounds are added."""
+FINALISTS = 3
+"""How many candidates run on every fold, before bounds are added."""
 Losses = np.ndarray[Any, Any]
 
 
@@ -64,7 +66,8 @@ class _Comparison:
         known = self.losses.setdefault(name, {})
         if part not in known:
             inside = self.parts[part]
-            calibrator = fit_checked(name, self.data.rows(~inside), seed=self.seed).calibrator
+            used = self.data.rows(~inside)
+            calibrator = fit_checked(name, used, seed=self.seed, thorough=False).calibrator
             unseen = self.data.rows(inside)
             logits = calibrator.logit_map.source(unseen) if calibrator.reads == "features" else unseen.scores
             if calibrator.input_shift is not None and unseen.inputs is not None and unseen.backbone:
@@ -89,22 +92,25 @@ def choose(data: ValidationSet, *, seed: int, progress: Progress | None) -> FitR
     one standard error, the plainest is taken; and `uncalibrated` stays unless the choice beats it by two.
     """
     comparison = _Comparison(data, seed)
-    names = candidates(data)
     report = progress or (lambda fraction, stage: None)
+    names = candidates(data)
     for place, name in enumerate(names):
-        report(0.3 * place / len(names), f"trying {name}")
+        report(0.35 * place / len(names), f"trying {name}")
         comparison.run(name, 0)
     finalists = _promising(comparison, names)
-    _run_all(comparison, finalists, report, 0.3, 0.6)
-    leader = min(finalists, key=lambda name: comparison.all_losses(name).mean())
-    base = parse(leader).logit_map.name
-    more = [name for addition in ADDITIONS if (name := f"{base}+{addition}") in catalogue()]
-    _run_all(comparison, more, report, 0.6, 0.9)
-    chosen, choice = _plainest_of_the_best(comparison, _by_plainness([*finalists, *more]))
+    _run_all(comparison, finalists, report, 0.35, 0.6)
+    base = parse(min(finalists, key=lambda name: comparison.all_losses(name).mean())).logit_map.name
+    joined = [name for addition in ADDITIONS if (name := f"{base}+{addition}") in catalogue()]
+    for place, name in enumerate(joined):
+        report(0.6 + 0.15 * place / len(joined), f"trying {name}")
+        comparison.run(name, 0)
+    joined = _better_than(comparison, joined, base)
+    _run_all(comparison, joined, report, 0.75, 0.9)
+    chosen, choice = _plainest_of_the_best(comparison, _by_plainness([*finalists, *joined]))
     result = fit_checked(
         chosen, data, seed=seed, progress=lambda fraction, stage: report(0.9 + 0.1 * fraction, stage)
     )
-    return FitResult(result.calibrator, chosen, result.nll, result.certificate, result.seconds, choice)
+    return replace(result, choice=choice)
 
 
 def _run_all(
@@ -119,12 +125,17 @@ def _run_all(
 
 
 def _promising(comparison: _Comparison, names: Sequence[str]) -> list[str]:
-    """Keep `uncalibrated`, and those that come within two standard errors of the best on the first fold."""
-    first = {name: comparison.run(name, 0) for name in names}
-    ranked = sorted(names, key=lambda name: first[name].mean())
-    best = first[ranked[0]]
-    close = [name for name in ranked if first[name].mean() - best.mean() <= 2.0 * _error(first[name] - best)]
-    return [name for name in names if name == Identity.name or name in close[:FINALISTS]]
+    """Keep those that did best on the first fold, beside `uncalibrated` and the plainest method there is."""
+    ranked = sorted(names, key=lambda name: comparison.run(name, 0).mean())
+    kept = {Identity.name, TemperatureScaling.name, *ranked[:FINALISTS]}
+    return [name for name in names if name in kept]
+
+
+def _better_than(comparison: _Comparison, names: Sequence[str], plain: str) -> list[str]:
+    """Keep those that beat the plain method on the first fold by more than a standard error."""
+    against = comparison.run(plain, 0)
+    gains = {name: against - comparison.run(name, 0) for name in names}
+    return [name for name, gain in gains.items() if gain.mean() > _error(gain)]
 
 
 def _by_plainness(names: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ optimum is well scaled for any K.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from calibrators.bound_maps.constant import NARROWEST, WIDEST
-from calibrators.fitting.descent import Minimum, best_of, descend
+from calibrators.fitting.descent import Minimum, best_of, descend, distinct
 from calibrators.operator.uniform import SortedRows
 from calibrators.parametrised import Limits
 
@@ -27,9 +27,11 @@ FAINT = math.log(1e-5)
 SAMPLES = 300, 2000
 """Rows that the grid looks at, and rows that the first descents look at."""
 DISTANT = 2.0
+FOLLOWED = 2
+"""How many of the starts are followed on all rows."""
 SAME = 1e-12
 """Losses this close are equal, and the plainer box is taken."""
-HOP_WORK = 1_000_000
+HOP_WORK = 500_000
 """Samples times evaluations that hops around the optimum may cost."""
 
 
@@ -74,9 +76,11 @@ def fit_box(
         side_alone = [_Plane(rows.num_classes, side) for side in ("lower", "upper")]
         (by_lower, *_), (by_upper, *_) = (_starts(one, scores, labels, seed) for one in side_alone)
         starts += [np.array([by_lower[0], FAINT]), np.array([FAINT, by_upper[0]])]
+    loss = plane.loss(rows)
+    starts.sort(key=lambda point: loss(point)[0])
     if hops is None:
-        hops = int(np.clip(HOP_WORK / (15 * rows.num_rows), 4, 64))
-    minimum = best_of(plane.loss(rows), starts, plane.limits, hops=hops, seed=seed, tick=tick)
+        hops = int(np.clip(HOP_WORK / (15 * rows.num_rows), 2, 64))
+    minimum = best_of(loss, starts[:FOLLOWED], plane.limits, hops=hops, seed=seed, tick=tick)
     lower, upper = plane.box(minimum.coordinates)
     for candidate in ((0.0, 1.0), (0.0, upper), (lower, 1.0)):
         value = rows.nll(*candidate).value
@@ -139,12 +143,3 @@ def _starts(plane: _Plane, scores: Tensor, labels: Tensor, seed: int) -> list[Ar
     loss = plane.loss(SortedRows(scores[some], labels[some]))
     ends = sorted((descend(loss, start, plane.limits) for start in lowest), key=lambda end: end[1])
     return distinct([end[0] for end in ends], DISTANT / 4, 3)
-
-
-def distinct(points: Iterable[Array], apart: float, most: int) -> list[Array]:
-    """Keep the first of the points, then each that differs by `apart` in some coordinate from all kept."""
-    kept: list[Array] = []
-    for point in points:
-        if len(kept) < most and all(np.abs(point - other).max() > apart for other in kept):
-            kept.append(point)
-    return kept

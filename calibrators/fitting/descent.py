@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,6 +162,15 @@ class _Watch:
             self.best, self.lowest, self.since = np.array(coordinates, copy=True), value, 0
         if self.since >= PATIENCE:
             raise StopIteration
+
+
+def distinct(points: Iterable[Array], apart: float, most: int) -> list[Array]:
+    """Keep the first of the points, then each that differs by `apart` in some coordinate from all kept."""
+    kept: list[Array] = []
+    for point in points:
+        if len(kept) < most and all(np.abs(point - other).max() > apart for other in kept):
+            kept.append(point)
+    return kept
 
 
 def _edges(limits: Limits | None, size: int) -> tuple[Array, Array]:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from calibrators.calibrator import Calibrator
 from calibrators.data import ValidationSet, check_validation_set
 from calibrators.fitting.certify import mean_nll, remarks
 from calibrators.fitting.constant_box import SAME, Sides, fit_box
-from calibrators.fitting.descent import Minimum, best_held_out, best_of
+from calibrators.fitting.descent import Minimum, best_held_out, best_of, descend, distinct
 from calibrators.fitting.joint import JointObjective, dense_loss
 from calibrators.fitting.result import Certificate, FitResult, Progress
 from calibrators.logit_maps.base import LogitMap
@@ -30,6 +30,8 @@ from calibrators.method import BOUND_MAPS, parse
 SIDES: dict[str, Sides] = {"pb": "both", "pb-lower": "lower", "pb-upper": "upper"}
 SCREENED, FOLLOWED = 1000, 3
 """Where a map has many starts: the rows on which they are compared, and how many are followed."""
+WARMED, WARM_DISTANT = 2000, 0.1
+"""Large sets: the rows on which descents begin, and how far apart two ends are that go on to all rows."""
 HELD_OUT = 5
 """One in so many samples is held out while a network is fitted."""
 JOINT_HOPS = 4
@@ -103,9 +105,18 @@ def fit(
 
 
 def fit_checked(
-    name: str, data: ValidationSet, *, seed: int = 0, progress: Progress | None = None
+    name: str,
+    data: ValidationSet,
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
+    thorough: bool = True,
 ) -> FitResult:
-    """Fit one method to data that `check_validation_set` has passed."""
+    """Fit one method to data that `check_validation_set` has passed.
+
+    A fit that is not thorough makes no hops around the optimum: it is good to about a millionth of a nat,
+    which is enough to compare methods by.
+    """
     started = time.perf_counter()
     method = parse(name)
 
@@ -113,6 +124,7 @@ def fit_checked(
         if progress:
             progress(fraction, f"fitting {name}")
 
+    search = _Search(seed, thorough)
     tick(0.0)
     uncalibrated = mean_nll(data.scores, data.labels)
     logit_map = method.logit_map(data.num_classes)
@@ -120,19 +132,21 @@ def fit_checked(
     logit_map.prepare(data)
     bound_map: BoundMap = ConstantBounds(data.num_classes)
     if isinstance(logit_map, Identity) and method.bounds in SIDES:
-        lower, upper, minimum = fit_box(data.scores, data.labels, SIDES[method.bounds], seed=seed, tick=tick)
+        lower, upper, minimum = fit_box(
+            data.scores, data.labels, SIDES[method.bounds], seed=seed, hops=None if thorough else 0, tick=tick
+        )
         bound_map = ConstantBounds(data.num_classes, lower, upper)
     else:
-        minimum = _fit_alone(logit_map, data, source, seed, _part(tick, 0.0, 0.4))
+        minimum = _fit_alone(logit_map, data, source, search, _part(tick, 0.0, 0.4))
         if method.clipped:
             logit_map = Chain(logit_map, LogitBounding(data.num_classes))
             minimum = _fit_chain(
-                logit_map, minimum, source, data.labels, seed=seed, tick=_part(tick, 0.4, 1.0)
+                logit_map, minimum, source, data.labels, search=search, tick=_part(tick, 0.4, 1.0)
             )
         elif method.bounds:
             bound_map = BOUND_MAPS[method.bounds](data.num_classes)
             minimum = _fit_jointly(
-                logit_map, bound_map, minimum, source, data.labels, seed=seed, tick=_part(tick, 0.4, 1.0)
+                logit_map, bound_map, minimum, source, data.labels, search=search, tick=_part(tick, 0.4, 1.0)
             )
             bound_map = _plainest(logit_map, bound_map, data, source)
     nll = _nll(logit_map, bound_map, source, data.labels)
@@ -164,13 +178,20 @@ def _part(tick: Tick, begin: float, end: float) -> Tick:
     return lambda fraction: tick(begin + (end - begin) * fraction)
 
 
+class _Search(NamedTuple):
+    """How to look for an optimum: with which seed, and whether with hops."""
+
+    seed: int
+    thorough: bool
+
+
 def _minimise(
-    objective: JointObjective, starts: list[Tensor], *, hops: int, network: bool, seed: int, tick: Tick
+    objective: JointObjective, starts: list[Tensor], *, hops: int, network: bool, search: _Search, tick: Tick
 ) -> Minimum:
     """Descend over an objective: on all rows, or, for a network, on most and judged by the others."""
     limits = objective.limits
     points = [start.numpy() for start in starts]
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(objective.labels)))
+    order = torch.from_numpy(np.random.default_rng(search.seed).permutation(len(objective.labels)))
     if len(points) > FOLLOWED:
         some = objective.rows(order[:SCREENED])
         points.sort(key=lambda point: some(point)[0])
@@ -179,12 +200,21 @@ def _minimise(
         held = torch.zeros(len(order), dtype=torch.bool)
         held[order[::HELD_OUT]] = True
         return best_held_out(objective.rows(~held), objective.rows(held), points, limits, tick=tick)
-    return best_of(objective, points, limits, hops=hops, seed=seed, tick=tick)
+    if len(points) > 1 and len(order) > 2 * WARMED:
+        some = objective.rows(order[:WARMED])
+        ends = sorted(
+            (descend(some, point, limits, tolerance=1e-10) for point in points), key=lambda end: end[1]
+        )
+        points = distinct([end[0] for end in ends], WARM_DISTANT, FOLLOWED)
+    hops = hops if search.thorough else 0
+    return best_of(objective, points, limits, hops=hops, seed=search.seed, tick=tick)
 
 
-def _fit_alone(logit_map: LogitMap, data: ValidationSet, source: Tensor, seed: int, tick: Tick) -> Minimum:
+def _fit_alone(
+    logit_map: LogitMap, data: ValidationSet, source: Tensor, search: _Search, tick: Tick
+) -> Minimum:
     """Fit a logit map without a box, and leave its parameters in it."""
-    solution = logit_map.solve(data, seed, tick)
+    solution = logit_map.solve(data, search.seed, tick)
     if solution:
         return Minimum(logit_map.coordinates(), math.nan, solution.gradient_norm, 1, 1, solution.evaluations)
     objective = JointObjective(logit_map, None, source, data.labels)
@@ -193,7 +223,7 @@ def _fit_alone(logit_map: LogitMap, data: ValidationSet, source: Tensor, seed: i
         list(logit_map.starts()),
         hops=logit_map.hops,
         network=logit_map.is_network,
-        seed=seed,
+        search=search,
         tick=tick,
     )
     logit_map.set_coordinates(torch.from_numpy(minimum.coordinates))
@@ -201,7 +231,7 @@ def _fit_alone(logit_map: LogitMap, data: ValidationSet, source: Tensor, seed: i
 
 
 def _fit_chain(
-    chain: Chain, alone: Minimum, source: Tensor, labels: Tensor, *, seed: int, tick: Tick
+    chain: Chain, alone: Minimum, source: Tensor, labels: Tensor, *, search: _Search, tick: Tick
 ) -> Minimum:
     """Fit two maps together, from the first one fitted alone and from its own first start."""
     bases = [torch.from_numpy(alone.coordinates), chain.first.starts()[0]]
@@ -211,7 +241,7 @@ def _fit_chain(
         list(chain.starts_from(bases)),
         hops=JOINT_HOPS,
         network=chain.is_network,
-        seed=seed,
+        search=search,
         tick=tick,
     )
     chain.set_coordinates(torch.from_numpy(minimum.coordinates))
@@ -225,7 +255,7 @@ def _fit_jointly(
     source: Tensor,
     labels: Tensor,
     *,
-    seed: int,
+    search: _Search,
     tick: Tick,
 ) -> Minimum:
     """Fit a logit map and a box together, and leave their parameters in them.
@@ -240,7 +270,7 @@ def _fit_jointly(
         mapped = _mapped(logit_map, source)
         if base is settled:
             bound_map.prepare(mapped)
-        _, _, box = fit_box(mapped, labels, "both", seed=seed, hops=0)
+        _, _, box = fit_box(mapped, labels, "both", seed=search.seed, hops=0)
         starts += [
             torch.cat([base, start]) for start in bound_map.starts_at(torch.from_numpy(box.coordinates))
         ]
@@ -250,7 +280,7 @@ def _fit_jointly(
         starts,
         hops=JOINT_HOPS,
         network=logit_map.is_network or bound_map.is_network,
-        seed=seed,
+        search=search,
         tick=tick,
     )
     own, others = objective.split(torch.from_numpy(minimum.coordinates))

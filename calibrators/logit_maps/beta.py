@@ -49,7 +49,7 @@ class BetaCalibration(LogitMap):
                 readings = np.stack([inside[:, k], -outside[:, k]], axis=1)
                 used = [0, 1]
                 for _ in range(2):
-                    model = LogisticRegression(C=1e6, tol=1e-8, max_iter=1000).fit(readings[:, used], hits)
+                    model = LogisticRegression(C=1e6, solver="newton-cholesky").fit(readings[:, used], hits)
                     weights = dict(zip(used, model.coef_[0], strict=True))
                     used = [column for column, weight in weights.items() if weight >= 0.0] or [0]
                     if len(used) == len(weights):

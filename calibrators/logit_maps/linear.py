@@ -13,8 +13,10 @@ from calibrators.data import ValidationSet
 from calibrators.logit_maps.base import LogitMap, Solution
 from calibrators.parametrised import parameter
 
-STRENGTHS = (1e5, 1e3, 1e2, 1e1, 1.0)
+STRENGTHS = (1e4, 1e3, 1e2, 1e1, 1.0)
 """Regularisation that is tried, from nearly diagonal to nearly free; the paper's lambda = mu."""
+JUDGED = 5000
+"""How many samples at most judge the strength, those held out included."""
 HELD_OUT = 5
 """One in so many samples judges the strength."""
 
@@ -61,20 +63,21 @@ class RegularisedLinear(LogitMap):
         from calibrators.fitting.descent import descend  # noqa: PLC0415 - only fits need scipy
         from calibrators.fitting.joint import JointObjective  # noqa: PLC0415 - and numba
 
-        order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data)))
-        held, used = data.rows(order[::HELD_OUT]), data.rows(order[np.arange(len(data)) % HELD_OUT > 0])
-        objective = JointObjective(self, None, used.scores, used.labels)
+        read = self.reading(data.scores)
+        order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data))[:JUDGED])
+        held, used = order[::HELD_OUT], order[np.arange(len(order)) % HELD_OUT > 0]
+        objective = JointObjective(_Affine(self), None, read[used], data.labels[used])
         point, evaluations = self.starts()[0].numpy(), 0
         ends, judged = [], []
         for index, strength in enumerate(STRENGTHS):
             self.strength = strength
-            point, _, count = descend(objective, point, None, iterations=60, tolerance=1e-7)
+            point, _, count = descend(objective, point, None, iterations=40, tolerance=1e-6)
             evaluations += count
             self.set_coordinates(torch.from_numpy(point))
             with torch.no_grad():
-                losses = torch.nn.functional.cross_entropy(self(held.scores), held.labels, reduction="none")
+                mapped = read[held] @ self.weight.T + self.intercept
+                judged.append(torch.nn.functional.cross_entropy(mapped, data.labels[held], reduction="none"))
             ends.append(point)
-            judged.append(losses)
             tick(0.6 * (index + 1) / len(STRENGTHS))
         best = min(judged, key=lambda losses: losses.mean().item())
         chosen = next(
@@ -83,7 +86,22 @@ class RegularisedLinear(LogitMap):
             if (losses - best).mean() <= (losses - best).std() / math.sqrt(len(best))
         )
         self.strength = STRENGTHS[chosen]
-        objective = JointObjective(self, None, data.scores, data.labels)
+        objective = JointObjective(_Affine(self), None, read, data.labels)
         point, _, count = descend(objective, ends[chosen], None, iterations=300, tolerance=1e-10)
         self.set_coordinates(torch.from_numpy(point))
         return Solution(float(np.abs(objective(point)[1]).max()), evaluations + count)
+
+
+class _Affine(LogitMap):
+    """The affine part alone, applied to what was read once; its parameters are the whole map's."""
+
+    def __init__(self, whole: RegularisedLinear) -> None:
+        super().__init__(whole.num_classes)
+        self.weight, self.intercept = whole.weight, whole.intercept
+        self._penalty = whole.penalty
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return scores @ self.weight.T + self.intercept
+
+    def penalty(self, parameters: Mapping[str, Tensor]) -> Tensor | None:
+        return self._penalty(parameters)

@@ -29,7 +29,7 @@ class LogitBounding(LogitMap):
     def forward(self, scores: Tensor) -> Tensor:
         """Clip (N, K) logits to limits that grow with the row's norm."""
         norm = torch.linalg.vector_norm(scores, dim=1, keepdim=True)
-        return torch.maximum(torch.minimum(scores, self.logit_upper * norm), self.logit_lower * norm)
+        return scores.clamp(self.logit_lower * norm, self.logit_upper * norm)
 
     def parameters_from(self, coordinates: Tensor) -> dict[str, Tensor]:
         """Read the lower limit, and the upper one as the share of what lies above the lower."""
