@@ -95,6 +95,19 @@ class Activator:
             self._swap(new if new.version == activation.version else self.load(activation.version))
         return activation
 
+    def follow(self) -> None:
+        """Put in force what another process that shares the registry has activated, if one has.
+
+        Raises
+        ------
+        DamagedArtifact
+            As `load`; the calibrator in force stays.
+        """
+        with self._lock:
+            version = self._registry.active_version()
+            if version != self.active.current.version:
+                self._swap(self.load(version))
+
     def accept(
         self, fit_id: str, fitted: FittedCalibrator, decide: Callable[[int], Decision]
     ) -> tuple[int, Decision]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sqlalchemy.exc import SQLAlchemyError
+
+from app.errors import BoxcalError
 from app.refit.activation import Activator
 from app.refit.jobs import FitJobs
 from app.refit.workspace import Workspace
@@ -17,6 +21,12 @@ from app.registry.store import Registry
 
 if TYPE_CHECKING:
     from app.telemetry import Telemetry
+
+
+logger = logging.getLogger("boxcal")
+
+FOLLOW_SECONDS = 2.0
+SWEEP_EVERY = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +65,40 @@ async def open_refits(
     async with AsyncExitStack() as stack:
         workspace = await asyncio.to_thread(Workspace, data_dir)
         stack.callback(workspace.close)
-        registry = await asyncio.to_thread(
-            Registry.open, url, backbone, owner=workspace.name, living=workspace.living
-        )
+        living = await asyncio.to_thread(workspace.sweep)
+        registry = await asyncio.to_thread(Registry.open, url, backbone, owner=workspace.name, living=living)
         stack.callback(registry.close)
         activator = await asyncio.to_thread(Activator, registry, backbone.num_classes, telemetry)
         jobs = FitJobs(registry, activator, workspace, telemetry)
         await jobs.start()
         stack.push_async_callback(jobs.close)
+        stack.push_async_callback(cancelled, asyncio.create_task(follow(registry, activator, workspace)))
         yield Refits(registry, activator, jobs)
+
+
+async def follow(registry: Registry, activator: Activator, workspace: Workspace) -> None:
+    """Do what other processes that share the registry make necessary, for as long as the service runs.
+
+    They activate calibrators, which this one then puts in force as well, and they die in the middle of a fit.
+    """
+    while True:
+        for _ in range(SWEEP_EVERY):
+            await asyncio.sleep(FOLLOW_SECONDS)
+            await logged(activator.follow)
+        await logged(registry.fits.keep_alive)
+        await logged(lambda: registry.fits.interrupt_abandoned(workspace.sweep()))
+
+
+async def logged(work: Callable[[], object]) -> None:
+    """Run it in a thread; a database that is away for a while is no reason to stop following."""
+    try:
+        await asyncio.to_thread(work)
+    except (SQLAlchemyError, BoxcalError, OSError):
+        logger.exception("What other processes changed in the registry could not be followed")
+
+
+async def cancelled(task: asyncio.Task[None]) -> None:
+    """End a task and wait until it has."""
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

@@ -10,6 +10,7 @@ BoxcalError
   |   - UnknownMethod        422  no calibration method has this name
   + Conflict                 409
   |   - FitAlreadyOver       409  too late to cancel
+  |   - FitElsewhere         409  another replica runs it
   + Unavailable              503
   |   - FitQueueFull         503  as many fits are waiting as may
   + StorageFull              507  no room for the upload in the data folder
@@ -54,6 +55,13 @@ class FitAlreadyOver(Conflict):
 
     type = "fit-already-over"
     title = "The fit is over"
+
+
+class FitElsewhere(Conflict):
+    """Another process that shares the registry runs the fit, and only that one can cancel it."""
+
+    type = "fit-elsewhere"
+    title = "Another replica runs the fit"
 
 
 class FitQueueFull(Unavailable):

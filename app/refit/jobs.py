@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from app.errors import NotReady
 from app.refit.activation import Activator
-from app.refit.errors import FitAlreadyOver, FitQueueFull
+from app.refit.errors import FitAlreadyOver, FitElsewhere, FitQueueFull
 from app.refit.gate import decide
 from app.refit.messages import FitTask
 from app.refit.validation_set import ValidationSet
@@ -203,7 +203,8 @@ class FitJobs:
         """
         job = self._jobs.get(fit_id)
         if job is None:
-            yield await self.get(fit_id)
+            async for record in self._watch_elsewhere(fit_id):
+                yield record
             return
         while True:
             changed, record = job.changed, job.record
@@ -212,13 +213,24 @@ class FitJobs:
                 return
             await changed.wait()
 
+    async def _watch_elsewhere(self, fit_id: str) -> AsyncIterator[FitRecord]:
+        """Watch a fit that is over, or that another process writes down the progress of."""
+        last = await self.get(fit_id)
+        yield last
+        while not last.state.is_final:
+            await asyncio.sleep(RECORD_SECONDS)
+            record = await self.get(fit_id)
+            if record != last:
+                yield record
+            last = record
+
     async def cancel(self, fit_id: str) -> FitRecord:
         """Cancel a fit that waits or runs; one that is cancelled stays so.
 
         Raises
         ------
-        FitNotFound, FitAlreadyOver
-            No fit has the id; it has ended.
+        FitNotFound, FitAlreadyOver, FitElsewhere
+            No fit has the id; it has ended; another process runs it.
         """
         job = self._jobs.get(fit_id)
         if job is not None:
@@ -227,6 +239,8 @@ class FitJobs:
                 if record.state.is_final:
                     break
         record = await self.get(fit_id)
+        if not record.state.is_final:
+            raise FitElsewhere(f"Fit {fit_id} runs in another replica; cancel it there.")
         if record.state is not FitState.CANCELLED:
             raise FitAlreadyOver(f"Fit {fit_id} is over: it has {record.state}.")
         return record

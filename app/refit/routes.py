@@ -13,6 +13,7 @@ from app.errors import InvalidParameter, MalformedBody, NotReady, UnsupportedMed
 from app.refit import upload
 from app.refit.errors import (
     FitAlreadyOver,
+    FitElsewhere,
     FitQueueFull,
     InvalidUpload,
     StorageFull,
@@ -127,7 +128,9 @@ async def get_fit(fit_id: str, state: CurrentState) -> Fit:
 
 
 @router.delete(
-    "/fits/{fit_id}", response_model_exclude_none=True, responses=problems(FitNotFound, FitAlreadyOver)
+    "/fits/{fit_id}",
+    response_model_exclude_none=True,
+    responses=problems(FitNotFound, FitAlreadyOver, FitElsewhere),
 )
 async def cancel_fit(fit_id: str, state: CurrentState) -> Fit:
     """Cancel a fit that waits or runs."""

@@ -32,8 +32,6 @@ class Workspace:
     ----------
     name
         Names this process among those that share the data folder.
-    living
-        Names of the processes that were alive when this one came, itself included.
     """
 
     def __init__(self, data_dir: Path) -> None:
@@ -42,10 +40,14 @@ class Workspace:
         self.name = secrets.token_hex(8)
         self._folder = self._root / self.name
         with self._alone():
-            self.living = {self.name} | _sweep(self._root)
             self._folder.mkdir()
             self._lock = os.open(self._folder / LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def sweep(self) -> set[str]:
+        """Remove what dead processes left behind, and name the living ones, this one among them."""
+        with self._alone():
+            return _sweep(self._root)
 
     def new_folder(self, name: str) -> Path:
         """Make a folder for one upload; whoever asks removes it."""

@@ -109,6 +109,15 @@ class FitLog:
             seen_at=now,
         )
 
+    def keep_alive(self) -> None:
+        """Say that this process is alive and still means to end its fits."""
+        with self._database.write() as connection:
+            connection.execute(
+                update(fits)
+                .where(fits.c.owner == self._owner, fits.c.state.in_(UNFINISHED))
+                .values(seen_at=datetime.now(UTC))
+            )
+
     def interrupt_abandoned(self, living: Collection[str]) -> int:
         """Mark as interrupted what no process is working on any more, and say how many those were.
 

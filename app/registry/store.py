@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection, func, insert, select
+from sqlalchemy.exc import IntegrityError
 
 from app.registry.database import Database
 from app.registry.errors import (
@@ -50,8 +52,7 @@ class Registry:
     def __init__(self, database: Database, backbone: BackboneIdentity, *, owner: str) -> None:
         self._database = database
         self._backbone = backbone
-        with database.write() as connection:
-            self._backbone_id = _backbone_id(connection, backbone)
+        self._backbone_id = _backbone_id(database, backbone)
         self.fits = FitLog(database, self._backbone_id, owner)
 
     @classmethod
@@ -286,26 +287,30 @@ class Registry:
         return tuple(row)
 
 
-def _backbone_id(connection: Connection, backbone: BackboneIdentity) -> int:
+def _backbone_id(database: Database, backbone: BackboneIdentity) -> int:
     """Find the row of a backbone, or make it on first sight."""
     known = select(backbones.c.id).where(
         backbones.c.name == backbone.name,
         backbones.c.fingerprint == backbone.fingerprint,
         backbones.c.labels_sha256 == backbone.labels_sha256,
     )
-    row = connection.execute(known).scalar_one_or_none()
+    with database.read() as connection:
+        row = connection.execute(known).scalar_one_or_none()
     if row is None:
-        connection.execute(
-            insert(backbones).values(
-                name=backbone.name,
-                fingerprint=backbone.fingerprint,
-                num_classes=backbone.num_classes,
-                labels=list(backbone.labels),
-                labels_sha256=backbone.labels_sha256,
-                created_at=datetime.now(UTC),
+        # Another replica may make it at the same moment; then there is nothing left to do.
+        with suppress(IntegrityError), database.write() as connection:
+            connection.execute(
+                insert(backbones).values(
+                    name=backbone.name,
+                    fingerprint=backbone.fingerprint,
+                    num_classes=backbone.num_classes,
+                    labels=list(backbone.labels),
+                    labels_sha256=backbone.labels_sha256,
+                    created_at=datetime.now(UTC),
+                )
             )
-        )
-        row = connection.execute(known).scalar_one()
+        with database.read() as connection:
+            row = connection.execute(known).scalar_one()
     return int(row)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from app.refit import upload
 from app.refit.build import Refits, open_refits
-from app.refit.errors import FitAlreadyOver, FitQueueFull
+from app.refit.errors import FitAlreadyOver, FitElsewhere, FitQueueFull
 from app.refit.jobs import FitJobs
 from app.registry.errors import FitNotFound
 from app.registry.records import ActivatePolicy, BackboneIdentity, FitRecord, FitState
@@ -224,3 +224,25 @@ def test_the_event_loop_stays_free_while_a_fit_runs(tmp_path: Path) -> None:
         assert max(gaps) < 1.0
 
     run(tmp_path, scenario)
+
+
+async def follows(opened: Refits, version: int) -> None:
+    async with asyncio.timeout(10):
+        while opened.activator.active.current.version != version:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.1)
+
+
+def test_processes_that_share_a_registry_follow_each_other(tmp_path: Path) -> None:
+    async def whole() -> None:
+        async with refits(tmp_path) as (one, _), refits(tmp_path) as (other, telemetry):
+            fit_id = await submit(one.jobs, QUICK, activate=ActivatePolicy.ALWAYS)
+            with pytest.raises(FitElsewhere, match=f"Fit {fit_id} runs in another replica"):
+                await other.jobs.cancel(fit_id)
+            seen = [record async for record in other.jobs.watch(fit_id)]
+            assert (seen[-1].state, seen[-1].calibrator) == (FitState.SUCCEEDED, 1)
+            await follows(other, 1)
+            assert b'boxcal_calibrator_info{method="ts",version="1"} 1.0' in telemetry.exposition()
+            await asyncio.to_thread(other.activator.rollback)
+            await follows(one, 0)
+
+    asyncio.run(whole())

@@ -24,8 +24,9 @@ def test_it_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_two_in_one_process_see_each_other(tmp_path: Path) -> None:
     with Workspace(tmp_path) as one, Workspace(tmp_path) as other:
-        assert one.living == {one.name}
-        assert other.living == {one.name, other.name}
+        assert one.sweep() == other.sweep() == {one.name, other.name}
+    with Workspace(tmp_path) as alone:
+        assert alone.sweep() == {alone.name}
 
 
 def test_the_folder_of_a_killed_process_is_removed_and_a_living_one_stays(tmp_path: Path) -> None:
@@ -34,10 +35,10 @@ def test_the_folder_of_a_killed_process_is_removed_and_a_living_one_stays(tmp_pa
     with process, process.stdout:
         name = process.stdout.readline().strip()
         with Workspace(tmp_path) as beside:
-            assert name in beside.living
+            assert beside.sweep() == {beside.name, name}
         assert (tmp_path / "work" / name / "upload").exists()
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         with Workspace(tmp_path) as after:
-            assert after.living == {after.name}
+            assert after.sweep() == {after.name}
         assert not (tmp_path / "work" / name).exists()

@@ -1,0 +1,117 @@
+"""On PostgreSQL the registry is the same, and replicas that share it do not get into each other's way."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from threading import Thread
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy.exc import ProgrammingError
+
+from app.registry.database import Database
+from app.registry.records import ActivatePolicy, BackboneIdentity, Decision, FitState, FittedCalibrator
+from app.registry.store import Registry
+from app.registry.tables import metadata
+from tests.app.registry import postgresql
+
+pytestmark = pytest.mark.skipif(not postgresql.is_installed(), reason="PostgreSQL is not installed")
+
+DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
+FITTED = FittedCalibrator("ts", b"\x00\xff", {"method": "ts"}, {"nll": [0.5]}, b"<svg/>", 7)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with postgresql.server() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def replicas(url: str) -> Iterator[list[Registry]]:
+    """Three that start at the same moment on an empty database."""
+    opened: list[Registry] = []
+    starting = [
+        Thread(target=lambda n=n: opened.append(Registry.open(url, DIGITS, owner=f"r{n}", living={f"r{n}"})))
+        for n in range(3)
+    ]
+    for thread in starting:
+        thread.start()
+    for thread in starting:
+        thread.join()
+    yield opened
+    for registry in opened:
+        registry.close()
+
+
+def test_replicas_that_start_together_find_one_database(replicas: list[Registry], url: str) -> None:
+    assert len(replicas) == 3
+    assert [[record.version for record in registry.list()] for registry in replicas] == [[0]] * 3
+    database = Database(url)
+    with database.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    database.close()
+
+
+def test_what_one_replica_records_another_reads(replicas: list[Registry]) -> None:
+    one, other, _ = replicas
+    one.fits.add("fit", "auto", ActivatePolicy.ALWAYS, 7)
+    version, _ = one.record_fit("fit", FITTED, lambda _: Decision(True, "so"))
+    assert (other.active_version(), other.artifact(version), other.report(version)) == (
+        version, b"\x00\xff", {"nll": [0.5]},
+    )  # fmt: skip
+    assert other.get(version) == one.get(version)
+    assert other.fits.get("fit") == one.fits.get("fit")
+    assert other.fits.get("fit").state is FitState.SUCCEEDED
+
+
+def test_replicas_that_activate_at_once_leave_one_chain(replicas: list[Registry]) -> None:
+    versions = []
+    for number in range(3):
+        replicas[0].fits.add(f"chain-{number}", "ts", ActivatePolicy.NEVER, 7)
+        versions.append(replicas[0].record_fit(f"chain-{number}", FITTED, lambda _: Decision(False, "so"))[0])
+
+    def work(registry: Registry, version: int) -> None:
+        for _ in range(20):
+            registry.activate(version)
+
+    pairs = zip(replicas, versions, strict=True)
+    threads = [Thread(target=work, args=pair) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    walked = [replicas[0].active_version()]
+    while walked[-1] != 0:
+        walked.append(replicas[len(walked) % 3].rollback().version)
+    assert all(one != other for one, other in pairwise(walked))
+
+
+def test_a_fit_elsewhere_is_given_up_only_once_it_was_silent(replicas: list[Registry], url: str) -> None:
+    one, other, _ = replicas
+    one.fits.add("alive", "ts", ActivatePolicy.NEVER, 7)
+    assert other.fits.interrupt_abandoned({"other"}) == 0
+    database = Database(url)
+    with database.write() as connection:
+        connection.exec_driver_sql(
+            "UPDATE fits SET seen_at = seen_at - interval '2 minutes' WHERE id = 'alive'"
+        )
+    one.fits.keep_alive()
+    assert other.fits.interrupt_abandoned({"other"}) == 0
+    with database.write() as connection:
+        connection.exec_driver_sql(
+            "UPDATE fits SET seen_at = seen_at - interval '2 minutes' WHERE id = 'alive'"
+        )
+    assert other.fits.interrupt_abandoned({"other"}) == 1
+    assert one.fits.get("alive").state is FitState.INTERRUPTED
+    database.close()
+
+
+@pytest.mark.parametrize("change", ["DELETE FROM activations", "UPDATE calibrators SET method = 'x'"])
+def test_the_database_itself_refuses_to_change_the_record(
+    replicas: list[Registry], url: str, change: str
+) -> None:
+    database = Database(url)
+    with pytest.raises(ProgrammingError, match="is append-only"), database.write() as connection:
+        connection.exec_driver_sql(change)
+    database.close()
