@@ -1,0 +1,214 @@
+"""What `/docs` and `/openapi.json` say beyond types: an example of every body, answer and refusal.
+
+The last step of the OpenAPI document; its tests send the examples to a running service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from app.errors import PROBLEM_MEDIA_TYPE, BoxcalError
+
+JSON = "application/json"
+PICTURE = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAQ0lEQVR4nAXBARVAMBQAwOMJ8CNMk0UQgQYirIEIi0ATERZha8AdbO9X"
+    "oPT9bEhfxF0tkhYOE1nUdYCrAKkHM/Iz+AGCDw/PWp6jHgAAAABJRU5ErkJggg=="
+)
+"""A handwritten digit, 8 x 8 pixels, as PNG."""
+
+OPTIONS = {"bounds": {"upper": 0.75, "lower": {"8": 0.02}}, "top_k": 2}
+PREDICTED: dict[str, Any] = {
+    "model": "digits",
+    "calibrator": {"version": 0, "method": "uncalibrated"},
+    "bounds_relaxed": False,
+    "predictions": [
+        {
+            "label": "9",
+            "index": 9,
+            "probability": 0.75,
+            "top": [
+                {"label": "9", "index": 9, "probability": 0.75, "bound": "upper"},
+                {"label": "5", "index": 5, "probability": 0.2289831851848, "bound": None},
+            ],
+        }
+    ],
+    "timing_ms": {"decode": 0.7, "queue": 0.1, "backbone": 1.4, "calibrate": 0.4, "total": 2.6},
+}
+LOGITS = {
+    "logits": [[9.1, 0.3, 0.2, 0.1, 0, 0, 0.4, 0.2, 6.5, 0.1]],
+    "options": {"bounds": {"upper": 0.8}, "top_k": 1},
+}
+CALIBRATED: dict[str, Any] = PREDICTED | {
+    "predictions": [
+        {
+            "label": "0",
+            "index": 0,
+            "probability": 0.8,
+            "top": [{"label": "0", "index": 0, "probability": 0.8, "bound": "upper"}],
+        }
+    ],
+    "timing_ms": {"decode": 0.1, "queue": 0.0, "backbone": 0.0, "calibrate": 0.3, "total": 0.4},
+}
+QUEUED: dict[str, Any] = {
+    "id": "fc6636e3d795a8bb",
+    "state": "queued",
+    "progress": 0.0,
+    "stage": "waiting",
+    "method": "auto",
+    "activate": "if_better",
+    "samples": 539,
+    "created_at": "2026-11-21T02:51:59.353524Z",
+}
+RUNNING = QUEUED | {
+    "state": "running",
+    "progress": 0.4,
+    "stage": "judging fold 3 of 5",
+    "started_at": "2026-11-21T02:51:59.357789Z",
+}
+SUCCEEDED = RUNNING | {
+    "state": "succeeded",
+    "progress": 1.0,
+    "stage": "done",
+    "calibrator": 1,
+    "activated": True,
+    "decision": "Activated: on unseen folds its NLL is significantly lower than version 0's.",
+    "finished_at": "2026-11-21T02:52:11.334803Z",
+}
+CANCELLED = RUNNING | {
+    "state": "cancelled",
+    "error": "Cancelled on request.",
+    "finished_at": "2026-11-21T02:52:03.334803Z",
+}
+UNCALIBRATED = {"version": 0, "method": "uncalibrated", "active": False}
+CALIBRATOR: dict[str, Any] = {
+    "version": 1,
+    "method": "ts",
+    "active": True,
+    "backbone": {
+        "name": "digits",
+        "num_classes": 10,
+        "fingerprint": "21f0771c6297c8363aa66a0fd272ab321014c841a345c4a65b3db0c89e44113d",
+    },
+    "spec": {
+        "method": "ts",
+        "num_classes": 10,
+        "reads": "logits",
+        "parameters": {"temperature": 1.79, "lower": 0.0, "upper": 1.0},
+    },
+    "samples": 539,
+    "sha256": "e133ed4b5084436090cc6262107a8e0f02668f711029ad2de3c84484b652ca73",
+    "size": 472,
+    "created_at": "2026-11-21T02:52:11.334803Z",
+}
+ACTIVATED = {"version": 1, "method": "ts", "reason": "request", "activated_at": "2026-11-21T03:00:00Z"}
+ROLLED_BACK = ACTIVATED | {"version": 0, "method": "uncalibrated", "reason": "rollback"}
+REPORT = {
+    "method": "ts",
+    "samples": 539,
+    "classes": 10,
+    "folds": 5,
+    "metrics": {
+        "nll": {
+            "before": {"value": 0.354, "low": 0.247, "high": 0.5},
+            "after": {"value": 0.257, "low": 0.193, "high": 0.341},
+            "difference": {"value": -0.097, "low": -0.157, "high": -0.052},
+        }
+    },
+    "changed_labels": 0,
+    "ties": 0,
+    "is_better": True,
+}
+
+BODIES: dict[tuple[str, str], dict[str, Any]] = {
+    ("post", "/predict"): {
+        JSON: {"inputs": [{"image": PICTURE}], "options": OPTIONS},
+        "multipart/form-data": {"options": OPTIONS},
+    },
+    ("post", "/calibrate"): {JSON: LOGITS},
+    ("post", "/fit"): {"multipart/form-data": {"method": "auto", "activate": "if_better"}},
+}
+ANSWERS: dict[tuple[str, str, str], tuple[str, Any]] = {
+    ("post", "/predict", "200"): ("", PREDICTED),
+    ("post", "/calibrate", "200"): ("", CALIBRATED),
+    ("post", "/fit", "202"): ("The fit is queued; `Location` says where to ask for it.", QUEUED),
+    ("post", "/fit", "200"): ("", SUCCEEDED),
+    ("get", "/fits", "200"): ("The newest fits, newest first.", {"fits": [SUCCEEDED]}),
+    ("get", "/fits/{fit_id}", "200"): ("The fit as it stands.", SUCCEEDED),
+    ("delete", "/fits/{fit_id}", "200"): ("The fit as it ended.", CANCELLED),
+    ("get", "/fits/{fit_id}/events", "200"): ("Server-sent events; each `data` is a fit.", None),
+    ("get", "/calibrators", "200"): ("Every calibrator.", {"calibrators": [CALIBRATOR, UNCALIBRATED]}),
+    ("get", "/calibrators/{version}", "200"): ("The calibrator.", CALIBRATOR),
+    ("get", "/calibrators/{version}/report", "200"): ("", REPORT),
+    ("post", "/calibrators/rollback", "200"): ("What is in force now.", ROLLED_BACK),
+    ("post", "/calibrators/{version}/activate", "200"): ("What is in force now.", ACTIVATED),
+    ("get", "/health/live", "200"): ("The process runs.", {"status": "live"}),
+    ("get", "/health/ready", "200"): (
+        "Predictions are answered.",
+        {"status": "ready", "model": "digits", "calibrator": 1},
+    ),
+}
+PARAMETERS: dict[str, tuple[str, Any]] = {
+    "options": ("", OPTIONS),
+    "bounds": ("", OPTIONS["bounds"]),
+    "lower": ("", {"8": 0.02}),
+    "upper": ("", 0.75),
+    "top_k": ("", 3),
+    "probabilities": ("", True),
+    "logits": ("", True),
+    "calibrator": ("", "active"),
+    "timeout_ms": ("", 500),
+    "wait": ("", 60),
+    "limit": ("How many fits to list.", 10),
+    "fit_id": ("The fit's `id`.", QUEUED["id"]),
+    "version": ("", 1),
+}
+TAGS = {
+    "predict": "Calibrated probabilities, inside the bounds that each request sets.",
+    "fits": "Validation data in, a calibrator and its report out.",
+    "calibrators": "What was fitted, what is in force, and the way back.",
+    "monitoring": "Whether the service lives, is ready, and how it does.",
+}
+
+
+def complete(document: dict[str, Any]) -> None:
+    """Put descriptions and examples into an OpenAPI document."""
+    document["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
+    titles = {(leaf.status, leaf.title): leaf for leaf in leaves(BoxcalError)}
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            for parameter in operation.get("parameters", []):
+                description, example = PARAMETERS[parameter["name"]]
+                parameter.setdefault("description", description)
+                if "content" in parameter:
+                    parameter["content"][JSON]["example"] = example
+                else:
+                    parameter["example"] = example
+            for kind, example in BODIES.get((method, path), {}).items():
+                operation["requestBody"]["content"][kind]["example"] = example
+            for status, answer in operation["responses"].items():
+                description, example = ANSWERS.get((method, path, status), ("", None))
+                answer["description"] = description or answer["description"]
+                content = answer.get("content", {})
+                if example is not None:
+                    content[JSON]["example"] = example
+                if PROBLEM_MEDIA_TYPE in content:
+                    content[PROBLEM_MEDIA_TYPE]["examples"] = {
+                        leaf.type: {"summary": title, "value": problem(leaf)}
+                        for title in answer["description"].split("; ")
+                        if (leaf := titles.get((int(status), title)))
+                    }
+
+
+def problem(leaf: type[BoxcalError]) -> dict[str, Any]:
+    """Write a refusal as it looks, its meaning in place of the detail."""
+    detail = (leaf.__doc__ or leaf.title).partition("\n")[0]
+    kind = f"urn:boxcal:problem:{leaf.type}"
+    return {"type": kind, "title": leaf.title, "status": leaf.status, "detail": detail, "error": detail}
+
+
+def leaves(error: type[BoxcalError]) -> Iterator[type[BoxcalError]]:
+    """Walk the error tree."""
+    for child in error.__subclasses__():
+        yield child
+        yield from leaves(child)
