@@ -39,6 +39,8 @@ ENV PATH=/opt/boxcal/bin:/opt/venv/bin:$PATH \
     MPLCONFIGDIR=/tmp/matplotlib
 WORKDIR /var/lib/boxcal
 USER boxcal
+# A volume begins as a copy of this folder, and with it come the compiled loops.
+RUN python -m calibrators.operator.warm
 VOLUME /var/lib/boxcal
 EXPOSE 8000
 STOPSIGNAL SIGTERM

@@ -16,6 +16,7 @@ $(RUNTIME): requirements.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m calibrators.operator.warm
 	touch $@
 
 $(DEV): $(RUNTIME) requirements-dev.lock
