@@ -44,7 +44,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--results", type=Path, default=Path("benchmarks/results"), help="folder of the results"
     )
-    parser.add_argument("--plot", type=Path, default=Path("docs/serving-latency.svg"))
+    parser.add_argument("--plot", type=Path, default=Path("docs/images/serving-latency.svg"))
     options = parser.parse_args()
     missing = [name for name in ("model", "labels", "images") if getattr(options, name) is None]
     if options.rounds and missing:

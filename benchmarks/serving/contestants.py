@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -88,7 +89,7 @@ def _bentoml(python: Path, model: Model, port: int, folder: Path) -> Launch:
 
 def _mlserver(python: Path, model: Model, port: int, folder: Path) -> Launch:
     ports = {"http_port": port, "grpc_port": payloads.free_port(), "metrics_port": payloads.free_port()}
-    server = {"host": "127.0.0.1", "parallel_workers": 2, "debug": False, **ports}
+    server = {"host": "127.0.0.1", "parallel_workers": os.cpu_count() or 1, "debug": False, **ports}
     (folder / "settings.json").write_text(json.dumps(server))
     (folder / "model-settings.json").write_text(
         json.dumps({"name": "bench", "implementation": "on_mlserver.Bench"})
