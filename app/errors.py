@@ -333,14 +333,17 @@ def install(app: FastAPI, count: Callable[[str], None]) -> None:
         elif isinstance(error, HTTPException) and error.status_code == http.HTTPStatus.METHOD_NOT_ALLOWED:
             detail = f"{request.url.path} does not take {request.method}."
             error = MethodNotAllowed(detail, headers=error.headers)
-        problem = Problem.of(error)
-        count(problem.kind)
-        return problem.response()
+        return answer(error, count)
 
-    async def nobody(request: Request, error: Exception) -> Response:
+    for kind in (BoxcalError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, handle)
+
+
+def answer(error: Exception, count: Callable[[str], None]) -> Response:
+    """Turn an error that leaves a route into its answer, and count it."""
+    if isinstance(error, ClientDisconnect):
         count("disconnected")
         return Response(status_code=CLIENT_CLOSED)
-
-    for kind in (BoxcalError, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, handle)
-    app.add_exception_handler(ClientDisconnect, nobody)
+    problem = Problem.of(error)
+    count(problem.kind)
+    return problem.response()

@@ -9,8 +9,8 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 
-from app import errors, health
-from app.middleware import LimitBodies, MeasureRequests
+from app import documentation, errors, health
+from app.middleware import AnswerDirectly, LimitBodies, MeasureRequests
 from app.predict import routes as predict
 from app.refit import routes as refit
 from app.registry import routes as registry
@@ -41,11 +41,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         docs_url=DOCUMENTS[1],
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.settings = settings
     app.state.telemetry = measured
+    # The one added last stands outermost.
+    app.add_middleware(AnswerDirectly, endpoints=predict.ENDPOINTS, count=measured.rejected)
     app.add_middleware(LimitBodies, limits={"/fit": None}, default=settings.max_body_bytes)
-    app.add_middleware(MeasureRequests, telemetry=measured, documents=DOCUMENTS)
+    app.add_middleware(MeasureRequests, telemetry=measured, paths={*DOCUMENTS, *predict.ENDPOINTS})
     errors.install(app, measured.rejected)
     for router in routers:
         app.include_router(router)
@@ -80,6 +83,7 @@ def describe(app: FastAPI) -> None:
                 answer = operation["responses"].get("422", declared)
                 if errors.PROBLEM_MEDIA_TYPE not in answer.get("content", {}):
                     operation["responses"]["422"] = declared
+        documentation.complete(document)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

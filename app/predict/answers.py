@@ -29,8 +29,8 @@ class Rows:
         (N, K) float64, the backbone's.
     mapped
         (N, K) float64, the calibrated logits, which order classes of equal probability.
-    lower, upper
-        (N, K) float64, the box in force.
+    box
+        (N, K) float64 each, the lower and upper bounds in force; None where they bound nothing.
     relaxed
         (N,) bool, where fitted bounds yielded to the request's.
     """
@@ -38,8 +38,7 @@ class Rows:
     probabilities: Float64Array
     logits: Float64Array
     mapped: Float64Array
-    lower: Float64Array
-    upper: Float64Array
+    box: tuple[Float64Array, Float64Array] | None
     relaxed: NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -52,8 +51,7 @@ class Rows:
             self.probabilities[span],
             self.logits[span],
             self.mapped[span],
-            self.lower[span],
-            self.upper[span],
+            None if self.box is None else (self.box[0][span], self.box[1][span]),
             self.relaxed[span],
         )
 
@@ -66,10 +64,20 @@ class Rows:
             np.concatenate([p.probabilities for p in parts]),
             np.concatenate([p.logits for p in parts]),
             np.concatenate([p.mapped for p in parts]),
-            np.concatenate([p.lower for p in parts]),
-            np.concatenate([p.upper for p in parts]),
+            cls._join_boxes(parts),
             np.concatenate([p.relaxed for p in parts]),
         )
+
+    @staticmethod
+    def _join_boxes(parts: Sequence[Rows]) -> tuple[Float64Array, Float64Array] | None:
+        """Join boxes; a part that has none, for it shared its batch with no bounded request, gets (0, 1)."""
+        if all(part.box is None for part in parts):
+            return None
+        boxes = [
+            part.box or (np.zeros(part.probabilities.shape), np.ones(part.probabilities.shape))
+            for part in parts
+        ]
+        return np.concatenate([lower for lower, _ in boxes]), np.concatenate([upper for _, upper in boxes])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,10 +104,12 @@ class Answer:
 
     def bound_hits(self) -> tuple[int, int]:
         """Count the classes that sit on a lower and on an upper bound that bounds anything."""
-        rows = self.rows
-        lower = (rows.lower > 0.0) & (rows.probabilities <= rows.lower)
-        upper = (rows.upper < 1.0) & (rows.probabilities >= rows.upper)
-        return int(np.count_nonzero(lower)), int(np.count_nonzero(upper))
+        if self.rows.box is None:
+            return 0, 0
+        lower, upper = self.rows.box
+        at_lower = (lower > 0.0) & (self.rows.probabilities <= lower)
+        at_upper = (upper < 1.0) & (self.rows.probabilities >= upper)
+        return int(np.count_nonzero(at_lower)), int(np.count_nonzero(at_upper))
 
     def to_json(self) -> bytes:
         """Write the JSON document; every number in it reads back as the very float64 that was computed."""
@@ -117,13 +127,12 @@ class Answer:
     def _prediction(self, row: int) -> dict[str, Any]:
         probabilities = self.rows.probabilities[row]
         ranking = rank(probabilities, self.rows.mapped[row], self.options.top_k)
-        lower, upper = self.rows.lower[row], self.rows.upper[row]
         top = [
             {
                 "label": self.labels[index],
                 "index": index,
-                "probability": (probability := float(probabilities[index])),
-                "bound": held_by(probability, float(lower[index]), float(upper[index])),
+                "probability": float(probabilities[index]),
+                "bound": self._held_by(row, index),
             }
             for index in ranking
         ]
@@ -139,6 +148,18 @@ class Answer:
             prediction["logits"] = self.rows.logits[row]
         return prediction
 
+    def _held_by(self, row: int, index: int) -> Literal["lower", "upper"] | None:
+        """Say which bound holds a probability, where one does that is not 0 or 1 anyway."""
+        if self.rows.box is None:
+            return None
+        lower, upper = self.rows.box
+        probability = self.rows.probabilities[row, index]
+        if upper[row, index] < 1.0 and probability >= upper[row, index]:
+            return "upper"
+        if lower[row, index] > 0.0 and probability <= lower[row, index]:
+            return "lower"
+        return None
+
 
 def rank(probabilities: Float64Array, mapped: Float64Array, count: int) -> list[int]:
     """Order the most probable classes; ties, which bounds create, go to the larger calibrated logit.
@@ -151,20 +172,13 @@ def rank(probabilities: Float64Array, mapped: Float64Array, count: int) -> list[
         How many classes to list, K at most.
     """
     size = len(probabilities)
+    candidates = np.arange(size)
     if count < size:
-        threshold = np.partition(probabilities, size - count)[size - count]
-        candidates = np.flatnonzero(probabilities >= threshold)
-    else:
-        candidates = np.arange(size)
-    order = np.lexsort((-mapped[candidates], -probabilities[candidates]))
+        largest = np.argpartition(probabilities, size - count)[size - count :]
+        candidates = largest
+        # Others may tie with the least of them.
+        if np.count_nonzero(probabilities >= (least := probabilities[largest].min())) > count:
+            candidates = np.flatnonzero(probabilities >= least)
+    order = np.lexsort((candidates, -mapped[candidates], -probabilities[candidates]))
     ranking: list[int] = candidates[order[:count]].tolist()
     return ranking
-
-
-def held_by(probability: float, lower: float, upper: float) -> Literal["lower", "upper"] | None:
-    """Say which bound holds a probability, where one does that is not 0 or 1 anyway."""
-    if upper < 1.0 and probability >= upper:
-        return "upper"
-    if lower > 0.0 and probability <= lower:
-        return "lower"
-    return None

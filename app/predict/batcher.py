@@ -1,7 +1,8 @@
 """Groups the samples of concurrent requests into batches for the backbone and hands each request its own.
 
-A request enters with `run`, on the event loop. Threads that drive the backbone ("lanes") take what waits, in
-order, as soon as they are free. Every request fails, expires or is cancelled alone: the batch goes on.
+A request enters with `run`, on the event loop. Two threads ("lanes") take turns with the backbone: while one
+has it, the other finishes what came out of the pass before. Whoever gets the backbone takes what waits then,
+in order. Every request fails, expires or is cancelled alone: the batch goes on.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ logger = logging.getLogger("boxcal")
 Context = TypeVar("Context")
 Result = TypeVar("Result")
 Samples = NDArray[np.float32]
+LANES = 2
 
 
 @dataclass(eq=False, slots=True)
@@ -91,13 +93,12 @@ class Batcher(Generic[Context, Result]):
     forward
         The backbone: from samples (N, *shape) to logits (N, K); called from a lane.
     finish
-        From the logits of a batch and its parts to one result or one error for each part; called from a lane.
+        From the logits of a batch and its parts to one result or one error for each part; while it runs, the
+        other lane has the backbone.
     pace
         Says how large batches are and how long to gather them.
     max_queue_samples
         Samples of all requests that may be here at once.
-    lanes
-        Threads that drive the backbone.
     on_batch
         Told the size of every batch, on the event loop.
     """
@@ -109,7 +110,6 @@ class Batcher(Generic[Context, Result]):
         *,
         pace: Pace,
         max_queue_samples: int,
-        lanes: int = 1,
         on_batch: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._forward = forward
@@ -123,10 +123,12 @@ class Batcher(Generic[Context, Result]):
         self._held = 0
         self._closing = False
         self._changed = threading.Condition()
+        self._device = threading.Lock()
+        self._last = 0
         self._drained_at: float | None = None
         self._lanes = [
             threading.Thread(target=self._drive, name=f"backbone-{lane}", daemon=True)
-            for lane in range(lanes)
+            for lane in range(LANES)
         ]
         for lane in self._lanes:
             lane.start()
@@ -222,30 +224,33 @@ class Batcher(Generic[Context, Result]):
     # -- the lanes -------------------------------------------------------------------------------------------
 
     def _drive(self) -> None:
-        last = 0
-        while parts := self._next(last):
-            last = parts[-1].stop
-            began = time.perf_counter()
+        while True:
+            with self._device:
+                parts = self._next()
+                if not parts:
+                    return
+                size = parts[-1].stop
+                began = time.perf_counter()
+                logits, scored, failed = self._score(parts)
+                done = time.perf_counter()
+            results: Sequence[Result | Exception] = []
             try:
-                scores, parts_scored, failed = self._score(parts)
-                scored = time.perf_counter()
-                results = self._finish(scores, parts_scored) if parts_scored else []
+                results = self._finish(logits, scored) if scored else []
             except Exception as error:
-                logger.exception("a batch of %d samples failed", last)
-                failed, parts_scored, results, scored = [(p, error) for p in parts], [], [], began
-            ended = time.perf_counter()
-            stages = (began, scored - began, ended - scored)
-            outcomes = [*zip(parts_scored, results, strict=True), *failed]
-            del parts, parts_scored, results, failed
+                logger.exception("a batch of %d samples could not be finished", size)
+                results = [error] * len(scored)
+            stages = (began, done - began, time.perf_counter() - done)
+            outcomes = [*zip(scored, results, strict=True), *failed]
+            del parts, scored, results, failed
             try:
-                self._loop.call_soon_threadsafe(self._deliver, last, outcomes, stages)
+                self._loop.call_soon_threadsafe(self._deliver, size, outcomes, stages)
             except RuntimeError:  # the loop is closed: nobody waits any more
                 return
 
-    def _next(self, last: int) -> list[Part[Context, Result]]:
+    def _next(self) -> list[Part[Context, Result]]:
         """Wait for work and take a batch of it; an empty one means that the batcher is closing."""
         with self._changed:
-            self._note_drained(last)
+            self._note_drained()
             while True:
                 asleep = time.perf_counter()
                 while not self._queue and not self._closing:
@@ -253,20 +258,21 @@ class Batcher(Generic[Context, Result]):
                     self._changed.wait()
                 if not self._queue:
                     return []
-                self._gather(last, time.perf_counter() - asleep)
+                self._gather(time.perf_counter() - asleep)
                 if parts := self._take(self._pace.batch_size):
+                    self._last = parts[-1].stop
                     return parts
 
-    def _note_drained(self, last: int) -> None:
+    def _note_drained(self) -> None:
         """Learn the rate at which the whole service works while there is always something waiting."""
         now = time.perf_counter()
-        if last and self._drained_at is not None:
-            self._pace.drained(last, now - self._drained_at)
+        if self._last and self._drained_at is not None:
+            self._pace.drained(self._last, now - self._drained_at)
         self._drained_at = now if self._queue else None
 
-    def _gather(self, last: int, idle: float) -> None:
-        until = time.perf_counter() + self._pace.gather_seconds(self._waiting, last, idle)
-        while self._waiting < min(last, self._pace.batch_size) and not self._closing:
+    def _gather(self, idle: float) -> None:
+        until = time.perf_counter() + self._pace.gather_seconds(self._waiting, self._last, idle)
+        while self._waiting < min(self._last, self._pace.batch_size) and not self._closing:
             left = until - time.perf_counter()
             if left <= 0:
                 return
@@ -291,8 +297,6 @@ class Batcher(Generic[Context, Result]):
                 again.append(entry)
         # What is left of a large request goes behind those that wait, so it cannot keep them waiting long.
         self._queue.extend(again)
-        if self._queue:
-            self._changed.notify()
         return parts
 
     def _score(

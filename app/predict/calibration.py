@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from app.errors import InvalidLogits
-from app.predict.answers import Rows
+from app.predict.answers import Float64Array, Rows
 from app.predict.batcher import Part
 from app.predict.request_bounds import RequestBounds
 from app.refit.active import ServedCalibrator
+from calibrators.calibrator import Calibrated
 from calibrators.operator import Bounds
 
 
@@ -102,12 +103,18 @@ def _calibrate(logits: Tensor, served: ServedCalibrator, box: Bounds | None) -> 
     probabilities = calibrated.probabilities.numpy()
     if not np.isfinite(probabilities).all():
         raise InvalidLogits("The logits are too large: the calibrator's arithmetic overflows.")
-    shape = probabilities.shape
     return Rows(
         probabilities,
         wide.numpy(),
         calibrated.logits.numpy(),
-        np.broadcast_to(calibrated.lower.numpy(), shape),
-        np.broadcast_to(calibrated.upper.numpy(), shape),
+        _box(calibrated, probabilities.shape),
         calibrated.relaxed.numpy(),
     )
+
+
+def _box(calibrated: Calibrated, shape: tuple[int, ...]) -> tuple[Float64Array, Float64Array] | None:
+    """Give every row the box in force; None where it holds every probability."""
+    lower, upper = calibrated.lower, calibrated.upper
+    if lower.ndim == 0 and upper.ndim == 0 and lower.item() <= 0.0 and upper.item() >= 1.0:
+        return None
+    return np.broadcast_to(lower.numpy(), shape), np.broadcast_to(upper.numpy(), shape)

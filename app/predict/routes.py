@@ -116,6 +116,10 @@ async def calibrate(request: Request) -> Response:
     return await respond(request, pipeline, answer)
 
 
+ENDPOINTS = {"/predict": predict, "/calibrate": calibrate}
+"""What the service answers without a search for the route."""
+
+
 def pipeline_of(request: Request) -> Pipeline:
     """Give the pipeline of the service that answers this request."""
     state: State = request.scope["state"]["boxcal"]

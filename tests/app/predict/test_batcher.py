@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,9 +33,18 @@ class Device:
         self.gate.set()
         self.memory = 1_000_000
         self.broken: set[float] = set()
+        self.crowded = False
+        self._passes = threading.Lock()
 
     def forward(self, samples: NDArray[np.float32]) -> Tensor:
-        """Take one batch."""
+        """Take one batch; note whether another thread was here already."""
+        self.crowded |= not self._passes.acquire(blocking=False)
+        try:
+            return self._pass(samples)
+        finally:
+            self._passes.release()
+
+    def _pass(self, samples: NDArray[np.float32]) -> Tensor:
         self.batches.append(samples[:, 0].tolist())
         assert self.gate.wait(10)
         if len(samples) > self.memory:
@@ -65,15 +75,11 @@ def values(finished: Finished[NDArray[np.float32]]) -> list[float]:
 
 
 @asynccontextmanager
-async def batching(
-    device: Device, *, size: int = 8, queue: int = 100, lanes: int = 1
-) -> AsyncIterator[Doubling]:
+async def batching(device: Device, *, size: int = 8, queue: int = 100) -> AsyncIterator[Doubling]:
     pace = Pace(size, 10.0)
     for n in range(1, size + 1):  # as if it had measured a fixed cost that makes full batches pay
         pace.measured(n, 0.001 + n * 1e-6)
-    batcher: Doubling = Batcher(
-        device.forward, device.finish, pace=pace, max_queue_samples=queue, lanes=lanes
-    )
+    batcher: Doubling = Batcher(device.forward, device.finish, pace=pace, max_queue_samples=queue)
     try:
         yield batcher
     finally:
@@ -248,14 +254,22 @@ async def test_closing_finishes_what_waits() -> None:
     assert [values(await task) for task in tasks] == [[2.0 * n] for n in range(20)]
 
 
-async def test_lanes_work_side_by_side() -> None:
+async def test_a_batch_is_finished_while_the_next_is_in_the_backbone() -> None:
     device = Device()
-    async with batching(device, size=1, lanes=2) as batcher:
-        device.gate.clear()
-        tasks = [asyncio.create_task(batcher.run(rows(n), 0.0)) for n in range(6)]
-        await until(lambda: len(device.batches) == 2)
-        device.gate.set()
-        assert [values(await task) for task in tasks] == [[2.0 * n] for n in range(6)]
+    finishing, go_on = threading.Event(), threading.Event()
+
+    def slow_finish(logits: Tensor, parts: Sequence[Part[float, NDArray[np.float32]]]) -> list[Any]:
+        finishing.set()
+        assert go_on.wait(10)
+        return list(device.finish(logits, parts))
+
+    batcher: Doubling = Batcher(device.forward, slow_finish, pace=Pace(1, 10.0), max_queue_samples=100)
+    tasks = [asyncio.create_task(batcher.run(rows(n), 0.0)) for n in range(6)]
+    await until(lambda: finishing.is_set() and len(device.batches) == 2)
+    go_on.set()
+    assert [values(await task) for task in tasks] == [[2.0 * n] for n in range(6)]
+    assert not device.crowded
+    await asyncio.to_thread(batcher.close)
 
 
 async def test_many_requests_of_every_kind_at_once() -> None:
@@ -285,3 +299,4 @@ async def test_many_requests_of_every_kind_at_once() -> None:
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert {type(outcome) for outcome in outcomes} <= {type(None), asyncio.CancelledError}
     assert max(len(batch) for batch in device.batches) > 4
+    assert not device.crowded
