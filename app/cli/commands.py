@@ -171,6 +171,33 @@ def evaluate(
     command.run(file, calibrator=calibrator, url=url, as_json=as_json)
 
 
+@cli.command()
+def compare(
+    file: ValidationFile,
+    *,
+    test: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            help="Judge on this file; else on folds that no fit saw.",
+        ),
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="A method to compare; may be repeated. Default: those of the paper's main table."),
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Save the table here (Markdown).")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Save every number here (CSV).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Fit many methods to the same data and compare them, the paper's main table for your model."""
+    from app.cli import compare as command
+
+    command.run(file, test=test, methods=method or [], markdown_file=markdown, csv_file=csv, as_json=as_json)
+
+
 def main() -> None:
     """Run the command line; a mistake or a failure ends it in one line and the exit code of its kind."""
     try:

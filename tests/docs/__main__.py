@@ -1,4 +1,4 @@
-"""Play the documents against a service started for them and write down the results: `python -m tests.docs`."""
+"""Play the documents against a service started for them and write what it says: `python -m tests.docs`."""
 
 import tempfile
 from pathlib import Path
