@@ -246,7 +246,8 @@ def problems(*leaves: type[BoxcalError]) -> dict[int | str, dict[str, Any]]:
     Leaves that share a status are described together.
     """
     titles: dict[int, list[str]] = {}
-    for leaf in (*leaves, InternalError):
+    declared: tuple[type[BoxcalError], ...] = (*leaves, InternalError)
+    for leaf in declared:
         known = titles.setdefault(leaf.status, [])
         if leaf.title not in known:
             known.append(leaf.title)

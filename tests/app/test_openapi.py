@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import schemathesis
 from hypothesis import HealthCheck, given, seed, settings
 from schemathesis import Case
+from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
@@ -22,7 +25,7 @@ CHECKS = [status_code_conformance, response_schema_conformance, content_type_con
 def test_what_is_declared_is_what_happens(service: Service) -> None:
     """Requests made from the document, valid and not, of every route that does not start a fit."""
     schema = schemathesis.openapi.from_url(f"{service.url}/openapi.json")
-    operations = [result.ok() for result in schema.get_all_operations()]
+    operations = [result.ok() for result in schema.get_all_operations() if isinstance(result, Ok)]
     tried = [operation for operation in operations if not operation.path.startswith(LEFT_OUT)]
     assert len(tried) >= 10
     for operation in tried:
@@ -30,7 +33,7 @@ def test_what_is_declared_is_what_happens(service: Service) -> None:
         @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), database=None)
         @seed(0)
         @given(case=operation.as_strategy())
-        def check(case: Case) -> None:
+        def check(case: Case[Any]) -> None:
             response = case.call(timeout=30)
             case.validate_response(response, checks=CHECKS)
             assert response.status_code != 500
