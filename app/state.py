@@ -16,6 +16,7 @@ from app.refit.activation import Activator
 from app.refit.active import ActiveCalibrator
 from app.refit.build import open_refits
 from app.refit.jobs import FitJobs
+from app.refit.pictures import BackboneSource
 from app.registry.records import BackboneIdentity
 from app.registry.store import Registry
 from app.settings import Settings
@@ -66,7 +67,13 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
         )
         identity = BackboneIdentity(backbone.name, backbone.fingerprint, tuple(backbone.labels))
         refits = await stack.enter_async_context(
-            open_refits(settings.data_dir, settings.registry_url, identity, telemetry)
+            open_refits(
+                settings.data_dir,
+                settings.registry_url,
+                identity,
+                BackboneSource.of(settings),
+                telemetry,
+            )
         )
         pipeline = await stack.enter_async_context(
             open_pipeline(settings, backbone, refits.activator, telemetry)

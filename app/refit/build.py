@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from app.errors import BoxcalError
 from app.refit.activation import Activator
 from app.refit.jobs import FitJobs
+from app.refit.pictures import BackboneSource
 from app.refit.workspace import Workspace
 from app.registry.records import BackboneIdentity
 from app.registry.store import Registry
@@ -46,7 +47,7 @@ class Refits:
 
 @asynccontextmanager
 async def open_refits(
-    data_dir: Path, url: str, backbone: BackboneIdentity, telemetry: Telemetry
+    data_dir: Path, url: str, backbone: BackboneIdentity, source: BackboneSource, telemetry: Telemetry
 ) -> AsyncIterator[Refits]:
     """Open the registry, restore the calibrator in force and take fits; all is closed in reverse.
 
@@ -56,6 +57,8 @@ async def open_refits(
         Where validation sets wait for their fits.
     url
         SQLAlchemy URL of the registry.
+    backbone, source
+        What calibrators belong to, and how another process loads it.
 
     Raises
     ------
@@ -69,7 +72,7 @@ async def open_refits(
         registry = await asyncio.to_thread(Registry.open, url, backbone, owner=workspace.name, living=living)
         stack.callback(registry.close)
         activator = await asyncio.to_thread(Activator, registry, backbone.num_classes, telemetry)
-        jobs = FitJobs(registry, activator, workspace, telemetry)
+        jobs = FitJobs(registry, activator, workspace, telemetry, source)
         await jobs.start()
         stack.push_async_callback(jobs.close)
         stack.push_async_callback(cancelled, asyncio.create_task(follow(registry, activator, workspace)))

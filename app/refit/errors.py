@@ -44,10 +44,10 @@ class InvalidUpload(InvalidRequest):
 
 
 class UnknownMethod(InvalidRequest):
-    """No calibration method has this name."""
+    """No method has this name, or it reads what the service does not give it."""
 
     type = "unknown-method"
-    title = "No such method"
+    title = "The method cannot be fitted here"
 
 
 class FitAlreadyOver(Conflict):

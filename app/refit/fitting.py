@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 
 from app.refit.messages import FitOutcome, FitTask
+from app.refit.pictures import PictureSet, to_validation_set
 from app.registry.records import FittedCalibrator
 from calibrators import Calibrator, fit
 from calibrators.evaluation.reliability import reliability_svg
@@ -18,6 +19,7 @@ from calibrators.evaluation.report import cross_fitted_report
 Progress = Callable[[float, str], None]
 SEED = 0
 ROUND_TRIP_ROWS = 100
+PICTURES = 0.3  # of the progress, where there are pictures
 
 
 def perform(task: FitTask, progress: Progress) -> FitOutcome:
@@ -28,15 +30,19 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
     ValueError
         The data cannot be fitted by this method; says why.
     """
-    progress(0.0, "reading the validation set")
-    logits, labels = (torch.from_numpy(array) for array in task.data.arrays())
-    result = fit(task.method, logits, labels, seed=SEED, progress=_part(progress, 0.02, 0.4))
+    data, begin = task.data, 0.0
+    if isinstance(data, PictureSet):
+        begin = PICTURES
+        data = to_validation_set(data, task.source, _part(progress, 0.0, begin))
+    progress(begin, "reading the validation set")
+    logits, labels = (torch.from_numpy(array) for array in data.arrays())
+    result = fit(task.method, logits, labels, seed=SEED, progress=_part(progress, begin + 0.02, 0.5))
     report = cross_fitted_report(
         result.method,
         logits,
         labels,
         seed=SEED,
-        progress=_part(progress, 0.4, 0.95),
+        progress=_part(progress, 0.5, 0.95),
         against=None if task.against is None else Calibrator.from_bytes(task.against),
     )
     progress(0.95, "drawing the reliability diagram")

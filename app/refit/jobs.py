@@ -23,6 +23,7 @@ from app.refit.activation import Activator
 from app.refit.errors import FitAlreadyOver, FitElsewhere, FitQueueFull
 from app.refit.gate import decide
 from app.refit.messages import FitTask
+from app.refit.pictures import BackboneSource, PictureSet
 from app.refit.validation_set import ValidationSet
 from app.refit.worker import FitFailed, Worker
 from app.refit.workspace import Workspace
@@ -57,7 +58,7 @@ class Job:
     """
 
     record: FitRecord
-    data: ValidationSet
+    data: ValidationSet | PictureSet
     taken: bool = False
     working: bool = False
     ending: tuple[FitState, str] | None = None
@@ -82,6 +83,8 @@ class FitJobs:
         Where validation sets lie while they wait.
     telemetry
         Is told of every fit that ends.
+    source
+        The backbone, for fits on pictures.
     max_waiting
         How many may wait beside the one that runs.
     """
@@ -92,6 +95,7 @@ class FitJobs:
         activator: Activator,
         workspace: Workspace,
         telemetry: Telemetry,
+        source: BackboneSource,
         *,
         max_waiting: int = MAX_WAITING,
     ) -> None:
@@ -99,6 +103,7 @@ class FitJobs:
         self._activator = activator
         self._workspace = workspace
         self._telemetry = telemetry
+        self._source = source
         self._max_waiting = max_waiting
         self._worker = Worker()
         self._arriving = 0
@@ -157,7 +162,9 @@ class FitJobs:
             if fit_id not in self._jobs:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    async def submit(self, data: ValidationSet, method: str, activate: ActivatePolicy) -> FitRecord:
+    async def submit(
+        self, data: ValidationSet | PictureSet, method: str, activate: ActivatePolicy
+    ) -> FitRecord:
         """Queue a fit on a validation set whose folder came from `place`."""
         fit_id = data.folder.name
         record = await asyncio.to_thread(self._registry.fits.add, fit_id, method, activate, data.samples)
@@ -294,7 +301,7 @@ class FitJobs:
 
         if job.ending is not None:
             raise FitFailed("stopped before it started")
-        task = FitTask(job.data, job.record.method, against)
+        task = FitTask(job.data, self._source, job.record.method, against)
         recorder = asyncio.create_task(self._record_progress(job))
         job.working = True
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from app.refit.pictures import BackboneSource, PictureSet
 from app.refit.validation_set import ValidationSet
 from app.registry.records import FittedCalibrator
 
@@ -14,11 +15,14 @@ class FitTask:
 
     Attributes
     ----------
+    source
+        The backbone, for pictures.
     against
         Artifact of the calibrator in force, which the report compares with; None for `uncalibrated`.
     """
 
-    data: ValidationSet
+    data: ValidationSet | PictureSet
+    source: BackboneSource
     method: str
     against: bytes | None
 

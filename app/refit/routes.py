@@ -43,7 +43,8 @@ BODY: dict[str, Any] = {
                             "type": "string",
                             "format": "binary",
                             "description": "`.npz` with `logits` or `probabilities` (N, K), and `labels`; "
-                            "or `.parquet` with the columns `logits` (lists) and `label`.",
+                            "`.parquet` with the columns `logits` (lists) and `label`; or a `.zip` of "
+                            "pictures with a folder for each class.",
                         },
                         "method": {
                             "type": "string",
@@ -100,11 +101,7 @@ async def start_fit(
         upload.receive(request.headers, request.stream(), limit) as received,
     ):
         data = await asyncio.to_thread(
-            upload.read,
-            received.file,
-            folder,
-            num_classes=state.backbone.num_classes,
-            max_bytes=limit,
+            upload.read_any, received.file, folder, classes=state.backbone.labels, max_bytes=limit
         )
         record = await state.fit_jobs.submit(data, received.fields.method, received.fields.activate)
     if wait:

@@ -7,7 +7,7 @@ read and checked in a thread. What the file is, its first bytes say: names and c
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,13 @@ from app.errors import InvalidParameter, MalformedBody, UnsupportedMediaType
 from app.refit.errors import InvalidUpload, StorageFull, UnknownMethod, UnknownUploadFormat, UploadTooLarge
 from app.refit.npz import NpzFile
 from app.refit.parquet import read_parquet
+from app.refit.pictures import PictureSet, is_archive_of_pictures
+from app.refit.pictures import create as create_from_pictures
 from app.refit.validation_set import ValidationSet, check_shapes, create
 from app.registry.records import ActivatePolicy
-from calibrators import methods
 
 AUTO = "auto"
+LOGITS = "logits"
 MAX_FIELD_BYTES = 4096
 
 
@@ -98,6 +100,29 @@ async def receive(
         await form.close()
 
 
+def read_any(
+    file: IO[bytes], folder: Path, *, classes: Sequence[str], max_bytes: int
+) -> ValidationSet | PictureSet:
+    """Turn an uploaded file of arrays or of pictures into a set to fit to; blocks.
+
+    Parameters
+    ----------
+    classes
+        The backbone's K labels.
+
+    Raises
+    ------
+    UnknownUploadFormat, InvalidUpload, UploadTooLarge, StorageFull
+        As `read`; or names the picture or the folder that cannot be accepted.
+    """
+    if not is_archive_of_pictures(file):
+        return read(file, folder, num_classes=len(classes), max_bytes=max_bytes)
+    try:
+        return create_from_pictures(file, folder, classes=classes, max_bytes=max_bytes)
+    except OSError as error:
+        raise _storage(error) from error
+
+
 def read(file: IO[bytes], folder: Path, *, num_classes: int, max_bytes: int) -> ValidationSet:
     """Turn an uploaded file into a checked validation set; blocks, so the service calls it in a thread.
 
@@ -132,7 +157,7 @@ def read(file: IO[bytes], folder: Path, *, num_classes: int, max_bytes: int) -> 
     finally:
         raw.unlink(missing_ok=True)
     start = f"it begins with {magic!r}" if magic else "it is empty"
-    raise UnknownUploadFormat(f"The file is neither .npz nor .parquet: {start}.")
+    raise UnknownUploadFormat(f"The file is neither .npz nor .parquet, nor a .zip of pictures: {start}.")
 
 
 def _read_npz(archive: NpzFile, folder: Path, raw: Path, num_classes: int) -> ValidationSet:
@@ -159,9 +184,17 @@ def _fields(form: Mapping[str, Any]) -> FitFields:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         raise InvalidParameter(f"The field `{name}` = {first['input']!r:.200}: {first['msg']}.") from error
+    from calibrators.method import methods, parse  # noqa: PLC0415 - every method there is, for fits alone
+
     if fields.method != AUTO and fields.method not in methods():
         raise UnknownMethod(
             f"There is no method {fields.method!r:.200}; there are {AUTO}, {', '.join(methods())}."
+        )
+    reads = LOGITS if fields.method == AUTO else parse(fields.method).logit_map.reads
+    if reads != LOGITS:
+        raise UnknownMethod(
+            f"The method {fields.method!r} reads {reads}, and the service fits and serves methods that read "
+            "logits alone; fit it with the Python package."
         )
     return fields
 

@@ -56,7 +56,7 @@ class Client:
 
     def may_be_in_force(self, before: int, newest: int) -> set[int]:
         """The last version that was answered, or what the request in the air was about to put in force."""
-        versions: list[int] = [a.get("version", a.get("calibrator")) for a in self.acknowledged]
+        versions: list[int] = [a["version" if "version" in a else "calibrator"] for a in self.acknowledged]
         if self.asked[-1].startswith("/fit"):
             return {versions[-1], versions[-1] + 1} if versions else {before, newest + 1}
         known = [before, *versions]

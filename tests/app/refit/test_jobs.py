@@ -17,11 +17,13 @@ from app.refit import upload
 from app.refit.build import Refits, open_refits
 from app.refit.errors import FitAlreadyOver, FitElsewhere, FitQueueFull
 from app.refit.jobs import FitJobs
+from app.refit.pictures import BackboneSource
 from app.registry.errors import FitNotFound
 from app.registry.records import ActivatePolicy, BackboneIdentity, FitRecord, FitState
 from app.telemetry import Telemetry
 from tests.app.refit.validation_data import validation_npz
 
+SOURCE = BackboneSource("digits", None, None, "cpu", "float32", 10**6)
 DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
 QUICK = validation_npz(200)
 SLOW = validation_npz(5000)
@@ -31,7 +33,7 @@ SLOW = validation_npz(5000)
 async def refits(folder: Path) -> AsyncIterator[tuple[Refits, Telemetry]]:
     telemetry = Telemetry({})
     url = f"sqlite:///{folder / 'boxcal.db'}"
-    async with open_refits(folder, url, DIGITS, telemetry) as opened:
+    async with open_refits(folder, url, DIGITS, SOURCE, telemetry) as opened:
         yield opened, telemetry
 
 
@@ -152,7 +154,9 @@ def test_a_fit_that_cannot_be_made_says_why(tmp_path: Path) -> None:
 
 def test_the_queue_is_bounded_counts_arriving_uploads_and_says_when_to_come_back(tmp_path: Path) -> None:
     async def scenario(opened: Refits, telemetry: Telemetry) -> None:
-        jobs = FitJobs(opened.registry, opened.activator, opened.jobs._workspace, telemetry, max_waiting=1)
+        jobs = FitJobs(
+            opened.registry, opened.activator, opened.jobs._workspace, telemetry, SOURCE, max_waiting=1
+        )
         await jobs.start()
         running = await submit(jobs, SLOW, "ts+pb")
         async with jobs.place() as folder:

@@ -1,0 +1,206 @@
+"""Labelled pictures in place of logits: a zip archive with a folder for each class, and what fits make of it.
+
+The upload is judged by the archive's directory and the first bytes of each picture. The process of the fit
+decodes them and has a backbone of its own, so predictions never wait for them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Self
+
+import numpy as np
+import torch
+
+from app.errors import InvalidInput, PictureTooLarge
+from app.predict.decoding import decode, picture_format
+from app.refit.errors import InvalidUpload, UploadTooLarge
+from app.refit.validation_set import MIN_SAMPLES, ValidationSet, labels_path, logits_path
+from models.loading import load_backbone
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+
+ARCHIVE = "pictures.zip"
+NAMES = "pictures.json"
+MAX_PICTURE_BYTES = 32 * 2**20
+BATCH = 32
+HEAD = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BackboneSource:
+    """How to load the backbone that the service runs; small enough to be handed to another process.
+
+    Attributes
+    ----------
+    max_pixels
+        Most pixels of a picture that is decoded.
+    """
+
+    model: str
+    weights: str | None
+    labels: Path | None
+    device: str
+    precision: str
+    max_pixels: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Take it from the service's settings."""
+        return cls(
+            settings.model,
+            settings.weights,
+            settings.labels,
+            settings.device,
+            settings.precision,
+            settings.max_pixels,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PictureSet:
+    """N labelled pictures, not decoded yet.
+
+    Attributes
+    ----------
+    folder
+        Holds the archive, the names of its N pictures in order, and `labels.npy` (N,), int64.
+    samples
+        N.
+    """
+
+    folder: Path
+    samples: int
+
+    def pictures(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the name and the bytes of each picture, in the order of the labels."""
+        names = json.loads((self.folder / NAMES).read_text())
+        with zipfile.ZipFile(self.folder / ARCHIVE) as archive:
+            for name in names:
+                yield name, archive.read(name)
+
+
+def is_archive_of_pictures(file: IO[bytes]) -> bool:
+    """Whether a zip archive holds something, and nothing that is an array."""
+    try:
+        names = zipfile.ZipFile(file).namelist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return False
+    return bool(names) and not any(name.endswith(".npy") for name in names)
+
+
+def create(file: IO[bytes], folder: Path, *, classes: Sequence[str], max_bytes: int) -> PictureSet:
+    """Check an archive and keep a copy of it in `folder`.
+
+    Parameters
+    ----------
+    classes
+        The backbone's labels: what the folders may be called.
+    max_bytes
+        How large the pictures may be, unpacked, all together.
+
+    Raises
+    ------
+    InvalidUpload
+        Names the folder or the picture that cannot be accepted.
+    UploadTooLarge
+        The pictures are larger than the limit.
+    """
+    index_of = {label: index for index, label in enumerate(classes)}
+    names, labels = [], []
+    with zipfile.ZipFile(file) as archive:
+        entries = [entry for entry in archive.infolist() if not _is_hidden(entry)]
+        total = sum(entry.file_size for entry in entries)
+        if total > max_bytes:
+            raise UploadTooLarge(f"The pictures unpack to {total:,} bytes; the limit is {max_bytes:,}.")
+        for entry in entries:
+            label = PurePosixPath(entry.filename).parent.name
+            if label not in index_of:
+                known = ", ".join(repr(one) for one in list(classes)[:10])
+                raise InvalidUpload(
+                    f"{entry.filename!r} lies in the folder {label!r}, which is no class of the backbone; "
+                    f"its {len(classes)} classes begin with {known}."
+                )
+            _check_picture(archive, entry)
+            names.append(entry.filename)
+            labels.append(index_of[label])
+    if len(names) < MIN_SAMPLES:
+        raise InvalidUpload(
+            f"The archive holds {len(names)} pictures; a fit that is judged on unseen folds needs at least "
+            f"{MIN_SAMPLES}."
+        )
+    file.seek(0)
+    with (folder / ARCHIVE).open("wb") as copy:
+        shutil.copyfileobj(file, copy)
+    (folder / NAMES).write_text(json.dumps(names))
+    np.save(labels_path(folder), np.array(labels, dtype=np.int64), allow_pickle=False)
+    return PictureSet(folder, len(names))
+
+
+def to_validation_set(
+    data: PictureSet, source: BackboneSource, progress: Callable[[float, str], None]
+) -> ValidationSet:
+    """Run the backbone over the pictures, in the process of the fit.
+
+    Raises
+    ------
+    ValueError
+        A picture cannot be decoded; names it.
+    """
+    progress(0.0, f"loading {source.model}")
+    backbone = load_backbone(
+        source.model,
+        weights=source.weights,
+        labels=source.labels,
+        device=source.device,
+        precision=source.precision,
+    )
+    if backbone.preprocessing is None:
+        raise ValueError(f"{source.model} reads tensors, not pictures; upload its logits.")
+    logits = np.empty((data.samples, backbone.num_classes), dtype=np.float32)
+    batch: list[torch.Tensor] = []
+    for position, (name, picture) in enumerate(data.pictures()):
+        try:
+            decoded = decode(picture, preprocessing=backbone.preprocessing, max_pixels=source.max_pixels)
+        except (InvalidInput, PictureTooLarge) as error:
+            raise ValueError(f"{name}: {error.detail}") from error
+        batch.append(torch.from_numpy(decoded))
+        if len(batch) == BATCH or position + 1 == data.samples:
+            logits[position + 1 - len(batch) : position + 1] = backbone(torch.stack(batch)).numpy()
+            batch.clear()
+            progress((position + 1) / data.samples, f"running {source.model} on {data.samples} pictures")
+    np.save(logits_path(data.folder), logits, allow_pickle=False)
+    return ValidationSet(data.folder, data.samples)
+
+
+def _is_hidden(entry: zipfile.ZipInfo) -> bool:
+    """Whether it is a folder, or one of the files that file managers leave in archives."""
+    parts = PurePosixPath(entry.filename).parts
+    return entry.is_dir() or "__MACOSX" in parts or parts[-1].startswith(".") or parts[-1] == "Thumbs.db"
+
+
+def _check_picture(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
+    if entry.flag_bits & 0x1:
+        raise InvalidUpload(f"{entry.filename!r} is encrypted.")
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise InvalidUpload(
+            f"{entry.filename!r} is packed with zip method {entry.compress_type}; 0 and 8 are read."
+        )
+    if entry.file_size > MAX_PICTURE_BYTES:
+        raise UploadTooLarge(
+            f"{entry.filename!r} has {entry.file_size:,} bytes; a picture may have {MAX_PICTURE_BYTES:,}."
+        )
+    try:
+        with archive.open(entry) as picture:
+            picture_format(picture.read(HEAD))
+    except InvalidInput as error:
+        raise InvalidUpload(f"{entry.filename!r}: {error.detail}") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise InvalidUpload(f"{entry.filename!r} is damaged: {error}.") from error
