@@ -25,6 +25,7 @@ __all__ = ["DEFAULT_URL", "AsyncBoxcalClient", "BoxcalClient"]
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 READY_PAUSE = 0.1
+ONCE = RetryPolicy(retries=0)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -137,9 +138,9 @@ class BoxcalClient:
     ready = _blocking(calls.ready)
     metrics = _blocking(calls.metrics)
 
-    def send(self, call: Call[T]) -> T:
-        """Carry out one call, with the client's retries."""
-        steps = exchange(call, self._settings.retries)
+    def send(self, call: Call[T], retries: RetryPolicy | None = None) -> T:
+        """Carry out one call, with the client's retries or others."""
+        steps = exchange(call, retries or self._settings.retries)
         outcome: Outcome = None
         while True:
             try:
@@ -191,7 +192,7 @@ class BoxcalClient:
         waiting = _Waiting(self._settings.url, seconds)
         while True:
             with waiting:
-                health = self.ready()
+                health = self.send(calls.ready(), ONCE)
                 if health.ready:
                     return health
             time.sleep(READY_PAUSE)
@@ -235,9 +236,9 @@ class AsyncBoxcalClient:
     ready = _awaiting(calls.ready)
     metrics = _awaiting(calls.metrics)
 
-    async def send(self, call: Call[T]) -> T:
-        """Carry out one call, with the client's retries."""
-        steps = exchange(call, self._settings.retries)
+    async def send(self, call: Call[T], retries: RetryPolicy | None = None) -> T:
+        """Carry out one call, with the client's retries or others."""
+        steps = exchange(call, retries or self._settings.retries)
         outcome: Outcome = None
         while True:
             try:
@@ -286,7 +287,7 @@ class AsyncBoxcalClient:
         waiting = _Waiting(self._settings.url, seconds)
         while True:
             with waiting:
-                health = await self.ready()
+                health = await self.send(calls.ready(), ONCE)
                 if health.ready:
                     return health
             await asyncio.sleep(READY_PAUSE)

@@ -149,6 +149,16 @@ def test_not_ready_is_an_answer(ask: Ask) -> None:
         assert ask(script.url, "wait_until_ready").ready is True
 
 
+def test_waiting_for_a_service_that_is_not_there_yet(ask: Ask) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    begin = time.monotonic()
+    with pytest.raises(AnswerTimeoutError, match=url):
+        ask(url, "wait_until_ready", 0.3)
+    assert time.monotonic() - begin < 2.0
+
+
 def test_waiting_for_readiness_ends(ask: Ask) -> None:
     with (
         scripted(health_ready=[refusal()]) as script,

@@ -1,0 +1,59 @@
+"""`boxcal compare`: many methods side by side, to the terminal, Markdown, CSV and JSON."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.app.cli.conftest import Boxcal
+from tests.app.refit.validation_data import overconfident
+
+METHODS = ("--method", "ts", "--method", "pb")
+
+
+@pytest.fixture(scope="module")
+def test_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("test") / "test.npz"
+    logits, labels = overconfident(seed=1)
+    np.savez(path, logits=logits, labels=labels)
+    return path
+
+
+def test_methods_side_by_side(boxcal: Boxcal, validation_file: Path, test_file: Path, tmp_path: Path) -> None:
+    markdown, numbers = tmp_path / "table.md", tmp_path / "table.csv"
+    ended = boxcal(
+        "compare",
+        validation_file,
+        "--test",
+        test_file,
+        *METHODS,
+        "--json",
+        "--markdown",
+        markdown,
+        "--csv",
+        numbers,
+    )
+    assert ended.code == 0
+    rows = {row["method"]: row["metrics"] for row in ended.json["methods"]}
+    assert rows.keys() == {"uncalibrated", "ts", "pb"}
+    assert (
+        rows["ts"]["nll"]["value"] < rows["uncalibrated"]["nll"]["value"]
+    )  # four times as sure as it should be
+    assert "| `ts` |" in markdown.read_text()
+    read = {(r["method"], r["metric"]): float(r["value"]) for r in csv.DictReader(numbers.open())}
+    assert read["ts", "nll"] == rows["ts"]["nll"]["value"]
+    assert str(markdown) in ended.stderr
+
+
+def test_people_see_a_table(boxcal: Boxcal, validation_file: Path) -> None:
+    shown = boxcal("compare", validation_file, *METHODS)
+    assert shown.code == 0
+    assert "cross-fitted in 5 folds" in shown.stdout
+    assert {"uncalibrated", "ts", "pb"} <= {line.split(" ")[0] for line in shown.stdout.splitlines()}
+
+
+def test_an_unknown_method_is_told_before_anything_is_fitted(boxcal: Boxcal, validation_file: Path) -> None:
+    ended = boxcal("compare", validation_file, "--method", "magic")
+    assert (ended.code, ended.stdout) == (2, "")
+    assert "'magic'" in ended.stderr
