@@ -13,7 +13,7 @@ from app.refit.messages import FitOutcome, FitTask
 from app.refit.pictures import PictureSet, to_validation_set
 from app.registry.records import FittedCalibrator
 from calibrators import Calibrator, fit
-from calibrators.evaluation.reliability import reliability_svg
+from calibrators.evaluation.reliability import reliability_png, reliability_svg
 from calibrators.evaluation.report import cross_fitted_report
 
 Progress = Callable[[float, str], None]
@@ -47,7 +47,7 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
     )
     progress(0.95, "drawing the reliability diagram")
     document = report.to_dict()
-    picture = reliability_svg(document)
+    svg, png = reliability_svg(document), reliability_png(document)
     document["fit"] = {
         "method": result.method,
         "nll": result.nll,
@@ -62,7 +62,8 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
         artifact=artifact,
         spec=result.calibrator.spec,
         report=document,
-        reliability_svg=picture,
+        reliability_svg=svg,
+        reliability_png=png,
         samples=task.data.samples,
     )
     return FitOutcome(fitted, report.is_better)

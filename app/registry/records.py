@@ -118,8 +118,8 @@ class FittedCalibrator:
         The JSON document that describes it.
     report
         The JSON document of `cross_fitted_report`.
-    reliability_svg
-        The reliability diagram of that report.
+    reliability_svg, reliability_png
+        The reliability diagram of that report, in two formats.
     samples
         Size of the validation set.
     """
@@ -129,6 +129,7 @@ class FittedCalibrator:
     spec: dict[str, Any]
     report: dict[str, Any]
     reliability_svg: bytes
+    reliability_png: bytes
     samples: int
 
 

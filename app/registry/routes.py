@@ -81,6 +81,28 @@ async def get_reliability_diagram(version: Version, state: CurrentState) -> Resp
 
 
 @router.get(
+    "/{version}/reliability.png",
+    response_class=Response,
+    responses={**content("image/png", BINARY, "The picture."), **PART},
+)
+async def get_reliability_picture(version: Version, state: CurrentState) -> Response:
+    """Draw the same as a PNG."""
+    picture = await asyncio.to_thread(state.registry.reliability_png, version)
+    return Response(picture, media_type="image/png")
+
+
+@router.get(
+    "/{version}/reliability.json",
+    response_class=Response,
+    responses={**content("application/json", {"type": "object"}, "The data."), **PART},
+)
+async def get_reliability_data(version: Version, state: CurrentState) -> Response:
+    """Give the numbers that the reliability diagram draws."""
+    report = await asyncio.to_thread(state.registry.report, version)
+    return Response(orjson.dumps(report["reliability"]), media_type="application/json")
+
+
+@router.get(
     "/{version}/artifact",
     response_class=Response,
     responses={

@@ -110,6 +110,11 @@ class Registry:
         (picture,) = self._parts(version, calibrators.c.reliability_svg)
         return bytes(picture)
 
+    def reliability_png(self, version: int) -> bytes:
+        """Return the same as a PNG; calibrators recorded by the first releases have none."""
+        (picture,) = self._parts(version, calibrators.c.reliability_png)
+        return bytes(picture)
+
     # -- activations -----------------------------------------------------------------------------------------
 
     def active_version(self) -> int:
@@ -205,6 +210,7 @@ class Registry:
                 sha256=hashlib.sha256(fitted.artifact).hexdigest(),
                 report=fitted.report,
                 reliability_svg=fitted.reliability_svg,
+                reliability_png=fitted.reliability_png,
                 samples=fitted.samples,
                 created_at=datetime.now(UTC),
             )
@@ -281,9 +287,10 @@ class Registry:
             self._get(connection, version)
             row = connection.execute(select(*columns).where(calibrators.c.version == version)).one()
         if row[0] is None:
-            raise NoReport(
-                f"Calibrator {version} is `uncalibrated`: it was never fitted and has no such part."
+            why = (
+                "it was never fitted" if version == UNCALIBRATED else "it was recorded before there were any"
             )
+            raise NoReport(f"Calibrator {version} has none: {why}.")
         return tuple(row)
 
 

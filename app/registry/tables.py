@@ -90,6 +90,7 @@ calibrators = Table(
     Column("reliability_svg", LargeBinary),
     Column("samples", Integer),
     Column("created_at", UtcDateTime, nullable=False),
+    Column("reliability_png", LargeBinary),
     sqlite_autoincrement=True,
 )
 

@@ -3,4 +3,4 @@
 `HEAD` names the newest step, so that a start whose database is up to date need not load Alembic at all.
 """
 
-HEAD = "0001"
+HEAD = "0002"

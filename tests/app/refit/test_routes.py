@@ -133,6 +133,8 @@ def test_an_impossible_wait_is_refused(service: Service, wait: str) -> None:
         ("GET", "/calibrators/99999999999999999999", 422),
         ("GET", "/calibrators/0/report", 404),
         ("GET", "/calibrators/0/reliability.svg", 404),
+        ("GET", "/calibrators/0/reliability.png", 404),
+        ("GET", "/calibrators/0/reliability.json", 404),
         ("GET", "/calibrators/0/artifact", 404),
         ("POST", "/calibrators/99/activate", 404),
     ],
@@ -173,6 +175,13 @@ def test_from_upload_to_rollback(service: Service) -> None:
     picture = client.get(f"/calibrators/{version}/reliability.svg")
     assert picture.headers["content-type"] == "image/svg+xml"
     assert b"<svg" in picture.content
+
+    picture = client.get(f"/calibrators/{version}/reliability.png")
+    assert picture.headers["content-type"] == "image/png"
+    assert picture.content.startswith(b"\x89PNG")
+    data = client.get(f"/calibrators/{version}/reliability.json").json()
+    assert data == report["reliability"]
+    assert data["after"]["samples"] == 400
 
     logits, _ = overconfident(7, seed=5)
     answer = client.post(

@@ -61,6 +61,23 @@ def test_the_database_itself_refuses_to_change_the_record(url: str, table: str, 
     database.close()
 
 
+def test_a_database_of_the_first_release_is_brought_up_to_date_with_what_it_holds(url: str) -> None:
+    database = Database(url)
+    with database.write() as connection:
+        connection.exec_driver_sql("ALTER TABLE calibrators DROP COLUMN reliability_png")
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
+        connection.exec_driver_sql(
+            "INSERT INTO calibrators (version, method, created_at) VALUES (1, 'ts', '2026-01-01 00:00:00')"
+        )
+    database.close()
+    database = Database(url)
+    with database.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+        rows = connection.exec_driver_sql("SELECT version, method FROM calibrators").all()
+        assert rows == [(0, "uncalibrated"), (1, "ts")]
+    database.close()
+
+
 def test_a_newer_database_is_refused_by_name(url: str, tmp_path: Path) -> None:
     Database(url).close()
     with sqlite3.connect(tmp_path / "deep" / "boxcal.db") as connection:

@@ -18,7 +18,7 @@ from tests.app.registry import postgresql
 pytestmark = pytest.mark.skipif(not postgresql.is_installed(), reason="PostgreSQL is not installed")
 
 DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
-FITTED = FittedCalibrator("ts", b"\x00\xff", {"method": "ts"}, {"nll": [0.5]}, b"<svg/>", 7)
+FITTED = FittedCalibrator("ts", b"\x00\xff", {"method": "ts"}, {"nll": [0.5]}, b"<svg/>", b"png", 7)
 
 
 @pytest.fixture(scope="module")
