@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import sys
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,6 +15,7 @@ from app.main import create_app
 from app.settings import Settings
 from models.errors import BackboneError
 
+SWITCH_SECONDS = 0.001
 LINGER_SECONDS = 0.5
 """How long open connections may still bring a request once the service is told to stop."""
 
@@ -92,6 +94,8 @@ class PlainFailures:
 
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; then finish the work in progress and return."""
+    # How long the event loop waits for the interpreter while a thread that decodes or calibrates holds it.
+    sys.setswitchinterval(SWITCH_SECONDS)
     server = Server(server_config(settings))
     # uvicorn ends by raising the signal that stopped it once more; here that is no failure.
     for stop in (signal.SIGTERM, signal.SIGINT):

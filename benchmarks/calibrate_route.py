@@ -27,7 +27,7 @@ PEERS = Path(__file__).parent / "serving" / "peers"
 CONNECTIONS = 16
 SECONDS = 3.0
 SERVERS = {
-    "boxcal": ([sys.executable, "-m", "app.cli", "serve"], "/health/ready"),
+    "boxcal": ([str(Path(sys.executable).with_name("boxcal")), "serve"], "/health/ready"),
     "plain FastAPI": ([sys.executable, str(PEERS / "plain_fastapi.py")], "/ready"),
 }
 

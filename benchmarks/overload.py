@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -162,7 +163,7 @@ def serving(model: str) -> Iterator[tuple[int, psutil.Process]]:
             "BOXCAL_MODEL": model,
             "BOXCAL_WEIGHTS": "random",
         }
-        command = [sys.executable, "-m", "app.cli", "serve"]
+        command = [str(Path(sys.executable).with_name("boxcal")), "serve"]
         process = subprocess.Popen(command, env=os.environ | settings, stderr=subprocess.DEVNULL)
         try:
             while True:

@@ -15,74 +15,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import Generic
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from app.errors import DeadlineExceeded, InternalError, QueueFull, TooManySamples
+from app.predict.entries import Context, Entry, Finished, Part, Result, Samples
 from app.predict.pace import Pace
 
 logger = logging.getLogger("boxcal")
 
-Context = TypeVar("Context")
-Result = TypeVar("Result")
-Samples = NDArray[np.float32]
 LANES = 2
-
-
-@dataclass(eq=False, slots=True)
-class Entry(Generic[Context, Result]):
-    """The samples of one request while they are waiting or in work.
-
-    Whether it is still wanted is said by its future alone: that of a request which failed, expired or was
-    cancelled is done.
-    """
-
-    samples: Samples
-    context: Context
-    deadline: float
-    future: asyncio.Future[Finished[Result]]
-    entered: float
-    taken: int = 0
-    parts: list[tuple[int, int, Result]] = field(default_factory=list)
-    stages: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-
-
-@dataclass(frozen=True, slots=True)
-class Part(Generic[Context, Result]):
-    """Some samples of one request, which went into the same batch: rows `start` to `stop` of that batch."""
-
-    entry: Entry[Context, Result]
-    offset: int
-    start: int
-    stop: int
-
-    @property
-    def context(self) -> Context:
-        """What the request asked for."""
-        return self.entry.context
-
-
-@dataclass(frozen=True, slots=True)
-class Finished(Generic[Result]):
-    """What became of one request.
-
-    Attributes
-    ----------
-    results
-        One for each batch that held some of its samples, in the order of the samples.
-    queue, forward, finish
-        Seconds waited, in the backbone, and in what follows it.
-    """
-
-    results: list[Result]
-    queue: float
-    forward: float
-    finish: float
+CAUTION = 1.4
+"""How much longer than expected a wait may turn out; who would then come too late is refused at once."""
 
 
 class Batcher(Generic[Context, Result]):
@@ -101,6 +49,8 @@ class Batcher(Generic[Context, Result]):
         Samples of all requests that may be here at once.
     on_batch
         Told the size of every batch, on the event loop.
+    on_lane
+        Called first in every lane.
     """
 
     def __init__(
@@ -111,12 +61,14 @@ class Batcher(Generic[Context, Result]):
         pace: Pace,
         max_queue_samples: int,
         on_batch: Callable[[int], None] = lambda _: None,
+        on_lane: Callable[[], None] = lambda: None,
     ) -> None:
         self._forward = forward
         self._finish = finish
         self._pace = pace
         self._max_queue_samples = max_queue_samples
         self._on_batch = on_batch
+        self._on_lane = on_lane
         self._loop = asyncio.get_running_loop()
         self._queue: deque[Entry[Context, Result]] = deque()
         self._waiting = 0
@@ -166,7 +118,7 @@ class Batcher(Generic[Context, Result]):
                 f"{self._held} samples are waiting and at most {limit} may; {samples} more do not fit.",
                 retry_after=retry_after,
             )
-        if time.monotonic() + wait > deadline:
+        if time.monotonic() + wait * CAUTION > deadline:
             raise QueueFull(
                 f"{self._held} samples are waiting, about {wait * 1e3:.0f} ms of work, which is longer than "
                 "the request's timeout.",
@@ -224,6 +176,7 @@ class Batcher(Generic[Context, Result]):
     # -- the lanes -------------------------------------------------------------------------------------------
 
     def _drive(self) -> None:
+        self._on_lane()
         while True:
             with self._device:
                 parts = self._next()

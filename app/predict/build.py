@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -26,6 +29,8 @@ from app.settings import Settings
 from app.telemetry import Telemetry
 from models.backbone import Backbone
 
+NICENESS = 5
+
 
 @asynccontextmanager
 async def open_pipeline(
@@ -42,9 +47,12 @@ async def open_pipeline(
         pace=Pace(settings.max_batch_size, settings.latency_target_ms / 1e3),
         max_queue_samples=settings.max_queue_samples,
         on_batch=telemetry.batch,
+        on_lane=give_way,
     )
     telemetry.watch_queue(lambda: batcher.held)
-    with ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="decode") as pool:
+    with ThreadPoolExecutor(
+        settings.decode_threads, thread_name_prefix="decode", initializer=give_way
+    ) as pool:
         pipeline = Pipeline(
             model=backbone.name,
             labels=Labels(backbone.labels),
@@ -60,6 +68,15 @@ async def open_pipeline(
             yield pipeline
         finally:
             await asyncio.to_thread(batcher.close)
+
+
+def give_way() -> None:
+    """Let the event loop's thread go before this one, which computes: refusals and health must come in time.
+
+    Linux schedules threads one by one, and those that a thread starts (OpenMP's) follow it.
+    """
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def decoder_of(backbone: Backbone, max_pixels: int) -> Decoder:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from app.errors import InvalidLogits
 from app.predict.answers import Float64Array, Rows
-from app.predict.batcher import Part
+from app.predict.entries import Part
 from app.predict.request_bounds import RequestBounds
 from app.refit.active import ServedCalibrator
 from calibrators.calibrator import Calibrated

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from app.errors import DeadlineExceeded, QueueFull
 from app.predict import request_bounds
 from app.predict.answers import Answer, Rows
 from app.predict.arrays import check_samples
@@ -30,6 +32,9 @@ from app.telemetry import Telemetry
 
 INLINE_NUMBERS = 16_384
 """Up to so many numbers are dealt with on the event loop: well under a millisecond."""
+
+LARGE_AT_ONCE = 32
+"""So many requests with more numbers than that may wait for the pool."""
 
 T = TypeVar("T")
 
@@ -73,6 +78,7 @@ class Pipeline:
         self._pool = pool
         self._telemetry = telemetry
         self._timeout = timeout_seconds
+        self._large = 0
 
     async def predict(self, inputs: Sequence[Input] | NDArray[np.generic], options: Options) -> Answer:
         """Classify inputs.
@@ -90,11 +96,10 @@ class Pipeline:
             What is wrong with an input, the bounds or the version; no place in the queue; too late.
         """
         arrived = time.perf_counter()
-        timeout = self._timeout if options.timeout_ms is None else options.timeout_ms / 1e3
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + self._timeout_of(options)
         wanted = await self._wanted(options)
         with self._batcher.place(len(inputs), deadline):
-            samples = await self._decode(inputs)
+            samples = await within(deadline - time.monotonic(), self._decode(inputs))
             decoded = time.perf_counter()
             finished = await self._batcher.run(samples, wanted, deadline)
         seconds = {
@@ -122,7 +127,7 @@ class Pipeline:
         Raises
         ------
         BoxcalError
-            What is wrong with the logits, the bounds or the version.
+            What is wrong with the logits, the bounds or the version; too many large requests; too late.
         """
         arrived = time.perf_counter()
         wanted = await self._wanted(options)
@@ -132,7 +137,11 @@ class Pipeline:
             decoded = time.perf_counter()
             return calibrate_rows(logits, wanted), decoded
 
-        rows, decoded = work() if numbers <= INLINE_NUMBERS else await self.off_the_loop(work)
+        if numbers <= INLINE_NUMBERS:
+            rows, decoded = work()
+        else:
+            with self._large_one():
+                rows, decoded = await within(self._timeout_of(options), self.off_the_loop(work))
         seconds = {"decode": decoded - arrived, "calibrate": time.perf_counter() - decoded}
         return self._answer(wanted, rows, options, arrived, seconds)
 
@@ -152,6 +161,20 @@ class Pipeline:
     async def off_the_loop(self, work: Callable[..., T], *arguments: object) -> T:
         """Do work in the pool."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+
+    def _timeout_of(self, options: Options) -> float:
+        return self._timeout if options.timeout_ms is None else options.timeout_ms / 1e3
+
+    @contextmanager
+    def _large_one(self) -> Iterator[None]:
+        """Count the requests that wait for the pool with their logits in memory."""
+        if self._large >= LARGE_AT_ONCE:
+            raise QueueFull(f"{self._large} large requests are waiting and at most {LARGE_AT_ONCE} may.")
+        self._large += 1
+        try:
+            yield
+        finally:
+            self._large -= 1
 
     async def _wanted(self, options: Options) -> Wanted:
         bounds = request_bounds.check(options.bounds, self.labels)
@@ -179,3 +202,18 @@ class Pipeline:
     ) -> Answer:
         seconds["total"] = time.perf_counter() - arrived
         return Answer(self.model, self.labels.names, wanted.served, rows, options, seconds)
+
+
+async def within(seconds: float, work: Awaitable[T]) -> T:
+    """Wait for work that a timeout stops; what the pool has not begun by then it will not do.
+
+    Raises
+    ------
+    DeadlineExceeded
+        It took longer.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError:
+        raise DeadlineExceeded("The request's timeout passed before its work was done.") from None

@@ -93,7 +93,7 @@ async def predict(request: Request) -> Response:
     "/calibrate",
     response_class=Response,
     openapi_extra=schemas.calibrate_body(),
-    responses={**schemas.ANSWER, **problems(*COMMON, InvalidLogits)},
+    responses={**schemas.ANSWER, **problems(*COMMON, InvalidLogits, QueueFull, DeadlineExceeded)},
 )
 async def calibrate(request: Request) -> Response:
     """Turn logits of a model that runs elsewhere into calibrated probabilities, inside the bounds given."""

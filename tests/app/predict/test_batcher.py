@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from app.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, TooManySamples
-from app.predict.batcher import Batcher, Finished, Part
+from app.predict.batcher import Batcher
+from app.predict.entries import Finished, Part
 from app.predict.pace import Pace
 
 pytestmark = pytest.mark.anyio

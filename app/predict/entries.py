@@ -1,0 +1,65 @@
+"""What passes through the batcher: the samples of a request, the parts of it in a batch, and what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Context = TypeVar("Context")
+Result = TypeVar("Result")
+Samples = NDArray[np.float32]
+
+
+@dataclass(eq=False, slots=True)
+class Entry(Generic[Context, Result]):
+    """The samples of one request while they are waiting or in work.
+
+    Whether it is still wanted is said by its future alone: that of a request which failed, expired or was
+    cancelled is done.
+    """
+
+    samples: Samples
+    context: Context
+    deadline: float
+    future: asyncio.Future[Finished[Result]]
+    entered: float
+    taken: int = 0
+    parts: list[tuple[int, int, Result]] = field(default_factory=list)
+    stages: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Generic[Context, Result]):
+    """Some samples of one request, which went into the same batch: rows `start` to `stop` of that batch."""
+
+    entry: Entry[Context, Result]
+    offset: int
+    start: int
+    stop: int
+
+    @property
+    def context(self) -> Context:
+        """What the request asked for."""
+        return self.entry.context
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Generic[Result]):
+    """What became of one request.
+
+    Attributes
+    ----------
+    results
+        One for each batch that held some of its samples, in the order of the samples.
+    queue, forward, finish
+        Seconds waited, in the backbone, and in what follows it.
+    """
+
+    results: list[Result]
+    queue: float
+    forward: float
+    finish: float
