@@ -20,7 +20,7 @@ from calibrators.fitting.fitter import fit_checked
 from calibrators.fitting.result import FitResult, Progress
 from calibrators.logit_maps.identity import Identity
 from calibrators.logit_maps.temperature import TemperatureScaling
-from calibrators.method import ADDITIONS, BOUND_MAPS, LOGIT_MAPS, catalogue, parse
+from calibrators.method import ADDITIONS, BOUND_MAPS, catalogue, parse
 
 FOLDS, REPETITIONS = 5, 2
 FINALISTS = 3
@@ -38,14 +38,13 @@ def fold_of_each(labels: Tensor, folds: int, seed: int) -> np.ndarray[Any, Any]:
 
 
 def candidates(data: ValidationSet) -> list[str]:
-    """List what the data allow, from the plainest to the most elaborate."""
+    """List what the data allow, without combinations."""
     given = {"logits"}
     if data.features is not None and data.head is not None:
         given.add("features")
     if data.inputs is not None and data.backbone is not None:
         given.add("inputs")
-    maps = [one.name for one in LOGIT_MAPS if one.reads in given]
-    return [Identity.name, *BOUND_MAPS, *maps[1:]]
+    return [name for name, one in catalogue().items() if "+" not in name and one.logit_map.reads in given]
 
 
 class _Comparison:

@@ -83,6 +83,7 @@ def best_of(
     limits: Limits | None = None,
     *,
     hops: int = 0,
+    reach: float = 0.5,
     seed: int = 0,
     tick: Callable[[float], None] | None = None,
 ) -> Minimum:
@@ -106,7 +107,7 @@ def best_of(
         low, high = _edges(limits, best.size)
         steps = qmc.Halton(best.size, seed=seed).random(hops) * 2.0 - 1.0
         for index, step in enumerate(steps):
-            start = np.clip(best + 0.5 * 0.04 ** (index / hops) * step, low, high)
+            start = np.clip(best + reach * 0.02 ** (index / hops) * step, low, high)
             end, value, used = descend(objective, start, limits, iterations=25)
             evaluations += used
             if value < lowest:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -95,13 +96,28 @@ def fit(
     data = check_validation_set(
         logits, labels, features=features, head=head, inputs=inputs, backbone=backbone
     )
+    with _one_torch_thread():
+        result = _fit(method, data, seed, progress)
+    return replace(result, seconds=time.perf_counter() - started)
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """Keep torch to one thread: beside other work its threads stall for milliseconds at every step."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _fit(method: str, data: ValidationSet, seed: int, progress: Progress | None) -> FitResult:
     if method == "auto":
         from calibrators.selection import choose  # noqa: PLC0415 - it fits candidates itself
 
-        result = choose(data, seed=seed, progress=progress)
-    else:
-        result = fit_checked(method, data, seed=seed, progress=progress)
-    return replace(result, seconds=time.perf_counter() - started)
+        return choose(data, seed=seed, progress=progress)
+    return fit_checked(method, data, seed=seed, progress=progress)
 
 
 def fit_checked(
@@ -216,7 +232,7 @@ def _fit_alone(
     """Fit a logit map without a box, and leave its parameters in it."""
     solution = logit_map.solve(data, search.seed, tick)
     if solution:
-        return Minimum(logit_map.coordinates(), math.nan, solution.gradient_norm, 1, 1, solution.evaluations)
+        return Minimum(logit_map.coordinates(), math.nan, *solution)
     objective = JointObjective(logit_map, None, source, data.labels)
     minimum = _minimise(
         objective,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -21,22 +22,23 @@ Array = np.ndarray[Any, Any]
 
 SMALL = 100_000
 """Entries of the logits below which a second thread is not worth its start."""
+THREADS = min(4, os.cpu_count() or 1)
 
 
 @cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="fit")
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="fit")
 
 
 def dense_loss(scores: Array, labels: Array, lower: Array, upper: Array) -> tuple[Array, Array, Array, Array]:
     """Loss of every row under its own box, and the derivatives in scores, lower and upper.
 
-    Shapes: scores (N, K); labels, lower, upper (N,); returns (N,), (N, K), (N,), (N,). As many threads as
-    torch uses share the rows.
+    Shapes: scores (N, K); labels, lower, upper (N,); returns (N,), (N, K), (N,), (N,). A few threads
+    share the rows; unlike those of torch they never wait for each other in a loop that burns the processor.
     """
     losses, d_lower, d_upper = np.empty(len(scores)), np.empty(len(scores)), np.empty(len(scores))
     d_scores = np.empty(scores.shape)
-    threads = torch.get_num_threads() if scores.size > SMALL else 1
+    threads = THREADS if scores.size > SMALL else 1
     edges = np.linspace(0, len(scores), threads + 1).astype(np.int64)
 
     def work(part: int) -> None:
@@ -47,7 +49,7 @@ def dense_loss(scores: Array, labels: Array, lower: Array, upper: Array) -> tupl
     if threads == 1:
         work(0)
     else:
-        list(_pool(threads).map(work, range(threads)))
+        list(_pool().map(work, range(threads)))
     return losses, d_scores, d_lower, d_upper
 
 

@@ -18,6 +18,8 @@ class Solution(NamedTuple):
     """How a map's own solver did, for the certificate; the gradient norm is nan where there is none."""
 
     gradient_norm: float
+    starts: int
+    starts_agreeing: int
     evaluations: int
 
 

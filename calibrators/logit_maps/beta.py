@@ -62,7 +62,7 @@ class BetaCalibration(LogitMap):
             tick((k + 1) / self.num_classes)
         names = ("log_weights", "complement_weights", "offsets")
         self.set_parameters({name: torch.from_numpy(row) for name, row in zip(names, fitted, strict=True)})
-        return Solution(float("nan"), self.num_classes)
+        return Solution(float("nan"), 1, 1, self.num_classes)
 
 
 def _logs(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -89,7 +89,7 @@ class RegularisedLinear(LogitMap):
         objective = JointObjective(_Affine(self), None, read, data.labels)
         point, _, count = descend(objective, ends[chosen], None, iterations=300, tolerance=1e-10)
         self.set_coordinates(torch.from_numpy(point))
-        return Solution(float(np.abs(objective(point)[1]).max()), evaluations + count)
+        return Solution(float(np.abs(objective(point)[1]).max()), 1, 1, evaluations + count)
 
 
 class _Affine(LogitMap):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from calibrators.logit_maps.base import LogitMap
+from calibrators.data import ValidationSet
+from calibrators.logit_maps.base import LogitMap, Solution
 from calibrators.parametrised import Limits, parameter, vector
+
+LIMITS: Limits = [(-1.0, 1.0 - 1e-6), (0.0, 1.0)]
 
 
 class LogitBounding(LogitMap):
@@ -19,7 +24,6 @@ class LogitBounding(LogitMap):
     """
 
     name = "lb"
-    hops = 8
 
     def __init__(self, num_classes: int) -> None:
         super().__init__(num_classes)
@@ -44,7 +48,20 @@ class LogitBounding(LogitMap):
 
     def limits(self) -> Limits:
         """Limit the lower end to -1 to just below 1, and the share to 0 to 1."""
-        return [(-1.0, 1.0 - 1e-6), (0.0, 1.0)]
+        return LIMITS
+
+    def coordinates(self) -> np.ndarray[Any, Any]:
+        """Give the lower limit and the share."""
+        lower, upper = self.logit_lower.item(), self.logit_upper.item()
+        return np.array([lower, (upper - lower) / (1.0 - lower)])
+
+    def solve(self, data: ValidationSet, seed: int, tick: Callable[[float], None]) -> Solution:
+        """Search both limits over sorted rows."""
+        from calibrators.fitting.clip_limits import fit_limits  # noqa: PLC0415 - only fits need scipy
+
+        minimum = fit_limits(data.scores, data.labels, seed=seed, tick=tick)
+        self.set_coordinates(torch.from_numpy(minimum.coordinates))
+        return Solution(minimum.gradient_norm, minimum.starts, minimum.starts_agreeing, minimum.evaluations)
 
     def complaint(self) -> str | None:
         """Say so if the limits are not in order."""

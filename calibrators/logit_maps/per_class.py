@@ -74,7 +74,7 @@ class PerClassFunction(LogitMap):
         ]
         both = torch.from_numpy(np.stack(rows))
         self.places, self.values = both[:, 0].contiguous(), both[:, 1].contiguous()
-        return Solution(float("nan"), self.num_classes)
+        return Solution(float("nan"), 1, 1, self.num_classes)
 
     def complaint(self) -> str | None:
         """Say so if places are out of order, or a value is no probability above 0."""

@@ -59,7 +59,7 @@ class TemperatureScaling(LogitMap):
         del seed, tick
         temperature, slope, rounds = best_temperature(data.scores, data.labels)
         self.set_parameters({"temperature": torch.tensor(temperature)})
-        return Solution(abs(slope), rounds)
+        return Solution(abs(slope), 1, 1, rounds)
 
 
 def best_temperature(scores: Tensor, labels: Tensor) -> tuple[float, float, int]:

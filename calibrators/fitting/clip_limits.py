@@ -1,0 +1,57 @@
+"""The fit of `lb`: each row is sorted once, then any pair of clip limits costs O(N log K)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from calibrators.fitting import kernels
+from calibrators.fitting.descent import Minimum, best_of, descend, distinct
+from calibrators.logit_maps.logit_bounding import LIMITS
+
+Array = np.ndarray[Any, Any]
+
+SAMPLES = 500, 2000
+"""Rows that the grid looks at, and rows that the first descents look at."""
+DISTANT = 0.04
+HOPS, REACH = 40, 0.1
+"""Descents around the best end, and how far the first of them begin from it."""
+
+
+class SortedLogits:
+    """Validation rows prepared for `clipped_nll`; takes two float64 copies of the logits (N, K)."""
+
+    def __init__(self, scores: Array, labels: Array) -> None:
+        self.tops = scores.max(axis=1)
+        self.norms = np.linalg.norm(scores, axis=1)
+        self.own = np.take_along_axis(scores, labels[:, None], axis=1)[:, 0] - self.tops
+        self.ascending = scores - self.tops[:, None]
+        self.ascending.sort(axis=1)
+        self.sums = np.empty((scores.shape[0], scores.shape[1] + 1))
+        kernels.running_weights(self.ascending, self.sums)
+
+    def __call__(self, coordinates: Array) -> tuple[float, Array]:
+        """Mean loss and gradient at (lower, share): the upper limit is `lower + (1 - lower) share`."""
+        lower, share = coordinates
+        upper = lower + (1.0 - lower) * share
+        value, by_lower, by_upper = kernels.clipped_nll(
+            self.ascending, self.sums, self.own, self.tops, self.norms, lower, upper
+        )
+        return value, np.array([by_lower + by_upper * (1.0 - share), by_upper * (1.0 - lower)])
+
+
+def fit_limits(scores: Tensor, labels: Tensor, *, seed: int, tick: Callable[[float], None]) -> Minimum:
+    """Find the limits of least validation NLL, in the coordinates of `LogitBounding`."""
+    z, y = scores.numpy(), labels.numpy()
+    order = np.random.default_rng(seed).permutation(len(y))
+    few, some = (SortedLogits(z[rows], y[rows]) for rows in (np.sort(order[:count]) for count in SAMPLES))
+    lowers, shares = np.linspace(-1.0, 0.95, 40), np.linspace(0.0, 1.0, 26)
+    points = np.stack(np.meshgrid(lowers, shares, indexing="ij"), axis=-1).reshape(-1, 2)
+    values = np.array([few(point)[0] for point in points])
+    lowest = distinct(points[np.argsort(values, kind="stable")], DISTANT, 10)
+    ends = sorted((descend(some, start, LIMITS) for start in lowest), key=lambda end: end[1])
+    starts = distinct([end[0] for end in ends], DISTANT / 8, 4)
+    return best_of(SortedLogits(z, y), starts, LIMITS, hops=HOPS, reach=REACH, seed=seed, tick=tick)
