@@ -152,6 +152,19 @@ def run_flood(port: int, requests: list[bytes], seconds: float, rate: float) -> 
     return asyncio.run(flood(port, requests, seconds, rate))
 
 
+def wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
+    """Ask until the service says that it is ready."""
+    while True:
+        if process.poll() is not None:
+            raise SystemExit("the service did not start")
+        try:
+            urllib.request.urlopen(f"http://{HOST}:{port}/health/ready", timeout=1).close()
+        except OSError:
+            time.sleep(0.01)
+        else:
+            return
+
+
 @contextmanager
 def serving(model: str) -> Iterator[tuple[int, psutil.Process]]:
     """Run the service for as long as the block lasts."""
@@ -166,14 +179,7 @@ def serving(model: str) -> Iterator[tuple[int, psutil.Process]]:
         command = [str(Path(sys.executable).with_name("boxcal")), "serve"]
         process = subprocess.Popen(command, env=os.environ | settings, stderr=subprocess.DEVNULL)
         try:
-            while True:
-                if process.poll() is not None:
-                    raise SystemExit("the service did not start")
-                try:
-                    urllib.request.urlopen(f"http://{HOST}:{port}/health/ready", timeout=1).close()
-                    break
-                except OSError:
-                    time.sleep(0.05)
+            wait_until_ready(process, port)
             yield port, psutil.Process(process.pid)
         finally:
             process.terminate()

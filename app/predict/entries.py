@@ -1,4 +1,4 @@
-"""What passes through the batcher: the samples of a request, the parts of it in a batch, and what became of it."""
+"""What passes through the batcher: the samples of a request, their parts in batches, what they became."""
 
 from __future__ import annotations
 

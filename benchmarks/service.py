@@ -1,0 +1,96 @@
+"""Start and answer of the service beside what they are made of: `python -m benchmarks.service [ROUNDS]`.
+
+Every round measures, one after the other: a bare `python -c "import torch, torchvision"`; the service from
+the start of its process until it is ready; a digit over HTTP, asked by a lone client; and the same digit
+decoded and run through the backbone in this process.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import httpx
+import torch
+
+from app.predict.build import decoder_of
+from app.predict.inputs import Picture
+from benchmarks.overload import wait_until_ready
+from benchmarks.serving.payloads import free_port
+from models.digits_data import load_digits_split
+from models.loading import load_backbone
+
+REQUESTS = 300
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Time one call."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def bare_import() -> float:
+    """Time a process that only imports torch and torchvision."""
+    command = [sys.executable, "-c", "import torch, torchvision"]
+    return seconds(lambda: subprocess.run(command, check=True))
+
+
+def start_and_ask(picture: bytes) -> tuple[float, float]:
+    """Time the start until ready, and the median of a digit's answer."""
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"BOXCAL_PORT": str(port), "BOXCAL_DATA_DIR": folder, "BOXCAL_MODEL": "digits"}
+        began = time.perf_counter()
+        command = [str(Path(sys.executable).with_name("boxcal")), "serve"]
+        process = subprocess.Popen(command, env=os.environ | settings, stderr=subprocess.DEVNULL)
+        try:
+            wait_until_ready(process, port)
+            ready = time.perf_counter() - began
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+                ask = partial(client.post, "/predict", content=picture, headers={"content-type": "image/png"})
+                answers = [seconds(ask) for _ in range(REQUESTS)]
+        finally:
+            process.terminate()
+            process.wait()
+    return ready, statistics.median(answers[50:])
+
+
+def decode_and_run(picture: bytes) -> float:
+    """Time the median of decoding a digit and running it through the backbone."""
+    backbone = load_backbone("digits", device="cpu")
+    read = decoder_of(backbone, max_pixels=10**6).decode
+    sent = Picture(picture)
+    return statistics.median(
+        seconds(lambda: backbone(torch.from_numpy(read(sent)[None]))) for _ in range(REQUESTS)
+    )
+
+
+def main(rounds: int) -> None:
+    """Measure, and print every round and the medians."""
+    picture = load_digits_split().test.png(0)
+    rows = []
+    for _ in range(rounds):
+        bare, (ready, asked), worked = bare_import(), start_and_ask(picture), decode_and_run(picture)
+        rows.append((ready - bare, (asked - 0.003) / worked))
+        print(
+            f"imports {bare:.2f} s, ready {ready:.2f} s, {ready - bare:+.2f} s later; digit over HTTP "
+            f"{asked * 1e3:.2f} ms, decode and forward pass {worked * 1e3:.2f} ms",
+            flush=True,
+        )
+    later, times = (statistics.median(column) for column in zip(*rows, strict=True))
+    print(
+        f"median of {rounds} rounds: ready {later:+.2f} s after the bare imports (goal: at most 2.5 s); "
+        f"a digit takes 3 ms and {times:.2f} times its decoding and forward pass (goal: at most 2)"
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3)

@@ -1,0 +1,66 @@
+"""What the batcher concludes from what batches cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from app.predict.pace import Pace
+
+
+def learned(pace: Pace, fixed: float, per_sample: float, *, noise: float = 0.0) -> Pace:
+    """Run batches of the size that the pace asks for, and smaller ones, until it has settled."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        for samples in {1, max(1, pace.batch_size // 2), pace.batch_size}:
+            pace.measured(samples, (fixed + per_sample * samples) * (1 + noise * rng.normal()))
+    return pace
+
+
+def test_it_finds_the_two_costs() -> None:
+    pace = learned(Pace(64, 10.0), 0.010, 0.001)
+    assert pace.fixed == pytest.approx(0.010, rel=0.1)
+    assert pace.per_sample == pytest.approx(0.001, rel=0.1)
+
+
+def test_a_large_fixed_cost_asks_for_large_batches_and_none_for_small_ones() -> None:
+    assert learned(Pace(64, 10.0), 0.010, 0.001).batch_size == 64
+    assert 15 <= learned(Pace(64, 10.0), 0.001, 0.001).batch_size <= 22
+    assert learned(Pace(64, 10.0), 0.0, 0.010, noise=0.02).batch_size <= 4
+
+
+def test_a_batch_stays_under_the_target_but_is_never_empty() -> None:
+    pace = learned(Pace(64, 0.050), 0.010, 0.002)
+    assert 0.010 + 0.002 * pace.batch_size <= 0.0505
+    assert pace.batch_size >= 18
+    assert learned(Pace(64, 0.050), 0.010, 0.300).batch_size == 1
+
+
+def test_one_stall_is_no_news() -> None:
+    pace = learned(Pace(64, 0.050), 0.001, 0.001)
+    before = pace.batch_size
+    pace.measured(before, 5.0)
+    assert pace.batch_size >= 0.7 * before
+
+
+def test_a_size_that_ran_out_of_memory_is_not_asked_for_again() -> None:
+    pace = learned(Pace(64, 10.0), 0.010, 0.001)
+    pace.ran_out_of_memory(40)
+    assert learned(pace, 0.010, 0.001).batch_size == 20
+
+
+def test_it_waits_for_others_only_where_the_device_is_busy_and_at_most_for_the_fixed_cost() -> None:
+    pace = learned(Pace(64, 10.0), 0.010, 0.001)
+    assert pace.gather_seconds(queued=1, last=16, idle=0.001) == pytest.approx(0.010, rel=0.1)
+    assert pace.gather_seconds(queued=16, last=16, idle=0.001) == 0
+    assert pace.gather_seconds(queued=1, last=1, idle=0.001) == 0
+    assert pace.gather_seconds(queued=1, last=16, idle=0.5) == 0
+    assert learned(Pace(64, 10.0), 0.0, 0.010).gather_seconds(queued=1, last=16, idle=0.001) < 1e-4
+
+
+def test_it_expects_a_wait_from_the_rate_of_the_whole_service() -> None:
+    pace = Pace(64, 10.0)
+    assert pace.wait_for(100) == 0
+    for _ in range(50):
+        pace.drained(8, 0.16)
+    assert pace.wait_for(100) == pytest.approx(2.0)
