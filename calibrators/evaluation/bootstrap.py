@@ -91,10 +91,9 @@ def mean_estimates(columns: Matrix, *, draws: int = DRAWS, seed: int = 0) -> lis
     below, above = np.quantile(studentised, [tail, 1 - tail], axis=1)
     results = []
     for i in range(columns.shape[1]):
-        if finite[i]:
-            results.append(Estimate(mean[i], mean[i] - above[i] * spread[i], mean[i] - below[i] * spread[i]))
-        else:
-            results.append(Estimate(float(columns[:, i].mean()), math.nan, math.nan))
+        value = float(columns[:, i].mean())
+        low, high = value - float(above[i] * spread[i]), value - float(below[i] * spread[i])
+        results.append(Estimate(value, low, high) if finite[i] else Estimate(value, math.nan, math.nan))
     return results
 
 

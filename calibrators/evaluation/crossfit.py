@@ -1,45 +1,28 @@
 """Cross-fitting: calibrated answers for every validation sample, each from a fit that never saw it.
 
-Logits and labels go in; `Answers` come out, which the report and the comparison of methods judge.
+A checked validation set goes in; `Answers` come out, which the report and the comparison of methods judge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from calibrators.calibrator import Calibrated, Calibrator
-from calibrators.errors import InvalidDataError
-from calibrators.evaluation.outcomes import ROWS_AT_ONCE, Indices
+from calibrators.data import ValidationSet
+from calibrators.errors import InvalidDataError, MissingDataError
+from calibrators.evaluation.outcomes import ROWS_AT_ONCE
 
 FOLDS = 5
+_INPUTS_AT_ONCE = 256
 
 Progress = Callable[[float, str], None]
 """Called with the fraction done, 0 to 1, and what is being done."""
-
-
-class Fitted(Protocol):
-    """What a fit gives back, as far as it matters here."""
-
-    @property
-    def calibrator(self) -> Calibrator:
-        """The fitted calibrator."""
-        ...
-
-
-class Fit(Protocol):
-    """A function that fits as `calibrators.fit` does."""
-
-    def __call__(
-        self, method: str, logits: Tensor, labels: Tensor, *, seed: int = 0, progress: Progress | None = None
-    ) -> Fitted:
-        """Fit a method to logits (N, K) and labels (N,)."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,23 +77,37 @@ def predicted_labels(answer: Calibrated) -> Tensor:
     return answer.logits.masked_fill(answer.probabilities < largest, -torch.inf).argmax(dim=1)
 
 
-def answers_of(calibrator: Calibrator, logits: Tensor) -> Answers:
-    """Ask a calibrator for all rows of logits (N, K), a block at a time."""
-    blocks = [
-        _block_answers(calibrator.calibrate(logits[start : start + ROWS_AT_ONCE]))
-        for start in range(0, len(logits), ROWS_AT_ONCE)
-    ]
-    return pooled(blocks)
+def answers_of(calibrator: Calibrator, scores: Tensor) -> Answers:
+    """Ask a calibrator for all rows of what it reads, (N, K) logits or (N, D) features, a block at a time."""
+    return pooled([_block_answers(calibrator.calibrate(rows)) for rows in torch.split(scores, ROWS_AT_ONCE)])
+
+
+def answers_on(calibrator: Calibrator, data: ValidationSet) -> Answers:
+    """Ask a calibrator for all samples of a set: it reads their logits, features or shifted inputs.
+
+    Raises
+    ------
+    MissingDataError
+        If the set lacks what the calibrator reads.
+    """
+    if calibrator.reads != "inputs":
+        return answers_of(calibrator, calibrator.logit_map.source(data))
+    inputs, shift = calibrator.logit_map.source(data), calibrator.input_shift
+    if shift is None or data.backbone is None:
+        raise MissingDataError(f"the method {calibrator.method!r} needs inputs and the backbone")
+    with torch.no_grad():
+        logits = [
+            data.backbone((rows + shift).float()).double() for rows in torch.split(inputs, _INPUTS_AT_ONCE)
+        ]
+    return answers_of(calibrator, torch.cat(logits))
 
 
 def cross_fit(
     method: str,
-    logits: Tensor,
-    labels: Tensor,
+    data: ValidationSet,
     *,
     folds: int = FOLDS,
     seed: int = 0,
-    fit: Fit | None = None,
     progress: Progress | None = None,
 ) -> Answers:
     """Calibrate each fold of the samples by a fit on the other folds.
@@ -119,53 +116,54 @@ def cross_fit(
     ----------
     method : str
         A name of `methods()`, or `auto`.
-    logits, labels : Tensor
-        (N, K) and (N,).
+    data : ValidationSet
+        What `check_validation_set` gives.
     folds : int
-        Number of folds, 2 to N.
+        Number of folds, 2 to N; every class is spread evenly over them.
     seed : int
         Makes folds and fits reproducible.
-    fit : callable, optional
-        What fits; `calibrators.fit` unless given.
     progress : callable, optional
         Called with the fraction done and what is being done; an exception it raises ends the fits.
-    """
-    if fit is None:
-        from calibrators.fitting import fit as default_fit  # noqa: PLC0415 - fits load scipy
-
-        fit = default_fit
-    fold_of = stratified_folds(labels.numpy(), folds, seed)
-    rows, blocks = [], []
-    for fold in range(folds):
-        held_out = torch.from_numpy(np.flatnonzero(fold_of == fold))
-        kept = torch.from_numpy(np.flatnonzero(fold_of != fold))
-
-        def tell(fraction: float, stage: str, fold: int = fold) -> None:
-            if progress is not None:
-                progress((fold + fraction) / folds, f"fold {fold + 1} of {folds}: {stage}")
-
-        tell(0.0, "fitting")
-        result = fit(method, logits[kept], labels[kept], seed=seed, progress=tell)
-        rows.append(held_out)
-        blocks.append(answers_of(result.calibrator, logits[held_out]))
-    return pooled(blocks, torch.cat(rows))
-
-
-def stratified_folds(labels: Indices, folds: int, seed: int) -> Indices:
-    """Assign each sample to a fold, (N,) of 0 to folds - 1: even in size, and even within every class.
 
     Raises
     ------
     InvalidDataError
         If there are fewer than 2 folds, or more folds than samples.
     """
-    if not 2 <= folds <= len(labels):
-        raise InvalidDataError(f"cross-fitting takes 2 to N = {len(labels)} folds, not {folds}")
-    shuffled = np.random.default_rng(seed).permutation(len(labels))
-    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    result = np.empty(len(labels), dtype=np.int64)
-    result[by_class] = np.arange(len(labels)) % folds
-    return result
+    from calibrators.selection import fold_of_each  # noqa: PLC0415 - fits load scipy
+
+    if not 2 <= folds <= len(data):
+        raise InvalidDataError(f"cross-fitting takes 2 to N = {len(data)} folds, not {folds}")
+    fold_of = torch.from_numpy(fold_of_each(data.labels, folds, seed))
+    rows, blocks = [], []
+    for fold in range(folds):
+
+        def tell(fraction: float, stage: str, fold: int = fold) -> None:
+            if progress is not None:
+                progress((fold + fraction) / folds, f"fold {fold + 1} of {folds}: {stage}")
+
+        tell(0.0, "fitting")
+        calibrator = fit_set(method, data.rows(fold_of != fold), seed=seed, progress=tell)
+        blocks.append(answers_on(calibrator, data.rows(fold_of == fold)))
+        rows.append(torch.nonzero(fold_of == fold)[:, 0])
+    return pooled(blocks, torch.cat(rows))
+
+
+def fit_set(method: str, data: ValidationSet, *, seed: int, progress: Progress | None = None) -> Calibrator:
+    """Fit a method to a checked validation set."""
+    from calibrators.fitting import fit  # noqa: PLC0415 - fits load scipy
+
+    return fit(
+        method,
+        data.scores,
+        data.labels,
+        features=data.features,
+        head=data.head,
+        inputs=data.inputs,
+        backbone=data.backbone,
+        seed=seed,
+        progress=progress,
+    ).calibrator
 
 
 def _block_answers(answer: Calibrated) -> Answers:

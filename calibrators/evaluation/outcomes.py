@@ -6,7 +6,7 @@ classes needs no second copy of the probabilities.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,10 @@ class Outcomes:
 
     def __len__(self) -> int:
         return len(self.confidence)
+
+    def rows(self, index: Indices) -> Outcomes:
+        """Keep some of the samples."""
+        return Outcomes(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
 
     @property
     def residual(self) -> Vector:

@@ -8,15 +8,18 @@ reads it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from calibrators.calibrator import Calibrator
-from calibrators.data import check_labels, check_logits
+from calibrators.data import FEWEST_SAMPLES, check_validation_set
+from calibrators.errors import InvalidDataError
 from calibrators.evaluation.bootstrap import DRAWS, LEVEL, Estimate
-from calibrators.evaluation.crossfit import FOLDS, Answers, Fit, Progress, answers_of, cross_fit
+from calibrators.evaluation.crossfit import FOLDS, Answers, Progress, answers_on, cross_fit
 from calibrators.evaluation.judgement import Judgement, compare, judge
 from calibrators.evaluation.outcomes import outcomes
 from calibrators.evaluation.reliability import reliability_data
@@ -137,7 +140,10 @@ def cross_fitted_report(
     progress: Progress | None = None,
     against: Calibrator | None = None,
     folds: int = FOLDS,
-    fit: Fit | None = None,
+    features: Any = None,
+    head: Any = None,
+    inputs: Any = None,
+    backbone: Callable[[Tensor], Tensor] | None = None,
 ) -> Report:
     """Judge a method on validation data by cross-fitting.
 
@@ -157,25 +163,27 @@ def cross_fitted_report(
         The calibrator in force, compared on the same samples; the plain softmax unless given.
     folds : int
         Number of folds, at most N.
-    fit : callable, optional
-        What fits, called as `calibrators.fit` is; that function unless given.
+    features, head, inputs, backbone
+        What some methods read besides logits, as for `calibrators.fit`.
 
     Raises
     ------
     InvalidDataError
         Saying which row or value is wrong.
     """
-    scores = check_logits(logits)
-    truth = check_labels(labels, *scores.shape)
+    data = check_validation_set(
+        logits, labels, features=features, head=head, inputs=inputs, backbone=backbone
+    )
+    scores, truth = data.scores, data.labels
+    if len(data) <= FEWEST_SAMPLES:
+        raise InvalidDataError(f"a report needs at least {FEWEST_SAMPLES + 1} samples, not N = {len(data)}")
     tell = progress or _silent
-    folds = min(folds, len(truth))
+    folds = min(folds, len(data))
     answers = cross_fit(
         method,
-        scores,
-        truth,
+        data,
         folds=folds,
         seed=seed,
-        fit=fit,
         progress=lambda fraction, stage: tell(_FITTING_SHARE * fraction, stage),
     )
     tell(_FITTING_SHARE, "judging")
@@ -185,7 +193,7 @@ def cross_fitted_report(
     tell(0.92, "comparing with the calibrator in force")
     comparison = Against("uncalibrated", before, difference)
     if against is not None:
-        active = answers_of(against, scores)
+        active = answers_on(against, data)
         active_judged = judge(outcomes(active.probabilities, truth, active.predicted), seed=seed)
         comparison = Against(against.method, active_judged, compare(after, active_judged, seed=seed))
     tell(0.97, "preparing reliability diagrams")

@@ -20,7 +20,8 @@ POPULATION = 200_000
 
 def softmax(logits: Matrix) -> Matrix:
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return exponentials / exponentials.sum(axis=1, keepdims=True)
+    result: Matrix = exponentials / exponentials.sum(axis=1, keepdims=True)
+    return result
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ def test_ties_go_where_the_caller_says() -> None:
 )
 def test_refuses_what_are_not_probabilities(probabilities: object, labels: object, message: str) -> None:
     with pytest.raises(InvalidDataError, match=message):
-        evaluate(probabilities, labels)  # type: ignore[arg-type]
+        evaluate(probabilities, labels)
 
 
 def test_refuses_unknown_binning() -> None:

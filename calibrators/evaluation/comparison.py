@@ -1,0 +1,322 @@
+"""Methods side by side on one validation set, judged on a test set: the paper's main table for anyone's data.
+
+Every method is fitted to the whole validation set and judged on the whole test set; its standard errors
+come from the delete-a-group jackknife: fits that miss one fold of the validation set, judged on a test set
+that misses one too, so that they count the chance in both. Without a test set the methods are cross-fitted.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from calibrators.data import ValidationSet
+from calibrators.errors import InvalidDataError, MissingDataError
+from calibrators.evaluation.bootstrap import Estimate
+from calibrators.evaluation.crossfit import FOLDS, Progress, answers_on, cross_fit, fit_set
+from calibrators.evaluation.judgement import Judgement, compare, judge
+from calibrators.evaluation.outcomes import Outcomes, outcomes
+from calibrators.evaluation.toplabel import BinnedError, SmoothError
+
+BASELINE = "uncalibrated"
+METRICS = ("error_rate", "smooth_ece", "ece_mass", "ece_width", "nll", "brier")
+DRAWS = 400
+
+PAPERS_METHODS = (
+    BASELINE,
+    "pb",
+    "pb-lower",
+    "pb-upper",
+    "pb-mlp",
+    "lb",
+    "ts",
+    "ts+pb",
+    "pts",
+    "pts+pb",
+    "ets",
+    "ets+pb",
+    "dirichlet",
+    "dirichlet+pb",
+    "nc",
+    "nc+pb",
+    "ta",
+    "ta+pb",
+    "fc",
+    "dpb",
+)
+"""What the paper compares, in its order; a method that needs more than the data hold is left out."""
+
+_SLACK = 1e-9  # a change below this is no change
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric of one method: value, standard error, and paired difference to the base method."""
+
+    value: float
+    standard_error: float
+    change: Estimate | None
+
+    @property
+    def improves(self) -> bool | None:
+        """Whether it is lower than the base method's; None without one, or without a change."""
+        if self.change is None or not abs(self.change.value) > _SLACK:
+            return None
+        return self.change.value < 0
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the 95 % interval of the difference to the base method leaves out 0."""
+        return self.change is not None and (self.change.high < 0 or self.change.low > 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the score as a JSON-ready document."""
+        return {
+            "value": _number(self.value),
+            "standard_error": _number(self.standard_error),
+            "change": None if self.change is None else self.change.to_dict(),
+            "improves": self.improves,
+            "clear": self.is_clear,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class MethodScores:
+    """One row of the table.
+
+    Attributes
+    ----------
+    method, base : str
+        The method, and the one it is compared with; the base is empty for `uncalibrated`.
+    scores : dict of Score
+        By metric.
+    changed_labels : int
+        Test samples whose predicted label is not that of the logits.
+    seconds : float
+        Time of the fits, all folds together.
+    """
+
+    method: str
+    base: str
+    scores: dict[str, Score]
+    changed_labels: int
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Methods x metrics.
+
+    Attributes
+    ----------
+    fit_samples, test_samples, classes, folds, seed : int
+        `test_samples` is 0 where the methods were cross-fitted.
+    rows : list of MethodScores
+    left_out : dict
+        Methods that could not be fitted, with the reason.
+    """
+
+    fit_samples: int
+    test_samples: int
+    classes: int
+    folds: int
+    seed: int
+    rows: list[MethodScores]
+    left_out: dict[str, str]
+
+    def best(self, metric: str) -> float:
+        """Return the lowest value of a metric."""
+        return min((row.scores[metric].value for row in self.rows), default=math.nan)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the table as a JSON-ready document."""
+        return {
+            "fit_samples": self.fit_samples,
+            "test_samples": self.test_samples,
+            "classes": self.classes,
+            "folds": self.folds,
+            "seed": self.seed,
+            "methods": [
+                {
+                    "method": row.method,
+                    "base": row.base or None,
+                    "metrics": {name: score.to_dict() for name, score in row.scores.items()},
+                    "changed_labels": row.changed_labels,
+                    "fit_seconds": row.seconds,
+                }
+                for row in self.rows
+            ],
+            "left_out": self.left_out,
+        }
+
+
+def base_of(method: str) -> str:
+    """Return the method that another builds on: `ts` for `ts+pb`, `uncalibrated` for `pb` and for `ts`."""
+    if method == BASELINE:
+        return ""
+    return method.rpartition("+")[0] or BASELINE
+
+
+def compare_methods(
+    methods: Sequence[str],
+    validation: ValidationSet,
+    test: ValidationSet | None = None,
+    *,
+    folds: int = FOLDS,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Fit and judge methods on the same data.
+
+    Parameters
+    ----------
+    methods
+        Names of `methods()`, or `auto`; the base of each and `uncalibrated` are added where they are missing.
+    validation, test
+        What is fitted to and what is judged on; without a test set, cross-fitting on the validation set.
+    folds : int
+        Groups of the jackknife, or of the cross-fitting.
+    seed : int
+        Makes fits, folds and bootstrap reproducible.
+    progress : callable, optional
+        Called with the fraction done and what is being done.
+
+    Raises
+    ------
+    InvalidDataError
+        If the two sets differ in their classes, or a set has fewer samples than folds.
+    """
+    _check_sets(validation, test, folds)
+    tell = progress or (lambda fraction, stage: None)
+    names = _with_bases(methods)
+    judged: dict[str, Judgement] = {}
+    rows: list[MethodScores] = []
+    left_out: dict[str, str] = {}
+    target = validation if test is None else test
+    plain = target.scores.argmax(dim=1).numpy()
+    for place, method in enumerate(names):
+
+        def part(fraction: float, stage: str, place: int = place, method: str = method) -> None:
+            tell((place + fraction) / len(names), f"{method}: {stage}")
+
+        started = time.perf_counter()
+        try:
+            whole, groups = _answers(method, validation, test, folds=folds, seed=seed, progress=part)
+        except MissingDataError as error:
+            left_out[method] = str(error)
+            continue
+        seconds = time.perf_counter() - started
+        judged[method] = judge(whole, seed=seed, draws=DRAWS)
+        base = base_of(method)
+        difference = compare(judged[method], judged[base], seed=seed, draws=DRAWS) if base in judged else {}
+        spread = _jackknife(groups)
+        scores = {
+            name: Score(judged[method].estimates[name].value, spread[name], difference.get(name))
+            for name in METRICS
+        }
+        changed = int((whole.predicted != plain).sum())
+        rows.append(MethodScores(method, base, scores, changed, seconds))
+    tell(1.0, "done")
+    return Comparison(
+        len(validation),
+        0 if test is None else len(test),
+        validation.num_classes,
+        folds,
+        seed,
+        rows,
+        left_out,
+    )
+
+
+def _check_sets(validation: ValidationSet, test: ValidationSet | None, folds: int) -> None:
+    if test is not None and test.num_classes != validation.num_classes:
+        raise InvalidDataError(
+            f"the validation set has {validation.num_classes} classes, the test set {test.num_classes}"
+        )
+    smallest = len(validation) if test is None else min(len(validation), len(test))
+    if not 2 <= folds <= smallest:
+        raise InvalidDataError(f"folds must be 2 to {smallest}, the smallest set's samples, not {folds}")
+
+
+def _with_bases(methods: Sequence[str]) -> list[str]:
+    names = [BASELINE]
+    for method in methods:
+        for name in (base_of(method), method):
+            if name and name not in names:
+                names.append(name)
+    return names
+
+
+def _answers(
+    method: str,
+    validation: ValidationSet,
+    test: ValidationSet | None,
+    *,
+    folds: int,
+    seed: int,
+    progress: Progress,
+) -> tuple[Outcomes, list[Outcomes]]:
+    """Return the outcomes to judge, and those of each group of the jackknife."""
+    if test is None:
+        answers = cross_fit(method, validation, folds=folds, seed=seed, progress=progress)
+        whole = outcomes(answers.probabilities, validation.labels, answers.predicted)
+        return whole, [whole.rows(kept) for kept in _all_but_one(len(validation), folds, seed)]
+    whole = _fitted(method, validation, test, seed, _share(progress, 0, folds))
+    groups = []
+    fits = _all_but_one(len(validation), folds, seed)
+    tests = _all_but_one(len(test), folds, seed)
+    for number, (kept, judged_on) in enumerate(zip(fits, tests, strict=True), 1):
+        rows = torch.from_numpy(kept)
+        part = _fitted(method, validation.rows(rows), test, seed, _share(progress, number, folds))
+        groups.append(part.rows(judged_on))
+    return whole, groups
+
+
+def _share(progress: Progress, number: int, folds: int) -> Progress:
+    """Progress of fit `number` of folds + 1."""
+    name = "all samples" if number == 0 else f"without fold {number} of {folds}"
+    return lambda fraction, stage: progress((number + fraction) / (folds + 1), f"{stage}, {name}")
+
+
+def _fitted(
+    method: str, validation: ValidationSet, test: ValidationSet, seed: int, progress: Progress
+) -> Outcomes:
+    answers = answers_on(fit_set(method, validation, seed=seed, progress=progress), test)
+    return outcomes(answers.probabilities, test.labels, answers.predicted)
+
+
+def _all_but_one(count: int, folds: int, seed: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+    """Return the indices of all samples but those of one fold, for each fold."""
+    order = np.random.default_rng(seed).permutation(count)
+    return [np.sort(np.delete(order, np.s_[fold::folds])) for fold in range(folds)]
+
+
+def _jackknife(groups: Sequence[Outcomes]) -> dict[str, float]:
+    """Return the standard error of each metric from its values without each group (Shao and Tu 1995)."""
+    table = [[value(group) for value in _VALUES.values()] for group in groups]
+    values = np.array(table, dtype=np.float64)
+    if not np.isfinite(values).all():
+        values = np.where(np.isfinite(values).all(axis=0), values, np.nan)
+    share = (len(groups) - 1) / len(groups)
+    spread = np.sqrt(share * ((values - values.mean(axis=0)) ** 2).sum(axis=0))
+    return dict(zip(_VALUES, spread.tolist(), strict=True))
+
+
+_VALUES: dict[str, Callable[[Outcomes], float]] = {
+    "error_rate": lambda scored: float(1 - scored.correct.mean()),
+    "smooth_ece": lambda scored: SmoothError(scored).value,
+    "ece_mass": lambda scored: BinnedError(scored, "mass").value,
+    "ece_width": lambda scored: BinnedError(scored, "width").value,
+    "nll": lambda scored: float(scored.nll.mean()),
+    "brier": lambda scored: float(scored.brier.mean()),
+}
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

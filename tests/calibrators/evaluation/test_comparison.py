@@ -1,0 +1,127 @@
+"""The table of methods: fitted, judged, marked and written."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from calibrators import evaluate, fit
+from calibrators.data import ValidationSet, check_validation_set
+from calibrators.errors import InvalidDataError, UnknownMethodError
+from calibrators.evaluation.comparison import METRICS, Comparison, base_of, compare_methods
+from calibrators.evaluation.tables import markdown, to_csv
+from tests.calibrators.evaluation.simulation import softmax
+
+
+def data(count: int, seed: int, sharpness: float = 2.5, classes: int = 4) -> ValidationSet:
+    rng = np.random.default_rng(seed)
+    honest = rng.normal(size=(count, classes)) * 1.5
+    labels = (softmax(honest).cumsum(axis=1) < rng.random((count, 1))).sum(axis=1)
+    return check_validation_set(sharpness * honest, labels)
+
+
+@pytest.fixture(scope="module")
+def comparison() -> Comparison:
+    return compare_methods(["pb", "ts+pb", "fc", "pb-upper"], data(500, 1), data(800, 2))
+
+
+def test_bases_come_along_and_what_cannot_be_fitted_is_named(comparison: Comparison) -> None:
+    assert [row.method for row in comparison.rows] == ["uncalibrated", "pb", "ts", "ts+pb", "pb-upper"]
+    assert [row.base for row in comparison.rows] == ["", "uncalibrated", "uncalibrated", "ts", "uncalibrated"]
+    assert list(comparison.left_out) == ["fc"]
+    assert "features" in comparison.left_out["fc"]
+
+
+def test_values_are_those_of_a_fit_on_all_validation_samples(comparison: Comparison) -> None:
+    validation, test = data(500, 1), data(800, 2)
+    calibrator = fit("ts", validation.scores, validation.labels).calibrator
+    expected = evaluate(calibrator(test.scores), test.labels)
+    row = next(row for row in comparison.rows if row.method == "ts")
+    for metric in METRICS:
+        assert row.scores[metric].value == pytest.approx(getattr(expected, metric))
+    assert row.changed_labels == 0
+
+
+def test_improvements_are_marked_as_such(comparison: Comparison) -> None:
+    ts = next(row for row in comparison.rows if row.method == "ts")
+    assert ts.scores["nll"].improves
+    assert ts.scores["nll"].is_clear
+    assert ts.scores["error_rate"].improves is None
+    lines = {line.split("`")[1]: line for line in markdown(comparison).splitlines()[2:]}
+    assert "▼*" in lines["ts"]
+    assert "▼" not in lines["uncalibrated"]
+    assert "**" in lines["ts"] + lines["ts+pb"]
+
+
+def test_csv_and_json_hold_the_numbers(comparison: Comparison) -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(comparison))))
+    assert len(rows) == 5 * len(METRICS)
+    document = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
+    first = document["methods"][0]["metrics"]["nll"]
+    assert float(rows[list(METRICS).index("nll")]["value"]) == first["value"]
+    assert first["change"] is None
+    assert document["methods"][3]["metrics"]["nll"]["change"]["low"] <= 0
+
+
+def test_standard_errors_are_those_of_repeated_experiments() -> None:
+    """The jackknife's standard error against the spread over fresh validation and test sets."""
+    found = []
+    for seed in range(100):
+        validation, test = data(300, seed), data(300, 1000 + seed)
+        metrics = evaluate(
+            fit("ts", validation.scores, validation.labels).calibrator(test.scores), test.labels
+        )
+        found.append([metrics.nll, metrics.error_rate])
+    claimed = []
+    for seed in range(8):
+        row = compare_methods(["ts"], data(300, seed), data(300, 1000 + seed)).rows[1]
+        claimed.append([row.scores["nll"].standard_error, row.scores["error_rate"].standard_error])
+    assert np.mean(claimed, axis=0) == pytest.approx(np.std(found, axis=0), rel=0.35)
+
+
+def test_without_a_test_set_methods_are_cross_fitted() -> None:
+    found = compare_methods(["ts"], data(300, 3))
+    assert found.test_samples == 0
+    nll = [row.scores["nll"] for row in found.rows]
+    assert nll[1].value < nll[0].value
+    assert all(score.standard_error > 0 for score in nll)
+
+
+def test_calibrated_data_are_not_harmed() -> None:
+    found = compare_methods(["pb", "ts"], data(2000, 4, sharpness=1.0), data(2000, 5, sharpness=1.0))
+    for row in found.rows[1:]:
+        change = row.scores["nll"].change
+        assert change is not None
+        assert change.low <= 0 or change.value < 0.002
+        assert row.changed_labels == 0
+
+
+def test_bases() -> None:
+    assert base_of("uncalibrated") == ""
+    assert base_of("dirichlet+pb-mlp") == "dirichlet"
+    assert base_of("pb-lower") == "uncalibrated"
+
+
+def test_refusals() -> None:
+    with pytest.raises(InvalidDataError, match="4 classes, the test set 3"):
+        compare_methods(["ts"], data(30, 0), data(30, 0, classes=3))
+    with pytest.raises(InvalidDataError, match="folds must be 2 to 30"):
+        compare_methods(["ts"], data(40, 0), data(30, 0), folds=31)
+    with pytest.raises(UnknownMethodError, match="platt"):
+        compare_methods(["platt"], data(40, 0))
+
+
+def test_probability_zero_gives_an_infinite_nll_and_a_document_all_the_same() -> None:
+    certain = check_validation_set(
+        torch.tensor([[900.0, 0.0], [900.0, 0.0], [0.0, 900.0], [900.0, 0.0]]), [0, 0, 1, 1]
+    )
+    found = compare_methods([], certain, certain, folds=2)
+    assert found.rows[0].scores["nll"].value == np.inf
+    assert "infinite" in markdown(found)
+    assert (
+        json.loads(json.dumps(found.to_dict(), allow_nan=False))["methods"][0]["metrics"]["nll"]["value"]
+        is None
+    )

@@ -1,0 +1,172 @@
+"""The cross-fitted report: on unseen data, in a JSON document, and the gate's question answered."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from calibrators import Calibrator, fit
+from calibrators.data import check_validation_set
+from calibrators.errors import InvalidDataError, MissingDataError, UnknownMethodError
+from calibrators.evaluation.crossfit import answers_of, answers_on, cross_fit, predicted_labels
+from calibrators.evaluation.report import Report, cross_fitted_report
+from tests.calibrators.evaluation.simulation import softmax
+
+METRICS = {
+    "error_rate",
+    "nll",
+    "brier",
+    "ece_width",
+    "ece_mass",
+    "smooth_ece",
+    "debiased_ece",
+    "mce",
+    "ks",
+    "classwise_ece",
+    "brier_calibration",
+    "brier_refinement",
+}
+
+
+def overconfident(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(seed)
+    honest = rng.normal(size=(count, 5)) * 1.5
+    labels = (softmax(honest).cumsum(axis=1) < rng.random((count, 1))).sum(axis=1)
+    return torch.from_numpy(3 * honest), torch.from_numpy(labels)
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return cross_fitted_report("pb", *overconfident(900), seed=1)
+
+
+def test_an_overconfident_model_is_found_better_calibrated(report: Report) -> None:
+    assert report.is_better
+    for metric in ("nll", "ece_width", "ece_mass", "smooth_ece"):
+        assert report.difference[metric].high < 0, metric
+    assert report.changed_labels == 0
+
+
+def test_the_document_is_json_and_complete(report: Report) -> None:
+    document = report.to_dict()
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert set(document["metrics"]) == METRICS
+    for values in document["metrics"].values():
+        for side in ("before", "after"):
+            assert values[side]["low"] <= values[side]["value"] <= values[side]["high"]
+            assert 0 < values[side]["p_value"] <= 1
+        difference = values["after"]["value"] - values["before"]["value"]
+        assert values["difference"]["value"] == pytest.approx(difference)
+    assert document["against"]["method"] == "uncalibrated"
+    assert "uncalibrated" in document["against"]["reason"]
+
+
+def test_bounds_that_bind_are_counted(report: Report) -> None:
+    document = report.to_dict()
+    upper, lower = document["bounds"]["upper"], document["bounds"]["lower"]
+    assert 0.2 < upper["smallest"] <= upper["mean"] <= upper["largest"] < 1
+    answers = report.answers
+    at_upper = answers.probabilities.amax(dim=1) >= upper["smallest"]
+    assert 0 < upper["samples"] <= int(at_upper.sum())
+    assert upper["samples"] <= upper["probabilities"]
+    assert lower["samples"] <= lower["probabilities"]
+    assert lower["mean"] >= 0
+
+
+def test_every_answer_comes_from_a_fit_that_never_saw_it() -> None:
+    """A label that contradicts its logits moves the fits of other folds, never its own answer."""
+    logits, labels = overconfident(60)
+    before = cross_fit("ts", check_validation_set(logits, labels), folds=60)
+    changed = labels.clone()
+    changed[7] = logits[7].argmin()
+    after = cross_fit("ts", check_validation_set(logits, changed), folds=60)
+    alone = torch.arange(60) == 7
+    # one sample per fold: the fold of sample 7 is fitted on the 59 others, unchanged
+    assert torch.equal(before.probabilities[alone], after.probabilities[alone])
+    assert not torch.equal(before.probabilities[~alone], after.probabilities[~alone])
+
+
+def test_cross_fitted_answers_are_those_of_the_folds_own_fits() -> None:
+    logits, labels = overconfident(40)
+    left_out = torch.arange(40) == 3
+    answers = cross_fit("ts", check_validation_set(logits, labels), folds=40, seed=5)
+    alone = fit("ts", logits[~left_out], labels[~left_out], seed=5).calibrator(logits[left_out])
+    torch.testing.assert_close(answers.probabilities[left_out], alone)
+
+
+def test_a_calibrator_in_force_is_not_replaced_by_its_equal() -> None:
+    logits, labels = overconfident(600)
+    active = fit("ts", logits, labels).calibrator
+    again = cross_fitted_report("ts", logits, labels, against=active)
+    assert not again.is_better
+    assert again.to_dict()["against"]["method"] == "ts"
+    assert "not clearly lower" in again.to_dict()["against"]["reason"]
+    poor = fit("ts", *overconfident(600, seed=9)).calibrator
+    poor.logit_map.temperature.mul_(0.2)
+    assert cross_fitted_report("ts", logits, labels, against=poor).is_better
+
+
+def test_the_same_seed_gives_the_same_report(report: Report) -> None:
+    again = cross_fitted_report("pb", *overconfident(900), seed=1)
+    assert again.to_dict() == report.to_dict()
+
+
+def test_progress_rises_to_one_and_may_cancel() -> None:
+    seen: list[tuple[float, str]] = []
+    cross_fitted_report("ts", *overconfident(100), progress=lambda f, stage: seen.append((f, stage)))
+    fractions = [fraction for fraction, _ in seen]
+    assert fractions == sorted(fractions)
+    assert (fractions[0], fractions[-1]) == (0.0, 1.0)
+    assert any("fold 3 of 5" in stage for _, stage in seen)
+
+    def cancel(fraction: float, stage: str) -> None:
+        if fraction > 0.3:
+            raise KeyboardInterrupt(stage)
+
+    with pytest.raises(KeyboardInterrupt):
+        cross_fitted_report("ts", *overconfident(100), progress=cancel)
+
+
+def test_ties_go_to_the_larger_calibrated_logit() -> None:
+    logits = torch.tensor([[3.0, 4.0, -3.0], [4.0, 3.0, -3.0]], dtype=torch.float64)
+    calibrator = Calibrator.uncalibrated(3)
+    from calibrators import Bounds
+
+    tied = calibrator.calibrate(logits, Bounds(0.0, 0.45))
+    assert torch.equal(tied.probabilities[:, 0], tied.probabilities[:, 1])
+    assert predicted_labels(tied).tolist() == [1, 0]
+
+
+def test_three_samples_of_three_classes_are_enough() -> None:
+    logits = [[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 1.0]]
+    assert cross_fitted_report("ts", logits, [0, 2, 1]).to_dict()["folds"] == 3
+    with pytest.raises(InvalidDataError, match="at least 3 samples, not N = 2"):
+        cross_fitted_report("ts", logits[:2], [0, 2])
+
+
+def test_methods_that_read_features_are_judged_on_features() -> None:
+    rng = np.random.default_rng(0)
+    features, weight, bias = rng.normal(size=(200, 6)), rng.normal(size=(4, 6)), rng.normal(size=4)
+    logits = features @ weight.T + bias
+    labels = logits.argmax(axis=1)
+    extra: dict[str, Any] = {"features": features, "head": (weight, bias)}
+    report = cross_fitted_report("fc", logits, labels, **extra, folds=2)
+    assert report.samples == 200
+    with pytest.raises(MissingDataError, match="fc"):
+        cross_fitted_report("fc", logits, labels)
+    calibrator = fit("fc", logits, labels, **extra).calibrator
+    data = check_validation_set(logits, labels, **extra)
+    expected = answers_of(calibrator, torch.from_numpy(features))
+    assert torch.equal(answers_on(calibrator, data).probabilities, expected.probabilities)
+
+
+def test_refusals() -> None:
+    logits, labels = overconfident(20)
+    with pytest.raises(UnknownMethodError, match="platt"):
+        cross_fitted_report("platt", logits, labels)
+    with pytest.raises(InvalidDataError, match="2 to N = 20 folds, not 1"):
+        cross_fit("ts", check_validation_set(logits, labels), folds=1)
+    with pytest.raises(InvalidDataError, match="row 4"):
+        cross_fitted_report("ts", logits, torch.where(torch.arange(20) == 4, 7, labels))
