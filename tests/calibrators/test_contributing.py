@@ -16,7 +16,7 @@ DOCUMENT = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 
 def test_a_method_is_added_by_one_file_and_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = dict(re.findall(r'```python title="([^"]+)"\n(.*?)```', DOCUMENT.read_text(), flags=re.DOTALL))
+    blocks = dict(re.findall(r'```\w+ title="([^"]+)"\n(.*?)```', DOCUMENT.read_text(), flags=re.DOTALL))
     path = tmp_path / "offset.py"
     path.write_text(blocks["calibrators/logit_maps/offset.py"])
     spec = importlib.util.spec_from_file_location("calibrators.logit_maps.offset", path)
