@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -55,4 +55,22 @@ class Backbone(Protocol):
 
     def warm_up(self, batch_sizes: Sequence[int]) -> None:
         """Run once at each batch size, so that no request pays for the first pass."""
+        ...
+
+
+@runtime_checkable
+class OpenBackbone(Backbone, Protocol):
+    """A backbone that can be looked into: what calibrators need that read features or inputs."""
+
+    @property
+    def head(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Weight (K, D) and bias (K,) of the linear layer that makes the logits; None where none does."""
+        ...
+
+    def features(self, batch: torch.Tensor) -> torch.Tensor:
+        """Float32 features (N, D) on the CPU: what the head takes."""
+        ...
+
+    def differentiable(self, batch: torch.Tensor) -> torch.Tensor:
+        """Float32 logits (N, K) on the CPU that can be differentiated in the inputs."""
         ...

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import nn
 
+from models.cuda_graphs import CudaGraphs
 from models.errors import UnusableDevice, UnusableInput
 from models.pieces import Pieces, padded, usable_cores
 from models.preprocessing import Preprocessing
 
+logger = logging.getLogger("boxcal")
 SMALL = 500_000  # parameters
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -66,6 +73,13 @@ class TorchBackbone:
         parallel = self._device.type == "cpu" and usable_cores() > 1 and parameter_count(network) > SMALL
         self._pieces = Pieces() if parallel else None
         self._network = network.to(self._device, self._dtype).requires_grad_(False)
+        self._graphs: CudaGraphs | None = None
+        if self._device.type == "cuda":
+            # Convolutions in half precision want the channels last; without any this changes nothing.
+            if self._dtype != torch.float32:
+                self._network = self._network.to(memory_format=torch.channels_last)
+            if batch_sizes == (1, None):
+                self._graphs = CudaGraphs(self._network, input_shape, self._device, self._dtype)
 
     @property
     def num_classes(self) -> int:
@@ -94,14 +108,77 @@ class TorchBackbone:
         return torch.cat([self._forward(piece) for piece in torch.split(batch, self._largest or len(batch))])
 
     def _forward(self, piece: torch.Tensor) -> torch.Tensor:
+        if self._graphs is not None and self._graphs.fits(len(piece)):
+            return self._graphs(piece)
         with torch.inference_mode():
-            inputs = padded(piece, self._smallest).to(self._device).to(self._dtype)
-            logits: torch.Tensor = self._network(inputs)
+            logits: torch.Tensor = self._network(self._inputs(piece))
             return logits[: len(piece)].to("cpu", torch.float32)
 
+    def _inputs(self, piece: torch.Tensor) -> torch.Tensor:
+        return padded(piece, self._smallest).to(self._device).to(self._dtype)
+
+    def differentiable(self, batch: torch.Tensor) -> torch.Tensor:
+        """Float32 logits (N, K) on the CPU that can be differentiated in the inputs."""
+        with torch.enable_grad():
+            logits: torch.Tensor = self._network(self._inputs(batch))
+            return logits[: len(batch)].to("cpu", torch.float32)
+
+    @property
+    def head(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Weight (K, D) and bias (K,) of the linear layer that makes the logits; None where none does."""
+        if self._body is None or self._linear_head is None:
+            return None
+        layer = self._linear_head[1]
+        bias = torch.zeros(self.num_classes) if layer.bias is None else layer.bias
+        return layer.weight.float().cpu(), bias.float().cpu()
+
+    def features(self, batch: torch.Tensor) -> torch.Tensor:
+        """Float32 features (N, D) on the CPU: what the head takes, of a batch as in `__call__`.
+
+        Raises
+        ------
+        UnusableInput
+            If no linear layer makes the logits.
+        """
+        if self._body is None:
+            raise UnusableInput(f"{self.name} has no linear head, so there are no features before it.")
+        with torch.inference_mode():
+            features: torch.Tensor = self._body(self._inputs(batch))
+            return features[: len(batch)].to("cpu", torch.float32)
+
+    @cached_property
+    def _linear_head(self) -> tuple[str, nn.Linear] | None:
+        linear = [(key, part) for key, part in self._network.named_modules() if isinstance(part, nn.Linear)]
+        return linear[-1] if linear and linear[-1][1].out_features == self.num_classes else None
+
+    @cached_property
+    def _body(self) -> nn.Module | None:
+        """The network without its head, sharing its memory; None where the head does not make the logits."""
+        if self._linear_head is None:
+            return None
+        key, head = self._linear_head
+        shared: dict[int, Any] = {
+            id(value): value for value in chain(self._network.parameters(), self._network.buffers())
+        }
+        body = copy.deepcopy(self._network, shared)
+        body.set_submodule(key, nn.Identity())
+        probe = self._inputs(torch.zeros(1, *self.input_shape))
+        with torch.inference_mode():
+            features = body(probe)
+            made_by_head = features.shape == (len(probe), head.in_features) and torch.allclose(
+                head(features), self._network(probe), atol=1e-2, rtol=1e-2
+            )
+        return body if made_by_head else None
+
     def warm_up(self, batch_sizes: Sequence[int]) -> None:
-        """Run once at each batch size, so that no request pays for the first pass."""
-        for size in batch_sizes:
+        """Run once at each batch size, so that no request pays for the first pass; on CUDA, record graphs."""
+        for size in sorted(batch_sizes, reverse=True):
+            if self._graphs is not None:
+                try:
+                    self._graphs.record(size)
+                except RuntimeError as error:
+                    logger.info("%s runs without CUDA graphs: %s", self.name, error)
+                    self._graphs = None
             self(torch.zeros(size, *self.input_shape))
 
 
