@@ -120,6 +120,15 @@ REPORT = {
     "is_better": True,
 }
 
+RELIABILITY = {
+    "before": {
+        "samples": 539,
+        "accuracy": 0.924,
+        "mean_confidence": 0.981,
+        "bins": [{"low": 0.867, "high": 0.933, "count": 8, "confidence": 0.9, "accuracy": 0.5}],
+    }
+}
+
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("post", "/predict"): {
         JSON: {"inputs": [{"image": PICTURE}], "options": OPTIONS},
@@ -140,6 +149,7 @@ ANSWERS: dict[tuple[str, str, str], tuple[str, Any]] = {
     ("get", "/calibrators", "200"): ("Every calibrator.", {"calibrators": [CALIBRATOR, UNCALIBRATED]}),
     ("get", "/calibrators/{version}", "200"): ("The calibrator.", CALIBRATOR),
     ("get", "/calibrators/{version}/report", "200"): ("", REPORT),
+    ("get", "/calibrators/{version}/reliability.json", "200"): ("", RELIABILITY),
     ("post", "/calibrators/rollback", "200"): ("What is in force now.", ROLLED_BACK),
     ("post", "/calibrators/{version}/activate", "200"): ("What is in force now.", ACTIVATED),
     ("get", "/health/live", "200"): ("The process runs.", {"status": "live"}),

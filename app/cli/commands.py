@@ -48,9 +48,9 @@ ValidationFile = Annotated[
     typer.Argument(
         metavar="FILE",
         exists=True,
-        dir_okay=False,
         readable=True,
-        help="`.npz` with logits (N, K) and labels (N,), or `.parquet` with columns logits and label.",
+        help="`.npz` with logits (N, K) and labels (N,); `.parquet` with columns logits and label; or "
+        "labelled pictures: a folder, or a `.zip`, with a folder for each class.",
     ),
 ]
 
@@ -179,7 +179,6 @@ def compare(
         Path | None,
         typer.Option(
             exists=True,
-            dir_okay=False,
             readable=True,
             help="Judge on this file; else on folds that no fit saw.",
         ),

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from app.cli.output import messages, plain_table, progress_bar, screen, write_json
+from app.cli.output import Advance, messages, plain_table, progress_bar, screen, write_json
 from app.cli.validation_file import read_validation_set
 from calibrators.data import ValidationSet, check_validation_set
 from calibrators.evaluation.comparison import PAPERS_METHODS, Comparison, compare_methods
@@ -28,9 +28,9 @@ def run(
     for name in methods:
         if name != "auto":
             parse(name)  # a mistyped name is told before a large file is read
-    with tempfile.TemporaryDirectory(prefix="boxcal-") as folder:
-        fitted_to = _read(file, Path(folder) / "validation")
-        judged_on = None if test is None else _read(test, Path(folder) / "test")
+    with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("reading") as advance:
+        fitted_to = _read(file, Path(folder) / "validation", advance)
+        judged_on = None if test is None else _read(test, Path(folder) / "test", advance)
     with progress_bar("comparing") as advance:
         comparison = compare_methods(methods or PAPERS_METHODS, fitted_to, judged_on, progress=advance)
     for path, write in ((markdown_file, markdown), (csv_file, to_csv)):
@@ -43,9 +43,9 @@ def run(
         _show(comparison)
 
 
-def _read(file: Path, folder: Path) -> ValidationSet:
+def _read(file: Path, folder: Path, advance: Advance) -> ValidationSet:
     folder.mkdir()
-    return check_validation_set(*read_validation_set(file, folder).arrays())
+    return check_validation_set(*read_validation_set(file, folder, advance).arrays())
 
 
 def _show(comparison: Comparison) -> None:

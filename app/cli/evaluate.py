@@ -9,10 +9,11 @@ import numpy.typing as npt
 import torch
 from rich.markup import escape
 
+from app.cli.failures import UsageError
 from app.cli.metrics import judgement_table, metrics_table
 from app.cli.output import progress_bar, screen, write_json
 from app.cli.predict import version_of
-from app.cli.validation_file import read_validation_set
+from app.cli.validation_file import holds_pictures, read_validation_set
 from app.client import BoxcalClient
 from calibrators import Calibrator
 from calibrators.evaluation.crossfit import answers_of
@@ -26,8 +27,10 @@ Floats = npt.NDArray[Any]
 
 def run(file: Path, *, calibrator: str | None, url: str | None, as_json: bool) -> None:
     """Judge the plain softmax and, where there is one, the calibrator, by every metric with its interval."""
-    with tempfile.TemporaryDirectory(prefix="boxcal-") as folder:
-        logits, labels = read_validation_set(file, Path(folder)).arrays()
+    if url is not None and holds_pictures(file):
+        raise UsageError(f"{file} holds pictures; with --url, evaluate takes logits")
+    with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("reading") as advance:
+        logits, labels = read_validation_set(file, Path(folder), advance).arrays()
     name, probabilities, predicted = _calibrated(logits, calibrator, url)
     before = judge(outcomes(torch.from_numpy(logits).double().softmax(dim=1), labels))
     document: dict[str, Any] = {"samples": len(labels), "classes": logits.shape[1], "calibrator": name}

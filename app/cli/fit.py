@@ -57,15 +57,19 @@ def run(
 
 
 def _here(file: Path, method: str) -> Fitted:
+    from app.cli.settings import read_settings  # noqa: PLC0415
     from app.cli.validation_file import read_validation_set  # noqa: PLC0415 - brings torch
     from app.refit.fitting import perform  # noqa: PLC0415
     from app.refit.messages import FitTask  # noqa: PLC0415
+    from app.refit.pictures import BackboneSource  # noqa: PLC0415
     from calibrators.method import parse  # noqa: PLC0415
 
     if method != "auto":
         parse(method)  # a mistyped name is told before a large file is read
     with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("fitting") as advance:
-        outcome = perform(FitTask(read_validation_set(file, Path(folder)), method, against=None), advance)
+        data = read_validation_set(file, Path(folder), advance)
+        source = BackboneSource.of(read_settings())
+        outcome = perform(FitTask(data, source, method, against=None), advance)
     fitted = outcome.fitted
     return Fitted(fitted.method, fitted.report, fitted.artifact, fitted.reliability_svg, {})
 

@@ -1,32 +1,69 @@
-"""A validation file on this machine, read and checked by the same code that reads uploads to the service."""
+"""Validation data on this machine, read and checked by the same code that reads uploads to the service."""
 
+import io
 from pathlib import Path
 from typing import IO
 
+from app.cli.output import Advance
+from app.cli.settings import read_settings
+from app.client.calls import pack_pictures
+from app.refit import pictures
 from app.refit.errors import InvalidUpload
 from app.refit.npz import NpzFile
 from app.refit.upload import read
 from app.refit.validation_set import ValidationSet
+from models.loading import load_backbone
 
-__all__ = ["read_validation_set"]
+__all__ = ["holds_pictures", "read_validation_set"]
 
 NO_LIMIT = 2**62  # the user's own file, on the user's own machine
 
 
-def read_validation_set(path: Path, folder: Path) -> ValidationSet:
-    """Read `.npz` or `.parquet` into a checked set that lies in `folder`.
+def read_validation_set(path: Path, folder: Path, advance: Advance) -> ValidationSet:
+    """Read `.npz`, `.parquet` or pictures into a checked set that lies in `folder`.
+
+    Pictures (a zip archive or a folder, with a folder for each class) go through the model of the settings.
 
     Raises
     ------
-    BoxcalError
-        Naming the array, the place and the value that cannot be accepted.
+    BoxcalError, BackboneError, ValueError
+        Naming the array, the picture or the place, and the value that cannot be accepted.
     """
-    with path.open("rb") as file:
+    with _opened(path) as file:
+        if pictures.is_archive_of_pictures(file):
+            return _from_pictures(file, folder, advance)
         return read(file, folder, num_classes=_num_classes(file), max_bytes=NO_LIMIT)
+
+
+def holds_pictures(path: Path) -> bool:
+    """Whether the data are pictures in place of logits."""
+    with _opened(path) as file:
+        return pictures.is_archive_of_pictures(file)
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return io.BytesIO(pack_pictures(path)) if path.is_dir() else path.open("rb")
+
+
+def _from_pictures(file: IO[bytes], folder: Path, advance: Advance) -> ValidationSet:
+    source = pictures.BackboneSource.of(read_settings())
+    backbone = load_backbone(
+        source.model,
+        weights=source.weights,
+        labels=source.labels,
+        device=source.device,
+        precision=source.precision,
+    )
+    found = pictures.create(file, folder, classes=backbone.labels, max_bytes=NO_LIMIT)
+    try:
+        return pictures.to_validation_set(found, source, advance)
+    except ValueError as error:
+        raise InvalidUpload(str(error)) from error
 
 
 def _num_classes(file: IO[bytes]) -> int:
     """Take K from the file itself; a file that does not tell is refused by the reader, with the reason."""
+    file.seek(0)
     magic = file.read(4)
     if magic == b"PAR1":
         return _num_classes_of_parquet(file)

@@ -6,6 +6,7 @@ Both clients are made of these functions; nothing here sends anything.
 import io
 import json
 import mimetypes
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, cast
@@ -19,7 +20,7 @@ from pydantic import TypeAdapter
 from app.client.exchange import Call
 from app.client.results import ActivatePolicy, Activation, Answer, CalibratorRecord, Fit, Health
 
-__all__ = ["AnswerOptions", "BoundValue", "ImageSource", "options_document"]
+__all__ = ["AnswerOptions", "BoundValue", "ImageSource", "options_document", "pack_pictures"]
 
 BoundValue = float | Mapping[str, float] | Sequence[float]
 """One number for every class, numbers by label, or one number per class."""
@@ -86,11 +87,26 @@ def calibrate(logits: npt.ArrayLike, /, **options: Unpack[AnswerOptions]) -> Cal
 def fit(
     file: ImageSource, *, method: str = "auto", activate: ActivatePolicy = "if_better", wait: float = 0.0
 ) -> Call[Fit]:
-    """Upload a validation set (`.npz` or `.parquet`) and start a fit (`POST /fit`).
+    """Upload a validation set and start a fit (`POST /fit`).
 
-    `wait` is how many seconds the service may hold its answer back for the fit to finish.
+    Parameters
+    ----------
+    file
+        `.npz` or `.parquet` with logits and labels, or a `.zip` of labelled pictures, by path or as bytes; or
+        the path of a folder that holds a folder of pictures for each class.
+    method
+        A calibration method; `auto` chooses by cross-validation.
+    activate
+        When the new calibrator goes into force.
+    wait
+        How many seconds the service may hold its answer back for the fit to finish.
     """
-    name, content = ("validation.npz", file) if isinstance(file, bytes) else _read(file)
+    if isinstance(file, bytes):
+        name, content = "validation", file
+    elif Path(file).is_dir():
+        name, content = f"{Path(file).name}.zip", pack_pictures(Path(file))
+    else:
+        name, content = _read(file)
     return Call(
         method="POST",
         path="/fit",
@@ -103,6 +119,16 @@ def fit(
         repeatable=False,
         extra_seconds=wait,
     )
+
+
+def pack_pictures(folder: Path) -> bytes:
+    """Pack a folder that holds a folder of pictures for each class, as `/fit` takes it."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:  # pictures are compressed already
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                packed.write(path, path.relative_to(folder))
+    return archive.getvalue()
 
 
 def fit_arrays(
@@ -175,6 +201,16 @@ def report(version: int) -> Call[dict[str, Any]]:
 def reliability_diagram(version: int) -> Call[bytes]:
     """Fetch the reliability diagram, an SVG (`GET /calibrators/{n}/reliability.svg`)."""
     return Call(method="GET", path=f"/calibrators/{version}/reliability.svg", parse=lambda r: r.content)
+
+
+def reliability_picture(version: int) -> Call[bytes]:
+    """Fetch the reliability diagram, a PNG (`GET /calibrators/{n}/reliability.png`)."""
+    return Call(method="GET", path=f"/calibrators/{version}/reliability.png", parse=lambda r: r.content)
+
+
+def reliability_data(version: int) -> Call[dict[str, Any]]:
+    """Fetch the numbers that the diagram draws (`GET /calibrators/{n}/reliability.json`)."""
+    return Call(method="GET", path=f"/calibrators/{version}/reliability.json", parse=_object)
 
 
 def artifact(version: int) -> Call[bytes]:

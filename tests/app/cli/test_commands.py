@@ -10,6 +10,8 @@ import torch
 
 from app.client import BoxcalClient
 from calibrators import Calibrator, evaluate
+from models.digits_data import Digits
+from models.loading import load_backbone
 from tests.app.cli.conftest import Boxcal
 from tests.app.refit.validation_data import overconfident
 
@@ -72,6 +74,22 @@ def test_fit_reads_parquet(boxcal: Boxcal, tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "validation.parquet")
     document = boxcal("fit", tmp_path / "validation.parquet", "--method", "ts", "--json").json
     assert document["report"]["samples"] == 60
+
+
+def test_pictures_are_data_too(boxcal: Boxcal, digits: Digits, tmp_path: Path) -> None:
+    """A folder for each class: the model's logits of the pictures, as if they had been saved before."""
+    logits = load_backbone("digits", device="cpu")(torch.from_numpy(digits.levels[:60])).numpy()
+    np.savez(tmp_path / "digits.npz", logits=logits, labels=digits.labels[:60])
+    for i in range(60):
+        folder = tmp_path / "digits" / str(digits.labels[i])
+        folder.mkdir(exist_ok=True, parents=True)
+        (folder / f"{i}.png").write_bytes(digits.png(i))
+    by_logits = boxcal("evaluate", tmp_path / "digits.npz", "--json").json
+    by_pictures = boxcal("evaluate", tmp_path / "digits", "--json").json
+    assert by_pictures["samples"] == 60
+    for metric in ("error_rate", "nll"):
+        expected = by_logits["metrics"][metric]["value"]
+        assert by_pictures["metrics"][metric]["value"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_evaluate_agrees_with_the_library_and_with_the_service(

@@ -97,6 +97,8 @@ def test_a_fit_from_upload_to_rollback(ask: Ask, url: str) -> None:
     )
     assert ask(url, "report", done.version)["method"] == "ts"
     assert b"<svg" in ask(url, "reliability_diagram", done.version)
+    assert ask(url, "reliability_picture", done.version).startswith(b"\x89PNG")
+    assert ask(url, "reliability_data", done.version).keys() == {"before", "after"}
 
     assert ask(url, "rollback").version == before
     assert ask(url, "activate", done.version).version == done.version
@@ -110,6 +112,15 @@ def test_waiting_inside_the_service(ask: Ask, url: str) -> None:
     assert ask(url, "fit_state", done.id) == done
     with pytest.raises(ConflictError, match=done.id):
         ask(url, "cancel_fit", done.id)
+
+
+def test_a_fit_to_a_folder_of_pictures(ask: Ask, url: str, digits: Digits, tmp_path: Path) -> None:
+    for i in range(60):
+        folder = tmp_path / str(digits.labels[i])
+        folder.mkdir(exist_ok=True)
+        (folder / f"{i}.png").write_bytes(digits.png(i))
+    done = ask(url, "fit", tmp_path, method="ts", activate="never", wait=100)
+    assert (done.state, done.samples) == ("succeeded", 60)
 
 
 def test_a_fit_can_be_cancelled(ask: Ask, url: str) -> None:
