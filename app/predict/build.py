@@ -18,13 +18,14 @@ from torch import Tensor
 
 from app.predict.answers import Rows
 from app.predict.batcher import Batcher
-from app.predict.calibration import Wanted, calibrate_batch
+from app.predict.calibration import Wanted, calibrate_batch, calibrate_rows
 from app.predict.decoding import decode
 from app.predict.inputs import Decoder
 from app.predict.pace import Pace
 from app.predict.pipeline import Pipeline
-from app.predict.request_bounds import Labels
+from app.predict.request_bounds import Labels, RequestBounds
 from app.refit.activation import Activator
+from app.refit.active import ServedCalibrator
 from app.settings import Settings
 from app.telemetry import Telemetry
 from models.backbone import Backbone
@@ -64,10 +65,21 @@ async def open_pipeline(
             timeout_seconds=settings.timeout_ms / 1e3,
         )
         try:
-            await asyncio.to_thread(backbone.warm_up, [1])
+            await asyncio.to_thread(warm, backbone, activator.active.current, settings.max_batch_size)
             yield pipeline
         finally:
             await asyncio.to_thread(batcher.close)
+
+
+def warm(backbone: Backbone, served: ServedCalibrator, max_batch_size: int) -> None:
+    """Run everything once that is slow the first time: the backbone, and the operator with bounds."""
+    sizes = [1]
+    if backbone.device != "cpu":  # a GPU prepares for every new size; batches come in any
+        sizes += [2**power for power in range(1, max_batch_size.bit_length())]
+    backbone.warm_up(sizes)
+    num_classes = backbone.num_classes
+    bounds = RequestBounds(np.zeros(num_classes), np.full(num_classes, 0.9))
+    calibrate_rows(torch.zeros(1, num_classes), Wanted(served, bounds))
 
 
 def give_way() -> None:
