@@ -1,24 +1,26 @@
-"""`python -m benchmarks.serving`: adds rounds to a results file, then prints the table and draws the plot."""
+"""`python -m benchmarks.serving`: measures, then prints the tables and draws the plot."""
 
 from __future__ import annotations
 
 import argparse
-import io
+import base64
+import contextlib
 import json
 import os
 import platform
-import sys
+import shlex
+import time
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from benchmarks.serving import report
-from benchmarks.serving.contestants import CONTESTANTS, TASKS, Model, Task
+from benchmarks.serving.checking import check, reference
+from benchmarks.serving.contestants import CONTESTANTS, TASKS, Contestant, Model, Task
 from benchmarks.serving.environments import python_of
-from benchmarks.serving.payloads import random_logits, read_answer, read_images
-from benchmarks.serving.peers.work import Classifier, prepare, softmax_json, top_five
-from benchmarks.serving.rounds import Setting, run_round
+from benchmarks.serving.payloads import random_logits, read_images
+from benchmarks.serving.running import Server, run_part, serving
+
+IDLE_SECONDS = 3.0
 
 
 def arguments() -> argparse.Namespace:
@@ -29,8 +31,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
     )
-    parser.add_argument("--rounds", type=int, default=3, help="rounds to add; 0 only reports")
+    parser.add_argument("--rounds", type=int, default=3, help="0 only reports what was measured before")
     parser.add_argument("--seconds", type=float, default=4.0, help="length of each constant rate")
+    parser.add_argument("--under", default="", help="command that runs the measuring process, such as a lock")
     for name, what in (
         ("model", "ONNX classifier"),
         ("labels", "its labels"),
@@ -52,19 +55,50 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def reference(task: Task, bodies: list[bytes]) -> list[list[float]]:
-    """Return the answers that every contestant has to give."""
-    if task == "logits":
-        return [read_answer(task, json.loads(softmax_json(body))) for body in bodies]
-    classifier = Classifier(threads=1)
-    tensors = [prepare(Image.open(io.BytesIO(body))) for body in bodies]
-    return [read_answer(task, top_five(classifier.logits(tensor[None])[0])) for tensor in tensors]
-
-
 def machine() -> dict[str, Any]:
     """Describe where it ran."""
     cpu = Path("/proc/cpuinfo").read_text().partition("model name\t: ")[2].partition("\n")[0]
     return {"processor": cpu, "cores": os.cpu_count(), "python": platform.python_version()}
+
+
+def measure(task: Task, chosen: list[Contestant], options: argparse.Namespace) -> dict[str, Any]:
+    """Start every contestant, check its answers, and have the measuring process go round them."""
+    model = Model(options.model.absolute(), options.labels.absolute())
+    os.environ["BENCH_MODEL"] = str(model.path)
+    bodies = read_images(options.images) if task == "images" else random_logits(64)
+    expected = reference(task, bodies)
+    with contextlib.ExitStack() as stack:
+        servers: list[Server] = []
+        plans = []
+        for contestant in chosen:
+            python = python_of(contestant, options.scratch.absolute())
+            server = stack.enter_context(serving(contestant, python, model, task))
+            requests = [contestant.request(task, body) for body in bodies]
+            check(server, task, requests, expected)
+            encoded = [base64.b64encode(request.encoded(server.port)).decode() for request in requests]
+            plans.append({"name": contestant.name, "port": server.port, "requests": encoded})
+            servers.append(server)
+            print(f"{contestant.name} is ready", flush=True)
+        before, start = sum(server.processor_seconds() for server in servers), time.monotonic()
+        time.sleep(IDLE_SECONDS)
+        idle = (sum(server.processor_seconds() for server in servers) - before) / (time.monotonic() - start)
+        plan = {
+            "task": task,
+            "model": str(model.path),
+            "bodies": [base64.b64encode(body).decode() for body in bodies],
+            "seconds": options.seconds,
+            "rounds": options.rounds,
+            "servers": plans,
+        }
+        rounds = run_part("rounds", plan=plan, under=shlex.split(options.under))
+        memory = {server.contestant.name: server.memory_bytes() for server in servers}
+    return {
+        "machine": machine(),
+        "seconds": options.seconds,
+        "cores_used_by_idle_servers": round(idle, 3),
+        "memory_bytes": memory,
+        "rounds": [report.condense(each) for each in rounds],
+    }
 
 
 def main() -> None:
@@ -72,28 +106,14 @@ def main() -> None:
     options = arguments()
     chosen = [contestant for contestant in CONTESTANTS if contestant.name in options.only]
     options.results.mkdir(parents=True, exist_ok=True)
-    if options.rounds:
-        for contestant in chosen:
-            python_of(contestant, options.scratch.absolute())
+    for contestant in chosen if options.rounds else []:
+        python_of(contestant, options.scratch.absolute())
     for task in options.tasks:
         file = options.results / f"serving-{task}.json"
-        results: dict[str, Any] = {"machine": machine(), "rounds": []}
-        if file.exists():
-            results = json.loads(file.read_text())
         if options.rounds:
-            os.environ["BENCH_MODEL"] = str(options.model.absolute())
-            bodies = read_images(options.images) if task == "images" else random_logits(64)
-            model = Model(options.model.absolute(), options.labels.absolute())
-            scratch = options.scratch.absolute()
-            setting = Setting(task, model, bodies, reference(task, bodies), options.seconds, scratch)
-        for _ in range(options.rounds):
-            # Another one begins each time, so that no one always meets the machine in the same state.
-            shift = len(results["rounds"]) % len(chosen)
-            round_ = run_round(chosen[shift:] + chosen[:shift], setting)
-            results["rounds"].append({"command": sys.argv[1:], **report.condense(round_)})
-            file.write_text(json.dumps(results, indent=1) + "\n")
-        if results["rounds"]:
-            print(report.table(task, results), flush=True)
+            file.write_text(json.dumps(measure(task, chosen, options), indent=1) + "\n")
+        if file.exists():
+            print(report.table(task, json.loads(file.read_text())), end="\n\n", flush=True)
     report.plot(options.results, options.plot)
 
 

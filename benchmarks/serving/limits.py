@@ -58,6 +58,7 @@ def images(bodies: list[bytes], seconds: float) -> dict[str, float]:
     """Return the loops' rates in pictures a second."""
     with ThreadPoolExecutor(CORES) as threads:
         in_threads = _together(threads, bodies, seconds)
+    # Processes have no lock in common, and so should be the fastest; whichever is, is the limit.
     with ProcessPoolExecutor(CORES, mp_context=multiprocessing.get_context("spawn")) as processes:
         in_processes = _together(processes, bodies, seconds)
     classifier = Classifier(threads=CORES)

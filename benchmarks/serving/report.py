@@ -33,7 +33,7 @@ def condense(round_: dict[str, Any]) -> dict[str, Any]:
                     **{f"p{p}_ms": float(np.percentile(milliseconds, p)) for p in PERCENTILES},
                 }
             )
-        servers[name] = {"memory_bytes": server["memory_bytes"], "phases": phases}
+        servers[name] = {"phases": phases}
     return {"limits": round_["limits"], "servers": servers}
 
 
@@ -63,14 +63,14 @@ def table(task: str, results: dict[str, Any]) -> str:
     }
     told = ", ".join(f"{key.replace('_', ' ')} {value:,.1f}/s" for key, value in limits.items())
     lines = [
-        f"{task}: {len(results['rounds'])} rounds on {results['machine']}; {told}",
+        f"{task}: {len(results['rounds'])} rounds; {told}",
         "",
         "| server | req/s | of the limit | p50 ms | p99 ms | lone p50 ms | failures | memory MiB |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name in _servers(results):
         saturated, lone = _phases(results, name, "saturation"), _phases(results, name, "lone")
-        memory = median(r["servers"][name]["memory_bytes"] for r in results["rounds"] if name in r["servers"])
+        memory = results["memory_bytes"][name]
         failures = sum(sum(phase["failures"].values()) for phase in [*saturated, *lone])
         shown = f"**{name}**" if name == OURS else name
         lines.append(

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import psutil
 from benchmarks.serving.contestants import PEERS, Contestant, Model, Task
 from benchmarks.serving.payloads import free_port
 
-READY_SECONDS = 90
+READY_SECONDS = 180
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,15 @@ class Server:
         for process in _family(self.process.pid):
             with contextlib.suppress(psutil.Error):
                 total += process.memory_full_info().pss
+        return total
+
+    def processor_seconds(self) -> float:
+        """Return the processor time that all its processes have used."""
+        total = 0.0
+        for process in _family(self.process.pid):
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                total += times.user + times.system
         return total
 
 
@@ -80,7 +89,7 @@ def serving(contestant: Contestant, python: Path, model: Model, task: Task) -> I
     Raises
     ------
     SystemExit
-        With the end of its log, when it ends or is not ready within 90 s.
+        With the end of its log, when it ends or is not ready within 180 s.
     """
     port = free_port()
     with tempfile.TemporaryDirectory(
@@ -117,11 +126,14 @@ def serving(contestant: Contestant, python: Path, model: Model, task: Task) -> I
             _end(process)
 
 
-def run_part(name: str, *arguments: str, plan: dict[str, Any]) -> Any:
-    """Run a module of this package in its own process: a plan goes in and a result comes out, as files."""
+def run_part(name: str, *arguments: str, plan: dict[str, Any], under: Sequence[str] = ()) -> Any:
+    """Run a module of this package in its own process: a plan goes in and a result comes out, as files.
+
+    `under` is a command that takes the process's own command as its arguments.
+    """
     with tempfile.TemporaryDirectory(prefix="serving-plan-") as folder:
         asked, answered = Path(folder, "plan.json"), Path(folder, "result.json")
         asked.write_text(json.dumps(plan))
-        command = [sys.executable, "-m", f"benchmarks.serving.{name}", *arguments, str(asked), str(answered)]
-        subprocess.run(command, check=True)
+        module = [sys.executable, "-m", f"benchmarks.serving.{name}"]
+        subprocess.run([*under, *module, *arguments, str(asked), str(answered)], check=True)
         return json.loads(answered.read_text())
