@@ -41,7 +41,8 @@ def test_methods_side_by_side(boxcal: Boxcal, validation_file: Path, test_file: 
         rows["ts"]["nll"]["value"] < rows["uncalibrated"]["nll"]["value"]
     )  # four times as sure as it should be
     assert "| `ts` |" in markdown.read_text()
-    read = {(r["method"], r["metric"]): float(r["value"]) for r in csv.DictReader(numbers.open())}
+    lines = numbers.read_text().splitlines()
+    read = {(r["method"], r["metric"]): float(r["value"]) for r in csv.DictReader(lines)}
     assert read["ts", "nll"] == rows["ts"]["nll"]["value"]
     assert str(markdown) in ended.stderr
 
