@@ -7,7 +7,7 @@ from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, Select, delete, insert, select, update
 
 from app.registry.database import Database
 from app.registry.errors import FitNotFound
@@ -16,6 +16,7 @@ from app.registry.tables import fits
 
 INTERRUPTED = "The service stopped before the fit was over; upload the validation set again."
 SILENT_AFTER = timedelta(seconds=60)
+KEPT = 1000
 
 _columns = [fits.c[field.name] for field in fields(FitRecord)]
 
@@ -39,9 +40,10 @@ class FitLog:
         self._owner = owner
 
     def add(self, fit_id: str, method: str, activate: ActivatePolicy, samples: int) -> FitRecord:
-        """Record an accepted upload as queued."""
+        """Record an accepted upload as queued; of the fits that are over, the oldest beyond `KEPT` go."""
         now = datetime.now(UTC)
         with self._database.write() as connection:
+            connection.execute(delete(fits).where(fits.c.id.in_(self._outdated())))
             connection.execute(
                 insert(fits).values(
                     id=fit_id,
@@ -137,6 +139,10 @@ class FitLog:
                 .where(abandoned)
                 .values(state=FitState.INTERRUPTED, error=INTERRUPTED, finished_at=now, seen_at=now)
             ).rowcount
+
+    def _outdated(self) -> Select[tuple[Any]]:
+        over = (fits.c.backbone_id == self._backbone_id) & fits.c.state.not_in(UNFINISHED)
+        return select(fits.c.id).where(over).order_by(fits.c.created_at.desc()).offset(KEPT - 1)
 
     def _set(self, fit_id: str, **values: Any) -> FitRecord:
         with self._database.write() as connection:

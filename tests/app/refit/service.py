@@ -15,7 +15,7 @@ from typing import Self
 import httpx
 import psutil
 
-START_SECONDS = 60.0
+START_SECONDS = 240.0
 
 
 class Service:
@@ -39,7 +39,7 @@ class Service:
             **{f"BOXCAL_{name.upper()}": value for name, value in settings.items()},
         }
         self._process: subprocess.Popen[bytes] | None = None
-        self.client = httpx.Client(base_url=self.url, timeout=60)
+        self.client = httpx.Client(base_url=self.url, timeout=280)
 
     @property
     def process(self) -> psutil.Process:
@@ -78,7 +78,7 @@ class Service:
     def wait(self) -> int:
         """Wait for its end; gives the exit status."""
         assert self._process is not None
-        return self._process.wait(timeout=60)
+        return self._process.wait(timeout=280)
 
     def log(self) -> str:
         """What it has said so far."""

@@ -45,7 +45,7 @@ class Client:
     def post(self, path: str, **arguments: Any) -> dict[str, Any] | None:
         self.asked.append(path)
         try:
-            with httpx.Client(base_url=self._service.url, timeout=60) as client:
+            with httpx.Client(base_url=self._service.url, timeout=280) as client:
                 response = client.post(path, **arguments)
         except httpx.TransportError:
             return None
@@ -70,7 +70,7 @@ class Client:
         while True:
             fields = {"method": METHODS[turn % 2], "activate": "always"}
             turn += 1
-            if self.post("/fit?wait=60", files={"file": ("v.npz", UPLOAD)}, data=fields) is None:
+            if self.post("/fit?wait=240", files={"file": ("v.npz", UPLOAD)}, data=fields) is None:
                 return
 
     def activate(self) -> None:
@@ -165,7 +165,7 @@ def crash(service: Service, kind: str, moment: float) -> str:
         time.sleep(moment * ACTIVATIONS_SECONDS)
     descendants = service.process.children(recursive=True)
     service.kill()
-    work.join(timeout=60)
+    work.join(timeout=280)
     assert not work.is_alive()
     wait_for_the_end_of(descendants)
     last = committed(service)
@@ -186,7 +186,9 @@ def rounds(tmp_path: Path, count: int, seed: int) -> list[str]:
     with Service(tmp_path / "data") as service:
         for _ in range(2):
             answer = Client(service).post(
-                "/fit?wait=60", files={"file": ("v.npz", UPLOAD)}, data={"method": "ts", "activate": "always"}
+                "/fit?wait=240",
+                files={"file": ("v.npz", UPLOAD)},
+                data={"method": "ts", "activate": "always"},
             )
             assert answer is not None
             assert answer["state"] == "succeeded"
@@ -195,7 +197,7 @@ def rounds(tmp_path: Path, count: int, seed: int) -> list[str]:
             found.append(crash(service, kind, float(moment)))
         check_answers(service, committed(service))
         done = service.client.post(
-            "/fit?wait=60", files={"file": ("v.npz", UPLOAD)}, data={"method": "ts", "activate": "always"}
+            "/fit?wait=240", files={"file": ("v.npz", UPLOAD)}, data={"method": "ts", "activate": "always"}
         ).json()
         assert (done["state"], done["activated"]) == ("succeeded", True)
     return found

@@ -25,7 +25,7 @@ def test_the_default_fit_improves_nll_and_both_calibration_errors(
 ) -> None:
     split = load_digits_split()
     upload = npz(logits=split_logits["validation"], labels=split.validation.labels)
-    done = service.client.post("/fit?wait=120", files={"file": ("digits.npz", upload)}).json()
+    done = service.client.post("/fit?wait=240", files={"file": ("digits.npz", upload)}).json()
     assert (done["state"], done["activated"]) == ("succeeded", True), done
     body = {"logits": split_logits["test"].tolist()}
     metrics = {}

@@ -210,7 +210,7 @@ def test_every_kind_of_file_is_fitted_while_the_client_waits(service: Service, n
         data = npz(probabilities=exponentials / exponentials.sum(axis=1, keepdims=True), labels=labels)
     else:
         data = GOOD[name]()
-    response = post_fit(service, data, wait=60, method="ts", activate="never")
+    response = post_fit(service, data, wait=240, method="ts", activate="never")
     assert response.status_code == 200, response.text
     assert (response.json()["state"], response.json()["activated"]) == ("succeeded", False)
 
@@ -229,7 +229,7 @@ def test_the_gate_keeps_what_is_not_better_out(service: Service) -> None:
     labels = rng.integers(0, 10, 200)
     calibrated = npz(logits=np.zeros((200, 10)), labels=labels)
     in_force = service.client.get("/health/ready").json()["calibrator"]
-    done = post_fit(service, calibrated, wait=60, method="ts").json()
+    done = post_fit(service, calibrated, wait=240, method="ts").json()
     assert (done["state"], done["activated"]) == ("succeeded", False)
     assert "not significantly lower" in done["decision"]
     assert service.client.get("/health/ready").json()["calibrator"] == in_force

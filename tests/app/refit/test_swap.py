@@ -61,7 +61,7 @@ def test_two_hundred_swaps_under_load(service: Service) -> None:
     versions: list[int] = []
     for method in ("ts", "pb", "dpb"):
         done = service.client.post(
-            "/fit?wait=60",
+            "/fit?wait=240",
             files={"file": ("v.npz", validation_npz(300, seed=len(versions)))},
             data={"method": method, "activate": "never"},
         ).json()

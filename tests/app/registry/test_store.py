@@ -222,3 +222,14 @@ def test_only_fits_of_dead_processes_are_interrupted(path: Path) -> None:
         assert "upload the validation set again" in (states[fit_id][1] or "")
     for registry in (dead, living, new):
         registry.close()
+
+
+def test_old_fits_are_forgotten_but_never_one_that_is_not_over(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.registry.fits.KEPT", 3)
+    registry.fits.add("waiting", "ts", ActivatePolicy.NEVER, 7)
+    for number in range(5):
+        registry.fits.add(f"over-{number}", "ts", ActivatePolicy.NEVER, 7)
+        registry.fits.end(f"over-{number}", FitState.FAILED, "so")
+    assert [record.id for record in registry.fits.list(10)] == ["over-4", "over-3", "over-2", "waiting"]
