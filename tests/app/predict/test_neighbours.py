@@ -21,7 +21,7 @@ PNG = {"content-type": "image/png"}
 NPY = {"content-type": "application/x-npy"}
 
 
-def busy_work(samples: int = 1000) -> dict[str, Any]:
+def busy_work(samples: int) -> dict[str, Any]:
     """Give the device something to do, so that what comes next is gathered into batches."""
     stream = io.BytesIO()
     np.save(stream, np.zeros((samples, 1, 8, 8), dtype=np.float32))
@@ -47,7 +47,7 @@ async def test_corrupt_infeasible_cancelled_and_expired_neighbours_disturb_nobod
             return await client.post("/predict", content=digits.png(n), headers=PNG, params=query)
 
         alone = [(await picture(n, probabilities="true")).json()["predictions"][0] for n in range(20)]
-        blocker = asyncio.create_task(client.post(**busy_work()))
+        blocker = asyncio.create_task(client.post(**busy_work(300)))
         await asyncio.sleep(0.05)
         good = [asyncio.create_task(picture(n, probabilities="true", upper="1")) for n in range(20)]
         corrupt = asyncio.create_task(client.post("/predict", content=digits.png(0)[:90], headers=PNG))
@@ -102,7 +102,7 @@ async def test_a_full_queue_refuses_with_a_time_to_come_back(service: Service) -
 
 async def test_a_timeout_is_kept(service: Service, digits: Digits) -> None:
     async with httpx.AsyncClient(base_url=service.url, timeout=30) as client:
-        blocker = asyncio.create_task(client.post(**busy_work(1000)))
+        blocker = asyncio.create_task(client.post(**busy_work(300)))
         await asyncio.sleep(0.02)
         late = await client.post("/predict?timeout_ms=1", content=digits.png(0), headers=PNG)
         assert late.status_code in (503, 504)
