@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 Sides = Literal["both", "lower", "upper"]
 
 FAINT = math.log(1e-5)
-SAMPLES = 300, 2000
+SAMPLES = 300, 1000
 """Rows that the grid looks at, and rows that the first descents look at."""
 DISTANT = 2.0
 FOLLOWED = 2
@@ -71,10 +71,10 @@ def fit_box(
     """
     rows = SortedRows(scores, labels)
     plane = _Plane(rows.num_classes, sides)
-    starts = _starts(plane, scores, labels, seed)
+    starts = _starts(plane, scores, labels, seed, most=4)
     if sides == "both":
         side_alone = [_Plane(rows.num_classes, side) for side in ("lower", "upper")]
-        (by_lower, *_), (by_upper, *_) = (_starts(one, scores, labels, seed) for one in side_alone)
+        (by_lower, *_), (by_upper, *_) = (_starts(one, scores, labels, seed, most=2) for one in side_alone)
         starts += [np.array([by_lower[0], FAINT]), np.array([FAINT, by_upper[0]])]
     loss = plane.loss(rows)
     starts.sort(key=lambda point: loss(point)[0])
@@ -130,7 +130,7 @@ class _Plane:
         return fraction, slack
 
 
-def _starts(plane: _Plane, scores: Tensor, labels: Tensor, seed: int) -> list[Array]:
+def _starts(plane: _Plane, scores: Tensor, labels: Tensor, seed: int, most: int) -> list[Array]:
     """Find distant low points of the whole plane by a grid and descents on a sample of the rows."""
     order = np.random.default_rng(seed).permutation(len(labels))
     few, some = (torch.from_numpy(np.sort(order[:count])) for count in SAMPLES)
@@ -139,7 +139,7 @@ def _starts(plane: _Plane, scores: Tensor, labels: Tensor, seed: int) -> list[Ar
     points = points.reshape(-1, plane.dimensions)
     loss = plane.loss(SortedRows(scores[few], labels[few]))
     values = np.array([loss(point)[0] for point in points])
-    lowest = distinct(points[np.argsort(values, kind="stable")], DISTANT, 6)
+    lowest = distinct(points[np.argsort(values, kind="stable")], DISTANT, most)
     loss = plane.loss(SortedRows(scores[some], labels[some]))
     ends = sorted((descend(loss, start, plane.limits) for start in lowest), key=lambda end: end[1])
     return distinct([end[0] for end in ends], DISTANT / 4, 3)

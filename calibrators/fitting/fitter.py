@@ -147,7 +147,8 @@ def fit_checked(
     source = logit_map.source(data)
     logit_map.prepare(data)
     bound_map: BoundMap = ConstantBounds(data.num_classes)
-    if isinstance(logit_map, Identity) and method.bounds in SIDES:
+    box_alone = isinstance(logit_map, Identity) and method.bounds in SIDES
+    if box_alone:
         lower, upper, minimum = fit_box(
             data.scores, data.labels, SIDES[method.bounds], seed=seed, hops=None if thorough else 0, tick=tick
         )
@@ -165,7 +166,7 @@ def fit_checked(
                 logit_map, bound_map, minimum, source, data.labels, search=search, tick=_part(tick, 0.4, 1.0)
             )
             bound_map = _plainest(logit_map, bound_map, data, source)
-    nll = _nll(logit_map, bound_map, source, data.labels)
+    nll = minimum.value if box_alone else _nll(logit_map, bound_map, source, data.labels)
     logit_map.release()
     if nll >= uncalibrated - SAME:
         logit_map = method.logit_map(data.num_classes)

@@ -29,7 +29,8 @@ class EnsembleTemperatureScaling(LogitMap):
         """Mix three distributions over (N, K) logits and return the log."""
         softened, raw, uniform = self.mixture_weights
         mixture = softened * (scores / self.temperature).softmax(dim=1) + raw * scores.softmax(dim=1)
-        return (mixture + uniform / self.num_classes).clamp_min(SMALLEST).log()
+        logits: Tensor = (mixture + uniform / self.num_classes).clamp_min(SMALLEST).log()
+        return logits
 
     def parameters_from(self, coordinates: Tensor) -> dict[str, Tensor]:
         """Read the log of the temperature and three masses, of which only the shares matter."""

@@ -84,4 +84,5 @@ def _quarter_turn(weight: Tensor, seed: int) -> Tensor:
     turned = torch.zeros_like(inside)
     turned[:, :half] = -inside[:, half : 2 * half]
     turned[:, half : 2 * half] = inside[:, :half]
-    return turned @ basis.T
+    back: Tensor = turned @ basis.T
+    return back

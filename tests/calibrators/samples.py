@@ -1,7 +1,7 @@
 """Validation sets drawn from a known model, for the tests of fits."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ class Everything:
         weight, bias = (part.float() for part in self.head)
         return inputs @ weight.T + bias
 
-    def extras(self) -> dict[str, Tensor | tuple[Tensor, Tensor] | Callable[[Tensor], Tensor]]:
+    def extras(self) -> dict[str, Any]:
         """What `fit` takes besides logits and labels."""
         return {
             "features": self.features,

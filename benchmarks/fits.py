@@ -1,0 +1,174 @@
+"""Times of fits side by side with what else could be used, all in one run; prints a Markdown table.
+
+    python -m benchmarks.fits [--only ts,pb,recipe,auto,memory]
+
+The data are overconfident logits drawn from a known model. Temperature scaling is held against
+scikit-learn's; probability bounding against the paper's recipe, Adam for 500 epochs in batches of 256, on the
+authors' operator where `bcsoftmax` can be imported (github.com/neonnnnn/torchbcsoftmax). A few steps of the
+recipe are timed on few rows, and the rest follows: a step's cost is linear in its rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.frozen import FrozenEstimator
+from torch import Tensor
+
+from calibrators import fit
+
+SAMPLES = 10_000
+EPOCHS, BATCH = 500, 256
+TIMED_ROWS, TIMED_STEPS = 16, 3
+MEMORY = (50_000, 1000)
+
+
+class Scores(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier whose decision function is its input, as scikit-learn's calibration wants one."""
+
+    def fit(self, X: NDArray[np.float64], y: NDArray[np.int64]) -> Scores:
+        """Remember the classes."""
+        self.classes_ = np.arange(X.shape[1])
+        return self
+
+    def decision_function(self, X: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the logits."""
+        return X
+
+    def predict(self, X: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the largest."""
+        largest: NDArray[np.int64] = X.argmax(axis=1)
+        return largest
+
+
+def overconfident(num_samples: int, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Logits twice as large as the model that the labels are drawn from would have them."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(num_samples, num_classes, generator=generator) * 1.5
+    favoured = torch.randint(num_classes, (num_samples, 1), generator=generator)
+    logits.scatter_add_(1, favoured, torch.full((num_samples, 1), math.log(num_classes) + 4.0))
+    labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+    return logits * 2.0, labels
+
+
+def seconds(work: Callable[[], object], repeats: int = 3) -> float:
+    """Least wall-clock time of a few runs."""
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def row(*cells: object) -> None:
+    """Print one row of the table."""
+    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+
+
+def temperature(num_classes: int = 100) -> None:
+    """Hold `ts` against scikit-learn's temperature scaling."""
+    logits, labels = overconfident(SAMPLES, num_classes)
+    X, y = logits.double().numpy(), labels.numpy()
+    frozen = FrozenEstimator(Scores().fit(X, y))
+    ours = seconds(lambda: fit("ts", logits, labels))
+    theirs = seconds(lambda: CalibratedClassifierCV(frozen, method="temperature").fit(X, y))
+    row("ts", num_classes, f"{ours:.3f} s", f"scikit-learn {theirs:.3f} s", f"{theirs / ours:.1f}")
+
+
+def bounds() -> None:
+    """Time `pb` and `ts+pb`, beside `ts` on the same data."""
+    for method, num_classes in (("pb", 100), ("pb", 1000), ("ts+pb", 100)):
+        logits, labels = overconfident(SAMPLES, num_classes)
+        base = seconds(lambda: fit("ts", logits, labels), 2)  # noqa: B023 - called at once
+        ours = seconds(lambda: fit(method, logits, labels), 2)  # noqa: B023 - called at once
+        row(method, num_classes, f"{ours:.2f} s", f"ts {base:.3f} s", f"{base / ours:.3f}")
+
+
+def recipe(num_classes: int = 1000) -> None:
+    """Hold `pb` against the paper's recipe: its seconds are extrapolated."""
+    logits, labels = overconfident(SAMPLES, num_classes)
+    result = fit("pb", logits, labels)
+    try:
+        operator = importlib.import_module("bcsoftmax").bcsoftmax
+    except ImportError:
+        row("pb", num_classes, f"{result.seconds:.2f} s", "the authors' operator is not installed", "-")
+        return
+    raw = torch.tensor([-3.0, 3.0], requires_grad=True)
+    optimiser = torch.optim.Adam([raw])
+    x, y = logits[:TIMED_ROWS], labels[:TIMED_ROWS]
+
+    def step() -> None:
+        lower = torch.sigmoid(raw[0]) / num_classes
+        upper = 1 / num_classes + (1 - 1 / num_classes) * torch.sigmoid(raw[1])
+        p = operator(x, lower.expand_as(x), upper.expand_as(x))
+        optimiser.zero_grad()
+        torch.autograd.backward(torch.nn.functional.nll_loss(p.log(), y))
+        optimiser.step()
+
+    per_row = seconds(step, TIMED_STEPS) / TIMED_ROWS
+    steps = EPOCHS * math.ceil(SAMPLES / BATCH)
+    theirs = per_row * SAMPLES * EPOCHS
+    row(
+        "pb",
+        num_classes,
+        f"{result.seconds:.2f} s",
+        f"the paper's recipe, {steps} steps: {theirs:,.0f} s (extrapolated)",
+        f"{theirs / result.seconds:,.0f}",
+    )
+
+
+def automatic(num_classes: int = 100) -> None:
+    """Time `auto` over every method that reads logits."""
+    logits, labels = overconfident(SAMPLES, num_classes)
+    result = fit("auto", logits, labels)
+    row("auto", num_classes, f"{result.seconds:.0f} s", f"chose {result.method}", "-")
+
+
+def memory() -> None:
+    """Give the peak memory of a process that fits `pb` to 50,000 samples of 1000 classes."""
+    code = f"from benchmarks.fits import peak; peak{MEMORY}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    row("pb", f"{MEMORY[1]} (N = {MEMORY[0]:,})", done.stdout.strip(), "peak memory of the process", "-")
+
+
+def peak(num_samples: int, num_classes: int) -> None:
+    """Fit once in this process and print its peak memory."""
+    logits, labels = overconfident(num_samples, num_classes)
+    fit("pb", logits, labels)
+    print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
+
+
+PARTS = {"ts": temperature, "pb": bounds, "recipe": recipe, "auto": automatic, "memory": memory}
+
+
+def main() -> None:
+    """Run the parts that were asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default=",".join(PARTS))
+    torch.set_num_threads(1)
+    small = overconfident(100, 4)
+    for method in ("ts+pb", "lb"):
+        fit(method, *small)
+    row("fit", "K", f"N = {SAMPLES:,}", "beside it", "times faster")
+    row(*["---"] * 5)
+    for name in parser.parse_args().only.split(","):
+        PARTS[name]()
+
+
+if __name__ == "__main__":
+    main()
