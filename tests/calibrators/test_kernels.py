@@ -1,0 +1,64 @@
+"""The compiled loops of fits against the operator and torch's autograd."""
+
+import numpy as np
+import pytest
+import torch
+
+from calibrators import box_constrained_softmax
+from calibrators.fitting.clip_limits import SortedLogits
+from calibrators.fitting.joint import dense_loss
+from calibrators.logit_maps.logit_bounding import LogitBounding
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 10, 200])
+@pytest.mark.parametrize("scale", [0.1, 3.0, 30.0])
+def test_loss_in_a_box_and_its_derivatives(num_classes: int, scale: float) -> None:
+    generator = torch.Generator().manual_seed(num_classes)
+    count = 300
+    logits = torch.randn(count, num_classes, generator=generator, dtype=torch.float64) * scale
+    labels = torch.randint(num_classes, (count,), generator=generator)
+    room = torch.rand(2, count, generator=generator, dtype=torch.float64) ** 4
+    room[:, :20] = 0.0
+    room[0, 20:40] = 1.0 - 1e-12
+    room[1, 40:60] = 1.0 - 1e-12
+    lower = room[0] / num_classes
+    upper = 1.0 - (1.0 - 1.0 / num_classes) * room[1]
+    leaves = [part.clone().requires_grad_() for part in (logits, lower, upper)]
+    p = box_constrained_softmax(leaves[0], *(bound[:, None].expand_as(logits) for bound in leaves[1:]))
+    losses = -p.gather(1, labels[:, None])[:, 0].log()
+    torch.autograd.backward(losses.sum())
+    ours = dense_loss(logits.numpy(), labels.numpy(), lower.numpy(), upper.numpy())
+    usual = losses.detach().numpy() < 600.0
+    np.testing.assert_allclose(ours[0][usual], losses.detach().numpy()[usual], rtol=1e-9, atol=1e-12)
+    smooth = usual & (np.arange(count) >= 60)
+    for mine, leaf in zip(ours[1:], leaves, strict=True):
+        assert leaf.grad is not None
+        np.testing.assert_allclose(mine[smooth], leaf.grad.numpy()[smooth], rtol=1e-6, atol=1e-9)
+
+
+def test_losses_of_logits_far_apart_are_finite() -> None:
+    logits = np.array([[0.0, -1e4, -2e4], [1e4, 0.0, 5e3], [-1e4, -1e4, -1e4]])
+    for lower, upper in ((0.0, 1.0), (0.0, 0.5), (0.3, 0.9), (1 / 3, 1.0), (0.0, 1 / 3)):
+        box = (np.full(3, lower), np.full(3, upper))
+        losses, *derivatives = dense_loss(logits, np.array([2, 1, 0]), *box)
+        assert np.isfinite(losses).all()
+        assert all(np.isfinite(derivative).all() for derivative in derivatives)
+
+
+@pytest.mark.parametrize("num_classes", [2, 10, 300])
+def test_loss_of_clipped_logits_and_its_derivatives(num_classes: int) -> None:
+    generator = torch.Generator().manual_seed(num_classes)
+    logits = torch.randn(200, num_classes, generator=generator, dtype=torch.float64) * 4.0
+    labels = torch.randint(num_classes, (200,), generator=generator)
+    prepared = SortedLogits(logits.numpy(), labels.numpy())
+    bounding = LogitBounding(num_classes)
+    for lower, share in ((-1.0, 1.0), (-0.3, 0.4), (-0.05, 0.06), (0.1, 0.2), (-0.7, 0.3), (0.0, 0.0)):
+        x = torch.tensor([lower, share], dtype=torch.float64, requires_grad=True)
+        clipped = torch.func.functional_call(bounding, bounding.parameters_from(x), (logits,))
+        loss = torch.nn.functional.cross_entropy(clipped, labels)
+        torch.autograd.backward(loss)
+        value, gradient = prepared(np.array([lower, share]))
+        assert value == pytest.approx(loss.item(), abs=1e-12)
+        assert x.grad is not None
+        if share > 0.0:
+            np.testing.assert_allclose(gradient, x.grad.numpy(), atol=1e-10)
