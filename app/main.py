@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app import documentation, errors, health
 from app.middleware import AnswerDirectly, LimitBodies, MeasureRequests
@@ -21,6 +22,25 @@ from app.telemetry import UNMATCHED, Telemetry
 DOCUMENTS = ("/openapi.json", "/docs")
 
 
+class Application(FastAPI):
+    """The application, and around it what every request meets first; FastAPI's own layers come after that."""
+
+    _outermost: ASGIApp | None = None
+
+    def surround(self, settings: Settings, telemetry: Telemetry) -> None:
+        """Measure requests, limit their bodies and answer the hot routes before anything else."""
+        direct = AnswerDirectly(super().__call__, predict.ENDPOINTS, telemetry.rejected)
+        limited = LimitBodies(direct, {"/fit": None}, settings.max_body_bytes)
+        self._outermost = MeasureRequests(limited, telemetry, {*DOCUMENTS, *predict.ENDPOINTS})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if self._outermost is None:
+            await super().__call__(scope, receive, send)
+        else:
+            await self._outermost(scope, receive, send)
+
+
 def create_app(settings: Settings | None = None) -> FastAPI:
     """Build the application; everything that costs time waits for its lifespan.
 
@@ -32,7 +52,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     settings = settings or Settings()
     routers = (predict.router, refit.router, registry.router, health.router)
     measured = Telemetry(declared_statuses(routers))
-    app = FastAPI(
+    app = Application(
         title="boxcal",
         summary="Calibrated classifier probabilities inside the hard bounds that each request sets.",
         version=version("boxcal"),
@@ -45,10 +65,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.settings = settings
     app.state.telemetry = measured
-    # The one added last stands outermost.
-    app.add_middleware(AnswerDirectly, endpoints=predict.ENDPOINTS, count=measured.rejected)
-    app.add_middleware(LimitBodies, limits={"/fit": None}, default=settings.max_body_bytes)
-    app.add_middleware(MeasureRequests, telemetry=measured, paths={*DOCUMENTS, *predict.ENDPOINTS})
+    app.surround(settings, measured)
     errors.install(app, measured.rejected)
     for router in routers:
         app.include_router(router)

@@ -5,6 +5,7 @@ Plain ASGI, for they stand in the way of every request.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from http import HTTPStatus
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.errors import BodyTooLarge, BoxcalError, answer
 from app.telemetry import UNMATCHED, Telemetry
 
+logger = logging.getLogger("boxcal")
 METHOD_NOT_ALLOWED = HTTPStatus.METHOD_NOT_ALLOWED
 
 
@@ -143,7 +145,9 @@ class AnswerDirectly:
             return
         try:
             response = await endpoint(Request(scope, receive, send))
-        except (BoxcalError, HTTPException, ClientDisconnect) as error:
+        except Exception as error:
+            if not isinstance(error, BoxcalError | HTTPException | ClientDisconnect):
+                logger.exception("%s failed", scope["path"])
             response = answer(error, self._count)
         await response(scope, receive, send)
 

@@ -17,6 +17,10 @@ from app.telemetry import STAGES
 Float64Array = NDArray[np.float64]
 
 
+FEW = 8
+"""Up to so many classes are ranked by picking the largest one after the other."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """N calibrated samples of one request.
@@ -171,14 +175,27 @@ def rank(probabilities: Float64Array, mapped: Float64Array, count: int) -> list[
     count
         How many classes to list, K at most.
     """
-    size = len(probabilities)
-    candidates = np.arange(size)
-    if count < size:
-        largest = np.argpartition(probabilities, size - count)[size - count :]
-        candidates = largest
-        # Others may tie with the least of them.
-        if np.count_nonzero(probabilities >= (least := probabilities[largest].min())) > count:
-            candidates = np.flatnonzero(probabilities >= least)
-    order = np.lexsort((candidates, -mapped[candidates], -probabilities[candidates]))
+    count = min(count, len(probabilities))
+    if count <= FEW and (distinct := _rank_distinct(probabilities, count)) is not None:
+        return distinct
+    least = np.partition(probabilities, -count)[-count]
+    candidates = np.flatnonzero(probabilities >= least)
+    order = np.lexsort((-mapped[candidates], -probabilities[candidates]))
     ranking: list[int] = candidates[order[:count]].tolist()
     return ranking
+
+
+def _rank_distinct(probabilities: Float64Array, count: int) -> list[int] | None:
+    """Pick the largest one by one, which is quick for few of many; None where two of them are equal."""
+    left = probabilities.copy()
+    ranking: list[int] = []
+    last = 2.0
+    for _ in range(min(count + 1, len(left))):
+        index = int(left.argmax())
+        value = left.item(index)
+        if value == last:
+            return None
+        ranking.append(index)
+        last = value
+        left[index] = -1.0
+    return ranking[:count]

@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
 from app.errors import BadRequest, InvalidParameter, MalformedBody, UnsupportedMediaType
@@ -61,9 +62,14 @@ async def read_predict(request: Request) -> Posted:
     raise unsupported(kind, (*PICTURES, FORM, JSON, NPY))
 
 
+def header(request: Request, name: bytes) -> str:
+    """Give a header by its name in lower case, or nothing, without a mapping of them all."""
+    return next((value.decode("latin-1") for key, value in request.scope["headers"] if key == name), "")
+
+
 def media_type(request: Request) -> str:
     """Give the content type without its parameters."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return header(request, b"content-type").partition(";")[0].strip().lower()
 
 
 def unsupported(kind: str, known: tuple[str, ...]) -> UnsupportedMediaType:
@@ -82,7 +88,7 @@ async def body_of(request: Request) -> bytes:
 
 def refuse_query(request: Request) -> None:
     """Refuse a query string where the options belong into the body, rather than ignore it."""
-    if request.url.query:
+    if request.scope["query_string"]:
         raise InvalidParameter(
             "Options of a JSON or multipart body belong into its `options`, not into the query string."
         )
@@ -140,7 +146,11 @@ def _input(item: Any, name: str) -> Input:
 async def _read_form(request: Request) -> Posted:
     inputs: list[Input] = []
     options: Options | None = None
-    async with request.form(max_fields=16) as form:
+    try:
+        form = await request.form(max_fields=16)
+    except MultiPartException as error:
+        raise MalformedBody(f"The form cannot be read: {error.message}") from error
+    try:
         for name, value in form.multi_items():
             if name == "file" and isinstance(value, UploadFile):
                 inputs.append(Picture(await value.read()))
@@ -152,6 +162,8 @@ async def _read_form(request: Request) -> Posted:
                     f"The form has an unexpected part {name!r:.100}; it takes `file` parts, sent as files, "
                     "and one `options` part."
                 )
+    finally:
+        await form.close()
     if not inputs:
         raise InvalidParameter("The form has no `file` part.")
     if any(isinstance(sent, Picture) and not sent.data for sent in inputs):

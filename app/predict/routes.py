@@ -33,6 +33,7 @@ from app.predict.bodies import (
     JSON,
     NPY,
     body_of,
+    header,
     media_type,
     object_of,
     read_predict,
@@ -128,7 +129,7 @@ def pipeline_of(request: Request) -> Pipeline:
 
 async def respond(request: Request, pipeline: Pipeline, answer: Answer) -> Response:
     """Write an answer in the form that the client accepts."""
-    if NPY in request.headers.get("accept", ""):
+    if NPY in header(request, b"accept"):
         headers = {
             "Boxcal-Calibrator-Version": str(answer.served.version),
             "Boxcal-Calibrator-Method": answer.served.method,
