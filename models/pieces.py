@@ -50,7 +50,8 @@ class Pieces:
         largest: int | None = None,
     ) -> torch.Tensor:
         """Run `forward` on pieces of a batch (N, ...), within these sizes, and join its results (N, K)."""
-        size = max(smallest, -(-len(batch) // (PIECES_PER_CORE * self.cores)))
+        pieces = 1 if self.cores == 1 else PIECES_PER_CORE * self.cores
+        size = max(smallest, -(-len(batch) // pieces))
         return torch.cat(list(self._pool.map(forward, torch.split(batch, min(size, largest or size)))))
 
 

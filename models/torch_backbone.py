@@ -69,9 +69,10 @@ class TorchBackbone:
         self._smallest, self._largest = batch_sizes
         self._device = resolve_device(device)
         self._dtype = PRECISIONS[precision]
-        # A network as small as the digits' is done before a second thread has begun.
-        parallel = self._device.type == "cpu" and usable_cores() > 1 and parameter_count(network) > SMALL
-        self._pieces = Pieces() if parallel else None
+        self._pieces: Pieces | None = None
+        if self._device.type == "cpu":
+            # A network as small as the digits' is done before a second thread has begun.
+            self._pieces = Pieces(1 if parameter_count(network) < SMALL else usable_cores())
         self._network = network.to(self._device, self._dtype).requires_grad_(False)
         self._graphs: CudaGraphs | None = None
         if self._device.type == "cuda":
@@ -103,7 +104,7 @@ class TorchBackbone:
             raise UnusableInput(
                 f"{self.name} reads inputs of shape {self.input_shape}, got {tuple(batch.shape[1:])}."
             )
-        if self._pieces is not None and len(batch) > 1:
+        if self._pieces is not None and (self._pieces.cores == 1 or len(batch) > 1):
             return self._pieces.run(self._forward, batch, self._smallest, self._largest)
         return torch.cat([self._forward(piece) for piece in torch.split(batch, self._largest or len(batch))])
 
