@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from benchmarks.serving.payloads import Request, for_boxcal, free_port, random_logits, raw
 from benchmarks.serving.peers.work import softmax_json
 from benchmarks.serving.running import run_part
@@ -33,7 +35,7 @@ SERVERS = {
 
 
 @contextmanager
-def serving(name: str, port: int) -> Iterator[None]:
+def serving(name: str, port: int) -> Iterator[psutil.Process]:
     """Run one of the servers in a process of its own for as long as the block lasts."""
     command, ready = SERVERS[name]
     with tempfile.TemporaryDirectory() as folder:
@@ -55,14 +57,14 @@ def serving(name: str, port: int) -> Iterator[None]:
                     break
                 except OSError:
                     time.sleep(0.05)
-            yield
+            yield psutil.Process(process.pid)
         finally:
             process.terminate()
             process.wait()
 
 
 def served(name: str, bodies: list[bytes]) -> dict[str, float]:
-    """Measure one server: answers a second with all connections busy, and a lone client's median in ms."""
+    """Measure one server: answers a second at saturation, a lone client's median, processor time each."""
     port = free_port()
     asked: list[Request] = [
         for_boxcal("logits", body) if name == "boxcal" else raw("logits", body) for body in bodies
@@ -76,13 +78,17 @@ def served(name: str, bodies: list[bytes]) -> dict[str, float]:
             {"name": "saturation", "seconds": SECONDS, "connections": CONNECTIONS},
         ],
     }
-    with serving(name, port):
-        _, lone, full = run_part("load", plan=plan)
+    with serving(name, port) as process:
+        used = process.cpu_times()
+        warm, lone, full = run_part("load", plan=plan)
+        spent = process.cpu_times()
+    requests = sum(len(phase["latencies"]) for phase in (warm, lone, full))
     if full["failures"] or lone["failures"]:
         raise SystemExit(f"{name} failed requests: {full['failures']} {lone['failures']}")
     return {
         "rate": len(full["latencies"]) / full["elapsed"],
         "lone_ms": statistics.median(lone["latencies"]) * 1e3,
+        "cpu_us": (spent.user + spent.system - used.user - used.system) / requests * 1e6,
     }
 
 
@@ -105,8 +111,9 @@ def main(rounds: int) -> None:
         ours = served("boxcal", bodies)
         ratios.append((ours["rate"] / plain["rate"], ours["rate"] / loop, plain["rate"] / loop))
         print(
-            f"bare loop {loop:.0f}/s; plain FastAPI {plain['rate']:.0f}/s, lone {plain['lone_ms']:.2f} ms; "
-            f"boxcal {ours['rate']:.0f}/s, lone {ours['lone_ms']:.2f} ms",
+            f"bare loop {loop:.0f}/s; plain FastAPI {plain['rate']:.0f}/s, lone {plain['lone_ms']:.2f} ms, "
+            f"{plain['cpu_us']:.0f} µs of processor; "
+            f"boxcal {ours['rate']:.0f}/s, lone {ours['lone_ms']:.2f} ms, {ours['cpu_us']:.0f} µs",
             flush=True,
         )
     over_plain, of_bare, plain_of_bare = (statistics.median(column) for column in zip(*ratios, strict=True))
