@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 
-def check_values(logits: Tensor, lower: Tensor, upper: Tensor, tolerance: float, first_row: int = 0) -> None:
+def check_values(
+    logits: Tensor, lower: Tensor, upper: Tensor, tolerance: float, first_row: int | None = None
+) -> None:
     """Raise a ValueError that names the first thing wrong with the values.
 
     Parameters
@@ -20,60 +22,66 @@ def check_values(logits: Tensor, lower: Tensor, upper: Tensor, tolerance: float,
         0 <= lower <= upper <= 1, with sums on the two sides of 1.
     tolerance : float
         How far the sums may miss 1.
-    first_row : int
-        What to add to the rows' numbers.
+    first_row : int, optional
+        What to add to the rows' numbers, where these are rows of a larger whole.
     """
     if not logits.numel():
         return
+    offset = first_row or 0
     wrong = logits.isnan() | logits.isposinf()
     if wrong.any():
         row, index = _first(wrong)
-        raise ValueError(
-            f"the logit of class {index} in row {first_row + row} is {logits[row, index].item()}"
-        )
+        raise ValueError(f"the logit of class {index} in row {offset + row} is {logits[row, index].item()}")
     barren = logits.isneginf().all(-1)
     if barren.any():
-        raise ValueError(f"every logit of row {first_row + int(barren.nonzero()[0])} is -inf")
+        raise ValueError(f"every logit of row {offset + int(barren.nonzero()[0])} is -inf")
     for name, bound in (("lower", lower), ("upper", upper)):
         wrong = ~((bound >= 0) & (bound <= 1))
         if wrong.any():
             row, index = _first(wrong)
-            value = bound[row, index].item()
-            raise ValueError(
-                f"{name} bound {value:.9g} of {_place(bound, row, index, first_row)} is not in [0, 1]"
-            )
+            place = _place(bound, row, index, first_row)
+            raise ValueError(f"{name} bound {_quote(bound[row, index])}{place} is not in [0, 1]")
     wrong = lower > upper
     if wrong.any():
         row, index = _first(wrong)
-        values = [bound.expand_as(wrong)[row, index].item() for bound in (lower, upper)]
-        raise ValueError(
-            f"lower bound {values[0]:.9g} is above upper bound {values[1]:.9g}"
-            f" for {_place(wrong, row, index, first_row)}"
-        )
-    classes = logits.shape[1]
+        low, high = (_quote(bound.expand_as(wrong)[row, index]) for bound in (lower, upper))
+        place = _place(wrong, row, index, first_row)
+        raise ValueError(f"lower bound {low}{place} is above upper bound {high}")
     for name, bound, sign, relation in (("lower", lower, 1.0, "above"), ("upper", upper, -1.0, "below")):
-        total = bound.to(torch.float64).sum(-1) * (classes if bound.shape[1] == 1 else 1)
+        total = bound.to(torch.float64).sum(-1) * (logits.shape[1] if bound.shape[1] == 1 else 1)
         wrong = (total - 1.0) * sign > tolerance
         if wrong.any():
             row = int(wrong.nonzero()[0])
-            place = "" if len(total) == 1 and first_row == 0 else f" of row {first_row + row}"
-            raise ValueError(f"the {name} bounds{place} add up to {total[row].item():.9g}, {relation} 1")
+            of_row = f" of row {offset + row}" if len(total) > 1 or first_row is not None else ""
+            raise ValueError(
+                f"the {name} bounds{of_row} add up to {_quote(total[row].to(bound.dtype))}, {relation} 1"
+            )
 
 
 def raise_for_row(logits: Tensor, lower: Tensor, upper: Tensor, tolerance: float, row: int) -> NoReturn:
     """Raise the ValueError of a row that an engine refused."""
+    shared = len(lower) == len(upper) == 1
     low, high = (bound[row : row + 1] if len(bound) > 1 else bound for bound in (lower, upper))
-    check_values(logits[row : row + 1], low, high, tolerance, row)
+    one = slice(row, row + 1)
+    check_values(logits[one], low[:0] if shared else low, high[:0] if shared else high, tolerance, row)
+    check_values(logits[one], low, high, tolerance)
     raise ValueError(f"the bounds of row {row} leave no room for probabilities that add up to 1")
 
 
 def _first(wrong: Tensor) -> tuple[int, int]:
+    """Where the first offending entry stands."""
     row, index = wrong.nonzero()[0].tolist()
     return row, index
 
 
-def _place(values: Tensor, row: int, index: int, first_row: int) -> str:
-    """Say where a value stands, as far as its shape tells."""
+def _quote(value: Tensor) -> str:
+    """Write a number with the digits that its dtype has."""
+    return f"{value.item():.{7 if value.dtype is torch.float32 else 17}g}"
+
+
+def _place(values: Tensor, row: int, index: int, first_row: int | None) -> str:
+    """Say whose value it is, as far as its shape tells."""
     words = [f"class {index}"] if values.shape[1] > 1 else []
-    words += [f"row {first_row + row}"] if len(values) > 1 or first_row else []
-    return " in ".join(words) or "every class"
+    if len(values) > 1 or first_row is not None:
+        words.append(f"row {(first_row or 0) + row}")
+    return f" of {' in '.join(words)}" if words else ""

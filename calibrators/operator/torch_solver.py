@@ -71,6 +71,7 @@ def _solve_clipped(scores: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor
     """Solve rows (M, K) whose plain softmax leaves its box; scores are at most 0 and finite."""
     probabilities = torch.empty_like(scores)
     side = torch.empty_like(scores, dtype=torch.int8)
+    every_score, every_lower, every_upper = scores, lower, upper
     at_end = _pin_if_full(lower, upper)
     probabilities[:] = torch.where((at_end == AT_LOWER)[:, None], lower, upper)
     side[:] = at_end[:, None]
@@ -119,10 +120,23 @@ def _solve_clipped(scores: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor
         rows, scores, lower, upper = rows[going], scores[going], lower[going], upper[going]
         anchor, scale, low_end, high_end = anchor[going], scale[going], low_end[going], high_end[going]
         last, by_newton = now[going], ~bisect[going]
-    return probabilities, side
+    return probabilities, _free_one(every_score, every_lower, every_upper, side)
 
 
 def _pin_if_full(lower: Tensor, upper: Tensor) -> Tensor:
     """Per row: `AT_LOWER` where the lower bounds take all the mass, `AT_UPPER` where the upper bounds do."""
     full = torch.where(upper.sum(-1) <= 1.0, AT_UPPER, FREE)
     return torch.where(lower.sum(-1) >= 1.0, AT_LOWER, full)
+
+
+def _free_one(scores: Tensor, lower: Tensor, upper: Tensor, side: Tensor) -> Tensor:
+    """With no class free, free the one that loosened bounds would move first (all at a lower bound of 0)."""
+    stuck = ~(side == FREE).any(-1, keepdim=True)
+    rising = (side == AT_LOWER) & (lower < upper)
+    falling = (side == AT_UPPER) & (lower < upper)
+    first_to_rise = torch.where(rising, lower.log() - scores, torch.inf)
+    first_to_fall = torch.where(falling, scores - upper.log(), torch.inf)
+    distance = torch.where(rising.any(-1, keepdim=True), first_to_rise, first_to_fall)
+    chosen = torch.zeros_like(side, dtype=torch.bool).scatter_(-1, distance.argmin(-1, keepdim=True), True)
+    chosen = torch.where((distance == -torch.inf).any(-1, keepdim=True), distance == -torch.inf, chosen)
+    return torch.where(stuck & chosen & (distance < torch.inf), FREE, side).to(torch.int8)

@@ -1,0 +1,185 @@
+"""Known answers, and one test for every defect that implementations of this operator have been seen with."""
+
+import math
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import Tensor
+
+from calibrators.operator import (
+    Bounds,
+    box_constrained_softmax,
+    lower_bounded_softmax,
+    upper_bounded_softmax,
+)
+from tests.reference import (
+    box_bisection,
+    box_sorted_search,
+    one_step_greedy,
+    upper_bounded_quickselect,
+    upper_bounded_sorted,
+)
+
+
+def f64(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_vacuous_bounds_give_softmax() -> None:
+    logits = torch.randn(50, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert torch.allclose(box_constrained_softmax(logits), logits.softmax(-1), rtol=0, atol=1e-15)
+    half = box_constrained_softmax(logits, temperature=2.0)
+    assert torch.allclose(half, (logits / 2).softmax(-1), rtol=0, atol=1e-15)
+
+
+def test_two_classes_give_a_clipped_sigmoid() -> None:
+    difference = torch.linspace(-8, 8, 201, dtype=torch.float64)
+    logits = torch.stack([difference, torch.zeros_like(difference)], -1)
+    low, high = 0.12, 0.93
+    wanted = difference.sigmoid().clamp(max(low, 1 - high), min(1 - low, high))
+    assert torch.allclose(box_constrained_softmax(logits, low, high)[:, 0], wanted, rtol=0, atol=1e-15)
+
+
+def test_the_greedy_counterexample() -> None:
+    logits = f64(0.01, 0.01, 0.01, 0.01, 0.06, 0.90).log()
+    assert one_step_greedy(logits.numpy(), 0.055)[4] == pytest.approx(0.04875)
+    assert torch.allclose(lower_bounded_softmax(logits, 0.055), f64(*[0.055] * 5, 0.725), atol=1e-15)
+
+
+def test_both_bounds_bind() -> None:
+    answer = box_constrained_softmax(f64(-1.5, 1, -0.5), f64(0.15, 0.2, 0.1), f64(1, 0.6, 0.5))
+    assert torch.allclose(answer, f64(0.15, 0.60, 0.25), rtol=0, atol=1e-15)
+
+
+def test_mass_forced_onto_classes_whose_softmax_underflows() -> None:
+    logits, upper = torch.tensor([0.0, -200.0, -300.0]), torch.tensor([0.5, 0.9, 0.9])
+    assert upper_bounded_softmax(logits, upper).tolist() == pytest.approx([0.5, 0.5, math.exp(-100) / 2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_logits_of_ten_thousand(dtype: torch.dtype) -> None:
+    logits = torch.tensor([1e4, -1e4, 0.0, 1e4], dtype=dtype)
+    assert box_constrained_softmax(logits, 0.05, 0.4).tolist() == pytest.approx([0.4, 0.05, 0.15, 0.4])
+
+
+def test_bounds_close_to_one_over_k_keep_their_digits() -> None:
+    classes = 1000
+    logits = torch.randn(4, classes, generator=torch.Generator().manual_seed(3))
+    lower, upper = np.float32(1 / classes * (1 - 1e-5)), np.float32(1 / classes * (1 + 1e-5))
+    answer = box_constrained_softmax(logits, float(lower), float(upper)).double()
+    for row, got in zip(logits.numpy(), answer.numpy(), strict=True):
+        wanted, _ = box_bisection(row, np.full(classes, lower), np.full(classes, upper))
+        assert np.abs(got / np.array([float(p) for p in wanted]) - 1).max() <= 1e-5
+
+
+def test_gradient_where_lower_equals_upper() -> None:
+    logits = f64(3, 1, 0.2, -1).requires_grad_()
+    answer = box_constrained_softmax(logits, f64(0.1, 0.2, 0.05, 0), f64(0.1, 0.2, 0.6, 0.5))
+    (jacobian_row,) = torch.autograd.grad(answer[2], logits)
+    p = answer.detach()
+    product = float(p[2] * p[3] / (p[2] + p[3]))
+    assert torch.allclose(jacobian_row, f64(0, 0, product, -product), atol=1e-15)
+
+
+def test_no_nan_gradient_where_the_lower_bounds_take_all_mass() -> None:
+    logits = f64(1, 2, 3).requires_grad_()
+    lower = f64(0.5, 0.25, 0.25).requires_grad_()
+    answer = box_constrained_softmax(logits, lower)
+    assert torch.equal(answer, lower)
+    by_logits, by_lower = torch.autograd.grad((answer * f64(1, 10, 100)).sum(), (logits, lower))
+    assert by_logits.tolist() == [0, 0, 0]
+    assert by_lower.tolist() == [-99, -90, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("classes", [3, 6, 7, 10, 49, 1000])
+def test_uniform_bounds_feasible_by_a_hair(classes: int, dtype: torch.dtype) -> None:
+    share = torch.full((classes,), 1 / classes, dtype=dtype)
+    logits = torch.linspace(-3, 3, classes, dtype=dtype)
+    rounding = 4 * classes * torch.finfo(dtype).eps * share.double()
+    for bound in (1 / classes, share):
+        below, above = upper_bounded_softmax(logits, bound), lower_bounded_softmax(logits, bound)
+        assert (below <= share).all()
+        assert (above >= share).all()
+        for answer in (below, above):
+            assert ((answer.double() - share.double()).abs() <= rounding).all()
+    Bounds(share.double() if dtype is torch.float64 else 1 / classes, 1.0).check(classes)
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [(math.nan, "class 2 in row 1 is nan"), (math.inf, "class 2 in row 1 is inf")],
+)
+def test_a_bad_logit_is_named(entry: float, said: str) -> None:
+    logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
+    logits[1, 2] = entry
+    for upper in (None, 0.5, torch.full((5,), 0.5)):
+        with pytest.raises(ValueError, match=said):
+            box_constrained_softmax(logits, None, upper)
+
+
+def test_negative_nan_is_found_too() -> None:
+    bits = np.array([0, 0xFFC00001, 0], dtype=np.uint32)
+    with pytest.raises(ValueError, match="class 1 in row 0 is nan"):
+        box_constrained_softmax(torch.from_numpy(bits.view(np.float32)))
+
+
+def test_minus_infinity() -> None:
+    logits = f64(0, -math.inf, 1)
+    assert box_constrained_softmax(logits).tolist() == pytest.approx(
+        [1 / (1 + math.e), 0, math.e / (1 + math.e)]
+    )
+    assert lower_bounded_softmax(logits, 0.1)[1] == 0.1
+    with pytest.raises(ValueError, match="every logit of row 0 is -inf"):
+        box_constrained_softmax(f64(-math.inf, -math.inf))
+
+
+def test_gradient_survives_a_tiny_free_mass() -> None:
+    logits = f64(1, 2, 0).requires_grad_()
+    answer = box_constrained_softmax(logits, f64(0, 0, 1 - 1e-9))
+    (gradient,) = torch.autograd.grad(answer[0] * 1e9, logits)
+    share = 1 / (1 + math.e)
+    assert gradient.tolist() == pytest.approx([share * (1 - share), -share * (1 - share), 0], rel=1e-6)
+
+
+@pytest.mark.parametrize("bound", [0.3, f64(0.3), f64(0.3, 0.4, 0.5, 0.6)])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 100.0])
+def test_scalar_and_vector_bounds_whatever_the_data(bound: float | Tensor, scale: float) -> None:
+    logits = scale * torch.randn(6, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    answer = upper_bounded_softmax(logits, bound)
+    assert torch.allclose(answer.sum(-1), torch.ones(6, dtype=torch.float64), atol=1e-14)
+
+
+def test_three_dimensions_with_the_classes_in_the_middle() -> None:
+    logits = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    wanted = box_constrained_softmax(logits.transpose(1, 2), 0.05, 0.4).transpose(1, 2)
+    assert torch.equal(box_constrained_softmax(logits, 0.05, 0.4, dim=1), wanted)
+
+
+def test_memory_stays_below_three_copies_of_the_logits() -> None:
+    logits = torch.randn(64, 100_000)
+    upper = torch.rand(64, 100_000)
+    box_constrained_softmax(logits[:1], 0.0, upper[:1])
+    process = psutil.Process()
+    before = process.memory_info().rss
+    answer = box_constrained_softmax(logits, 0.0, upper)
+    grown = process.memory_info().rss - before
+    assert answer.shape == logits.shape
+    assert grown < 3 * logits.nbytes
+
+
+def test_the_papers_own_algorithms_agree() -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(300):
+        classes = int(rng.integers(2, 30))
+        logits = rng.normal(0, 3, classes)
+        upper = rng.uniform(0, 1, classes)
+        upper = np.minimum(1.0, upper / min(1.0, upper.sum() * (1 - 1e-9)))
+        lower = np.minimum(rng.uniform(0, 1 / classes, classes), upper)
+        got = box_constrained_softmax(*(torch.from_numpy(part) for part in (logits, lower, upper)))
+        assert np.abs(got.numpy() - box_sorted_search(logits, lower, upper)).max() <= 1e-12
+        got = upper_bounded_softmax(torch.from_numpy(logits), torch.from_numpy(upper))
+        assert np.abs(got.numpy() - upper_bounded_sorted(logits, upper)).max() <= 1e-12
+        assert np.abs(got.numpy() - upper_bounded_quickselect(logits, upper, rng)).max() <= 1e-12

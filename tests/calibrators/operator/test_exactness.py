@@ -1,0 +1,67 @@
+"""The engines against a judge of 60 digits, over rows made to break them."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from calibrators.operator import box_constrained_softmax
+from calibrators.operator.torch_solver import solve
+from tests.calibrators.operator.adversary import Rows, adversarial_rows
+from tests.reference import box_bisection
+
+Engine = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+ABSOLUTE = {np.float64: 1e-12, np.float32: 1e-7}
+RELATIVE_WHERE_FREE = 1e-5
+"""Asked of float32, for probabilities that float32 can hold with all its digits. The reference engine adds
+bounds with ordinary sums and does not promise it where almost no mass is free."""
+
+
+def torch_engine(logits: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """Call the reference engine, past the choice that the public function makes."""
+    return solve(logits, lower, upper, torch.ones(1, 1))[0].to(logits.dtype)
+
+
+def judge(rows: Rows, engine: Engine) -> None:
+    logits, lower, upper = (torch.from_numpy(part) for part in rows)
+    answer = engine(logits, lower, upper)
+    assert ((answer >= lower) & (answer <= upper)).all()
+    dtype = rows.logits.dtype.type
+    for row, got in enumerate(answer.numpy()):
+        exact, free = box_bisection(rows.logits[row], rows.lower[row], rows.upper[row])
+        wanted = np.array([float(p) for p in exact])
+        error = np.abs(got.astype(np.float64) - wanted)
+        assert error.max() <= ABSOLUTE[dtype], (rows.logits[row], rows.lower[row], rows.upper[row])
+        if dtype is np.float32 and engine is not torch_engine:
+            counted = np.array(free) & (wanted >= np.finfo(dtype).tiny)
+            assert (error[counted] <= RELATIVE_WHERE_FREE * wanted[counted]).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("engine", [box_constrained_softmax, torch_engine])
+def test_adversarial_rows(engine: Engine, dtype: type[np.floating]) -> None:
+    for rows in adversarial_rows(6_000, 11, dtype):
+        judge(rows, engine)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("part", range(10))
+def test_a_million_adversarial_rows(part: int, dtype: type[np.floating]) -> None:
+    for rows in adversarial_rows(50_000, 1_000 + part, dtype):
+        judge(rows, box_constrained_softmax)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("spread", [3.0, 3000.0])
+def test_a_hundred_thousand_classes(spread: float, dtype: type[np.floating]) -> None:
+    rng = np.random.default_rng(5)
+    size = 100_000
+    logits = rng.normal(0, spread, (1, size)).astype(dtype)
+    lower = rng.uniform(0, 0.5 / size, (1, size)).astype(dtype)
+    upper = np.maximum(lower, rng.uniform(0, 4 / size, (1, size)).astype(dtype))
+    judge(Rows(logits, lower, upper), box_constrained_softmax)

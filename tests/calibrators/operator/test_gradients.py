@@ -1,0 +1,119 @@
+"""The analytic gradient: against finite differences, the closed-form Jacobian, and its conventions at kinks."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from calibrators.operator import box_constrained_softmax, cpu_kernel
+from calibrators.operator.gradients import Wanted, jacobian_products
+
+SEED = 7
+
+
+def draw(rows: int, classes: int, *, seed: int = SEED) -> tuple[Tensor, Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(rows, classes, generator=random, dtype=torch.float64)
+    lower = torch.rand(rows, classes, generator=random, dtype=torch.float64) / (2 * classes)
+    upper = lower + 3 * torch.rand(rows, classes, generator=random, dtype=torch.float64) / classes
+    return logits, lower, (upper * (1.5 / upper.sum(-1, keepdim=True)).clamp(min=1)).clamp(max=1)
+
+
+@pytest.mark.parametrize("bound_shape", ["scalar", "classes", "rows", "full"])
+def test_finite_differences(bound_shape: str) -> None:
+    logits, lower, upper = draw(5, 7)
+    lower, upper = {
+        "scalar": (lower.min(), upper.max() * 0 + 0.3),
+        "classes": (lower.amin(0), upper.amax(0)),
+        "rows": (lower.amin(1, keepdim=True), upper.amin(1, keepdim=True) * 0 + 0.35),
+        "full": (lower, upper),
+    }[bound_shape]
+    temperature = torch.rand(5, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
+    arguments = tuple(
+        value.detach().clone().requires_grad_() for value in (logits, lower, upper, temperature)
+    )
+    assert torch.autograd.gradcheck(
+        lambda g, a, b, t: box_constrained_softmax(g, a, b, temperature=t), arguments
+    )
+
+
+def test_closed_form_jacobian() -> None:
+    logits, lower, upper = (part[0] for part in draw(1, 9))
+    p = box_constrained_softmax(logits, lower, upper)
+    at_lower, at_upper = (p == lower).double(), (p == upper).double()
+    assert at_lower.any()
+    assert at_upper.any()
+    free = p * (1 - at_lower) * (1 - at_upper)
+    mass = free.sum()
+    wanted = [free.diag() - torch.outer(free, free) / mass]
+    wanted += [mask.diag() - torch.outer(free, mask) / mass for mask in (at_lower, at_upper)]
+    found = torch.autograd.functional.jacobian(box_constrained_softmax, (logits, lower, upper))
+    for got, want in zip(found, wanted, strict=True):
+        assert torch.allclose(got, want, atol=1e-15)
+
+
+def test_engines_agree_on_every_gradient() -> None:
+    logits, lower, upper = draw(40, 11)
+    temperature = torch.full((1, 1), 0.7, dtype=torch.float64)
+    upstream = torch.randn(40, 11, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    p, side = cpu_kernel.forward(logits, lower, upper, temperature, 1e-12)
+    arguments = (upstream, p, side, logits, lower, upper, temperature, Wanted(True, True, True))
+    for got, want in zip(cpu_kernel.backward(*arguments), jacobian_products(*arguments), strict=True):
+        assert torch.allclose(got, want, rtol=1e-12, atol=1e-15)
+
+
+def test_a_class_on_both_bounds_follows_the_side_its_value_lies_beyond() -> None:
+    logits = torch.tensor([3.0, -2.0, 0.2, -1.0], dtype=torch.float64)
+    lower = torch.tensor([0.1, 0.45, 0.0, 0.0], dtype=torch.float64, requires_grad=True)
+    upper = torch.tensor([0.1, 0.45, 1.0, 1.0], dtype=torch.float64, requires_grad=True)
+    answer = box_constrained_softmax(logits, lower, upper)
+    by_lower, by_upper = torch.autograd.grad((answer * torch.tensor([1.0, 2, 0, 0])).sum(), (lower, upper))
+    assert by_upper.tolist() == pytest.approx([1.0, 0.0, 0.0, 0.0])
+    assert by_lower.tolist() == pytest.approx([0.0, 2.0, 0.0, 0.0])
+    step = 1e-6
+    loosened = box_constrained_softmax(logits, lower, upper.detach() + torch.tensor([step, 0, 0, 0]))
+    assert ((loosened - answer)[0] / step).item() == pytest.approx(1.0, rel=1e-6)
+
+
+def test_no_free_mass_takes_the_derivative_for_loosened_bounds() -> None:
+    logits = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+    upper = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64, requires_grad=True)
+    weights = torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64)
+    answer = box_constrained_softmax(logits, None, upper)
+    (gradient,) = torch.autograd.grad((answer * weights).sum(), upper)
+    step = 1e-7
+    for index in range(3):
+        moved = upper.detach().clone()
+        moved[index] += step
+        slope = (box_constrained_softmax(logits, None, moved) - answer) @ weights / step
+        assert gradient[index].item() == pytest.approx(slope.item(), abs=1e-4)
+
+
+def test_free_classes_of_no_mass_share_it_by_their_logits() -> None:
+    logits = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
+    lower = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64, requires_grad=True)
+    weights = torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64)
+    answer = box_constrained_softmax(logits, lower)
+    (gradient,) = torch.autograd.grad((answer * weights).sum(), lower)
+    step = 1e-7
+    moved = lower.detach() - torch.tensor([step, 0, 0])
+    slope = (answer - box_constrained_softmax(logits, moved)) @ weights / step
+    assert gradient[0].item() == pytest.approx(slope.item(), rel=1e-6)
+
+
+def test_where_nothing_can_move_every_gradient_is_zero() -> None:
+    fixed = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    arguments = [torch.tensor([1.0, 2.0], dtype=torch.float64), fixed.clone(), fixed.clone()]
+    for argument in arguments:
+        argument.requires_grad_()
+    answer = box_constrained_softmax(*arguments)
+    for gradient in torch.autograd.grad((answer * torch.tensor([1.0, 5.0])).sum(), arguments):
+        assert gradient.tolist() == [0.0, 0.0]
+
+
+def test_twice_is_refused_in_words() -> None:
+    logits = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(
+        (box_constrained_softmax(logits, 0.1, 0.5) ** 2).sum(), logits, create_graph=True
+    )
+    with pytest.raises(NotImplementedError, match="once, not twice"):
+        gradient.sum().backward()

@@ -1,0 +1,61 @@
+"""Many threads in the operator at once: right answers, no crash, no growth; and no compiler at the first call."""
+
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+
+from calibrators.operator import box_constrained_softmax
+
+THREADS = 64
+
+
+def hammer(seconds: float) -> int:
+    """Let 64 threads check forward and backward against one thread's answers; return the number of calls."""
+    random = torch.Generator().manual_seed(3)
+    cases = []
+    for classes, dtype in ((5, torch.float32), (300, torch.float32), (300, torch.float64)):
+        logits = 4 * torch.randn(32, classes, generator=random, dtype=dtype)
+        upper = torch.rand(32, classes, generator=random, dtype=dtype) * 3 / classes + 1 / classes
+        for bound in (upper.clamp(max=1), 1.5 / classes):
+            rows = logits.clone().requires_grad_()
+            answer = box_constrained_softmax(rows, 0.1 / classes, bound)
+            (gradient,) = torch.autograd.grad(answer[:, 0].sum(), rows)
+            cases.append((logits, bound, answer.detach(), gradient))
+    start, stop = threading.Barrier(THREADS), time.monotonic() + seconds
+    calls, wrong = [0] * THREADS, []
+
+    def work(number: int) -> None:
+        start.wait()
+        while time.monotonic() < stop:
+            logits, bound, wanted, slope = cases[calls[number] % len(cases)]
+            rows = logits.clone().requires_grad_()
+            answer = box_constrained_softmax(rows, 0.1 / logits.shape[1], bound)
+            (gradient,) = torch.autograd.grad(answer[:, 0].sum(), rows)
+            if not (torch.equal(answer, wanted) and torch.equal(gradient, slope)):
+                wrong.append(number)
+            calls[number] += 1
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert min(calls) > 0
+    return sum(calls)
+
+
+def test_64_threads() -> None:
+    assert hammer(2.0) > THREADS
+
+
+@pytest.mark.long
+def test_64_threads_for_a_minute_without_growth() -> None:
+    hammer(5.0)
+    process = psutil.Process()
+    before = process.memory_info().rss
+    hammer(60.0)
+    assert process.memory_info().rss - before < 50e6
