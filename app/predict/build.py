@@ -88,7 +88,8 @@ def give_way() -> None:
     Linux schedules threads one by one, and those that a thread starts (OpenMP's) follow it.
     """
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)
 
 
 def decoder_of(backbone: Backbone, max_pixels: int) -> Decoder:
