@@ -16,6 +16,7 @@ from typing import IO, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from app.refit.archives import open_archive
 from app.refit.errors import InvalidUpload, UploadTooLarge
 
 COPY_BYTES = 2**20
@@ -62,14 +63,13 @@ class NpzFile:
     ------
     InvalidUpload
         It is no readable zip archive.
+    UploadTooLarge
+        Its directory is too large.
     """
 
     def __init__(self, file: IO[bytes], max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        try:
-            self._archive = zipfile.ZipFile(file)
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-            raise InvalidUpload(f"The file is no readable .npz archive: {error}.") from error
+        self._archive = open_archive(file, ".npz archive")
         entries = self._archive.infolist()
         if len(entries) > MAX_MEMBERS:
             raise InvalidUpload(f"The archive has {len(entries)} members; the limit is {MAX_MEMBERS}.")

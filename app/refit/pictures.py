@@ -20,6 +20,7 @@ import torch
 
 from app.errors import InvalidInput, PictureTooLarge
 from app.predict.decoding import decode, picture_format
+from app.refit.archives import open_archive
 from app.refit.errors import InvalidUpload, UploadTooLarge
 from app.refit.validation_set import MIN_SAMPLES, ValidationSet, labels_path, logits_path
 from models.loading import load_backbone
@@ -88,10 +89,16 @@ class PictureSet:
 
 
 def is_archive_of_pictures(file: IO[bytes]) -> bool:
-    """Whether a zip archive holds something, and nothing that is an array."""
+    """Whether a file is a zip archive that holds something, and nothing that is an array.
+
+    Raises
+    ------
+    UploadTooLarge
+        It is an archive, and its directory is too large to look at.
+    """
     try:
-        names = zipfile.ZipFile(file).namelist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        names = open_archive(file, ".zip").namelist()
+    except InvalidUpload:
         return False
     return bool(names) and not any(name.endswith(".npy") for name in names)
 
@@ -115,7 +122,7 @@ def create(file: IO[bytes], folder: Path, *, classes: Sequence[str], max_bytes: 
     """
     index_of = {label: index for index, label in enumerate(classes)}
     names, labels = [], []
-    with zipfile.ZipFile(file) as archive:
+    with open_archive(file, ".zip") as archive:
         entries = [entry for entry in archive.infolist() if not _is_hidden(entry)]
         total = sum(entry.file_size for entry in entries)
         if total > max_bytes:

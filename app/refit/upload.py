@@ -147,7 +147,7 @@ def read(file: IO[bytes], folder: Path, *, num_classes: int, max_bytes: int) -> 
     file.seek(0)
     raw = folder / "upload.raw"
     try:
-        if magic in (b"PK\x03\x04", b"PK\x05\x06"):
+        if magic[:2] == b"PK":
             return _read_npz(NpzFile(file, max_bytes), folder, raw, num_classes)
         if magic == b"PAR1":
             logits, labels = read_parquet(file, raw, num_classes=num_classes, max_bytes=max_bytes)

@@ -16,7 +16,7 @@ import pytest
 
 from app.errors import BoxcalError
 from app.refit.errors import InvalidUpload, UnknownUploadFormat, UploadTooLarge
-from app.refit.upload import read
+from app.refit.upload import read, read_any
 from app.refit.validation_set import MIN_SAMPLES, ValidationSet
 from tests.app.refit.validation_data import npz, overconfident
 
@@ -329,6 +329,23 @@ def test_bad_files_are_refused_in_words(name: str, tmp_path: Path) -> None:
         read_bytes(make(), tmp_path)
     assert caught.value.status == status
     assert not Path("/tmp/boxcal-was-unpickled").exists()  # noqa: S108
+
+
+def test_a_directory_of_made_up_entries_is_not_even_read(tmp_path: Path) -> None:
+    """A million entries of no bytes would take gigabytes of memory to list."""
+    entry = struct.pack("<4s6H3L5H2L", b"PK\x01\x02", 20, 20, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"x"
+    directory = entry * (17 * 2**20 // len(entry))
+    end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 65535, 65535, len(directory), 0, 0)
+    too_large = r"directory of the archive has 17,[0-9,]+ bytes; the limit is 16,777,216"
+    with pytest.raises(UploadTooLarge, match=too_large):
+        read_bytes(directory + end, tmp_path)
+    with pytest.raises(UploadTooLarge, match=too_large):
+        read_any(io.BytesIO(directory + end), tmp_path, classes="ab", max_bytes=LIMIT)
+    # The 64-bit form keeps the size elsewhere; the last record may then say anything.
+    elsewhere = struct.pack("<4sLQL", b"PK\x06\x07", 0, len(directory), 1)
+    small = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 1, 1, len(entry), 0, 0)
+    with pytest.raises(InvalidUpload, match="64-bit form"):
+        read_bytes(directory + elsewhere + small, tmp_path)
 
 
 def test_an_archive_cannot_hide_its_size(tmp_path: Path) -> None:
