@@ -63,7 +63,7 @@ class TopLogitsNetwork(nn.Module):
         """Learn mean and spread of the logits it will see."""
         top = self._top(logits)
         self.centre.copy_(top.mean(dim=0))
-        self.spread.copy_(top.std(dim=0).clamp_min(1e-6))
+        self.spread.copy_(top.std(dim=0, correction=0).clamp_min(1e-6))
 
     def start(self, outputs: list[float], seed: int) -> Tensor:
         """Coordinates of a network that answers `outputs` everywhere, with random hidden layers."""

@@ -84,6 +84,7 @@ def best_of(
     *,
     hops: int = 0,
     reach: float = 0.5,
+    tolerance: float = 1e-14,
     seed: int = 0,
     tick: Callable[[float], None] | None = None,
 ) -> Minimum:
@@ -96,7 +97,9 @@ def best_of(
     evaluations = 0
     total = len(starts) + hops
     for index, start in enumerate(starts):
-        end, value, used = descend(objective, np.asarray(start, dtype=np.float64), limits)
+        end, value, used = descend(
+            objective, np.asarray(start, dtype=np.float64), limits, tolerance=tolerance
+        )
         ends.append((end, value))
         evaluations += used
         if tick:

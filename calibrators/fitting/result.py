@@ -19,8 +19,8 @@ class Certificate:
     Attributes
     ----------
     gradient_norm : float
-        Largest entry of the projected gradient of the objective in the fit's coordinates; up to about 1/N at a
-        kink, where a sample sits exactly at a bound; nan for methods that are not fitted by descent.
+        Largest entry of the projected gradient of the objective in the fit's coordinates; up to about 1/N at
+        a kink, where a sample sits exactly at a bound; nan for methods that are not fitted by descent.
     starts, starts_agreeing : int
         How many descents were made, and how many of them ended within 1e-6 nats of the best.
     on_boundary : tuple of str

@@ -66,6 +66,8 @@ class RegularisedLinear(LogitMap):
         read = self.reading(data.scores)
         order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data))[:JUDGED])
         held, used = order[::HELD_OUT], order[np.arange(len(order)) % HELD_OUT > 0]
+        if len(used) < HELD_OUT:
+            held = used = order
         objective = JointObjective(_Affine(self), None, read[used], data.labels[used])
         point, evaluations = self.starts()[0].numpy(), 0
         ends, judged = [], []
@@ -83,11 +85,11 @@ class RegularisedLinear(LogitMap):
         chosen = next(
             index
             for index, losses in enumerate(judged)
-            if (losses - best).mean() <= (losses - best).std() / math.sqrt(len(best))
+            if (losses - best).mean() <= (losses - best).std(correction=0) / math.sqrt(len(best))
         )
         self.strength = STRENGTHS[chosen]
         objective = JointObjective(_Affine(self), None, read, data.labels)
-        point, _, count = descend(objective, ends[chosen], None, iterations=300, tolerance=1e-10)
+        point, _, count = descend(objective, ends[chosen], None, iterations=300, tolerance=1e-9)
         self.set_coordinates(torch.from_numpy(point))
         return Solution(float(np.abs(objective(point)[1]).max()), 1, 1, evaluations + count)
 

@@ -176,6 +176,14 @@ def test_auto_improves_an_overconfident_network_on_unseen_data() -> None:
     assert nll_of(result.calibrator, unseen, truth) < nll_of(Calibrator.uncalibrated(5), unseen, truth) - 0.1
 
 
+@pytest.mark.parametrize("num_samples", [2, 3, 7])
+def test_a_handful_of_samples_is_enough_for_an_answer(num_samples: int) -> None:
+    logits, labels = contaminated(num_samples, 3, seed=1)
+    result = fit("auto", logits, labels)
+    assert result.nll <= result.certificate.uncalibrated_nll + 1e-12
+    assert result.calibrator(logits).isfinite().all()
+
+
 def test_auto_leaves_a_calibrated_network_alone() -> None:
     logits, labels = overconfident(1000, 5, temperature=1.0)
     assert fit("auto", logits, labels).method == "uncalibrated"
