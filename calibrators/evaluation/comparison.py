@@ -52,7 +52,7 @@ PAPERS_METHODS = (
 )
 """What the paper compares, in its order; a method that needs more than the data hold is left out."""
 
-_SLACK = 1e-9  # a change below this is no change
+_SLACK = 5e-5  # a smaller change does not show in two decimals of a percentage, or four of a loss
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Score:
 
     @property
     def improves(self) -> bool | None:
-        """Whether it is lower than the base method's; None without one, or without a change."""
+        """Whether it is lower than the base method's; None without one, or without a change that shows."""
         if self.change is None or not abs(self.change.value) > _SLACK:
             return None
         return self.change.value < 0
@@ -73,7 +73,9 @@ class Score:
     @property
     def is_clear(self) -> bool:
         """Whether the 95 % interval of the difference to the base method leaves out 0."""
-        return self.change is not None and (self.change.high < 0 or self.change.low > 0)
+        return (
+            self.improves is not None and self.change is not None and self.change.low * self.change.high > 0
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the score as a JSON-ready document."""

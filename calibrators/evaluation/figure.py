@@ -1,11 +1,14 @@
 """Reliability diagrams as pictures: the data of `reliability.py` drawn by matplotlib's object interface.
 
-No pyplot and no global state, so threads may draw at once; matplotlib is imported on the first drawing only.
+No pyplot, and no figure is kept. Threads may draw at once: only the writing of the file, whose settings are
+matplotlib's own globals, waits for its turn.
 """
 
 from __future__ import annotations
 
 import io
+import threading
+from itertools import pairwise
 from typing import Any, Literal
 
 import matplotlib as mpl
@@ -23,6 +26,8 @@ BLUE = "#1f6fb4"
 GREEN = "#2a8f5b"
 ORANGE = "#c8601b"
 PURPLE = "#7b4fa3"
+BEFORE = "#8f9aa6"
+_writing = threading.Lock()
 METRIC_NAMES = {"ece_width": "ewECE", "ece_mass": "emECE", "smooth_ece": "smECE"}
 
 
@@ -40,11 +45,19 @@ def draw_report(report: dict[str, Any], form: Format = "svg") -> bytes:
     bytes
         The picture.
     """
-    figure = Figure(figsize=(11.0, 7.4), facecolor="white")
+    figure = Figure(figsize=(11.0, 8.6), facecolor="white")
     grid = figure.add_gridspec(
-        2, 2, height_ratios=(4.2, 1), hspace=0.09, wspace=0.16, left=0.07, right=0.985, top=0.86, bottom=0.135
+        2,
+        2,
+        height_ratios=(4.4, 1),
+        hspace=0.08,
+        wspace=0.14,
+        left=0.065,
+        right=0.985,
+        top=0.79,
+        bottom=0.125,
     )
-    titles = {"before": "Before: softmax of the logits", "after": f"After: {report['method']}"}
+    titles = {"before": "Before: softmax", "after": f"After: {report['method']}"}
     tallest = max(max(report["reliability"][when]["histogram"]["counts"]) for when in titles)
     for column, (when, title) in enumerate(titles.items()):
         diagram = figure.add_subplot(grid[0, column])
@@ -52,51 +65,110 @@ def draw_report(report: dict[str, Any], form: Format = "svg") -> bytes:
         data = report["reliability"][when]
         draw_diagram(diagram, data)
         draw_histogram(histogram, data, tallest)
-        diagram.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=8)
+        write_heading(diagram, title, {name: values[when] for name, values in report["metrics"].items()})
         if when == "after":
             draw_bounds(diagram, report["bounds"], report["classes"])
-        metrics = {name: values[when] for name, values in report["metrics"].items()}
-        write_metrics(diagram, metrics)
         if column == 0:
             diagram.set_ylabel("accuracy", color=INK)
             histogram.set_ylabel("samples", color=INK)
-    figure.text(
-        0.07,
-        0.945,
-        f"Top-label reliability, {report['samples']:,} samples, {report['classes']:,} classes,"
-        f" cross-fitted in {report['folds']} folds",
-        fontsize=11,
-        color=INK,
-    )
-    add_legend(figure)
+    write_caption(figure, report, "Top-label reliability")
+    marks = bound_marks(report["bounds"], report["classes"])
+    add_legend(figure, BAR_MARKS, height=0.022 if marks else 0.0)
+    if marks:
+        add_legend(figure, marks)
     return render(figure, form)
+
+
+def draw_classes(report: dict[str, Any], form: Format = "svg") -> bytes:
+    """Draw single classes' reliability, before and after in each panel: the worst 12, or all if fewer."""
+    panels = report["reliability"]["classes"]
+    columns = min(4, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(3.0 * columns + 0.6, 3.1 * rows + 1.3), facecolor="white")
+    height = 3.1 * rows + 1.3
+    grid = figure.add_gridspec(
+        rows,
+        columns,
+        left=0.07,
+        right=0.985,
+        top=1 - 0.85 / height,
+        bottom=0.95 / height,
+        hspace=0.34,
+        wspace=0.2,
+    )
+    for number, panel in enumerate(panels):
+        axes = figure.add_subplot(grid[divmod(number, columns)])
+        draw_class(axes, panel)
+        for side, style in (("lower", "-."), ("upper", ":")):
+            if 0 < report["bounds"][side]["mean"] < 1:
+                axes.axvline(report["bounds"][side]["mean"], color=INK, lw=1, ls=style, zorder=6)
+        if number % columns == 0:
+            axes.set_ylabel("observed frequency", color=INK, fontsize=9)
+        if number >= len(panels) - columns:
+            axes.set_xlabel("probability of the class", color=INK, fontsize=9)
+    which = "all classes"
+    if len(panels) < report["classes"]:
+        which = f"the {len(panels)} worst calibrated classes"
+    write_caption(figure, report, f"Reliability of {which}", 1 - 0.32 / height)
+    add_legend(figure, CLASS_MARKS)
+    return render(figure, form)
+
+
+def draw_class(axes: Axes, panel: dict[str, Any]) -> None:
+    """Draw one class's reliability before and after, with the band of the latter."""
+    draw_curve(axes, panel["after"]["curve"], BLUE, band=True)
+    draw_curve(axes, panel["before"]["curve"], BEFORE, band=False)
+    for when, color in (("before", BEFORE), ("after", BLUE)):
+        for part in panel[when]["bins"]:
+            draw_bin(axes, part, panel[when]["samples"], color, interval=when == "after")
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    axes.set_title(f"class {panel['class']}, {panel['positives']:,} samples", fontsize=9.5, color=INK)
+    axes.tick_params(colors=INK, labelsize=8)
+    _plain(axes)
+
+
+def draw_curve(axes: Axes, curve: dict[str, Any], color: str, *, band: bool) -> None:
+    """Draw the diagonal, a smooth curve and its band; both break off where there are too few samples."""
+    axes.plot([0, 1], [0, 1], color=FAINT, lw=1, ls=(0, (4, 3)), zorder=2)
+    for run in _runs(curve["confidence"]):
+        confidence = curve["confidence"][run]
+        if band:
+            limits = curve["band_low"][run], curve["band_high"][run]
+            axes.fill_between(confidence, *limits, color=BAND, lw=0, zorder=1)
+        axes.plot(confidence, curve["accuracy"][run], color=color, lw=2, zorder=4)
+
+
+def _runs(mesh: list[float]) -> list[slice]:
+    """Stretches of a mesh without gaps."""
+    steps = [after - before for before, after in pairwise(mesh)]
+    least = min(steps, default=0.0)
+    ends = [i + 1 for i, step in enumerate(steps) if step > 1.5 * least]
+    return [slice(start, end) for start, end in pairwise([0, *ends, len(mesh)])]
+
+
+def draw_bin(axes: Axes, part: dict[str, Any], samples: int, color: str, *, interval: bool) -> None:
+    """Draw one bin's mean, larger for more samples, and the interval of its accuracy."""
+    if interval:
+        limits = [part["accuracy_low"], part["accuracy_high"]]
+        axes.plot([part["confidence"]] * 2, limits, color=color, lw=1.2, alpha=0.6, zorder=3)
+    axes.plot(
+        part["confidence"],
+        part["accuracy"],
+        marker="o",
+        ms=4 + 7 * (part["count"] / samples) ** 0.5,
+        color=color,
+        mec="white",
+        mew=0.8,
+        clip_on=False,
+        zorder=5,
+    )
 
 
 def draw_diagram(axes: Axes, data: dict[str, Any]) -> None:
     """Draw bin means, smooth curve and the band of perfect calibration into square axes."""
-    curve = data["curve"]
-    axes.fill_between(curve["confidence"], curve["band_low"], curve["band_high"], color=BAND, lw=0, zorder=1)
-    axes.plot([0, 1], [0, 1], color=FAINT, lw=1, ls=(0, (4, 3)), zorder=2)
-    axes.plot(curve["confidence"], curve["accuracy"], color=BLUE, lw=2, zorder=4)
+    draw_curve(axes, data["curve"], BLUE, band=True)
     for part in data["bins"]:
-        axes.plot(
-            [part["confidence"]] * 2,
-            [part["accuracy_low"], part["accuracy_high"]],
-            color=ORANGE,
-            lw=1.2,
-            alpha=0.75,
-            zorder=3,
-        )
-        axes.plot(
-            part["confidence"],
-            part["accuracy"],
-            marker="o",
-            ms=4 + 7 * (part["count"] / data["samples"]) ** 0.5,
-            color=ORANGE,
-            mec="white",
-            mew=0.8,
-            zorder=5,
-        )
+        draw_bin(axes, part, data["samples"], ORANGE, interval=True)
     axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.tick_params(labelbottom=False, colors=INK)
     _plain(axes)
@@ -124,6 +196,8 @@ def draw_histogram(axes: Axes, data: dict[str, Any], tallest: int) -> None:
         fontsize=8.5,
         color=INK,
         linespacing=1.3,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.5},
+        zorder=4,
     )
     axes.set(ylim=(0, tallest * 1.12))
     axes.set_xlabel("confidence (probability of the predicted label)", color=INK)
@@ -131,71 +205,87 @@ def draw_histogram(axes: Axes, data: dict[str, Any], tallest: int) -> None:
     _plain(axes)
 
 
+def learned_bounds(bounds: dict[str, Any], classes: int) -> list[tuple[float, str, str]]:
+    """Return position, line style and name of each bound on the confidence that was learned.
+
+    An upper bound holds every class. Lower bounds on the other classes leave a ceiling to the predicted one.
+    """
+    upper, lower = bounds["upper"], bounds["lower"]
+    found = []
+    if upper["mean"] < 1:
+        name = f"upper bound {upper['mean']:.4g}: holds {upper['samples']:,} samples"
+        found.append((upper["mean"], ":", name))
+    ceiling = 1 - (classes - 1) * lower["mean"]
+    if lower["mean"] > 0 and ceiling > 0:
+        name = f"lower bound {lower['mean']:.3g} (leaves {ceiling:.4g}): lifts {lower['samples']:,} samples"
+        found.append((ceiling, "-.", name))
+    return found
+
+
 def draw_bounds(axes: Axes, bounds: dict[str, Any], classes: int) -> None:
-    """Draw the learned upper bound, and the ceiling that the lower bounds of the other classes leave."""
-    upper = bounds["upper"]["mean"]
-    ceiling = 1 - (classes - 1) * bounds["lower"]["mean"]
-    if upper < 1:
-        axes.axvline(upper, color=INK, lw=1.1, ls=":", zorder=3)
-        axes.text(
-            upper - 0.012,
-            0.02,
-            f"upper bound {upper:.4g}",
-            rotation=90,
-            ha="right",
-            va="bottom",
-            fontsize=8.5,
-        )
-    if bounds["lower"]["mean"] > 0 and ceiling < 1:
-        axes.axvline(ceiling, color=INK, lw=1.1, ls="-.", zorder=3)
-        axes.text(
-            ceiling - 0.012,
-            0.98 if False else 0.02,
-            f"ceiling {ceiling:.4g} left by lower bound {bounds['lower']['mean']:.3g}",
-            rotation=90,
-            ha="right",
-            va="bottom",
-            fontsize=8.5,
-        )
+    """Draw where the learned bounds, the mean over folds and samples, end the confidences."""
+    for position, style, _ in learned_bounds(bounds, classes):
+        axes.axvline(position, color=INK, lw=1.2, ls=style, zorder=6)
 
 
-def write_metrics(axes: Axes, metrics: dict[str, dict[str, Any]]) -> None:
-    """Write each calibration error with its interval and its value under perfect calibration."""
-    lines = []
-    for name, label in METRIC_NAMES.items():
+def bound_marks(bounds: dict[str, Any], classes: int) -> list[Line2D]:
+    """Legend entries of the learned bounds."""
+    return [
+        Line2D([], [], color=INK, lw=1.2, ls=style, label=name)
+        for _, style, name in learned_bounds(bounds, classes)
+    ]
+
+
+def write_heading(axes: Axes, title: str, metrics: dict[str, dict[str, Any]]) -> None:
+    """Write a panel's title, and each calibration error with its interval and its value if calibrated."""
+    place: dict[str, Any] = {"transform": axes.transAxes, "color": INK}
+    axes.text(0, 1.225, title, fontsize=13, fontweight="bold", va="bottom", **place)
+    for line, (name, label) in enumerate(METRIC_NAMES.items()):
         values = metrics[name]
-        lines.append(
-            f"{label}  {percent(values['value'])}  [{percent(values['low'])}, {percent(values['high'])}]"
-            f"   perfect: {percent(values['perfect'])}"
+        text = (
+            f"{percent(values['value'])}  [{percent(values['low'])}, {percent(values['high'])}];"
+            f"  {percent(values['perfect'])} if calibrated"
         )
-    lines.append(f"error rate  {percent(metrics['error_rate']['value'])}")
+        height = 1.165 - 0.055 * line
+        axes.text(0, height, label, fontsize=9.5, fontweight="bold", **place)
+        axes.text(0.12, height, text, fontsize=9.5, **place)
     nll = metrics["nll"]["value"]
-    lines.append(f"NLL  {nll:.4f}" if nll is not None else "NLL  infinite")
-    axes.text(
-        0.03,
-        0.97,
-        "\n".join(lines),
-        transform=axes.transAxes,
-        va="top",
-        fontsize=9,
-        color=INK,
-        linespacing=1.5,
-        bbox={"boxstyle": "round,pad=0.45", "facecolor": "white", "edgecolor": BAND, "alpha": 0.92},
-        zorder=6,
+    loss = f"NLL {nll:.4f}" if nll is not None else "NLL infinite"
+    side = f"error rate {percent(metrics['error_rate']['value'])}   {loss}"
+    axes.text(1, 1.225, side, fontsize=9.5, ha="right", va="bottom", **place)
+
+
+def write_caption(figure: Figure, report: dict[str, Any], subject: str, height: float = 0.965) -> None:
+    """Write what the picture shows, above everything."""
+    text = (
+        f"{subject}: {report['samples']:,} samples, {report['classes']:,} classes,"
+        f" each judged by a fit that never saw it ({report['folds']} folds)"
     )
+    figure.text(0.065, height, text, fontsize=11, color=INK)
 
 
-def add_legend(figure: Figure) -> None:
+BAR_MARKS = [
+    Line2D([], [], color=ORANGE, marker="o", mec="white", lw=1.2, label="bin mean, 95 % interval"),
+    Line2D([], [], color=BLUE, lw=2, label="smoothed accuracy"),
+    Patch(color=BAND, label="95 % band if calibrated"),
+    Line2D([], [], color=GREEN, lw=1.8, label="accuracy"),
+    Line2D([], [], color=PURPLE, lw=1.8, ls=(0, (3, 1.5)), label="mean confidence"),
+]
+CLASS_MARKS = [
+    Line2D([], [], color=BEFORE, marker="o", mec="white", lw=1.8, label="before"),
+    Line2D([], [], color=BLUE, marker="o", mec="white", lw=1.8, label="after"),
+    Patch(color=BAND, label="95 % band if calibrated, after"),
+    Line2D([], [], color=INK, lw=1, ls="-.", label="learned lower bound"),
+    Line2D([], [], color=INK, lw=1, ls=":", label="learned upper bound"),
+]
+
+
+def add_legend(figure: Figure, marks: list[Any], height: float = 0.0) -> None:
     """Explain the marks, below the diagrams."""
     figure.legend(
-        handles=[
-            Line2D([], [], color=ORANGE, marker="o", mec="white", lw=1.2, label="bin mean, 95 % interval"),
-            Line2D([], [], color=BLUE, lw=2, label="smoothed accuracy"),
-            Patch(color=BAND, label="95 % band if perfectly calibrated"),
-            Line2D([], [], color=GREEN, lw=1.8, label="accuracy"),
-            Line2D([], [], color=PURPLE, lw=1.8, ls=(0, (3, 1.5)), label="mean confidence"),
-        ],
+        handles=marks,
         loc="lower center",
+        bbox_to_anchor=(0.5, height),
         ncols=5,
         frameon=False,
         fontsize=9,
@@ -211,7 +301,7 @@ def percent(share: float | None) -> str:
 def render(figure: Figure, form: Format) -> bytes:
     """Return the figure as the bytes of an SVG document (the same for the same data) or a PNG picture."""
     stream = io.BytesIO()
-    with mpl.rc_context({"svg.hashsalt": "boxcal", "svg.fonttype": "path"}):
+    with _writing, mpl.rc_context({"svg.hashsalt": "boxcal", "svg.fonttype": "path"}):
         figure.savefig(stream, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
     return stream.getvalue()
 

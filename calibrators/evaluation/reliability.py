@@ -12,17 +12,27 @@ import numpy as np
 
 from calibrators.evaluation.bins import bin_edges, bin_indices
 from calibrators.evaluation.bootstrap import LEVEL, proportion_estimate
-from calibrators.evaluation.outcomes import Vector
+from calibrators.evaluation.classwise import ClassCells
+from calibrators.evaluation.outcomes import Outcomes, Vector
 from calibrators.evaluation.smooth import SmoothedResiduals, smooth_fixed_point
 
 CURVE_POINTS = 201
+CLASS_POINTS = 51
+MOST_CLASSES = 12
 HISTOGRAM_BINS = 40
 PERFECT_DRAWS = 300
-NARROWEST = 0.02  # a curve smoothed less than this is all noise to the eye
+NARROWEST = 0.04  # a curve smoothed less than this is all noise to the eye, and twice that for one class
 FEWEST_NEAR = 4.0  # samples that a point of the curve must rest on
 
 
-def reliability_data(confidence: Vector, correct: Vector, *, seed: int = 0) -> dict[str, Any]:
+def reliability_data(
+    confidence: Vector,
+    correct: Vector,
+    *,
+    seed: int = 0,
+    points: int = CURVE_POINTS,
+    narrowest: float = NARROWEST,
+) -> dict[str, Any]:
     """Return the data of a reliability diagram, JSON-ready.
 
     Parameters
@@ -33,6 +43,8 @@ def reliability_data(confidence: Vector, correct: Vector, *, seed: int = 0) -> d
         1 where that label is the true one, else 0.
     seed
         Makes the simulated band reproducible.
+    points, narrowest
+        Size of the curve's mesh over [0, 1], and its least bandwidth.
 
     Returns
     -------
@@ -48,7 +60,7 @@ def reliability_data(confidence: Vector, correct: Vector, *, seed: int = 0) -> d
         "accuracy": float(correct.mean()),
         "mean_confidence": float(confidence.mean()),
         "bins": _bins(confidence, correct),
-        "curve": _curve(confidence, correct, seed),
+        "curve": _curve(confidence, correct, seed=seed, points=points, narrowest=narrowest),
         "histogram": {
             "counts": np.histogram(confidence, bins=HISTOGRAM_BINS, range=(0.0, 1.0))[0].tolist(),
         },
@@ -76,14 +88,18 @@ def _bins(confidence: Vector, correct: Vector) -> list[dict[str, float]]:
     return result
 
 
-def _curve(confidence: Vector, correct: Vector, seed: int) -> dict[str, Any]:
+def _curve(
+    confidence: Vector, correct: Vector, *, seed: int, points: int, narrowest: float
+) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
-    bandwidth = max(smooth_fixed_point(confidence, correct)[1], NARROWEST)
+    bandwidth = max(smooth_fixed_point(confidence, correct)[1], narrowest)
     drawn = rng.random((len(confidence), PERFECT_DRAWS)) < confidence[:, None]
     residuals = confidence[:, None] - np.column_stack([correct, drawn])
-    mesh = np.linspace(0.0, 1.0, CURVE_POINTS)
+    mesh = np.linspace(0.0, 1.0, points)
     means, near = SmoothedResiduals(confidence, residuals).curve(bandwidth, mesh)
-    supported = near >= FEWEST_NEAR
+    step = mesh[1]
+    inside = (mesh > confidence.min() - step) & (mesh < confidence.max() + step)
+    supported = inside & (near >= FEWEST_NEAR)
     accuracy = np.clip(mesh[:, None] - means, 0.0, 1.0)[supported]
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(accuracy[:, 1:], [tail, 1 - tail], axis=1)
@@ -94,6 +110,32 @@ def _curve(confidence: Vector, correct: Vector, seed: int) -> dict[str, Any]:
         "band_low": low.tolist(),
         "band_high": high.tolist(),
     }
+
+
+def class_reliability(before: Outcomes, after: Outcomes, *, seed: int = 0) -> list[dict[str, Any]]:
+    """Return the reliability of single classes before and after: the 12 worst, or all if fewer.
+
+    Worst is what contributes most to the classwise ECE before. Each entry holds `class`, its index,
+    `positives`, how many samples are of it, and the data of its diagrams `before` and `after`.
+    """
+    cells = ClassCells(before)
+    gaps = np.abs(cells.mass - cells.hits).reshape(cells.num_classes, -1).sum(axis=1)
+    chosen = np.sort(np.argsort(-gaps, kind="stable")[:MOST_CLASSES])
+    result = []
+    for k in chosen:
+        positive = (before.labels == k).astype(np.float64)
+        sides = {
+            name: reliability_data(
+                scored.probabilities[:, k].astype(np.float64),
+                positive,
+                seed=seed,
+                points=CLASS_POINTS,
+                narrowest=2 * NARROWEST,
+            )
+            for name, scored in (("before", before), ("after", after))
+        }
+        result.append({"class": int(k), "positives": int(positive.sum()), **sides})
+    return result
 
 
 def reliability_svg(report: dict[str, Any]) -> bytes:
@@ -108,3 +150,17 @@ def reliability_png(report: dict[str, Any]) -> bytes:
     from calibrators.evaluation.figure import draw_report  # noqa: PLC0415
 
     return draw_report(report, "png")
+
+
+def class_reliability_svg(report: dict[str, Any]) -> bytes:
+    """Draw the reliability of a report's single classes as an SVG document."""
+    from calibrators.evaluation.figure import draw_classes  # noqa: PLC0415
+
+    return draw_classes(report, "svg")
+
+
+def class_reliability_png(report: dict[str, Any]) -> bytes:
+    """Draw the reliability of a report's single classes as a PNG picture."""
+    from calibrators.evaluation.figure import draw_classes  # noqa: PLC0415
+
+    return draw_classes(report, "png")

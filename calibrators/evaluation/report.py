@@ -22,7 +22,7 @@ from calibrators.evaluation.bootstrap import DRAWS, LEVEL, Estimate
 from calibrators.evaluation.crossfit import FOLDS, Answers, Progress, answers_on, cross_fit
 from calibrators.evaluation.judgement import Judgement, compare, judge
 from calibrators.evaluation.outcomes import outcomes
-from calibrators.evaluation.reliability import reliability_data
+from calibrators.evaluation.reliability import class_reliability, reliability_data
 
 _FITTING_SHARE = 0.8  # of the progress bar; the rest goes to the bootstrap
 
@@ -84,7 +84,7 @@ class Report:
     answers : Answers
         The cross-fitted probabilities, and how often bounds held them.
     reliability : dict
-        Data of the reliability diagrams `before` and `after`.
+        Data of the reliability diagrams `before` and `after`, and of single `classes`.
     against : Against
         The comparison with the calibrator in force; with the plain softmax where none was given.
     """
@@ -211,6 +211,7 @@ def cross_fitted_report(
         reliability={
             "before": reliability_data(before.scored.confidence, before.scored.correct, seed=seed),
             "after": reliability_data(after.scored.confidence, after.scored.correct, seed=seed),
+            "classes": class_reliability(before.scored, after.scored, seed=seed),
         },
         against=comparison,
     )

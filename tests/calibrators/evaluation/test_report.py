@@ -104,7 +104,9 @@ def test_a_calibrator_in_force_is_not_replaced_by_its_equal() -> None:
     assert again.to_dict()["against"]["method"] == "ts"
     assert "not clearly lower" in again.to_dict()["against"]["reason"]
     poor = fit("ts", *overconfident(600, seed=9)).calibrator
-    poor.logit_map.temperature.mul_(0.2)
+    temperature = poor.logit_map.temperature
+    assert isinstance(temperature, torch.Tensor)
+    temperature.mul_(0.2)
     assert cross_fitted_report("ts", logits, labels, against=poor).is_better
 
 
@@ -134,7 +136,7 @@ def test_ties_go_to_the_larger_calibrated_logit() -> None:
     calibrator = Calibrator.uncalibrated(3)
     from calibrators import Bounds
 
-    tied = calibrator.calibrate(logits, Bounds(0.0, 0.45))
+    tied = calibrator.calibrate(logits, Bounds(torch.tensor(0.0), torch.tensor(0.45)))
     assert torch.equal(tied.probabilities[:, 0], tied.probabilities[:, 1])
     assert predicted_labels(tied).tolist() == [1, 0]
 
