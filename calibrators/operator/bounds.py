@@ -157,12 +157,12 @@ def _check_entries(lower: Tensor, upper: Tensor) -> None:
         wrong = ~((bound >= 0.0) & (bound <= 1.0))
         if wrong.any():
             where, index = _first(wrong)
-            raise ValueError(f"{name} bound {bound[index].item():.17g}{where} is not a probability in [0, 1]")
+            raise ValueError(f"{name} bound {bound[index].item()!r}{where} is not a probability in [0, 1]")
     wrong = low > high
     if wrong.any():
         where, index = _first(wrong)
         raise ValueError(
-            f"lower bound {low[index].item():.17g} is above upper bound {high[index].item():.17g}{where}"
+            f"lower bound {low[index].item()!r} is above upper bound {high[index].item()!r}{where}"
         )
 
 
@@ -175,7 +175,7 @@ def _check_sums(lower: Tensor, upper: Tensor, num_classes: int) -> None:
         if wrong.any():
             index = tuple(wrong.nonzero()[0].tolist())
             row = f" in row {index[0]}" if wrong.ndim == 2 else ""
-            raise ValueError(f"the {name} bounds add up to {total[index].item():.17g}{row}, {relation} 1")
+            raise ValueError(f"the {name} bounds add up to {total[index].item()!r}{row}, {relation} 1")
 
 
 def _first(wrong: Tensor) -> tuple[str, tuple[int, ...]]:

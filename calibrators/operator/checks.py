@@ -76,7 +76,7 @@ def _first(wrong: Tensor) -> tuple[int, int]:
 
 def _quote(value: Tensor) -> str:
     """Write a number with the digits that its dtype has."""
-    return f"{value.item():.{7 if value.dtype is torch.float32 else 17}g}"
+    return f"{value.item():.7g}" if value.dtype is torch.float32 else repr(value.item())
 
 
 def _place(values: Tensor, row: int, index: int, first_row: int | None) -> str:

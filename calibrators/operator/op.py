@@ -28,6 +28,10 @@ def box_softmax(logits: Tensor, lower: Tensor, upper: Tensor, temperature: Tenso
         from calibrators.operator import cpu_kernel  # noqa: PLC0415 - numba loads when it is first needed
 
         return cpu_kernel.forward(logits, lower, upper, temperature, tolerance)
+    if logits.device.type == "cuda":
+        from calibrators.operator import cuda_kernel  # noqa: PLC0415 - so does Triton
+
+        return cuda_kernel.forward(logits, lower, upper, temperature, tolerance)
     check_values(logits, lower, upper, tolerance)
     probabilities, side = solve(logits, lower, upper, temperature)
     return probabilities.to(logits.dtype), side

@@ -116,7 +116,7 @@ class SortedRows:
         if not feasible.all():
             row = int(feasible.argmin())
             raise ValueError(
-                f"uniform bounds ({low[row]:.17g}, {high[row]:.17g}) of row {row} are infeasible"
+                f"uniform bounds ({float(low[row])}, {float(high[row])}) of row {row} are infeasible"
                 f" for {self.num_classes} classes"
             )
         result = LabelLogProbability(*(np.empty(self.num_rows) for _ in range(3)))

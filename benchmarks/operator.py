@@ -1,0 +1,209 @@
+"""The operator beside `torch.softmax` and other implementations: time forward and backward, and peak memory.
+
+`make bench-operator` prints a table and writes benchmarks/results/operator.json and docs/images/operator.svg.
+One thread, sides alternated round by round, medians and quartiles. Others are measured where they can be imported: the
+authors' package as `bcsoftmax`, and `cvxpylayers`.
+"""
+
+import argparse
+import importlib
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from calibrators.operator import box_constrained_softmax
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "operator.json"
+PLOT = ROOT / "docs" / "images" / "operator.svg"
+SIZES = ((128, 32), (128, 100), (128, 1000), (128, 10_000), (16, 100_000))
+SLOW_LIMIT = 1000
+"""Implementations that take seconds are called a few times, and not on more classes than this."""
+
+Call = Callable[[], Any]
+
+
+def paper_problem(rows: int, classes: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw the synthetic problem of the paper's appendix "Runtime Comparison"."""
+    random = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(rows, classes, generator=random)
+    upper = torch.rand(rows, classes, generator=random)
+    upper = upper / upper.sum(-1, keepdim=True).clamp(max=1)
+    lower = (torch.rand(rows, classes, generator=random) / classes).minimum(upper)
+    return logits, lower, upper
+
+
+def problems(rows: int, classes: int) -> dict[str, tuple[Tensor, float | Tensor, float | Tensor]]:
+    """List the boxes to measure: vectors, one number that binds on half of the rows, one that binds nowhere."""
+    logits, lower, upper = paper_problem(rows, classes, seed=0)
+    half = float(logits.softmax(-1).amax(-1).median())
+    return {"vector": (logits, lower, upper), "half": (logits, 0.0, half), "nowhere": (logits, 0.0, 1.0)}
+
+
+def alternate(sides: dict[str, Call], *, rounds: int) -> dict[str, list[float]]:
+    """Time every side once a round, in turn, each long enough for the clock; seconds per call."""
+    repeats = {}
+    for name, call in sides.items():
+        call()
+        began = time.perf_counter()
+        call()
+        repeats[name] = max(1, int(0.004 / (time.perf_counter() - began)))
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, call in sides.items():
+            began = time.perf_counter()
+            for _ in range(repeats[name]):
+                call()
+            seconds[name].append((time.perf_counter() - began) / repeats[name])
+    return seconds
+
+
+def peak_bytes(call: Call) -> int:
+    """How far the process's memory rose above where it was, while the call ran (Linux)."""
+    call()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    call()
+    return max(0, _status("VmHWM") - before)
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def backward_of(make: Callable[[Tensor], Tensor], logits: Tensor) -> Call:
+    """Make a call of the backward pass alone."""
+    rows = logits.clone().requires_grad_()
+    answer = make(rows)
+    upstream = torch.randn_like(answer)
+    return lambda: torch.autograd.grad(answer, rows, upstream, retain_graph=True)
+
+
+def others(logits: Tensor, lower: Tensor, upper: Tensor) -> dict[str, Call]:
+    """Prepare what else can be imported here, on the same problem."""
+    found: dict[str, Call] = {}
+    try:
+        authors = importlib.import_module("bcsoftmax")
+        found["authors"] = lambda: authors.bcsoftmax(logits, lower, upper)
+    except (ImportError, AttributeError):
+        pass
+    try:
+        layer = _convex_layer(logits.shape[1])
+        found["cvxpylayers"] = lambda: layer(logits, lower, upper)
+    except ImportError:
+        pass
+    return found
+
+
+def _convex_layer(classes: int) -> Any:
+    """Write the operator as a convex program for cvxpylayers."""
+    cvxpy = importlib.import_module("cvxpy")
+    layers = importlib.import_module("cvxpylayers.torch")
+    p, (g, a, b) = cvxpy.Variable(classes), (cvxpy.Parameter(classes) for _ in range(3))
+    program = cvxpy.Problem(
+        cvxpy.Maximize(g @ p + cvxpy.sum(cvxpy.entr(p))), [cvxpy.sum(p) == 1, p >= a, p <= b]
+    )
+    return layers.CvxpyLayer(program, parameters=[g, a, b], variables=[p])
+
+
+def measure(rounds: int) -> list[dict[str, Any]]:
+    """Measure every size and box."""
+    table = []
+    for rows, classes in SIZES:
+        for box, (logits, lower, upper) in problems(rows, classes).items():
+
+            def ours(rows_: Tensor, low: float | Tensor = lower, high: float | Tensor = upper) -> Tensor:
+                return box_constrained_softmax(rows_, low, high)
+
+            forward = alternate(
+                {"softmax": lambda g=logits: torch.softmax(g, -1), "ours": lambda g=logits, f=ours: f(g)},  # type: ignore[misc]
+                rounds=rounds,
+            )
+            backward = alternate(
+                {
+                    "softmax": backward_of(lambda g: torch.softmax(g, -1), logits),
+                    "ours": backward_of(ours, logits),
+                },
+                rounds=rounds,
+            )
+            entry: dict[str, Any] = {
+                "rows": rows,
+                "classes": classes,
+                "box": box,
+                "logits_bytes": logits.nbytes,
+            }
+            for way, seconds in (("forward", forward), ("backward", backward)):
+                for side, values in seconds.items():
+                    entry[f"{way}_{side}"] = statistics.median(values)
+                    entry[f"{way}_{side}_quartiles"] = statistics.quantiles(values, n=4)[::2]
+            entry["ratio"] = entry["forward_ours"] / entry["forward_softmax"]
+            entry["backward_over_forward"] = entry["backward_ours"] / entry["forward_ours"]
+            entry["peak_copies"] = peak_bytes(lambda g=logits, f=ours: f(g)) / logits.nbytes  # type: ignore[misc]
+            if box == "vector" and classes <= SLOW_LIMIT:
+                for name, call in others(*paper_problem(rows, classes, seed=0)).items():
+                    seconds = alternate({name: call}, rounds=1)[name]
+                    entry[f"forward_{name}"] = statistics.median(seconds)
+            table.append(entry)
+            print(line(entry), flush=True)
+    return table
+
+
+def line(entry: dict[str, Any]) -> str:
+    """Write one row of the printed table."""
+    extra = "".join(
+        f"  {name} {entry[key] / entry['forward_ours']:,.0f}x"
+        for name in ("authors", "cvxpylayers")
+        if (key := f"forward_{name}") in entry
+    )
+    return (
+        f"{entry['rows']:4d} x {entry['classes']:6d}  {entry['box']:8s}"
+        f"  softmax {entry['forward_softmax'] * 1e6:9.1f} us  ours {entry['forward_ours'] * 1e6:9.1f} us"
+        f"  ratio {entry['ratio']:5.2f}  backward/forward {entry['backward_over_forward']:5.2f}"
+        f"  peak {entry['peak_copies']:4.2f} copies{extra}"
+    )
+
+
+def plot(table: list[dict[str, Any]], path: Path) -> None:
+    """Draw the ratio to softmax over the number of classes."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - only the plot needs it
+
+    figure = Figure(figsize=(7, 4))
+    axes = figure.subplots()
+    for box in ("vector", "half", "nowhere"):
+        chosen = [entry for entry in table if entry["box"] == box]
+        axes.plot([e["classes"] for e in chosen], [e["ratio"] for e in chosen], marker="o", label=box)
+    axes.axhline(1, color="gray", linewidth=0.8)
+    axes.set(xscale="log", xlabel="classes", ylabel="time / time of torch.softmax", ylim=(0, None))
+    axes.set_title("box_constrained_softmax, one CPU thread, float32: lower is better")
+    axes.legend(title="bounds that bind")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    table = measure(arguments.rounds)
+    machine = {
+        "processor": platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+        "threads": 1,
+    }
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps({"machine": machine, "results": table}, indent=1) + "\n")
+    plot(table, PLOT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Hold the Triton kernel against the judge of 60 digits: by its interpreter on any machine, or on a GPU.
+
+`python -m tests.calibrators.operator.triton_rows cpu` with TRITON_INTERPRET=1; the tests run it so.
+"""
+
+import sys
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrators.operator import cuda_kernel
+from tests.calibrators.operator.adversary import adversarial_rows
+from tests.calibrators.operator.test_exactness import judge
+
+
+def check(device: str, rows: int) -> None:
+    """Judge adversarial rows, whole and in pieces, and rows that must come out as NaN."""
+
+    def engine(logits: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+        arguments = (part.to(device) for part in (logits, lower, upper, torch.ones(1, 1, dtype=logits.dtype)))
+        return cuda_kernel.forward(*arguments, 1e-15)[0].cpu()
+
+    for dtype in (np.float32, np.float64):
+        for batch in adversarial_rows(rows, 23, dtype):
+            judge(batch, engine, relative=False)
+    whole, piece = cuda_kernel.ON_CHIP, cuda_kernel.PIECE
+    cuda_kernel.ON_CHIP = cuda_kernel.PIECE = 4
+    for batch in adversarial_rows(rows // 4, 29, np.float64):
+        judge(batch, engine, relative=False)
+    cuda_kernel.ON_CHIP, cuda_kernel.PIECE = whole, piece
+
+    zeros, ones = torch.zeros(3, 2), torch.ones(3, 2)
+    logits = torch.tensor([[0.0, torch.nan], [0.0, 1.0], [-torch.inf, -torch.inf]])
+    upper = ones.clone()
+    upper[1] = 0.1
+    assert engine(logits, zeros, upper).isnan().all()
+
+
+if __name__ == "__main__":
+    check(sys.argv[1], int(sys.argv[2]))
