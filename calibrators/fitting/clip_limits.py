@@ -17,6 +17,8 @@ Array = np.ndarray[Any, Any]
 SAMPLES = 500, 2000
 """Rows that the grid looks at, and rows that the first descents look at."""
 DISTANT = 0.04
+FLAT = 1e-9
+"""Grid points whose loss is so close to the unclipped one lie on its plateau, where no descent can start."""
 HOPS, REACH = 40, 0.1
 """Descents around the best end, and how far the first of them begin from it."""
 
@@ -51,7 +53,9 @@ def fit_limits(scores: Tensor, labels: Tensor, *, seed: int, tick: Callable[[flo
     lowers, shares = np.linspace(-1.0, 0.95, 40), np.linspace(0.0, 1.0, 26)
     points = np.stack(np.meshgrid(lowers, shares, indexing="ij"), axis=-1).reshape(-1, 2)
     values = np.array([few(point)[0] for point in points])
-    lowest = distinct(points[np.argsort(values, kind="stable")], DISTANT, 10)
+    clips = np.abs(values - few(np.array([-1.0, 1.0]))[0]) > FLAT
+    points, values = points[clips], values[clips]
+    lowest = distinct(points[np.argsort(values, kind="stable")], DISTANT, 10) or [np.array([-1.0, 1.0])]
     ends = sorted((descend(some, start, LIMITS) for start in lowest), key=lambda end: end[1])
     starts = distinct([end[0] for end in ends], DISTANT / 8, 4)
     return best_of(SortedLogits(z, y), starts, LIMITS, hops=HOPS, reach=REACH, seed=seed, tick=tick)
