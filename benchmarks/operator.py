@@ -1,8 +1,8 @@
 """The operator beside `torch.softmax` and other implementations: time forward and backward, and peak memory.
 
 `make bench-operator` prints a table and writes benchmarks/results/operator.json and docs/images/operator.svg.
-One thread, sides alternated round by round, medians and quartiles. Others are measured where they can be imported: the
-authors' package as `bcsoftmax`, and `cvxpylayers`.
+One thread, sides alternated round by round, medians and quartiles. Others are measured where they can be
+imported: the authors' package as `bcsoftmax`, and `cvxpylayers`.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def paper_problem(rows: int, classes: int, seed: int) -> tuple[Tensor, Tensor, T
 
 
 def problems(rows: int, classes: int) -> dict[str, tuple[Tensor, float | Tensor, float | Tensor]]:
-    """List the boxes to measure: vectors, one number that binds on half of the rows, one that binds nowhere."""
+    """List the boxes: vectors, one number that binds on half of the rows, one that binds nowhere."""
     logits, lower, upper = paper_problem(rows, classes, seed=0)
     half = float(logits.softmax(-1).amax(-1).median())
     return {"vector": (logits, lower, upper), "half": (logits, 0.0, half), "nowhere": (logits, 0.0, 1.0)}
@@ -149,8 +149,7 @@ def measure(rounds: int) -> list[dict[str, Any]]:
             entry["peak_copies"] = peak_bytes(lambda g=logits, f=ours: f(g)) / logits.nbytes  # type: ignore[misc]
             if box == "vector" and classes <= SLOW_LIMIT:
                 for name, call in others(*paper_problem(rows, classes, seed=0)).items():
-                    seconds = alternate({name: call}, rounds=1)[name]
-                    entry[f"forward_{name}"] = statistics.median(seconds)
+                    entry[f"forward_{name}"] = statistics.median(alternate({name: call}, rounds=1)[name])
             table.append(entry)
             print(line(entry), flush=True)
     return table

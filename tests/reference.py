@@ -35,7 +35,7 @@ def upper_bounded_sorted(logits: Floats, upper: Floats) -> Floats:
 
 
 def upper_bounded_quickselect(logits: Floats, upper: Floats, rng: np.random.Generator) -> Floats:
-    """Solve with upper bounds alone by the appendix's quickselect: expected O(K), a random pivot each time."""
+    """Solve with upper bounds alone by the appendix's quickselect, with random pivots: expected O(K)."""
     weights = np.exp(logits - logits.max())
     ratios = upper / weights
     mass, remaining = 1.0, weights.sum()
@@ -72,7 +72,7 @@ def _fits(weights: Floats, upper: Floats, held: NDArray[np.bool_]) -> bool:
 
 
 def box_sorted_search(logits: Floats, lower: Floats, upper: Floats) -> Floats:
-    """Solve with both bounds by the paper's Algorithm 2: sort by a / exp(g), bisect the count held from below."""
+    """Solve with both bounds by the paper's Algorithm 2: sort by a / exp(g), bisect the count held."""
     scores = logits - logits.max()
     order = np.argsort(-lower / np.exp(scores), kind="stable")
     scores, low, high = scores[order], lower[order], upper[order]
@@ -107,7 +107,7 @@ def one_step_greedy(logits: Floats, lower: float) -> Floats:
     above = p >= lower
     p[above] *= (1.0 - lower * (~above).sum()) / p[above].sum()
     p[~above] = lower
-    return p
+    return np.asarray(p, np.float64)
 
 
 def box_bisection(

@@ -4,7 +4,7 @@ They stand between whoever sets bounds (a fit, a request) and the operator that 
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ def sum_tolerance(num_classes: int, *dtypes: torch.dtype) -> float:
     return coarsest * (8.0 + math.sqrt(num_classes))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Bounds:
     """Lower and upper bounds on the probabilities of K classes, checked to be feasible.
 
@@ -39,12 +39,12 @@ class Bounds:
         Naming the class, the sum or the row that fails.
     """
 
-    lower: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
-    upper: Tensor = field(default_factory=lambda: torch.ones((), dtype=torch.float64))
+    lower: Tensor
+    upper: Tensor
 
-    def __post_init__(self) -> None:
-        for name in ("lower", "upper"):
-            value = torch.as_tensor(getattr(self, name), dtype=torch.float64, device="cpu").detach()
+    def __init__(self, lower: float | Tensor = 0.0, upper: float | Tensor = 1.0) -> None:
+        for name, given in (("lower", lower), ("upper", upper)):
+            value = torch.as_tensor(given, dtype=torch.float64, device="cpu").detach()
             if value.ndim > 2:
                 raise ValueError(f"{name} bounds have shape {tuple(value.shape)}; they take at most (N, K)")
             object.__setattr__(self, name, value)

@@ -58,8 +58,8 @@ def box_constrained_softmax(
 
     Notes
     -----
-    The gradient in logits, lower, upper and temperature is that of the paper's appendix "Jacobians". There are
-    kinks, where the one-sided derivative for loosened bounds is taken:
+    The gradient in logits, lower, upper and temperature is that of the paper's "Jacobians".
+    At kinks the one-sided derivative for loosened bounds is taken:
 
     - a class with lower == upper follows the bound that its unconstrained value lies beyond, so that only
       this bound has a gradient;

@@ -1,8 +1,8 @@
 """The CUDA engine: a Triton kernel that solves one row per program.
 
-It stands beside the CPU engine under `op`. A row of up to 16,384 classes is looked at as a whole, a longer one
-piece by piece on every pass. Nothing is read back by the host, so that nothing waits: a row that cannot be solved
-comes out as NaN. The gradient is `gradients.jacobian_products`, which does not wait either.
+It stands beside the CPU engine under `op`. A row of up to 16,384 classes is looked at as a whole, a longer
+one piece by piece on every pass. Nothing is read back by the host, so that nothing waits: a row that cannot
+be solved comes out as NaN. The gradient is `gradients.jacobian_products`, which does not wait either.
 """
 
 import torch
@@ -21,7 +21,9 @@ PASSES = tl.constexpr(100)
 
 
 @triton.jit
-def _box(lower, upper, row, columns, inside, low_row, low_column, high_row, high_column):  # type: ignore[no-untyped-def]
+def _box(  # type: ignore[no-untyped-def] # noqa: PLR0917
+    lower, upper, row, columns, inside, low_row, low_column, high_row, high_column
+):
     """Load the bounds of some columns of a row, in float64."""
     low = tl.load(lower + row * low_row + columns * low_column, mask=inside, other=0.0).to(tl.float64)
     high = tl.load(upper + row * high_row + columns * high_column, mask=inside, other=0.0).to(tl.float64)
@@ -29,7 +31,7 @@ def _box(lower, upper, row, columns, inside, low_row, low_column, high_row, high
 
 
 @triton.jit
-def _split(scores, low, high, inside, anchor, scale):  # type: ignore[no-untyped-def]
+def _split(scores, low, high, inside, anchor, scale):  # type: ignore[no-untyped-def] # noqa: PLR0917
     """At this scale: each class's value, and whether it is under, over or free of its bounds."""
     values = tl.exp(scores - anchor) * scale
     under = inside & ((values < low) | ((low == high) & (values <= high)))
@@ -37,12 +39,13 @@ def _split(scores, low, high, inside, anchor, scale):  # type: ignore[no-untyped
     return values, under, over, inside & ~under & ~over
 
 
-@triton.jit
-def _forward(  # type: ignore[no-untyped-def]
+@triton.jit  # type: ignore[untyped-decorator]
+def _forward(  # type: ignore[no-untyped-def] # noqa: PLR0915, PLR0917 - one kernel is one function
     logits, lower, upper, inverse, probabilities, side, classes, tolerance,
     low_row, low_column, high_row, high_column, inverse_row,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
+    """Solve the row of this program by Newton on the scale, inside a bracket on its logarithm."""
     row = tl.program_id(0).to(tl.int64)
     rate = tl.load(inverse + row * inverse_row)
     offsets = tl.arange(0, WIDTH)
@@ -57,7 +60,7 @@ def _forward(  # type: ignore[no-untyped-def]
         found = tl.load(logits + row * classes + columns, mask=inside, other=-float("inf")).to(tl.float64)
         low, high = _box(lower, upper, row, columns, inside, low_row, low_column, high_row, high_column)
         finite = inside & (found > -float("inf"))
-        wrong = (found != found) | (found == float("inf"))
+        wrong = (found != found) | (found == float("inf"))  # noqa: PLR0124 - the kernel language has no isnan
         wrong |= inside & ~((low >= 0) & (low <= high) & (high <= 1))
         bad += tl.sum(wrong.to(tl.int32))
         top = tl.maximum(top, tl.max(tl.where(finite, found, -float("inf"))))
@@ -159,6 +162,6 @@ def forward(
 
 
 def _strides(bound: Tensor) -> tuple[int, int]:
-    """Steps from row to row and from class to class; 0 where one value stands for all."""
+    """Give the steps from row to row and from class to class; 0 where one value stands for all."""
     rows, columns = bound.shape
     return (columns if rows > 1 else 0), int(columns > 1)

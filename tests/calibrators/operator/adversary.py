@@ -34,7 +34,7 @@ def adversarial_rows(count: int, seed: int, dtype: type[np.floating]) -> Iterato
         made += rows
 
 
-def _logits(size: int, rng: np.random.Generator) -> Floats:
+def _logits(size: int, rng: np.random.Generator) -> Floats:  # noqa: PLR0911 - one kind each
     kind = rng.integers(7)
     if kind == 0:
         return rng.normal(0, 3, size)
@@ -54,7 +54,9 @@ def _logits(size: int, rng: np.random.Generator) -> Floats:
     return logits
 
 
-def _bounds(size: int, rng: np.random.Generator, dtype: type[np.floating]) -> tuple[Floats, Floats]:
+def _bounds(  # noqa: PLR0911 - one kind each
+    size: int, rng: np.random.Generator, dtype: type[np.floating]
+) -> tuple[Floats, Floats]:
     """Draw a feasible pair; half of the time one that leaves no room, an ulp of room, or pins classes."""
     kind = rng.integers(10)
     zeros, ones = np.zeros(size, dtype), np.ones(size, dtype)

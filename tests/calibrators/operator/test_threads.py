@@ -1,4 +1,4 @@
-"""Many threads in the operator at once: right answers, no crash, no growth; and no compiler at the first call."""
+"""Many threads in the operator at once: right answers, no crash, no growth."""
 
 import threading
 import time

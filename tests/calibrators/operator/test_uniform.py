@@ -1,4 +1,4 @@
-"""Sorted rows under uniform bounds: the same answers as the operator's, and gradients by finite differences."""
+"""Sorted rows under uniform bounds: the operator's own answers, and gradients by finite differences."""
 
 import math
 

@@ -18,8 +18,10 @@ def check(device: str, rows: int) -> None:
     """Judge adversarial rows, whole and in pieces, and rows that must come out as NaN."""
 
     def engine(logits: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-        arguments = (part.to(device) for part in (logits, lower, upper, torch.ones(1, 1, dtype=logits.dtype)))
-        return cuda_kernel.forward(*arguments, 1e-15)[0].cpu()
+        ones = torch.ones(1, 1, dtype=logits.dtype, device=device)
+        return cuda_kernel.forward(logits.to(device), lower.to(device), upper.to(device), ones, 1e-15)[
+            0
+        ].cpu()
 
     for dtype in (np.float32, np.float64):
         for batch in adversarial_rows(rows, 23, dtype):
