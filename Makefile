@@ -6,7 +6,7 @@ RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-long check format demo bench-serving lock clean
+.PHONY: help serve test test-long check format demo bench-serving bench-operator lock clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -47,6 +47,9 @@ demo: $(RUNTIME) ## Walk through prediction, bounds, fit and rollback against th
 
 bench-serving: $(DEV) ## Measure the service beside six others (BENCH_SERVING_MODEL, _LABELS, _IMAGES name the input)
 	$(BIN)/python -m benchmarks.serving
+
+bench-operator: $(DEV) ## Measure the operator against torch.softmax and others
+	$(BIN)/python -m benchmarks.operator
 
 lock: ## Resolve the lock files anew (needs uv)
 	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet --output-file requirements.lock

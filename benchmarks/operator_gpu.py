@@ -1,0 +1,83 @@
+"""The operator on a GPU: time beside `torch.softmax`, and achieved bandwidth beside a device copy.
+
+`python -m benchmarks.operator_gpu` on a machine with a CUDA device prints a table and writes
+benchmarks/results/operator_gpu.json. Sides are alternated; medians of timings by CUDA events.
+"""
+
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.operator import paper_problem
+from calibrators.operator import box_constrained_softmax
+
+RESULTS = Path(__file__).parent / "results" / "operator_gpu.json"
+SIZES = ((4096, 1000), (256, 128_000), (64, 262_144))
+CALLS, ROUNDS = 20, 15
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """Time one call on the device, as the mean of a short run."""
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began.record()
+    for _ in range(CALLS):
+        call()
+    ended.record()
+    ended.synchronize()
+    return began.elapsed_time(ended) / 1000 / CALLS
+
+
+def measure(rows: int, classes: int) -> dict[str, Any]:
+    """Measure one size under uniform and vector bounds, beside softmax and a copy of as many bytes."""
+    logits, lower, upper = (part.cuda() for part in paper_problem(rows, classes, seed=0))
+    half = float(logits.softmax(-1).amax(-1).median())
+    target = torch.empty_like(logits)
+    sides: dict[str, Callable[[], Tensor]] = {
+        "copy": lambda: target.copy_(logits),
+        "softmax": lambda: torch.softmax(logits, -1),
+        "uniform": lambda: box_constrained_softmax(logits, 0.0, half),
+        "vector": lambda: box_constrained_softmax(logits, lower, upper),
+    }
+    timings: dict[str, list[float]] = {name: [] for name in sides}
+    for call in sides.values():
+        seconds(call)
+    for _ in range(ROUNDS):
+        for name, call in sides.items():
+            timings[name].append(seconds(call))
+    medians = {name: statistics.median(values) for name, values in timings.items()}
+    copied = 2 * logits.nbytes / medians["copy"]
+    moved = (4 * logits.nbytes + logits.numel()) / medians["vector"]
+    return {
+        "rows": rows,
+        "classes": classes,
+        "seconds": medians,
+        "uniform_over_softmax": medians["uniform"] / medians["softmax"],
+        "vector_share_of_copy_bandwidth": moved / copied,
+    }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    if not torch.cuda.is_available():
+        sys.exit("no CUDA device: this benchmark measures one")
+    results = []
+    for rows, classes in SIZES:
+        entry = measure(rows, classes)
+        results.append(entry)
+        print(
+            f"{rows:5d} x {classes:6d}  uniform / softmax {entry['uniform_over_softmax']:.2f}"
+            f"  vector bandwidth / copy {entry['vector_share_of_copy_bandwidth']:.0%}"
+        )
+    machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
