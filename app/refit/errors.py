@@ -1,6 +1,7 @@
 """What the refit path refuses, as leaves of the service's error tree.
 
 BoxcalError
+  - UploadStalled            408  nothing came for a while
   + PayloadTooLarge          413
   |   - UploadTooLarge       413  more bytes than the limit, packed or unpacked
   + UnsupportedMediaType     415
@@ -20,6 +21,14 @@ Each says what was sent and what would have been accepted.
 
 from app.errors import BoxcalError, InvalidRequest, PayloadTooLarge, Unavailable, UnsupportedMediaType
 from app.registry.errors import Conflict
+
+
+class UploadStalled(BoxcalError):
+    """Nothing of the upload came for a while, and others wait for its place."""
+
+    status = 408
+    type = "upload-stalled"
+    title = "The upload stalled"
 
 
 class UploadTooLarge(PayloadTooLarge):

@@ -19,6 +19,7 @@ from app.refit.errors import (
     StorageFull,
     UnknownMethod,
     UnknownUploadFormat,
+    UploadStalled,
     UploadTooLarge,
 )
 from app.refit.schemas import Fit, Fits
@@ -74,6 +75,7 @@ BODY: dict[str, Any] = {
         200: {"model": Fit, "description": "The fit was over within `wait` seconds."},
         **problems(
             MalformedBody,
+            UploadStalled,
             UploadTooLarge,
             UnsupportedMediaType,
             UnknownUploadFormat,

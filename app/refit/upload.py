@@ -6,6 +6,7 @@ read and checked in a thread. What the file is, its first bytes say: names and c
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -20,7 +21,14 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
 from app.errors import InvalidParameter, MalformedBody, UnsupportedMediaType
-from app.refit.errors import InvalidUpload, StorageFull, UnknownMethod, UnknownUploadFormat, UploadTooLarge
+from app.refit.errors import (
+    InvalidUpload,
+    StorageFull,
+    UnknownMethod,
+    UnknownUploadFormat,
+    UploadStalled,
+    UploadTooLarge,
+)
 from app.refit.npz import NpzFile
 from app.refit.parquet import read_parquet
 from app.refit.pictures import PictureSet, is_archive_of_pictures
@@ -31,6 +39,7 @@ from app.registry.records import ActivatePolicy
 AUTO = "auto"
 LOGITS = "logits"
 MAX_FIELD_BYTES = 4096
+STALLED_SECONDS = 60.0
 
 
 class FitFields(BaseModel):
@@ -69,6 +78,8 @@ async def receive(
         It is no multipart body, not a well-formed one, or has more bytes.
     InvalidUpload, InvalidParameter, UnknownMethod
         There is no file, or a field is unknown or has a value that is not accepted.
+    UploadStalled
+        Nothing came for `STALLED_SECONDS`.
     StorageFull
         There is no room for it.
     """
@@ -201,14 +212,20 @@ def _fields(form: Mapping[str, Any]) -> FitFields:
 
 async def _limited(stream: AsyncGenerator[bytes, None], max_bytes: int) -> AsyncGenerator[bytes, None]:
     size = 0
-    try:
-        async for piece in stream:
-            size += len(piece)
-            if size > max_bytes:
-                raise UploadTooLarge(f"The upload has more than {max_bytes:,} bytes, which is the limit.")
-            yield piece
-    except ClientDisconnect as error:
-        raise MalformedBody(f"The upload broke off after {size:,} bytes.") from error
+    while True:
+        try:
+            async with asyncio.timeout(STALLED_SECONDS):
+                piece = await anext(stream)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise UploadStalled(f"Nothing came for {STALLED_SECONDS:g} s after {size:,} bytes.") from error
+        except ClientDisconnect as error:
+            raise MalformedBody(f"The upload broke off after {size:,} bytes.") from error
+        size += len(piece)
+        if size > max_bytes:
+            raise UploadTooLarge(f"The upload has more than {max_bytes:,} bytes, which is the limit.")
+        yield piece
 
 
 def _storage(error: OSError) -> Exception:

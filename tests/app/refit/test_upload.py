@@ -1,10 +1,11 @@
 """Uploads become checked validation sets; what cannot be fitted is refused by name, place and value."""
 
+import asyncio
 import io
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from app.errors import BoxcalError
-from app.refit.errors import InvalidUpload, UnknownUploadFormat, UploadTooLarge
-from app.refit.upload import read, read_any
+from app.refit.errors import InvalidUpload, UnknownUploadFormat, UploadStalled, UploadTooLarge
+from app.refit.upload import read, read_any, receive
 from app.refit.validation_set import MIN_SAMPLES, ValidationSet
 from tests.app.refit.validation_data import npz, overconfident
 
@@ -371,3 +372,18 @@ def test_every_single_flipped_byte_is_refused_or_harmless(tmp_path: Path) -> Non
                 logits, labels = read_bytes(bytes(data), folder).arrays()
                 assert np.isfinite(logits).all()
                 assert ((labels >= 0) & (labels < K)).all()
+
+
+def test_an_upload_that_stalls_gives_its_place_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.refit.upload.STALLED_SECONDS", 0.05)
+
+    async def stalls() -> AsyncGenerator[bytes, None]:
+        yield b"--x\r\nContent-Disposition: form-data; name=file; filename=v.npz\r\n\r\nPK"
+        await asyncio.Event().wait()
+
+    async def receives() -> None:
+        async with receive({"content-type": "multipart/form-data; boundary=x"}, stalls(), LIMIT):
+            raise AssertionError("it was received")
+
+    with pytest.raises(UploadStalled, match=r"Nothing came for 0\.05 s after 68 bytes"):
+        asyncio.run(receives())
