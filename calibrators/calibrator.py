@@ -117,11 +117,11 @@ class Calibrator:
         Raises
         ------
         InvalidDataError
-            If the logits do not have K columns.
+            If the logits do not have K columns, or the features D.
         """
         scores = torch.as_tensor(logits)
-        if scores.ndim != 2 or (self.reads != "features" and scores.shape[1] != self.num_classes):
-            width = "D" if self.reads == "features" else self.num_classes
+        width = self.logit_map.width
+        if scores.ndim != 2 or scores.shape[1] != width:
             raise InvalidDataError(
                 f"this calibrator takes {self.reads} of shape (N, {width}), not {tuple(scores.shape)}"
             )

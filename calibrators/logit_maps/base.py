@@ -39,6 +39,11 @@ class LogitMap(Parametrised):
     hops: int = 0
     """How many descents a fit makes around the best end, for maps whose loss has kinks."""
 
+    @property
+    def width(self) -> int:
+        """How many columns `forward` takes: K, or D for features."""
+        return self.num_classes
+
     def forward(self, scores: Tensor) -> Tensor:
         """Map (N, K) logits, or (N, D) features, to (N, K) logits."""
         raise NotImplementedError

@@ -26,6 +26,11 @@ class Chain(LogitMap):
         self.reads = first.reads
         self.is_network = first.is_network or second.is_network
 
+    @property
+    def width(self) -> int:
+        """What the first map takes."""
+        return self.first.width
+
     def forward(self, scores: Tensor) -> Tensor:
         """Apply one map, then the other."""
         mapped: Tensor = self.second(self.first(scores))

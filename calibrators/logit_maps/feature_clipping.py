@@ -32,6 +32,11 @@ class FeatureClipping(LogitMap):
         self.radius = parameter(UNCLIPPED)
         self._largest = 1.0
 
+    @property
+    def width(self) -> int:
+        """D, the number of features."""
+        return self.head_weight.shape[1]
+
     def forward(self, scores: Tensor) -> Tensor:
         """Map (N, D) features to logits."""
         return scores.clamp(-self.radius, self.radius) @ self.head_weight.T + self.head_bias

@@ -39,6 +39,11 @@ class TiltAndAverage(LogitMap):
         self.register_buffer("head_bias", torch.zeros(num_classes, dtype=torch.float64))
         self.angle = parameter(0.0)
 
+    @property
+    def width(self) -> int:
+        """D, the number of features."""
+        return self.head_weight.shape[1]
+
     def forward(self, scores: Tensor) -> Tensor:
         """Map (N, D) features to logits."""
         tilted = self.angle.cos() * self.head_weight + self.angle.sin() * self.turned_weight

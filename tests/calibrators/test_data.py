@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ import torch
 
 from calibrators import Calibrator, fit
 from calibrators.errors import InvalidDataError, UnknownMethodError
+from tests.calibrators.samples import everything
 
 GOOD = np.zeros((4, 3))
 LABELS = np.array([0, 1, 2, 0])
@@ -51,6 +53,31 @@ def test_an_unknown_method_is_refused_with_those_that_exist() -> None:
 def test_any_floating_dtype_is_taken(dtype: torch.dtype) -> None:
     logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]], dtype=dtype)
     assert math.isfinite(fit("pb", logits, torch.tensor([0, 1, 1])).nll)
+
+
+@pytest.mark.parametrize("method", ["fc", "ta", "fc+lb"])
+def test_a_calibrator_of_features_refuses_another_width(method: str) -> None:
+    data = everything(60, 3)
+    calibrator = fit(method, data.logits, data.labels, **data.extras()).calibrator
+    with pytest.raises(InvalidDataError, match=r"features of shape \(N, 9\), not \(5, 3\)"):
+        calibrator(torch.zeros(5, 3))
+
+
+@pytest.mark.parametrize(
+    ("extras", "message"),
+    [
+        ({"features": np.zeros((3, 2))}, r"features must have shape \(4, D\), not \(3, 2\)"),
+        ({"features": np.full((4, 2), math.nan)}, r"features must be finite; the entry at \(0, 0\) is nan"),
+        (
+            {"features": np.zeros((4, 2)), "head": (np.zeros((3, 5)), np.zeros(3))},
+            r"weight must have shape \(3, 2\), not \(3, 5\)",
+        ),
+        ({"inputs": np.zeros((5, 1, 2, 2))}, "4 rows of logits but 5 inputs"),
+    ],
+)
+def test_features_heads_and_inputs_must_fit(extras: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidDataError, match=message):
+        fit("ts", GOOD, LABELS, **extras)
 
 
 def test_a_calibrator_refuses_another_number_of_classes() -> None:
