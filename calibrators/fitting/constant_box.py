@@ -24,10 +24,10 @@ Array = np.ndarray[Any, Any]
 Sides = Literal["both", "lower", "upper"]
 
 FAINT = math.log(1e-5)
-SAMPLES = 300, 1000
+SAMPLES = 1000, 4000
 """Rows that the grid looks at, and rows that the first descents look at."""
 DISTANT = 2.0
-FOLLOWED = 2
+FOLLOWED = 3
 """How many of the starts are followed on all rows."""
 SAME = 1e-12
 """Losses this close are equal, and the plainer box is taken."""
@@ -134,6 +134,8 @@ def _starts(plane: _Plane, scores: Tensor, labels: Tensor, seed: int, most: int)
     """Find distant low points of the whole plane by a grid and descents on a sample of the rows."""
     order = np.random.default_rng(seed).permutation(len(labels))
     few, some = (torch.from_numpy(np.sort(order[:count])) for count in SAMPLES)
+    if plane.dimensions == 1:  # few points to look at, so all the more rows: what one bound cures may be rare
+        few = some
     axis = np.log(np.geomspace(1e-8, 0.95, 18))
     points = np.stack(np.meshgrid(*[axis] * plane.dimensions, indexing="ij"), axis=-1)
     points = points.reshape(-1, plane.dimensions)

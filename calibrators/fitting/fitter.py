@@ -29,8 +29,8 @@ from calibrators.logit_maps.logit_bounding import LogitBounding
 from calibrators.method import BOUND_MAPS, parse
 
 SIDES: dict[str, Sides] = {"pb": "both", "pb-lower": "lower", "pb-upper": "upper"}
-SCREENED, FOLLOWED = 1000, 3
-"""Where a map has many starts: the rows on which they are compared, and how many are followed."""
+SCREENED = 1000
+"""Where a map has many starts: the rows on which they are compared."""
 WARMED, WARM_DISTANT = 2000, 0.1
 """Large sets: the rows on which descents begin, and how far apart two ends are that go on to all rows."""
 HELD_OUT = 5
@@ -130,8 +130,8 @@ def fit_checked(
 ) -> FitResult:
     """Fit one method to data that `check_validation_set` has passed.
 
-    A fit that is not thorough follows one start and makes no hops around the optimum: it is good to about a
-    hundred-thousandth of a nat, which is enough to compare methods by.
+    A fit that is not thorough follows fewer starts and makes no hops around the optimum, which is enough to
+    compare methods by.
     """
     started = time.perf_counter()
     method = parse(name)
@@ -209,10 +209,11 @@ def _minimise(
     limits = objective.limits
     points = [start.numpy() for start in starts]
     order = torch.from_numpy(np.random.default_rng(search.seed).permutation(len(objective.labels)))
-    if len(points) > FOLLOWED:
+    followed = objective.logit_map.followed
+    if len(points) > followed:
         some = objective.rows(order[:SCREENED])
         points.sort(key=lambda point: some(point)[0])
-        points = points[:FOLLOWED]
+        points = points[:followed]
     if network:
         held = torch.zeros(len(order), dtype=torch.bool)
         held[order[::HELD_OUT]] = True
@@ -223,10 +224,10 @@ def _minimise(
         ends = sorted(
             (descend(some, point, limits, tolerance=1e-10) for point in points), key=lambda end: end[1]
         )
-        points = distinct([end[0] for end in ends], WARM_DISTANT, FOLLOWED)
+        points = distinct([end[0] for end in ends], WARM_DISTANT, followed)
     if search.thorough:
         return best_of(objective, points, limits, hops=hops, seed=search.seed, tick=tick)
-    return best_of(objective, points[:1], limits, tolerance=1e-9, tick=tick)
+    return best_of(objective, points[: len(points) // 2 + 1], limits, tolerance=1e-9, tick=tick)
 
 
 def _fit_alone(

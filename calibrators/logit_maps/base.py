@@ -39,6 +39,9 @@ class LogitMap(Parametrised):
     hops: int = 0
     """How many descents a fit makes around the best end, for maps whose loss has kinks."""
 
+    followed: int = 3
+    """How many of the starts a fit follows: those that look best on some of the rows."""
+
     @property
     def width(self) -> int:
         """How many columns `forward` takes: K, or D for features."""

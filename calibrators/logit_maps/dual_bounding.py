@@ -20,7 +20,8 @@ class DualProbabilityBounding(LogitMap):
     """
 
     name = "dpb"
-    hops = 2
+    hops = 4
+    followed = 8
 
     def __init__(self, num_classes: int) -> None:
         super().__init__(num_classes)
@@ -37,12 +38,17 @@ class DualProbabilityBounding(LogitMap):
         return {"shift_weights": coordinates[:-1], "shift_threshold": coordinates[-1].exp()}
 
     def starts(self) -> Sequence[Tensor]:
-        """Equal weights with thresholds that nearly all to hardly any logits exceed."""
-        return [
+        """Equal weights with thresholds that nearly all to hardly any logits exceed, and drawn weights."""
+        equal = [
             vector(*[weight] * self.num_classes, math.log(threshold))
-            for weight in (0.5, 0.25, 0.75)
-            for threshold in (3.0, 0.01, 0.3, 1.0, 10.0)
+            for weight, threshold in ((0.5, 0.01), (0.5, 1.0), (0.9, 3.0), (0.25, 0.1))
         ]
+        generator = torch.Generator().manual_seed(0)
+        drawn = [
+            torch.cat([1.5 * torch.rand(self.num_classes, generator=generator, dtype=torch.float64), end])
+            for end in (vector(-4.0), vector(-1.0), vector(1.0), vector(2.0))
+        ]
+        return [*equal, *drawn]
 
     def limits(self) -> Limits:
         """Weights of zero to ten; thresholds of a millionth to a million."""

@@ -101,9 +101,12 @@ def test_temperature_agrees_with_scikit_learn(true_temperature: float) -> None:
     assert ours == pytest.approx(1.0 / inverse, abs=1e-6)
 
 
-@pytest.mark.parametrize(("num_samples", "num_classes"), [(150, 3), (360, 10), (2000, 40)])
-def test_bounds_are_no_worse_than_a_fine_grid(num_samples: int, num_classes: int) -> None:
-    logits, labels = contaminated(num_samples, num_classes, seed=num_classes)
+@pytest.mark.parametrize(
+    ("num_samples", "num_classes", "share"),
+    [(150, 3, 0.1), (360, 10, 0.1), (2000, 40, 0.1), (3000, 10, 0.002)],
+)
+def test_bounds_are_no_worse_than_a_fine_grid(num_samples: int, num_classes: int, share: float) -> None:
+    logits, labels = contaminated(num_samples, num_classes, share=share, seed=num_classes)
     rows = SortedRows(logits, labels)
     side = 120 if num_samples < 1000 else 50
     fractions = [0.0, *np.geomspace(1e-6, 0.999, side)]
