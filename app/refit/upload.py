@@ -105,7 +105,9 @@ async def receive(
     try:
         file = form.get("file")
         if not isinstance(file, UploadFile):
-            raise InvalidUpload("The form needs a part `file` with a file name, holding .npz or .parquet.")
+            raise InvalidUpload(
+                "The form needs a part `file` with a file name, holding .npz, .parquet or .zip."
+            )
         yield Upload(file.file, _fields({k: v for k, v in form.multi_items() if k != "file"}))
     finally:
         await form.close()

@@ -37,12 +37,6 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
 
-    @property
-    def pid(self) -> int | None:
-        """Process id, while there is a process."""
-        process = self._process
-        return None if process is None else process.pid
-
     def run(self, task: FitTask, on_progress: Callable[[float, str], None]) -> FitOutcome:
         """Have a fit done, and block until it is over.
 
