@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from calibrators.operator.bounds import sum_tolerance
+from calibrators.operator.op import is_plain
 from calibrators.operator.transforms import solve_rows
 
 HALF = (torch.float16, torch.bfloat16)
@@ -69,6 +70,11 @@ def box_constrained_softmax(
 
     If upper bounds force mass onto classes of logit -inf, these share it as classes of one very low logit.
     """
+    plain = _plain_bounds(logits, lower, upper, temperature, dim)
+    if plain is not None:
+        from calibrators.operator import cpu_kernel  # noqa: PLC0415 - numba loads when it is first needed
+
+        return cpu_kernel.forward_plain(logits, *plain)
     shape, device = logits.shape, logits.device
     if not logits.is_floating_point():
         raise ValueError(f"logits must be floating point, got {logits.dtype}")
@@ -114,6 +120,46 @@ def lower_bounded_softmax(
     See `box_constrained_softmax` for the arguments.
     """
     return box_constrained_softmax(logits, lower, None, temperature=temperature, dim=dim)
+
+
+def _plain_bounds(
+    logits: Tensor,
+    lower: float | Tensor | None,
+    upper: float | Tensor | None,
+    temperature: float | Tensor,
+    dim: int,
+) -> tuple[float | Tensor, float | Tensor, float, float] | None:
+    """Bounds, temperature and tolerance for the short way to the CPU engine, or None where the long way is due.
+
+    The short way is for rows on the CPU that nobody differentiates, traces or maps: the arguments need no
+    shaping, and the dispatcher would cost more than a small batch does.
+    """
+    tensors = [value for value in (lower, upper) if isinstance(value, Tensor)]
+    if (
+        not is_plain(logits)
+        or logits.ndim != 2
+        or dim not in (-1, 1)
+        or logits.dtype not in (torch.float32, torch.float64)
+        or logits.device.type != "cpu"
+        or not logits.numel()
+        or isinstance(temperature, Tensor)
+        or not 0.0 < temperature < math.inf
+        or (torch.is_grad_enabled() and any(value.requires_grad for value in (logits, *tensors)))
+    ):
+        return None
+    classes = logits.shape[1]
+    low, high = 0.0 if lower is None else lower, 1.0 if upper is None else upper
+    if tensors:
+        rows = []
+        for value in (low, high):
+            if not isinstance(value, Tensor):
+                rows.append(torch.full((1, classes), value, dtype=logits.dtype))
+            elif value.dtype is logits.dtype and value.shape in (logits.shape, (classes,), (1, classes)):
+                rows.append(value if value.ndim == 2 else value[None])
+            else:
+                return None
+        low, high = rows
+    return low, high, temperature, sum_tolerance(classes, logits.dtype)
 
 
 def _rounding(value: float | Tensor | None, dtype: torch.dtype) -> torch.dtype:

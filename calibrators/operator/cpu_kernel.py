@@ -32,6 +32,28 @@ def forward(
     return probabilities, side
 
 
+def forward_plain(
+    logits: Tensor, lower: float | Tensor, upper: float | Tensor, temperature: float, tolerance: float
+) -> Tensor:
+    """Solve rows that nobody differentiates or traces, with as little around the loops as can be.
+
+    Bounds are two numbers, or two tensors of shape (N or 1, K), of the logits' dtype.
+    """
+    rows = _array(logits)
+    if isinstance(lower, Tensor) and isinstance(upper, Tensor):
+        low, high = _array(lower), _array(upper)
+    else:
+        low, high = np.array([lower], rows.dtype), np.array([upper], rows.dtype)
+    probabilities = torch.empty_like(logits)
+    side = np.empty(rows.shape, np.int8)
+    inverse = np.array([1.0 / temperature])
+    refused = forward_rows(rows, low, high, inverse, tolerance, probabilities.numpy(), side)
+    if refused >= 0:
+        low_rows, high_rows = (torch.from_numpy(np.atleast_2d(bound)) for bound in (low, high))
+        raise_for_row(logits, low_rows, high_rows, tolerance, refused)
+    return probabilities
+
+
 def backward(  # noqa: PLR0917 - the order of the operator's own arguments
     upstream: Tensor,
     probabilities: Tensor,

@@ -37,8 +37,7 @@ def box_softmax(logits: Tensor, lower: Tensor, upper: Tensor, temperature: Tenso
     return probabilities.to(logits.dtype), side
 
 
-@torch.library.custom_op("boxcal::box_softmax_backward", mutates_args=())
-def box_softmax_backward(  # noqa: PLR0917 - an op's arguments have positions
+def _differentiate(  # noqa: PLR0917 - an op's arguments have positions
     upstream: Tensor,
     probabilities: Tensor,
     side: Tensor,
@@ -57,6 +56,11 @@ def box_softmax_backward(  # noqa: PLR0917 - an op's arguments have positions
     arguments = (upstream, probabilities, side, logits, lower, upper, temperature)
     found = products(*arguments, Wanted(*wanted))
     return found.logits, found.lower, found.upper, found.temperature
+
+
+box_softmax_backward = torch.library.custom_op(
+    "boxcal::box_softmax_backward", _differentiate, mutates_args=()
+)
 
 
 @box_softmax.register_fake
@@ -85,6 +89,16 @@ def _fake_backward(
     return logits.new_empty(logits.shape), others[0], others[1], others[2]
 
 
+def is_plain(rows: Tensor) -> bool:
+    """Whether nobody traces or maps: the dispatcher, dearer than a small batch, may then be left out."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(rows) is Tensor
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Rows) -> None:
     ctx.save_for_backward(*output, *inputs[:4])
     ctx.mark_non_differentiable(output[1])
@@ -92,7 +106,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Rows) -> None:
 
 def _backward(ctx: Any, upstream: Tensor, _side: None) -> tuple[Tensor | None, ...]:
     wanted = list(ctx.needs_input_grad[1:4])
-    gradients = box_softmax_backward(upstream.contiguous(), *ctx.saved_tensors, wanted)
+    differentiate: Any = torch.ops.boxcal.box_softmax_backward
+    if not torch.is_grad_enabled() and is_plain(upstream):
+        differentiate = _differentiate
+    gradients = differentiate(upstream.contiguous(), *ctx.saved_tensors, wanted)
     others = [gradient if wants else None for gradient, wants in zip(gradients[1:], wanted, strict=True)]
     return gradients[0], *others, None
 
