@@ -1,8 +1,8 @@
 """The operator beside `torch.softmax` and other implementations: time forward and backward, and peak memory.
 
 `make bench-operator` prints a table and writes benchmarks/results/operator.json and docs/images/operator.svg.
-Processor time of one thread, sides alternated round by round, medians and quartiles. Others are measured where
-they can be imported: the authors' package as `bcsoftmax`, and `cvxpylayers`.
+Processor time of one thread, sides alternated round by round, medians and quartiles. Others are measured
+where they can be imported: the authors' package as `bcsoftmax`, and `cvxpylayers`.
 """
 
 import argparse

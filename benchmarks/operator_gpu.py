@@ -24,13 +24,13 @@ CALLS, ROUNDS = 20, 15
 
 def seconds(call: Callable[[], Any]) -> float:
     """Time one call on the device, as the mean of a short run."""
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began, ended = (torch.Event("cuda", enable_timing=True) for _ in range(2))
     began.record()
     for _ in range(CALLS):
         call()
     ended.record()
     ended.synchronize()
-    return began.elapsed_time(ended) / 1000 / CALLS
+    return float(began.elapsed_time(ended)) / 1000 / CALLS
 
 
 def measure(rows: int, classes: int) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def _plain_bounds(
     temperature: float | Tensor,
     dim: int,
 ) -> tuple[float | Tensor, float | Tensor, float, float] | None:
-    """Bounds, temperature and tolerance for the short way to the CPU engine, or None where the long way is due.
+    """Bounds, temperature and tolerance for the short way to the CPU engine, or None for the long way.
 
     The short way is for rows on the CPU that nobody differentiates, traces or maps: the arguments need no
     shaping, and the dispatcher would cost more than a small batch does.
