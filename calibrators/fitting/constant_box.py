@@ -143,5 +143,7 @@ def _starts(plane: _Plane, scores: Tensor, labels: Tensor, seed: int, most: int)
     values = np.array([loss(point)[0] for point in points])
     lowest = distinct(points[np.argsort(values, kind="stable")], DISTANT, most)
     loss = plane.loss(SortedRows(scores[some], labels[some]))
-    ends = sorted((descend(loss, start, plane.limits) for start in lowest), key=lambda end: end[1])
+    ends = sorted(
+        (descend(loss, start, plane.limits, tolerance=1e-8) for start in lowest), key=lambda end: end[1]
+    )
     return distinct([end[0] for end in ends], DISTANT / 4, 3)
