@@ -16,6 +16,8 @@ from app.settings import Settings
 from models.errors import BackboneError
 
 SWITCH_SECONDS = 0.001
+KEEP_ALIVE_SECONDS = 75
+"""Longer than clients and proxies keep idle connections, so that none is closed just as it brings a request."""
 LINGER_SECONDS = 0.5
 """How long open connections may still bring a request once the service is told to stop."""
 
@@ -33,6 +35,7 @@ def server_config(settings: Settings) -> uvicorn.Config:
         access_log=False,
         log_level="info",
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)),
     )
 
