@@ -6,6 +6,7 @@ where they can be imported: the authors' package as `bcsoftmax`, and `cvxpylayer
 """
 
 import argparse
+import ctypes
 import importlib
 import json
 import platform
@@ -66,8 +67,9 @@ def alternate(sides: dict[str, Call], *, rounds: int) -> dict[str, list[float]]:
 
 
 def peak_bytes(call: Call) -> int:
-    """How far the process's memory rose above where it was, while the call ran (Linux)."""
+    """How far the process's memory rose above where it was, while the call ran (Linux with glibc)."""
     call()
+    ctypes.CDLL(None).malloc_trim(0)  # What earlier calls freed would otherwise be used again unseen.
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
     call()
