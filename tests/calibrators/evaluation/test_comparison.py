@@ -69,17 +69,17 @@ def test_csv_and_json_hold_the_numbers(comparison: Comparison) -> None:
 def test_standard_errors_are_those_of_repeated_experiments() -> None:
     """The jackknife's standard error against the spread over fresh validation and test sets."""
     found = []
-    for seed in range(100):
+    for seed in range(60):
         validation, test = data(300, seed), data(300, 1000 + seed)
         metrics = evaluate(
             fit("ts", validation.scores, validation.labels).calibrator(test.scores), test.labels
         )
         found.append([metrics.nll, metrics.error_rate])
     claimed = []
-    for seed in range(8):
+    for seed in range(4):
         row = compare_methods(["ts"], data(300, seed), data(300, 1000 + seed)).rows[1]
         claimed.append([row.scores["nll"].standard_error, row.scores["error_rate"].standard_error])
-    assert np.mean(claimed, axis=0) == pytest.approx(np.std(found, axis=0), rel=0.35)
+    assert np.mean(claimed, axis=0) == pytest.approx(np.std(found, axis=0), rel=0.4)
 
 
 def test_without_a_test_set_methods_are_cross_fitted() -> None:
