@@ -18,7 +18,7 @@ from models.errors import BackboneError
 SWITCH_SECONDS = 0.001
 KEEP_ALIVE_SECONDS = 75
 """Longer than clients and proxies keep idle connections, so none is closed just as it brings a request."""
-LINGER_SECONDS = 0.5
+LINGER_SECONDS = 2.0
 """How long open connections may still bring a request once the service is told to stop."""
 
 
