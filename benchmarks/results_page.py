@@ -12,13 +12,13 @@ from calibrators.evaluation.tables import LEGEND, markdown
 
 ERRORS = ("smooth_ece", "ece_mass", "ece_width")
 OVERCONFIDENT = 0.03
-"""Uncalibrated ewECE from which a set counts as miscalibrated."""
+"""Uncalibrated ewECE from which a set counts as miscalibrated, overconfident or not."""
 
 HEAD = """# Results on real data
 
 The methods of the paper's main table that need no more than logits, on real validation and test sets; on
-the larger sets only those that are fitted in seconds. Each is fitted to the whole validation set and judged on
-the whole test set; the standard errors are those of a delete-a-group jackknife over {folds} folds of both, so
+the larger sets only those that are fitted in seconds. Each is fitted to the whole validation set and judged
+on the whole test set; the standard errors are those of a delete-a-group jackknife over {folds} folds of both, so
 they count the chance in the fit and in the test. With so few folds they are rough themselves. The stars rest
 on a paired bootstrap of the test set.
 
