@@ -98,7 +98,7 @@ def test_a_fit_from_upload_to_rollback(ask: Ask, url: str) -> None:
     assert ask(url, "report", done.version)["method"] == "ts"
     assert b"<svg" in ask(url, "reliability_diagram", done.version)
     assert ask(url, "reliability_picture", done.version).startswith(b"\x89PNG")
-    assert ask(url, "reliability_data", done.version).keys() == {"before", "after"}
+    assert ask(url, "reliability_data", done.version).keys() == {"before", "after", "classes"}
 
     assert ask(url, "rollback").version == before
     assert ask(url, "activate", done.version).version == done.version

@@ -63,14 +63,17 @@ def fitting(record: FitRecord) -> bool:
     return record.progress > 0
 
 
+def fit_workers() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "app.refit.worker_main" in child.cmdline()]
+
+
 def run(folder: Path, scenario: Callable[[Refits, Telemetry], Awaitable[None]]) -> None:
     async def whole() -> None:
         async with refits(folder) as (opened, telemetry):
             await scenario(opened, telemetry)
         leftover = [path for path in (folder / "work").iterdir() if path.is_dir()]
         assert leftover == []
-        workers = [p for p in psutil.Process().children() if "app.refit.worker_main" in " ".join(p.cmdline())]
-        assert workers == []
+        assert fit_workers() == []
 
     asyncio.run(whole())
 
@@ -130,7 +133,7 @@ def test_a_worker_that_dies_fails_its_fit_alone(tmp_path: Path) -> None:
         doomed = await submit(jobs, SLOW, "ts+pb")
         waiting = await submit(jobs, QUICK)
         await until(jobs, doomed, fitting)
-        (worker,) = psutil.Process().children()
+        (worker,) = fit_workers()
         os.kill(worker.pid, signal.SIGSEGV)
         failed = await until(jobs, doomed, ended)
         assert (failed.state, failed.error) == (
