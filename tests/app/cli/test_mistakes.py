@@ -141,7 +141,7 @@ def test_progress_is_for_terminals(validation_file: Path, url: str, tmp_path: Pa
     redirected = tmp_path / "fit.json"  # a document may be longer than what a pipe holds unread
     with redirected.open("wb") as output:
         process = subprocess.Popen(
-            [COMMAND, "fit", validation_file, "--method", "ts", "--activate", "never", "--url", url, "--json"],
+            [COMMAND, "fit", validation_file, "--method=ts", "--activate=never", "--url", url, "--json"],
             stdout=output,
             stderr=theirs,
             env=os.environ | {"TERM": "xterm"},
