@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import httpx
@@ -57,6 +58,15 @@ class Load:
                     (self.answers if response.is_success else self.failures).append(response.json())
 
 
+def wait_for_more(loads: list[Load]) -> None:
+    """Let every client get one answer more, so that each swap falls among requests."""
+    wanted = [(load, len(load.answers) + 1) for load in loads]
+    deadline = time.monotonic() + 60
+    while any(len(load.answers) < count and not load.failures for load, count in wanted):
+        assert time.monotonic() < deadline, "a client gets no answers"
+        time.sleep(0.001)
+
+
 def test_two_hundred_swaps_under_load(service: Service) -> None:
     versions: list[int] = []
     for method in ("ts", "pb", "dpb"):
@@ -76,6 +86,7 @@ def test_two_hundred_swaps_under_load(service: Service) -> None:
     rng = np.random.default_rng(0)
     behind, current = 0, service.client.get("/health/ready").json()["calibrator"]
     for _ in range(SWAPS):
+        wait_for_more(loads)
         if behind and rng.random() < 0.4:
             response = service.client.post("/calibrators/rollback")
             behind -= 1
@@ -86,6 +97,7 @@ def test_two_hundred_swaps_under_load(service: Service) -> None:
             behind += 1
         assert response.is_success, response.text
         current = response.json()["version"]
+    wait_for_more(loads)
     for load in loads:
         load.stop()
     while behind:
