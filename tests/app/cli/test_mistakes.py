@@ -128,6 +128,7 @@ def test_interrupting_is_no_error(picture: Path) -> None:
         )
         silent.settimeout(60)
         connection, _ = silent.accept()
+        assert connection.recv(1)  # the request is on its way, and the command waits for its answer
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=60)
         connection.close()
