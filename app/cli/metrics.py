@@ -15,6 +15,12 @@ TITLES = {
     "ece_width": "ECE (equal width)",
     "ece_mass": "ECE (equal mass)",
     "smooth_ece": "smooth ECE",
+    "debiased_ece": "debiased ECE",
+    "ks": "KS error",
+    "classwise_ece": "classwise ECE",
+    "brier_calibration": "Brier: calibration",
+    "brier_refinement": "Brier: refinement",
+    "mce": "MCE",
 }
 
 

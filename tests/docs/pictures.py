@@ -1,4 +1,4 @@
-"""Make the pictures of the documents, each from a real run: `python docs/images/make.py`.
+"""Make the pictures of the documents, each from a real run: `python -m tests.docs.pictures`.
 
 digit.png        the handwritten digit of the examples, from the test split
 reliability.svg  the digits model before and after the default fit, cross-fitted on its validation split
@@ -15,14 +15,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from app.demo import SHOWN_DIGIT
-from app.refit.fitting import perform
-from app.refit.messages import FitTask
-from app.refit.validation_set import create
-from calibrators import Bounds, box_constrained_softmax
+from calibrators import Bounds, box_constrained_softmax, fit
+from calibrators.evaluation.reliability import reliability_svg
+from calibrators.evaluation.report import cross_fitted_report
 from models.digits_data import load_digits_split
 from models.loading import load_backbone
+from tests.docs.conversation import ROOT
 
-HERE = Path(__file__).parent
+IMAGES = ROOT / "docs" / "images"
 BAR, BOX, INK = "#1f6fb4", "#d9dee4", "#1f2933"
 
 CLASSES = ("card", "cash", "loan", "other", "fraud")
@@ -32,17 +32,14 @@ REQUEST = Bounds(lower=torch.tensor([0.0, 0.0, 0.0, 0.0, 0.05]), upper=torch.ten
 
 
 def main() -> None:
-    """Write every picture beside this file."""
+    """Write every picture."""
     split = load_digits_split()
-    (HERE / "digit.png").write_bytes(split.test.png(SHOWN_DIGIT))
-    (HERE / "bounds.svg").write_bytes(bounds_picture())
-    logits = load_backbone("digits", device="cpu")(torch.from_numpy(split.validation.levels)).numpy()
-    with tempfile.TemporaryDirectory() as folder:
-        data = create(
-            Path(folder), logits, split.validation.labels, num_classes=logits.shape[1], probabilities=False
-        )
-        outcome = perform(FitTask(data, "auto", against=None), lambda fraction, stage: None)
-    (HERE / "reliability.svg").write_bytes(outcome.fitted.reliability_svg)
+    (IMAGES / "digit.png").write_bytes(split.test.png(SHOWN_DIGIT))
+    (IMAGES / "bounds.svg").write_bytes(bounds_picture())
+    logits = load_backbone("digits", device="cpu")(torch.from_numpy(split.validation.levels))
+    method = fit("auto", logits, split.validation.labels).method
+    report = cross_fitted_report(method, logits, split.validation.labels)
+    (IMAGES / "reliability.svg").write_bytes(reliability_svg(report.to_dict()))
 
 
 def bounds_picture() -> bytes:
