@@ -101,7 +101,7 @@ def _is_box_overload(lower, upper):  # type: ignore[no-untyped-def]
 @njit(error_model="numpy")
 def _largest_scale(weights: Array) -> float:
     """How far 1/Z may rise before the weights have lost the digits that matter, and want a new anchor."""
-    return 2.0 if weights.itemsize == 4 else 1e100
+    return 1.0 if weights.itemsize == 4 else 1e100
 
 
 @njit(error_model="numpy")

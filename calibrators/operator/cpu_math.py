@@ -70,7 +70,7 @@ def fast_exp(x: float) -> float:
 
 
 _F = np.float32
-_LOG2E_32, _ROUND_32, _FLOOR_32, _CEILING_32 = _F(1 / math.log(2)), _F(1.5 * 2**23), _F(-87.33), _F(80)
+_LOG2E_32, _ROUND_32, _FLOOR_32, _CEILING_32 = _F(1 / math.log(2)), _F(1.5 * 2**23), _F(-87.33655), _F(80)
 _HIGH_32 = _F(round(math.log(2) * 2**15) / 2**15)
 _LOW_32 = _F(math.log(2) - float(_HIGH_32))
 _C32 = tuple(_F(1 / math.factorial(n)) for n in range(8))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from calibrators.operator.torch_solver import AT_LOWER, AT_UPPER, FREE, MAX_PASSES, UNDERFLOW, VERTEX
+from calibrators.operator.torch_solver import AT_LOWER, AT_UPPER, FREE, MAX_PASSES, UNDERFLOW
 
 Array = np.ndarray[Any, Any]
 
@@ -18,11 +18,35 @@ REFUSED = 1
 
 
 @njit(error_model="numpy")
-def _add(high: float, low: float, term: float) -> tuple[float, float]:
-    """Add to an unevaluated sum high + low, keeping what rounding loses (Knuth's two-sum)."""
-    total = high + term
-    shadow = total - high
-    return total, low + ((high - (total - shadow)) + (term - shadow))
+def _two_sum(left: float, right: float) -> tuple[float, float]:
+    """Add two numbers: their rounded sum, and what rounding lost (Knuth)."""
+    total = left + right
+    shadow = total - left
+    return total, (left - (total - shadow)) + (right - shadow)
+
+
+@njit(error_model="numpy")
+def _add(high: float, middle: float, low: float, term: float) -> tuple[float, float, float]:
+    """Add to an unevaluated sum of three numbers, which together keep about 160 bits."""
+    high, lost = _two_sum(high, term)
+    middle, lost = _two_sum(middle, lost)
+    return high, middle, low + lost
+
+
+@njit(error_model="numpy")
+def _value(high: float, middle: float, low: float) -> float:
+    """Round an unevaluated sum of three numbers to one."""
+    total, lost = _two_sum(high, middle)
+    return total + (lost + low)
+
+
+@njit(error_model="numpy")
+def _beyond_one(bound: Array) -> float:
+    """By how much bounds add up to more than 1."""
+    high, middle, low = -1.0, 0.0, 0.0
+    for i in range(bound.shape[0]):
+        high, middle, low = _add(high, middle, low, np.float64(bound[i]))
+    return _value(high, middle, low)
 
 
 @njit(error_model="numpy")
@@ -64,17 +88,17 @@ def _classify(  # noqa: PLR0917 - compiled loops take arrays by position
     distance: Array, lower: Array, upper: Array, anchor: float, scale: float, side: Array
 ) -> tuple[float, float, float, float, bool]:
     """Put every class on its side: the mass left to the free, their sum, largest and weight; any change."""
-    high, low, values, top = 1.0, 0.0, 0.0, -math.inf
+    high, middle, low, values, top = 1.0, 0.0, 0.0, 0.0, -math.inf
     changed = False
     for i in range(distance.shape[0]):
         value = math.exp(distance[i] - anchor) * scale
         now = FREE
         if value < lower[i] or (lower[i] == upper[i] and value <= upper[i]):
             now = AT_LOWER
-            high, low = _add(high, low, -np.float64(lower[i]))
+            high, middle, low = _add(high, middle, low, -np.float64(lower[i]))
         elif value > upper[i]:
             now = AT_UPPER
-            high, low = _add(high, low, -np.float64(upper[i]))
+            high, middle, low = _add(high, middle, low, -np.float64(upper[i]))
         else:
             values += value
             top = max(top, distance[i])
@@ -84,11 +108,11 @@ def _classify(  # noqa: PLR0917 - compiled loops take arrays by position
     for i in range(distance.shape[0]):
         if side[i] == FREE:
             weight += math.exp(distance[i] - top)
-    return high + low, values, top, weight, changed
+    return _value(high, middle, low), values, top, weight, changed
 
 
 @njit(error_model="numpy")
-def solve_exactly(  # noqa: PLR0912, PLR0917 - one search; compiled loops take arrays by position
+def solve_exactly(  # noqa: PLR0917 - one search; compiled loops take arrays by position
     row: Array,
     lower: Array,
     upper: Array,
@@ -100,11 +124,7 @@ def solve_exactly(  # noqa: PLR0912, PLR0917 - one search; compiled loops take a
 ) -> int:
     """Fill probabilities and side of one row of finite or -inf logits; refuse where the sums rule out 1."""
     classes = row.shape[0]
-    low_sum = low_rest = high_sum = high_rest = 0.0
-    for i in range(classes):
-        low_sum, low_rest = _add(low_sum, low_rest, np.float64(lower[i]))
-        high_sum, high_rest = _add(high_sum, high_rest, np.float64(upper[i]))
-    low_over, high_over = (low_sum - 1.0) + low_rest, (high_sum - 1.0) + high_rest
+    low_over, high_over = _beyond_one(lower), _beyond_one(upper)
     if low_over > tolerance or high_over < -tolerance:
         return REFUSED
     distance = _distances(row, top, inverse)
@@ -126,7 +146,7 @@ def solve_exactly(  # noqa: PLR0912, PLR0917 - one search; compiled loops take a
     for count in range(MAX_PASSES):
         mass, values, largest, weight, changed = _classify(distance, lower, upper, anchor, scale, side)
         excess = values - mass
-        if excess == 0.0 or (by_newton and not changed) or (weight == 0.0 and abs(mass) <= VERTEX):
+        if excess == 0.0 or (by_newton and not changed):
             break
         log_scale = math.log(scale) - anchor
         if excess > 0.0:
