@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ from calibrators.logit_maps.chain import Chain
 from calibrators.logit_maps.identity import Identity
 from calibrators.logit_maps.logit_bounding import LogitBounding
 from calibrators.method import BOUND_MAPS, parse
+from calibrators.threads import one_library_thread
 
 SIDES: dict[str, Sides] = {"pb": "both", "pb-lower": "lower", "pb-upper": "upper"}
 SCREENED = 1000
@@ -96,20 +96,9 @@ def fit(
     data = check_validation_set(
         logits, labels, features=features, head=head, inputs=inputs, backbone=backbone
     )
-    with _one_torch_thread():
+    with one_library_thread():
         result = _fit(method, data, seed, progress)
     return replace(result, seconds=time.perf_counter() - started)
-
-
-@contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    """Keep torch to one thread: beside other work its threads stall for milliseconds at every step."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _fit(method: str, data: ValidationSet, seed: int, progress: Progress | None) -> FitResult:

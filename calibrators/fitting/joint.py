@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,17 +14,12 @@ from calibrators.bound_maps.base import BoundMap
 from calibrators.fitting import kernels
 from calibrators.logit_maps.base import LogitMap
 from calibrators.parametrised import Limits
+from calibrators.threads import over_rows
 
 Array = np.ndarray[Any, Any]
 
 SMALL = 100_000
 """Entries of the logits below which a second thread is not worth its start."""
-THREADS = min(4, os.cpu_count() or 1)
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(THREADS, thread_name_prefix="fit")
 
 
 def dense_loss(scores: Array, labels: Array, lower: Array, upper: Array) -> tuple[Array, Array, Array, Array]:
@@ -38,18 +30,12 @@ def dense_loss(scores: Array, labels: Array, lower: Array, upper: Array) -> tupl
     """
     losses, d_lower, d_upper = np.empty(len(scores)), np.empty(len(scores)), np.empty(len(scores))
     d_scores = np.empty(scores.shape)
-    threads = THREADS if scores.size > SMALL else 1
-    edges = np.linspace(0, len(scores), threads + 1).astype(np.int64)
 
-    def work(part: int) -> None:
-        rows = slice(edges[part], edges[part + 1])
+    def work(rows: slice) -> None:
         arrays = (scores, labels, lower, upper, losses, d_scores, d_lower, d_upper)
         kernels.dense_nll(*(array[rows] for array in arrays))
 
-    if threads == 1:
-        work(0)
-    else:
-        list(_pool().map(work, range(threads)))
+    over_rows(work, len(scores), worth=scores.size > SMALL)
     return losses, d_scores, d_lower, d_upper
 
 

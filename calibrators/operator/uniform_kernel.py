@@ -13,6 +13,7 @@ from calibrators.operator.compiling import compiled
 from calibrators.operator.torch_solver import MAX_PASSES, UNDERFLOW, VERTEX
 
 Floats = NDArray[np.float64]
+Cuts = NDArray[np.int32]
 
 
 @compiled
@@ -25,33 +26,80 @@ def running_sums(scores: Floats, sums: Floats) -> None:
 
 
 @njit(error_model="numpy")
-def _solve_row(scores: Floats, sums: Floats, lower: float, upper: float) -> tuple[float, int, int, float]:
-    """Log of 1/Z, the first class above its lower bound, the first at its upper bound, and the free mass."""
+def _balance(  # noqa: PLR0917 - compiled loops take arrays by position
+    scores: Floats, sums: Floats, first: int, end: int, lower: float, upper: float
+) -> tuple[float, float]:
+    """Mass that the two bounds leave, and the log of 1/Z at which the classes between the cuts take it."""
+    mass = 1.0 - first * lower - (scores.shape[0] - end) * upper
+    if mass <= 0.0:
+        return mass, -math.inf
+    weight = sums[end - 1]
+    if first > 0:
+        weight -= sums[first - 1] * math.exp(scores[first - 1] - scores[end - 1])
+    return mass, math.log(mass / weight) - scores[end - 1]
+
+
+@njit(error_model="numpy")
+def _cut(scores: Floats, threshold: float, guess: int) -> int:
+    """First class whose score is not below the threshold, looked for in growing steps from a guess."""
     classes = scores.shape[0]
-    log_lower = math.log(lower) if lower > 0.0 else -math.inf
-    log_upper = math.log(upper)
-    log_scale = -math.log(sums[classes - 1])
-    if scores[0] + log_scale >= log_lower and log_scale <= log_upper:
-        return log_scale, 0, classes, 1.0
+    low, high, step = guess, guess, 1
+    while low > 0 and scores[low - 1] >= threshold:
+        high = low - 1
+        low = max(0, low - step)
+        step *= 2
+    while high < classes and scores[high] < threshold:
+        low = high + 1
+        high = min(classes, high + step)
+        step *= 2
+    while low < high:
+        middle = (low + high) // 2
+        if scores[middle] < threshold:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(error_model="numpy")
+def _solve_row(  # noqa: PLR0917 - as above
+    scores: Floats,
+    sums: Floats,
+    lower: float,
+    upper: float,
+    log_lower: float,
+    log_upper: float,
+    first: int,
+    end: int,
+) -> tuple[float, int, int, float]:
+    """Log of 1/Z, the first class above its lower bound, the first at its upper bound, and the free mass.
+
+    `first` and `end` are where the cuts may lie: with those of bounds nearby, one look confirms the answer.
+    """
+    classes = scores.shape[0]
     low_end, high_end = -UNDERFLOW, log_upper - scores[0]
-    last_first, last_end, by_newton = -1, -1, False
+    log_scale, mass, by_newton = -math.log(sums[classes - 1]), 1.0, False
+    if end > first:
+        mass, newton = _balance(scores, sums, first, end, lower, upper)
+        if low_end <= newton <= high_end:
+            log_scale, by_newton = newton, True
+    last_first, last_end = first, end
     for count in range(MAX_PASSES):
-        first = int(np.searchsorted(scores, log_lower - log_scale, side="left"))
-        end = int(np.searchsorted(scores, log_upper - log_scale, side="right"))
-        mass = 1.0 - first * lower - (classes - end) * upper
+        first = _cut(scores, log_lower - log_scale, first)
+        end = max(first, _cut(scores, log_upper - log_scale, end))
+        if by_newton and first == last_first and end == last_end:
+            break
+        mass, newton = 1.0 - first * lower - (classes - end) * upper, math.nan
         if end > first:
-            weight = sums[end - 1]
-            if first > 0:
-                weight -= sums[first - 1] * math.exp(scores[first - 1] - scores[end - 1])
-            newton = math.log(mass / weight) - scores[end - 1] if mass > 0.0 else -math.inf
-            excess = math.exp(log_scale + scores[end - 1]) * weight - mass
-            if excess == 0.0 or (by_newton and first == last_first and end == last_end):
+            mass, newton = _balance(scores, sums, first, end, lower, upper)
+            too_high = log_scale >= newton
+            if log_scale == newton:
                 break
         else:
-            newton, excess = math.nan, -mass
+            too_high = mass <= 0.0
             if abs(mass) <= VERTEX:
                 break
-        if excess > 0.0:
+        if too_high:
             high_end = min(high_end, log_scale)
         else:
             low_end = max(low_end, log_scale)
@@ -65,37 +113,54 @@ def _solve_row(scores: Floats, sums: Floats, lower: float, upper: float) -> tupl
 
 
 @compiled
-def label_log_probability(  # noqa: PLR0917 - compiled loops take arrays by position
+def label_log_probability(  # noqa: PLR0917 - as above
     scores: Floats,
     sums: Floats,
     label_scores: Floats,
     lower: Floats,
     upper: Floats,
+    cuts: Cuts,
     value: Floats,
     by_lower: Floats,
     by_upper: Floats,
 ) -> None:
-    """Fill each row's log-probability of its label and the derivatives in the row's bounds."""
+    """Fill each row's log-probability of its label and the derivatives in the row's bounds.
+
+    `cuts` (N, 2) holds where the last call found the cuts of each row, and is brought up to date.
+    """
     classes = scores.shape[1]
+    a, b, log_a, log_b = 0.0, 1.0, -math.inf, 0.0
     for n in range(scores.shape[0]):
-        a, b = lower[n], upper[n]
+        if lower[n] != a:
+            a = lower[n]
+            log_a = math.log(a) if a > 0.0 else -math.inf
+        if upper[n] != b:
+            b = upper[n]
+            log_b = math.log(b)
         by_lower[n] = 0.0
         by_upper[n] = 0.0
         if a * classes >= 1.0:
-            value[n] = math.log(a)
+            value[n] = log_a
             by_lower[n] = 1.0 / a
             continue
         if b * classes <= 1.0:
-            value[n] = math.log(b)
+            value[n] = log_b
             by_upper[n] = 1.0 / b
             continue
-        log_scale, first, end, mass = _solve_row(scores[n], sums[n], a, b)
+        log_scale = -math.log(sums[n, classes - 1])
+        if scores[n, 0] + log_scale >= log_a and log_scale <= log_b:
+            value[n] = label_scores[n] + log_scale
+            continue
+        log_scale, first, end, mass = _solve_row(
+            scores[n], sums[n], a, b, log_a, log_b, cuts[n, 0], cuts[n, 1]
+        )
+        cuts[n, 0], cuts[n, 1] = first, end
         log_p = label_scores[n] + log_scale
-        if first > 0 and log_p < math.log(a):
-            value[n] = math.log(a)
+        if first > 0 and log_p < log_a:
+            value[n] = log_a
             by_lower[n] = 1.0 / a
-        elif end < classes and log_p > math.log(b):
-            value[n] = math.log(b)
+        elif end < classes and log_p > log_b:
+            value[n] = log_b
             by_upper[n] = 1.0 / b
         else:
             value[n] = log_p
