@@ -107,6 +107,8 @@ class Batcher(Generic[Context, Result]):
             They would not fit into an empty queue.
         QueueFull
             They do not fit now, or would only be reached after the deadline.
+        DeadlineExceeded
+            The deadline has passed, or leaves no time for the work even if nobody else were here.
         """
         limit = self._max_queue_samples
         if samples > limit:
@@ -118,7 +120,11 @@ class Batcher(Generic[Context, Result]):
                 f"{self._held} samples are waiting and at most {limit} may; {samples} more do not fit.",
                 retry_after=retry_after,
             )
-        if time.monotonic() + wait * CAUTION > deadline:
+        left = deadline - time.monotonic()
+        if left < wait * CAUTION or left <= 0:
+            # A client repeats what a full queue refused, which is no use where the queue is not to blame.
+            if left <= self._pace.wait_for(samples):
+                raise DeadlineExceeded("The request's timeout is shorter than its work alone would take.")
             raise QueueFull(
                 f"{self._held} samples are waiting, about {wait * 1e3:.0f} ms of work, which is longer than "
                 "the request's timeout.",

@@ -244,6 +244,9 @@ async def test_a_request_that_would_come_too_late_is_refused_at_once() -> None:
         assert refused.value.headers["Retry-After"] == "2"
         with batcher.place(1, time.monotonic() + 3):
             pass
+        for too_short in (0.4, 0.0, -1.0):  # not even alone
+            with pytest.raises(DeadlineExceeded, match="timeout"):
+                batcher.place(1, time.monotonic() + too_short).__enter__()
     await asyncio.to_thread(batcher.close)
 
 

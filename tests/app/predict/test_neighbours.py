@@ -100,6 +100,19 @@ async def test_a_full_queue_refuses_with_a_time_to_come_back(service: Service) -
     await until(lambda: service.state.telemetry.registry.get_sample_value("boxcal_queue_samples") == 0)
 
 
+async def test_a_timeout_shorter_than_the_work_is_the_requests_own_fault(
+    service: Service, digits: Digits
+) -> None:
+    """With nobody else there the answer is 504: a client repeats a 503, which would be in vain."""
+    async with httpx.AsyncClient(base_url=service.url, timeout=30) as client:
+        assert (await client.post("/predict", content=digits.png(0), headers=PNG)).status_code == 200
+        for _ in range(5):
+            late = await client.post("/predict?timeout_ms=0.01", content=digits.png(0), headers=PNG)
+            assert late.status_code == 504
+            assert late.json()["type"].endswith("deadline-exceeded")
+            assert "timeout" in late.json()["detail"]
+
+
 async def test_a_timeout_is_kept(service: Service, digits: Digits) -> None:
     async with httpx.AsyncClient(base_url=service.url, timeout=30) as client:
         blocker = asyncio.create_task(client.post(**busy_work(300)))
