@@ -18,8 +18,12 @@ from models.errors import BackboneError
 SWITCH_SECONDS = 0.001
 KEEP_ALIVE_SECONDS = 75
 """Longer than clients and proxies keep idle connections, so none is closed just as it brings a request."""
-LINGER_SECONDS = 2.0
-"""How long open connections may still bring a request once the service is told to stop."""
+LINGER_TURNS, TURN_SECONDS = 100, 0.02
+"""How long open connections may still bring a request once the service is told to stop.
+
+Counted in turns of the event loop, each of which reads what has come: a machine so busy that seconds pass
+between two turns closes no connection whose request lies unread.
+"""
 
 
 def server_config(settings: Settings) -> uvicorn.Config:
@@ -51,10 +55,10 @@ class Server(uvicorn.Server):
         self.server_state.default_headers = [*self.server_state.default_headers, close]
         # Those who wait for a fit or follow one would otherwise hold the end up until its limit.
         await self.lifespan.state["boxcal"].fit_jobs.close()
-        until = asyncio.get_running_loop().time() + LINGER_SECONDS
-        # uvicorn keeps a set of connections, and tells nobody when it is empty.
-        while self.server_state.connections and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        for _ in range(LINGER_TURNS):
+            if not self.server_state.connections:
+                break
+            await asyncio.sleep(TURN_SECONDS)
         await super().shutdown(sockets)
 
 
