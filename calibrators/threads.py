@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+Result = TypeVar("Result")
 
 THREADS = min(4, os.cpu_count() or 1)
 
@@ -25,13 +27,12 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS, thread_name_prefix="fit")
 
 
-def over_rows(work: Callable[[slice], None], rows: int, *, worth: bool) -> None:
+def over_rows(work: Callable[[slice], Result], rows: int, *, worth: bool) -> list[Result]:
     """Do the work for all rows, in a slice per thread where that is worth the start of threads."""
     if not worth or THREADS == 1:
-        work(slice(0, rows))
-        return
+        return [work(slice(0, rows))]
     edges = [rows * part // THREADS for part in range(THREADS + 1)]
-    list(_pool().map(work, map(slice, edges, edges[1:])))
+    return list(_pool().map(work, map(slice, edges, edges[1:])))
 
 
 @cache

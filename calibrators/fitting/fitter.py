@@ -16,6 +16,7 @@ from calibrators.bound_maps.base import BoundMap
 from calibrators.bound_maps.constant import ConstantBounds
 from calibrators.calibrator import Calibrator
 from calibrators.data import ValidationSet, check_validation_set
+from calibrators.fitting.by_hand import objective_of
 from calibrators.fitting.certify import mean_nll, remarks
 from calibrators.fitting.constant_box import SAME, Sides, fit_box
 from calibrators.fitting.descent import Minimum, best_held_out, best_of, descend, distinct
@@ -226,7 +227,7 @@ def _fit_alone(
     solution = logit_map.solve(data, search.seed, tick)
     if solution:
         return Minimum(logit_map.coordinates(), math.nan, *solution)
-    objective = JointObjective(logit_map, None, source, data.labels)
+    objective = objective_of(logit_map, None, source, data.labels)
     minimum = _minimise(
         objective,
         list(logit_map.starts()),
@@ -283,7 +284,7 @@ def _fit_jointly(
         starts += [
             torch.cat([base, start]) for start in bound_map.starts_at(torch.from_numpy(box.coordinates))
         ]
-    objective = JointObjective(logit_map, bound_map, source, labels)
+    objective = objective_of(logit_map, bound_map, source, labels)
     minimum = _minimise(
         objective,
         starts,

@@ -70,7 +70,7 @@ class JointObjective:
     def rows(self, index: Tensor) -> JointObjective:
         """Look only at some rows, given as indices or as a mask."""
         labels = torch.from_numpy(self.labels)[index]
-        return JointObjective(self.logit_map, self.bound_map, self.source[index], labels)
+        return type(self)(self.logit_map, self.bound_map, self.source[index], labels)
 
     def split(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
         """Part the logit map's coordinates from the bound map's."""

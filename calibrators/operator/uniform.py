@@ -68,6 +68,13 @@ class SortedRows:
     labels : Tensor or ndarray of shape (N,)
         Class indices.
 
+    Attributes
+    ----------
+    scores : float64 ndarray of shape (N, K)
+        Each row less its largest logit, ascending.
+    label_scores : float64 ndarray of shape (N,)
+        What became of the label's logit.
+
     Raises
     ------
     ValueError
@@ -91,9 +98,9 @@ class SortedRows:
         if wrong.any():
             row = int(wrong.argmax())
             raise ValueError(f"label {indices[row]} of row {row} is not one of {self.num_classes} classes")
-        self._scores = scores
+        self.scores = scores
         self._sums: Floats = np.empty_like(scores)
-        self._label_scores: Floats = np.empty(self.num_rows)
+        self.label_scores: Floats = np.empty(self.num_rows)
         self._cuts: uniform_kernel.Cuts = np.tile(
             np.array([0, self.num_classes], np.int32), (self.num_rows, 1)
         )
@@ -107,13 +114,13 @@ class SortedRows:
 
     def _sort(self, rows: slice, top: Floats, labels: NDArray[np.int64]) -> None:
         """Prepare a block of rows while it lies in the processor's cache."""
-        scores = self._scores[rows]
+        scores = self.scores[rows]
         scores -= top[rows]
         finite = np.isfinite(scores)
         if not finite.all():
             lowest = np.where(finite, scores, 0.0).min(axis=1, keepdims=True)
             scores[:] = np.where(finite, scores, lowest - UNDERFLOW)
-        self._label_scores[rows] = np.take_along_axis(scores, labels[rows, None], axis=1)[:, 0]
+        self.label_scores[rows] = np.take_along_axis(scores, labels[rows, None], axis=1)[:, 0]
         scores.sort(axis=1)
         uniform_kernel.running_sums(scores, self._sums[rows])
 
@@ -145,16 +152,16 @@ class SortedRows:
 
         def solve(rows: slice) -> None:
             uniform_kernel.label_log_probability(
-                self._scores[rows],
+                self.scores[rows],
                 self._sums[rows],
-                self._label_scores[rows],
+                self.label_scores[rows],
                 low[rows],
                 high[rows],
                 self._cuts[rows],
                 *(part[rows] for part in result),
             )
 
-        over_rows(solve, self.num_rows, worth=self._scores.size > MANY)
+        over_rows(solve, self.num_rows, worth=self.scores.size > MANY)
         return result
 
     def nll(self, lower: float, upper: float) -> UniformNll:

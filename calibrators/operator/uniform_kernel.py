@@ -62,7 +62,7 @@ def _cut(scores: Floats, threshold: float, guess: int) -> int:
 
 
 @njit(error_model="numpy")
-def _solve_row(  # noqa: PLR0917 - as above
+def solve_row(  # noqa: PLR0917 - as above
     scores: Floats,
     sums: Floats,
     lower: float,
@@ -151,7 +151,7 @@ def label_log_probability(  # noqa: PLR0917 - as above
         if scores[n, 0] + log_scale >= log_a and log_scale <= log_b:
             value[n] = label_scores[n] + log_scale
             continue
-        log_scale, first, end, mass = _solve_row(
+        log_scale, first, end, mass = solve_row(
             scores[n], sums[n], a, b, log_a, log_b, cuts[n, 0], cuts[n, 1]
         )
         cuts[n, 0], cuts[n, 1] = first, end

@@ -14,10 +14,11 @@ from calibrators.bound_maps.base import BoundMap, box_at
 from calibrators.bound_maps.constant import ConstantBounds
 from calibrators.bound_maps.instance_dependent import InstanceDependentBounds
 from calibrators.errors import MissingDataError
+from calibrators.fitting.by_hand import objective_of
 from calibrators.fitting.joint import JointObjective
 from calibrators.logit_maps.base import LogitMap
 from calibrators.logit_maps.linear import RegularisedLinear
-from calibrators.method import LOGIT_MAPS
+from calibrators.method import BOUND_MAPS, LOGIT_MAPS, parse
 from calibrators.operator.uniform import SortedRows
 from calibrators.parametrised import vector
 from tests.calibrators.samples import contaminated, everything, overconfident
@@ -162,6 +163,26 @@ def test_gradients_are_exact(logit_map: type[LogitMap], bound_map: type[BoundMap
     point = np.concatenate([start, box.starts_at(vector(-2.5, -2.2))[-1].numpy() + 0.013 if box else []])
     numeric = central_differences(lambda x: objective(x)[0], point)
     np.testing.assert_allclose(objective(point)[1], numeric, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("method", ["ts+pb", "ets", "dpb"])
+@pytest.mark.parametrize(("num_samples", "num_classes"), [(60, 4), (3000, 40)])
+def test_derivatives_by_hand_agree_with_autograd(method: str, num_samples: int, num_classes: int) -> None:
+    logits, labels = contaminated(num_samples, num_classes)
+    parts = parse(method)
+    maps = parts.logit_map(num_classes), BOUND_MAPS[parts.bounds](num_classes) if parts.bounds else None
+    quick, slow = objective_of(*maps, logits, labels), JointObjective(*maps, logits, labels)
+    assert type(quick) is not type(slow)
+    rng = np.random.default_rng(0)
+    low, high = (
+        np.array([-3.0 if x is None else np.clip(x, -3.0, 1.5) for x in side])
+        for side in zip(*slow.limits, strict=True)
+    )
+    for _ in range(40):
+        point = rng.uniform(low, high)
+        value, gradient = slow(point)
+        assert quick(point)[0] == pytest.approx(value, rel=1e-10)
+        np.testing.assert_allclose(quick(point)[1], gradient, rtol=1e-8, atol=1e-10)
 
 
 def test_a_joint_fit_survives_logits_of_ten_thousand() -> None:
