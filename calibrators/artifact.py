@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import nn
+from torch import Tensor, nn
 
-from calibrators.calibrator import Calibrator
+from calibrators.bound_maps.base import BoundMap
 from calibrators.errors import ArtifactError, CalibrationError
+from calibrators.logit_maps.base import LogitMap
 from calibrators.method import parse
 
 FORMAT = "boxcal-calibrator"
@@ -26,26 +27,70 @@ LARGEST_HEADER = 1 << 20
 MOST_CLASSES = 1_000_000
 
 
-def to_bytes(calibrator: Calibrator) -> bytes:
-    """Serialise a calibrator; equal calibrators give equal bytes."""
+class Content(NamedTuple):
+    """What an artifact holds, in the order in which a `Calibrator` is built of it."""
+
+    method: str
+    logit_map: LogitMap
+    bound_map: BoundMap
+    num_classes: int
+
+
+def write(logit_map: LogitMap, bound_map: BoundMap, spec: dict[str, Any]) -> bytes:
+    """Serialise a calibrator's two maps and its spec; equal calibrators give equal bytes."""
     tensors = {
         f"{part}.{name}": value.contiguous()
-        for part, module in _parts(calibrator).items()
+        for part, module in ((LOGIT_MAP, logit_map), (BOUND_MAP, bound_map))
         for name, value in module.state_dict().items()
     }
-    spec = {"format": FORMAT, "version": VERSION, **calibrator.spec}
-    return save(tensors, metadata={"spec": json.dumps(spec, sort_keys=True)})
+    document = {"format": FORMAT, "version": VERSION, **spec}
+    return save(tensors, metadata={"spec": json.dumps(document, sort_keys=True)})
 
 
-def from_bytes(data: bytes) -> Calibrator:
-    """Build the calibrator that the bytes hold.
+def read(data: bytes) -> Content:
+    """Rebuild the maps that the bytes hold.
 
     Raises
     ------
     ArtifactError
         If the bytes are no safetensors file, have no spec of ours, or hold other tensors than the method has.
     """
-    spec = _read_spec(data)
+    name, num_classes = _method_and_size(_read_spec(data))
+    try:
+        method = parse(name)
+        tensors = load(data)
+    except (CalibrationError, SafetensorError) as error:
+        raise ArtifactError(f"not a calibrator: {error}") from error
+    for key, tensor in tensors.items():
+        if tensor.dtype is not torch.float64 or not torch.isfinite(tensor).all():
+            raise ArtifactError(f"the tensor {key!r} is not all finite float64 numbers")
+    of_logit_map = {
+        key.removeprefix(f"{LOGIT_MAP}."): v for key, v in tensors.items() if key.startswith(LOGIT_MAP)
+    }
+    logit_map, bound_map = method.stored_maps(of_logit_map, num_classes)
+    taken = _take(tensors, LOGIT_MAP, logit_map) | _take(tensors, BOUND_MAP, bound_map)
+    if foreign := sorted(set(tensors) - taken):
+        raise ArtifactError(f"the method {name!r} has no tensor {foreign[0]!r}")
+    if complaint := logit_map.complaint() or bound_map.complaint():
+        raise ArtifactError(complaint)
+    return Content(name, logit_map, bound_map, num_classes)
+
+
+def _take(tensors: dict[str, Tensor], part: str, module: nn.Module) -> set[str]:
+    """Give a map its stored parameters, and return the names of those."""
+    taken = set()
+    for key, own in module.state_dict().items():
+        full = f"{part}.{key}"
+        if full not in tensors or tensors[full].shape != own.shape:
+            found = tuple(tensors[full].shape) if full in tensors else "missing"
+            raise ArtifactError(f"the tensor {full!r} should have shape {tuple(own.shape)}; it is {found}")
+        own.copy_(tensors[full])
+        taken.add(full)
+    return taken
+
+
+def _method_and_size(spec: dict[str, Any]) -> tuple[str, int]:
+    """Check what everything else rests on."""
     if spec.get("format") != FORMAT:
         raise ArtifactError(f"not a calibrator: the spec's format is {spec.get('format')!r}, not {FORMAT!r}")
     if spec.get("version") != VERSION:
@@ -59,38 +104,7 @@ def from_bytes(data: bytes) -> Calibrator:
         raise ArtifactError(f"the spec's num_classes is {num_classes!r}")
     if not isinstance(name, str):
         raise ArtifactError(f"the spec's method is {name!r}")
-    try:
-        method = parse(name)
-        tensors = load(data)
-    except (CalibrationError, SafetensorError) as error:
-        raise ArtifactError(f"not a calibrator: {error}") from error
-    for key, tensor in tensors.items():
-        if tensor.dtype is not torch.float64 or not torch.isfinite(tensor).all():
-            raise ArtifactError(f"the tensor {key!r} is not all finite float64 numbers")
-    of_logit_map = {
-        key.removeprefix(f"{LOGIT_MAP}."): v for key, v in tensors.items() if key.startswith(LOGIT_MAP)
-    }
-    calibrator = Calibrator(name, *method.stored_maps(of_logit_map, num_classes), num_classes)
-    expected = set()
-    for part, module in _parts(calibrator).items():
-        for key, own in module.state_dict().items():
-            full = f"{part}.{key}"
-            expected.add(full)
-            if full not in tensors or tensors[full].shape != own.shape:
-                found = tuple(tensors[full].shape) if full in tensors else "missing"
-                raise ArtifactError(
-                    f"the tensor {full!r} should have shape {tuple(own.shape)}; it is {found}"
-                )
-            own.copy_(tensors[full])
-    if foreign := sorted(set(tensors) - expected):
-        raise ArtifactError(f"the method {name!r} has no tensor {foreign[0]!r}")
-    if complaint := calibrator.logit_map.complaint() or calibrator.bound_map.complaint():
-        raise ArtifactError(complaint)
-    return calibrator
-
-
-def _parts(calibrator: Calibrator) -> dict[str, nn.Module]:
-    return {LOGIT_MAP: calibrator.logit_map, BOUND_MAP: calibrator.bound_map}
+    return name, num_classes
 
 
 def _read_spec(data: bytes) -> dict[str, Any]:

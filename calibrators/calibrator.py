@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from calibrators import artifact
 from calibrators.bound_maps.base import BoundMap
 from calibrators.bound_maps.constant import ConstantBounds
 from calibrators.errors import InvalidDataError
@@ -142,12 +143,10 @@ class Calibrator:
 
     def to_bytes(self) -> bytes:
         """Serialise as safetensors with a JSON spec."""
-        from calibrators.artifact import to_bytes  # noqa: PLC0415 - it builds calibrators itself
-
-        return to_bytes(self)
+        return artifact.write(self.logit_map, self.bound_map, self.spec)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Calibrator:
+    def from_bytes(cls, data: bytes) -> Self:
         """Read what `to_bytes` wrote.
 
         Raises
@@ -155,9 +154,7 @@ class Calibrator:
         ArtifactError
             If the bytes are damaged, or not a calibrator's.
         """
-        from calibrators.artifact import from_bytes  # noqa: PLC0415 - as above
-
-        return from_bytes(data)
+        return cls(*artifact.read(data))
 
     def __repr__(self) -> str:
         """Return the method and its parameters."""
