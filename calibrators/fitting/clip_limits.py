@@ -10,7 +10,7 @@ from torch import Tensor
 
 from calibrators.fitting import kernels
 from calibrators.fitting.descent import Minimum, best_of, descend, distinct
-from calibrators.logit_maps.logit_bounding import LIMITS
+from calibrators.parametrised import Limits
 
 Array = np.ndarray[Any, Any]
 
@@ -45,8 +45,10 @@ class SortedLogits:
         return value, np.array([by_lower + by_upper * (1.0 - share), by_upper * (1.0 - lower)])
 
 
-def fit_limits(scores: Tensor, labels: Tensor, *, seed: int, tick: Callable[[float], None]) -> Minimum:
-    """Find the limits of least validation NLL, in the coordinates of `LogitBounding`."""
+def fit_limits(
+    scores: Tensor, labels: Tensor, within: Limits, *, seed: int, tick: Callable[[float], None]
+) -> Minimum:
+    """Find the limits of least validation NLL, in the coordinates of `LogitBounding` and within its own."""
     z, y = scores.numpy(), labels.numpy()
     order = np.random.default_rng(seed).permutation(len(y))
     few, some = (SortedLogits(z[rows], y[rows]) for rows in (np.sort(order[:count]) for count in SAMPLES))
@@ -56,6 +58,6 @@ def fit_limits(scores: Tensor, labels: Tensor, *, seed: int, tick: Callable[[flo
     clips = np.abs(values - few(np.array([-1.0, 1.0]))[0]) > FLAT
     points, values = points[clips], values[clips]
     lowest = distinct(points[np.argsort(values, kind="stable")], DISTANT, 10) or [np.array([-1.0, 1.0])]
-    ends = sorted((descend(some, start, LIMITS) for start in lowest), key=lambda end: end[1])
+    ends = sorted((descend(some, start, within) for start in lowest), key=lambda end: end[1])
     starts = distinct([end[0] for end in ends], DISTANT / 8, 4)
-    return best_of(SortedLogits(z, y), starts, LIMITS, hops=HOPS, reach=REACH, seed=seed, tick=tick)
+    return best_of(SortedLogits(z, y), starts, within, hops=HOPS, reach=REACH, seed=seed, tick=tick)

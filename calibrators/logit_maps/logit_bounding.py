@@ -13,8 +13,6 @@ from calibrators.data import ValidationSet
 from calibrators.logit_maps.base import LogitMap, Solution
 from calibrators.parametrised import Limits, parameter, vector
 
-LIMITS: Limits = [(-1.0, 1.0 - 1e-6), (0.0, 1.0)]
-
 
 class LogitBounding(LogitMap):
     """`T(g) = clip(g, c |g|, C |g|)` with |g| the Euclidean norm of the row.
@@ -48,7 +46,7 @@ class LogitBounding(LogitMap):
 
     def limits(self) -> Limits:
         """Limit the lower end to -1 to just below 1, and the share to 0 to 1."""
-        return LIMITS
+        return [(-1.0, 1.0 - 1e-6), (0.0, 1.0)]
 
     def coordinates(self) -> np.ndarray[Any, Any]:
         """Give the lower limit and the share."""
@@ -59,7 +57,7 @@ class LogitBounding(LogitMap):
         """Search both limits over sorted rows."""
         from calibrators.fitting.clip_limits import fit_limits  # noqa: PLC0415 - only fits need scipy
 
-        minimum = fit_limits(data.scores, data.labels, seed=seed, tick=tick)
+        minimum = fit_limits(data.scores, data.labels, self.limits(), seed=seed, tick=tick)
         self.set_coordinates(torch.from_numpy(minimum.coordinates))
         return Solution(minimum.gradient_norm, minimum.starts, minimum.starts_agreeing, minimum.evaluations)
 
