@@ -61,6 +61,15 @@ def resamples(count: int, draws: int, seed: int) -> Iterator[Matrix]:
         left -= block
 
 
+def quantile(draws: NDArray[np.float64], share: float) -> NDArray[np.float64]:
+    """Quantile along the last axis such that a new draw lies below it in just that share of cases.
+
+    The usual one lies too far inside: with 400 draws it takes half a percent off the coverage of 95 %.
+    """
+    result: NDArray[np.float64] = np.quantile(draws, share, axis=-1, method="weibull")
+    return result
+
+
 def mean_estimates(columns: Matrix, *, draws: int = DRAWS, seed: int = 0) -> list[Estimate]:
     """Return the mean of each column with its 95 % studentised bootstrap interval.
 
@@ -88,7 +97,7 @@ def mean_estimates(columns: Matrix, *, draws: int = DRAWS, seed: int = 0) -> lis
     scale = np.where(resampled > 1e-12 * spread[:, None], resampled, spread[:, None])
     studentised = np.divide(shift, scale, out=np.zeros_like(shift), where=scale > 0)
     tail = (1 - LEVEL) / 2
-    below, above = np.quantile(studentised, [tail, 1 - tail], axis=1)
+    below, above = (quantile(studentised, share) for share in (tail, 1 - tail))
     results = []
     for i in range(columns.shape[1]):
         value = float(columns[:, i].mean())
@@ -134,16 +143,16 @@ class Deviations:
     def estimate(self, *, reaches_zero: bool) -> Estimate:
         """Return the value with its 95 % interval, from 0 on where perfect calibration is not refuted."""
         tail = (1 - LEVEL) / 2
-        low = 0.0 if reaches_zero else self.centre - float(np.quantile(self.above, 1 - tail))
-        high = self.centre - float(np.quantile(self.below, tail))
+        low = 0.0 if reaches_zero else self.centre - float(quantile(self.above, 1 - tail))
+        high = self.centre - float(quantile(self.below, tail))
         return Estimate(self.value, min(max(0.0, low), self.value), max(high, self.value))
 
     def minus(self, other: Deviations) -> Estimate:
         """Return the paired difference self - other with its 95 % interval; both from the same resamples."""
         tail = (1 - LEVEL) / 2
         value, centre = self.value - other.value, self.centre - other.centre
-        low = centre - float(np.quantile(self.above - other.below, 1 - tail))
-        high = centre - float(np.quantile(self.below - other.above, tail))
+        low = centre - float(quantile(self.above - other.below, 1 - tail))
+        high = centre - float(quantile(self.below - other.above, tail))
         return Estimate(value, min(value, low), max(value, high))
 
 

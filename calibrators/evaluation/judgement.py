@@ -21,6 +21,7 @@ from calibrators.evaluation.bootstrap import (
     mean_estimates,
     proportion_difference,
     proportion_estimate,
+    quantile,
 )
 from calibrators.evaluation.classwise import BrierCalibration, BrierRefinement, ClassCells, ClasswiseError
 from calibrators.evaluation.maximum import MaximumError
@@ -119,7 +120,7 @@ def judge(scored: Outcomes, *, seed: int = 0, draws: int = DRAWS) -> Judgement:
     statistics = {name: estimate.value for name, estimate in estimates.items()}
     for metric in [*top_label, *whole]:
         statistics[metric.name] = metric.statistic
-        reach = metric.statistic <= np.quantile(drawn[metric.name], (1 + LEVEL) / 2)
+        reach = metric.statistic <= quantile(drawn[metric.name], (1 + LEVEL) / 2)
         estimates[metric.name] = deviations[metric.name].estimate(
             reaches_zero=bool(reach) and metric.name not in TWO_SIDED
         )

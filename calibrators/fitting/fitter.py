@@ -280,7 +280,8 @@ def _fit_jointly(
         mapped = _mapped(logit_map, source)
         if base is settled:
             bound_map.prepare(mapped)
-        _, _, box = fit_box(mapped, labels, "both", seed=search.seed, hops=0)
+        thorough = search.thorough and base is settled
+        _, _, box = fit_box(mapped, labels, "both", seed=search.seed, hops=None if thorough else 0)
         starts += [
             torch.cat([base, start]) for start in bound_map.starts_at(torch.from_numpy(box.coordinates))
         ]
