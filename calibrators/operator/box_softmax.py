@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from calibrators.operator.bounds import sum_tolerance
-from calibrators.operator.op import is_plain
+from calibrators.operator.op import is_plain, refuse_forward_mode
 from calibrators.operator.transforms import solve_rows
 
 HALF = (torch.float16, torch.bfloat16)
@@ -55,7 +55,7 @@ def box_constrained_softmax(
         more than rounding), shapes that do not match. On a GPU, where reading values would wait for the
         device, a row with such values comes out as NaN instead.
     NotImplementedError
-        When it is differentiated twice.
+        When it is differentiated twice, or in forward mode.
 
     Notes
     -----
@@ -72,9 +72,16 @@ def box_constrained_softmax(
     """
     plain = _plain_bounds(logits, lower, upper, temperature, dim)
     if plain is not None:
-        from calibrators.operator import cpu_kernel  # noqa: PLC0415 - numba loads when it is first needed
+        from calibrators.operator import cpu_autograd, cpu_kernel  # noqa: PLC0415 - numba loads when needed
 
+        if torch.is_grad_enabled() and (
+            logits.requires_grad
+            or any(isinstance(bound, Tensor) and bound.requires_grad for bound in (lower, upper))
+        ):
+            differentiable: Tensor = cpu_autograd.PlainRows.apply(logits, *plain)
+            return differentiable
         return cpu_kernel.forward_plain(logits, *plain)
+    refuse_forward_mode(logits, lower, upper, temperature)
     shape, device = logits.shape, logits.device
     if not logits.is_floating_point():
         raise ValueError(f"logits must be floating point, got {logits.dtype}")
@@ -131,8 +138,8 @@ def _plain_bounds(
 ) -> tuple[float | Tensor, float | Tensor, float, float] | None:
     """Bounds, temperature and tolerance for the short way to the CPU engine, or None for the long way.
 
-    The short way is for rows on the CPU that nobody differentiates, traces or maps: the arguments need no
-    shaping, and the dispatcher would cost more than a small batch does.
+    The short way is for rows on the CPU that nobody traces or maps: the arguments need no shaping, and the
+    dispatcher would cost more than a small batch does.
     """
     tensors = [value for value in (lower, upper) if isinstance(value, Tensor)]
     if (
@@ -144,7 +151,6 @@ def _plain_bounds(
         or not logits.numel()
         or isinstance(temperature, Tensor)
         or not 0.0 < temperature < math.inf
-        or (torch.is_grad_enabled() and any(value.requires_grad for value in (logits, *tensors)))
     ):
         return None
     classes = logits.shape[1]

@@ -97,7 +97,7 @@ def backward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
     upstream, probabilities, logits, by_logits : ndarray of shape (N, K), of one dtype
     side : int8 ndarray of shape (N, K)
     inverse : float64 ndarray of shape (N or 1,)
-    by_lower, by_upper : ndarray of shape (N, K), (N, 1) for the sum over the classes, or (N, 0)
+    by_lower, by_upper : ndarray of shape (N, K), (N, 1) for the sum over the classes, or (0, 0)
     by_temperature : float64 ndarray of shape (N,) or (0,)
     """
     kind = probabilities.dtype.type
@@ -107,8 +107,9 @@ def backward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
         mean = product / mass if mass > 0.0 else _mean_without_mass(upstream[n], logits[n], side[n], rate)
         if mass <= 0.0 and math.isnan(mean):
             by_logits[n] = 0
-            by_lower[n] = 0
-            by_upper[n] = 0
+            for by_bound in (by_lower, by_upper):
+                if by_bound.shape[1]:
+                    by_bound[n] = 0
             if by_temperature.shape[0]:
                 by_temperature[n] = 0.0
             continue

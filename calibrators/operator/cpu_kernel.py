@@ -3,6 +3,8 @@
 Importing it costs numba's import; the loops are compiled once per machine and kept on disk (see `warm`).
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,6 +14,15 @@ from calibrators.operator.cpu_backward import backward_rows
 from calibrators.operator.cpu_loops import forward_rows
 from calibrators.operator.exact_row import Array
 from calibrators.operator.gradients import Gradients, Wanted
+
+NO_SIDE: Array = np.empty((1, 0), np.int8)
+"""For those who will not ask for the gradient, which needs to know the side of its box each class is on."""
+
+UNWANTED: dict[Any, Array] = {np.dtype(kind): np.empty((0, 0), kind) for kind in (np.float32, np.float64)}
+"""The place of a bound's gradient that nobody needs."""
+
+NO_TEMPERATURE: Array = np.empty(0)
+"""The place of the temperature's."""
 
 
 def forward(
@@ -32,20 +43,24 @@ def forward(
     return probabilities, side
 
 
-def forward_plain(
-    logits: Tensor, lower: float | Tensor, upper: float | Tensor, temperature: float, tolerance: float
+def forward_plain(  # noqa: PLR0917 - the order of the operator's own arguments
+    logits: Tensor,
+    lower: float | Tensor,
+    upper: float | Tensor,
+    temperature: float,
+    tolerance: float,
+    side: Array = NO_SIDE,
 ) -> Tensor:
-    """Solve rows that nobody differentiates or traces, with as little around the loops as can be.
+    """Solve rows that nobody traces or maps, with as little around the loops as can be.
 
-    Bounds are two numbers, or two tensors of shape (N or 1, K), of the logits' dtype.
+    Bounds are two numbers, or two tensors of shape (N or 1, K), of the logits' dtype; side is filled.
     """
     rows = _array(logits)
     if isinstance(lower, Tensor) and isinstance(upper, Tensor):
         low, high = _array(lower), _array(upper)
     else:
         low, high = np.array([lower], rows.dtype), np.array([upper], rows.dtype)
-    probabilities = torch.empty_like(logits)
-    side = np.empty(rows.shape, np.int8)
+    probabilities = torch.empty(logits.shape, dtype=logits.dtype)
     inverse = np.array([1.0 / temperature])
     refused = forward_rows(rows, low, high, inverse, tolerance, probabilities.numpy(), side)
     if refused >= 0:
@@ -65,30 +80,64 @@ def backward(  # noqa: PLR0917 - the order of the operator's own arguments
     wanted: Wanted,
 ) -> Gradients:
     """Gradients in logits, lower, upper and temperature; an empty tensor where none is wanted."""
-    rows = len(logits)
     by_logits = torch.empty_like(probabilities)
-    by_lower = logits.new_empty(rows, lower.shape[1] if wanted.lower else 0)
-    by_upper = logits.new_empty(rows, upper.shape[1] if wanted.upper else 0)
-    by_temperature = torch.empty(rows if wanted.temperature else 0, dtype=torch.float64)
+    out = by_logits.numpy()
+    by_lower, by_upper = [
+        np.empty((len(out), bound.shape[1]), out.dtype) if wants else UNWANTED[out.dtype]
+        for bound, wants in ((lower, wanted.lower), (upper, wanted.upper))
+    ]
+    by_temperature = np.empty(len(out)) if wanted.temperature else NO_TEMPERATURE
     backward_rows(
         _array(upstream),
         _array(probabilities),
         side.numpy(),
         _array(logits),
         _inverse(temperature),
-        by_logits.numpy(),
-        by_lower.numpy(),
-        by_upper.numpy(),
-        by_temperature.numpy(),
+        out,
+        by_lower,
+        by_upper,
+        by_temperature,
     )
     return Gradients(
         by_logits,
-        by_lower.sum_to_size(lower.shape) if wanted.lower else by_lower,
-        by_upper.sum_to_size(upper.shape) if wanted.upper else by_upper,
-        by_temperature[:, None].sum_to_size(temperature.shape).to(temperature.dtype)
+        torch.from_numpy(by_lower).sum_to_size(lower.shape) if wanted.lower else logits.new_empty(0),
+        torch.from_numpy(by_upper).sum_to_size(upper.shape) if wanted.upper else logits.new_empty(0),
+        torch.from_numpy(by_temperature)[:, None].sum_to_size(temperature.shape).to(temperature.dtype)
         if wanted.temperature
-        else by_temperature.to(temperature.dtype),
+        else logits.new_empty(0),
     )
+
+
+def backward_plain(  # noqa: PLR0917 - the order of the operator's own arguments
+    upstream: Tensor,
+    probabilities: Tensor,
+    side: Array,
+    logits: Tensor,
+    lower: float | Tensor,
+    upper: float | Tensor,
+    temperature: float,
+    wanted: tuple[bool, bool],
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients of `forward_plain` in the logits and, where wanted, in bounds that are tensors."""
+    by_logits = torch.empty_like(probabilities)
+    out = by_logits.numpy()
+    by_lower, by_upper = (np.empty_like(out) if wants else UNWANTED[out.dtype] for wants in wanted)
+    backward_rows(
+        upstream.contiguous().numpy(),
+        probabilities.numpy(),
+        side,
+        _array(logits),
+        np.array([1.0 / temperature]),
+        out,
+        by_lower,
+        by_upper,
+        NO_TEMPERATURE,
+    )
+    found = [
+        torch.from_numpy(gradient).sum_to_size(bound.shape) if isinstance(bound, Tensor) and wants else None
+        for gradient, bound, wants in zip((by_lower, by_upper), (lower, upper), wanted, strict=True)
+    ]
+    return by_logits, found[0], found[1]
 
 
 def _array(values: Tensor) -> Array:

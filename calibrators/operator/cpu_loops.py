@@ -29,6 +29,9 @@ NEAR_TIES = 6
 SHRINK = 0.25
 """How far to step down where bounds alone hold more than the whole mass and nothing brackets the scale."""
 
+FAR = -1e30
+"""Distance between logits that stands for -inf, which would be NaN times 0."""
+
 LEAST_MASS = 1e-6
 """Below so little free mass, what cancels in 1 - (held mass) matters: `exact_row` adds without loss."""
 
@@ -116,11 +119,28 @@ def _extremes(row: Array) -> tuple[float, float]:
     return from_bits(ordered(high)), from_bits(ordered(low))
 
 
+@njit(error_model="numpy")
+def _rate(inverse: float, row: Array) -> tuple[Any, Any, Any]:
+    """One over the temperature as two numbers of the row's dtype, with the digits of float64; and `FAR`."""
+    high = row.dtype.type(inverse)
+    return high, row.dtype.type(inverse - np.float64(high)), row.dtype.type(FAR)
+
+
+@njit(error_model="numpy", fastmath=SUMMING)
+def _exponential(logit: Any, anchor: Any, rate: tuple[Any, Any, Any]) -> Any:
+    """Compute exp((logit - anchor) / temperature)."""
+    high, low, far = rate
+    distance = logit - anchor
+    distance = select(distance < far, far, distance)
+    return fast_exp(distance * high + distance * low)
+
+
 @njit(error_model="numpy", fastmath=SUMMING)
 def _exponentials(row: Array, anchor: float, inverse: float, weights: Array) -> float:
     """Fill weights with exp((row - anchor) / temperature) and return their sum."""
+    rate = _rate(inverse, row)
     for i in range(row.shape[0]):
-        weights[i] = fast_exp((row[i] - anchor) * inverse)
+        weights[i] = _exponential(row[i], anchor, rate)
     total = 0.0
     for i in range(row.shape[0]):
         total += np.float64(weights[i])
@@ -183,8 +203,8 @@ def _solve_row(  # noqa: PLR0917 - compiled loops take arrays by position
     top, bottom = _extremes(row)
     if not (-np.inf < top < np.inf) or np.isnan(bottom):
         return REFUSED
-    scale = 1.0 / _exponentials(row, top, kind(inverse), weights)
-    smallest = fast_exp((bottom - top) * kind(inverse))
+    scale = 1.0 / _exponentials(row, top, inverse, weights)
+    smallest = _exponential(bottom, top, _rate(inverse, row))
     plain = _holds(lower, upper, smallest * kind(scale), kind(scale))
     solved = plain
     if not plain:
@@ -207,16 +227,17 @@ def _solve_row(  # noqa: PLR0917 - compiled loops take arrays by position
                 moved = _largest_free(row, weights, lower, upper, kind(scale))
                 scale *= math.exp(np.float64(moved - anchor) * inverse)
                 anchor, low_end, high_end = moved, 0.0, np.inf
-                _exponentials(row, anchor, kind(inverse), weights)
+                _exponentials(row, anchor, inverse, weights)
             elif not low_end <= scale <= high_end:
                 scale = math.sqrt(low_end * high_end) if low_end > 0.0 else SHRINK * high_end
     if not solved:
+        marks = side if side.shape[0] else np.empty(row.shape[0], np.int8)
         return solve_exactly(
-            row, _as_row(lower, row), _as_row(upper, row), top, inverse, tolerance, weights, side
+            row, _as_row(lower, row), _as_row(upper, row), top, inverse, tolerance, weights, marks
         )
-    if plain:
+    if side.shape[0] and plain:
         side[:] = FREE
-    else:
+    elif side.shape[0]:
         _mark(weights, lower, upper, kind(scale), side)
     _finish(weights, lower, upper, kind(scale))
     return SOLVED
@@ -242,13 +263,14 @@ def forward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
         One over the temperature.
     tolerance : float
         How far a sum of bounds may miss 1.
-    side : int8 ndarray of shape (N, K)
+    side : int8 ndarray of shape (N, K), or (1, 0) where nobody asks for it
     """
     for n in range(logits.shape[0]):
         low, high = _of_row(lower, n), _of_row(upper, n)
         if n < max(lower.shape[0], upper.shape[0]) and not _is_box(low, high):
             return n
         rate = inverse[n % inverse.shape[0]]
-        if _solve_row(logits[n], low, high, rate, tolerance, probabilities[n], side[n]) == REFUSED:
+        marks = side[n % side.shape[0]]
+        if _solve_row(logits[n], low, high, rate, tolerance, probabilities[n], marks) == REFUSED:
             return n
     return -1

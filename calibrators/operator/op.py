@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from calibrators.operator.checks import check_values
 from calibrators.operator.gradients import Wanted, jacobian_products
@@ -90,13 +91,27 @@ def _fake_backward(
 
 
 def is_plain(rows: Tensor) -> bool:
-    """Whether nobody traces or maps: the dispatcher, dearer than a small batch, may then be left out."""
+    """Whether nobody traces, maps or differentiates forwards.
+
+    The dispatcher, dearer than a small batch, may then be left out.
+    """
     return (
         not torch.compiler.is_compiling()
         and type(rows) is Tensor
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
+        and forward_ad._current_level < 0
     )
+
+
+def refuse_forward_mode(*arguments: Any) -> None:
+    """Raise NotImplementedError where a dual tensor would lose its tangent unnoticed."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    unpack_dual: Any = forward_ad.unpack_dual
+    for argument in arguments:
+        if isinstance(argument, Tensor) and unpack_dual(argument).tangent is not None:
+            raise NotImplementedError("the box-constrained softmax has no forward-mode derivative")
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Rows) -> None:

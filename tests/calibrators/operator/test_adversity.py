@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from calibrators.operator import box_constrained_softmax
 from tests.calibrators.operator.adversary import Floats, Rows
 from tests.calibrators.operator.test_exactness import judge
+from tests.reference import box_bisection
 
 DTYPES = [np.float32, np.float64]
 SIZES = [1, 2, 3, 10, 333, 100_000]
@@ -97,3 +98,18 @@ def test_the_smallest_normal_probabilities_are_kept() -> None:
     """exp(-87.3305) is just above the smallest normal float32, and not 0."""
     logits = np.array([[0.0, -87.3305, -87.3365]], np.float32)
     judge(Rows(logits, np.zeros_like(logits), np.ones_like(logits)), box_constrained_softmax)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("temperature", [0.013, 0.7, 1.9, 31.0])
+def test_temperatures_cost_no_digits(temperature: float, dtype: type[np.floating]) -> None:
+    rng = np.random.default_rng(3)
+    logits = (rng.uniform(-87, 0, (60, 9)) * temperature).astype(dtype)
+    logits[::7, 0] = -np.inf
+    answer = box_constrained_softmax(torch.from_numpy(logits), 0.0, 0.8, temperature=temperature).numpy()
+    tolerance = 1e-5 if dtype is np.float32 else 1e-12
+    for row, got in zip(logits, answer, strict=True):
+        exact, free = box_bisection(row, np.zeros(9, dtype), np.full(9, 0.8, dtype), temperature)
+        wanted = np.array([float(p) for p in exact])
+        counted = np.array(free) & (wanted >= np.finfo(dtype).tiny)
+        assert (np.abs(got - wanted)[counted] <= tolerance * wanted[counted]).all()

@@ -110,3 +110,12 @@ def test_the_result_is_continuous_where_relaxation_begins() -> None:
         fitted.yielding_to(Bounds(f64(0, bound, 0), 1.0)).bounds.lower for bound in (0.4 - 1e-9, 0.4 + 1e-9)
     ]
     assert (answers[0] - answers[1]).abs().max() <= 1e-8
+
+
+def test_a_hair_of_relaxation_leaves_no_rounding_of_far_bounds_behind() -> None:
+    request = torch.ones(100, dtype=torch.float64)
+    request[10] = 1.3698365637875762e-05
+    bounds, relaxed = Bounds(0.009000000000000001, 0.01).yielding_to(Bounds(0.0, request))
+    assert relaxed
+    assert abs(bounds.upper.sum().item() - 1) < 1e-15
+    assert (bounds.upper <= request).all()

@@ -56,12 +56,10 @@ def test_adversarial_rows(engine: Engine, dtype: type[np.floating]) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("part", range(10))
-def test_a_million_adversarial_rows(
-    part: int, dtype: type[np.floating], record_property: Callable[[str, object], None]
-) -> None:
+def test_a_million_adversarial_rows(part: int, dtype: type[np.floating]) -> None:
     errors = [judge(rows, box_constrained_softmax) for rows in adversarial_rows(100_000, 1_000 + part, dtype)]
-    record_property("worst_absolute", max(absolute for absolute, _ in errors))
-    record_property("worst_relative", max(relative for _, relative in errors))
+    absolute, relative = (max(column) for column in zip(*errors, strict=True))
+    print(f"{dtype.__name__}: worst error {absolute:.1e}, relative {relative:.1e}")  # noqa: T201 - for the records
 
 
 @pytest.mark.long

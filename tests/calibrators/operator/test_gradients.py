@@ -1,8 +1,11 @@
 """The analytic gradient: finite differences, the closed-form Jacobian, and its conventions at kinks."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from calibrators.operator import box_constrained_softmax, cpu_kernel
 from calibrators.operator.gradients import Wanted, jacobian_products
@@ -117,3 +120,30 @@ def test_twice_is_refused_in_words() -> None:
     )
     with pytest.raises(NotImplementedError, match="once, not twice"):
         torch.autograd.grad(gradient.sum(), logits)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:FutureWarning")  # torch's own decompositions
+def test_forward_mode_is_refused_in_words() -> None:
+    logits = torch.randn(2, 3, dtype=torch.float64)
+    make_dual: Any = forward_ad.make_dual
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+        box_constrained_softmax(make_dual(logits, torch.ones_like(logits)), 0.1, 0.5)
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        torch.func.jvp(lambda g: box_constrained_softmax(g, 0.1, 0.5), (logits,), (torch.ones_like(logits),))
+
+
+@pytest.mark.parametrize("shape", [(4, 11), (1, 11), (11,)])
+def test_the_short_way_gives_the_registered_ops_gradients(shape: tuple[int, ...]) -> None:
+    logits, lower, upper = draw(4, 11)
+    lower, upper = (
+        part.reshape(-1, 11)[: shape[0] if len(shape) == 2 else 1].reshape(shape).contiguous()
+        for part in (lower, upper)
+    )
+    upstream = torch.randn(4, 11, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    found = []
+    for temperature in (0.7, torch.full((1, 1), 0.7, dtype=torch.float64)):
+        leaves = [part.detach().clone().requires_grad_() for part in (logits, lower, upper)]
+        answer = box_constrained_softmax(*leaves, temperature=temperature)
+        found.append([answer, *torch.autograd.grad(answer, leaves, upstream)])
+    for short, long in zip(*found, strict=True):
+        assert torch.equal(short, long)
