@@ -140,7 +140,9 @@ def _draw_to_sum_one(bound: Tensor, target: Tensor, num_classes: int) -> Tensor:
     """Move bound towards target as far as makes the sum 1: the closed form of the least relaxation."""
     here, there = _row_sum(bound, num_classes), _row_sum(target, num_classes)
     kept = ((1.0 - there) / (here - there)).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(0.0, 1.0)
-    return target + kept * (bound - target)
+    given = ((1.0 - here) / (there - here)).nan_to_num(nan=1.0, posinf=1.0, neginf=1.0).clamp(0.0, 1.0)
+    # From the nearer end: small bounds reached from far ones would carry the rounding of those.
+    return torch.where(given < kept, bound + given * (target - bound), target + kept * (bound - target))
 
 
 def _check_entries(lower: Tensor, upper: Tensor) -> None:
