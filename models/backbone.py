@@ -13,7 +13,7 @@ from models.preprocessing import Preprocessing
 class Backbone(Protocol):
     """A classifier without its last step: a batch of inputs becomes a batch of logits.
 
-    One thread at a time calls it.
+    At most `passes` threads at a time call it.
 
     Attributes
     ----------
@@ -29,6 +29,8 @@ class Backbone(Protocol):
         Shape of one input, without the batch dimension.
     preprocessing
         The way from a picture to one input; None where the backbone reads tensors only.
+    passes
+        How many calls side by side keep the device busy: on a CPU one for each core, otherwise one.
     """
 
     @property
@@ -49,8 +51,14 @@ class Backbone(Protocol):
         """K."""
         ...
 
-    def __call__(self, batch: torch.Tensor) -> torch.Tensor:
-        """Float32 logits (N, K) on the CPU of a float32 batch (N, *input_shape) on the CPU."""
+    @property
+    def passes(self) -> int: ...  # noqa: D102
+
+    def __call__(self, batch: torch.Tensor, *, alone: bool = True) -> torch.Tensor:
+        """Float32 logits (N, K) on the CPU of a float32 batch (N, *input_shape) on the CPU.
+
+        A call that is `alone` may use the whole device; one that has others beside it keeps to its share.
+        """
         ...
 
     def warm_up(self, batch_sizes: Sequence[int]) -> None:

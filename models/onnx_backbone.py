@@ -1,7 +1,7 @@
 """`onnx:PATH`: a model file run by onnxruntime, on CUDA where there is one and otherwise on every core.
 
-On a CPU a batch runs in pieces (`pieces.py`), and a lone sample in a session that spreads over all cores.
-Idle threads do not spin: they would take the cores from the server.
+On a CPU passes run side by side on one thread each (`pieces.py`), and a lone sample in a session that spreads
+over all cores. Idle threads do not spin: they would take the cores from the server.
 """
 
 from __future__ import annotations
@@ -76,7 +76,12 @@ class OnnxBackbone:
         """K."""
         return len(self.labels)
 
-    def __call__(self, batch: torch.Tensor) -> torch.Tensor:
+    @property
+    def passes(self) -> int:
+        """How many calls side by side keep the device busy."""
+        return self._pieces.cores if self.device == "cpu" else 1
+
+    def __call__(self, batch: torch.Tensor, *, alone: bool = True) -> torch.Tensor:
         """Float32 logits (N, K) of a float32 batch (N, *input_shape), both on the CPU.
 
         Raises
@@ -88,11 +93,12 @@ class OnnxBackbone:
             raise UnusableInput(
                 f"{self.name} reads inputs of shape {self.input_shape}, got {tuple(batch.shape[1:])}."
             )
-        if self.device == "cpu" and len(batch) > 1:
+        if self.device == "cpu" and alone and len(batch) > 1:
             outputs = self._pieces.run(partial(self._run, self._sessions[0]), batch, *self._batch_sizes)
         else:
+            session = self._sessions[-1 if alone else 0]
             pieces = torch.split(batch, self._batch_sizes[1] or len(batch))
-            outputs = torch.cat([self._run(self._sessions[-1], piece) for piece in pieces])
+            outputs = torch.cat([self._run(session, piece) for piece in pieces])
         if self._takes_logarithm:
             return outputs.clamp_min(torch.finfo(torch.float32).tiny).log()
         return outputs

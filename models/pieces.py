@@ -1,8 +1,8 @@
-"""A batch in pieces that run side by side, each on one thread: how every core of a CPU serves one backbone.
+"""Passes that run side by side, each on one thread: how every core of a CPU serves one backbone.
 
 One forward pass spread over all cores waits at a barrier after every layer, which costs a third of the
-throughput beside a busy server and now and then stalls for tens of milliseconds. Pieces never wait for each
-other, and leave a core to the threads that decode as soon as it is free.
+throughput beside a busy server and now and then stalls for tens of milliseconds. Passes of one thread never
+wait for each other. Only a lone sample is better off with all cores.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import torch
-
-PIECES_PER_CORE = 4  # small enough to end together, large enough that the calls cost nothing
 
 
 class Pieces:
@@ -49,10 +47,13 @@ class Pieces:
         smallest: int = 1,
         largest: int | None = None,
     ) -> torch.Tensor:
-        """Run `forward` on pieces of a batch (N, ...), within these sizes, and join its results (N, K)."""
-        pieces = 1 if self.cores == 1 else PIECES_PER_CORE * self.cores
-        size = max(smallest, -(-len(batch) // pieces))
+        """Run `forward` on a batch (N, ...) in one piece a core, within these sizes, and join the results."""
+        size = max(smallest, -(-len(batch) // self.cores))
         return torch.cat(list(self._pool.map(forward, torch.split(batch, min(size, largest or size)))))
+
+    def on_one(self, forward: Callable[[torch.Tensor], torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
+        """Run `forward` on a whole batch, on one of the threads."""
+        return self._pool.submit(forward, batch).result()
 
 
 def padded(batch: torch.Tensor, smallest: int) -> torch.Tensor:

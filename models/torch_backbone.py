@@ -92,7 +92,12 @@ class TorchBackbone:
         """Where the forward pass runs."""
         return str(self._device)
 
-    def __call__(self, batch: torch.Tensor) -> torch.Tensor:
+    @property
+    def passes(self) -> int:
+        """How many calls side by side keep the device busy."""
+        return 1 if self._pieces is None else self._pieces.cores
+
+    def __call__(self, batch: torch.Tensor, *, alone: bool = True) -> torch.Tensor:
         """Float32 logits (N, K) on the CPU of a float32 batch (N, *input_shape) on the CPU.
 
         Raises
@@ -104,8 +109,13 @@ class TorchBackbone:
             raise UnusableInput(
                 f"{self.name} reads inputs of shape {self.input_shape}, got {tuple(batch.shape[1:])}."
             )
-        if self._pieces is not None and (self._pieces.cores == 1 or len(batch) > 1):
+        if self._pieces is None or (alone and len(batch) == 1 < self._pieces.cores):
+            return self._forward_all(batch)
+        if alone:
             return self._pieces.run(self._forward, batch, self._smallest, self._largest)
+        return self._pieces.on_one(self._forward_all, batch)
+
+    def _forward_all(self, batch: torch.Tensor) -> torch.Tensor:
         return torch.cat([self._forward(piece) for piece in torch.split(batch, self._largest or len(batch))])
 
     def _forward(self, piece: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """Groups the samples of concurrent requests into batches for the backbone and hands each request its own.
 
-A request enters with `run`, on the event loop. Two threads ("lanes") take turns with the backbone: while one
-has it, the other finishes what came out of the pass before. Whoever gets the backbone takes what waits then,
-in order. Every request fails, expires or is cancelled alone: the batch goes on.
+A request enters with `run`, on the event loop. Threads ("lanes") take turns with the backbone, one more than
+the passes it bears side by side: while the others have it, one finishes what came out of the pass before.
+Whoever gets the backbone takes what waits then, in order, and leaves their share to passes that are free.
+Every request fails, expires or is cancelled alone: the batch goes on.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from app.predict.pace import Pace
 
 logger = logging.getLogger("boxcal")
 
-LANES = 2
 CAUTION = 1.4
 """How much longer than expected a wait may turn out; who would then come too late is refused at once."""
 
@@ -39,14 +39,17 @@ class Batcher(Generic[Context, Result]):
     Parameters
     ----------
     forward
-        The backbone: from samples (N, *shape) to logits (N, K); called from a lane.
+        The backbone: from samples (N, *shape), and whether this pass has it to itself, to logits (N, K);
+        called from a lane.
     finish
-        From the logits of a batch and its parts to one result or one error for each part; while it runs, the
-        other lane has the backbone.
+        From the logits of a batch and its parts to one result or one error for each part; while it runs,
+        another lane has the backbone.
     pace
         Says how large batches are and how long to gather them.
     max_queue_samples
         Samples of all requests that may be here at once.
+    passes
+        How many threads may be in `forward` at once.
     on_batch
         Told the size of every batch, on the event loop.
     on_lane
@@ -55,11 +58,12 @@ class Batcher(Generic[Context, Result]):
 
     def __init__(
         self,
-        forward: Callable[[Samples], Tensor],
+        forward: Callable[[Samples, bool], Tensor],
         finish: Callable[[Tensor, Sequence[Part[Context, Result]]], Sequence[Result | Exception]],
         *,
         pace: Pace,
         max_queue_samples: int,
+        passes: int = 1,
         on_batch: Callable[[int], None] = lambda _: None,
         on_lane: Callable[[], None] = lambda: None,
     ) -> None:
@@ -75,12 +79,14 @@ class Batcher(Generic[Context, Result]):
         self._held = 0
         self._closing = False
         self._changed = threading.Condition()
-        self._device = threading.Lock()
+        self._passes = passes
+        self._running = 0
+        self._device = threading.Semaphore(passes)
         self._last = 0
         self._drained_at: float | None = None
         self._lanes = [
             threading.Thread(target=self._drive, name=f"backbone-{lane}", daemon=True)
-            for lane in range(LANES)
+            for lane in range(passes + 1)
         ]
         for lane in self._lanes:
             lane.start()
@@ -185,13 +191,15 @@ class Batcher(Generic[Context, Result]):
         self._on_lane()
         while True:
             with self._device:
-                parts = self._next()
+                parts, alone = self._next()
                 if not parts:
                     return
                 size = parts[-1].stop
                 began = time.perf_counter()
-                logits, scored, failed = self._score(parts)
+                logits, scored, failed = self._score(parts, alone)
                 done = time.perf_counter()
+                with self._changed:
+                    self._running -= 1
             results: Sequence[Result | Exception] = []
             try:
                 results = self._finish(logits, scored) if scored else []
@@ -206,8 +214,11 @@ class Batcher(Generic[Context, Result]):
             except RuntimeError:  # the loop is closed: nobody waits any more
                 return
 
-    def _next(self) -> list[Part[Context, Result]]:
-        """Wait for work and take a batch of it; an empty one means that the batcher is closing."""
+    def _next(self) -> tuple[list[Part[Context, Result]], bool]:
+        """Wait for work and take a batch of it, and say whether its pass is alone in the backbone.
+
+        An empty batch means that the batcher is closing.
+        """
         with self._changed:
             self._note_drained()
             while True:
@@ -216,11 +227,16 @@ class Batcher(Generic[Context, Result]):
                     self._drained_at = None
                     self._changed.wait()
                 if not self._queue:
-                    return []
-                self._gather(time.perf_counter() - asleep)
-                if parts := self._take(self._pace.batch_size):
+                    return [], False
+                if self._passes == 1:
+                    self._gather(time.perf_counter() - asleep)
+                share = math.ceil(self._waiting / (self._passes - self._running))
+                if parts := self._take(min(self._pace.batch_size, share)):
                     self._last = parts[-1].stop
-                    return parts
+                    self._running += 1
+                    if self._queue:
+                        self._changed.notify()
+                    return parts, self._running == 1 and (self._passes == 1 or not self._queue)
 
     def _note_drained(self) -> None:
         """Learn the rate at which the whole service works while there is always something waiting."""
@@ -259,11 +275,11 @@ class Batcher(Generic[Context, Result]):
         return parts
 
     def _score(
-        self, parts: list[Part[Context, Result]]
+        self, parts: list[Part[Context, Result]], alone: bool
     ) -> tuple[Tensor, list[Part[Context, Result]], list[tuple[Part[Context, Result], Exception]]]:
         """Run the backbone; parts whose samples it cannot take fail without the others."""
         pieces = [p.entry.samples[p.offset : p.offset + p.stop - p.start] for p in parts]
-        runs = self._runs(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
+        runs = self._runs(pieces[0] if len(pieces) == 1 else np.concatenate(pieces), alone)
         if len(runs) == 1 and isinstance(runs[0], Tensor):
             return runs[0], parts, []
         scored: list[Part[Context, Result]] = []
@@ -282,23 +298,26 @@ class Batcher(Generic[Context, Result]):
             logits.extend(row for row in outcomes if isinstance(row, Tensor))
         return torch.stack(logits) if logits else torch.empty(0), scored, failed
 
-    def _runs(self, samples: Samples) -> list[Tensor | Exception]:
+    def _runs(self, samples: Samples, alone: bool) -> list[Tensor | Exception]:
         """Score rows in runs, with an error for a row that fails: a batch that fails is tried by halves."""
         began = time.perf_counter()
         try:
-            logits = self._forward(samples)
+            logits = self._forward(samples, alone)
         except Exception as error:
             if _is_out_of_memory(error):
-                self._pace.ran_out_of_memory(len(samples))
+                with self._changed:
+                    self._pace.ran_out_of_memory(len(samples))
                 logger.warning("out of memory with a batch of %d samples", len(samples))
             if len(samples) == 1:
                 logger.exception("the backbone failed on a sample")
                 return [InternalError("The backbone failed on this input; the log says why.")]
         else:
-            self._pace.measured(len(samples), time.perf_counter() - began)
+            if self._passes == 1 or not alone:  # what a pass costs that has more than its share is no measure
+                with self._changed:
+                    self._pace.measured(len(samples), time.perf_counter() - began)
             return [logits]
         half = len(samples) // 2
-        return [*self._runs(samples[:half]), *self._runs(samples[half:])]
+        return [*self._runs(samples[:half], alone), *self._runs(samples[half:], alone)]
 
     # -- back on the event loop ------------------------------------------------------------------------------
 

@@ -39,13 +39,14 @@ async def open_pipeline(
 ) -> AsyncIterator[Pipeline]:
     """Start the threads of the predict path, answer once to warm it, and stop them in the end."""
 
-    def forward(samples: NDArray[np.float32]) -> Tensor:
-        return backbone(torch.from_numpy(samples))
+    def forward(samples: NDArray[np.float32], alone: bool) -> Tensor:
+        return backbone(torch.from_numpy(samples), alone=alone)
 
     batcher: Batcher[Wanted, Rows] = Batcher(
         forward,
         calibrate_batch,
-        pace=Pace(settings.max_batch_size, settings.latency_target_ms / 1e3),
+        pace=Pace(settings.max_batch_size, settings.latency_target_ms / 1e3, backbone.passes),
+        passes=backbone.passes,
         max_queue_samples=settings.max_queue_samples,
         on_batch=telemetry.batch,
         on_lane=give_way,

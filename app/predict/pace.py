@@ -22,11 +22,14 @@ class Pace:
         Never more samples than this.
     target_seconds
         What one batch may take, unless a single sample takes longer already.
+    passes
+        How many batches are in the backbone at once.
     """
 
-    def __init__(self, max_batch_size: int, target_seconds: float) -> None:
+    def __init__(self, max_batch_size: int, target_seconds: float, passes: int = 1) -> None:
         self._limit = max_batch_size
         self._target = target_seconds
+        self._passes = passes
         self._costs: dict[int, tuple[float, float]] = {}
         self._interval: float | None = None
         self.fixed = 0.0
@@ -54,7 +57,7 @@ class Pace:
 
     def wait_for(self, samples: int) -> float:
         """Expect so many samples to be worked off in this many seconds; 0 before anything was measured."""
-        return samples * (self._interval if self._interval is not None else self.per_sample)
+        return samples * (self.per_sample / self._passes if self._interval is None else self._interval)
 
     def gather_seconds(self, queued: int, last: int, idle: float) -> float:
         """How long to wait for a fuller batch once `queued` samples are there.

@@ -28,17 +28,20 @@ Doubling = Batcher[float, NDArray[np.float32]]
 class Device:
     """Doubles its samples; its passes can be held up, and some samples make it fail."""
 
-    def __init__(self) -> None:
+    def __init__(self, passes: int = 1) -> None:
+        self.passes = passes
         self.batches: list[list[float]] = []
         self.gate = threading.Event()
         self.gate.set()
         self.memory = 1_000_000
         self.broken: set[float] = set()
         self.crowded = False
-        self._passes = threading.Lock()
+        self.alone: list[bool] = []
+        self._passes = threading.Semaphore(passes)
 
-    def forward(self, samples: NDArray[np.float32]) -> Tensor:
-        """Take one batch; note whether another thread was here already."""
+    def forward(self, samples: NDArray[np.float32], alone: bool) -> Tensor:
+        """Take one batch; note whether more threads than it bears were here already."""
+        self.alone.append(alone)
         self.crowded |= not self._passes.acquire(blocking=False)
         try:
             return self._pass(samples)
@@ -80,7 +83,9 @@ async def batching(device: Device, *, size: int = 8, queue: int = 100) -> AsyncI
     pace = Pace(size, 10.0)
     for n in range(1, size + 1):  # as if it had measured a fixed cost that makes full batches pay
         pace.measured(n, 0.001 + n * 1e-6)
-    batcher: Doubling = Batcher(device.forward, device.finish, pace=pace, max_queue_samples=queue)
+    batcher: Doubling = Batcher(
+        device.forward, device.finish, pace=pace, max_queue_samples=queue, passes=device.passes
+    )
     try:
         yield batcher
     finally:
@@ -276,10 +281,42 @@ async def test_a_batch_is_finished_while_the_next_is_in_the_backbone() -> None:
     await asyncio.to_thread(batcher.close)
 
 
-async def test_many_requests_of_every_kind_at_once() -> None:
+async def test_passes_side_by_side_share_what_waits() -> None:
+    device = Device(passes=2)
+    async with batching(device, size=8) as batcher:
+        device.gate.clear()
+        whole = asyncio.create_task(batcher.run(rows(*range(8)), 0.0))
+        await until(lambda: len(device.batches) == 2)
+        later = asyncio.create_task(batcher.run(rows(9), 0.0))
+        await asyncio.sleep(0.01)
+        assert len(device.batches) == 2
+        device.gate.set()
+        assert values(await whole) == [2.0 * n for n in range(8)]
+        assert values(await later) == [18.0]
+    assert device.batches == [[0, 1, 2, 3], [4, 5, 6, 7], [9]]
+    assert not device.crowded
+
+
+async def test_a_lone_sample_has_every_pass_to_itself() -> None:
+    device = Device(passes=3)
+    async with batching(device) as batcher:
+        await batcher.run(rows(1), 0.0)
+        device.gate.clear()
+        first = asyncio.create_task(batcher.run(rows(2), 0.0))
+        await until(lambda: len(device.batches) == 2)
+        second = asyncio.create_task(batcher.run(rows(3), 0.0))
+        await until(lambda: len(device.batches) == 3)
+        device.gate.set()
+        await asyncio.gather(first, second)
+        await batcher.run(rows(4), 0.0)
+    assert device.alone == [True, True, False, True]
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+async def test_many_requests_of_every_kind_at_once(passes: int) -> None:
     """Under a storm of requests that succeed, fail, expire and leave, each gets what it must."""
     rng = np.random.default_rng(0)
-    device = Device()
+    device = Device(passes)
     device.broken = {float(n) for n in range(0, 400, 37)}
     async with batching(device, size=16, queue=10_000) as batcher:
 
