@@ -96,9 +96,8 @@ class Batcher(Generic[Context, Result]):
         """Samples of requests that have a place: being decoded, waiting or in work."""
         return self._held
 
-    @contextmanager
-    def place(self, samples: int, deadline: float = math.inf) -> Iterator[None]:
-        """Hold room for the samples of one request, from before they are decoded until it is answered.
+    def check_room(self, samples: int, deadline: float = math.inf) -> None:
+        """Refuse a request for whose samples there is no room.
 
         Parameters
         ----------
@@ -136,6 +135,14 @@ class Batcher(Generic[Context, Result]):
                 "the request's timeout.",
                 retry_after=retry_after,
             )
+
+    @contextmanager
+    def place(self, samples: int, deadline: float = math.inf) -> Iterator[None]:
+        """Hold room for the samples of one request, from before they are decoded until it is answered.
+
+        Takes and raises what `check_room` does.
+        """
+        self.check_room(samples, deadline)
         self._held += samples
         try:
             yield

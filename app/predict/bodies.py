@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +37,14 @@ class Posted:
     options: Options
 
 
-async def read_predict(request: Request) -> Posted:
+async def read_predict(request: Request, check_room: Callable[[Options], None]) -> Posted:
     """Read a body of `/predict`.
+
+    Parameters
+    ----------
+    check_room
+        Called before a byte of the body is read; raises where that would be in vain. It is given the options
+        as far as they are known by then: those of the query string.
 
     Raises
     ------
@@ -48,16 +54,20 @@ async def read_predict(request: Request) -> Posted:
     kind = media_type(request)
     if kind in PICTURES:
         options = request_options.from_query(request.query_params)
+        check_room(options)
         return Posted([Picture(await body_of(request))], options)
     if kind == JSON:
         refuse_query(request)
+        check_room(request_options.DEFAULT)
         document = object_of(await body_of(request), ("inputs", "options"))
         return Posted(_inputs(document.get("inputs")), request_options.from_json(document.get("options")))
     if kind == FORM:
         refuse_query(request)
+        check_room(request_options.DEFAULT)
         return await _read_form(request)
     if kind == NPY:
         options = request_options.from_query(request.query_params)
+        check_room(options)
         return Posted(read_npy(await body_of(request)), options)
     raise unsupported(kind, (*PICTURES, FORM, JSON, NPY))
 

@@ -80,6 +80,16 @@ class Pipeline:
         self._timeout = timeout_seconds
         self._large = 0
 
+    def check_room(self, options: Options) -> None:
+        """Refuse a request before its body is read, where not even one sample would find a place in time.
+
+        Raises
+        ------
+        QueueFull, DeadlineExceeded
+            As the batcher would, once it is read.
+        """
+        self._batcher.check_room(1, time.monotonic() + self._timeout_of(options))
+
     async def predict(self, inputs: Sequence[Input] | NDArray[np.generic], options: Options) -> Answer:
         """Classify inputs.
 

@@ -85,7 +85,7 @@ router = APIRouter(tags=["predict"], route_class=DirectRoute)
 async def predict(request: Request) -> Response:
     """Classify images or tensors with calibrated probabilities, inside the bounds that the request sets."""
     pipeline = pipeline_of(request)
-    posted = await read_predict(request)
+    posted = await read_predict(request, pipeline.check_room)
     answer = await unless_disconnected(request, pipeline.predict(posted.inputs, posted.options))
     return await respond(request, pipeline, answer)
 

@@ -100,6 +100,30 @@ async def test_a_full_queue_refuses_with_a_time_to_come_back(service: Service) -
     await until(lambda: service.state.telemetry.registry.get_sample_value("boxcal_queue_samples") == 0)
 
 
+async def test_a_full_queue_refuses_before_the_body_has_come(service: Service, digits: Digits) -> None:
+    picture = digits.png(0)
+    head = f"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: image/png\r\ncontent-length: {len(picture)}"
+    head_bytes = f"{head}\r\n\r\n".encode()
+
+    async def status(reader: asyncio.StreamReader) -> int:
+        answered = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        length = next(line for line in answered.lower().split(b"\r\n") if line.startswith(b"content-length"))
+        await reader.readexactly(int(length.partition(b":")[2]))
+        return int(answered[9:12])
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(service.url).port)
+    try:
+        with service.state.pipeline._batcher.place(1024):
+            writer.write(head_bytes)
+            assert await status(reader) == 503
+        # The body that nobody waited for, and the next request behind it.
+        writer.write(picture + head_bytes + picture)
+        assert await status(reader) == 200
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
 async def test_a_timeout_shorter_than_the_work_is_the_requests_own_fault(
     service: Service, digits: Digits
 ) -> None:
