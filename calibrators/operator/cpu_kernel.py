@@ -121,7 +121,9 @@ def backward_plain(  # noqa: PLR0917 - the order of the operator's own arguments
     """Gradients of `forward_plain` in the logits and, where wanted, in bounds that are tensors."""
     by_logits = torch.empty_like(probabilities)
     out = by_logits.numpy()
-    by_lower, by_upper = (np.empty_like(out) if wants else UNWANTED[out.dtype] for wants in wanted)
+    unwanted = UNWANTED[out.dtype]
+    by_lower = np.empty_like(out) if wanted[0] else unwanted
+    by_upper = np.empty_like(out) if wanted[1] else unwanted
     backward_rows(
         upstream.contiguous().numpy(),
         probabilities.numpy(),
@@ -133,11 +135,15 @@ def backward_plain(  # noqa: PLR0917 - the order of the operator's own arguments
         by_upper,
         NO_TEMPERATURE,
     )
-    found = [
-        torch.from_numpy(gradient).sum_to_size(bound.shape) if isinstance(bound, Tensor) and wants else None
-        for gradient, bound, wants in zip((by_lower, by_upper), (lower, upper), wanted, strict=True)
-    ]
-    return by_logits, found[0], found[1]
+    return (
+        by_logits,
+        torch.from_numpy(by_lower).sum_to_size(lower.shape)
+        if isinstance(lower, Tensor) and wanted[0]
+        else None,
+        torch.from_numpy(by_upper).sum_to_size(upper.shape)
+        if isinstance(upper, Tensor) and wanted[1]
+        else None,
+    )
 
 
 def _array(values: Tensor) -> Array:
