@@ -130,7 +130,7 @@ def cross_fit(
     InvalidDataError
         If there are fewer than 2 folds, or more folds than samples.
     """
-    from calibrators.selection import fold_of_each  # noqa: PLC0415 - fits load scipy
+    from calibrators.fitting.selection import fold_of_each  # noqa: PLC0415 - fits load scipy
 
     if not 2 <= folds <= len(data):
         raise InvalidDataError(f"cross-fitting takes 2 to N = {len(data)} folds, not {folds}")

@@ -1,12 +1,11 @@
-"""`fit`, the entry to every fit: it checks the data, fits the parts of a method, certifies the result."""
+"""One method fitted to checked data: its parts put together, searched for and certified."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from calibrators.bound_maps.base import BoundMap
 from calibrators.bound_maps.constant import ConstantBounds
 from calibrators.calibrator import Calibrator
-from calibrators.data import ValidationSet, check_validation_set
+from calibrators.data import ValidationSet
 from calibrators.fitting.by_hand import objective_of
 from calibrators.fitting.certify import mean_nll, remarks
 from calibrators.fitting.constant_box import SAME, Sides, fit_box
@@ -27,7 +26,6 @@ from calibrators.logit_maps.chain import Chain
 from calibrators.logit_maps.identity import Identity
 from calibrators.logit_maps.logit_bounding import LogitBounding
 from calibrators.method import BOUND_MAPS, parse
-from calibrators.threads import one_library_thread
 
 SIDES: dict[str, Sides] = {"pb": "both", "pb-lower": "lower", "pb-upper": "upper"}
 SCREENED = 1000
@@ -39,75 +37,6 @@ HELD_OUT = 5
 JOINT_HOPS = 4
 
 Tick = Callable[[float], None]
-
-
-def fit(
-    method: str,
-    logits: Any,
-    labels: Any,
-    *,
-    features: Any = None,
-    head: Any = None,
-    inputs: Any = None,
-    backbone: Callable[[Tensor], Tensor] | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> FitResult:
-    """Fit a calibrator to validation data by minimising the mean negative log-likelihood.
-
-    The same data, method and seed give the same calibrator. The unchanged logits are always a candidate, so
-    the fitted NLL is never above theirs.
-
-    Parameters
-    ----------
-    method : str
-        One of `methods()`, or `auto`, which chooses one by cross-validated NLL.
-    logits : array_like of shape (N, K)
-        Scores of a backbone on data it was not trained on; any floating dtype, computed in float64.
-    labels : array_like of shape (N,)
-        Class indices, 0 to K - 1.
-    features : array_like of shape (N, D), optional
-        What the backbone's last layer takes: `fc` and `ta` read them.
-    head : pair of array_like, optional
-        Weight (K, D) and bias (K,) of the backbone's last layer, for `fc` and `ta`.
-    inputs : array_like of shape (N, ...), optional
-        What the backbone takes: `nc` reads them.
-    backbone : callable, optional
-        Maps float32 inputs to logits (N, K), differentiably, for `nc`.
-    seed : int
-        Of the folds and of the points that a search visits.
-    progress : callable, optional
-        Called as `progress(fraction, stage)` from this thread. Whatever it raises ends the fit, which is how
-        one is cancelled.
-
-    Returns
-    -------
-    FitResult
-
-    Raises
-    ------
-    InvalidDataError
-        Naming the row and the value that no fit can use.
-    UnknownMethodError
-        If there is no such method.
-    MissingDataError
-        If the method reads what was not given.
-    """
-    started = time.perf_counter()
-    data = check_validation_set(
-        logits, labels, features=features, head=head, inputs=inputs, backbone=backbone
-    )
-    with one_library_thread():
-        result = _fit(method, data, seed, progress)
-    return replace(result, seconds=time.perf_counter() - started)
-
-
-def _fit(method: str, data: ValidationSet, seed: int, progress: Progress | None) -> FitResult:
-    if method == "auto":
-        from calibrators.selection import choose  # noqa: PLC0415 - it fits candidates itself
-
-        return choose(data, seed=seed, progress=progress)
-    return fit_checked(method, data, seed=seed, progress=progress)
 
 
 def fit_checked(
