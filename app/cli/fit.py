@@ -59,6 +59,7 @@ def run(
 def _here(file: Path, method: str) -> Fitted:
     from app.cli.settings import read_settings  # noqa: PLC0415
     from app.cli.validation_file import read_validation_set  # noqa: PLC0415 - brings torch
+    from app.refit import needs  # noqa: PLC0415
     from app.refit.fitting import perform  # noqa: PLC0415
     from app.refit.messages import FitTask  # noqa: PLC0415
     from app.refit.pictures import BackboneSource  # noqa: PLC0415
@@ -67,7 +68,7 @@ def _here(file: Path, method: str) -> Fitted:
     if method != "auto":
         parse(method)  # a mistyped name is told before a large file is read
     with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("fitting") as advance:
-        data = read_validation_set(file, Path(folder), advance)
+        data = read_validation_set(file, Path(folder), advance, {needs.reads(method)})
         source = BackboneSource.of(read_settings())
         outcome = perform(FitTask(data, source, method, against=None), advance)
     fitted = outcome.fitted

@@ -18,6 +18,7 @@ from app.predict.answers import Answer
 from app.predict.build import decoder_of
 from app.predict.calibration import Wanted, calibrate_rows
 from app.predict.inputs import Picture
+from app.predict.scoring import Scoring, shifted
 from app.refit.active import ServedCalibrator
 from calibrators import Calibrator
 from models.loading import load_backbone
@@ -47,12 +48,13 @@ def predict(images: Sequence[Path], options: AnswerOptions, calibrator: str | No
     served = _calibrator(calibrator, len(labels))
     decoder = decoder_of(backbone, settings.max_pixels)
     started = time.perf_counter()
-    logits = []
+    scoring, logits = Scoring(backbone), []
     with progress_bar("predicting") as advance:
         for first in range(0, len(images), settings.max_batch_size):
             batch = images[first : first + settings.max_batch_size]
             samples = np.stack([decoder.decode(Picture(path.read_bytes()), str(path)) for path in batch])
-            logits.append(backbone(torch.from_numpy(samples)))
+            with scoring.requested_by(served):
+                logits.append(scoring(shifted(samples, served), True))
             advance((first + len(batch)) / len(images), "")
     rows = calibrate_rows(torch.cat(logits), Wanted(served, bounds))
     seconds = {"total": time.perf_counter() - started}

@@ -1,6 +1,7 @@
 """Validation data on this machine, read and checked by the same code that reads uploads to the service."""
 
 import io
+from collections.abc import Collection
 from pathlib import Path
 from typing import IO
 
@@ -12,17 +13,19 @@ from app.refit.errors import InvalidUpload
 from app.refit.npz import NpzFile
 from app.refit.upload import read
 from app.refit.validation_set import ValidationSet
-from models.loading import load_backbone
 
 __all__ = ["holds_pictures", "read_validation_set"]
 
 NO_LIMIT = 2**62  # the user's own file, on the user's own machine
 
 
-def read_validation_set(path: Path, folder: Path, advance: Advance) -> ValidationSet:
+def read_validation_set(
+    path: Path, folder: Path, advance: Advance, reads: Collection[str] = ()
+) -> ValidationSet:
     """Read `.npz`, `.parquet` or pictures into a checked set that lies in `folder`.
 
-    Pictures (a zip archive or a folder, with a folder for each class) go through the model of the settings.
+    Pictures (a zip archive or a folder, with a folder for each class) go through the model of the settings;
+    the set then also holds what `reads` names, `features` or `inputs`.
 
     Raises
     ------
@@ -31,7 +34,7 @@ def read_validation_set(path: Path, folder: Path, advance: Advance) -> Validatio
     """
     with _opened(path) as file:
         if pictures.is_archive_of_pictures(file):
-            return _from_pictures(file, folder, advance)
+            return _from_pictures(file, folder, advance, reads)
         return read(file, folder, num_classes=_num_classes(file), max_bytes=NO_LIMIT)
 
 
@@ -45,18 +48,12 @@ def _opened(path: Path) -> IO[bytes]:
     return io.BytesIO(pack_pictures(path)) if path.is_dir() else path.open("rb")
 
 
-def _from_pictures(file: IO[bytes], folder: Path, advance: Advance) -> ValidationSet:
+def _from_pictures(file: IO[bytes], folder: Path, advance: Advance, reads: Collection[str]) -> ValidationSet:
     source = pictures.BackboneSource.of(read_settings())
-    backbone = load_backbone(
-        source.model,
-        weights=source.weights,
-        labels=source.labels,
-        device=source.device,
-        precision=source.precision,
-    )
+    backbone = source.load()
     found = pictures.create(file, folder, classes=backbone.labels, max_bytes=NO_LIMIT)
     try:
-        return pictures.to_validation_set(found, source, advance)
+        return pictures.to_validation_set(found, source, advance, reads)
     except ValueError as error:
         raise InvalidUpload(str(error)) from error
 

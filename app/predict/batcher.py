@@ -22,6 +22,7 @@ from typing import Generic
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from app.errors import DeadlineExceeded, InternalError, QueueFull, TooManySamples
 from app.predict.entries import Context, Entry, Finished, Part, Result, Samples
@@ -303,7 +304,9 @@ class Batcher(Generic[Context, Result]):
                 continue
             scored.append(replace(part, start=len(logits), stop=len(logits) + len(outcomes)))
             logits.extend(row for row in outcomes if isinstance(row, Tensor))
-        return torch.stack(logits) if logits else torch.empty(0), scored, failed
+        # Runs may differ in width where features came to be wanted in between; what is missing, nobody reads.
+        rows_left = pad_sequence(logits, batch_first=True) if logits else torch.empty(0)
+        return rows_left, scored, failed
 
     def _runs(self, samples: Samples, alone: bool) -> list[Tensor | Exception]:
         """Score rows in runs, with an error for a row that fails: a batch that fails is tried by halves."""

@@ -12,9 +12,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from app.predict.answers import Rows
 from app.predict.batcher import Batcher
@@ -24,6 +21,7 @@ from app.predict.inputs import Decoder
 from app.predict.pace import Pace
 from app.predict.pipeline import Pipeline
 from app.predict.request_bounds import Labels, RequestBounds
+from app.predict.scoring import Scoring
 from app.refit.activation import Activator
 from app.refit.active import ServedCalibrator
 from app.settings import Settings
@@ -38,12 +36,9 @@ async def open_pipeline(
     settings: Settings, backbone: Backbone, activator: Activator, telemetry: Telemetry
 ) -> AsyncIterator[Pipeline]:
     """Start the threads of the predict path, answer once to warm it, and stop them in the end."""
-
-    def forward(samples: NDArray[np.float32], alone: bool) -> Tensor:
-        return backbone(torch.from_numpy(samples), alone=alone)
-
+    scoring = Scoring(backbone)
     batcher: Batcher[Wanted, Rows] = Batcher(
-        forward,
+        scoring,
         calibrate_batch,
         pace=Pace(settings.max_batch_size, settings.latency_target_ms / 1e3, backbone.passes),
         passes=backbone.passes,
@@ -61,6 +56,7 @@ async def open_pipeline(
             decoder=decoder_of(backbone, settings.max_pixels),
             activator=activator,
             batcher=batcher,
+            scoring=scoring,
             pool=pool,
             telemetry=telemetry,
             timeout_seconds=settings.timeout_ms / 1e3,
@@ -80,7 +76,10 @@ def warm(backbone: Backbone, served: ServedCalibrator, max_batch_size: int) -> N
     backbone.warm_up(sizes)
     num_classes = backbone.num_classes
     bounds = RequestBounds(np.zeros(num_classes), np.full(num_classes, 0.9))
-    calibrate_rows(torch.zeros(1, num_classes), Wanted(served, bounds))
+    scoring = Scoring(backbone)
+    with scoring.requested_by(served):
+        scores = scoring(np.zeros((1, *backbone.input_shape), dtype=np.float32), True)
+    calibrate_rows(scores, Wanted(served, bounds))
 
 
 def give_way() -> None:

@@ -16,6 +16,7 @@ from app.predict.request_bounds import RequestBounds
 from app.refit.active import ServedCalibrator
 from calibrators.calibrator import Calibrated
 from calibrators.operator import Bounds
+from calibrators.plain_rows import plain_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +28,7 @@ class Wanted:
 
 
 def calibrate_rows(logits: Tensor, wanted: Wanted) -> Rows:
-    """Calibrate the logits (N, K) of one request.
+    """Calibrate the logits (N, K) of one request, behind which may be features (N, D).
 
     Raises
     ------
@@ -39,8 +40,27 @@ def calibrate_rows(logits: Tensor, wanted: Wanted) -> Rows:
     return _calibrate(logits, wanted.served, box)
 
 
+def calibrate_logits(logits: Float64Array, wanted: Wanted) -> Rows:
+    """Calibrate logits (N, K) that a request brought, finite float64; without tensors where that will do.
+
+    Raises
+    ------
+    InvalidLogits
+        As `calibrate_rows`.
+    """
+    short = plain_rows(wanted.served.calibrator) if wanted.bounds is None else None
+    logits = np.ascontiguousarray(logits)
+    probabilities = None if short is None else short(logits)
+    if short is None or probabilities is None:
+        return calibrate_rows(torch.from_numpy(logits), wanted)
+    box = None
+    if short.box is not None:
+        box = np.broadcast_to(short.box[0], logits.shape), np.broadcast_to(short.box[1], logits.shape)
+    return Rows(probabilities, logits, logits, box, np.zeros(len(logits), np.bool_))
+
+
 def calibrate_batch(logits: Tensor, parts: Sequence[Part[Wanted, Rows]]) -> list[Rows | Exception]:
-    """Calibrate a batch (N, K), in one call for each calibrator that its requests name.
+    """Calibrate a batch (N, K), or (N, K + D) with features: one call for each calibrator that is named.
 
     A request whose rows cannot be calibrated gets an error; the others get their rows.
     """
@@ -62,7 +82,7 @@ def _calibrate_together(logits: Tensor, parts: Sequence[Part[Wanted, Rows]]) -> 
     stops = np.cumsum(sizes).tolist()
     spans = [(stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
     try:
-        rows = _calibrate(logits, parts[0].context.served, _joint_box(parts, sizes, logits.shape[1]))
+        rows = _calibrate(logits, parts[0].context.served, _joint_box(parts, sizes))
     except InvalidLogits:
         return [
             _calibrate_alone(logits[a:b], part.context) for (a, b), part in zip(spans, parts, strict=True)
@@ -77,8 +97,9 @@ def _calibrate_alone(logits: Tensor, wanted: Wanted) -> Rows | Exception:
         return error
 
 
-def _joint_box(parts: Sequence[Part[Wanted, Rows]], sizes: Sequence[int], num_classes: int) -> Bounds | None:
+def _joint_box(parts: Sequence[Part[Wanted, Rows]], sizes: Sequence[int]) -> Bounds | None:
     """Give every row the bounds of its request; rows share one pair where they may."""
+    num_classes = parts[0].context.served.calibrator.num_classes
     bounds = [part.context.bounds for part in parts]
     if all(b is None for b in bounds):
         return None
@@ -94,10 +115,13 @@ def _joint_box(parts: Sequence[Part[Wanted, Rows]], sizes: Sequence[int], num_cl
     return Bounds(torch.from_numpy(lower), torch.from_numpy(upper))
 
 
-def _calibrate(logits: Tensor, served: ServedCalibrator, box: Bounds | None) -> Rows:
-    wide = logits.to(torch.float64)
+def _calibrate(scores: Tensor, served: ServedCalibrator, box: Bounds | None) -> Rows:
+    wide = scores.to(torch.float64)
+    num_classes = served.calibrator.num_classes
+    logits = wide[:, :num_classes]
     try:
-        calibrated = served.calibrator.calibrate(wide, box)
+        read = wide[:, num_classes:] if served.calibrator.reads == "features" else logits
+        calibrated = served.calibrator.calibrate(read, box)
     except ValueError as error:
         raise InvalidLogits(f"The logits cannot be calibrated: {error}.") from error
     probabilities = calibrated.probabilities.numpy()
@@ -105,7 +129,7 @@ def _calibrate(logits: Tensor, served: ServedCalibrator, box: Bounds | None) -> 
         raise InvalidLogits("The logits are too large: the calibrator's arithmetic overflows.")
     return Rows(
         probabilities,
-        wide.numpy(),
+        logits.numpy(),
         calibrated.logits.numpy(),
         _box(calibrated, probabilities.shape),
         calibrated.relaxed.numpy(),

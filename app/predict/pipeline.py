@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from app.errors import DeadlineExceeded, QueueFull
@@ -23,10 +22,11 @@ from app.predict import request_bounds
 from app.predict.answers import Answer, Rows
 from app.predict.arrays import check_samples
 from app.predict.batcher import Batcher
-from app.predict.calibration import Wanted, calibrate_rows
+from app.predict.calibration import Wanted, calibrate_logits
 from app.predict.inputs import Decoder, Input
 from app.predict.options import Options
 from app.predict.request_bounds import Labels
+from app.predict.scoring import Scoring, check_reads_logits, shifted
 from app.refit.activation import Activator
 from app.telemetry import Telemetry
 
@@ -53,7 +53,9 @@ class Pipeline:
     activator
         Gives the calibrator in force, and others by version.
     batcher
-        Leads to the backbone; its `finish` is `calibrate_batch`.
+        Leads to the backbone; its `forward` is `scoring`, its `finish` is `calibrate_batch`.
+    scoring
+        Is told which requests need features.
     pool
         Where decoding, and other work too long for the event loop, is done.
     """
@@ -66,6 +68,7 @@ class Pipeline:
         decoder: Decoder,
         activator: Activator,
         batcher: Batcher[Wanted, Rows],
+        scoring: Scoring,
         pool: ThreadPoolExecutor,
         telemetry: Telemetry,
         timeout_seconds: float,
@@ -75,6 +78,7 @@ class Pipeline:
         self._decoder = decoder
         self._activator = activator
         self._batcher = batcher
+        self._scoring = scoring
         self._pool = pool
         self._telemetry = telemetry
         self._timeout = timeout_seconds
@@ -108,8 +112,10 @@ class Pipeline:
         arrived = time.perf_counter()
         deadline = time.monotonic() + self._timeout_of(options)
         wanted = await self._wanted(options)
-        with self._batcher.place(len(inputs), deadline):
+        with self._batcher.place(len(inputs), deadline), self._scoring.requested_by(wanted.served):
             samples = await within(deadline - time.monotonic(), self._decode(inputs))
+            if wanted.served.calibrator.reads == "inputs":
+                samples = await self.off_the_loop(shifted, samples, wanted.served)
             decoded = time.perf_counter()
             finished = await self._batcher.run(samples, wanted, deadline)
         seconds = {
@@ -141,11 +147,12 @@ class Pipeline:
         """
         arrived = time.perf_counter()
         wanted = await self._wanted(options)
+        check_reads_logits(wanted.served)
 
         def work() -> tuple[Rows, float]:
-            logits = torch.from_numpy(read())
+            logits = read()
             decoded = time.perf_counter()
-            return calibrate_rows(logits, wanted), decoded
+            return calibrate_logits(logits, wanted), decoded
 
         if numbers <= INLINE_NUMBERS:
             rows, decoded = work()
@@ -160,8 +167,7 @@ class Pipeline:
 
         def work() -> bytes:
             self._telemetry.stages(answer.seconds)
-            relaxed = int(np.count_nonzero(answer.rows.relaxed))
-            self._telemetry.answered(answer.confidences(), *answer.bound_hits(), relaxed)
+            self._telemetry.answered(answer.confidences(), *answer.bound_hits(), answer.rows.relaxed_count)
             return writer(answer)
 
         if answer.rows.probabilities.size <= INLINE_NUMBERS:

@@ -165,7 +165,7 @@ def read(artifact: bytes, num_classes: int) -> Calibrator:
 
 
 def check(calibrator: Calibrator, num_classes: int) -> Calibrator:
-    """Let a calibrator answer plain, extreme and equal logits once, which also warms it.
+    """Let a calibrator answer plain, extreme and equal logits, or features, once, which also warms it.
 
     Raises
     ------
@@ -176,7 +176,7 @@ def check(calibrator: Calibrator, num_classes: int) -> Calibrator:
         raise DamagedArtifact(
             f"The calibrator is for {calibrator.num_classes} classes, the backbone has {num_classes}."
         )
-    ramp = torch.linspace(-1.0, 1.0, num_classes, dtype=torch.float64)
+    ramp = torch.linspace(-1.0, 1.0, calibrator.logit_map.width, dtype=torch.float64)
     probabilities = calibrator(torch.stack([ramp, 1000.0 * ramp, torch.zeros_like(ramp)]))
     sums = probabilities.sum(dim=1)
     if not bool(((probabilities >= 0).all() & ((sums - 1).abs() <= 1e-6).all()).item()):

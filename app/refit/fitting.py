@@ -6,11 +6,14 @@ It runs in the worker process and needs nothing of the service: it is given a fo
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from app.refit import needs
 from app.refit.messages import FitOutcome, FitTask
 from app.refit.pictures import PictureSet, to_validation_set
+from app.refit.validation_set import ValidationSet
 from app.registry.records import FittedCalibrator
 from calibrators import Calibrator, fit
 from calibrators.evaluation.reliability import reliability_png, reliability_svg
@@ -31,19 +34,25 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
         The data cannot be fitted by this method; says why.
     """
     data, begin = task.data, 0.0
+    against = None if task.against is None else Calibrator.from_bytes(task.against)
+    wanted = {needs.reads(task.method)} | ({against.reads} if against else set())
     if isinstance(data, PictureSet):
         begin = PICTURES
-        data = to_validation_set(data, task.source, _part(progress, 0.0, begin))
+        data = to_validation_set(data, task.source, _part(progress, 0.0, begin), wanted)
     progress(begin, "reading the validation set")
     logits, labels = (torch.from_numpy(array) for array in data.arrays())
-    result = fit(task.method, logits, labels, seed=SEED, progress=_part(progress, begin + 0.02, 0.5))
+    extras = _extras(task, data, against)
+    result = fit(
+        task.method, logits, labels, seed=SEED, progress=_part(progress, begin + 0.02, 0.5), **extras
+    )
     report = cross_fitted_report(
         result.method,
         logits,
         labels,
         seed=SEED,
         progress=_part(progress, 0.5, 0.95),
-        against=None if task.against is None else Calibrator.from_bytes(task.against),
+        against=against,
+        **extras,
     )
     progress(0.95, "drawing the reliability diagram")
     document = report.to_dict()
@@ -56,7 +65,8 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
         "choice": result.choice,
     }
     artifact = result.calibrator.to_bytes()
-    _check_round_trip(result.calibrator, artifact, logits[:ROUND_TRIP_ROWS])
+    source = torch.from_numpy(extras["features"]) if result.calibrator.reads == needs.FEATURES else logits
+    _check_round_trip(result.calibrator, artifact, source[:ROUND_TRIP_ROWS])
     fitted = FittedCalibrator(
         method=result.method,
         artifact=artifact,
@@ -67,6 +77,22 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
         samples=task.data.samples,
     )
     return FitOutcome(fitted, report.is_better)
+
+
+def _extras(task: FitTask, data: ValidationSet, against: Calibrator | None) -> dict[str, Any]:
+    """Give what the method, and the calibrator it is compared with, read besides logits."""
+    named = {needs.reads(task.method): f"the method {task.method!r}"}
+    if against is not None:
+        named.setdefault(against.reads, f"the calibrator in force, {against.method!r}, to compare with it")
+    if task.method == "auto" and data.besides(needs.FEATURES) is not None:
+        named.setdefault(needs.FEATURES, "the methods that read the features sent")
+    if set(named) == {"logits"}:
+        return {}
+    backbone = task.source.load()
+    for wanted, who in named.items():
+        if lack := needs.missing(wanted, data, backbone):
+            raise ValueError(f"For {who}, {lack}.")
+    return needs.extras(set(named), data, backbone)
 
 
 def _part(progress: Progress, start: float, end: float) -> Progress:

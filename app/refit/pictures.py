@@ -10,7 +10,7 @@ import json
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Self
@@ -22,7 +22,8 @@ from app.errors import InvalidInput, PictureTooLarge
 from app.predict.decoding import decode, picture_format
 from app.refit.archives import open_archive
 from app.refit.errors import InvalidUpload, UploadTooLarge
-from app.refit.validation_set import MIN_SAMPLES, ValidationSet, labels_path, logits_path
+from app.refit.validation_set import MIN_SAMPLES, ValidationSet, besides_path, labels_path
+from models.backbone import Backbone, OpenBackbone
 from models.loading import load_backbone
 
 if TYPE_CHECKING:
@@ -62,6 +63,22 @@ class BackboneSource:
             settings.device,
             settings.precision,
             settings.max_pixels,
+        )
+
+    def load(self) -> Backbone:
+        """Load it.
+
+        Raises
+        ------
+        BackboneError
+            The weights cannot be read.
+        """
+        return load_backbone(
+            self.model,
+            weights=self.weights,
+            labels=self.labels,
+            device=self.device,
+            precision=self.precision,
         )
 
 
@@ -152,9 +169,17 @@ def create(file: IO[bytes], folder: Path, *, classes: Sequence[str], max_bytes: 
 
 
 def to_validation_set(
-    data: PictureSet, source: BackboneSource, progress: Callable[[float, str], None]
+    data: PictureSet,
+    source: BackboneSource,
+    progress: Callable[[float, str], None],
+    reads: Collection[str] = (),
 ) -> ValidationSet:
     """Run the backbone over the pictures, in the process of the fit.
+
+    Parameters
+    ----------
+    reads
+        What the set shall hold besides logits: `features`, `inputs`, both or neither.
 
     Raises
     ------
@@ -162,16 +187,14 @@ def to_validation_set(
         A picture cannot be decoded; names it.
     """
     progress(0.0, f"loading {source.model}")
-    backbone = load_backbone(
-        source.model,
-        weights=source.weights,
-        labels=source.labels,
-        device=source.device,
-        precision=source.precision,
-    )
+    backbone = source.load()
     if backbone.preprocessing is None:
         raise ValueError(f"{source.model} reads tensors, not pictures; upload its logits.")
-    logits = np.empty((data.samples, backbone.num_classes), dtype=np.float32)
+    kept: dict[str, list[torch.Tensor]] = {"logits": []}
+    if "inputs" in reads:
+        kept["inputs"] = []
+    if "features" in reads and isinstance(backbone, OpenBackbone) and backbone.head is not None:
+        kept["features"] = []
     batch: list[torch.Tensor] = []
     for position, (name, picture) in enumerate(data.pictures()):
         try:
@@ -180,10 +203,16 @@ def to_validation_set(
             raise ValueError(f"{name}: {error.detail}") from error
         batch.append(torch.from_numpy(decoded))
         if len(batch) == BATCH or position + 1 == data.samples:
-            logits[position + 1 - len(batch) : position + 1] = backbone(torch.stack(batch)).numpy()
+            samples = torch.stack(batch)
+            kept["logits"].append(backbone(samples))
+            if "inputs" in kept:
+                kept["inputs"].append(samples)
+            if "features" in kept and isinstance(backbone, OpenBackbone):
+                kept["features"].append(backbone.features(samples))
             batch.clear()
             progress((position + 1) / data.samples, f"running {source.model} on {data.samples} pictures")
-    np.save(logits_path(data.folder), logits, allow_pickle=False)
+    for name, batches in kept.items():
+        np.save(besides_path(data.folder, name), torch.cat(batches).numpy(), allow_pickle=False)
     return ValidationSet(data.folder, data.samples)
 
 

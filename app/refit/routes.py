@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response, status
 from fastapi.sse import EventSourceResponse
 
 from app.errors import InvalidParameter, MalformedBody, NotReady, UnsupportedMediaType, problems
-from app.refit import upload
+from app.refit import needs, upload
 from app.refit.errors import (
     FitAlreadyOver,
     FitElsewhere,
@@ -22,10 +23,13 @@ from app.refit.errors import (
     UploadStalled,
     UploadTooLarge,
 )
+from app.refit.pictures import PictureSet
 from app.refit.schemas import Fit, Fits
+from app.refit.validation_set import ValidationSet
 from app.registry.errors import FitNotFound
 from app.registry.records import ActivatePolicy
 from app.state import CurrentState
+from models.backbone import Backbone
 
 router = APIRouter(tags=["fits"])
 
@@ -43,7 +47,8 @@ BODY: dict[str, Any] = {
                         "file": {
                             "type": "string",
                             "format": "binary",
-                            "description": "`.npz` with `logits` or `probabilities` (N, K), and `labels`; "
+                            "description": "`.npz` with `logits` or `probabilities` (N, K), `labels`, and "
+                            "perhaps `features` (N, D) for the methods that read them; "
                             "`.parquet` with the columns `logits` (lists) and `label`; or a `.zip` of "
                             "pictures with a folder for each class.",
                         },
@@ -102,9 +107,7 @@ async def start_fit(
         state.fit_jobs.place() as folder,
         upload.receive(request.headers, request.stream(), limit) as received,
     ):
-        data = await asyncio.to_thread(
-            upload.read_any, received.file, folder, classes=state.backbone.labels, max_bytes=limit
-        )
+        data = await asyncio.to_thread(_read, received, folder, state.backbone, limit)
         record = await state.fit_jobs.submit(data, received.fields.method, received.fields.activate)
     if wait:
         record = await state.fit_jobs.wait(record.id, wait)
@@ -112,6 +115,17 @@ async def start_fit(
         response.status_code = status.HTTP_200_OK
     response.headers["Location"] = f"/fits/{record.id}"
     return Fit.of(record)
+
+
+def _read(
+    received: upload.Upload, folder: Path, backbone: Backbone, limit: int
+) -> ValidationSet | PictureSet:
+    """Read an upload, and refuse it where the method would lack what it reads."""
+    data = upload.read_any(received.file, folder, classes=backbone.labels, max_bytes=limit)
+    method = received.fields.method
+    if lack := needs.missing(needs.reads(method), data, backbone):
+        raise UnknownMethod(f"For the method {method!r}, {lack}.")
+    return data
 
 
 @router.get("/fits", response_model_exclude_none=True, responses=problems(InvalidParameter))

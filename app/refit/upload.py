@@ -33,11 +33,11 @@ from app.refit.npz import NpzFile
 from app.refit.parquet import read_parquet
 from app.refit.pictures import PictureSet, is_archive_of_pictures
 from app.refit.pictures import create as create_from_pictures
-from app.refit.validation_set import ValidationSet, check_shapes, create
+from app.refit.validation_set import ValidationSet, check_shapes, create, keep_features
 from app.registry.records import ActivatePolicy
 
 AUTO = "auto"
-LOGITS = "logits"
+FEATURES = "features"
 MAX_FIELD_BYTES = 4096
 STALLED_SECONDS = 60.0
 
@@ -183,11 +183,15 @@ def _read_npz(archive: NpzFile, folder: Path, raw: Path, num_classes: int) -> Va
     if len(scores) > 1:
         raise InvalidUpload("The .npz holds both `logits` and `probabilities`; send the one to be fitted.")
     name = scores[0]
-    headers = archive.headers([name, "labels"])
+    more = [FEATURES] if FEATURES in archive.names else []
+    headers = archive.headers([name, "labels", *more])
     check_shapes(name, headers[name].shape, headers["labels"].shape, num_classes)
     labels = np.array(archive.unpack(headers["labels"], raw))
     values = archive.unpack(headers[name], raw)
-    return create(folder, values, labels, num_classes=num_classes, probabilities=name == "probabilities")
+    data = create(folder, values, labels, num_classes=num_classes, probabilities=name == "probabilities")
+    for extra in more:
+        keep_features(data, archive.unpack(headers[extra], raw))
+    return data
 
 
 def _fields(form: Mapping[str, Any]) -> FitFields:
@@ -197,17 +201,11 @@ def _fields(form: Mapping[str, Any]) -> FitFields:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         raise InvalidParameter(f"The field `{name}` = {first['input']!r:.200}: {first['msg']}.") from error
-    from calibrators.method import methods, parse  # noqa: PLC0415 - every method there is, for fits alone
+    from calibrators.method import methods  # noqa: PLC0415 - every method there is, for fits alone
 
     if fields.method != AUTO and fields.method not in methods():
         raise UnknownMethod(
             f"There is no method {fields.method!r:.200}; there are {AUTO}, {', '.join(methods())}."
-        )
-    reads = LOGITS if fields.method == AUTO else parse(fields.method).logit_map.reads
-    if reads != LOGITS:
-        raise UnknownMethod(
-            f"The method {fields.method!r} reads {reads}, and the service fits and serves methods that read "
-            "logits alone; fit it with the Python package."
         )
     return fields
 

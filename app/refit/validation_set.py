@@ -30,7 +30,9 @@ class ValidationSet:
     Attributes
     ----------
     folder
-        Holds `logits.npy` (N, K), float32 or float64, finite, and `labels.npy` (N,), int64, each 0 to K - 1.
+        Holds `logits.npy` (N, K), float32 or float64, finite, and `labels.npy` (N,), int64, each 0 to K - 1;
+        perhaps `features.npy` (N, D), what the backbone's last layer takes, and `inputs.npy` (N, ...), what
+        the backbone takes.
     samples
         N.
     """
@@ -43,6 +45,16 @@ class ValidationSet:
         logits = np.load(logits_path(self.folder), allow_pickle=False)
         labels = np.load(labels_path(self.folder), allow_pickle=False)
         return logits, labels
+
+    def besides(self, name: str) -> Array | None:
+        """`features` (N, D) or `inputs` (N, ...), mapped from the disk; None where there are none."""
+        path = besides_path(self.folder, name)
+        return np.load(path, mmap_mode="r", allow_pickle=False) if path.exists() else None
+
+
+def besides_path(folder: Path, name: str) -> Path:
+    """Where a set keeps what some methods read besides logits."""
+    return folder / f"{name}.npy"
 
 
 def logits_path(folder: Path) -> Path:
@@ -93,6 +105,25 @@ def create(
         kept[first : first + len(block)] = _logarithms(block, first) if probabilities else block
     kept.flush()
     return ValidationSet(folder, len(labels))
+
+
+def keep_features(data: ValidationSet, features: Array) -> None:
+    """Check features (N, D), possibly mapped from a file, and keep them beside the logits.
+
+    Raises
+    ------
+    InvalidUpload
+        Names the place and the value that cannot be accepted.
+    """
+    if features.ndim != 2 or features.shape[0] != data.samples or features.shape[1] == 0:
+        raise InvalidUpload(f"`features` must have the shape ({data.samples}, D), got {features.shape}.")
+    if features.dtype.kind not in "fiu":
+        raise InvalidUpload(f"`features` must hold real numbers, got the dtype {features.dtype}.")
+    for first, block in _blocks(features):
+        _check_finite("features", block, first)
+    wide = features.dtype.kind in "iu" or features.dtype.itemsize > 4
+    kept = features.astype(np.float64 if wide else np.float32)
+    np.save(besides_path(data.folder, "features"), kept, allow_pickle=False)
 
 
 def check_shapes(name: str, scores: tuple[int, ...], labels: tuple[int, ...], num_classes: int) -> None:
