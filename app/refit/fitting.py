@@ -16,6 +16,7 @@ from app.refit.pictures import PictureSet, to_validation_set
 from app.refit.validation_set import ValidationSet
 from app.registry.records import FittedCalibrator
 from calibrators import Calibrator, fit
+from calibrators.errors import MissingDataError
 from calibrators.evaluation.reliability import reliability_png, reliability_svg
 from calibrators.evaluation.report import cross_fitted_report
 
@@ -91,7 +92,7 @@ def _extras(task: FitTask, data: ValidationSet, against: Calibrator | None) -> d
     backbone = task.source.load()
     for wanted, who in named.items():
         if lack := needs.missing(wanted, data, backbone):
-            raise ValueError(f"For {who}, {lack}.")
+            raise MissingDataError(f"For {who}, {lack}.")
     return needs.extras(set(named), data, backbone)
 
 
