@@ -26,22 +26,22 @@ class PlainRows(torch.autograd.Function):
         temperature: float,
         tolerance: float,
     ) -> Tensor:
-        """Solve, and keep the side of its box on which every class is."""
-        side = np.empty(logits.shape, np.int8)
-        probabilities = cpu_kernel.forward_plain(logits, lower, upper, temperature, tolerance, side)
+        """Solve, and keep on which side of its box every class is, and which rows are softmax throughout."""
+        side, held = np.empty(logits.shape, np.int8), np.empty(len(logits), np.bool_)
+        probabilities = cpu_kernel.forward_plain(logits, lower, upper, temperature, tolerance, side, held)
         ctx.save_for_backward(logits, probabilities)
-        ctx.rest = side, lower, upper, temperature
+        ctx.rest = side, held, lower, upper, temperature
         return probabilities
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         """Multiply by the Jacobians; where that may be recorded, by the registered op."""
         logits, probabilities = ctx.saved_tensors
-        side, lower, upper, temperature = ctx.rest
+        side, held, lower, upper, temperature = ctx.rest
         wanted = ctx.needs_input_grad[1], ctx.needs_input_grad[2]
         if is_plain(upstream) and not torch.is_grad_enabled():
             found = cpu_kernel.backward_plain(
-                upstream, probabilities, side, logits, lower, upper, temperature, wanted
+                upstream, probabilities, side, held, logits, lower, upper, temperature, wanted
             )
             return *found, None, None
         low, high, divisor = (

@@ -26,6 +26,22 @@ def _free_sums(upstream: Array, probabilities: Array, side: Array) -> tuple[floa
     return mass, product
 
 
+@njit(error_model="numpy", fastmath=SUMMING)
+def _product(left: Array, right: Array) -> float:
+    """Sum of products."""
+    total = 0.0
+    for i in range(left.shape[0]):
+        total += np.float64(left[i] * right[i])
+    return total
+
+
+@njit(error_model="numpy", fastmath=SUMMING)
+def _by_free_logits(upstream: Array, probabilities: Array, mean: float, inverse: float, out: Array) -> None:
+    """Gradient in the logits where every class is free: that of a softmax."""
+    for i in range(out.shape[0]):
+        out[i] = probabilities[i] * (upstream[i] - mean) * inverse
+
+
 @njit(error_model="numpy")
 def _mean_without_mass(upstream: Array, logits: Array, side: Array, inverse: float) -> float:
     """Mean upstream gradient of free classes of probability 0, in the ratio of their exponentials."""
@@ -83,6 +99,7 @@ def backward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
     upstream: Array,
     probabilities: Array,
     side: Array,
+    held: Array,
     logits: Array,
     inverse: Array,
     by_logits: Array,
@@ -96,6 +113,8 @@ def backward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
     ----------
     upstream, probabilities, logits, by_logits : ndarray of shape (N, K), of one dtype
     side : int8 ndarray of shape (N, K)
+    held : bool ndarray of shape (N or 1,)
+        False where every class of the row is known to be free, so that its sides need no look.
     inverse : float64 ndarray of shape (N or 1,)
     by_lower, by_upper : ndarray of shape (N, K), (N, 1) for the sum over the classes, or (0, 0)
     by_temperature : float64 ndarray of shape (N,) or (0,)
@@ -103,20 +122,22 @@ def backward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
     kind = probabilities.dtype.type
     for n in range(side.shape[0]):
         rate = inverse[n % inverse.shape[0]]
-        mass, product = _free_sums(upstream[n], probabilities[n], side[n])
-        mean = product / mass if mass > 0.0 else _mean_without_mass(upstream[n], logits[n], side[n], rate)
-        if mass <= 0.0 and math.isnan(mean):
-            by_logits[n] = 0
-            for by_bound in (by_lower, by_upper):
-                if by_bound.shape[1]:
-                    by_bound[n] = 0
-            if by_temperature.shape[0]:
-                by_temperature[n] = 0.0
-            continue
-        _by_logits(upstream[n], probabilities[n], side[n], kind(mean), kind(rate), by_logits[n])
-        if by_lower.shape[1]:
-            _by_bound(upstream[n], side[n], AT_LOWER, kind(mean), by_lower[n])
-        if by_upper.shape[1]:
-            _by_bound(upstream[n], side[n], AT_UPPER, kind(mean), by_upper[n])
+        movable = held[n % held.shape[0]]
+        if movable:
+            mass, product = _free_sums(upstream[n], probabilities[n], side[n])
+            mean = product / mass if mass > 0.0 else _mean_without_mass(upstream[n], logits[n], side[n], rate)
+            movable = mass > 0.0 or not math.isnan(mean)
+            if movable:
+                _by_logits(upstream[n], probabilities[n], side[n], kind(mean), kind(rate), by_logits[n])
+            else:
+                by_logits[n] = 0
+        else:
+            mean = _product(upstream[n], probabilities[n])
+            _by_free_logits(upstream[n], probabilities[n], kind(mean), kind(rate), by_logits[n])
+        for which, by_bound in ((AT_LOWER, by_lower), (AT_UPPER, by_upper)):
+            if by_bound.shape[1] and movable:
+                _by_bound(upstream[n], side[n], which, kind(mean), by_bound[n])
+            elif by_bound.shape[1]:
+                by_bound[n] = 0
         if by_temperature.shape[0]:
             by_temperature[n] = _by_temperature(logits[n], by_logits[n], rate)

@@ -18,6 +18,12 @@ from calibrators.operator.gradients import Gradients, Wanted
 NO_SIDE: Array = np.empty((1, 0), np.int8)
 """For those who will not ask for the gradient, which needs to know the side of its box each class is on."""
 
+NO_HELD: Array = np.empty(0, np.bool_)
+"""Likewise for the rows in which bounds hold any class."""
+
+MAYBE_HELD: Array = np.ones(1, np.bool_)
+"""Where nobody remembers which rows those are."""
+
 UNWANTED: dict[Any, Array] = {np.dtype(kind): np.empty((0, 0), kind) for kind in (np.float32, np.float64)}
 """The place of a bound's gradient that nobody needs."""
 
@@ -36,7 +42,14 @@ def forward(
     probabilities = torch.empty(logits.shape, dtype=logits.dtype)
     side = torch.empty(logits.shape, dtype=torch.int8)
     refused = forward_rows(
-        _array(logits), low, high, _inverse(temperature), tolerance, probabilities.numpy(), side.numpy()
+        _array(logits),
+        low,
+        high,
+        _inverse(temperature),
+        tolerance,
+        probabilities.numpy(),
+        side.numpy(),
+        NO_HELD,
     )
     if refused >= 0:
         raise_for_row(logits, lower, upper, tolerance, refused)
@@ -50,10 +63,12 @@ def forward_plain(  # noqa: PLR0917 - the order of the operator's own arguments
     temperature: float,
     tolerance: float,
     side: Array = NO_SIDE,
+    held: Array = NO_HELD,
 ) -> Tensor:
     """Solve rows that nobody traces or maps, with as little around the loops as can be.
 
-    Bounds are two numbers, or two tensors of shape (N or 1, K), of the logits' dtype; side is filled.
+    Bounds are two numbers, or two tensors of shape (N or 1, K), of the logits' dtype; side and held
+    are filled.
     """
     rows = _array(logits)
     if isinstance(lower, Tensor) and isinstance(upper, Tensor):
@@ -62,7 +77,7 @@ def forward_plain(  # noqa: PLR0917 - the order of the operator's own arguments
         low, high = np.array([lower], rows.dtype), np.array([upper], rows.dtype)
     probabilities = torch.empty(logits.shape, dtype=logits.dtype)
     inverse = np.array([1.0 / temperature])
-    refused = forward_rows(rows, low, high, inverse, tolerance, probabilities.numpy(), side)
+    refused = forward_rows(rows, low, high, inverse, tolerance, probabilities.numpy(), side, held)
     if refused >= 0:
         low_rows, high_rows = (torch.from_numpy(np.atleast_2d(bound)) for bound in (low, high))
         raise_for_row(logits, low_rows, high_rows, tolerance, refused)
@@ -91,6 +106,7 @@ def backward(  # noqa: PLR0917 - the order of the operator's own arguments
         _array(upstream),
         _array(probabilities),
         side.numpy(),
+        MAYBE_HELD,
         _array(logits),
         _inverse(temperature),
         out,
@@ -112,6 +128,7 @@ def backward_plain(  # noqa: PLR0917 - the order of the operator's own arguments
     upstream: Tensor,
     probabilities: Tensor,
     side: Array,
+    held: Array,
     logits: Tensor,
     lower: float | Tensor,
     upper: float | Tensor,
@@ -128,6 +145,7 @@ def backward_plain(  # noqa: PLR0917 - the order of the operator's own arguments
         upstream.contiguous().numpy(),
         probabilities.numpy(),
         side,
+        held,
         _array(logits),
         np.array([1.0 / temperature]),
         out,

@@ -13,7 +13,7 @@ from numba.extending import overload
 
 from calibrators.operator.compiling import compiled
 from calibrators.operator.cpu_math import bits, fast_exp, from_bits, ordered, select
-from calibrators.operator.exact_row import REFUSED, SOLVED, Array, solve_exactly
+from calibrators.operator.exact_row import PLAIN, REFUSED, SOLVED, Array, solve_exactly
 from calibrators.operator.torch_solver import AT_LOWER, AT_UPPER, FREE
 
 SUMMING = {"contract", "reassoc", "nsz"}
@@ -31,6 +31,9 @@ SHRINK = 0.25
 
 FAR = -1e30
 """Distance between logits that stands for -inf, which would be NaN times 0."""
+
+CLOSE_CALL = 64
+"""Rounding moves an ulp or two of the mass of classes near their bounds; who has 1/64 of it may feel that."""
 
 LEAST_MASS = 1e-6
 """Below so little free mass, what cancels in 1 - (held mass) matters: `exact_row` adds without loss."""
@@ -173,6 +176,24 @@ def _largest_free(row: Array, weights: Array, lower: Bound, upper: Bound, scale:
     return largest
 
 
+@njit(error_model="numpy", fastmath=SUMMING)
+def _is_close_call(weights: Array, lower: Bound, upper: Bound, scale: float) -> bool:
+    """Whether classes within rounding of a bound outweigh those well inside their bounds.
+
+    Which side the former are on then decides about the latter, and takes more digits to tell.
+    """
+    zero, rounding = weights.dtype.type(0), weights.dtype.type(4 * np.finfo(weights.dtype).eps)
+    close, inside = zero, zero
+    for i in range(weights.shape[0]):
+        low, high = _at(lower, i), _at(upper, i)
+        value = weights[i] * scale
+        near = (abs(value - low) <= rounding * low) | (abs(value - high) <= rounding * high)
+        is_inside = (value > low) & (value < high) & ~near
+        close += select(near, value, zero)
+        inside += select(is_inside, value, zero)
+    return close > CLOSE_CALL * inside
+
+
 @njit(error_model="numpy")
 def _finish(weights: Array, lower: Bound, upper: Bound, scale: float) -> None:
     """Turn weights into probabilities."""
@@ -222,7 +243,7 @@ def _solve_row(  # noqa: PLR0917 - compiled loops take arrays by position
             scale = mass / free
             if kind(scale) == kind(last) or (step > NEAR_TIES and abs(scale - last) <= unit * scale):
                 if scale <= _largest_scale(weights):
-                    solved = True
+                    solved = not _is_close_call(weights, lower, upper, kind(scale))
                     break
                 moved = _largest_free(row, weights, lower, upper, kind(scale))
                 scale *= math.exp(np.float64(moved - anchor) * inverse)
@@ -240,7 +261,7 @@ def _solve_row(  # noqa: PLR0917 - compiled loops take arrays by position
     elif side.shape[0]:
         _mark(weights, lower, upper, kind(scale), side)
     _finish(weights, lower, upper, kind(scale))
-    return SOLVED
+    return PLAIN if plain else SOLVED
 
 
 @compiled
@@ -252,8 +273,9 @@ def forward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
     tolerance: float,
     probabilities: Array,
     side: Array,
+    held: Array,
 ) -> int:
-    """Fill probabilities and side; return the first row that is refused, or -1.
+    """Fill probabilities, side and held; return the first row that is refused, or -1.
 
     Parameters
     ----------
@@ -264,6 +286,8 @@ def forward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
     tolerance : float
         How far a sum of bounds may miss 1.
     side : int8 ndarray of shape (N, K), or (1, 0) where nobody asks for it
+    held : bool ndarray of shape (N,), or (0,) likewise
+        False where no bound holds any class of the row, as far as a look at two numbers tells.
     """
     for n in range(logits.shape[0]):
         low, high = _of_row(lower, n), _of_row(upper, n)
@@ -271,6 +295,9 @@ def forward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
             return n
         rate = inverse[n % inverse.shape[0]]
         marks = side[n % side.shape[0]]
-        if _solve_row(logits[n], low, high, rate, tolerance, probabilities[n], marks) == REFUSED:
+        outcome = _solve_row(logits[n], low, high, rate, tolerance, probabilities[n], marks)
+        if outcome == REFUSED:
             return n
+        if held.shape[0]:
+            held[n] = outcome != PLAIN
     return -1

@@ -15,6 +15,8 @@ Array = np.ndarray[Any, Any]
 
 SOLVED = 0
 REFUSED = 1
+PLAIN = 2
+"""Solved, and nothing else than a softmax."""
 
 
 @njit(error_model="numpy")

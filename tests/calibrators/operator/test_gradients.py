@@ -147,3 +147,20 @@ def test_the_short_way_gives_the_registered_ops_gradients(shape: tuple[int, ...]
         found.append([answer, *torch.autograd.grad(answer, leaves, upstream)])
     for short, long in zip(*found, strict=True):
         assert torch.equal(short, long)
+
+
+def test_rows_that_no_bound_holds_have_the_gradient_of_a_softmax() -> None:
+    logits, _, _ = draw(30, 11)
+    upstream = torch.randn(30, 11, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    bound = logits.softmax(-1).amax(-1).median()
+    found = []
+    for upper in (float(bound), bound.expand(30, 11).contiguous().requires_grad_()):
+        rows = logits.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(box_constrained_softmax(rows, 0.0, upper), rows, upstream)
+        found.append(gradient)
+    assert torch.allclose(found[0], found[1], rtol=1e-12, atol=1e-16)
+    rows = logits.clone().requires_grad_()
+    (softmax,) = torch.autograd.grad(rows.softmax(-1), rows, upstream)
+    inside = logits.softmax(-1).amax(-1) <= bound
+    assert 10 < inside.sum() < 20
+    assert torch.allclose(found[0][inside], softmax[inside], rtol=1e-12, atol=1e-16)
