@@ -83,9 +83,7 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=200)
     parser.add_argument("--methods", default=METHODS)
     options = parser.parse_args()
-    print(
-        "| set | K | method | NLL of the fit | above the best start | starts as low | fit, s | starts, s |"
-    )
+    print("| set | K | method | NLL of the fit | above the best start | starts as low | fit, s | starts, s |")
     print("|---|---|---|---|---|---|---|---|")
     for path in options.files:
         logits, labels = read(path)

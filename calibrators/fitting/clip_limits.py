@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from calibrators.fitting import kernels
-from calibrators.fitting.descent import Minimum, best_of, descend, distinct
+from calibrators.fitting.descent import Minimum, best_of, descend, dips, distinct
 from calibrators.parametrised import Limits
 
 Array = np.ndarray[Any, Any]
@@ -19,6 +19,8 @@ SAMPLES = 500, 2000
 DISTANT = 0.04
 FLAT = 1e-9
 """Grid points whose loss is so close to the unclipped one lie on its plateau, where no descent can start."""
+PLACES, DIPS = 80, 2
+"""Places looked at along each axis through the best end, on all rows, and descents from the dips there."""
 HOPS, REACH = 40, 0.1
 """Descents around the best end, and how far the first of them begin from it."""
 
@@ -60,4 +62,19 @@ def fit_limits(
     lowest = distinct(points[np.argsort(values, kind="stable")], DISTANT, 10) or [np.array([-1.0, 1.0])]
     ends = sorted((descend(some, start, within) for start in lowest), key=lambda end: end[1])
     starts = distinct([end[0] for end in ends], DISTANT / 8, 4)
-    return best_of(SortedLogits(z, y), starts, within, hops=HOPS, reach=REACH, seed=seed, tick=tick)
+    loss = SortedLogits(z, y)
+    starts += _along_the_axes(loss, descend(loss, starts[0], within)[0])
+    return best_of(loss, starts, within, hops=HOPS, reach=REACH, seed=seed, tick=tick)
+
+
+def _along_the_axes(loss: SortedLogits, best: Array) -> list[Array]:
+    """Look on all rows for what either limit gains with the other as it is: on few it shows in no sample."""
+    lower, share = best
+    upper = lower + (1.0 - lower) * share
+    lowers = np.linspace(-1.0, min(upper, 1.0 - 1e-6), PLACES)
+    uppers = np.linspace(lower, 1.0, PLACES)
+    lines = (
+        np.column_stack([lowers, (upper - lowers) / (1.0 - lowers)]),
+        np.column_stack([np.full(PLACES, lower), (uppers - lower) / (1.0 - lower)]),
+    )
+    return [dip for line in lines for dip in dips(loss, np.clip(line, (-1.0, 0.0), (1.0, 1.0)), DIPS)]

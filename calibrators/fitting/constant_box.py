@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from calibrators.bound_maps.constant import NARROWEST, WIDEST
-from calibrators.fitting.descent import Minimum, best_of, descend, distinct
+from calibrators.fitting.descent import Minimum, best_of, descend, dips, distinct
 from calibrators.operator.uniform import SortedRows
 from calibrators.parametrised import Limits
 
@@ -145,15 +145,12 @@ def _along_the_axes(plane: Plane, loss: Callable[[Array], tuple[float, Array]], 
 
     What a bound gains on a few rare rows shows in no sample, and lies in a valley of its own.
     """
-    dips = []
+    found = []
     for coordinate in range(plane.dimensions):
         points = np.tile(best, (AXIS, 1))
         points[:, coordinate] = _axis(AXIS)
-        values = np.array([loss(point)[0] for point in points])
-        padded = np.pad(values, 1, constant_values=math.inf)
-        lower = (values <= padded[:-2]) & (values < padded[2:])
-        dips += [points[index] for index in np.flatnonzero(lower)[np.argsort(values[lower])][:DIPS]]
-    return dips
+        found += dips(loss, points, DIPS)
+    return found
 
 
 def _starts(plane: Plane, scores: Tensor, labels: Tensor, seed: int, most: int) -> list[Array]:

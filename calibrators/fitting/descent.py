@@ -168,6 +168,14 @@ class _Watch:
             raise StopIteration
 
 
+def dips(objective: Objective, line: Array, most: int) -> list[Array]:
+    """Give the points along a line that are lower than their neighbours, the lowest first."""
+    values = np.array([objective(point)[0] for point in line])
+    padded = np.pad(values, 1, constant_values=math.inf)
+    lower = np.flatnonzero((values <= padded[:-2]) & (values < padded[2:]))
+    return [line[index] for index in lower[np.argsort(values[lower], kind="stable")][:most]]
+
+
 def distinct(points: Iterable[Array], apart: float, most: int) -> list[Array]:
     """Keep the first of the points, then each that differs by `apart` in some coordinate from all kept."""
     kept: list[Array] = []
