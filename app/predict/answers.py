@@ -17,8 +17,8 @@ from app.telemetry import STAGES
 Float64Array = NDArray[np.float64]
 
 
-FEW = 8
-"""Up to so many classes are ranked by picking the largest one after the other."""
+FEW = 16
+"""Up to so many classes are ranked in one pass over all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +32,8 @@ class Rows:
     logits
         (N, K) float64, the backbone's.
     mapped
-        (N, K) float64, the calibrated logits, which order classes of equal probability.
+        (N, K) float64, the calibrated logits or others in their order: they order classes of equal
+        probability.
     box
         (N, K) float64 each, the lower and upper bounds in force; None where they bound nothing.
     relaxed
@@ -47,6 +48,11 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.probabilities)
+
+    @property
+    def relaxed_count(self) -> int:
+        """How many samples had fitted bounds yield."""
+        return int(np.count_nonzero(self.relaxed))
 
     def part(self, start: int, stop: int) -> Rows:
         """View some consecutive rows."""
@@ -103,6 +109,8 @@ class Answer:
 
     def confidences(self) -> list[float]:
         """Give the largest probability of each row."""
+        if len(self.rows) == 1:
+            return [self.rows.probabilities.max().item()]
         values: list[float] = self.rows.probabilities.max(axis=1).tolist()
         return values
 
@@ -121,7 +129,7 @@ class Answer:
             {
                 "model": self.model,
                 "calibrator": {"version": self.served.version, "method": self.served.method},
-                "bounds_relaxed": bool(self.rows.relaxed.any()),
+                "bounds_relaxed": self.rows.relaxed_count > 0,
                 "predictions": [self._prediction(row) for row in range(len(self.rows))],
                 "timing_ms": {stage: round(self.seconds.get(stage, 0.0) * 1e3, 3) for stage in STAGES},
             },
@@ -176,26 +184,14 @@ def rank(probabilities: Float64Array, mapped: Float64Array, count: int) -> list[
         How many classes to list, K at most.
     """
     count = min(count, len(probabilities))
-    if count <= FEW and (distinct := _rank_distinct(probabilities, count)) is not None:
-        return distinct
+    if count <= FEW:
+        from calibrators.operator.ranking import most_probable  # noqa: PLC0415 - numba loads when needed
+
+        few = np.empty(count, np.int64)
+        most_probable(probabilities, mapped, few)
+        return few.tolist()
     least = np.partition(probabilities, -count)[-count]
     candidates = np.flatnonzero(probabilities >= least)
     order = np.lexsort((-mapped[candidates], -probabilities[candidates]))
     ranking: list[int] = candidates[order[:count]].tolist()
     return ranking
-
-
-def _rank_distinct(probabilities: Float64Array, count: int) -> list[int] | None:
-    """Pick the largest one by one, which is quick for few of many; None where two of them are equal."""
-    left = probabilities.copy()
-    ranking: list[int] = []
-    last = 2.0
-    for _ in range(min(count + 1, len(left))):
-        index = int(left.argmax())
-        value = left.item(index)
-        if value == last:
-            return None
-        ranking.append(index)
-        last = value
-        left[index] = -1.0
-    return ranking[:count]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from array import array
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,7 +66,6 @@ def read_rows(rows: Any, num_classes: int) -> NDArray[np.float64]:
         raise InvalidLogits(f"logits is {_kind(rows)}; it must be a list of rows of {num_classes} numbers.")
     if not rows:
         raise InvalidLogits("logits holds no row.")
-    values = array("d")
     for position, row in enumerate(rows):
         if not isinstance(row, list):
             raise InvalidLogits(
@@ -76,11 +75,15 @@ def read_rows(rows: Any, num_classes: int) -> NDArray[np.float64]:
             raise InvalidLogits(
                 f"logits[{position}] has {len(row)} numbers, but the model has {num_classes} classes."
             )
+    values = np.empty((len(rows), num_classes))
+    # Of all ways from a list of floats to an array the quickest by half.
+    numbers = f"{num_classes}d"
+    for position, row in enumerate(rows):
         try:
-            values.extend(array("d", row))
-        except (TypeError, OverflowError):
+            struct.pack_into(numbers, values.data, position * values.strides[0], *row)
+        except (struct.error, OverflowError):
             raise InvalidLogits(_not_a_number(f"logits[{position}]", row)) from None
-    return finite_logits(np.frombuffer(values, np.float64).reshape(len(rows), num_classes))
+    return finite_logits(values)
 
 
 def check_logits(values: NDArray[Any], num_classes: int) -> NDArray[np.float64]:
@@ -107,6 +110,9 @@ def finite_logits(values: NDArray[np.float64]) -> NDArray[np.float64]:
     InvalidLogits
         Naming the first that is not.
     """
+    flat = values.ravel(order="K")
+    if math.isfinite(flat.dot(flat)):  # one quick pass; only very large numbers need the other
+        return values
     finite = np.isfinite(values)
     if not finite.all():
         row, column = np.unravel_index(int(finite.argmin()), values.shape)

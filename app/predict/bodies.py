@@ -13,7 +13,7 @@ import orjson
 from numpy.typing import NDArray
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from app.errors import BadRequest, InvalidParameter, MalformedBody, UnsupportedMediaType
 from app.predict import options as request_options
@@ -89,8 +89,22 @@ def unsupported(kind: str, known: tuple[str, ...]) -> UnsupportedMediaType:
 
 
 async def body_of(request: Request) -> bytes:
-    """Read the body, which must not be empty."""
-    body = await request.body()
+    """Read the body, which must not be empty.
+
+    Raises
+    ------
+    MalformedBody, ClientDisconnect
+        It is empty; the client left before its end.
+    """
+    chunks: list[bytes] = []
+    more = True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunks.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
     if not body:
         raise MalformedBody("The body is empty.")
     return body

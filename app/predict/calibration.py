@@ -18,6 +18,9 @@ from calibrators.calibrator import Calibrated
 from calibrators.operator import Bounds
 from calibrators.plain_rows import plain_rows
 
+SUM_TOLERANCE = 1e-6
+"""How far a row of probabilities may be from adding up to 1."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
@@ -41,7 +44,7 @@ def calibrate_rows(logits: Tensor, wanted: Wanted) -> Rows:
 
 
 def calibrate_logits(logits: Float64Array, wanted: Wanted) -> Rows:
-    """Calibrate logits (N, K) that a request brought, finite float64; without tensors where that will do.
+    """Calibrate logits (N, K) that a request brought, finite float64; by the short way where there is one.
 
     Raises
     ------
@@ -50,9 +53,13 @@ def calibrate_logits(logits: Float64Array, wanted: Wanted) -> Rows:
     """
     short = plain_rows(wanted.served.calibrator) if wanted.bounds is None else None
     logits = np.ascontiguousarray(logits)
-    probabilities = None if short is None else short(logits)
-    if short is None or probabilities is None:
+    if short is None:
         return calibrate_rows(torch.from_numpy(logits), wanted)
+    try:
+        probabilities = short(logits)
+    except ValueError as error:
+        raise InvalidLogits(f"The logits cannot be calibrated: {error}.") from error
+    _check_sums(probabilities)
     box = None
     if short.box is not None:
         box = np.broadcast_to(short.box[0], logits.shape), np.broadcast_to(short.box[1], logits.shape)
@@ -125,8 +132,7 @@ def _calibrate(scores: Tensor, served: ServedCalibrator, box: Bounds | None) -> 
     except ValueError as error:
         raise InvalidLogits(f"The logits cannot be calibrated: {error}.") from error
     probabilities = calibrated.probabilities.numpy()
-    if not np.isfinite(probabilities).all():
-        raise InvalidLogits("The logits are too large: the calibrator's arithmetic overflows.")
+    _check_sums(probabilities)
     return Rows(
         probabilities,
         logits.numpy(),
@@ -134,6 +140,12 @@ def _calibrate(scores: Tensor, served: ServedCalibrator, box: Bounds | None) -> 
         _box(calibrated, probabilities.shape),
         calibrated.relaxed.numpy(),
     )
+
+
+def _check_sums(probabilities: Float64Array) -> None:
+    """Hold every row to the promised sum, which NaN breaks too."""
+    if not (np.abs(probabilities.sum(axis=1) - 1.0) <= SUM_TOLERANCE).all():
+        raise InvalidLogits("The logits are too large: the calibrator's arithmetic overflows.")
 
 
 def _box(calibrated: Calibrated, shape: tuple[int, ...]) -> tuple[Float64Array, Float64Array] | None:

@@ -3,9 +3,11 @@
 The compiled loops are kept on disk (NUMBA_CACHE_DIR, else beside the source), for this kind of processor.
 """
 
+import numpy as np
 import torch
 
 from calibrators.operator.box_softmax import box_constrained_softmax
+from calibrators.operator.ranking import most_probable
 from calibrators.operator.uniform import SortedRows
 
 
@@ -15,6 +17,8 @@ def warm(*dtypes: torch.dtype) -> None:
         for upper in (0.5, torch.full((3,), 0.5, dtype=dtype)):
             logits = torch.zeros(2, 3, dtype=dtype, requires_grad=True)
             torch.autograd.grad(box_constrained_softmax(logits, 0.1, upper).sum(), logits)
+    probabilities = np.full(3, 1 / 3)
+    most_probable(probabilities, probabilities, np.empty(2, np.int64))
     SortedRows(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)).nll(0.1, 0.5)
 
 

@@ -1,0 +1,63 @@
+"""The short way through a calibrator answers as the long one does, and ranking as a plain sort would."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from app.predict.answers import FEW, rank
+from calibrators.bound_maps.constant import ConstantBounds
+from calibrators.calibrator import Calibrator
+from calibrators.logit_maps.base import LogitMap
+from calibrators.logit_maps.identity import Identity
+from calibrators.logit_maps.temperature import TemperatureScaling
+from calibrators.logit_maps.vector import VectorScaling
+from calibrators.plain_rows import plain_rows
+
+CLASSES = 20
+
+
+def calibrator(temperature: float | None, lower: float, upper: float) -> Calibrator:
+    scale: LogitMap = Identity(CLASSES)
+    if temperature is not None:
+        scale = TemperatureScaling(CLASSES)
+        scale.temperature.data.fill_(temperature)
+    return Calibrator("made", scale, ConstantBounds(CLASSES, lower, upper), CLASSES)
+
+
+@pytest.mark.parametrize("temperature", [None, 0.3, 2.5])
+@pytest.mark.parametrize("box", [(0.0, 1.0), (0.01, 0.4), (0.0, 0.05), (0.05, 1.0)])
+@pytest.mark.parametrize("size", [1, 7])
+def test_the_short_way_answers_as_the_long_one(
+    temperature: float | None, box: tuple[float, float], size: int
+) -> None:
+    rng = np.random.default_rng(0)
+    made = calibrator(temperature, *box)
+    short = plain_rows(made)
+    assert short is not None
+    assert short.box == (None if box == (0.0, 1.0) else box)
+    for scale in (1e-3, 3.0, 1e3, 1e9):
+        logits = rng.normal(size=(size, CLASSES)) * scale
+        answered = short(logits)
+        exact = made.calibrate(torch.from_numpy(logits)).probabilities.numpy()
+        # Rounding g / temperature by half a unit moves its exponential by as much as that is large.
+        rounding = np.finfo(float).eps * (8 + min(1e10, np.abs(logits).max() / (temperature or 1.0)))
+        np.testing.assert_allclose(answered, exact, rtol=rounding, atol=1e-300)
+        assert (answered >= box[0]).all()
+        assert (answered <= box[1]).all()
+
+
+def test_a_calibrator_that_is_more_than_a_temperature_and_a_box_has_no_short_way() -> None:
+    assert plain_rows(Calibrator("v", VectorScaling(4), ConstantBounds(4), 4)) is None
+
+
+@pytest.mark.parametrize("count", [1, 5, FEW, FEW + 1, 100])
+def test_ranking_is_by_probability_then_logit_then_index(count: int) -> None:
+    rng = np.random.default_rng(count)
+    for classes in (2, 5, 17, 60):
+        for _ in range(50):
+            probabilities = rng.integers(0, 6, classes).astype(np.float64) / 8
+            logits = rng.integers(0, 3, classes).astype(np.float64)
+            order = sorted(range(classes), key=lambda i: (-probabilities[i], -logits[i], i))
+            assert rank(probabilities, logits, count) == order[:count]
