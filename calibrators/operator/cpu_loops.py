@@ -191,7 +191,7 @@ def _is_close_call(weights: Array, lower: Bound, upper: Bound, scale: float) -> 
         is_inside = (value > low) & (value < high) & ~near
         close += select(near, value, zero)
         inside += select(is_inside, value, zero)
-    return close > CLOSE_CALL * inside
+    return bool(close > CLOSE_CALL * inside)
 
 
 @njit(error_model="numpy")
