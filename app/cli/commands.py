@@ -185,7 +185,9 @@ def compare(
     ] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(help="A method to compare; may be repeated. Default: those of the paper's main table."),
+        typer.Option(
+            help="A method to compare; may be repeated. Default: those of the paper's main table, save `nc`."
+        ),
     ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Save the table here (Markdown).")] = None,
     csv: Annotated[Path | None, typer.Option(help="Save every number here (CSV).")] = None,

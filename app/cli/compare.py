@@ -3,12 +3,16 @@
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from app.cli.output import Advance, messages, plain_table, progress_bar, screen, write_json
+from app.cli.settings import read_settings
 from app.cli.validation_file import read_validation_set
+from app.refit import needs, validation_set
+from app.refit.pictures import BackboneSource
 from calibrators.data import ValidationSet, check_validation_set
 from calibrators.evaluation.comparison import PAPERS_METHODS, Comparison, compare_methods
 from calibrators.evaluation.tables import LEGEND, TITLES, is_best, mark, markdown, to_csv, value_text
@@ -28,9 +32,10 @@ def run(
     for name in methods:
         if name != "auto":
             parse(name)  # a mistyped name is told before a large file is read
+    wanted = {needs.reads(name) for name in methods} if methods else {needs.FEATURES}
     with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("reading") as advance:
-        fitted_to = _read(file, Path(folder) / "validation", advance)
-        judged_on = None if test is None else _read(test, Path(folder) / "test", advance)
+        fitted_to = _read(file, Path(folder) / "validation", advance, wanted)
+        judged_on = None if test is None else _read(test, Path(folder) / "test", advance, wanted)
     with progress_bar("comparing") as advance:
         comparison = compare_methods(methods or PAPERS_METHODS, fitted_to, judged_on, progress=advance)
     for path, write in ((markdown_file, markdown), (csv_file, to_csv)):
@@ -43,9 +48,22 @@ def run(
         _show(comparison)
 
 
-def _read(file: Path, folder: Path, advance: Advance) -> ValidationSet:
+def _read(file: Path, folder: Path, advance: Advance, wanted: set[str]) -> ValidationSet:
     folder.mkdir()
-    return check_validation_set(*read_validation_set(file, folder, advance).arrays())
+    data = read_validation_set(file, folder, advance, wanted)
+    return check_validation_set(*data.arrays(), **_extras(file, data, wanted))
+
+
+def _extras(file: Path, data: validation_set.ValidationSet, wanted: set[str]) -> dict[str, Any]:
+    """Give what methods read besides logits, if the file holds it and it fits the model of the settings."""
+    held = {name for name in wanted if name in needs.NEEDED and data.besides(name) is not None}
+    if not held:
+        return {}
+    backbone = BackboneSource.of(read_settings()).load()
+    lacking = {name: lack for name in held if (lack := needs.missing(name, data, backbone))}
+    for lack in lacking.values():
+        messages.print(f"[dim]{escape(file.name)}: {escape(lack)}", soft_wrap=True)
+    return needs.extras(held - lacking.keys(), data, backbone)
 
 
 def _show(comparison: Comparison) -> None:

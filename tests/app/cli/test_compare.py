@@ -5,7 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from models.backbone import OpenBackbone
+from models.digits_data import load_digits_split
+from models.loading import load_backbone
 from tests.app.cli.conftest import Boxcal
 from tests.app.refit.validation_data import overconfident
 
@@ -58,3 +62,19 @@ def test_an_unknown_method_is_told_before_anything_is_fitted(boxcal: Boxcal, val
     ended = boxcal("compare", validation_file, "--method", "magic")
     assert (ended.code, ended.stdout) == (2, "")
     assert "'magic'" in ended.stderr
+
+
+def test_methods_that_read_features_take_them_from_the_file(boxcal: Boxcal, tmp_path: Path) -> None:
+    backbone, split = load_backbone("digits"), load_digits_split()
+    assert isinstance(backbone, OpenBackbone)
+    inputs = torch.from_numpy(split.validation.levels)
+    features = backbone.features(inputs).numpy()
+    arrays = {"logits": backbone(inputs).numpy(), "labels": split.validation.labels}
+    np.savez(tmp_path / "digits.npz", features=features, **arrays)
+    np.savez(tmp_path / "foreign.npz", features=features[::-1], **arrays)
+
+    shown = boxcal("compare", tmp_path / "digits.npz", "--method", "fc", "--json")
+    assert [row["method"] for row in shown.json["methods"]] == ["uncalibrated", "fc"]
+    without = boxcal("compare", tmp_path / "foreign.npz", "--method", "fc", "--json")
+    assert list(without.json["left_out"]) == ["fc"]
+    assert "does not make logits[0] of features[0]" in without.stderr
