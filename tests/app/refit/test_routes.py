@@ -85,7 +85,7 @@ def test_a_bad_upload_is_a_problem_and_changes_nothing(service: Service, name: s
         (400, "Too many files", multipart(FILE, FILE)),
         (400, "Part exceeded", multipart(FILE, ('name="method"', b"x" * 5000))),
         (422, "no method 'tss'; there are auto, uncalibrated", multipart(FILE, ('name="method"', b"tss"))),
-        (422, "'fc' reads features", multipart(FILE, ('name="method"', b"fc"))),
+        (422, "For the method 'fc', features are needed", multipart(FILE, ('name="method"', b"fc"))),
         (422, "`activate` = 'maybe'", multipart(FILE, ('name="activate"', b"maybe"))),
         (422, "`activated` = 'always'", multipart(FILE, ('name="activated"', b"always"))),
         (413, "has 4,000,", multipart((FILE[0], b"\0" * 4_000_000))),
