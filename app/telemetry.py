@@ -19,6 +19,8 @@ from prometheus_client import (
     generate_latest,
 )
 
+from app.distributions import Distribution
+
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 FIT_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -45,23 +47,23 @@ class Telemetry:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)  # memory, processor time and open files of this process
-        self._request_seconds = Histogram(
+        self._request_seconds = Distribution(
             "boxcal_request_seconds",
             "Time from the first byte of a request to the last of its answer.",
+            SECONDS,
             ["route", "status"],
-            buckets=SECONDS,
             registry=registry,
         )
-        self._stage_seconds = Histogram(
+        self._stage_seconds = Distribution(
             "boxcal_stage_seconds",
             "Time that a prediction spends in each stage.",
+            SECONDS,
             ["stage"],
-            buckets=SECONDS,
             registry=registry,
         )
-        self._batch_size = Histogram(
-            "boxcal_batch_size", "Samples in one forward pass.", buckets=SIZES, registry=registry
-        )
+        self._batch_size = Distribution(
+            "boxcal_batch_size", "Samples in one forward pass.", SIZES, registry=registry
+        ).labels()
         self._queue_samples = Gauge(
             "boxcal_queue_samples", "Samples being decoded, waiting or in work.", registry=registry
         )
@@ -76,14 +78,15 @@ class Telemetry:
             "Predictions for which fitted bounds had to yield to the request's.",
             registry=registry,
         )
-        self._confidence = Histogram(
-            "boxcal_confidence", "The largest probability of a prediction.", buckets=SHARES, registry=registry
-        )
+        self._confidence = Distribution(
+            "boxcal_confidence", "The largest probability of a prediction.", SHARES, registry=registry
+        ).labels()
         self._expected_accuracy = Gauge(
             "boxcal_expected_accuracy",
             f"Mean confidence of the last {REMEMBERED} predictions: the accuracy they promise.",
             registry=registry,
         )
+        self._expected_accuracy.set_function(lambda: self._accuracy)
         self._calibrator_info = Gauge(
             "boxcal_calibrator_info", "The calibrator in force.", ["version", "method"], registry=registry
         )
@@ -151,7 +154,6 @@ class Telemetry:
         with self._lock:
             self._answers = min(self._answers + count, max(REMEMBERED, count))
             self._accuracy += (total - count * self._accuracy) / max(self._answers, 1)
-            self._expected_accuracy.set(self._accuracy)
 
     def calibrator_active(self, version: int, method: str) -> None:
         """Name the calibrator in force; the one before it is no longer shown."""

@@ -16,8 +16,11 @@ from calibrators.calibrator import Calibrator
 from calibrators.logit_maps.identity import Identity
 from calibrators.logit_maps.temperature import TemperatureScaling
 from calibrators.operator.bounds import sum_tolerance
+from calibrators.operator.checks import raise_for_row
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+NO_SIDE, NO_HELD = np.empty((1, 0), np.int8), np.empty(0, np.bool_)
+"""What the loops note beside the probabilities is for gradients."""
 
 
 class PlainRows:
@@ -39,20 +42,30 @@ class PlainRows:
     """
 
     def __init__(self, temperature: float, lower: float, upper: float, num_classes: int) -> None:
+        from calibrators.operator.cpu_loops import forward_rows  # noqa: PLC0415 - numba loads when needed
+
         self.box = None if lower <= 0.0 and upper >= 1.0 else (lower, upper)
-        self._arguments = (lower, upper, temperature, sum_tolerance(num_classes))
+        self._forward = forward_rows
+        self._box = np.array([lower]), np.array([upper])
+        self._inverse = np.array([1.0 / temperature])
+        self._tolerance = sum_tolerance(num_classes)
 
     def __call__(self, logits: Array) -> Array:
-        """Give probabilities (N, K) for finite logits (N, K).
+        """Give probabilities (N, K) for finite logits (N, K), which lie row after row.
 
         Raises
         ------
         ValueError
             Naming the row that has no answer.
         """
-        from calibrators.operator.cpu_kernel import forward_plain  # noqa: PLC0415 - numba loads when needed
-
-        probabilities: Array = forward_plain(torch.from_numpy(logits), *self._arguments).numpy()
+        probabilities = np.empty_like(logits)
+        low, high = self._box
+        refused = self._forward(
+            logits, low, high, self._inverse, self._tolerance, probabilities, NO_SIDE, NO_HELD
+        )
+        if refused >= 0:
+            lower, upper = (torch.from_numpy(bound[None]) for bound in self._box)
+            raise_for_row(torch.from_numpy(logits), lower, upper, self._tolerance, refused)
         return probabilities
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -110,7 +111,8 @@ class Answer:
     def confidences(self) -> list[float]:
         """Give the largest probability of each row."""
         if len(self.rows) == 1:
-            return [self.rows.probabilities.max().item()]
+            row = self.rows.probabilities[0]
+            return [row[row.argmax()].item()]
         values: list[float] = self.rows.probabilities.max(axis=1).tolist()
         return values
 
@@ -185,13 +187,18 @@ def rank(probabilities: Float64Array, mapped: Float64Array, count: int) -> list[
     """
     count = min(count, len(probabilities))
     if count <= FEW:
-        from calibrators.operator.ranking import most_probable  # noqa: PLC0415 - numba loads when needed
-
         few = np.empty(count, np.int64)
-        most_probable(probabilities, mapped, few)
+        _compiled_ranking()(probabilities, mapped, few)
         return few.tolist()
     least = np.partition(probabilities, -count)[-count]
     candidates = np.flatnonzero(probabilities >= least)
     order = np.lexsort((-mapped[candidates], -probabilities[candidates]))
     ranking: list[int] = candidates[order[:count]].tolist()
     return ranking
+
+
+@cache
+def _compiled_ranking() -> Callable[[Float64Array, Float64Array, NDArray[np.int64]], None]:
+    from calibrators.operator.ranking import most_probable  # noqa: PLC0415 - numba loads when needed
+
+    return most_probable

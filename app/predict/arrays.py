@@ -99,7 +99,7 @@ def check_logits(values: NDArray[Any], num_classes: int) -> NDArray[np.float64]:
             f"The logits have the shape {values.shape}; it must be (N, {num_classes}), "
             f"for the model has {num_classes} classes."
         )
-    return finite_logits(values.astype(np.float64))
+    return finite_logits(values.astype(np.float64, order="C"))
 
 
 def finite_logits(values: NDArray[np.float64]) -> NDArray[np.float64]:

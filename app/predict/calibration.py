@@ -44,7 +44,7 @@ def calibrate_rows(logits: Tensor, wanted: Wanted) -> Rows:
 
 
 def calibrate_logits(logits: Float64Array, wanted: Wanted) -> Rows:
-    """Calibrate logits (N, K) that a request brought, finite float64; by the short way where there is one.
+    """Calibrate logits (N, K) of a request: finite float64, row after row; the short way where there is one.
 
     Raises
     ------
@@ -52,7 +52,6 @@ def calibrate_logits(logits: Float64Array, wanted: Wanted) -> Rows:
         As `calibrate_rows`.
     """
     short = plain_rows(wanted.served.calibrator) if wanted.bounds is None else None
-    logits = np.ascontiguousarray(logits)
     if short is None:
         return calibrate_rows(torch.from_numpy(logits), wanted)
     try:
@@ -144,7 +143,9 @@ def _calibrate(scores: Tensor, served: ServedCalibrator, box: Bounds | None) -> 
 
 def _check_sums(probabilities: Float64Array) -> None:
     """Hold every row to the promised sum, which NaN breaks too."""
-    if not (np.abs(probabilities.sum(axis=1) - 1.0) <= SUM_TOLERANCE).all():
+    sums = np.add.reduce(probabilities, axis=1)
+    off = abs(sums.item() - 1.0) if len(sums) == 1 else np.abs(sums - 1.0).max()
+    if not off <= SUM_TOLERANCE:
         raise InvalidLogits("The logits are too large: the calibrator's arithmetic overflows.")
 
 
