@@ -12,10 +12,14 @@ from torch import Tensor
 from calibrators import artifact
 from calibrators.bound_maps.base import BoundMap
 from calibrators.bound_maps.constant import ConstantBounds
+from calibrators.data import ValidationSet
 from calibrators.errors import InvalidDataError
 from calibrators.logit_maps.base import LogitMap, Reads
 from calibrators.logit_maps.identity import Identity
 from calibrators.operator import Bounds, box_constrained_softmax
+
+INPUTS_AT_ONCE = 256
+"""How many inputs a backbone is handed in one batch."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,21 @@ class Calibrator:
             "reads": self.reads,
             "parameters": {**self.logit_map.describe(), **self.bound_map.describe()},
         }
+
+    @torch.no_grad()
+    def source(self, data: ValidationSet) -> Tensor:
+        """Give what a call takes for every sample of a set: logits, features, or logits of shifted inputs.
+
+        Raises
+        ------
+        MissingDataError
+            If the set lacks it.
+        """
+        given, shift = self.logit_map.source(data), self.input_shift
+        if shift is None or data.backbone is None:
+            return given
+        parts = torch.split(given, INPUTS_AT_ONCE)
+        return torch.cat([data.backbone((part + shift).float()).double() for part in parts])
 
     def __call__(self, logits: Tensor, bounds: Bounds | None = None) -> Tensor:
         """Give probabilities (N, K) in float64 for logits (N, K), inside the bounds if any are given.

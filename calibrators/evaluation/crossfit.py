@@ -15,11 +15,10 @@ from torch import Tensor
 
 from calibrators.calibrator import Calibrated, Calibrator
 from calibrators.data import ValidationSet
-from calibrators.errors import InvalidDataError, MissingDataError
+from calibrators.errors import InvalidDataError
 from calibrators.evaluation.outcomes import ROWS_AT_ONCE
 
 FOLDS = 5
-_INPUTS_AT_ONCE = 256
 
 Progress = Callable[[float, str], None]
 """Called with the fraction done, 0 to 1, and what is being done."""
@@ -90,16 +89,7 @@ def answers_on(calibrator: Calibrator, data: ValidationSet) -> Answers:
     MissingDataError
         If the set lacks what the calibrator reads.
     """
-    if calibrator.reads != "inputs":
-        return answers_of(calibrator, calibrator.logit_map.source(data))
-    inputs, shift = calibrator.logit_map.source(data), calibrator.input_shift
-    if shift is None or data.backbone is None:
-        raise MissingDataError(f"the method {calibrator.method!r} needs inputs and the backbone")
-    with torch.no_grad():
-        logits = [
-            data.backbone((rows + shift).float()).double() for rows in torch.split(inputs, _INPUTS_AT_ONCE)
-        ]
-    return answers_of(calibrator, torch.cat(logits))
+    return answers_of(calibrator, calibrator.source(data))
 
 
 def cross_fit(

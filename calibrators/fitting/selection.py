@@ -68,11 +68,7 @@ class _Comparison:
             used = self.data.rows(~inside)
             calibrator = fit_checked(name, used, seed=self.seed, thorough=False).calibrator
             unseen = self.data.rows(inside)
-            logits = calibrator.logit_map.source(unseen) if calibrator.reads == "features" else unseen.scores
-            if calibrator.input_shift is not None and unseen.inputs is not None and unseen.backbone:
-                with torch.no_grad():
-                    logits = unseen.backbone((unseen.inputs + calibrator.input_shift).float())
-            own = calibrator(logits).gather(1, unseen.labels[:, None])[:, 0]
+            own = calibrator(calibrator.source(unseen)).gather(1, unseen.labels[:, None])[:, 0]
             known[part] = -own.clamp_min(torch.finfo(torch.float64).tiny).log().numpy()
         return known[part]
 
