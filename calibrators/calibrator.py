@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -17,6 +16,7 @@ from calibrators.errors import InvalidDataError
 from calibrators.logit_maps.base import LogitMap, Reads
 from calibrators.logit_maps.identity import Identity
 from calibrators.operator import Bounds, box_constrained_softmax
+from calibrators.plain_rows import plain_rows
 
 INPUTS_AT_ONCE = 256
 """How many inputs a backbone is handed in one batch."""
@@ -145,14 +145,16 @@ class Calibrator:
             raise InvalidDataError(
                 f"this calibrator takes {self.reads} of shape (N, {width}), not {tuple(scores.shape)}"
             )
-        mapped = self.logit_map(scores.to(torch.float64))
+        wide = scores.to(torch.float64)
         relaxed = torch.zeros(scores.shape[0], dtype=torch.bool, device=scores.device)
         box = self.bound_map
-        if bounds is None and isinstance(box, ConstantBounds) and box.is_vacuous:
-            # Where nothing is bounded the operator is the softmax; what is not finite it shall name.
-            probabilities = mapped.softmax(dim=-1)
-            if math.isfinite(probabilities.sum().item()):
+        if bounds is None and isinstance(box, ConstantBounds) and wide.device.type == "cpu":
+            short = plain_rows(self.logit_map, box, self.num_classes)
+            if short is not None:
+                rows = short(wide.detach().contiguous().numpy())
+                probabilities, mapped = (torch.from_numpy(array) for array in rows)
                 return Calibrated(probabilities, mapped, box.lower, box.upper, relaxed)
+        mapped = self.logit_map(wide)
         effective: Bounds = box(mapped)
         if bounds is not None:
             effective, yielded = effective.yielding_to(bounds, self.num_classes)

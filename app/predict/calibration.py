@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -14,9 +15,9 @@ from app.predict.answers import Float64Array, Rows
 from app.predict.entries import Part
 from app.predict.request_bounds import RequestBounds
 from app.refit.active import ServedCalibrator
-from calibrators.calibrator import Calibrated
+from calibrators.calibrator import Calibrated, Calibrator
 from calibrators.operator import Bounds
-from calibrators.plain_rows import plain_rows
+from calibrators.plain_rows import PlainRows, plain_rows
 
 SUM_TOLERANCE = 1e-6
 """How far a row of probabilities may be from adding up to 1."""
@@ -51,18 +52,23 @@ def calibrate_logits(logits: Float64Array, wanted: Wanted) -> Rows:
     InvalidLogits
         As `calibrate_rows`.
     """
-    short = plain_rows(wanted.served.calibrator) if wanted.bounds is None else None
+    short = _short_way(wanted.served.calibrator) if wanted.bounds is None else None
     if short is None:
         return calibrate_rows(torch.from_numpy(logits), wanted)
     try:
-        probabilities = short(logits)
+        probabilities, mapped = short(logits)
     except ValueError as error:
         raise InvalidLogits(f"The logits cannot be calibrated: {error}.") from error
     _check_sums(probabilities)
     box = None
     if short.box is not None:
         box = np.broadcast_to(short.box[0], logits.shape), np.broadcast_to(short.box[1], logits.shape)
-    return Rows(probabilities, logits, logits, box, np.zeros(len(logits), np.bool_))
+    return Rows(probabilities, logits, mapped, box, np.zeros(len(logits), np.bool_))
+
+
+@lru_cache(maxsize=16)
+def _short_way(calibrator: Calibrator) -> PlainRows | None:
+    return plain_rows(calibrator.logit_map, calibrator.bound_map, calibrator.num_classes)
 
 
 def calibrate_batch(logits: Tensor, parts: Sequence[Part[Wanted, Rows]]) -> list[Rows | Exception]:
