@@ -1,7 +1,8 @@
 """`onnx:PATH`: a model file run by onnxruntime, on CUDA where there is one and otherwise on every core.
 
 On a CPU passes run side by side on one thread each (`pieces.py`), and a lone sample in a session that spreads
-over all cores. Idle threads do not spin: they would take the cores from the server.
+over all cores. Idle threads do not spin: they would take the cores from the server. Weights that a file keeps
+in 8 bits are expanded once, when it is opened.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class OnnxBackbone:
         self.name = f"onnx:{path.name}"
         self._path = path
         self._pieces = Pieces()
+        self._weights_alone_quantised = weights_alone_quantised(path)
         self._sessions, self.device = self._open(device)
         session = self._sessions[0]
         spec = read_spec(path, session.get_modelmeta().custom_metadata_map)
@@ -128,6 +130,10 @@ class OnnxBackbone:
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if self._weights_alone_quantised:
+            # By default every pass would expand them again, and layers whose weights are no constants run in
+            # slower forms.
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
         try:
             return onnxruntime.InferenceSession(str(self._path), options, providers=providers)
         except Exception as error:  # onnxruntime has a class for every status, with no common base
@@ -184,6 +190,22 @@ class OnnxBackbone:
             session.run_with_iobinding(binding)
             outputs = binding.copy_outputs_to_cpu()
         return torch.from_numpy(outputs[0][: len(piece)]).float()
+
+
+def weights_alone_quantised(path: Path) -> bool:
+    """Whether a model file keeps its weights in 8 bits only to be small, and computes with floats."""
+    return mentions(path, b"DequantizeLinear") and not mentions(path, b"QuantizeLinear")
+
+
+def mentions(path: Path, word: bytes) -> bool:
+    """Whether a file holds these bytes: a model that has an operator names it."""
+    end = b""
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            if word in end + chunk:
+                return True
+            end = chunk[-len(word) :]
+    return False
 
 
 def file_fingerprint(path: Path) -> str:

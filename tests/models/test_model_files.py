@@ -22,6 +22,7 @@ from models.errors import (
     UnusableWeights,
 )
 from models.loading import load_backbone
+from models.onnx_backbone import weights_alone_quantised
 from models.preprocessing import ImageClassification
 
 CLASSES = 5
@@ -83,6 +84,38 @@ def test_any_batch_through_a_free_or_fixed_dimension(
     torch.testing.assert_close(backbone(batch), batch.flatten(1) @ torch.from_numpy(WEIGHT))
     assert (backbone.name, backbone.labels, backbone.num_classes) == ("onnx:m.onnx", tuple("01234"), 5)
     assert backbone.preprocessing is None
+
+
+@pytest.mark.parametrize("quantised_inputs", [False, True])
+def test_weights_kept_in_8_bits_are_expanded_once_where_inputs_are_floats(
+    quantised_inputs: bool, tmp_path: Path
+) -> None:
+    scale = np.float32(0.03)  # of inputs and weights
+    small = np.clip(np.round(WEIGHT / scale), -127, 127).astype(np.int8)
+    nodes = [
+        helper.make_node("DequantizeLinear", ["small", "scale"], ["w"]),
+        helper.make_node("Flatten", ["x"], ["flat"]),
+        helper.make_node("QuantizeLinear", ["flat", "scale", "zero"], ["rounded"]),
+        helper.make_node("DequantizeLinear", ["rounded", "scale", "zero"], ["read"]),
+        helper.make_node("MatMul", ["read" if quantised_inputs else "flat", "w"], ["logits"]),
+    ]
+    graph = helper.make_graph(
+        nodes if quantised_inputs else [nodes[0], nodes[1], nodes[4]],
+        "linear",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ("N", 3, 4, 4))],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ("N", CLASSES))],
+        [
+            numpy_helper.from_array(np.array(value), name)
+            for name, value in (("small", small), ("scale", scale), ("zero", np.int8(0)))
+        ],
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    assert weights_alone_quantised(path) is not quantised_inputs
+    read = samples(3).flatten(1)
+    if quantised_inputs:
+        read = (read / float(scale)).round().clamp(-128, 127) * float(scale)
+    torch.testing.assert_close(load(path)(samples(3)), read @ torch.from_numpy(small * scale))
 
 
 def test_half_precision_files_take_and_give_float32(tmp_path: Path) -> None:
