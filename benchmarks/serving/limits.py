@@ -1,10 +1,11 @@
-"""What the machine does without any server: the rate that no contestant can pass. A process of its own.
+"""What the machine does without any server. A process of its own.
 
     python -m benchmarks.serving.limits images|logits SECONDS PLAN.json RESULT.json
 
 The plan names the model and holds the bodies. For pictures the limit is the fastest of several loops that
-decode and run the model on all cores; beside it stands the model's batch throughput alone. For logits it is
-one thread that parses, takes a softmax and writes.
+decode and run the model on all cores, in sessions like those of the peers; beside it stand the model's batch
+throughput alone, and the same loop in sessions that expand weights of 8 bits once, as the service's do. For
+logits it is one thread that parses, takes a softmax and writes.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ def rate(step: Callable[[int], object], seconds: float) -> float:
     return count / elapsed
 
 
-def _picture_rate(bodies: list[bytes], offset: int, seconds: float) -> float:
-    classifier = Classifier(threads=1)
+def _picture_rate(bodies: list[bytes], offset: int, seconds: float, expanded: bool = False) -> float:
+    classifier = Classifier(threads=1, expanded=expanded)
     return rate(lambda i: classifier.classify(bodies[(i + offset) % len(bodies)]), seconds)
 
 
-def _together(pool: Executor, bodies: list[bytes], seconds: float) -> float:
+def _together(pool: Executor, bodies: list[bytes], seconds: float, *, expanded: bool = False) -> float:
     offsets = [core * len(bodies) // CORES for core in range(CORES)]
-    return sum(pool.map(_picture_rate, [bodies] * CORES, offsets, [seconds] * CORES))
+    return sum(pool.map(_picture_rate, [bodies] * CORES, offsets, [seconds] * CORES, [expanded] * CORES))
 
 
 def _run_batch(classifier: Classifier, batch: Array, _: int) -> None:
@@ -61,6 +62,7 @@ def images(bodies: list[bytes], seconds: float) -> dict[str, float]:
     # Processes have no lock in common, and so should be the fastest; whichever is, is the limit.
     with ProcessPoolExecutor(CORES, mp_context=multiprocessing.get_context("spawn")) as processes:
         in_processes = _together(processes, bodies, seconds)
+        expanded = _together(processes, bodies, seconds, expanded=True)
     classifier = Classifier(threads=CORES)
     tensor = prepare(Image.open(io.BytesIO(bodies[0])))
     batches = [np.repeat(tensor[None], size, axis=0) for size in BATCHES]
@@ -71,6 +73,7 @@ def images(bodies: list[bytes], seconds: float) -> dict[str, float]:
         "decode_and_model_in_threads": in_threads,
         "decode_and_model_in_processes": in_processes,
         "model_in_batches": in_batches,
+        "decode_and_model_with_weights_expanded_once": expanded,
         "limit": max(in_threads, in_processes),
     }
 

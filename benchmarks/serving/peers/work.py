@@ -48,12 +48,16 @@ class Classifier:
     ----------
     threads
         Threads of the session. Spinning is off: it hurts beside a server.
+    expanded
+        Whether weights of 8 bits are expanded once, not in every pass; by default as $BENCH_EXPANDED says.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, *, expanded: bool = os.environ.get("BENCH_EXPANDED") == "1") -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if expanded:
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
         self._session = onnxruntime.InferenceSession(
             os.environ["BENCH_MODEL"], options, providers=["CPUExecutionProvider"]
         )
