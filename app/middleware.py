@@ -92,9 +92,11 @@ class LimitBodies:
         if limit is None:
             await self._app(scope, receive, send)
             return
-        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        # What is declared too large is refused as soon as the route begins to read.
-        total = announced = int(declared) if declared.isdigit() and int(declared) > limit else 0
+        total = announced = 0
+        for name, value in scope["headers"]:
+            # What is declared too large is refused as soon as the route begins to read.
+            if name == b"content-length" and value.isdigit() and int(value) > limit:
+                total = announced = int(value)
 
         async def counted() -> Message:
             nonlocal total

@@ -133,22 +133,21 @@ class Answer:
                 "calibrator": {"version": self.served.version, "method": self.served.method},
                 "bounds_relaxed": self.rows.relaxed_count > 0,
                 "predictions": [self._prediction(row) for row in range(len(self.rows))],
-                "timing_ms": {stage: round(self.seconds.get(stage, 0.0) * 1e3, 3) for stage in STAGES},
+                "timing_ms": {stage: round(self.seconds.get(stage, 0.0) * 1e6) / 1e3 for stage in STAGES},
             },
             option=orjson.OPT_SERIALIZE_NUMPY,
         )
 
     def _prediction(self, row: int) -> dict[str, Any]:
         probabilities = self.rows.probabilities[row]
-        ranking = rank(probabilities, self.rows.mapped[row], self.options.top_k)
         top = [
             {
                 "label": self.labels[index],
                 "index": index,
-                "probability": float(probabilities[index]),
+                "probability": probabilities[index].item(),
                 "bound": self._held_by(row, index),
             }
-            for index in ranking
+            for index in rank(probabilities, self.rows.mapped[row], self.options.top_k)
         ]
         prediction: dict[str, Any] = {
             "label": top[0]["label"],

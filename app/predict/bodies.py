@@ -74,7 +74,11 @@ async def read_predict(request: Request, check_room: Callable[[Options], None]) 
 
 def header(request: Request, name: bytes) -> str:
     """Give a header by its name in lower case, or nothing, without a mapping of them all."""
-    return next((value.decode("latin-1") for key, value in request.scope["headers"] if key == name), "")
+    for key, value in request.scope["headers"]:
+        if key == name:
+            text: str = value.decode("latin-1")
+            return text
+    return ""
 
 
 def media_type(request: Request) -> str:
