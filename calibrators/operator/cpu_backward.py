@@ -87,7 +87,8 @@ def _by_temperature(logits: Array, by_logits: Array, inverse: float) -> float:
     """Gradient in the row's temperature, from the gradient in its logits."""
     top, total = -math.inf, 0.0
     for i in range(logits.shape[0]):
-        top = max(top, np.float64(logits[i]))
+        if by_logits[i] != 0.0:
+            top = max(top, np.float64(logits[i]))
     for i in range(logits.shape[0]):
         if by_logits[i] != 0.0:
             total += np.float64(by_logits[i]) * (np.float64(logits[i]) - top)

@@ -29,8 +29,11 @@ NEAR_TIES = 6
 SHRINK = 0.25
 """How far to step down where bounds alone hold more than the whole mass and nothing brackets the scale."""
 
-FAR = -1e30
-"""Distance between logits that stands for -inf, which would be NaN times 0."""
+FAR = 1e4
+"""Distance in units of the temperature that stands for all that are larger: infinity times 0 would be NaN."""
+
+EXTREME = 1e30
+"""Temperatures beyond this, or below its inverse, lie outside of what float32 multiplies: for `exact_row`."""
 
 CLOSE_CALL = 64
 """Rounding moves an ulp or two of the mass of classes near their bounds; who has 1/64 of it may feel that."""
@@ -124,9 +127,9 @@ def _extremes(row: Array) -> tuple[float, float]:
 
 @njit(error_model="numpy")
 def _rate(inverse: float, row: Array) -> tuple[Any, Any, Any]:
-    """One over the temperature as two numbers of the row's dtype, with the digits of float64; and `FAR`."""
+    """One over the temperature as two numbers of the row's dtype, with the digits of float64; and -`FAR`."""
     high = row.dtype.type(inverse)
-    return high, row.dtype.type(inverse - np.float64(high)), row.dtype.type(FAR)
+    return high, row.dtype.type(inverse - np.float64(high)), row.dtype.type(-FAR / inverse)
 
 
 @njit(error_model="numpy", fastmath=SUMMING)
@@ -216,6 +219,40 @@ def _mark(weights: Array, lower: Bound, upper: Bound, scale: float, side: Array)
 
 
 @njit(error_model="numpy")
+def _search(  # noqa: PLR0917 - compiled loops take arrays by position
+    row: Array, lower: Bound, upper: Bound, inverse: float, anchor: float, weights: Array, scale: float
+) -> tuple[float, bool]:
+    """Find the scale at which the sum is 1, by Newton from that of the softmax; whether it can be relied on.
+
+    The weights are made anew, from another anchor, where the scale has left what their digits can bear.
+    """
+    kind = row.dtype.type
+    unit, low_end, high_end = np.finfo(kind).eps, 0.0, np.inf
+    for step in range(MAX_STEPS):
+        held, free = _split(weights, lower, upper, kind(scale))
+        mass, last = 1.0 - held, scale
+        if 0.0 < mass < LEAST_MASS or free <= 0.0:
+            break
+        if scale * free > mass:
+            high_end = min(high_end, scale)
+        else:
+            low_end = max(low_end, scale)
+        scale = mass / free
+        if kind(scale) == kind(last) or (step > NEAR_TIES and abs(scale - last) <= unit * scale):
+            if scale <= _largest_scale(weights):
+                return scale, not _is_close_call(weights, lower, upper, kind(scale))
+            moved = _largest_free(row, weights, lower, upper, kind(scale))
+            if moved == -np.inf:
+                break
+            scale *= math.exp(np.float64(moved - anchor) * inverse)
+            anchor, low_end, high_end = moved, 0.0, np.inf
+            _exponentials(row, anchor, inverse, weights)
+        elif not low_end <= scale <= high_end:
+            scale = math.sqrt(low_end * high_end) if low_end > 0.0 else SHRINK * high_end
+    return scale, False
+
+
+@njit(error_model="numpy")
 def _solve_row(  # noqa: PLR0917 - compiled loops take arrays by position
     row: Array, lower: Bound, upper: Bound, inverse: float, tolerance: float, weights: Array, side: Array
 ) -> int:
@@ -224,44 +261,21 @@ def _solve_row(  # noqa: PLR0917 - compiled loops take arrays by position
     top, bottom = _extremes(row)
     if not (-np.inf < top < np.inf) or np.isnan(bottom):
         return REFUSED
-    scale = 1.0 / _exponentials(row, top, inverse, weights)
-    smallest = _exponential(bottom, top, _rate(inverse, row))
-    plain = _holds(lower, upper, smallest * kind(scale), kind(scale))
-    solved = plain
-    if not plain:
-        anchor, unit = top, np.finfo(kind).eps
-        low_end, high_end = 0.0, np.inf
-        for step in range(MAX_STEPS):
-            held, free = _split(weights, lower, upper, kind(scale))
-            mass, last = 1.0 - held, scale
-            if 0.0 < mass < LEAST_MASS or free <= 0.0:
-                break
-            if scale * free > mass:
-                high_end = min(high_end, scale)
-            else:
-                low_end = max(low_end, scale)
-            scale = mass / free
-            if kind(scale) == kind(last) or (step > NEAR_TIES and abs(scale - last) <= unit * scale):
-                if scale <= _largest_scale(weights):
-                    solved = not _is_close_call(weights, lower, upper, kind(scale))
-                    break
-                moved = _largest_free(row, weights, lower, upper, kind(scale))
-                scale *= math.exp(np.float64(moved - anchor) * inverse)
-                anchor, low_end, high_end = moved, 0.0, np.inf
-                _exponentials(row, anchor, inverse, weights)
-            elif not low_end <= scale <= high_end:
-                scale = math.sqrt(low_end * high_end) if low_end > 0.0 else SHRINK * high_end
-    if not solved:
-        marks = side if side.shape[0] else np.empty(row.shape[0], np.int8)
-        return solve_exactly(
-            row, _as_row(lower, row), _as_row(upper, row), top, inverse, tolerance, weights, marks
-        )
-    if side.shape[0] and plain:
-        side[:] = FREE
-    elif side.shape[0]:
-        _mark(weights, lower, upper, kind(scale), side)
-    _finish(weights, lower, upper, kind(scale))
-    return PLAIN if plain else SOLVED
+    if 1.0 / EXTREME < inverse < EXTREME:
+        scale = 1.0 / _exponentials(row, top, inverse, weights)
+        smallest = _exponential(bottom, top, _rate(inverse, row))
+        plain = solved = _holds(lower, upper, smallest * kind(scale), kind(scale))
+        if not plain:
+            scale, solved = _search(row, lower, upper, inverse, top, weights, scale)
+        if solved:
+            if side.shape[0] and plain:
+                side[:] = FREE
+            elif side.shape[0]:
+                _mark(weights, lower, upper, kind(scale), side)
+            _finish(weights, lower, upper, kind(scale))
+            return PLAIN if plain else SOLVED
+    marks = side if side.shape[0] else np.empty(row.shape[0], np.int8)
+    return solve_exactly(row, _as_row(lower, row), _as_row(upper, row), inverse, tolerance, weights, marks)
 
 
 @compiled

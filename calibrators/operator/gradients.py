@@ -62,7 +62,9 @@ def jacobian_products(  # noqa: PLR0917 - the order of the operator's own argume
     if wanted.upper:
         by_upper = torch.where(side == AT_UPPER, centred, 0.0).sum_to_size(upper.shape).to(upper.dtype)
     if wanted.temperature:
-        below = torch.where(by_logits == 0, 0.0, scores - scores.amax(-1, keepdim=True))
+        moving = by_logits != 0
+        nearest = torch.where(moving, scores, -torch.inf).amax(-1, keepdim=True)
+        below = torch.where(moving, scores - nearest, 0.0)
         products = -(by_logits * below).sum(-1, keepdim=True) * inverse
         by_temperature = products.sum_to_size(temperature.shape).to(temperature.dtype)
     return Gradients(by_logits.to(logits.dtype), by_lower, by_upper, by_temperature)

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from calibrators.operator import box_constrained_softmax
 from tests.calibrators.operator.adversary import Floats, Rows
-from tests.calibrators.operator.test_exactness import judge
-from tests.reference import box_bisection
+from tests.calibrators.operator.test_exactness import Engine, judge, torch_engine
+from tests.reference import box_bisection, filled_in_order
 
 DTYPES = [np.float32, np.float64]
 SIZES = [1, 2, 3, 10, 333, 100_000]
@@ -94,6 +95,16 @@ def test_upper_bounds_that_exceed_one_by_less_than_its_rounding() -> None:
     judge(rows, box_constrained_softmax)
 
 
+def test_bounds_that_add_up_to_one_beside_a_class_of_almost_no_mass() -> None:
+    """That the second class has 3e-29 is known only once the fourth is found that much below its bound."""
+    rows = Rows(
+        np.array([[0.0, -61.59744644165039, -192.9953155517578, 0.0]], np.float32),
+        np.array([[0.10350298881530762, 0.0, 0.8806183338165283, 0.015218148939311504]], np.float32),
+        np.array([[0.1670096069574356, 0.24543504416942596, 0.9738472, 0.015878677368164062]], np.float32),
+    )
+    judge(rows, box_constrained_softmax)
+
+
 def test_the_smallest_normal_probabilities_are_kept() -> None:
     """exp(-87.3305) is just above the smallest normal float32, and not 0."""
     logits = np.array([[0.0, -87.3305, -87.3365]], np.float32)
@@ -113,3 +124,69 @@ def test_temperatures_cost_no_digits(temperature: float, dtype: type[np.floating
         wanted = np.array([float(p) for p in exact])
         counted = np.array(free) & (wanted >= np.finfo(dtype).tiny)
         assert (np.abs(got - wanted)[counted] <= tolerance * wanted[counted]).all()
+
+
+def uniform_engine(logits: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """Give the CPU engine the same bounds as two numbers, which have loops of their own."""
+    return box_constrained_softmax(logits, lower.flatten()[0].item(), upper.flatten()[0].item())
+
+
+ENGINES = [box_constrained_softmax, uniform_engine, torch_engine]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [(size, np.float64) for size in (1e6, 1e9, 1e12, 1e15, 1e16, 1e20, 1e100, 1e300, 5e307)]
+    + [(size, np.float32) for size in (1e6, 1e9, 1e12, 1e30, 1e38)],
+)
+def test_finite_logits_of_any_size(size: float, dtype: type[np.floating], engine: Engine) -> None:
+    rng = np.random.default_rng(8)
+    logits = np.clip(rng.normal(size=(200, 20)), -3, 3).astype(dtype) * dtype(size)
+    lower, upper = np.full_like(logits, 0.01), np.full_like(logits, 0.4)
+    answer = engine(*(torch.from_numpy(part) for part in (logits, lower, upper))).numpy()
+    for row, got, low, high in zip(logits, answer, lower, upper, strict=True):
+        gap = np.diff(np.sort(row / 2)).min() * 2
+        if gap > 1000:
+            wanted = filled_in_order(row, low, high)
+            assert np.abs(got - wanted).max() <= (1e-7 if dtype is np.float32 else 1e-15)
+    total = answer.astype(np.float64).sum(-1)
+    assert np.abs(total - 1).max() <= (1e-6 if dtype is np.float32 else 1e-14)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("size", [1e4, 1e6, 1e16, 1e38, 1e300, 1.7e308])
+def test_huge_logits_cost_the_others_no_digits(size: float, engine: Engine) -> None:
+    """What the largest class may not have goes to 0.5, 0.25 and -0.125 in the ratio of their exponentials."""
+    near = np.array([0.5, 0.25, -0.125])
+    wanted = np.array([0.4, *(0.6 * np.exp(near) / np.exp(near).sum()), 0, 0])
+    for dtype, tolerance in ((np.float32, 3e-8), (np.float64, 1e-15)):
+        if size <= float(np.finfo(dtype).max):
+            logits = torch.from_numpy(np.array([[size, *near, -size, -size / 2]], dtype))
+            answer = engine(logits, torch.zeros_like(logits), torch.full_like(logits, 0.4)).numpy()[0]
+            assert np.abs(answer - wanted).max() <= tolerance
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("temperature", [1e-300, 1e-100, 1e-31, 1e-20, 1e20, 1e31, 1e36, 1e100, 1e300])
+def test_temperatures_of_any_size(temperature: float, dtype: type[np.floating]) -> None:
+    """Logits and temperature may be scaled together."""
+    pattern = np.array([[1000, 0.5, 0.25, -1000, -0.125]])
+    largest = np.finfo(dtype).max
+    logits = np.clip(pattern * temperature, -largest, largest).astype(dtype)
+    wanted = box_constrained_softmax(torch.from_numpy(logits.astype(np.float64) / temperature), 0.01, 0.4)
+    for bound in (0.4, torch.full((1, 5), 0.4, dtype=torch.from_numpy(logits).dtype)):
+        answer = box_constrained_softmax(torch.from_numpy(logits), 0.01, bound, temperature=temperature)
+        assert np.allclose(answer, wanted, rtol=0, atol=3e-8 if dtype is np.float32 else 1e-14)
+
+
+def test_the_temperature_feels_classes_far_below_the_largest() -> None:
+    """The free classes are those of 0.5 and 0.25; the one of 1e17 is held and does not matter."""
+    slopes = []
+    for largest in (1e3, 1e17):
+        logits = torch.tensor([[largest, 0.5, 0.25]], dtype=torch.float64)
+        temperature = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
+        answer = box_constrained_softmax(logits, 0.0, 0.4, temperature=temperature)
+        slopes.append(torch.autograd.grad(answer[0, 1], temperature)[0].item())
+    share = 1 / (1 + np.exp(-0.25))
+    assert slopes == pytest.approx([-0.25 * 0.6 * share * (1 - share)] * 2, rel=1e-12)
