@@ -63,7 +63,8 @@ def fit_limits(
     ends = sorted((descend(some, start, within) for start in lowest), key=lambda end: end[1])
     starts = distinct([end[0] for end in ends], DISTANT / 8, 4)
     loss = SortedLogits(z, y)
-    starts += _along_the_axes(loss, descend(loss, starts[0], within)[0])
+    starts[0] = descend(loss, starts[0], within)[0]
+    starts += _along_the_axes(loss, starts[0])
     return best_of(loss, starts, within, hops=HOPS, reach=REACH, seed=seed, tick=tick)
 
 

@@ -84,7 +84,8 @@ def fit_box(
         hops = int(np.clip(HOP_WORK / (15 * rows.num_rows), 2, 64))
     starts = starts[:FOLLOWED]
     if hops:
-        starts += _along_the_axes(plane, loss, descend(loss, starts[0], plane.limits)[0])
+        starts[0] = descend(loss, starts[0], plane.limits)[0]
+        starts += _along_the_axes(plane, loss, starts[0])
     minimum = best_of(loss, starts, plane.limits, hops=hops, seed=seed, tick=tick)
     lower, upper = plane.box(minimum.coordinates)
     for candidate in ((0.0, 1.0), (0.0, upper), (lower, 1.0)):
