@@ -64,6 +64,8 @@ class Connection:
     async def ask(self, request: bytes) -> int:
         """Send a request and read its answer; a status, or 0 where the connection broke."""
         try:
+            if self._streams is not None and self._streams[0].at_eof():
+                self.close()  # idle for so long that the server has closed it
             if self._streams is None:
                 self._streams = await asyncio.open_connection(HOST, self._port)
             reader, writer = self._streams

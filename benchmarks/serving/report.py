@@ -11,9 +11,10 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib import pyplot
 
-from benchmarks.serving.contestants import OURS, TASKS
+from benchmarks.serving.contestants import CONTESTANTS, OURS, TASKS
 
 PERCENTILES = (50, 99)
+NAMES = [contestant.name for contestant in CONTESTANTS]
 
 
 def condense(round_: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def plot(folder: Path, target: Path) -> None:
         return
     figure, axes = pyplot.subplots(1, len(found), figsize=(6.2 * len(found), 4.6), squeeze=False)
     for axis, (task, results) in zip(axes[0], found, strict=True):
-        for position, name in enumerate(_servers(results)):
+        for name in _servers(results):
             rates = [
                 phase["name"]
                 for phase in next(r for r in results["rounds"] if name in r["servers"])["servers"][name][
@@ -100,12 +101,15 @@ def plot(folder: Path, target: Path) -> None:
                 if phase["rate"] is not None
             ]
             shares = [float(rate.partition("%")[0]) / 100 for rate in rates]
-            style = {"color": f"C{position}", "linewidth": 2.4 if name == OURS else 1.2}
+            style = {"color": f"C{NAMES.index(name)}", "linewidth": 2.4 if name == OURS else 1.2}
             for percentile, line in (("p50_ms", "-"), ("p99_ms", "--")):
                 values = [_median(_phases(results, name, rate), percentile) for rate in rates]
                 label = name if percentile == "p50_ms" else None
                 axis.plot(shares, values, line, marker=".", label=label, **style)
-        axis.set(yscale="log", xlabel="offered load, share of the offline limit", ylabel="latency, ms")
+        axis.set_yscale("log", subs=(2, 5))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
+        axis.set(xlabel="offered load, share of the offline limit", ylabel="latency, ms")
         axis.set_title({"images": "JPEG → top 5", "logits": "1000 logits → 1000 probabilities"}[task])
         axis.grid(visible=True, which="both", alpha=0.25)
         axis.legend(title="p50 —, p99 - -", fontsize=8)
