@@ -11,10 +11,9 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib import pyplot
 
-from benchmarks.serving.contestants import CONTESTANTS, OURS, TASKS
+from benchmarks.serving.contestants import OURS, TASKS
 
 PERCENTILES = (50, 99)
-NAMES = [contestant.name for contestant in CONTESTANTS]
 
 
 def condense(round_: dict[str, Any]) -> dict[str, Any]:
@@ -90,6 +89,7 @@ def plot(folder: Path, target: Path) -> None:
     found = [(task, json.loads(file.read_text())) for task, file in files if file.exists()]
     if not found:
         return
+    names = sorted({name for _, results in found for name in _servers(results)})
     figure, axes = pyplot.subplots(1, len(found), figsize=(6.2 * len(found), 4.6), squeeze=False)
     for axis, (task, results) in zip(axes[0], found, strict=True):
         for name in _servers(results):
@@ -101,7 +101,7 @@ def plot(folder: Path, target: Path) -> None:
                 if phase["rate"] is not None
             ]
             shares = [float(rate.partition("%")[0]) / 100 for rate in rates]
-            style = {"color": f"C{NAMES.index(name)}", "linewidth": 2.4 if name == OURS else 1.2}
+            style = {"color": f"C{names.index(name)}", "linewidth": 2.4 if name == OURS else 1.2}
             for percentile, line in (("p50_ms", "-"), ("p99_ms", "--")):
                 values = [_median(_phases(results, name, rate), percentile) for rate in rates]
                 label = name if percentile == "p50_ms" else None
