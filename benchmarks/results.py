@@ -33,6 +33,9 @@ PAGE = FOLDER.parent / "results.md"
 FOLDS = 3
 DRAWS = 5000
 """Resamples of the paired comparisons of `auto`."""
+QUICK = ("uncalibrated", "pb", "pb-lower", "pb-upper", "lb", "ts", "ts+pb", "ets", "vector", "beta")
+"""What is fitted in seconds, or a minute, to many classes; four fits of each make the page."""
+LARGE = (*QUICK, "dpb", "pts", "pb-mlp")
 OTHERS = ("vector", "matrix", "beta", "histogram", "isotonic", "venn-abers")
 """What users would pick besides the paper's methods."""
 
@@ -50,8 +53,8 @@ DATA_SETS = (
     DataSet("cifar10_densenet40", "CIFAR-10, DenseNet-40"),
     DataSet("eurosat_rgb", "EuroSAT-RGB, nearly calibrated already"),
     DataSet("cifar100_densenetbc100", "CIFAR-100, DenseNet-BC-100"),
-    DataSet("tinyimagenet_mobilenet_v2", "Tiny-ImageNet, MobileNetV2, 200 classes"),
-    DataSet("tinyimagenet_mobilenet_v2_k1000", "Tiny-ImageNet, MobileNetV2, all 1,000 outputs"),
+    DataSet("tinyimagenet_mobilenet_v2", "Tiny-ImageNet, MobileNetV2, 200 classes", LARGE),
+    DataSet("tinyimagenet_mobilenet_v2_k1000", "Tiny-ImageNet, MobileNetV2, all 1,000 outputs", QUICK),
 )
 
 
