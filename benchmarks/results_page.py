@@ -43,15 +43,15 @@ class Results:
         How far the raw network's mean confidence lies above its accuracy.
     error_by_order : float
         Error rate of `pb-upper` if ties were broken by the order of the classes.
-    auto : dict
-        What `auto` chose, and how that compares on the test set.
+    auto : dict or None
+        What `auto` chose, and how that compares on the test set; None where it was not run.
     comparison : Comparison
     """
 
     title: str
     beyond: float
     error_by_order: float
-    auto: dict[str, Any]
+    auto: dict[str, Any] | None
     comparison: Comparison
 
     def row(self, method: str) -> MethodScores | None:
@@ -142,19 +142,21 @@ def _choices(found: list[Results]) -> str:
         "| set | `auto` chose | test NLL | best single | `auto` less best | `auto` less `uncalibrated` | s |",
         "|---|---|---:|---|---:|---:|---:|",
     ]
-    for one in found:
-        auto = one.auto
+    chosen = [(one.title, one.auto) for one in found if one.auto is not None]
+    for title, auto in chosen:
         lines.append(
-            f"| {one.title} | `{auto['method']}` | {auto['test_nll']:.4f} | `{auto['best']}`"
+            f"| {title} | `{auto['method']}` | {auto['test_nll']:.4f} | `{auto['best']}`"
             f" | {_difference(auto['against_best'])} | {_difference(auto['against_uncalibrated'])}"
             f" | {auto['seconds']:.0f} |"
         )
-    worse = [one.title for one in found if one.auto["against_best"]["low"] > 0]
-    harmed = [one.title for one in found if one.auto["against_uncalibrated"]["value"] > 0]
+    worse = [title for title, auto in chosen if auto["against_best"]["low"] > 0]
+    harmed = [title for title, auto in chosen if auto["against_uncalibrated"]["value"] > 0]
+    left_out = [one.title for one in found if one.auto is None]
     lines += [
         "",
         f"Significantly worse than the best single method: {', '.join(worse) or 'on no set'}."
-        f" Worse than `uncalibrated`: {', '.join(harmed) or 'on no set'}.",
+        f" Worse than `uncalibrated`: {', '.join(harmed) or 'on no set'}."
+        + (f" Not run on: {', '.join(left_out)}." if left_out else ""),
         "",
     ]
     return "\n".join(lines)
