@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from benchmarks.serving.peers.work import Array, Classifier, prepare, softmax_json
+from benchmarks.serving.peers.work import EXPANDED, Array, Classifier, prepare, softmax_json
 
 CORES = os.cpu_count() or 1
 BATCHES = (1, 8, 32)
@@ -41,12 +41,12 @@ def rate(step: Callable[[int], object], seconds: float) -> float:
     return count / elapsed
 
 
-def _picture_rate(bodies: list[bytes], offset: int, seconds: float, expanded: bool = False) -> float:
+def _picture_rate(bodies: list[bytes], offset: int, seconds: float, expanded: bool) -> float:
     classifier = Classifier(threads=1, expanded=expanded)
     return rate(lambda i: classifier.classify(bodies[(i + offset) % len(bodies)]), seconds)
 
 
-def _together(pool: Executor, bodies: list[bytes], seconds: float, *, expanded: bool = False) -> float:
+def _together(pool: Executor, bodies: list[bytes], seconds: float, *, expanded: bool = EXPANDED) -> float:
     offsets = [core * len(bodies) // CORES for core in range(CORES)]
     return sum(pool.map(_picture_rate, [bodies] * CORES, offsets, [seconds] * CORES, [expanded] * CORES))
 

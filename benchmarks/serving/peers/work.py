@@ -16,6 +16,7 @@ import orjson
 from PIL import Image
 
 RESIZE, CROP = 256, 224
+EXPANDED = os.environ.get("BENCH_EXPANDED") == "1"
 Array = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 
@@ -49,10 +50,10 @@ class Classifier:
     threads
         Threads of the session. Spinning is off: it hurts beside a server.
     expanded
-        Whether weights of 8 bits are expanded once, not in every pass; by default as $BENCH_EXPANDED says.
+        Whether weights of 8 bits are expanded once, not in every pass.
     """
 
-    def __init__(self, threads: int, *, expanded: bool = os.environ.get("BENCH_EXPANDED") == "1") -> None:
+    def __init__(self, threads: int, *, expanded: bool = EXPANDED) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
