@@ -28,20 +28,27 @@ class PlainRows(torch.autograd.Function):
     ) -> Tensor:
         """Solve, and keep on which side of its box every class is, and which rows are softmax throughout."""
         side, held = np.empty(logits.shape, np.int8), np.empty(len(logits), np.bool_)
-        probabilities = cpu_kernel.forward_plain(logits, lower, upper, temperature, tolerance, side, held)
+        probabilities = torch.empty(logits.shape, dtype=logits.dtype)
+        # A view without a history: an array over the answer itself would keep what leads here alive for ever.
+        answer = probabilities.detach().numpy()
+        rows, inverse = cpu_kernel.fill_plain(
+            logits, lower, upper, temperature, tolerance, answer, side, held
+        )
         ctx.save_for_backward(logits, probabilities)
-        ctx.rest = side, held, lower, upper, temperature
+        ctx.arrays = answer, side, held, rows, inverse
+        ctx.box = lower, upper, temperature
         return probabilities
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         """Multiply by the Jacobians; where that may be recorded, by the registered op."""
-        logits, probabilities = ctx.saved_tensors
-        side, held, lower, upper, temperature = ctx.rest
-        wanted = ctx.needs_input_grad[1], ctx.needs_input_grad[2]
+        logits, probabilities = ctx.saved_tensors  # Refused where somebody has written into them since.
+        lower, upper, temperature = ctx.box
+        wanted = ctx.needs_input_grad[1:3]
         if is_plain(upstream) and not torch.is_grad_enabled():
+            answer, side, held, rows, inverse = ctx.arrays
             found = cpu_kernel.backward_plain(
-                upstream, probabilities, side, held, logits, lower, upper, temperature, wanted
+                upstream, answer, side, held, rows, inverse, lower, upper, wanted
             )
             return *found, None, None
         low, high, divisor = (
@@ -49,7 +56,7 @@ class PlainRows(torch.autograd.Function):
             for value in (lower, upper, temperature)
         )
         by_logits, *others, _ = torch.ops.boxcal.box_softmax_backward(
-            upstream.contiguous(), probabilities, torch.from_numpy(side), logits, low, high, divisor,
+            upstream.contiguous(), probabilities, torch.from_numpy(ctx.arrays[1]), logits, low, high, divisor,
             [*wanted, False],
         )  # fmt: skip
         by_bounds = [gradient if wants else None for gradient, wants in zip(others, wanted, strict=True)]

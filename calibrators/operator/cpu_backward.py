@@ -9,7 +9,7 @@ import numpy as np
 from numba import njit
 
 from calibrators.operator.compiling import compiled
-from calibrators.operator.cpu_loops import SUMMING
+from calibrators.operator.cpu_loops import SUMMING, own
 from calibrators.operator.cpu_math import select
 from calibrators.operator.exact_row import Array
 from calibrators.operator.torch_solver import AT_LOWER, AT_UPPER, FREE
@@ -27,19 +27,21 @@ def _free_sums(upstream: Array, probabilities: Array, side: Array) -> tuple[floa
 
 
 @njit(error_model="numpy", fastmath=SUMMING)
-def _product(left: Array, right: Array) -> float:
-    """Sum of products."""
+def _product(left: Array, right: Array, n: int) -> float:
+    """Sum of the products of two rows; given whole, as slices would cost a short row more than its sum."""
     total = 0.0
-    for i in range(left.shape[0]):
-        total += np.float64(left[i] * right[i])
+    for i in range(left.shape[1]):
+        total += np.float64(left[n, i] * right[n, i])
     return total
 
 
 @njit(error_model="numpy", fastmath=SUMMING)
-def _by_free_logits(upstream: Array, probabilities: Array, mean: float, inverse: float, out: Array) -> None:
-    """Gradient in the logits where every class is free: that of a softmax."""
-    for i in range(out.shape[0]):
-        out[i] = probabilities[i] * (upstream[i] - mean) * inverse
+def _by_free_logits(  # noqa: PLR0917 - compiled loops take arrays by position
+    upstream: Array, probabilities: Array, n: int, mean: float, inverse: float, out: Array
+) -> None:
+    """Gradient in the logits of row n where every class is free: that of a softmax."""
+    for i in range(out.shape[1]):
+        out[n, i] = probabilities[n, i] * (upstream[n, i] - mean) * inverse
 
 
 @njit(error_model="numpy")
@@ -122,8 +124,8 @@ def backward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
     """
     kind = probabilities.dtype.type
     for n in range(side.shape[0]):
-        rate = inverse[n % inverse.shape[0]]
-        movable = held[n % held.shape[0]]
+        rate = inverse[own(n, inverse)]
+        movable = held[own(n, held)]
         if movable:
             mass, product = _free_sums(upstream[n], probabilities[n], side[n])
             mean = product / mass if mass > 0.0 else _mean_without_mass(upstream[n], logits[n], side[n], rate)
@@ -133,8 +135,10 @@ def backward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
             else:
                 by_logits[n] = 0
         else:
-            mean = _product(upstream[n], probabilities[n])
-            _by_free_logits(upstream[n], probabilities[n], kind(mean), kind(rate), by_logits[n])
+            mean = _product(upstream, probabilities, n)
+            _by_free_logits(upstream, probabilities, n, kind(mean), kind(rate), by_logits)
+        if not (by_lower.shape[1] or by_upper.shape[1] or by_temperature.shape[0]):
+            continue
         for which, by_bound in ((AT_LOWER, by_lower), (AT_UPPER, by_upper)):
             if by_bound.shape[1] and movable:
                 _by_bound(upstream[n], side[n], which, kind(mean), by_bound[n])

@@ -56,32 +56,44 @@ def forward(
     return probabilities, side
 
 
-def forward_plain(  # noqa: PLR0917 - the order of the operator's own arguments
+def forward_plain(
     logits: Tensor,
     lower: float | Tensor,
     upper: float | Tensor,
     temperature: float,
     tolerance: float,
-    side: Array = NO_SIDE,
-    held: Array = NO_HELD,
 ) -> Tensor:
     """Solve rows that nobody traces or maps, with as little around the loops as can be.
 
-    Bounds are two numbers, or two tensors of shape (N or 1, K), of the logits' dtype; side and held
-    are filled.
+    Bounds are two numbers, or two tensors of shape (N or 1, K), of the logits' dtype.
     """
+    probabilities = torch.empty(logits.shape, dtype=logits.dtype)
+    fill_plain(logits, lower, upper, temperature, tolerance, probabilities.numpy(), NO_SIDE, NO_HELD)
+    return probabilities
+
+
+def fill_plain(  # noqa: PLR0917 - the order of the operator's own arguments
+    logits: Tensor,
+    lower: float | Tensor,
+    upper: float | Tensor,
+    temperature: float,
+    tolerance: float,
+    probabilities: Array,
+    side: Array,
+    held: Array,
+) -> tuple[Array, Array]:
+    """Fill what `forward_plain` answers and what its gradient needs; return the logits and 1/T as arrays."""
     rows = _array(logits)
     if isinstance(lower, Tensor) and isinstance(upper, Tensor):
         low, high = _array(lower), _array(upper)
     else:
         low, high = np.array([lower], rows.dtype), np.array([upper], rows.dtype)
-    probabilities = torch.empty(logits.shape, dtype=logits.dtype)
     inverse = np.array([1.0 / temperature])
-    refused = forward_rows(rows, low, high, inverse, tolerance, probabilities.numpy(), side, held)
+    refused = forward_rows(rows, low, high, inverse, tolerance, probabilities, side, held)
     if refused >= 0:
         low_rows, high_rows = (torch.from_numpy(np.atleast_2d(bound)) for bound in (low, high))
         raise_for_row(logits, low_rows, high_rows, tolerance, refused)
-    return probabilities
+    return rows, inverse
 
 
 def backward(  # noqa: PLR0917 - the order of the operator's own arguments
@@ -126,33 +138,35 @@ def backward(  # noqa: PLR0917 - the order of the operator's own arguments
 
 def backward_plain(  # noqa: PLR0917 - the order of the operator's own arguments
     upstream: Tensor,
-    probabilities: Tensor,
+    probabilities: Array,
     side: Array,
     held: Array,
-    logits: Tensor,
+    logits: Array,
+    inverse: Array,
     lower: float | Tensor,
     upper: float | Tensor,
-    temperature: float,
     wanted: tuple[bool, bool],
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Gradients of `forward_plain` in the logits and, where wanted, in bounds that are tensors."""
-    by_logits = torch.empty_like(probabilities)
+    by_logits = torch.empty(logits.shape, dtype=upstream.dtype)
     out = by_logits.numpy()
     unwanted = UNWANTED[out.dtype]
     by_lower = np.empty_like(out) if wanted[0] else unwanted
     by_upper = np.empty_like(out) if wanted[1] else unwanted
     backward_rows(
         upstream.contiguous().numpy(),
-        probabilities.numpy(),
+        probabilities,
         side,
         held,
-        _array(logits),
-        np.array([1.0 / temperature]),
+        logits,
+        inverse,
         out,
         by_lower,
         by_upper,
         NO_TEMPERATURE,
     )
+    if not (wanted[0] or wanted[1]):
+        return by_logits, None, None
     return (
         by_logits,
         torch.from_numpy(by_lower).sum_to_size(lower.shape)

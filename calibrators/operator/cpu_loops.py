@@ -27,7 +27,7 @@ NEAR_TIES = 6
 """After so many passes, classes within rounding of a bound may be what keeps the scale moving."""
 
 SHRINK = 0.25
-"""How far to step down where bounds alone hold more than the whole mass and nothing brackets the scale."""
+"""How far to step where bounds hold every class and nothing brackets the scale: down, or its inverse up."""
 
 FAR = 1e4
 """Distance in units of the temperature that stands for all that are larger: infinity times 0 would be NaN."""
@@ -55,6 +55,12 @@ def _at_overload(bound, i):  # type: ignore[no-untyped-def]
     return (lambda bound, i: bound[i]) if isinstance(bound, types.Array) else (lambda bound, i: bound)
 
 
+@njit(error_model="numpy")
+def own(n: int, values: Array) -> int:
+    """Where row n finds its own among values of which a single one may stand for all rows."""
+    return n if values.shape[0] > 1 else 0
+
+
 def _of_row(bounds: Array, n: int) -> Bound:
     """Bounds of row n, where a single row stands for all."""
     raise NotImplementedError
@@ -62,7 +68,7 @@ def _of_row(bounds: Array, n: int) -> Bound:
 
 @overload(_of_row)
 def _of_row_overload(bounds, n):  # type: ignore[no-untyped-def]
-    return lambda bounds, n: bounds[n % bounds.shape[0]]
+    return lambda bounds, n: bounds[own(n, bounds)]
 
 
 def _as_row(bound: Bound, row: Array) -> Array:
@@ -231,13 +237,13 @@ def _search(  # noqa: PLR0917 - compiled loops take arrays by position
     for step in range(MAX_STEPS):
         held, free = _split(weights, lower, upper, kind(scale))
         mass, last = 1.0 - held, scale
-        if 0.0 < mass < LEAST_MASS or free <= 0.0:
+        if 0.0 <= mass < LEAST_MASS:
             break
         if scale * free > mass:
             high_end = min(high_end, scale)
         else:
             low_end = max(low_end, scale)
-        scale = mass / free
+        scale = mass / free if free > 0.0 else -1.0
         if kind(scale) == kind(last) or (step > NEAR_TIES and abs(scale - last) <= unit * scale):
             if scale <= _largest_scale(weights):
                 return scale, not _is_close_call(weights, lower, upper, kind(scale))
@@ -248,7 +254,8 @@ def _search(  # noqa: PLR0917 - compiled loops take arrays by position
             anchor, low_end, high_end = moved, 0.0, np.inf
             _exponentials(row, anchor, inverse, weights)
         elif not low_end <= scale <= high_end:
-            scale = math.sqrt(low_end * high_end) if low_end > 0.0 else SHRINK * high_end
+            middle = math.sqrt(low_end * high_end) if low_end > 0.0 else SHRINK * high_end
+            scale = middle if high_end < np.inf else low_end / SHRINK
     return scale, False
 
 
@@ -307,8 +314,8 @@ def forward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
         low, high = _of_row(lower, n), _of_row(upper, n)
         if n < max(lower.shape[0], upper.shape[0]) and not _is_box(low, high):
             return n
-        rate = inverse[n % inverse.shape[0]]
-        marks = side[n % side.shape[0]]
+        rate = inverse[own(n, inverse)]
+        marks = side[own(n, side)]
         outcome = _solve_row(logits[n], low, high, rate, tolerance, probabilities[n], marks)
         if outcome == REFUSED:
             return n

@@ -1,8 +1,9 @@
 """The CUDA engine: a Triton kernel that solves one row per program.
 
-It stands beside the CPU engine under `op`. A row of up to 16,384 classes is looked at as a whole, a longer
-one piece by piece on every pass. Nothing is read back by the host, so that nothing waits: a row that cannot
-be solved comes out as NaN. The gradient is `gradients.jacobian_products`, which does not wait either.
+It stands beside the CPU engine under `op`. A row of up to 16,384 classes is read once, solved on the chip and
+written once; a longer one is read piece by piece on every pass. Nothing is read back by the host, so that
+nothing waits: a row that cannot be solved comes out as NaN. The gradient is `gradients.jacobian_products`,
+which does not wait either.
 """
 
 import torch
@@ -10,131 +11,251 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from calibrators.operator import torch_solver
+
 ON_CHIP = 16_384
 """The longest row that one program holds in registers."""
 
 PIECE = 4096
 """How much of a longer row is looked at at a time."""
 
-PASSES = tl.constexpr(100)
-"""Newton passes, every third of the later ones a bisection: far more than any row needs."""
+PASSES, LAST_STEPS, STRIDE, UNDERFLOW = (
+    tl.constexpr(value)
+    for value in (
+        torch_solver.MAX_PASSES,
+        torch_solver.LAST_STEPS,
+        torch_solver.STRIDE,
+        torch_solver.UNDERFLOW,
+    )
+)
+
+SHUFFLE = tl.constexpr(2_654_435_761)
+"""An odd number (Knuth's for hashing): multiples of it, modulo 2 to the 32nd, shuffle the classes."""
+
+EPSILON = tl.constexpr(2.3e-16)
+"""A little more than the rounding of float64: no number stays the same when it loses so much of itself."""
 
 
 @triton.jit
-def _box(  # type: ignore[no-untyped-def] # noqa: PLR0917
-    lower, upper, row, columns, inside, low_row, low_column, high_row, high_column
+def _load(  # type: ignore[no-untyped-def] # noqa: PLR0917
+    logits, lower, upper, row, columns, inside, classes, low_row, low_column, high_row, high_column
 ):
-    """Load the bounds of some columns of a row, in float64."""
-    low = tl.load(lower + row * low_row + columns * low_column, mask=inside, other=0.0).to(tl.float64)
-    high = tl.load(upper + row * high_row + columns * high_column, mask=inside, other=0.0).to(tl.float64)
-    return low, high
+    """Load some columns of a row and their bounds, in the dtype that they have."""
+    found = tl.load(logits + row * classes + columns, mask=inside, other=-float("inf"))
+    low = tl.load(lower + row * low_row + columns * low_column, mask=inside, other=0.0)
+    high = tl.load(upper + row * high_row + columns * high_column, mask=inside, other=0.0)
+    return found, low, high
 
 
 @triton.jit
-def _split(scores, low, high, inside, anchor, scale):  # type: ignore[no-untyped-def] # noqa: PLR0917
+def _wide(found, low, high, below):  # type: ignore[no-untyped-def]
+    """Halves of logits, so that no difference overflows, -inf placed below them, and bounds: in float64."""
+    halves = 0.5 * found.to(tl.float64)
+    return tl.where(halves > -float("inf"), halves, below), low.to(tl.float64), high.to(tl.float64)
+
+
+@triton.jit
+def _split(halves, low, high, inside, rate, anchor, scale):  # type: ignore[no-untyped-def] # noqa: PLR0917
     """At this scale: each class's value, and whether it is under, over or free of its bounds."""
-    values = tl.exp(scores - anchor) * scale
+    values = tl.exp((halves - anchor) * rate) * scale
     under = inside & ((values < low) | ((low == high) & (values <= high)))
     over = inside & (values > high) & ~under
     return values, under, over, inside & ~under & ~over
 
 
+@triton.jit
+def _is_above(anchor, log_scale, other_anchor, other_log_scale, rate):  # type: ignore[no-untyped-def]
+    """Whether the first pair of anchor and scale stands for more than the second."""
+    apart = tl.minimum(tl.maximum((anchor - other_anchor) * rate, -1e308), 1e308)
+    return log_scale - other_log_scale > apart
+
+
+@triton.jit
+def _pick(  # type: ignore[no-untyped-def] # noqa: PLR0917
+    halves, bound, inside, keys, rate, floor, floor_log, ceiling, ceiling_log, key, met, met_bound
+):
+    """Keep, of the points between two others at which classes meet a bound, that of the largest key."""
+    between = inside & (bound > 0)
+    log_bound = tl.log(tl.where(between, bound, 1.0))
+    between = between & _is_above(halves, log_bound, floor, floor_log, rate)
+    between = between & _is_above(ceiling, ceiling_log, halves, log_bound, rate)
+    best = tl.max(tl.where(between, keys, -1))
+    chosen = between & (keys == best)
+    better = best > key
+    met = tl.where(better, tl.max(tl.where(chosen, halves, -float("inf"))), met)
+    met_bound = tl.where(better, tl.max(tl.where(chosen, bound, 0.0)), met_bound)
+    return tl.maximum(key, best), met, met_bound
+
+
 @triton.jit  # type: ignore[untyped-decorator]
-def _forward(  # type: ignore[no-untyped-def] # noqa: PLR0915, PLR0917 - one kernel is one function
+def _forward(  # type: ignore[no-untyped-def] # noqa: PLR0912, PLR0915, PLR0917 - one kernel is one function
     logits, lower, upper, inverse, probabilities, side, classes, tolerance,
     low_row, low_column, high_row, high_column, inverse_row,
-    WIDTH: tl.constexpr,
+    WIDTH: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Solve the row of this program by Newton on the scale, inside a bracket on its logarithm."""
+    """Solve the row of this program: the search of `torch_solver`, pass by pass over what WIDTH holds."""
     row = tl.program_id(0).to(tl.int64)
-    rate = tl.load(inverse + row * inverse_row)
+    rate = tl.minimum(2.0 * tl.load(inverse + row * inverse_row), 1.7e308)
     offsets = tl.arange(0, WIDTH)
+    columns = offsets
+    inside = columns < classes
+    if WHOLE:
+        found, low, high = _load(
+            logits, lower, upper, row, columns, inside, classes, low_row, low_column, high_row, high_column
+        )
     top = tl.full((), -float("inf"), tl.float64)
     bottom = tl.full((), float("inf"), tl.float64)
     bad = tl.full((), 0, tl.int32)
     low_sum = tl.full((), 0.0, tl.float64)
     high_sum = tl.full((), 0.0, tl.float64)
     for start in range(0, classes, WIDTH):
-        columns = start + offsets
-        inside = columns < classes
-        found = tl.load(logits + row * classes + columns, mask=inside, other=-float("inf")).to(tl.float64)
-        low, high = _box(lower, upper, row, columns, inside, low_row, low_column, high_row, high_column)
-        finite = inside & (found > -float("inf"))
+        if not WHOLE:
+            columns = start + offsets
+            inside = columns < classes
+            found, low, high = _load(
+                logits,
+                lower,
+                upper,
+                row,
+                columns,
+                inside,
+                classes,
+                low_row,
+                low_column,
+                high_row,
+                high_column,
+            )
+        halves = 0.5 * found.to(tl.float64)
+        finite = inside & (halves > -float("inf"))
         wrong = (found != found) | (found == float("inf"))  # noqa: PLR0124 - the kernel language has no isnan
         wrong |= inside & ~((low >= 0) & (low <= high) & (high <= 1))
         bad += tl.sum(wrong.to(tl.int32))
-        top = tl.maximum(top, tl.max(tl.where(finite, found, -float("inf"))))
-        bottom = tl.minimum(bottom, tl.min(tl.where(finite, found, float("inf"))))
-        low_sum += tl.sum(low)
-        high_sum += tl.sum(high)
+        top = tl.maximum(top, tl.max(tl.where(finite, halves, -float("inf"))))
+        bottom = tl.minimum(bottom, tl.min(tl.where(finite, halves, float("inf"))))
+        low_sum += tl.sum(low.to(tl.float64))
+        high_sum += tl.sum(high.to(tl.float64))
     ok = (bad == 0) & (top > -float("inf")) & (low_sum <= 1 + tolerance) & (high_sum >= 1 - tolerance)
-    floor = (bottom - top) * rate - 800.0
+    below = bottom - tl.maximum(UNDERFLOW / rate, tl.abs(bottom) * EPSILON)
 
     total = tl.full((), 0.0, tl.float64)
-    high_end = tl.full((), -float("inf"), tl.float64)
     for start in range(0, classes, WIDTH):
-        columns = start + offsets
-        inside = columns < classes
-        found = tl.load(logits + row * classes + columns, mask=inside, other=-float("inf")).to(tl.float64)
-        low, high = _box(lower, upper, row, columns, inside, low_row, low_column, high_row, high_column)
-        scores = tl.where(found > -float("inf"), (found - top) * rate, floor)
-        total += tl.sum(tl.where(inside, tl.exp(scores), 0.0))
-        reach = tl.where(inside & (high > 0), tl.log(tl.where(high > 0, high, 1.0)) - scores, -float("inf"))
-        high_end = tl.maximum(high_end, tl.max(reach))
+        if not WHOLE:
+            columns = start + offsets
+            inside = columns < classes
+            found, low, high = _load(
+                logits,
+                lower,
+                upper,
+                row,
+                columns,
+                inside,
+                classes,
+                low_row,
+                low_column,
+                high_row,
+                high_column,
+            )
+        halves, _, _ = _wide(found, low, high, below)
+        total += tl.sum(tl.where(inside, tl.exp((halves - top) * rate), 0.0))
 
-    anchor = tl.full((), 0.0, tl.float64)
-    scale = 1.0 / total
-    low_end = tl.full((), -800.0, tl.float64)
+    anchor, scale = top, 1.0 / total
+    floor = tl.full((), 0.0, tl.float64)
+    floor_log = tl.full((), -float("inf"), tl.float64)
+    ceiling = tl.full((), 0.0, tl.float64)
+    ceiling_log = tl.full((), float("inf"), tl.float64)
     going = ok & (low_sum < 1) & (high_sum > 1)
-    count = tl.full((), 0, tl.int32)
+    count = tl.full((), 0, tl.int64)
+    last_steps = tl.full((), 0, tl.int32)
     while going & (count < PASSES):
         held = tl.full((), 0.0, tl.float64)
         free_values = tl.full((), 0.0, tl.float64)
         largest = tl.full((), -float("inf"), tl.float64)
         weight = tl.full((), 0.0, tl.float64)
         for start in range(0, classes, WIDTH):
-            columns = start + offsets
-            inside = columns < classes
-            found = tl.load(logits + row * classes + columns, mask=inside, other=-float("inf")).to(tl.float64)
-            low, high = _box(lower, upper, row, columns, inside, low_row, low_column, high_row, high_column)
-            scores = tl.where(found > -float("inf"), (found - top) * rate, floor)
-            values, under, over, free = _split(scores, low, high, inside, anchor, scale)
-            held += tl.sum(tl.where(under, low, tl.where(over, high, 0.0)))
+            if not WHOLE:
+                columns = start + offsets
+                inside = columns < classes
+                found, low, high = _load(
+                    logits, lower, upper, row, columns, inside, classes,
+                    low_row, low_column, high_row, high_column,
+                )  # fmt: skip
+            halves, wide_low, wide_high = _wide(found, low, high, below)
+            values, under, over, free = _split(halves, wide_low, wide_high, inside, rate, anchor, scale)
+            held += tl.sum(tl.where(under, wide_low, tl.where(over, wide_high, 0.0)))
             free_values += tl.sum(tl.where(free, values, 0.0))
-            here = tl.maximum(largest, tl.max(tl.where(free, scores, -float("inf"))))
-            here_or_zero = tl.where(here > -float("inf"), here, 0.0)
-            kept = tl.where(largest > -float("inf"), weight * tl.exp(largest - here_or_zero), 0.0)
-            weight = kept + tl.sum(tl.where(free, tl.exp(scores - here_or_zero), 0.0))
+            here = tl.maximum(largest, tl.max(tl.where(free, halves, -float("inf"))))
+            from_here = tl.where(here > -float("inf"), here, 0.0)
+            kept = tl.where(largest > -float("inf"), weight * tl.exp((largest - from_here) * rate), 0.0)
+            weight = kept + tl.sum(tl.where(free, tl.exp((halves - from_here) * rate), 0.0))
             largest = here
         mass = 1.0 - held
         excess = free_values - mass
-        log_scale = tl.log(scale) - anchor
-        high_end = tl.where(excess > 0, tl.minimum(high_end, log_scale), high_end)
-        low_end = tl.where(excess < 0, tl.maximum(low_end, log_scale), low_end)
-        middle = 0.5 * (low_end + high_end)
+        ceiling_log = tl.where(excess > 0, tl.log(scale), ceiling_log)
+        ceiling = tl.where(excess > 0, anchor, ceiling)
+        floor_log = tl.where(excess < 0, tl.log(scale), floor_log)
+        floor = tl.where(excess < 0, anchor, floor)
+
         possible = (weight > 0) & (mass > 0)
         step = tl.where(possible, mass, 1.0) / tl.where(weight > 0, weight, 1.0)
-        newton = tl.log(step) - largest
-        by_newton = possible & (newton >= low_end) & (newton <= high_end)
-        by_newton = by_newton & ~((count > 6) & (count % 3 == 2))
-        same = by_newton & (tl.abs(newton - log_scale) <= 4e-16 * (1 + tl.abs(newton)))
-        vertex = (weight == 0) & (tl.abs(mass) <= 1e-15)
-        ended = (excess == 0) | vertex | (middle <= low_end) | (middle >= high_end)
-        anchor = tl.where(ended, anchor, tl.where(by_newton, largest, -middle))
-        scale = tl.where(ended, scale, tl.where(by_newton, step, 1.0))
-        going = going & ~(same | ended)
+        by_newton = possible & ~((count > 6) & (count % 3 == 2))
+        by_newton = by_newton & ~_is_above(floor, floor_log, largest, tl.log(step), rate)
+        by_newton = by_newton & ~_is_above(largest, tl.log(step), ceiling, ceiling_log, rate)
+        settled = (excess == 0) | ((weight == 0) & (tl.abs(mass) <= 1e-15))
+        settled = settled | (possible & (largest == anchor) & (tl.abs(step - scale) <= 4e-16 * scale))
+        key = tl.full((), -1, tl.int64)
+        met = tl.full((), 0.0, tl.float64)
+        met_bound = tl.full((), 0.0, tl.float64)
+        if ~settled & ~by_newton:
+            for start in range(0, classes, WIDTH):
+                if not WHOLE:
+                    columns = start + offsets
+                    inside = columns < classes
+                    found, low, high = _load(
+                        logits, lower, upper, row, columns, inside, classes,
+                        low_row, low_column, high_row, high_column,
+                    )  # fmt: skip
+                halves, wide_low, wide_high = _wide(found, low, high, below)
+                keys = (2 * columns.to(tl.int64) * SHUFFLE + count * STRIDE) & 0xFFFFFFFF
+                key, met, met_bound = _pick(
+                    halves, wide_low, inside, keys, rate, floor, floor_log, ceiling, ceiling_log,
+                    key, met, met_bound,
+                )  # fmt: skip
+                key, met, met_bound = _pick(
+                    halves, wide_high, inside, keys ^ 1, rate, floor, floor_log, ceiling, ceiling_log,
+                    key, met, met_bound,
+                )  # fmt: skip
+        at_last = ~by_newton & (met_bound == 0)
+        settled = settled | (at_last & (~possible | (last_steps == LAST_STEPS)))
+        last_steps += at_last.to(tl.int32)
+        by_newton = by_newton | at_last
+        anchor = tl.where(settled, anchor, tl.where(by_newton, largest, met))
+        scale = tl.where(settled, scale, tl.where(by_newton, step, met_bound))
+        going = going & ~settled
         count += 1
 
     for start in range(0, classes, WIDTH):
-        columns = start + offsets
-        inside = columns < classes
-        found = tl.load(logits + row * classes + columns, mask=inside, other=-float("inf")).to(tl.float64)
-        low, high = _box(lower, upper, row, columns, inside, low_row, low_column, high_row, high_column)
-        scores = tl.where(found > -float("inf"), (found - top) * rate, floor)
-        values, under, over, free = _split(scores, low, high, inside, anchor, scale)
-        answer = tl.where(under, low, tl.where(over, high, tl.minimum(tl.maximum(values, low), high)))
+        if not WHOLE:
+            columns = start + offsets
+            inside = columns < classes
+            found, low, high = _load(
+                logits,
+                lower,
+                upper,
+                row,
+                columns,
+                inside,
+                classes,
+                low_row,
+                low_column,
+                high_row,
+                high_column,
+            )
+        halves, wide_low, wide_high = _wide(found, low, high, below)
+        values, under, over, free = _split(halves, wide_low, wide_high, inside, rate, anchor, scale)
+        answer = tl.minimum(tl.maximum(values, wide_low), wide_high)
+        answer = tl.where(under, wide_low, tl.where(over, wide_high, answer))
         mark = tl.where(under, 1, tl.where(over, 2, 0))
-        answer = tl.where(low_sum >= 1, low, tl.where(high_sum <= 1, high, answer))
+        answer = tl.where(low_sum >= 1, wide_low, tl.where(high_sum <= 1, wide_high, answer))
         mark = tl.where(low_sum >= 1, 1, tl.where(high_sum <= 1, 2, mark))
         answer = tl.where(ok, answer, float("nan"))
         where = row * classes + columns
@@ -156,7 +277,7 @@ def forward(
     _forward[(rows,)](
         logits, lower, upper, inverse, probabilities, side, classes, tolerance,
         *_strides(lower), *_strides(upper), int(len(inverse) > 1),
-        WIDTH=width, num_warps=4 if width <= 2048 else 8,
+        WIDTH=width, WHOLE=classes <= width, num_warps=4 if width <= 2048 else 8 if width <= 4096 else 16,
     )  # fmt: skip
     return probabilities, side
 

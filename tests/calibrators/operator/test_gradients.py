@@ -1,5 +1,6 @@
 """The analytic gradient: finite differences, the closed-form Jacobian, and its conventions at kinks."""
 
+import weakref
 from typing import Any
 
 import pytest
@@ -120,6 +121,24 @@ def test_twice_is_refused_in_words() -> None:
     )
     with pytest.raises(NotImplementedError, match="once, not twice"):
         torch.autograd.grad(gradient.sum(), logits)
+
+
+@pytest.mark.parametrize("which", ["logits", "answer"])
+def test_what_the_gradient_needs_must_not_be_written_over(which: str) -> None:
+    leaf = torch.randn(2, 3, requires_grad=True)
+    logits = leaf * 1.0
+    answer = box_constrained_softmax(logits, 0.1, 0.5)
+    (logits if which == "logits" else answer).mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(answer.sum(), leaf)
+
+
+def test_what_the_gradient_needs_is_let_go_with_the_answer() -> None:
+    logits = torch.randn(2, 3, requires_grad=True)
+    answer = box_constrained_softmax(logits, 0.1, 0.5)
+    kept = weakref.ref(answer.grad_fn)
+    del answer
+    assert kept() is None
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`:FutureWarning")  # torch's own decompositions

@@ -32,6 +32,17 @@ def check(device: str, rows: int) -> None:
         judge(batch, engine, relative=False)
     cuda_kernel.ON_CHIP, cuda_kernel.PIECE = whole, piece
 
+    for pieces in (False, True):
+        cuda_kernel.ON_CHIP = cuda_kernel.PIECE = 4 if pieces else whole
+        for size in (1e16, 1e300, 1.7e308):
+            huge = torch.tensor([[size, 0.5, 0.25, -size, -size / 2, -0.125]], dtype=torch.float64)
+            answer = engine(huge, torch.zeros_like(huge), torch.full_like(huge, 0.4))[0]
+            near = huge[0, [1, 2, 5]].softmax(-1) * 0.6
+            assert torch.allclose(answer[[0, 1, 2, 5]], torch.cat([near.new_tensor([0.4]), near]), atol=1e-15)
+            answer = engine(huge * huge.new_tensor([1, 0.9, 0.8, 1, 1, 0.7]), huge * 0 + 0.01, huge * 0 + 0.4)
+            assert torch.allclose(answer.sum(-1), answer.new_ones(1), atol=1e-14)
+    cuda_kernel.ON_CHIP, cuda_kernel.PIECE = whole, piece
+
     zeros, ones = torch.zeros(3, 2), torch.ones(3, 2)
     logits = torch.tensor([[0.0, torch.nan], [0.0, 1.0], [-torch.inf, -torch.inf]])
     upper = ones.clone()
