@@ -23,8 +23,12 @@ from calibrators.logit_maps.temperature import TemperatureScaling
 from calibrators.method import ADDITIONS, BOUND_MAPS, catalogue, parse
 
 FOLDS, REPETITIONS = 5, 2
+MOST_PARAMETERS = 5
+"""Per sample: matrices of more take minutes to fit, and do no better on new data than a factor per class."""
 FINALISTS = 3
 """How many candidates run on every fold, before bounds are added."""
+BEATEN = 5.0
+"""Standard errors behind the best of the first fold, from which a candidate need not run on the others."""
 Losses = np.ndarray[Any, Any]
 
 
@@ -38,13 +42,19 @@ def fold_of_each(labels: Tensor, folds: int, seed: int) -> np.ndarray[Any, Any]:
 
 
 def candidates(data: ValidationSet) -> list[str]:
-    """List what the data allow, without combinations."""
+    """List what the data allow, without combinations and without maps far larger than the data."""
     given = {"logits"}
     if data.features is not None and data.head is not None:
         given.add("features")
     if data.inputs is not None and data.backbone is not None:
         given.add("inputs")
-    return [name for name, one in catalogue().items() if "+" not in name and one.logit_map.reads in given]
+    return [
+        name
+        for name, one in catalogue().items()
+        if "+" not in name
+        and one.logit_map.reads in given
+        and one.logit_map(data.num_classes).size <= MOST_PARAMETERS * len(data)
+    ]
 
 
 class _Comparison:
@@ -121,8 +131,10 @@ def _run_all(
 
 def _promising(comparison: _Comparison, names: Sequence[str]) -> list[str]:
     """Keep those that did best on the first fold, beside `uncalibrated` and the plainest method there is."""
-    ranked = sorted(names, key=lambda name: comparison.run(name, 0).mean())
-    kept = {Identity.name, TemperatureScaling.name, *ranked[:FINALISTS]}
+    ranked = sorted(names, key=lambda name: comparison.run(name, 0).mean())[:FINALISTS]
+    behind = {name: comparison.run(name, 0) - comparison.run(ranked[0], 0) for name in ranked}
+    close = [name for name, losses in behind.items() if losses.mean() <= BEATEN * _error(losses)]
+    kept = {Identity.name, TemperatureScaling.name, *close}
     return [name for name in names if name in kept]
 
 

@@ -13,9 +13,11 @@ from calibrators import Bounds, Calibrator, box_constrained_softmax, fit, method
 from calibrators.bound_maps.base import BoundMap, box_at
 from calibrators.bound_maps.constant import ConstantBounds
 from calibrators.bound_maps.instance_dependent import InstanceDependentBounds
+from calibrators.data import check_validation_set
 from calibrators.errors import MissingDataError
 from calibrators.fitting.by_hand import objective_of
 from calibrators.fitting.joint import JointObjective
+from calibrators.fitting.selection import candidates
 from calibrators.logit_maps.base import LogitMap
 from calibrators.logit_maps.linear import RegularisedLinear
 from calibrators.method import BOUND_MAPS, LOGIT_MAPS, parse
@@ -211,6 +213,13 @@ def test_a_handful_of_samples_is_enough_for_an_answer(num_samples: int) -> None:
 def test_auto_leaves_a_calibrated_network_alone() -> None:
     logits, labels = overconfident(1000, 5, temperature=1.0)
     assert fit("auto", logits, labels).method == "uncalibrated"
+
+
+def test_auto_tries_matrices_only_with_samples_enough_for_them() -> None:
+    logits, labels = overconfident(60, 20, temperature=1.0)
+    few = candidates(check_validation_set(logits, labels))
+    many = candidates(check_validation_set(logits.repeat(2, 1), labels.repeat(2)))
+    assert set(many) - set(few) == {"dirichlet", "matrix"}
 
 
 def test_progress_rises_to_one_and_its_exception_ends_the_fit() -> None:
