@@ -184,6 +184,8 @@ def measure(rounds: int) -> list[dict[str, Any]]:
                 entry[side] = statistics.median(values)
                 entry[f"{side}_quartiles"] = statistics.quantiles(values, n=4)[::2]
             entry["ratio"] = entry["forward_ours"] / entry["forward_softmax"]
+            each = [a / b for a, b in zip(forward["forward_ours"], forward["forward_softmax"], strict=True)]
+            entry["ratio_quartiles"] = statistics.quantiles(each, n=4)[::2]
             entry["backward_over_forward"] = entry["backward_ours"] / entry["training_ours"]
             entry["peak_copies"] = peak_bytes(lambda g=logits, f=ours: f(g)) / logits.nbytes  # type: ignore[misc]
             if box == "vector" and classes <= SLOW_LIMIT:
@@ -204,7 +206,8 @@ def line(entry: dict[str, Any]) -> str:
     return (
         f"{entry['rows']:4d} x {entry['classes']:6d}  {entry['box']:8s}"
         f"  softmax {entry['forward_softmax'] * 1e6:9.1f} us  ours {entry['forward_ours'] * 1e6:9.1f} us"
-        f"  ratio {entry['ratio']:5.2f}  training {entry['training_ours'] * 1e6:9.1f} us"
+        f"  ratio {entry['ratio']:5.2f} ({' to '.join(f'{q:.2f}' for q in entry['ratio_quartiles'])})"
+        f"  training {entry['training_ours'] * 1e6:9.1f} us"
         f"  backward {entry['backward_ours'] * 1e6:9.1f} us ({entry['backward_over_forward']:4.2f};"
         f" softmax {entry['backward_softmax'] * 1e6:.1f}, engine {entry['backward_engine'] * 1e6:.1f})"
         f"  peak {entry['peak_copies']:4.2f} copies{extra}"
@@ -212,14 +215,19 @@ def line(entry: dict[str, Any]) -> str:
 
 
 def plot(table: list[dict[str, Any]], path: Path) -> None:
-    """Draw the ratio to softmax over the number of classes."""
+    """Draw the ratio to softmax over the number of classes, medians with quartiles."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - only the plot needs it
 
     figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
     for box in ("vector", "half", "nowhere"):
         chosen = [entry for entry in table if entry["box"] == box]
-        axes.plot([e["classes"] for e in chosen], [e["ratio"] for e in chosen], marker="o", label=box)
+        ratios = [e["ratio"] for e in chosen]
+        spread = [
+            [max(0.0, sign * (e["ratio_quartiles"][end] - e["ratio"])) for e in chosen]
+            for end, sign in ((0, -1), (1, 1))
+        ]
+        axes.errorbar([e["classes"] for e in chosen], ratios, spread, marker="o", capsize=3, label=box)
     axes.axhline(1, color="gray", linewidth=0.8)
     axes.set(xscale="log", xlabel="classes", ylabel="time / time of torch.softmax", ylim=(0, None))
     axes.set_title("box_constrained_softmax, one CPU thread, float32: lower is better")

@@ -38,10 +38,14 @@ def judge(rows: Rows, engine: Engine, *, relative: bool = True) -> tuple[float, 
         error = np.abs(got.astype(np.float64) - wanted)
         assert error.max() <= ABSOLUTE[dtype], (rows.logits[row], rows.lower[row], rows.upper[row])
         worst_absolute = max(worst_absolute, float(error.max()))
-        if dtype is np.float32 and relative:
+        if relative:
             counted = np.array(free) & (wanted >= np.finfo(dtype).tiny)
             ratio = float((error[counted] / wanted[counted]).max(initial=0.0))
-            assert ratio <= RELATIVE_WHERE_FREE, (rows.logits[row], rows.lower[row], rows.upper[row])
+            assert dtype is np.float64 or ratio <= RELATIVE_WHERE_FREE, (
+                rows.logits[row],
+                rows.lower[row],
+                rows.upper[row],
+            )
             worst_relative = max(worst_relative, ratio)
     return worst_absolute, worst_relative
 
