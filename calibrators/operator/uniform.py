@@ -65,6 +65,8 @@ class SortedRows:
     logits : Tensor or ndarray of shape (N, K)
         Without NaN and +inf, at least one finite logit in each row. A logit of -inf counts as one 800 below
         the row's lowest finite one, so that a label there costs much, not infinitely much.
+        Scores are measured from the row's largest logit: where an upper bound pushes mass onto classes 1e6
+        below it, log-probabilities are right to 1e-11, at 1e12 to 1e-4; beyond that, ask the operator itself.
     labels : Tensor or ndarray of shape (N,)
         Class indices.
 
