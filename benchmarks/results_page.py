@@ -136,7 +136,8 @@ def _choices(found: list[Results]) -> str:
         "## `auto`, beside the best single method and the raw network",
         "",
         "`auto` sees the validation set alone. The best is the method of lowest NLL on the test set, found by"
-        " looking at it, for which the intervals do not correct. Differences of test NLL, paired by sample, with their 95 % intervals (studentised"
+        " looking at it, for which the intervals do not correct."
+        " Differences of test NLL, paired by sample, with their 95 % intervals (studentised"
         " bootstrap); above 0 `auto` is worse.",
         "",
         "| set | `auto` chose | test NLL | best single | `auto` less best | `auto` less `uncalibrated` | s |",
