@@ -70,7 +70,9 @@ def quantile(draws: NDArray[np.float64], share: float) -> NDArray[np.float64]:
     return result
 
 
-def mean_estimates(columns: Matrix, *, draws: int = DRAWS, seed: int = 0) -> list[Estimate]:
+def mean_estimates(
+    columns: Matrix, *, together: bool = False, draws: int = DRAWS, seed: int = 0
+) -> list[Estimate]:
     """Return the mean of each column with its 95 % studentised bootstrap interval.
 
     Parameters
@@ -78,6 +80,9 @@ def mean_estimates(columns: Matrix, *, draws: int = DRAWS, seed: int = 0) -> lis
     columns : float64 (N, q)
         Per-sample values, or per-sample differences between two classifiers, for which the interval is that
         of the paired comparison. A column with infinite values has an infinite mean and no interval.
+    together
+        Whether 95 % is the chance that all the intervals hold at once, so that one may be picked out after a
+        look at the means (the maximal statistic; Romano and Wolf 2005).
     draws, seed
         Number of resamples, and what makes them reproducible.
     """
@@ -97,7 +102,12 @@ def mean_estimates(columns: Matrix, *, draws: int = DRAWS, seed: int = 0) -> lis
     scale = np.where(resampled > 1e-12 * spread[:, None], resampled, spread[:, None])
     studentised = np.divide(shift, scale, out=np.zeros_like(shift), where=scale > 0)
     tail = (1 - LEVEL) / 2
-    below, above = (quantile(studentised, share) for share in (tail, 1 - tail))
+    lowest, highest = studentised, studentised
+    if together:
+        lowest, highest = (
+            np.broadcast_to(extreme(studentised, axis=0), studentised.shape) for extreme in (np.min, np.max)
+        )
+    below, above = quantile(lowest, tail), quantile(highest, 1 - tail)
     results = []
     for i in range(columns.shape[1]):
         value = float(columns[:, i].mean())

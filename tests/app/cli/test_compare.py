@@ -69,9 +69,9 @@ def test_methods_that_read_features_take_them_from_the_file(boxcal: Boxcal, tmp_
     assert isinstance(backbone, OpenBackbone)
     inputs = torch.from_numpy(split.validation.levels)
     features = backbone.features(inputs).numpy()
-    arrays = {"logits": backbone(inputs).numpy(), "labels": split.validation.labels}
-    np.savez(tmp_path / "digits.npz", features=features, **arrays)
-    np.savez(tmp_path / "foreign.npz", features=features[::-1], **arrays)
+    logits, labels = backbone(inputs).numpy(), split.validation.labels
+    np.savez(tmp_path / "digits.npz", features=features, logits=logits, labels=labels)
+    np.savez(tmp_path / "foreign.npz", features=features[::-1], logits=logits, labels=labels)
 
     shown = boxcal("compare", tmp_path / "digits.npz", "--method", "fc", "--json")
     assert [row["method"] for row in shown.json["methods"]] == ["uncalibrated", "fc"]
