@@ -167,13 +167,20 @@ def _choices(found: list[Results]) -> str:
 
 
 def _difference(estimate: dict[str, float]) -> str:
-    if estimate["low"] == estimate["high"] == 0.0:
+    if _is_nothing(estimate):
         return "0"
     return f"{estimate['value']:+.5f} ({_interval(estimate)})"
 
 
 def _interval(estimate: dict[str, float]) -> str:
+    if _is_nothing(estimate):
+        return "0"
     return f"{estimate['low']:+.5f} to {estimate['high']:+.5f}"
+
+
+def _is_nothing(estimate: dict[str, float]) -> bool:
+    """Whether a method was compared with itself."""
+    return estimate["low"] == estimate["high"] == 0.0
 
 
 def _verdict(agrees: int, of: int) -> str:

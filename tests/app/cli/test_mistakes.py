@@ -132,7 +132,7 @@ def test_interrupting_is_no_error(picture: Path) -> None:
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=60)
         connection.close()
-    assert (process.returncode, output) == (130, b"")
+    assert (process.returncode, output) == (130, b""), errors
     assert b"Traceback" not in errors
 
 
