@@ -120,6 +120,15 @@ def test_help_imports_nothing_heavy() -> None:
     assert "Exit codes" in done.stdout
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let children be interrupted also where the tests run behind a shell, in which SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_interrupting_is_no_error(picture: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
