@@ -5,6 +5,7 @@ learns from the validation split and is judged on the test split, which neither 
 service is left with the calibrator that was in force before.
 """
 
+import os
 import sys
 from argparse import ArgumentParser
 
@@ -32,7 +33,8 @@ Matrix = npt.NDArray[np.float64]
 def main() -> None:
     """Run the demo; exit codes are those of the command line."""
     parser = ArgumentParser(prog="python -m app.demo", description=__doc__)
-    parser.add_argument("--url", default=DEFAULT_URL, help="where the service runs (default: %(default)s)")
+    url = os.environ.get("BOXCAL_URL", DEFAULT_URL)
+    parser.add_argument("--url", default=url, help="where the service runs (default: %(default)s)")
     arguments = parser.parse_args()
     try:
         with BoxcalClient(arguments.url) as client:

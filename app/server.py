@@ -121,3 +121,5 @@ def serve(settings: Settings) -> None:
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, lambda *_: None)
     server.run()
+    # Libraries report at the end what the collection of garbage has not brought back to them.
+    gc.unfreeze()

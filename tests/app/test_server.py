@@ -123,6 +123,7 @@ def test_what_is_in_work_at_sigterm_is_finished(tmp_path: Path) -> None:
         thread.join(30)
     assert [answer.status_code for answer in answers] == [200]
     assert len(answers[0].json()["predictions"]) == 1000
+    assert "Finished server process" in process.log[-1]
 
 
 def test_a_model_that_is_not_there_stops_the_start_with_its_name(tmp_path: Path) -> None:
