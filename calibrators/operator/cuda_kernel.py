@@ -37,14 +37,14 @@ EPSILON = tl.constexpr(2.3e-16)
 
 
 @triton.jit
-def _load(  # type: ignore[no-untyped-def] # noqa: PLR0917
-    logits, lower, upper, row, columns, inside, classes, low_row, low_column, high_row, high_column
-):
-    """Load some columns of a row and their bounds, in the dtype that they have."""
+def _load(source, columns):  # type: ignore[no-untyped-def]
+    """Load some columns of a row and their bounds, in the dtype that they have, and say which exist."""
+    logits, lower, upper, row, classes, low_row, low_column, high_row, high_column = source
+    inside = columns < classes
     found = tl.load(logits + row * classes + columns, mask=inside, other=-float("inf"))
     low = tl.load(lower + row * low_row + columns * low_column, mask=inside, other=0.0)
     high = tl.load(upper + row * high_row + columns * high_column, mask=inside, other=0.0)
-    return found, low, high
+    return columns, inside, found, low, high
 
 
 @triton.jit
@@ -97,12 +97,9 @@ def _forward(  # type: ignore[no-untyped-def] # noqa: PLR0912, PLR0915, PLR0917 
     row = tl.program_id(0).to(tl.int64)
     rate = tl.minimum(2.0 * tl.load(inverse + row * inverse_row), 1.7e308)
     offsets = tl.arange(0, WIDTH)
-    columns = offsets
-    inside = columns < classes
+    source = logits, lower, upper, row, classes, low_row, low_column, high_row, high_column
     if WHOLE:
-        found, low, high = _load(
-            logits, lower, upper, row, columns, inside, classes, low_row, low_column, high_row, high_column
-        )
+        columns, inside, found, low, high = _load(source, offsets)
     top = tl.full((), -float("inf"), tl.float64)
     bottom = tl.full((), float("inf"), tl.float64)
     bad = tl.full((), 0, tl.int32)
@@ -110,21 +107,7 @@ def _forward(  # type: ignore[no-untyped-def] # noqa: PLR0912, PLR0915, PLR0917 
     high_sum = tl.full((), 0.0, tl.float64)
     for start in range(0, classes, WIDTH):
         if not WHOLE:
-            columns = start + offsets
-            inside = columns < classes
-            found, low, high = _load(
-                logits,
-                lower,
-                upper,
-                row,
-                columns,
-                inside,
-                classes,
-                low_row,
-                low_column,
-                high_row,
-                high_column,
-            )
+            columns, inside, found, low, high = _load(source, start + offsets)
         halves = 0.5 * found.to(tl.float64)
         finite = inside & (halves > -float("inf"))
         wrong = (found != found) | (found == float("inf"))  # noqa: PLR0124 - the kernel language has no isnan
@@ -140,21 +123,7 @@ def _forward(  # type: ignore[no-untyped-def] # noqa: PLR0912, PLR0915, PLR0917 
     total = tl.full((), 0.0, tl.float64)
     for start in range(0, classes, WIDTH):
         if not WHOLE:
-            columns = start + offsets
-            inside = columns < classes
-            found, low, high = _load(
-                logits,
-                lower,
-                upper,
-                row,
-                columns,
-                inside,
-                classes,
-                low_row,
-                low_column,
-                high_row,
-                high_column,
-            )
+            columns, inside, found, low, high = _load(source, start + offsets)
         halves, _, _ = _wide(found, low, high, below)
         total += tl.sum(tl.where(inside, tl.exp((halves - top) * rate), 0.0))
 
@@ -173,12 +142,7 @@ def _forward(  # type: ignore[no-untyped-def] # noqa: PLR0912, PLR0915, PLR0917 
         weight = tl.full((), 0.0, tl.float64)
         for start in range(0, classes, WIDTH):
             if not WHOLE:
-                columns = start + offsets
-                inside = columns < classes
-                found, low, high = _load(
-                    logits, lower, upper, row, columns, inside, classes,
-                    low_row, low_column, high_row, high_column,
-                )  # fmt: skip
+                columns, inside, found, low, high = _load(source, start + offsets)
             halves, wide_low, wide_high = _wide(found, low, high, below)
             values, under, over, free = _split(halves, wide_low, wide_high, inside, rate, anchor, scale)
             held += tl.sum(tl.where(under, wide_low, tl.where(over, wide_high, 0.0)))
@@ -208,12 +172,7 @@ def _forward(  # type: ignore[no-untyped-def] # noqa: PLR0912, PLR0915, PLR0917 
         if ~settled & ~by_newton:
             for start in range(0, classes, WIDTH):
                 if not WHOLE:
-                    columns = start + offsets
-                    inside = columns < classes
-                    found, low, high = _load(
-                        logits, lower, upper, row, columns, inside, classes,
-                        low_row, low_column, high_row, high_column,
-                    )  # fmt: skip
+                    columns, inside, found, low, high = _load(source, start + offsets)
                 halves, wide_low, wide_high = _wide(found, low, high, below)
                 keys = (2 * columns.to(tl.int64) * SHUFFLE + count * STRIDE) & 0xFFFFFFFF
                 key, met, met_bound = _pick(
@@ -235,21 +194,7 @@ def _forward(  # type: ignore[no-untyped-def] # noqa: PLR0912, PLR0915, PLR0917 
 
     for start in range(0, classes, WIDTH):
         if not WHOLE:
-            columns = start + offsets
-            inside = columns < classes
-            found, low, high = _load(
-                logits,
-                lower,
-                upper,
-                row,
-                columns,
-                inside,
-                classes,
-                low_row,
-                low_column,
-                high_row,
-                high_column,
-            )
+            columns, inside, found, low, high = _load(source, start + offsets)
         halves, wide_low, wide_high = _wide(found, low, high, below)
         values, under, over, free = _split(halves, wide_low, wide_high, inside, rate, anchor, scale)
         answer = tl.minimum(tl.maximum(values, wide_low), wide_high)
