@@ -14,6 +14,7 @@ help: ## Show this list
 $(RUNTIME): requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "boxcal needs Python 3.11 to 3.13; name one: make PYTHON=python3.11 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing what requirements.lock names into $(VENV): a few minutes the first time, PyTorch is large."
 	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m calibrators.operator.warm
