@@ -37,7 +37,10 @@ class Phase:
 
 @dataclass
 class Outcome:
-    """What came back. Latencies in seconds, of answered requests alone; everything else is a failure."""
+    """What came back. Latencies in seconds, of answered requests alone; everything else is a failure.
+
+    `refused` has the latencies of those failures that were answers too, by their status.
+    """
 
     name: str
     rate: float | None
@@ -45,10 +48,19 @@ class Outcome:
     elapsed: float = 0.0
     latencies: list[float] = field(default_factory=list)
     failures: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, list[float]] = field(default_factory=dict)
 
     def fail(self, reason: str, count: int = 1) -> None:
         """Count a request that did not get its answer."""
         self.failures[reason] = self.failures.get(reason, 0) + count
+
+    def answered(self, status: int, seconds: float) -> None:
+        """Count a request that got an answer."""
+        if status == OK:
+            self.latencies.append(seconds)
+            return
+        self.fail(str(status))
+        self.refused.setdefault(str(status), []).append(seconds)
 
 
 class Connection:
@@ -181,10 +193,7 @@ class Pool:
             return False
         if status is None:
             return False
-        if status == OK:
-            outcome.latencies.append(time.perf_counter() - connection.due)
-        else:
-            outcome.fail(str(status))
+        outcome.answered(status, time.perf_counter() - connection.due)
         self.idle[descriptor] = self.busy.pop(descriptor)
         return True
 
