@@ -160,7 +160,7 @@ def main() -> None:
     quarter = len(memory) // 4
     print(
         f"answered {len(answered)}, in time {in_time}: goodput {in_time / options.seconds:.1f}/s, "
-        f"{in_time / options.seconds / capacity:.3f} of the capacity\n"
+        f"{in_time / options.seconds / max(capacity, again):.3f} of the higher capacity, before or after\n"
         f"answered: p50 {quantile(answered, 0.5):.0f} ms, p99 {quantile(answered, 0.99):.0f} ms "
         f"(timeout {options.timeout_ms:g} ms)\n"
         f"refused with 503: {len(refused)}, p50 {quantile(refused, 0.5):.1f} ms, "

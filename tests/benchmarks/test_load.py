@@ -108,6 +108,7 @@ def test_refusals_and_broken_connections_are_failures_and_not_latencies(server: 
     server.refuse_every, server.close_every = 5, 7
     outcome = server.run(Phase("rate", seconds=0.7, connections=4, rate=100))
     assert set(outcome.failures) == {"503", "ConnectionError"}
+    assert {status: len(took) for status, took in outcome.refused.items()} == {"503": outcome.failures["503"]}
     assert len(outcome.latencies) + sum(outcome.failures.values()) == outcome.offered == 70
 
 
