@@ -16,6 +16,10 @@ class Pace:
     A larger batch spreads the fixed cost `a` over more samples, but every sample waits for the whole of it.
     So a batch is as large as makes `a` a small share of its cost, unless it would then exceed the target.
 
+    Passes side by side share a processor with everything else, and what a batch costs there besides, mostly
+    waits of threads for the interpreter, is not in the measured `a`. So theirs are as large as the target
+    allows.
+
     Parameters
     ----------
     max_batch_size
@@ -90,7 +94,7 @@ class Pace:
         # Nothing is known about sizes far above those measured, so the size doubles at most.
         known = 2 * max(int(n) for n, _ in self._costs.values())
         enough = self._limit
-        if len(self._costs) > 1 and self.per_sample > 0:
+        if self._passes == 1 and len(self._costs) > 1 and self.per_sample > 0:
             enough = math.ceil(self.fixed * (1 - FIXED_SHARE) / (FIXED_SHARE * self.per_sample))
         in_time = self._limit
         if self.per_sample > 0:

@@ -36,6 +36,12 @@ def test_a_batch_stays_under_the_target_but_is_never_empty() -> None:
     assert learned(Pace(64, 0.050), 0.010, 0.300).batch_size == 1
 
 
+def test_passes_side_by_side_take_what_the_target_allows_however_small_the_fixed_cost() -> None:
+    for fixed in (0.0, 0.001):
+        pace = learned(Pace(64, 0.100, passes=2), fixed, 0.010, noise=0.02)
+        assert 8 <= pace.batch_size <= 10
+
+
 def test_one_stall_is_no_news() -> None:
     pace = learned(Pace(64, 0.050), 0.001, 0.001)
     before = pace.batch_size
