@@ -25,6 +25,7 @@ from calibrators.logit_maps.base import LogitMap
 from calibrators.logit_maps.chain import Chain
 from calibrators.logit_maps.identity import Identity
 from calibrators.logit_maps.logit_bounding import LogitBounding
+from calibrators.logit_maps.temperature import TemperatureScaling
 from calibrators.method import BOUND_MAPS, parse
 
 SIDES: dict[str, Sides] = {"pb": "both", "pb-lower": "lower", "pb-upper": "upper"}
@@ -214,6 +215,8 @@ def _fit_jointly(
         starts += [
             torch.cat([base, start]) for start in bound_map.starts_at(torch.from_numpy(box.coordinates))
         ]
+    if search.thorough and isinstance(bound_map, ConstantBounds):
+        starts += _tempered_starts(logit_map, source, labels, search)
     objective = objective_of(logit_map, bound_map, source, labels)
     minimum = _minimise(
         objective,
@@ -227,6 +230,17 @@ def _fit_jointly(
     logit_map.set_coordinates(own)
     bound_map.set_coordinates(others)
     return minimum
+
+
+def _tempered_starts(logit_map: LogitMap, source: Tensor, labels: Tensor, search: _Search) -> list[Tensor]:
+    """Give the optimum of `ts+pb` as a start, to a map that contains it and asks for it."""
+    if not logit_map.tempered(0.0):
+        return []
+    scaling, bounds = TemperatureScaling(logit_map.num_classes), ConstantBounds(logit_map.num_classes)
+    alone = _fit_alone(scaling, ValidationSet(source, labels), source, search, lambda _: None)
+    minimum = _fit_jointly(scaling, bounds, alone, source, labels, search=search, tick=lambda _: None)
+    log_temperature, *box = minimum.coordinates
+    return [torch.cat([start, torch.tensor(box)]) for start in logit_map.tempered(log_temperature)]
 
 
 def _plainest(logit_map: LogitMap, bound_map: BoundMap, data: ValidationSet, source: Tensor) -> BoundMap:

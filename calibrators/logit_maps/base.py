@@ -58,6 +58,14 @@ class LogitMap(Parametrised):
         """
         raise NotImplementedError
 
+    def tempered(self, log_temperature: float) -> Sequence[Tensor]:
+        """Coordinates at which the map only divides by a temperature, for joint fits to begin there too.
+
+        None where the other starts reach what `ts+pb` reaches.
+        """
+        del log_temperature
+        return ()
+
     def penalty(self, parameters: Mapping[str, Tensor]) -> Tensor | None:
         """Regularisation added to the mean loss while fitting."""
         del parameters

@@ -45,6 +45,10 @@ class EnsembleTemperatureScaling(LogitMap):
             for weights in ((0.8, 0.15, 0.05), (0.3, 0.65, 0.05), (0.97, 0.02, 0.01), (0.5, 0.2, 0.3))
         ]
 
+    def tempered(self, log_temperature: float) -> Sequence[Tensor]:
+        """Mix nothing in."""
+        return [vector(log_temperature, 1.0, 0.0, 0.0)]
+
     def limits(self) -> Limits:
         """Temperatures as for `ts`; masses of 0 to 1."""
         return [(math.log(LOWEST), math.log(HIGHEST)), *[(0.0, 1.0)] * 3]

@@ -152,6 +152,15 @@ def test_joint_fit_is_no_worse_than_its_parts() -> None:
     assert joint <= fit("pb", logits, labels).nll + 1e-7
 
 
+@pytest.mark.parametrize("seed", [9, 23, 47])
+def test_a_mixture_in_a_box_is_no_worse_than_the_temperature_it_contains(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2.0 * torch.randn(500, 5, generator=generator, dtype=torch.float64)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+    logits = 1.05 * logits + 0.5 * torch.randn(500, 5, generator=generator, dtype=torch.float64)
+    assert fit("ets+pb", logits, labels).nll <= fit("ts+pb", logits, labels).nll + 1e-12
+
+
 @pytest.mark.parametrize("bound_map", [None, ConstantBounds, InstanceDependentBounds])
 @pytest.mark.parametrize("logit_map", [one for one in LOGIT_MAPS if one.reads == "logits" and one.combines])
 def test_gradients_are_exact(logit_map: type[LogitMap], bound_map: type[BoundMap] | None) -> None:
