@@ -1,9 +1,9 @@
 """Groups the samples of concurrent requests into batches for the backbone and hands each request its own.
 
-A request enters with `run`, on the event loop. Threads ("lanes") take turns with the backbone, one more than
-the passes it bears side by side: while the others have it, one finishes what came out of the pass before.
-Whoever gets the backbone takes what waits then, in order, and leaves their share to passes that are free.
-Every request fails, expires or is cancelled alone: the batch goes on.
+A request enters with `run`, on the event loop. Threads ("lanes"), one for each pass that the backbone bears
+side by side, take what waits, in order, and leave their share to lanes that are free. While requests wait, a
+lane goes on to the next batch at once and so keeps its core, and another thread finishes what came out of
+the pass. Every request fails, expires or is cancelled alone: the batch goes on.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from queue import Queue
 from typing import Generic
 
 import numpy as np
@@ -34,6 +35,30 @@ CAUTION = 1.4
 """How much longer than expected a wait may turn out; who would then come too late is refused at once."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass(Generic[Context, Result]):
+    """What came out of the backbone for one batch.
+
+    Attributes
+    ----------
+    size
+        Samples of the batch.
+    began, seconds
+        When it entered the backbone, by `time.perf_counter`, and how long it was there.
+    logits
+        Of the samples of `scored`.
+    scored, failed
+        The parts that are to be finished, and those that the backbone could not take, each with its error.
+    """
+
+    size: int
+    began: float
+    seconds: float
+    logits: Tensor
+    scored: Sequence[Part[Context, Result]]
+    failed: Sequence[tuple[Part[Context, Result], Exception]]
+
+
 class Batcher(Generic[Context, Result]):
     """The queue in front of the backbone.
 
@@ -43,8 +68,8 @@ class Batcher(Generic[Context, Result]):
         The backbone: from samples (N, *shape), and whether this pass has it to itself, to logits (N, K);
         called from a lane.
     finish
-        From the logits of a batch and its parts to one result or one error for each part; while it runs,
-        another lane has the backbone.
+        From the logits of a batch and its parts to one result or one error for each part; called from a
+        lane, or, while requests wait, from a thread of its own.
     pace
         Says how large batches are and how long to gather them.
     max_queue_samples
@@ -53,8 +78,8 @@ class Batcher(Generic[Context, Result]):
         How many threads may be in `forward` at once.
     on_batch
         Told the size of every batch, on the event loop.
-    on_lane
-        Called first in every lane.
+    on_thread
+        Called first in every lane and in the thread that finishes.
     """
 
     def __init__(
@@ -66,14 +91,14 @@ class Batcher(Generic[Context, Result]):
         max_queue_samples: int,
         passes: int = 1,
         on_batch: Callable[[int], None] = lambda _: None,
-        on_lane: Callable[[], None] = lambda: None,
+        on_thread: Callable[[], None] = lambda: None,
     ) -> None:
         self._forward = forward
         self._finish = finish
         self._pace = pace
         self._max_queue_samples = max_queue_samples
         self._on_batch = on_batch
-        self._on_lane = on_lane
+        self._on_thread = on_thread
         self._loop = asyncio.get_running_loop()
         self._queue: deque[Entry[Context, Result]] = deque()
         self._waiting = 0
@@ -82,15 +107,17 @@ class Batcher(Generic[Context, Result]):
         self._changed = threading.Condition()
         self._passes = passes
         self._running = 0
-        self._device = threading.Semaphore(passes)
+        # Lanes further ahead than this wait, so that `pace` learns the rate of the slower side.
+        self._finishing: Queue[Pass[Context, Result] | None] = Queue(maxsize=passes)
         self._last = 0
         self._drained_at: float | None = None
         self._lanes = [
             threading.Thread(target=self._drive, name=f"backbone-{lane}", daemon=True)
-            for lane in range(passes + 1)
+            for lane in range(passes)
         ]
-        for lane in self._lanes:
-            lane.start()
+        self._finisher = threading.Thread(target=self._finish_passes, name="finisher", daemon=True)
+        for thread in (*self._lanes, self._finisher):
+            thread.start()
 
     @property
     def held(self) -> int:
@@ -186,41 +213,34 @@ class Batcher(Generic[Context, Result]):
                 timer.cancel()
 
     def close(self) -> None:
-        """Finish what waits, then stop the lanes."""
+        """Finish what waits, then stop the threads."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         for lane in self._lanes:
             lane.join()
+        self._finishing.put(None)
+        self._finisher.join()
 
     # -- the lanes -------------------------------------------------------------------------------------------
 
     def _drive(self) -> None:
-        self._on_lane()
+        self._on_thread()
         while True:
-            with self._device:
-                parts, alone = self._next()
-                if not parts:
-                    return
-                size = parts[-1].stop
-                began = time.perf_counter()
-                logits, scored, failed = self._score(parts, alone)
-                done = time.perf_counter()
-                with self._changed:
-                    self._running -= 1
-            results: Sequence[Result | Exception] = []
-            try:
-                results = self._finish(logits, scored) if scored else []
-            except Exception as error:
-                logger.exception("a batch of %d samples could not be finished", size)
-                results = [error] * len(scored)
-            stages = (began, done - began, time.perf_counter() - done)
-            outcomes = [*zip(scored, results, strict=True), *failed]
-            del parts, scored, results, failed
-            try:
-                self._loop.call_soon_threadsafe(self._deliver, size, outcomes, stages)
-            except RuntimeError:  # the loop is closed: nobody waits any more
+            parts, alone = self._next()
+            if not parts:
                 return
+            began = time.perf_counter()
+            logits, scored, failed = self._score(parts, alone)
+            seconds = time.perf_counter() - began
+            with self._changed:
+                self._running -= 1
+            passed = Pass(parts[-1].stop, began, seconds, logits, scored, failed)
+            if self._queue:
+                self._finishing.put(passed)
+            else:  # a change of threads would only delay the answer
+                self._finish_pass(passed)
+            del parts, logits, scored, failed, passed
 
     def _next(self) -> tuple[list[Part[Context, Result]], bool]:
         """Wait for work and take a batch of it, and say whether its pass is alone in the backbone.
@@ -329,16 +349,35 @@ class Batcher(Generic[Context, Result]):
         half = len(samples) // 2
         return [*self._runs(samples[:half], alone), *self._runs(samples[half:], alone)]
 
+    # -- behind the lanes ------------------------------------------------------------------------------------
+
+    def _finish_passes(self) -> None:
+        self._on_thread()
+        while (passed := self._finishing.get()) is not None:
+            self._finish_pass(passed)
+
+    def _finish_pass(self, passed: Pass[Context, Result]) -> None:
+        began = time.perf_counter()
+        results: Sequence[Result | Exception] = []
+        try:
+            results = self._finish(passed.logits, passed.scored) if passed.scored else []
+        except Exception as error:
+            logger.exception("a batch of %d samples could not be finished", passed.size)
+            results = [error] * len(passed.scored)
+        outcomes = [*zip(passed.scored, results, strict=True), *passed.failed]
+        seconds = time.perf_counter() - began
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._deliver, passed, outcomes, seconds)
+
     # -- back on the event loop ------------------------------------------------------------------------------
 
     def _deliver(
         self,
-        size: int,
+        passed: Pass[Context, Result],
         outcomes: Sequence[tuple[Part[Context, Result], Result | Exception]],
-        stages: tuple[float, float, float],
+        finish_seconds: float,
     ) -> None:
-        self._on_batch(size)
-        began, forward, finish = stages
+        self._on_batch(passed.size)
         for part, outcome in outcomes:
             entry = part.entry
             if entry.future.done():
@@ -347,9 +386,9 @@ class Batcher(Generic[Context, Result]):
                 entry.future.set_exception(outcome)
                 continue
             if not entry.parts:
-                entry.stages[0] = began - entry.entered
-            entry.stages[1] += forward
-            entry.stages[2] += finish
+                entry.stages[0] = passed.began - entry.entered
+            entry.stages[1] += passed.seconds
+            entry.stages[2] += finish_seconds
             entry.parts.append((part.offset, part.stop - part.start, outcome))
             if sum(count for _, count, _ in entry.parts) == len(entry.samples):
                 entry.parts.sort(key=lambda p: p[0])

@@ -44,7 +44,7 @@ async def open_pipeline(
         passes=backbone.passes,
         max_queue_samples=settings.max_queue_samples,
         on_batch=telemetry.batch,
-        on_lane=give_way,
+        on_thread=give_way,
     )
     telemetry.watch_queue(lambda: batcher.held)
     with ThreadPoolExecutor(

@@ -274,7 +274,7 @@ async def test_a_batch_is_finished_while_the_next_is_in_the_backbone() -> None:
 
     batcher: Doubling = Batcher(device.forward, slow_finish, pace=Pace(1, 10.0), max_queue_samples=100)
     tasks = [asyncio.create_task(batcher.run(rows(n), 0.0)) for n in range(6)]
-    await until(lambda: finishing.is_set() and len(device.batches) == 2)
+    await until(lambda: finishing.is_set() and len(device.batches) > 1)
     go_on.set()
     assert [values(await task) for task in tasks] == [[2.0 * n] for n in range(6)]
     assert not device.crowded
