@@ -33,6 +33,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=3, help="0 only reports what was measured before")
     parser.add_argument("--seconds", type=float, default=4.0, help="length of each constant rate")
+    parser.add_argument(
+        "--no-rates", action="store_true", help="leave out constant rates: for models that take long"
+    )
     parser.add_argument("--under", default="", help="command that runs the measuring process, such as a lock")
     for name, what in (
         ("model", "ONNX classifier"),
@@ -88,6 +91,7 @@ def measure(task: Task, chosen: list[Contestant], options: argparse.Namespace) -
             "bodies": [base64.b64encode(body).decode() for body in bodies],
             "seconds": options.seconds,
             "rounds": options.rounds,
+            "constant_rates": not options.no_rates,
             "servers": plans,
         }
         rounds = run_part("rounds", plan=plan, under=shlex.split(options.under))

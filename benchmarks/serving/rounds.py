@@ -27,15 +27,16 @@ CONNECTIONS = 128
 """Connections for a constant rate; a request that finds none free waits, and its wait is counted."""
 
 
-def phases(task: Task, limit: float, seconds: float) -> list[Phase]:
+def phases(task: Task, limit: float, seconds: float, *, constant_rates: bool) -> list[Phase]:
     """Return the load that every contestant meets: warm-up, lone client, saturation, constant rates."""
+    fractions = FRACTIONS[task] if constant_rates else ()
     return [
         Phase("warm-up", 0.5, SATURATING),
         Phase("lone", 0.7 * seconds, 1),
         Phase("saturation", 1.6 * seconds, SATURATING),
         *(
             Phase(f"{fraction:.0%} of the limit", seconds, CONNECTIONS, fraction * limit)
-            for fraction in FRACTIONS[task]
+            for fraction in fractions
         ),
     ]
 
@@ -46,10 +47,11 @@ def run_round(plan: dict[str, Any], first: int) -> dict[str, Any]:
     limits = run_part("limits", task, str(seconds), plan={"model": plan["model"], "bodies": plan["bodies"]})
     print(f"{task}: limit {limits['limit']:.1f} a second", flush=True)
     servers = plan["servers"]
+    load = phases(task, limits["limit"], seconds, constant_rates=plan["constant_rates"])
     measured = {}
     for server in servers[first:] + servers[:first]:
         generator = Generator(server["port"], [base64.b64decode(request) for request in server["requests"]])
-        outcomes = [generator.run(phase) for phase in phases(task, limits["limit"], seconds)]
+        outcomes = [generator.run(phase) for phase in load]
         measured[server["name"]] = {"phases": [asdict(outcome) for outcome in outcomes[1:]]}
         saturated = outcomes[2]
         throughput = len(saturated.latencies) / saturated.elapsed
