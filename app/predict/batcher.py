@@ -355,6 +355,7 @@ class Batcher(Generic[Context, Result]):
         self._on_thread()
         while (passed := self._finishing.get()) is not None:
             self._finish_pass(passed)
+            del passed  # nothing of a batch outlives it while the thread waits
 
     def _finish_pass(self, passed: Pass[Context, Result]) -> None:
         began = time.perf_counter()
