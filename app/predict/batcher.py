@@ -27,7 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from app.errors import DeadlineExceeded, InternalError, QueueFull, TooManySamples
 from app.predict.entries import Context, Entry, Finished, Part, Result, Samples
-from app.predict.pace import Pace
+from app.predict.pace import Pace, of_few_sizes
 
 logger = logging.getLogger("boxcal")
 
@@ -259,7 +259,8 @@ class Batcher(Generic[Context, Result]):
                 if self._passes == 1:
                     self._gather(time.perf_counter() - asleep)
                 share = math.ceil(self._waiting / (self._passes - self._running))
-                if parts := self._take(min(self._pace.batch_size, share)):
+                size = min(self._pace.batch_size, share)
+                if parts := self._take(size if self._passes == 1 else of_few_sizes(size)):
                     self._last = parts[-1].stop
                     self._running += 1
                     if self._queue:

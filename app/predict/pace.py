@@ -10,6 +10,16 @@ FIXED_SHARE = 0.05
 """A batch is large enough where its fixed cost is at most this share of the whole."""
 
 
+def of_few_sizes(size: int) -> int:
+    """Round down to 1, 2, 3, 4, 6, 8, 12, 16, 24, and so on.
+
+    On a processor, torch's oneDNN compiles and keeps code for every size it meets: with a small MobileNetV3
+    and every size up to 48 that is more than a gigabyte, with these sizes a twentieth of it.
+    """
+    power = 1 << (size.bit_length() - 1)
+    return power + power // 2 if size >= power + power // 2 else power
+
+
 class Pace:
     """Learns that a batch of n samples costs about a + b·n seconds, and what follows from it.
 

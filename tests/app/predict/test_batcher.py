@@ -297,6 +297,14 @@ async def test_passes_side_by_side_share_what_waits() -> None:
     assert not device.crowded
 
 
+async def test_passes_side_by_side_meet_few_sizes() -> None:
+    device = Device(passes=2)
+    async with batching(device, size=20) as batcher:
+        finished = await batcher.run(rows(*range(33)), 0.0)
+    assert values(finished) == [2.0 * n for n in range(33)]
+    assert {len(batch) for batch in device.batches} <= {1, 2, 3, 4, 6, 8, 12, 16}
+
+
 async def test_a_lone_sample_has_every_pass_to_itself() -> None:
     device = Device(passes=3)
     async with batching(device) as batcher:

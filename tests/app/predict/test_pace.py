@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.predict.pace import Pace
+from app.predict.pace import Pace, of_few_sizes
 
 
 def learned(pace: Pace, fixed: float, per_sample: float, *, noise: float = 0.0) -> Pace:
@@ -70,3 +70,9 @@ def test_it_expects_a_wait_from_the_rate_of_the_whole_service() -> None:
     for _ in range(50):
         pace.drained(8, 0.16)
     assert pace.wait_for(100) == pytest.approx(2.0)
+
+
+def test_few_sizes_are_at_most_a_third_below_what_was_asked() -> None:
+    sizes = {of_few_sizes(size) for size in range(1, 129)}
+    assert sorted(sizes) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128]
+    assert all(size * 2 / 3 <= of_few_sizes(size) <= size for size in range(1, 129))
