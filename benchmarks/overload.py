@@ -44,11 +44,6 @@ def generate(port: int, requests: list[bytes], phase: Phase) -> Outcome:
     return Generator(port, requests).run(phase)
 
 
-def rate_of(outcome: Outcome) -> float:
-    """Give the answers a second."""
-    return len(outcome.latencies) / outcome.elapsed
-
-
 def check_health(port: int, seconds: float) -> list[float]:
     """Ask for health ten times a second; give how long every answer took, infinity for another than 200."""
     connection = Connection(port)
@@ -145,14 +140,14 @@ def main() -> None:
             return other.submit(generate, port, requests, Phase(name, seconds, connections, rate))
 
         start("warm", 3.0, SATURATING).result()
-        capacity = rate_of(start("saturation", 8.0, SATURATING).result())
+        capacity = start("saturation", 8.0, SATURATING).result().throughput
         print(
             f"capacity {capacity:.1f}/s; now {options.times:g} times that for {options.seconds:g} s",
             flush=True,
         )
         load = start("overload", options.seconds, CONNECTIONS, options.times * capacity)
         outcome, late, memory = watch(load, port, service, options.seconds)
-        again = rate_of(start("afterwards", 8.0, SATURATING).result())
+        again = start("afterwards", 8.0, SATURATING).result().throughput
     answered = outcome.latencies
     refused, expired = outcome.refused.get("503", []), outcome.refused.get("504", [])
     other_failures = {reason: n for reason, n in outcome.failures.items() if reason not in ("503", "504")}

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from queue import Queue
 from typing import Generic
 
@@ -26,37 +26,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from app.errors import DeadlineExceeded, InternalError, QueueFull, TooManySamples
-from app.predict.entries import Context, Entry, Finished, Part, Result, Samples
-from app.predict.pace import Pace, of_few_sizes
+from app.predict.entries import Context, Entry, Finished, Part, Pass, Result, Samples
+from app.predict.pace import Pace
 
 logger = logging.getLogger("boxcal")
 
 CAUTION = 1.4
 """How much longer than expected a wait may turn out; who would then come too late is refused at once."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pass(Generic[Context, Result]):
-    """What came out of the backbone for one batch.
-
-    Attributes
-    ----------
-    size
-        Samples of the batch.
-    began, seconds
-        When it entered the backbone, by `time.perf_counter`, and how long it was there.
-    logits
-        Of the samples of `scored`.
-    scored, failed
-        The parts that are to be finished, and those that the backbone could not take, each with its error.
-    """
-
-    size: int
-    began: float
-    seconds: float
-    logits: Tensor
-    scored: Sequence[Part[Context, Result]]
-    failed: Sequence[tuple[Part[Context, Result], Exception]]
 
 
 class Batcher(Generic[Context, Result]):
@@ -71,11 +47,9 @@ class Batcher(Generic[Context, Result]):
         From the logits of a batch and its parts to one result or one error for each part; called from a
         lane, or, while requests wait, from a thread of its own.
     pace
-        Says how large batches are and how long to gather them.
+        Says how many passes run side by side, how large batches are and how long to gather them.
     max_queue_samples
         Samples of all requests that may be here at once.
-    passes
-        How many threads may be in `forward` at once.
     on_batch
         Told the size of every batch, on the event loop.
     on_thread
@@ -89,7 +63,6 @@ class Batcher(Generic[Context, Result]):
         *,
         pace: Pace,
         max_queue_samples: int,
-        passes: int = 1,
         on_batch: Callable[[int], None] = lambda _: None,
         on_thread: Callable[[], None] = lambda: None,
     ) -> None:
@@ -105,15 +78,15 @@ class Batcher(Generic[Context, Result]):
         self._held = 0
         self._closing = False
         self._changed = threading.Condition()
-        self._passes = passes
+        self._passes = pace.passes
         self._running = 0
         # Lanes further ahead than this wait, so that `pace` learns the rate of the slower side.
-        self._finishing: Queue[Pass[Context, Result] | None] = Queue(maxsize=passes)
+        self._finishing: Queue[Pass[Context, Result] | None] = Queue(maxsize=pace.passes)
         self._last = 0
         self._drained_at: float | None = None
         self._lanes = [
             threading.Thread(target=self._drive, name=f"backbone-{lane}", daemon=True)
-            for lane in range(passes)
+            for lane in range(pace.passes)
         ]
         self._finisher = threading.Thread(target=self._finish_passes, name="finisher", daemon=True)
         for thread in (*self._lanes, self._finisher):
@@ -259,8 +232,7 @@ class Batcher(Generic[Context, Result]):
                 if self._passes == 1:
                     self._gather(time.perf_counter() - asleep)
                 share = math.ceil(self._waiting / (self._passes - self._running))
-                size = min(self._pace.batch_size, share)
-                if parts := self._take(size if self._passes == 1 else of_few_sizes(size)):
+                if parts := self._take(self._pace.size_of(share)):
                     self._last = parts[-1].stop
                     self._running += 1
                     if self._queue:

@@ -41,7 +41,6 @@ async def open_pipeline(
         scoring,
         calibrate_batch,
         pace=Pace(settings.max_batch_size, settings.latency_target_ms / 1e3, backbone.passes),
-        passes=backbone.passes,
         max_queue_samples=settings.max_queue_samples,
         on_batch=telemetry.batch,
         on_thread=give_way,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 Context = TypeVar("Context")
 Result = TypeVar("Result")
@@ -45,6 +47,30 @@ class Part(Generic[Context, Result]):
     def context(self) -> Context:
         """What the request asked for."""
         return self.entry.context
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass(Generic[Context, Result]):
+    """What came out of the backbone for one batch.
+
+    Attributes
+    ----------
+    size
+        Samples of the batch.
+    began, seconds
+        When it entered the backbone, by `time.perf_counter`, and how long it was there.
+    logits
+        Of the samples of `scored`.
+    scored, failed
+        The parts that are to be finished, and those that the backbone could not take, each with its error.
+    """
+
+    size: int
+    began: float
+    seconds: float
+    logits: Tensor
+    scored: Sequence[Part[Context, Result]]
+    failed: Sequence[tuple[Part[Context, Result], Exception]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Pace:
     def __init__(self, max_batch_size: int, target_seconds: float, passes: int = 1) -> None:
         self._limit = max_batch_size
         self._target = target_seconds
-        self._passes = passes
+        self.passes = passes
         self._costs: dict[int, tuple[float, float]] = {}
         self._interval: float | None = None
         self.fixed = 0.0
@@ -71,7 +71,12 @@ class Pace:
 
     def wait_for(self, samples: int) -> float:
         """Expect so many samples to be worked off in this many seconds; 0 before anything was measured."""
-        return samples * (self.per_sample / self._passes if self._interval is None else self._interval)
+        return samples * (self.per_sample / self.passes if self._interval is None else self._interval)
+
+    def size_of(self, share: int) -> int:
+        """How many samples the next batch takes where so many are its share of those that wait."""
+        size = min(self.batch_size, share)
+        return size if self.passes == 1 else of_few_sizes(size)
 
     def gather_seconds(self, queued: int, last: int, idle: float) -> float:
         """How long to wait for a fuller batch once `queued` samples are there.
@@ -104,7 +109,7 @@ class Pace:
         # Nothing is known about sizes far above those measured, so the size doubles at most.
         known = 2 * max(int(n) for n, _ in self._costs.values())
         enough = self._limit
-        if self._passes == 1 and len(self._costs) > 1 and self.per_sample > 0:
+        if self.passes == 1 and len(self._costs) > 1 and self.per_sample > 0:
             enough = math.ceil(self.fixed * (1 - FIXED_SHARE) / (FIXED_SHARE * self.per_sample))
         in_time = self._limit
         if self.per_sample > 0:

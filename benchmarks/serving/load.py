@@ -50,6 +50,11 @@ class Outcome:
     failures: dict[str, int] = field(default_factory=dict)
     refused: dict[str, list[float]] = field(default_factory=dict)
 
+    @property
+    def throughput(self) -> float:
+        """Answers a second."""
+        return len(self.latencies) / self.elapsed
+
     def fail(self, reason: str, count: int = 1) -> None:
         """Count a request that did not get its answer."""
         self.failures[reason] = self.failures.get(reason, 0) + count

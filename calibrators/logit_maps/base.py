@@ -61,7 +61,7 @@ class LogitMap(Parametrised):
     def tempered(self, log_temperature: float) -> Sequence[Tensor]:
         """Coordinates at which the map only divides by a temperature, for joint fits to begin there too.
 
-        None where the other starts reach what `ts+pb` reaches.
+        There are none where the other starts reach what `ts+pb` reaches.
         """
         del log_temperature
         return ()

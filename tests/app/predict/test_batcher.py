@@ -80,12 +80,10 @@ def values(finished: Finished[NDArray[np.float32]]) -> list[float]:
 
 @asynccontextmanager
 async def batching(device: Device, *, size: int = 8, queue: int = 100) -> AsyncIterator[Doubling]:
-    pace = Pace(size, 10.0)
+    pace = Pace(size, 10.0, device.passes)
     for n in range(1, size + 1):  # as if it had measured a fixed cost that makes full batches pay
         pace.measured(n, 0.001 + n * 1e-6)
-    batcher: Doubling = Batcher(
-        device.forward, device.finish, pace=pace, max_queue_samples=queue, passes=device.passes
-    )
+    batcher: Doubling = Batcher(device.forward, device.finish, pace=pace, max_queue_samples=queue)
     try:
         yield batcher
     finally:
