@@ -71,6 +71,9 @@ def serve(
     ] = None,
 ) -> None:
     """Start the service. Options go before the environment's BOXCAL_* settings."""
+    from app.cli.huge_pages import ask_for_huge_pages
+
+    ask_for_huge_pages()  # before the imports that take a second
     from app.cli import serve as command
 
     command.run(host=host, port=port, model=model, data_dir=data_dir)

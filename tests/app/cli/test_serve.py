@@ -1,0 +1,31 @@
+"""`boxcal serve`: how the process lays out its memory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.app.refit.service import Service
+
+GRANTS = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+TUNABLES = "GLIBC_TUNABLES"
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="glibc's tunables and /proc")
+
+
+def test_large_allocations_ask_for_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TUNABLES, raising=False)
+    with Service(tmp_path) as service:
+        assert service.process.environ()[TUNABLES] == "glibc.malloc.hugetlb=1"
+        if GRANTS.is_file() and "[madvise]" in GRANTS.read_text():
+            maps = Path(f"/proc/{service.process.pid}/smaps").read_text()
+            flags = [line.split() for line in maps.splitlines() if line.startswith("VmFlags")]
+            assert any("hg" in words for words in flags)
+
+
+def test_tunables_of_the_operator_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TUNABLES, "glibc.malloc.arena_max=2")
+    with Service(tmp_path) as service:
+        assert service.process.environ()[TUNABLES] == "glibc.malloc.arena_max=2"
