@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import BoxcalError
 from app.main import create_app
+from app.protocol import WholeAnswers
 from app.settings import Settings
 from models.errors import BackboneError
 
@@ -34,7 +35,7 @@ def server_config(settings: Settings) -> uvicorn.Config:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=WholeAnswers,
         ws="none",
         lifespan="on",
         access_log=False,

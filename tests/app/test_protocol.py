@@ -1,0 +1,121 @@
+"""How answers leave: the head with the first of the body, and everything else as it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from app.protocol import WholeAnswers
+
+PAUSE = 0.4
+HEAD = b"HTTP/1.1 200 OK"
+LENGTH = [(b"content-length", b"4")]
+
+
+async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer `head`, then, after a pause, `body`; or echo what was posted; or fail between the two."""
+    if scope["type"] == "lifespan":
+        while (await receive())["type"] != "lifespan.shutdown":
+            await send({"type": "lifespan.startup.complete"})
+        await send({"type": "lifespan.shutdown.complete"})
+        return
+    posted = (await receive())["body"]
+    await send({"type": "http.response.start", "status": 200, "headers": LENGTH})
+    if scope["path"] == "/fails":
+        raise RuntimeError("between head and body")
+    if scope["path"] == "/late":
+        await asyncio.sleep(PAUSE)
+    if scope["path"] == "/streamed":
+        await send({"type": "http.response.body", "body": b"fi", "more_body": True})
+        await asyncio.sleep(PAUSE)
+        await send({"type": "http.response.body", "body": b"rs"})
+        return
+    await send({"type": "http.response.body", "body": posted or b"body"})
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    server = uvicorn.Server(
+        uvicorn.Config(application, port=0, http=WholeAnswers, loop="uvloop", log_level="critical")
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join(10)
+
+
+@pytest.fixture
+def line(port: int) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        yield connection
+
+
+def ask(path: str, method: str = "GET", headers: str = "") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nhost: here\r\n{headers}\r\n".encode()
+
+
+def read_until(line: socket.socket, end: bytes) -> bytes:
+    read = b""
+    while not read.endswith(end):
+        data = line.recv(1 << 16)
+        assert data, read
+        read += data
+    return read
+
+
+def test_the_head_waits_for_the_body(line: socket.socket) -> None:
+    line.sendall(ask("/late"))
+    line.settimeout(PAUSE / 2)
+    with pytest.raises(TimeoutError):
+        line.recv(1)
+    line.settimeout(10)
+    answer = line.recv(1 << 16)
+    assert answer.startswith(HEAD)
+    assert answer.endswith(b"\r\n\r\nbody")
+
+
+def test_a_stream_is_not_held_back_after_its_first_piece(line: socket.socket) -> None:
+    line.sendall(ask("/streamed"))
+    began = time.monotonic()
+    assert read_until(line, b"fi").startswith(HEAD)
+    assert time.monotonic() - began < PAUSE
+    assert line.recv(2) == b"rs"
+
+
+def test_a_request_for_the_head_alone_is_answered_and_keeps_its_connection(line: socket.socket) -> None:
+    for _ in range(2):
+        line.sendall(ask("/", "HEAD"))
+        assert read_until(line, b"\r\n\r\n").startswith(HEAD)
+
+
+def test_a_client_that_waits_to_be_told_to_continue_is_told(line: socket.socket) -> None:
+    line.sendall(ask("/", "POST", "content-length: 4\r\nexpect: 100-continue\r\n"))
+    assert read_until(line, b"\r\n\r\n").startswith(b"HTTP/1.1 100 ")
+    line.sendall(b"sent")
+    assert read_until(line, b"sent").startswith(HEAD)
+
+
+def test_requests_sent_at_once_are_answered_in_their_order(line: socket.socket) -> None:
+    posts = [
+        ask(path, "POST", "content-length: 4\r\n") + body
+        for path, body in (("/late", b"one1"), ("/", b"two2"), ("/", b"tre3"))
+    ]
+    line.sendall(b"".join(posts))
+    answers = read_until(line, b"tre3")
+    assert answers.count(HEAD) == 3
+    assert answers.index(b"one1") < answers.index(b"two2") < answers.index(b"tre3")
+
+
+def test_an_answer_that_fails_before_its_body_closes_the_connection(line: socket.socket) -> None:
+    line.sendall(ask("/fails"))
+    assert line.recv(1 << 16) == b""
