@@ -45,10 +45,12 @@ class HeldHead:
 
     def write(self, data: bytes) -> None:
         """Hold the head; write it with what comes next, and then everything at once."""
-        if self._under_way or data.startswith(CONTINUE):
+        if self._under_way:
             self._transport.write(data)
-        elif not self._head:
-            self._head = data
-        else:
+        elif self._head:
             self._under_way = True
             self._transport.writelines((self._head, data))
+        elif data.startswith(CONTINUE):
+            self._transport.write(data)
+        else:
+            self._head = data
