@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import uvicorn
+
 from app.server import Server, server_config
 from app.settings import Settings
 from app.state import State
@@ -41,14 +43,21 @@ def running(data_dir: Path, **settings: Any) -> Iterator[Service]:
         Any others, by the names of their fields.
     """
     server = Server(server_config(Settings(data_dir=data_dir, port=0, **settings)))
+    with listening(server) as port:
+        yield Service(f"http://127.0.0.1:{port}", server)
+
+
+@contextmanager
+def listening(server: uvicorn.Server) -> Iterator[int]:
+    """Run a server in a thread for as long as the block lasts; gives its port."""
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
         while not server.started:
             assert thread.is_alive(), "the service did not start"
             time.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield Service(f"http://127.0.0.1:{port}", server)
+        port: int = server.servers[0].sockets[0].getsockname()[1]
+        yield port
     finally:
         server.should_exit = True
         thread.join(30)

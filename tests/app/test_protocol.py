@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
 import time
 from collections.abc import Iterator
 
@@ -13,10 +12,10 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from app.protocol import WholeAnswers
+from tests.app.running import listening
 
 PAUSE = 0.4
 HEAD = b"HTTP/1.1 200 OK"
-LENGTH = [(b"content-length", b"4")]
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -27,7 +26,9 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "lifespan.shutdown.complete"})
         return
     posted = (await receive())["body"]
-    await send({"type": "http.response.start", "status": 200, "headers": LENGTH})
+    body = posted or b"body"
+    length = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": length})
     if scope["path"] == "/fails":
         raise RuntimeError("between head and body")
     if scope["path"] == "/late":
@@ -37,21 +38,14 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
         await asyncio.sleep(PAUSE)
         await send({"type": "http.response.body", "body": b"rs"})
         return
-    await send({"type": "http.response.body", "body": posted or b"body"})
+    await send({"type": "http.response.body", "body": body})
 
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    server = uvicorn.Server(
-        uvicorn.Config(application, port=0, http=WholeAnswers, loop="uvloop", log_level="critical")
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = True
-    thread.join(10)
+    config = uvicorn.Config(application, port=0, http=WholeAnswers, loop="uvloop", log_level="critical")
+    with listening(uvicorn.Server(config)) as port:
+        yield port
 
 
 @pytest.fixture
@@ -103,6 +97,12 @@ def test_a_client_that_waits_to_be_told_to_continue_is_told(line: socket.socket)
     assert read_until(line, b"\r\n\r\n").startswith(b"HTTP/1.1 100 ")
     line.sendall(b"sent")
     assert read_until(line, b"sent").startswith(HEAD)
+
+
+def test_a_body_may_look_like_the_word_to_continue(line: socket.socket) -> None:
+    body = b"HTTP/1.1 100 %"
+    line.sendall(ask("/echo", "POST", f"content-length: {len(body)}\r\n") + body)
+    assert read_until(line, body).startswith(HEAD)
 
 
 def test_requests_sent_at_once_are_answered_in_their_order(line: socket.socket) -> None:
