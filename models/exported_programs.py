@@ -17,9 +17,9 @@ import torch
 from torch.export import ExportedProgram
 
 from models.errors import UnusableWeights
-from models.onnx_backbone import file_fingerprint
 from models.spec import read_spec
 from models.torch_backbone import TorchBackbone, resolve_device
+from models.weights import file_fingerprint
 
 # What an archive without pickles is made of, below its root folder.
 RAW = re.compile(

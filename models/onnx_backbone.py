@@ -1,16 +1,13 @@
 """`onnx:PATH`: a model file run by onnxruntime, on CUDA where there is one and otherwise on every core.
 
 On a CPU passes run side by side on one thread each (`pieces.py`), and a lone sample in a session that spreads
-over all cores. Idle threads do not spin: they would take the cores from the server. Weights that a file keeps
-in 8 bits are expanded once, when it is opened.
+over all cores. Idle threads do not spin: they would take the cores from the server.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +16,13 @@ import onnxruntime
 import torch
 
 from models.errors import UnusableDevice, UnusableInput, UnusableWeights
+from models.onnx_file import OnnxFile
 from models.pieces import Pieces, padded
 from models.spec import read_spec
 from models.torch_backbone import resolve_device
+from models.weights import file_fingerprint
 
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
-CHUNK_BYTES = 1 << 20
 
 
 class OnnxBackbone:
@@ -46,13 +44,10 @@ class OnnxBackbone:
     """
 
     def __init__(self, path: Path, *, labels: Path | None, device: str) -> None:
-        if not path.is_file():
-            raise UnusableWeights(f"The model file {path} does not exist.")
         self.name = f"onnx:{path.name}"
         self._path = path
         self._pieces = Pieces()
-        self._weights_alone_quantised = weights_alone_quantised(path)
-        self._sessions, self.device = self._open(device)
+        self._sessions, self.device = self._open(OnnxFile(path), device)
         session = self._sessions[0]
         spec = read_spec(path, session.get_modelmeta().custom_metadata_map)
         inputs = session.get_inputs()
@@ -110,34 +105,19 @@ class OnnxBackbone:
         for size in batch_sizes:
             self(torch.zeros(size, *self.input_shape))
 
-    def _open(self, device: str) -> tuple[list[Any], str]:
+    def _open(self, file: OnnxFile, device: str) -> tuple[list[Any], str]:
         """Open one session on CUDA, or on the CPU one for each piece's thread and one for all cores."""
         resolved = resolve_device(device)
         if resolved.type == "cuda":
             onnxruntime.preload_dlls()  # CUDA's libraries come with torch
             provider = ("CUDAExecutionProvider", {"device_id": str(resolved.index or 0)})
-            session = self._session([provider, "CPUExecutionProvider"], threads=1)
+            session = file.session([provider, "CPUExecutionProvider"], threads=1)
             if "CUDAExecutionProvider" in session.get_providers():
                 return [session], str(resolved)
             if device != "auto":
                 raise UnusableDevice(f"onnxruntime cannot run {self._path} on {device!r}.")
         threads = {self._pieces.cores, 1}
-        return [self._session(["CPUExecutionProvider"], threads=n) for n in sorted(threads)], "cpu"
-
-    def _session(self, providers: list[Any], *, threads: int) -> Any:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 4
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if self._weights_alone_quantised:
-            # By default every pass would expand them again, and layers whose weights are no constants run in
-            # slower forms.
-            options.add_session_config_entry("session.disable_quant_qdq", "1")
-        try:
-            return onnxruntime.InferenceSession(str(self._path), options, providers=providers)
-        except Exception as error:  # onnxruntime has a class for every status, with no common base
-            raise UnusableWeights(f"{self._path} is not a usable ONNX model: {error}") from error
+        return [file.session(["CPUExecutionProvider"], threads=n) for n in sorted(threads)], "cpu"
 
     def _choose_output(self, session: Any) -> str:
         names = [entry.name for entry in session.get_outputs()]
@@ -190,30 +170,3 @@ class OnnxBackbone:
             session.run_with_iobinding(binding)
             outputs = binding.copy_outputs_to_cpu()
         return torch.from_numpy(outputs[0][: len(piece)]).float()
-
-
-def weights_alone_quantised(path: Path) -> bool:
-    """Whether a model file keeps its weights in 8 bits only to be small, and computes with floats."""
-    return mentions(path, b"DequantizeLinear") and not mentions(path, b"QuantizeLinear")
-
-
-def mentions(path: Path, word: bytes) -> bool:
-    """Whether a file holds these bytes: a model that has an operator names it."""
-    end = b""
-    with path.open("rb") as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            if word in end + chunk:
-                return True
-            end = chunk[-len(word) :]
-    return False
-
-
-def file_fingerprint(path: Path) -> str:
-    """Compute sha256 over a model file, and over the weights that an ONNX file may keep beside it."""
-    digest = hashlib.sha256()
-    beside = (path.with_name(path.name + suffix) for suffix in (".data", "_data"))
-    for part in chain([path], (file for file in beside if file.is_file())):
-        with part.open("rb") as stream:
-            while chunk := stream.read(CHUNK_BYTES):
-                digest.update(chunk)
-    return digest.hexdigest()

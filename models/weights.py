@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 from models.errors import UnusableWeights
 
 SHOWN = 3
+CHUNK_BYTES = 1 << 20
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
@@ -83,3 +86,14 @@ def load_into(network: nn.Module, weights: Mapping[str, torch.Tensor], path: Pat
 def _some(keys: list[str]) -> str:
     more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
     return ", ".join(keys[:SHOWN]) + more
+
+
+def file_fingerprint(path: Path) -> str:
+    """Compute sha256 over a model file, and over the weights that an ONNX file may keep beside it."""
+    digest = hashlib.sha256()
+    beside = (path.with_name(path.name + suffix) for suffix in (".data", "_data"))
+    for part in chain([path], (file for file in beside if file.is_file())):
+        with part.open("rb") as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()

@@ -22,7 +22,7 @@ from models.errors import (
     UnusableWeights,
 )
 from models.loading import load_backbone
-from models.onnx_backbone import weights_alone_quantised
+from models.onnx_file import weights_alone_quantised
 from models.preprocessing import ImageClassification
 
 CLASSES = 5
@@ -111,7 +111,7 @@ def test_weights_kept_in_8_bits_are_expanded_once_where_inputs_are_floats(
     )
     path = tmp_path / "m.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
-    assert weights_alone_quantised(path) is not quantised_inputs
+    assert weights_alone_quantised(onnx.load(path)) is not quantised_inputs
     read = samples(3).flatten(1)
     if quantised_inputs:
         read = (read / float(scale)).round().clamp(-128, 127) * float(scale)

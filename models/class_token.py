@@ -1,0 +1,173 @@
+"""Compute the last block of a vision transformer for the one token that its head reads.
+
+The head of such a network reads the class token, the first of some hundred, but an exported graph computes
+every token up to the end. Behind the last attention each token is computed by itself: all but the first for
+nobody. Here a graph is read backwards from where the first token is taken, through the operators that treat
+tokens one by one, and the first is taken before them instead. The answers are the same, up to the rounding of
+matrix products of another size.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+ELEMENTWISE = frozenset(
+    {"Add", "Cast", "Div", "Erf", "Gelu", "Identity", "Mul", "Pow", "Relu", "Sigmoid", "Sqrt", "Sub", "Tanh"}
+)
+MIXING_AXES = frozenset({"LayerNormalization", "LogSoftmax", "ReduceMean", "Softmax"})
+FIRST_OPSET = 13  # from here on Softmax works along one axis
+SMALL = 64  # elements of a constant that may tell a shape; weights are larger
+
+# An axis along which the first alone is read, counted from the last, which is -1, as shapes are broadcast;
+# None where a tensor is read whole.
+Axis = int | None
+Plan = dict[int, list[Axis]]  # of the nodes that compute the first alone: how they read each of their inputs
+
+
+def take_class_token_early(model: onnx.ModelProto) -> bool:
+    """Rewrite a graph in place so that only the first token is computed where only the first is read.
+
+    Returns
+    -------
+    Whether it was: only where that spares a matrix product, and where no branch or loop may read any tensor.
+    """
+    graph = model.graph
+    opset = next((entry.version for entry in model.opset_import if entry.domain in {"", "ai.onnx"}), 0)
+    branches = any(attribute.HasField("g") for node in graph.node for attribute in node.attribute)
+    if opset < FIRST_OPSET or branches:
+        return False
+    plan = _plan(graph, _Tensors(model))
+    if not any(graph.node[index].op_type == "MatMul" for index in plan):
+        return False
+    _rewrite(graph, plan)
+    return True
+
+
+def _plan(graph: onnx.GraphProto, tensors: _Tensors) -> Plan:
+    """Go from the outputs to the inputs, and note which nodes are read at the first of some axis alone."""
+    plan: Plan = {}
+    readings: defaultdict[str, set[Axis]] = defaultdict(set, {entry.name: {None} for entry in graph.output})
+    for index, node in reversed(list(enumerate(graph.node))):
+        inputs: list[Axis] = [None] * len(node.input)
+        if (axis := tensors.axis_taken(node)) is not None:
+            inputs[0] = axis
+        elif len(node.output) == 1 and len(found := readings[node.output[0]]) == 1:
+            [axis] = found
+            if axis is not None and (narrow := tensors.inputs_read(node, axis)) is not None:
+                plan[index] = inputs = narrow
+        for name, axis in zip(node.input, inputs, strict=True):
+            readings[name].add(axis)
+    return plan
+
+
+def _rewrite(graph: onnx.GraphProto, plan: Plan) -> None:
+    """Take the first wherever a planned node reads what is computed whole."""
+    nodes: list[onnx.NodeProto] = []
+    narrow: set[str] = set()
+    for index, node in enumerate(graph.node):
+        for place, axis in enumerate(plan.get(index, ())):
+            whole = node.input[place]
+            if axis is None or whole in narrow:
+                continue
+            first = f"{whole}/first{axis}"
+            if first not in narrow:
+                bounds = [f"{first}/{name}" for name in ("start", "end", "axis")]
+                for name, value in zip(bounds, (0, 1, axis), strict=True):
+                    graph.initializer.append(numpy_helper.from_array(np.array([value]), name))
+                nodes.append(helper.make_node("Slice", [whole, *bounds], [first], name=first))
+                narrow.add(first)
+            node.input[place] = first
+        nodes.append(node)
+        if index in plan:
+            narrow.update(node.output)
+    told = [entry for entry in graph.value_info if entry.name not in narrow]
+    del graph.node[:], graph.value_info[:]
+    graph.node.extend(nodes)
+    graph.value_info.extend(told)
+
+
+class _Tensors:
+    """What is known of a graph's tensors before it runs: how many axes they have, and the small constants."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._constants = {entry.name: entry for entry in model.graph.initializer}
+        for node in model.graph.node:
+            if node.op_type == "Constant" and (value := _attribute(node, "value", None)) is not None:
+                self._constants[node.output[0]] = value
+        self._ranks = {name: len(tensor.dims) for name, tensor in self._constants.items()}
+        graph = onnx.shape_inference.infer_shapes(_without_weights(model)).graph
+        for entry in chain(graph.input, graph.value_info, graph.output):
+            if entry.type.tensor_type.HasField("shape"):
+                self._ranks[entry.name] = len(entry.type.tensor_type.shape.dim)
+
+    def axis_taken(self, node: onnx.NodeProto) -> Axis:
+        """Along which axis a node reads nothing of its first input but the first."""
+        if node.op_type != "Gather" or self._integers(node.input[1]) != [0]:
+            return None
+        rank = self._ranks.get(node.input[0])
+        return None if rank is None else _from_last(_attribute(node, "axis", 0), rank)
+
+    def inputs_read(self, node: onnx.NodeProto, axis: int) -> list[Axis] | None:
+        """Tell how a node reads its inputs for the first of an axis of its output; None if others matter."""
+        ranks = [rank for name in node.input if (rank := self._ranks.get(name)) is not None]
+        if len(ranks) < len(node.input):
+            return None
+        along = [axis if rank >= -axis else None for rank in ranks]
+        match node.op_type:
+            case operator if operator in ELEMENTWISE:
+                return along
+            case operator if operator in MIXING_AXES and axis not in self._mixed(node, ranks[0]):
+                return [axis] + [None] * (len(ranks) - 1)
+            case "MatMul" if axis < -1 and min(ranks) >= 2:
+                return along if axis < -2 else [axis, None]
+            case "Transpose":
+                order = _attribute(node, "perm", range(ranks[0])[::-1])
+                return [order[axis] - ranks[0]]
+        return None
+
+    def _mixed(self, node: onnx.NodeProto, rank: int) -> Sequence[int]:
+        """Tell which axes a node computes across."""
+        if node.op_type == "ReduceMean":
+            axes = _attribute(node, "axes", None)  # an input since opset 18
+            if axes is None and len(node.input) > 1:
+                axes = self._integers(node.input[1])
+            keeps = axes and _attribute(node, "keepdims", 1)
+            return [_from_last(axis, rank) for axis in axes] if keeps else range(-rank, 0)
+        first = _from_last(_attribute(node, "axis", -1), rank)
+        return range(first, 0) if node.op_type == "LayerNormalization" else [first]
+
+    def _integers(self, name: str) -> list[int] | None:
+        tensor = self._constants.get(name)
+        if tensor is None or tensor.data_type != onnx.TensorProto.INT64 or np.prod(tensor.dims) > SMALL:
+            return None
+        return [int(value) for value in numpy_helper.to_array(tensor).flat]
+
+
+def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Copy a model without the data of its weights: shapes do not depend on them."""
+    copy = onnx.ModelProto(
+        ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions
+    )
+    for field in ("node", "input", "output", "value_info"):
+        getattr(copy.graph, field).extend(getattr(model.graph, field))
+    for tensor in model.graph.initializer:
+        if np.prod(tensor.dims) > SMALL:
+            tensor = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)  # noqa: PLW2901
+        copy.graph.initializer.append(tensor)
+    return copy
+
+
+def _from_last(axis: int, rank: int) -> int:
+    return axis - rank if axis >= 0 else axis
+
+
+def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    found = (helper.get_attribute_value(entry) for entry in node.attribute if entry.name == name)
+    return next(found, default)

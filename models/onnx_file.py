@@ -1,0 +1,78 @@
+"""An ONNX file, opened by onnxruntime in such a way that no pass does work in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+from google.protobuf.message import DecodeError
+
+from models.class_token import take_class_token_early
+from models.errors import UnusableWeights
+
+
+class OnnxFile:
+    """An ONNX file to be opened in sessions.
+
+    Weights that it keeps in 8 bits are expanded once, and the last block of a vision transformer is computed
+    for the class token alone.
+
+    Raises
+    ------
+    UnusableWeights
+        If the file is absent; on opening, if it is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise UnusableWeights(f"The model file {path} does not exist.")
+        self._path = path
+        self._source: str | bytes = str(path)
+        self._weights_alone_quantised = False
+        try:
+            model = onnx.load(path, format="protobuf", load_external_data=False)
+        except DecodeError:  # damaged, or in onnxruntime's own format: it will say when it opens the file
+            return
+        self._weights_alone_quantised = weights_alone_quantised(model)
+        if take_class_token_early(model):
+            self._source = model.SerializeToString()
+
+    def session(self, providers: list[Any], *, threads: int) -> Any:
+        """Open the model on these providers; an operator uses so many threads on a CPU."""
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # Weights kept beside the file are looked for there, also when the model is not read from it.
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(self._path.parent)
+        )
+        if self._weights_alone_quantised:
+            # By default every pass would expand them again, and layers whose weights are no constants run in
+            # slower forms.
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
+        try:
+            session = onnxruntime.InferenceSession(self._source, options, providers=providers)
+        except Exception as error:  # onnxruntime has a class for every status, with no common base
+            raise UnusableWeights(f"{self._path} is not a usable ONNX model: {error}") from error
+        session._model_bytes = None  # kept to open it again on other providers; as large as the weights
+        return session
+
+
+def weights_alone_quantised(model: onnx.ModelProto) -> bool:
+    """Whether a model keeps its weights in 8 bits only to be small, and computes with floats."""
+    operators = set(_operators(chain(model.graph.node, *(function.node for function in model.functions))))
+    return "DequantizeLinear" in operators and not operators & {"QuantizeLinear", "DynamicQuantizeLinear"}
+
+
+def _operators(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    """Name the operators of nodes, and of the branches and loops in them."""
+    for node in nodes:
+        yield node.op_type
+        for attribute in node.attribute:
+            yield from _operators(attribute.g.node)
