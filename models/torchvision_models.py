@@ -12,6 +12,7 @@ import torch
 import torchvision
 from PIL import Image
 from torch import nn
+from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
 from models.errors import UnknownBackbone, UnusableWeights
 from models.labels import check_labels, read_labels
@@ -94,7 +95,30 @@ def build(name: str, *, num_classes: int, **architecture: Any) -> nn.Module:
     network: nn.Module = torchvision.models.get_model(
         name, weights=None, num_classes=num_classes, **architecture
     )
+    if isinstance(network, VisionTransformer):
+        network.encoder.layers[-1] = LastBlock(network.encoder.layers[-1])
     return network
+
+
+class LastBlock(nn.Module):
+    """The last block of a vision transformer, computed for the class token alone: the head reads no other.
+
+    Only the keys and values of its attention are those of all tokens. Its parts, and so the names of its
+    weights, are the whole block's.
+    """
+
+    def __init__(self, whole: EncoderBlock) -> None:
+        super().__init__()
+        self.ln_1, self.self_attention = whole.ln_1, whole.self_attention
+        self.ln_2, self.mlp = whole.ln_2, whole.mlp
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Turn (N, L, D) into (N, 1, D)."""
+        normal = self.ln_1(tokens)
+        attended, _ = self.self_attention(normal[:, :1], normal, normal, need_weights=False)
+        first = tokens[:, :1] + attended
+        result: torch.Tensor = first + self.mlp(self.ln_2(first))
+        return result
 
 
 def preprocessing_of(entry: Any) -> ImageClassification:

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from models.errors import BackboneError, UnknownBackbone, UnusableDevice, UnusableLabels, UnusableWeights
 from models.loading import load_backbone
+from models.torch_backbone import tensors_fingerprint
 from models.torchvision_models import build, classes_of, preprocessing_of
 
 
@@ -58,6 +59,20 @@ def test_the_fingerprint_is_of_the_weights_and_not_of_the_file(
         "torchvision:squeezenet1_1", weights=str(folder / "changed.safetensors"), device="cpu"
     )
     assert other.fingerprint != one
+
+
+def test_a_vision_transformer_computes_its_last_block_for_the_class_token_alone(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    whole: Any = torchvision.models.vit_b_32(num_classes=5).eval()
+    torch.nn.init.normal_(whole.heads.head.weight)  # zeros as it comes
+    save_file(whole.state_dict(), tmp_path / "vit.safetensors")
+    backbone = load_backbone("torchvision:vit_b_32", weights=str(tmp_path / "vit.safetensors"), device="cpu")
+    batch = torch.randn(2, 3, 224, 224)
+    with torch.inference_mode():
+        torch.testing.assert_close(backbone(batch), whole(batch), atol=1e-4, rtol=1e-5)
+    assert backbone.fingerprint == tensors_fingerprint(whole.state_dict())
+    built: Any = build("vit_b_32", num_classes=5)
+    assert built.encoder(torch.randn(2, 50, 768)).shape == (2, 1, 768)
 
 
 def test_labels_come_from_a_file(folder: Path) -> None:
