@@ -4,8 +4,8 @@
 
 The plan names the model and holds the bodies. For pictures the limit is the fastest of several loops that
 decode and run the model on all cores, in sessions like those of the peers; beside it stand the model's batch
-throughput alone, and the same loop in sessions that expand weights of 8 bits once, as the service's do. For
-logits it is one thread that parses, takes a softmax and writes.
+throughput alone, and the same loop in sessions opened as the service opens them. For logits it is one thread
+that parses, takes a softmax and writes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from benchmarks.serving.peers.work import EXPANDED, Array, Classifier, prepare, softmax_json
+from benchmarks.serving.peers.work import Array, Classifier, prepare, softmax_json
+from models.onnx_file import OnnxFile
 
 CORES = os.cpu_count() or 1
 BATCHES = (1, 8, 32)
@@ -41,14 +42,17 @@ def rate(step: Callable[[int], object], seconds: float) -> float:
     return count / elapsed
 
 
-def _picture_rate(bodies: list[bytes], offset: int, seconds: float, expanded: bool) -> float:
-    classifier = Classifier(threads=1, expanded=expanded)
+def _picture_rate(bodies: list[bytes], offset: int, seconds: float, as_served: bool) -> float:
+    session = None
+    if as_served:
+        session = OnnxFile(Path(os.environ["BENCH_MODEL"])).session(["CPUExecutionProvider"], threads=1)
+    classifier = Classifier(threads=1, session=session)
     return rate(lambda i: classifier.classify(bodies[(i + offset) % len(bodies)]), seconds)
 
 
-def _together(pool: Executor, bodies: list[bytes], seconds: float, *, expanded: bool = EXPANDED) -> float:
+def _together(pool: Executor, bodies: list[bytes], seconds: float, *, as_served: bool = False) -> float:
     offsets = [core * len(bodies) // CORES for core in range(CORES)]
-    return sum(pool.map(_picture_rate, [bodies] * CORES, offsets, [seconds] * CORES, [expanded] * CORES))
+    return sum(pool.map(_picture_rate, [bodies] * CORES, offsets, [seconds] * CORES, [as_served] * CORES))
 
 
 def _run_batch(classifier: Classifier, batch: Array, _: int) -> None:
@@ -62,7 +66,7 @@ def images(bodies: list[bytes], seconds: float) -> dict[str, float]:
     # Processes have no lock in common, and so should be the fastest; whichever is, is the limit.
     with ProcessPoolExecutor(CORES, mp_context=multiprocessing.get_context("spawn")) as processes:
         in_processes = _together(processes, bodies, seconds)
-        expanded = _together(processes, bodies, seconds, expanded=True)
+        as_served = _together(processes, bodies, seconds, as_served=True)
     classifier = Classifier(threads=CORES)
     tensor = prepare(Image.open(io.BytesIO(bodies[0])))
     batches = [np.repeat(tensor[None], size, axis=0) for size in BATCHES]
@@ -73,7 +77,7 @@ def images(bodies: list[bytes], seconds: float) -> dict[str, float]:
         "decode_and_model_in_threads": in_threads,
         "decode_and_model_in_processes": in_processes,
         "model_in_batches": in_batches,
-        "decode_and_model_with_weights_expanded_once": expanded,
+        "decode_and_model_in_sessions_of_the_service": as_served,
         "limit": max(in_threads, in_processes),
     }
 

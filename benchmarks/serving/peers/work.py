@@ -16,6 +16,7 @@ import orjson
 from PIL import Image
 
 RESIZE, CROP = 256, 224
+# Whether weights that a file keeps in 8 bits are expanded once, not in every pass.
 EXPANDED = os.environ.get("BENCH_EXPANDED") == "1"
 Array = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
@@ -49,17 +50,17 @@ class Classifier:
     ----------
     threads
         Threads of the session. Spinning is off: it hurts beside a server.
-    expanded
-        Whether weights of 8 bits are expanded once, not in every pass.
+    session
+        One that is open already, in place of it.
     """
 
-    def __init__(self, threads: int, *, expanded: bool = EXPANDED) -> None:
+    def __init__(self, threads: int, *, session: Any = None) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if expanded:
+        if EXPANDED:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
-        self._session = onnxruntime.InferenceSession(
+        self._session = session or onnxruntime.InferenceSession(
             os.environ["BENCH_MODEL"], options, providers=["CPUExecutionProvider"]
         )
         self._input = self._session.get_inputs()[0].name
