@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from app.cli.failures import failure_of
 from app.cli.output import progress_bar, screen
-from app.client import DEFAULT_URL, BoxcalClient, Prediction
+from app.client import DEFAULT_URL, BoxcalClient, Prediction, UnreachableError
 from calibrators import Metrics, evaluate
 from models.digits_data import Digits, load_digits_split
 
@@ -39,6 +39,8 @@ def main() -> None:
     try:
         with BoxcalClient(arguments.url) as client:
             run(client)
+    except UnreachableError as error:
+        sys.exit(f"demo: {error}. Name another address with --url or BOXCAL_URL.")
     except Exception as error:
         failure = failure_of(error)
         if failure is None:

@@ -330,7 +330,7 @@ def install(app: FastAPI, count: Callable[[str], None]) -> None:
 
     async def handle(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException) and error.status_code == http.HTTPStatus.NOT_FOUND:
-            error = RouteNotFound(f"There is nothing at {request.url.path}.")
+            error = RouteNotFound(f"There is nothing at {request.url.path}; /docs lists what there is.")
         elif isinstance(error, HTTPException) and error.status_code == http.HTTPStatus.METHOD_NOT_ALLOWED:
             detail = f"{request.url.path} does not take {request.method}."
             error = MethodNotAllowed(detail, headers=error.headers)

@@ -34,22 +34,21 @@ class HeldHead:
         That of the connection.
     """
 
-    __slots__ = ("_head", "_transport", "_under_way", "close", "is_closing")
+    __slots__ = ("_head", "_transport", "close", "is_closing")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._head = b""
-        self._under_way = False
+        self._head: bytes | None = b""  # None once it has left
         self.close = transport.close
         self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
         """Hold the head; write it with what comes next, and then everything at once."""
-        if self._under_way:
+        if self._head is None:
             self._transport.write(data)
         elif self._head:
-            self._under_way = True
             self._transport.writelines((self._head, data))
+            self._head = None
         elif data.startswith(CONTINUE):
             self._transport.write(data)
         else:

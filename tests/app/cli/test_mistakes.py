@@ -95,6 +95,14 @@ def test_a_service_that_is_not_there(boxcal: Boxcal, picture: Path) -> None:
     assert url in refused(boxcal, 3, "predict", picture, "--url", url)
 
 
+def test_the_demo_says_how_to_name_another_address() -> None:
+    demo = [sys.executable, "-m", "app.demo", "--url", "http://127.0.0.1:9"]
+    ended = subprocess.run(demo, check=False, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("demo: cannot reach http://127.0.0.1:9/")
+    assert "--url or BOXCAL_URL" in ended.stderr
+
+
 def test_a_fit_that_fails_is_work_that_failed(
     boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch, picture: Path
 ) -> None:
