@@ -22,6 +22,7 @@ ELEMENTWISE = frozenset(
     {"Add", "Cast", "Div", "Erf", "Gelu", "Identity", "Mul", "Pow", "Relu", "Sigmoid", "Sqrt", "Sub", "Tanh"}
 )
 MIXING_AXES = frozenset({"LayerNormalization", "LogSoftmax", "ReduceMean", "Softmax"})
+STANDARD = frozenset({"", "ai.onnx"})  # the domain of the operators above
 FIRST_OPSET = 13  # from here on Softmax works along one axis
 SMALL = 64  # elements of a constant that may tell a shape; weights are larger
 
@@ -39,7 +40,7 @@ def take_class_token_early(model: onnx.ModelProto) -> bool:
     Whether it was: only where that spares a matrix product, and where no branch or loop may read any tensor.
     """
     graph = model.graph
-    opset = next((entry.version for entry in model.opset_import if entry.domain in {"", "ai.onnx"}), 0)
+    opset = next((entry.version for entry in model.opset_import if entry.domain in STANDARD), 0)
     branches = any(attribute.HasField("g") for node in graph.node for attribute in node.attribute)
     if opset < FIRST_OPSET or branches:
         return False
@@ -109,7 +110,7 @@ class _Tensors:
 
     def axis_taken(self, node: onnx.NodeProto) -> Axis:
         """Along which axis a node reads nothing of its first input but the first."""
-        if node.op_type != "Gather" or self._integers(node.input[1]) != [0]:
+        if _operator(node) != "Gather" or self._integers(node.input[1]) != [0]:
             return None
         rank = self._ranks.get(node.input[0])
         return None if rank is None else _from_last(_attribute(node, "axis", 0), rank)
@@ -120,7 +121,7 @@ class _Tensors:
         if len(ranks) < len(node.input):
             return None
         along = [axis if rank >= -axis else None for rank in ranks]
-        match node.op_type:
+        match _operator(node):
             case operator if operator in ELEMENTWISE:
                 return along
             case operator if operator in MIXING_AXES and axis not in self._mixed(node, ranks[0]):
@@ -145,7 +146,7 @@ class _Tensors:
 
     def _integers(self, name: str) -> list[int] | None:
         tensor = self._constants.get(name)
-        if tensor is None or tensor.data_type != onnx.TensorProto.INT64 or np.prod(tensor.dims) > SMALL:
+        if tensor is None or tensor.data_type != onnx.TensorProto.INT64 or not _is_small(tensor):
             return None
         return [int(value) for value in numpy_helper.to_array(tensor).flat]
 
@@ -158,10 +159,20 @@ def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     for field in ("node", "input", "output", "value_info"):
         getattr(copy.graph, field).extend(getattr(model.graph, field))
     for tensor in model.graph.initializer:
-        if np.prod(tensor.dims) > SMALL:
+        if not _is_small(tensor):
             tensor = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)  # noqa: PLW2901
         copy.graph.initializer.append(tensor)
     return copy
+
+
+def _is_small(tensor: onnx.TensorProto) -> bool:
+    """Whether a constant is so small that it may tell a shape, and lies in the file itself."""
+    return bool(np.prod(tensor.dims) <= SMALL and tensor.data_location != onnx.TensorProto.EXTERNAL)
+
+
+def _operator(node: onnx.NodeProto) -> str:
+    """Name a standard operator; in other domains a name may mean something else."""
+    return str(node.op_type) if node.domain in STANDARD else ""
 
 
 def _from_last(axis: int, rank: int) -> int:

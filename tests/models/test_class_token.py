@@ -1,6 +1,6 @@
 """Graphs whose head reads the first token: the same answers, and the others no longer computed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,9 @@ class Graph:
     def linear(self) -> str:
         return self.step("MatMul", self.last, self.weight(WIDTH, WIDTH))
 
-    def model(self, *outputs: str, opset: int = 17) -> onnx.ModelProto:
+    def model(
+        self, *outputs: str, opset: int = 17, functions: Sequence[onnx.FunctionProto] = ()
+    ) -> onnx.ModelProto:
         """Finish the graph; without names its output is the last one."""
         graph = helper.make_graph(
             self.nodes,
@@ -59,7 +61,12 @@ class Graph:
             ],
             self.weights,
         )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid("own", 1)],
+            functions=functions,
+            ir_version=10,
+        )
         inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph.output
         model.graph.ClearField("output")
         model.graph.output.extend(inferred)
@@ -228,6 +235,20 @@ def test_a_tensor_that_someone_reads_whole_is_computed_whole(reader: str) -> Non
         condition = graph.constant(np.array(True))
         outputs.append(graph.step("If", condition, then_branch=branch, else_branch=branch))
     assert rewritten(graph.model(*outputs)) is None
+
+
+def test_a_function_of_the_file_is_not_the_operator_of_its_name() -> None:
+    standard = helper.make_opsetid("", 17)
+    steps = [
+        helper.make_node("ReduceMean", ["a"], ["mean"], axes=[1]),
+        helper.make_node("Sub", ["a", "mean"], ["b"]),
+    ]
+    mixing = helper.make_function("own", "Tanh", ["a"], ["b"], steps, [standard])
+    graph = Graph()
+    graph.linear()
+    graph.step("Tanh", domain="own")
+    take(graph)
+    assert rewritten(graph.model(functions=[mixing])) is None
 
 
 def test_two_that_read_the_first_share_it() -> None:
