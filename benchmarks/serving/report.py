@@ -65,17 +65,19 @@ def table(task: str, results: dict[str, Any]) -> str:
     lines = [
         f"{task}: {len(results['rounds'])} rounds; {told}",
         "",
-        "| server | req/s | of the limit | p50 ms | p99 ms | lone p50 ms | failures | memory MiB |",
-        "|---|---|---|---|---|---|---|---|",
+        "| server | req/s | of the limit | round by round | p50 ms | p99 ms | lone p50 ms | failures "
+        "| memory MiB |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name in _servers(results):
         saturated, lone = _phases(results, name, "saturation"), _phases(results, name, "lone")
         memory = results["memory_bytes"][name]
         failures = sum(sum(phase["failures"].values()) for phase in [*saturated, *lone])
         shown = f"**{name}**" if name == OURS else name
+        shares = ", ".join(f"{phase['of_limit']:.3f}" for phase in saturated)
         lines.append(
             f"| {shown} | {_median(saturated, 'throughput'):,.1f} | {_median(saturated, 'of_limit'):.3f} "
-            f"| {_median(saturated, 'p50_ms'):.1f} | {_median(saturated, 'p99_ms'):.1f} "
+            f"| {shares} | {_median(saturated, 'p50_ms'):.1f} | {_median(saturated, 'p99_ms'):.1f} "
             f"| {_median(lone, 'p50_ms'):.2f} | {failures} | {memory / 2**20:,.0f} |"
         )
     return "\n".join(lines)
