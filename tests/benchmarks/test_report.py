@@ -30,10 +30,9 @@ def test_the_table_shows_medians_of_shares_taken_within_each_round() -> None:
     lines = report.table("images", {"memory_bytes": MEMORY, "rounds": rounds}).splitlines()
     assert "limit 100.0/s" in lines[0]
     ours, theirs = (line.strip("| ").split(" | ") for line in lines[-2:])
-    # Shares of .90, .96 and .50, and of .50, .80 and .10.
-    assert ours[:3] == ["**boxcal**", "90.0", "0.900"]
-    assert theirs[:3] == ["other", "40.0", "0.500"]
-    assert theirs[6:] == ["9", "100"]
+    assert ours[:4] == ["**boxcal**", "90.0", "0.900", "0.900, 0.960, 0.500"]
+    assert theirs[:4] == ["other", "40.0", "0.500", "0.500, 0.800, 0.100"]
+    assert theirs[7:] == ["9", "100"]
 
 
 def test_the_plot_shows_every_task_measured(tmp_path: Path) -> None:
