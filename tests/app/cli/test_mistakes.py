@@ -18,6 +18,7 @@ from app.cli.failures import UsageError
 from app.client import Fit, FitNotSucceededError
 from calibrators import Calibrator
 from tests.app.cli.conftest import Boxcal
+from tests.app.refit.service import free_port
 
 COMMAND = Path(sys.executable).with_name("boxcal")
 
@@ -89,17 +90,16 @@ def test_settings_are_named_as_they_are_set(
 
 
 def test_a_service_that_is_not_there(boxcal: Boxcal, picture: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     assert url in refused(boxcal, 3, "predict", picture, "--url", url)
 
 
 def test_the_demo_says_how_to_name_another_address() -> None:
-    demo = [sys.executable, "-m", "app.demo", "--url", "http://127.0.0.1:9"]
+    url = f"http://127.0.0.1:{free_port()}"
+    demo = [sys.executable, "-m", "app.demo", "--url", url]
     ended = subprocess.run(demo, check=False, capture_output=True, text=True)
     assert ended.returncode == 1
-    assert ended.stderr.startswith("demo: cannot reach http://127.0.0.1:9/")
+    assert ended.stderr.startswith(f"demo: cannot reach {url}/")
     assert "--url or BOXCAL_URL" in ended.stderr
 
 
