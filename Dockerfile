@@ -11,6 +11,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY calibrators calibrators
 COPY models models
 COPY app app
+COPY boxcal boxcal
 RUN /opt/venv/bin/python -m pip install --no-deps --no-index --no-build-isolation --target /opt/boxcal .
 
 FROM python:3.11-slim-bookworm
@@ -40,7 +41,7 @@ ENV PATH=/opt/boxcal/bin:/opt/venv/bin:$PATH \
 WORKDIR /var/lib/boxcal
 USER boxcal
 # A volume begins as a copy of this folder, and with it come the compiled loops.
-RUN python -m calibrators.operator.warm
+RUN python -m boxcal.calibrators.operator.warm
 VOLUME /var/lib/boxcal
 EXPOSE 8000
 STOPSIGNAL SIGTERM

@@ -17,7 +17,7 @@ $(RUNTIME): requirements.lock pyproject.toml
 	@echo "Installing what requirements.lock names into $(VENV): a few minutes the first time, PyTorch is large."
 	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	$(BIN)/python -m calibrators.operator.warm
+	$(BIN)/python -m boxcal.calibrators.operator.warm
 	touch $@
 
 $(DEV): $(RUNTIME) requirements-dev.lock
@@ -44,7 +44,7 @@ format: $(DEV) ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 
 demo: $(RUNTIME) ## Walk through prediction, bounds, fit and rollback against the running service
-	$(BIN)/python -m app.demo
+	$(BIN)/python -m boxcal.app.demo
 
 bench-serving: $(DEV) ## Measure the service beside six others (BENCH_SERVING_MODEL, _LABELS, _IMAGES name the input)
 	$(BIN)/python -m benchmarks.serving

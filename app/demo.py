@@ -1,8 +1,8 @@
 """A walk through a running service, by its client: predict, bound, fit, compare, roll back (`make demo`).
 
-It uses scikit-learn's handwritten digits, the model's own task: the service sees their pictures only. The fit
+It uses scikit-learn's handwritten digits, the model's own task: the service sees their images only. The fit
 learns from the validation split and is judged on the test split, which neither model nor fit has seen. The
-service is left with the calibrator that was in force before.
+service is left with the calibrator that was active before.
 """
 
 import os
@@ -12,13 +12,13 @@ from argparse import ArgumentParser
 import numpy as np
 import numpy.typing as npt
 
-from app.cli.failures import failure_of
-from app.cli.output import progress_bar, screen
-from app.client import DEFAULT_URL, BoxcalClient, Prediction, UnreachableError
-from calibrators import Metrics, evaluate
-from models.digits_data import Digits, load_digits_split
+from boxcal.app.cli.failures import failure_of
+from boxcal.app.cli.output import progress_bar, screen
+from boxcal.app.client import DEFAULT_URL, BoxcalClient, Prediction, UnreachableError
+from boxcal.calibrators import Metrics, evaluate
+from boxcal.models.digits_data import Digits, load_digits_split
 
-PICTURES_PER_REQUEST = 64
+IMAGES_PER_REQUEST = 64
 SHOWN_DIGIT = 0
 SHOWN = {
     "error_rate": "error rate",
@@ -32,7 +32,7 @@ Matrix = npt.NDArray[np.float64]
 
 def main() -> None:
     """Run the demo; exit codes are those of the command line."""
-    parser = ArgumentParser(prog="python -m app.demo", description=__doc__)
+    parser = ArgumentParser(prog="python -m boxcal.app.demo", description=__doc__)
     url = os.environ.get("BOXCAL_URL", DEFAULT_URL)
     parser.add_argument("--url", default=url, help="where the service runs (default: %(default)s)")
     arguments = parser.parse_args()
@@ -51,16 +51,16 @@ def main() -> None:
 def run(client: BoxcalClient) -> None:
     """Walk through every step and print what the service answers."""
     digits = load_digits_split()
-    picture = digits.test.png(SHOWN_DIGIT)
+    image = digits.test.png(SHOWN_DIGIT)
 
     say(f"1. A handwritten {digits.test.labels[SHOWN_DIGIT]} that the model has never seen:")
-    answer = client.predict(picture, top_k=3)
+    answer = client.predict(image, top_k=3)
     before = answer.calibrator
     say(f"   model {answer.model}, calibrator {before.version} ({before.method})")
     show(answer.predictions[0])
 
-    say("2. The same picture, with no class above 0.75 and at least 0.02 for an 8:")
-    show(client.predict(picture, top_k=3, upper=0.75, lower={"8": 0.02}).predictions[0])
+    say("2. The same image, with no class above 0.75 and at least 0.02 for an 8:")
+    show(client.predict(image, top_k=3, upper=0.75, lower={"8": 0.02}).predictions[0])
 
     say("3. Its validation data, scored by the service and uploaded to /fit:")
     with progress_bar("scoring") as advance:
@@ -71,10 +71,7 @@ def run(client: BoxcalClient) -> None:
     with progress_bar("fitting") as advance:
         fit = client.wait_for_fit(uploaded.id, lambda state: advance(state.progress, state.stage or ""))
     fitted = client.calibrator(fit.version)
-    say(
-        f"   {len(validation)} pictures; fitted {fitted.method}"
-        + ("; it is in force" if fit.activated else "")
-    )
+    say(f"   {len(validation)} images; fitted {fitted.method}" + ("; it is active" if fit.activated else ""))
 
     try:
         say("4. Before and after, on the test split:")
@@ -85,14 +82,14 @@ def run(client: BoxcalClient) -> None:
             restored = client.rollback()
             if restored.version != before.version:
                 restored = client.activate(before.version)
-            say(f"   calibrator {restored.version} ({restored.method}) is in force again")
+            say(f"   calibrator {restored.version} ({restored.method}) is active again")
 
 
 def compare(client: BoxcalClient, logits: Matrix, part: Digits, version: int) -> None:
     """Print the metrics of the uncalibrated model and of one calibrator, both as the service answers."""
     uncalibrated = metrics_of(client, logits, part.labels, 0)
     calibrated = metrics_of(client, logits, part.labels, version)
-    say(f"   {len(part.labels)} pictures           before    after")
+    say(f"   {len(part.labels)} images           before    after")
     for name, title in SHOWN.items():
         say(f"   {title:<20} {getattr(uncalibrated, name):9.4f}{getattr(calibrated, name):9.4f}")
 
@@ -108,12 +105,12 @@ def metrics_of(client: BoxcalClient, logits: Matrix, labels: npt.NDArray[np.int6
 
 
 def logits_of(client: BoxcalClient, digits: Digits) -> Matrix:
-    """Ask the service for the model's raw scores (N, K), a few pictures at a time."""
+    """Ask the service for the model's raw scores (N, K), a few images at a time."""
     rows = [
         prediction.logits
-        for first in range(0, len(digits), PICTURES_PER_REQUEST)
+        for first in range(0, len(digits), IMAGES_PER_REQUEST)
         for prediction in client.predict(
-            *(digits.png(i) for i in range(first, min(first + PICTURES_PER_REQUEST, len(digits)))),
+            *(digits.png(i) for i in range(first, min(first + IMAGES_PER_REQUEST, len(digits)))),
             logits=True,
             calibrator=0,
         ).predictions

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from app.errors import PROBLEM_MEDIA_TYPE, BoxcalError
+from boxcal.app.errors import PROBLEM_MEDIA_TYPE, BoxcalError
 
 JSON = "application/json"
-PICTURE = (
+IMAGE = (
     "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAQ0lEQVR4nAXBARVAMBQAwOMJ8CNMk0UQgQYirIEIi0ATERZha8AdbO9X"
     "oPT9bEhfxF0tkhYOE1nUdYCrAKkHM/Iz+AGCDw/PWp6jHgAAAABJRU5ErkJggg=="
 )
@@ -131,7 +131,7 @@ RELIABILITY = {
 
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("post", "/predict"): {
-        JSON: {"inputs": [{"image": PICTURE}], "options": OPTIONS},
+        JSON: {"inputs": [{"image": IMAGE}], "options": OPTIONS},
         "multipart/form-data": {"options": OPTIONS},
     },
     ("post", "/calibrate"): {JSON: LOGITS},
@@ -150,8 +150,8 @@ ANSWERS: dict[tuple[str, str, str], tuple[str, Any]] = {
     ("get", "/calibrators/{version}", "200"): ("The calibrator.", CALIBRATOR),
     ("get", "/calibrators/{version}/report", "200"): ("", REPORT),
     ("get", "/calibrators/{version}/reliability.json", "200"): ("", RELIABILITY),
-    ("post", "/calibrators/rollback", "200"): ("What is in force now.", ROLLED_BACK),
-    ("post", "/calibrators/{version}/activate", "200"): ("What is in force now.", ACTIVATED),
+    ("post", "/calibrators/rollback", "200"): ("What is active now.", ROLLED_BACK),
+    ("post", "/calibrators/{version}/activate", "200"): ("What is active now.", ACTIVATED),
     ("get", "/health/live", "200"): ("The process runs.", {"status": "live"}),
     ("get", "/health/ready", "200"): (
         "Predictions are answered.",
@@ -176,7 +176,7 @@ PARAMETERS: dict[str, tuple[str, Any]] = {
 TAGS = {
     "predict": "Calibrated probabilities, inside the bounds that each request sets.",
     "fits": "Validation data in, a calibrator and its report out.",
-    "calibrators": "What was fitted, what is in force, and the way back.",
+    "calibrators": "What was fitted, what is active, and the way back.",
     "monitoring": "Whether the service lives, is ready, and how it does.",
 }
 

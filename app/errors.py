@@ -8,14 +8,14 @@
       + MethodNotAllowed            405
       + PayloadTooLarge             413
       |   - BodyTooLarge            413  more bytes than the limit
-      |   - PictureTooLarge         413  more pixels than the limit, found before any was decoded
+      |   - ImageTooLarge         413  more pixels than the limit, found before any was decoded
       |   - TooManySamples          413  more samples in one request than the queue can ever hold
       + UnsupportedMediaType        415  a content type this route does not read
       + InvalidRequest              422  readable, but not acceptable; the detail names the value
       |   - InvalidParameter        422  an option or field of the wrong kind or out of range
       |   - InvalidBounds           422  bounds that no probability vector obeys
       |   - InvalidLogits           422  logits of the wrong shape, or not finite
-      |   - InvalidInput            422  a picture that does not decode, or a tensor that does not fit
+      |   - InvalidInput            422  an image that does not decode, or a tensor that does not fit
       + Unavailable                 503  come back later; carries Retry-After
       |   - NotReady                503  weights are still being loaded or warmed
       |   - QueueFull               503  the batcher holds as many samples as it may
@@ -136,11 +136,11 @@ class BodyTooLarge(PayloadTooLarge):
     title = "The body is too large"
 
 
-class PictureTooLarge(PayloadTooLarge):
-    """A picture has more pixels than the limit; it was not decoded."""
+class ImageTooLarge(PayloadTooLarge):
+    """An image has more pixels than the limit; it was not decoded."""
 
-    type = "picture-too-large"
-    title = "The picture is too large"
+    type = "image-too-large"
+    title = "The image is too large"
 
 
 class TooManySamples(PayloadTooLarge):
@@ -188,7 +188,7 @@ class InvalidLogits(InvalidRequest):
 
 
 class InvalidInput(InvalidRequest):
-    """A picture that does not decode, or a tensor that does not fit the backbone."""
+    """An image that does not decode, or a tensor that does not fit the backbone."""
 
     type = "invalid-input"
     title = "An input is not valid"

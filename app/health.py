@@ -7,8 +7,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from app.errors import NotReady, problems
-from app.state import CurrentState
+from boxcal.app.errors import NotReady, problems
+from boxcal.app.state import CurrentState
 
 router = APIRouter(tags=["monitoring"])
 

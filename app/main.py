@@ -10,14 +10,14 @@ from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app import documentation, errors, health
-from app.middleware import AnswerDirectly, LimitBodies, MeasureRequests
-from app.predict import routes as predict
-from app.refit import routes as refit
-from app.registry import routes as registry
-from app.settings import Settings
-from app.state import lifespan
-from app.telemetry import UNMATCHED, Telemetry
+from boxcal.app import documentation, errors, health
+from boxcal.app.fitting import routes as refit
+from boxcal.app.middleware import AnswerDirectly, LimitBodies, MeasureRequests
+from boxcal.app.predict import routes as predict
+from boxcal.app.registry import routes as registry
+from boxcal.app.settings import Settings
+from boxcal.app.state import lifespan
+from boxcal.app.telemetry import UNMATCHED, Telemetry
 
 DOCUMENTS = ("/openapi.json", "/docs")
 

@@ -15,8 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import BodyTooLarge, BoxcalError, answer
-from app.telemetry import UNMATCHED, Telemetry
+from boxcal.app.errors import BodyTooLarge, BoxcalError, answer
+from boxcal.app.telemetry import UNMATCHED, Telemetry
 
 logger = logging.getLogger("boxcal")
 METHOD_NOT_ALLOWED = HTTPStatus.METHOD_NOT_ALLOWED

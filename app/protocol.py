@@ -22,10 +22,10 @@ class WholeAnswers(HttpToolsProtocol):
         super().on_headers_complete()
         cycle = self.cycle
         if cycle is not None and cycle.scope is self.scope and cycle.scope["method"] != "HEAD":
-            cycle.transport = cast("asyncio.Transport", HeldHead(cycle.transport))
+            cycle.transport = cast("asyncio.Transport", BufferedHeaderTransport(cycle.transport))
 
 
-class HeldHead:
+class BufferedHeaderTransport:
     """What uvicorn uses of a transport for one answer, whose first write is the head.
 
     Parameters

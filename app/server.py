@@ -11,11 +11,11 @@ import sys
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import BoxcalError
-from app.main import create_app
-from app.protocol import WholeAnswers
-from app.settings import Settings
-from models.errors import BackboneError
+from boxcal.app.errors import BoxcalError
+from boxcal.app.main import create_app
+from boxcal.app.protocol import WholeAnswers
+from boxcal.app.settings import Settings
+from boxcal.models.errors import BackboneError
 
 SWITCH_SECONDS = 0.001
 KEEP_ALIVE_SECONDS = 75
@@ -31,7 +31,7 @@ between two turns closes no connection whose request lies unread.
 def server_config(settings: Settings) -> uvicorn.Config:
     """Configure uvicorn: its fast loop and parser, no log of requests, an end that waits for the work."""
     return uvicorn.Config(
-        PlainFailures(create_app(settings)),
+        StartupErrorReporter(create_app(settings)),
         host=settings.host,
         port=settings.port,
         loop="uvloop",
@@ -76,7 +76,7 @@ class ProcessServer(Server):
         gc.freeze()
 
 
-class PlainFailures:
+class StartupErrorReporter:
     """Says in one line why the service cannot start, where the reason is the operator's to mend.
 
     Parameters

@@ -10,19 +10,19 @@ from typing import Annotated, TypedDict, cast
 
 from fastapi import Depends, FastAPI, Request
 
-from app.predict.build import open_pipeline
-from app.predict.pipeline import Pipeline
-from app.refit.activation import Activator
-from app.refit.active import ActiveCalibrator
-from app.refit.build import open_refits
-from app.refit.jobs import FitJobs
-from app.refit.pictures import BackboneSource
-from app.registry.records import BackboneIdentity
-from app.registry.store import Registry
-from app.settings import Settings
-from app.telemetry import Telemetry
-from models.backbone import Backbone
-from models.loading import load_backbone
+from boxcal.app.activation.activator import Activator
+from boxcal.app.activation.active import ActiveCalibrator
+from boxcal.app.fitting.build import open_refits
+from boxcal.app.fitting.image_sets import BackboneSource
+from boxcal.app.fitting.jobs import FitJobs
+from boxcal.app.predict.build import open_pipeline
+from boxcal.app.predict.pipeline import Pipeline
+from boxcal.app.registry.records import BackboneIdentity
+from boxcal.app.registry.store import Registry
+from boxcal.app.settings import Settings
+from boxcal.app.telemetry import Telemetry
+from boxcal.models.backbone import Backbone
+from boxcal.models.loading import load_backbone
 
 
 @dataclass(frozen=True, slots=True)

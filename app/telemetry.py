@@ -19,14 +19,14 @@ from prometheus_client import (
     generate_latest,
 )
 
-from app.distributions import Distribution
+from boxcal.app.distributions import Distribution
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 FIT_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 STAGES = ("decode", "queue", "backbone", "calibrate", "total")
-REJECTIONS = ("queue-full", "deadline-exceeded", "disconnected", "body-too-large", "picture-too-large")
+REJECTIONS = ("queue-full", "deadline-exceeded", "disconnected", "body-too-large", "image-too-large")
 FIT_STATES = ("succeeded", "failed", "cancelled", "interrupted")
 UNMATCHED = "unmatched"
 REMEMBERED = 1000
@@ -88,7 +88,7 @@ class Telemetry:
         )
         self._expected_accuracy.set_function(lambda: self._accuracy)
         self._calibrator_info = Gauge(
-            "boxcal_calibrator_info", "The calibrator in force.", ["version", "method"], registry=registry
+            "boxcal_calibrator_info", "The active calibrator.", ["version", "method"], registry=registry
         )
         self._fit_seconds = Histogram(
             "boxcal_fit_seconds",
@@ -156,7 +156,7 @@ class Telemetry:
             self._accuracy += (total - count * self._accuracy) / max(self._answers, 1)
 
     def calibrator_active(self, version: int, method: str) -> None:
-        """Name the calibrator in force; the one before it is no longer shown."""
+        """Name the active calibrator; the one before it is no longer shown."""
         with self._lock:
             self._calibrator_info.clear()
             self._calibrator_info.labels(str(version), method).set(1)

@@ -28,8 +28,8 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 from torch import Tensor
 
-from calibrators import fit
-from calibrators.operator.uniform import SortedRows
+from boxcal.calibrators import fit
+from boxcal.calibrators.operator.uniform import SortedRows
 
 SAMPLES = 10_000
 EPOCHS, BATCH = 500, 256

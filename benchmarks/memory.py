@@ -1,8 +1,8 @@
 """Whether memory stays flat under mixed sizes: `python -m benchmarks.memory [MINUTES] [--rate 3]`.
 
-One lone client sends, on a fixed schedule and in random order, pictures from 40 to 1200 pixels a side in JPEG
+One lone client sends, on a fixed schedule and in random order, images from 40 to 1200 pixels a side in JPEG
 and PNG, tensor batches of 1 to 48 samples, rows of logits by the one and by the hundred, bodies that are no
-picture, and timeouts that cannot be kept. At the start and twelve times after it prints what the service
+image, and timeouts that cannot be kept. At the start and twelve times after it prints what the service
 holds (RSS), after half a second without requests. The first quarter fills caches and allocators; the growth
 that counts is from the median of the second quarter to that of the last.
 """
@@ -27,7 +27,7 @@ CLASSES = 1000
 
 
 def encoded(rng: np.random.Generator, side: int, kind: str) -> bytes:
-    """Write a picture of smooth noise."""
+    """Write an image of smooth noise."""
     coarse = Image.fromarray(rng.integers(0, 256, (12, 12, 3), dtype=np.uint8))
     stream = io.BytesIO()
     coarse.resize((side, max(40, side * 3 // 4)), Image.Resampling.BICUBIC).save(stream, kind)
@@ -58,7 +58,7 @@ def requests(seed: int) -> list[Request]:
         ("/calibrate?probabilities=true", array(rng.normal(size=(rows, CLASSES)).astype(np.float32)), npy)
         for rows in (1, 7, 100, 400)
     ]
-    made += [("/predict", b"no picture at all", "image/jpeg")]
+    made += [("/predict", b"no image at all", "image/jpeg")]
     made += [("/predict?timeout_ms=0.01", encoded(rng, 333, "JPEG"), "image/jpeg")]
     return made
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calibrators.operator import box_constrained_softmax
+from boxcal.calibrators.operator import box_constrained_softmax
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "operator.json"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.operator import paper_problem
-from calibrators.operator import box_constrained_softmax
+from boxcal.calibrators.operator import box_constrained_softmax
 
 RESULTS = Path(__file__).parent / "results" / "operator_gpu.json"
 SIZES = ((4096, 1000), (256, 128_000), (64, 262_144))

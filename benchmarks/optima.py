@@ -15,16 +15,16 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from calibrators import fit
-from calibrators.data import check_validation_set
-from calibrators.fitting.by_hand import objective_of
-from calibrators.fitting.clip_limits import SortedLogits
-from calibrators.fitting.constant_box import Plane
-from calibrators.fitting.descent import Objective, descend
-from calibrators.method import BOUND_MAPS, parse
-from calibrators.operator.uniform import SortedRows
-from calibrators.parametrised import Limits
-from calibrators.threads import one_library_thread
+from boxcal.calibrators import fit
+from boxcal.calibrators.data import check_validation_set
+from boxcal.calibrators.fitting.clip_limits import SortedLogits
+from boxcal.calibrators.fitting.closed_form_gradients import objective_of
+from boxcal.calibrators.fitting.constant_box import Plane
+from boxcal.calibrators.fitting.descent import Objective, descend
+from boxcal.calibrators.method import BOUND_MAPS, parse
+from boxcal.calibrators.operator.uniform import SortedRows
+from boxcal.calibrators.parametrised import Limits
+from boxcal.calibrators.threads import one_library_thread
 
 METHODS = "pb,ts+pb,dpb,ets,lb"
 WIDE = 5.0

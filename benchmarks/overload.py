@@ -1,7 +1,7 @@
 """The service at a multiple of what it can do: `python -m benchmarks.overload [SECONDS] [--times 3]`.
 
 It first measures the capacity: answers a second with enough connections to keep the service busy. Then
-pictures arrive at three times that rate, on a fixed schedule and for five minutes unless told otherwise, each
+images arrive at three times that rate, on a fixed schedule and for five minutes unless told otherwise, each
 with a timeout. Printed is what matters on a bad day: how many answers come in time beside the capacity, how
 soon the others are refused, whether health answers, and what memory does. Service, load and health checks
 are processes of their own on one machine, so the load takes its share of the cores.
@@ -94,14 +94,14 @@ def serving(model: str) -> Iterator[tuple[int, psutil.Process]]:
 
 
 def photographs(side: int, count: int) -> list[bytes]:
-    """Cut JPEG pictures from the photograph that scikit-learn brings."""
+    """Cut JPEG images from the photograph that scikit-learn brings."""
     photograph = Image.fromarray(load_sample_image("china.jpg"))
-    pictures = []
+    images = []
     for left in np.linspace(0, photograph.width - side, count).astype(int).tolist():
         encoded = io.BytesIO()
         photograph.crop((left, 20, left + side, 20 + side)).save(encoded, format="JPEG", quality=90)
-        pictures.append(encoded.getvalue())
-    return pictures
+        images.append(encoded.getvalue())
+    return images
 
 
 def watch(
@@ -134,7 +134,7 @@ def main() -> None:
         ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other,
         serving(options.model) as (port, service),
     ):
-        requests = [Request(path, JPEG, picture).encoded(port) for picture in photographs(400, 16)]
+        requests = [Request(path, JPEG, image).encoded(port) for image in photographs(400, 16)]
 
         def start(name: str, seconds: float, connections: int, rate: float | None = None) -> Future[Outcome]:
             return other.submit(generate, port, requests, Phase(name, seconds, connections, rate))

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 
 from benchmarks.results_page import page
-from calibrators import fit
-from calibrators.data import ValidationSet, check_validation_set
-from calibrators.evaluation.bootstrap import mean_estimates
-from calibrators.evaluation.comparison import BASELINE, PAPERS_METHODS, compare_methods
-from calibrators.evaluation.crossfit import answers_on, fit_set
-from calibrators.evaluation.tables import markdown
-from calibrators.fitting.result import FitResult
+from boxcal.calibrators import fit
+from boxcal.calibrators.data import ValidationSet, check_validation_set
+from boxcal.calibrators.evaluation.bootstrap import mean_estimates
+from boxcal.calibrators.evaluation.comparison import BASELINE, PAPERS_METHODS, compare_methods
+from boxcal.calibrators.evaluation.crossfit import answers_on, fit_set
+from boxcal.calibrators.evaluation.tables import markdown
+from boxcal.calibrators.fitting.result import FitResult
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results"
 PAGE = FOLDER.parent / "results.md"

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from calibrators.evaluation.bootstrap import Estimate
-from calibrators.evaluation.comparison import Comparison, MethodScores, Score
-from calibrators.evaluation.tables import LEGEND, markdown
+from boxcal.calibrators.evaluation.bootstrap import Estimate
+from boxcal.calibrators.evaluation.comparison import Comparison, MethodScores, Score
+from boxcal.calibrators.evaluation.tables import LEGEND, markdown
 
 ERRORS = ("smooth_ece", "ece_mass", "ece_width")
 OVERCONFIDENT = 0.03

@@ -20,12 +20,12 @@ from pathlib import Path
 import httpx
 import torch
 
-from app.predict.build import decoder_of
-from app.predict.inputs import Picture
 from benchmarks.overload import wait_until_ready
 from benchmarks.serving.payloads import free_port
-from models.digits_data import load_digits_split
-from models.loading import load_backbone
+from boxcal.app.predict.build import decoder_of
+from boxcal.app.predict.inputs import EncodedImage
+from boxcal.models.digits_data import load_digits_split
+from boxcal.models.loading import load_backbone
 
 REQUESTS = 300
 
@@ -43,7 +43,7 @@ def bare_import() -> float:
     return seconds(lambda: subprocess.run(command, check=True))
 
 
-def start_and_ask(picture: bytes) -> tuple[float, float]:
+def start_and_ask(image: bytes) -> tuple[float, float]:
     """Time the start until ready, and the median of a digit's answer."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
@@ -55,7 +55,7 @@ def start_and_ask(picture: bytes) -> tuple[float, float]:
             wait_until_ready(process, port)
             ready = time.perf_counter() - began
             with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
-                ask = partial(client.post, "/predict", content=picture, headers={"content-type": "image/png"})
+                ask = partial(client.post, "/predict", content=image, headers={"content-type": "image/png"})
                 answers = [seconds(ask) for _ in range(REQUESTS)]
         finally:
             process.terminate()
@@ -63,11 +63,11 @@ def start_and_ask(picture: bytes) -> tuple[float, float]:
     return ready, statistics.median(answers[50:])
 
 
-def decode_and_run(picture: bytes) -> float:
+def decode_and_run(image: bytes) -> float:
     """Time the median of decoding a digit and running it through the backbone."""
     backbone = load_backbone("digits", device="cpu")
     read = decoder_of(backbone, max_pixels=10**6).decode
-    sent = Picture(picture)
+    sent = EncodedImage(image)
     return statistics.median(
         seconds(lambda: backbone(torch.from_numpy(read(sent)[None]))) for _ in range(REQUESTS)
     )
@@ -75,10 +75,10 @@ def decode_and_run(picture: bytes) -> float:
 
 def main(rounds: int) -> None:
     """Measure, and print every round and the medians."""
-    picture = load_digits_split().test.png(0)
+    image = load_digits_split().test.png(0)
     rows = []
     for _ in range(rounds):
-        bare, (ready, asked), worked = bare_import(), start_and_ask(picture), decode_and_run(picture)
+        bare, (ready, asked), worked = bare_import(), start_and_ask(image), decode_and_run(image)
         rows.append((ready - bare, asked * 1e3, worked * 1e3))
         print(
             f"imports {bare:.2f} s, ready {ready:.2f} s, {ready - bare:+.2f} s later; digit over HTTP "

@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving_gpu
 
-Four rates in pictures a second, all in one run: the network alone on a batch of 64 that lies on the device;
+Four rates in images a second, all in one run: the network alone on a batch of 64 that lies on the device;
 the backbone from host memory, as the service calls it; the service fed with `.npy` batches over loopback; the
 service fed with JPEG, beside the rate at which this machine decodes JPEG at all. Weights are random: they
 cost the same as trained ones.
@@ -32,7 +32,7 @@ from benchmarks.serving.load import Phase
 from benchmarks.serving.payloads import Request, for_boxcal, read_images
 from benchmarks.serving.peers.work import prepare
 from benchmarks.serving.running import run_part, serving
-from models.loading import load_backbone
+from boxcal.models.loading import load_backbone
 
 SPEC, PRECISION, BATCH, SIDE = "torchvision:vit_b_16", "bfloat16", 64, 224
 SAMPLES_A_REQUEST = 16
@@ -55,7 +55,7 @@ def _launch(python: Path, model: Model, port: int, folder: Path) -> Launch:
 
 
 def bare_network(seconds: float) -> float:
-    """Pictures a second of the network alone, its input already on the device."""
+    """Images a second of the network alone, its input already on the device."""
     from torchvision.models import vit_b_16  # noqa: PLC0415 - only where there is a GPU
 
     network = vit_b_16(weights=None).to("cuda", torch.bfloat16).eval()
@@ -72,14 +72,14 @@ def bare_network(seconds: float) -> float:
 
 
 def backbone(seconds: float) -> float:
-    """Pictures a second of the backbone, from host memory to logits in host memory."""
+    """Images a second of the backbone, from host memory to logits in host memory."""
     model = load_backbone(SPEC, weights="random", device="cuda", precision=PRECISION)
     model.warm_up([BATCH])
     batch = torch.randn(BATCH, *model.input_shape)
     return BATCH * rate(lambda _: model(batch), seconds)
 
 
-def decoding(pictures: list[bytes], seconds: float) -> float:
+def decoding(images: list[bytes], seconds: float) -> float:
     """JPEG files a second that all cores together bring to 224 × 224."""
     cores = os.cpu_count() or 1
     stop = time.perf_counter() + seconds
@@ -87,7 +87,7 @@ def decoding(pictures: list[bytes], seconds: float) -> float:
     def work(offset: int) -> int:
         count = 0
         while time.perf_counter() < stop:
-            prepare(Image.open(io.BytesIO(pictures[(offset + count) % len(pictures)])))
+            prepare(Image.open(io.BytesIO(images[(offset + count) % len(images)])))
             count += 1
         return count
 
@@ -95,20 +95,20 @@ def decoding(pictures: list[bytes], seconds: float) -> float:
         return sum(pool.map(work, range(cores))) / seconds
 
 
-def some_pictures(folder: Path | None) -> list[bytes]:
+def some_images(folder: Path | None) -> list[bytes]:
     """Return the JPEG files of a folder, or 500 × 375 ones of smooth noise, as heavy as photos."""
     if folder is not None:
         return read_images(folder)
-    pictures = []
+    images = []
     for seed in range(16):
         coarse = np.random.default_rng(seed).integers(0, 256, (94, 125, 3), dtype=np.uint8)
         buffer = io.BytesIO()
         Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
-        pictures.append(buffer.getvalue())
-    return pictures
+        images.append(buffer.getvalue())
+    return images
 
 
-def service(pictures: list[bytes], seconds: float) -> dict[str, Any]:
+def service(images: list[bytes], seconds: float) -> dict[str, Any]:
     """Saturate the service with tensors, then with JPEG; return both rates, p99 and failures."""
     contestant = Contestant(OURS, (), _launch, "/health/ready", for_boxcal)
     tensor = io.BytesIO()
@@ -117,7 +117,7 @@ def service(pictures: list[bytes], seconds: float) -> dict[str, Any]:
     )
     kinds = {
         "tensors": (SAMPLES_A_REQUEST, [Request("/predict", "application/x-npy", tensor.getvalue())]),
-        "jpeg": (1, [for_boxcal("images", picture) for picture in pictures]),
+        "jpeg": (1, [for_boxcal("images", image) for image in images]),
     }
     told: dict[str, Any] = {}
     nothing = Model(Path(), Path())
@@ -129,7 +129,7 @@ def service(pictures: list[bytes], seconds: float) -> dict[str, Any]:
             plan = {"port": server.port, "requests": encoded, "phases": [asdict(phase) for phase in phases]}
             outcome = run_part("load", plan=plan)[1]
             told[kind] = {
-                "pictures_per_second": samples * len(outcome["latencies"]) / outcome["elapsed"],
+                "images_per_second": samples * len(outcome["latencies"]) / outcome["elapsed"],
                 "p99_ms": float(np.percentile(outcome["latencies"], 99)) * 1000,
                 "failures": outcome["failures"],
             }
@@ -144,18 +144,18 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.serving_gpu needs an NVIDIA GPU, and torch finds none on this machine.")
-    pictures = some_pictures(options.images)
+    images = some_images(options.images)
     bare = bare_network(options.seconds)
     through = backbone(options.seconds)
-    served = service(pictures, options.seconds)
+    served = service(images, options.seconds)
     figures = {
         "device": torch.cuda.get_device_name(),
         "cores": os.cpu_count(),
         "bare_network": bare,
         "backbone_from_host": through,
         "service": served,
-        "service_of_bare": served["tensors"]["pictures_per_second"] / bare,
-        "jpeg_decoding": decoding(pictures, options.seconds / 2),
+        "service_of_bare": served["tensors"]["images_per_second"] / bare,
+        "jpeg_decoding": decoding(images, options.seconds / 2),
     }
     print(json.dumps(figures, indent=1))
 

@@ -7,24 +7,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from calibrators.calibrator import Calibrated as Calibrated
-    from calibrators.calibrator import Calibrator as Calibrator
-    from calibrators.fitting import FitResult as FitResult
-    from calibrators.fitting import fit as fit
-    from calibrators.method import methods as methods
-    from calibrators.operator import Bounds as Bounds
-    from calibrators.operator import box_constrained_softmax as box_constrained_softmax
+    from boxcal.calibrators.calibrator import Calibrated as Calibrated
+    from boxcal.calibrators.calibrator import Calibrator as Calibrator
+    from boxcal.calibrators.fitting import FitResult as FitResult
+    from boxcal.calibrators.fitting import fit as fit
+    from boxcal.calibrators.method import methods as methods
+    from boxcal.calibrators.operator import Bounds as Bounds
+    from boxcal.calibrators.operator import box_constrained_softmax as box_constrained_softmax
 
 _HOMES = {
-    "Bounds": "calibrators.operator",
-    "Calibrated": "calibrators.calibrator",
-    "Calibrator": "calibrators.calibrator",
-    "FitResult": "calibrators.fitting",
-    "Metrics": "calibrators.evaluation.metrics",
-    "box_constrained_softmax": "calibrators.operator",
-    "evaluate": "calibrators.evaluation.metrics",
-    "fit": "calibrators.fitting",
-    "methods": "calibrators.method",
+    "Bounds": "boxcal.calibrators.operator",
+    "Calibrated": "boxcal.calibrators.calibrator",
+    "Calibrator": "boxcal.calibrators.calibrator",
+    "FitResult": "boxcal.calibrators.fitting",
+    "Metrics": "boxcal.calibrators.evaluation.metrics",
+    "box_constrained_softmax": "boxcal.calibrators.operator",
+    "evaluate": "boxcal.calibrators.evaluation.metrics",
+    "fit": "boxcal.calibrators.fitting",
+    "methods": "boxcal.calibrators.method",
 }
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605

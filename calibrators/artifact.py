@@ -15,10 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from calibrators.bound_maps.base import BoundMap
-from calibrators.errors import ArtifactError, CalibrationError
-from calibrators.logit_maps.base import LogitMap
-from calibrators.method import parse
+from boxcal.calibrators.bound_maps.base import BoundMap
+from boxcal.calibrators.errors import ArtifactError, CalibrationError
+from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.method import parse
 
 FORMAT = "boxcal-calibrator"
 LOGIT_MAP, BOUND_MAP = "logit_map", "bound_map"
@@ -71,8 +71,8 @@ def read(data: bytes) -> Content:
     taken = _take(tensors, LOGIT_MAP, logit_map) | _take(tensors, BOUND_MAP, bound_map)
     if foreign := sorted(set(tensors) - taken):
         raise ArtifactError(f"the method {name!r} has no tensor {foreign[0]!r}")
-    if complaint := logit_map.complaint() or bound_map.complaint():
-        raise ArtifactError(complaint)
+    if invalid_reason := logit_map.invalid_reason() or bound_map.invalid_reason():
+        raise ArtifactError(invalid_reason)
     return Content(name, logit_map, bound_map, num_classes)
 
 

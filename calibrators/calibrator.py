@@ -8,15 +8,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from calibrators import artifact
-from calibrators.bound_maps.base import BoundMap
-from calibrators.bound_maps.constant import ConstantBounds
-from calibrators.data import ValidationSet
-from calibrators.errors import InvalidDataError
-from calibrators.logit_maps.base import LogitMap, Reads
-from calibrators.logit_maps.identity import Identity
-from calibrators.operator import Bounds, box_constrained_softmax
-from calibrators.plain_rows import plain_rows
+from boxcal.calibrators import artifact
+from boxcal.calibrators.bound_maps.base import BoundMap
+from boxcal.calibrators.bound_maps.constant import ConstantBounds
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.logit_maps.base import LogitMap, Reads
+from boxcal.calibrators.logit_maps.identity import Identity
+from boxcal.calibrators.operator import Bounds, box_constrained_softmax
+from boxcal.calibrators.plain_rows import plain_rows
 
 INPUTS_AT_ONCE = 256
 """How many inputs a backbone is handed in one batch."""
@@ -33,7 +33,7 @@ class Calibrated:
     logits : Tensor
         (N, K) float64, the mapped logits; they order the classes that a bound ties.
     lower, upper : Tensor
-        The box in force, float64, broadcastable to (N, K).
+        The effective box, float64, broadcastable to (N, K).
     relaxed : Tensor
         (N,) bool: rows whose fitted bounds had to yield to those asked for.
     """
@@ -105,7 +105,7 @@ class Calibrator:
         Raises
         ------
         MissingDataError
-            If the set lacks it.
+            If the set misses it.
         """
         given, shift = self.logit_map.source(data), self.input_shift
         if shift is None or data.backbone is None:

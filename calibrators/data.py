@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrators.errors import InvalidDataError
+from boxcal.calibrators.errors import InvalidDataError
 
 FEWEST_SAMPLES = 2
 

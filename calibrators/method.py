@@ -7,28 +7,28 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from calibrators.bound_maps.base import BoundMap
-from calibrators.bound_maps.constant import ConstantBounds
-from calibrators.bound_maps.instance_dependent import InstanceDependentBounds
-from calibrators.errors import UnknownMethodError
-from calibrators.logit_maps.base import LogitMap
-from calibrators.logit_maps.beta import BetaCalibration
-from calibrators.logit_maps.chain import Chain
-from calibrators.logit_maps.dirichlet import DirichletCalibration
-from calibrators.logit_maps.dual_bounding import DualProbabilityBounding
-from calibrators.logit_maps.ensemble_temperature import EnsembleTemperatureScaling
-from calibrators.logit_maps.feature_clipping import FeatureClipping
-from calibrators.logit_maps.histogram import HistogramBinning
-from calibrators.logit_maps.identity import Identity
-from calibrators.logit_maps.isotonic import IsotonicCalibration
-from calibrators.logit_maps.logit_bounding import LogitBounding
-from calibrators.logit_maps.matrix import MatrixScaling
-from calibrators.logit_maps.neural_clamping import NeuralClamping
-from calibrators.logit_maps.parameterised_temperature import ParameterisedTemperature
-from calibrators.logit_maps.temperature import TemperatureScaling
-from calibrators.logit_maps.tilt_and_average import TiltAndAverage
-from calibrators.logit_maps.vector import VectorScaling
-from calibrators.logit_maps.venn_abers import VennAbers
+from boxcal.calibrators.bound_maps.base import BoundMap
+from boxcal.calibrators.bound_maps.constant import ConstantBounds
+from boxcal.calibrators.bound_maps.instance_dependent import InstanceDependentBounds
+from boxcal.calibrators.errors import UnknownMethodError
+from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.logit_maps.beta import BetaCalibration
+from boxcal.calibrators.logit_maps.chain import Chain
+from boxcal.calibrators.logit_maps.dirichlet import DirichletCalibration
+from boxcal.calibrators.logit_maps.dual_bounding import DualProbabilityBounding
+from boxcal.calibrators.logit_maps.ensemble_temperature import EnsembleTemperatureScaling
+from boxcal.calibrators.logit_maps.feature_clipping import FeatureClipping
+from boxcal.calibrators.logit_maps.histogram import HistogramBinning
+from boxcal.calibrators.logit_maps.identity import Identity
+from boxcal.calibrators.logit_maps.isotonic import IsotonicCalibration
+from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
+from boxcal.calibrators.logit_maps.matrix import MatrixScaling
+from boxcal.calibrators.logit_maps.neural_clamping import NeuralClamping
+from boxcal.calibrators.logit_maps.parameterised_temperature import ParameterisedTemperature
+from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
+from boxcal.calibrators.logit_maps.tilt_and_average import TiltAndAverage
+from boxcal.calibrators.logit_maps.vector import VectorScaling
+from boxcal.calibrators.logit_maps.venn_abers import VennAbers
 
 LOGIT_MAPS: tuple[type[LogitMap], ...] = (  # from the plainest to the most elaborate
     Identity,

@@ -7,7 +7,7 @@ import weakref
 import torch
 from torch import Tensor, nn
 
-from calibrators.parametrised import parameter
+from boxcal.calibrators.parametrised import parameter
 
 TOP = 10
 """How many of the largest logits it sees."""

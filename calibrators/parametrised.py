@@ -63,7 +63,7 @@ class Parametrised(nn.Module):
         pieces = [own.detach().flatten() for own in self.parameters()]
         return torch.cat([torch.empty(0, dtype=torch.float64), *pieces]).numpy()
 
-    def complaint(self) -> str | None:
+    def invalid_reason(self) -> str | None:
         """Say which stored parameter no fit could have produced, if there is one."""
         return None
 

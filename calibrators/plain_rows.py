@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from calibrators.bound_maps.base import BoundMap
-from calibrators.bound_maps.constant import ConstantBounds
-from calibrators.logit_maps.base import LogitMap
-from calibrators.logit_maps.identity import Identity
-from calibrators.logit_maps.temperature import TemperatureScaling
-from calibrators.operator.bounds import sum_tolerance
-from calibrators.operator.checks import raise_for_row
+from boxcal.calibrators.bound_maps.base import BoundMap
+from boxcal.calibrators.bound_maps.constant import ConstantBounds
+from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.logit_maps.identity import Identity
+from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
+from boxcal.calibrators.operator.bounds import sum_tolerance
+from boxcal.calibrators.operator.checks import raise_for_row
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 NO_SIDE, NO_HELD = np.empty((1, 0), np.int8), np.empty(0, np.bool_)
@@ -45,7 +45,7 @@ class PlainRows:
     """
 
     def __init__(self, temperature: float, lower: float, upper: float, num_classes: int) -> None:
-        from calibrators.operator.cpu_loops import forward_rows  # noqa: PLC0415 - numba loads when needed
+        from boxcal.calibrators.operator.cpu_loops import forward_rows  # noqa: PLC0415 - numba loads when needed
 
         self.box = None if lower <= 0.0 and upper >= 1.0 else (lower, upper)
         self._temperature = temperature

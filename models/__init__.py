@@ -1,1 +1,1 @@
-"""Backbones: pictures or tensors in, logits out; nothing here knows of calibration or of HTTP."""
+"""Backbones: images or tensors in, logits out; nothing here knows of calibration or of HTTP."""

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from models.preprocessing import Preprocessing
+from boxcal.models.preprocessing import Preprocessing
 
 
 class Backbone(Protocol):
@@ -28,7 +28,7 @@ class Backbone(Protocol):
     input_shape
         Shape of one input, without the batch dimension.
     preprocessing
-        The way from a picture to one input; None where the backbone reads tensors only.
+        The way from an image to one input; None where the backbone reads tensors only.
     passes
         How many calls side by side keep the device busy: on a CPU one for each core, otherwise one.
     """

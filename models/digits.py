@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torchvision.models.vision_transformer import VisionTransformer
 
-from models.preprocessing import DIGIT_SIDE, GREY_LEVELS
+from boxcal.models.preprocessing import DIGIT_SIDE, GREY_LEVELS
 
 WEIGHTS = Path(__file__).with_name("digits.safetensors")
 LABELS = tuple("0123456789")

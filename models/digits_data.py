@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from models.preprocessing import GREY_LEVELS
+from boxcal.models.preprocessing import GREY_LEVELS
 
 TRAIN, VALIDATION = 719, 539  # of 1797; the remaining 539 are the test split
 
@@ -32,15 +32,15 @@ class Digits:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def picture(self, index: int) -> Image.Image:
-        """Digit `index` as an 8 × 8 grey picture, white on black."""
+    def image(self, index: int) -> Image.Image:
+        """Digit `index` as an 8 × 8 grey image, white on black."""
         grey = np.rint(self.levels[index, 0] * (255 / GREY_LEVELS)).astype(np.uint8)
         return Image.fromarray(grey)
 
     def png(self, index: int) -> bytes:
         """Digit `index` as the bytes of a PNG."""
         encoded = io.BytesIO()
-        self.picture(index).save(encoded, format="PNG")
+        self.image(index).save(encoded, format="PNG")
         return encoded.getvalue()
 
 

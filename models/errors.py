@@ -4,7 +4,7 @@ BackboneError (ValueError)
   - UnknownBackbone        the specification names no backbone we can build
   - UnusableWeights        a weights file is absent, unreadable, or does not fit the network
   - UnusableLabels         the labels do not fit the number of classes
-  - UnusablePreprocessing  the declared way from a picture to an input is incomplete or contradictory
+  - UnusablePreprocessing  the declared way from an image to an input is incomplete or contradictory
   - UnusableDevice         the device or precision asked for is not there
   - UnusableInput          a batch that the backbone cannot read
 """
@@ -27,7 +27,7 @@ class UnusableLabels(BackboneError):
 
 
 class UnusablePreprocessing(BackboneError):
-    """The declared way from a picture to an input is incomplete or contradictory."""
+    """The declared way from an image to an input is incomplete or contradictory."""
 
 
 class UnusableDevice(BackboneError):

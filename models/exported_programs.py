@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from torch.export import ExportedProgram
 
-from models.errors import UnusableWeights
-from models.spec import read_spec
-from models.torch_backbone import TorchBackbone, resolve_device
-from models.weights import file_fingerprint
+from boxcal.models.errors import UnusableWeights
+from boxcal.models.spec import read_spec
+from boxcal.models.torch_backbone import TorchBackbone, resolve_device
+from boxcal.models.weights import file_fingerprint
 
 # What an archive without pickles is made of, below its root folder.
 RAW = re.compile(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from models.errors import UnusableLabels
+from boxcal.models.errors import UnusableLabels
 
 
 def read_labels(path: Path, num_classes: int) -> tuple[str, ...]:

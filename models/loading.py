@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from models.backbone import Backbone
-from models.errors import UnknownBackbone, UnusableDevice, UnusableWeights
-from models.torch_backbone import PRECISIONS
+from boxcal.models.backbone import Backbone
+from boxcal.models.errors import UnknownBackbone, UnusableDevice, UnusableWeights
+from boxcal.models.torch_backbone import PRECISIONS
 
 SPECIFICATIONS = "'digits', 'torchvision:NAME', 'onnx:PATH' or 'pt2:PATH'"
 
@@ -50,7 +50,7 @@ def load_backbone(
             raise UnusableWeights(f"'digits' brings its own weights; {weights!r} cannot be used with it.")
         return _load_digits(labels, device, precision)
     if family == "torchvision" and rest:
-        from models.torchvision_models import load_torchvision  # noqa: PLC0415 - each family imports its own needs
+        from boxcal.models.torchvision_models import load_torchvision  # noqa: PLC0415 - each family imports its own needs
 
         return load_torchvision(rest, weights=weights, labels=labels, device=device, precision=precision)
     if family in {"onnx", "pt2"} and rest:
@@ -64,20 +64,20 @@ def load_backbone(
 
 def _load_file(family: str, path: Path, labels: Path | None, device: str) -> Backbone:
     if family == "onnx":
-        from models.onnx_backbone import OnnxBackbone  # noqa: PLC0415
+        from boxcal.models.onnx_backbone import OnnxBackbone  # noqa: PLC0415
 
         return OnnxBackbone(path, labels=labels, device=device)
-    from models.exported_programs import load_exported_program  # noqa: PLC0415
+    from boxcal.models.exported_programs import load_exported_program  # noqa: PLC0415
 
     return load_exported_program(path, labels=labels, device=device)
 
 
 def _load_digits(labels: Path | None, device: str, precision: str) -> Backbone:
-    from models import digits  # noqa: PLC0415
-    from models.labels import read_labels  # noqa: PLC0415
-    from models.preprocessing import DigitLevels  # noqa: PLC0415
-    from models.torch_backbone import TorchBackbone  # noqa: PLC0415
-    from models.weights import load_into, read_weights  # noqa: PLC0415
+    from boxcal.models import digits  # noqa: PLC0415
+    from boxcal.models.labels import read_labels  # noqa: PLC0415
+    from boxcal.models.preprocessing import DigitLevels  # noqa: PLC0415
+    from boxcal.models.torch_backbone import TorchBackbone  # noqa: PLC0415
+    from boxcal.models.weights import load_into, read_weights  # noqa: PLC0415
 
     network = digits.DigitsTransformer()
     load_into(network, read_weights(digits.WEIGHTS), digits.WEIGHTS)

@@ -15,12 +15,12 @@ import numpy as np
 import onnxruntime
 import torch
 
-from models.errors import UnusableDevice, UnusableInput, UnusableWeights
-from models.onnx_file import OnnxFile
-from models.pieces import Pieces, padded
-from models.spec import read_spec
-from models.torch_backbone import resolve_device
-from models.weights import file_fingerprint
+from boxcal.models.core_pool import ThreadPerCorePool, padded
+from boxcal.models.errors import UnusableDevice, UnusableInput, UnusableWeights
+from boxcal.models.onnx_file import OnnxFile
+from boxcal.models.spec import read_spec
+from boxcal.models.torch_backbone import resolve_device
+from boxcal.models.weights import file_fingerprint
 
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
 
@@ -46,7 +46,7 @@ class OnnxBackbone:
     def __init__(self, path: Path, *, labels: Path | None, device: str) -> None:
         self.name = f"onnx:{path.name}"
         self._path = path
-        self._pieces = Pieces()
+        self._pieces = ThreadPerCorePool()
         self._sessions, self.device = self._open(OnnxFile(path), device)
         session = self._sessions[0]
         spec = read_spec(path, session.get_modelmeta().custom_metadata_map)

@@ -11,8 +11,8 @@ import onnx
 import onnxruntime
 from google.protobuf.message import DecodeError
 
-from models.class_token import take_class_token_early
-from models.errors import UnusableWeights
+from boxcal.models.class_token import take_class_token_early
+from boxcal.models.errors import UnusableWeights
 
 
 class OnnxFile:

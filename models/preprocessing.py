@@ -1,4 +1,4 @@
-"""From a decoded picture to one input of a backbone, exactly as the network saw pictures in training."""
+"""From a decoded image to one input of a backbone, exactly as the network saw images in training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIGIT_SIDE = 8
 
 
 class Preprocessing(Protocol):
-    """The way from a picture to one input."""
+    """The way from an image to one input."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -23,15 +23,15 @@ class Preprocessing(Protocol):
 
     @property
     def background(self) -> int:
-        """Grey level (0 black, 255 white) that shows through where a picture is transparent."""
+        """Grey level (0 black, 255 white) that shows through where an image is transparent."""
         ...
 
     def needed_size(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height below which a decoder may not shrink a picture of this size."""
+        """Width and height below which a decoder may not shrink an image of this size."""
         ...
 
-    def __call__(self, picture: Image.Image) -> NDArray[np.float32]:
-        """Bring a picture in mode RGB to one input."""
+    def __call__(self, image: Image.Image) -> NDArray[np.float32]:
+        """Bring an image in mode RGB to one input."""
         ...
 
 
@@ -62,7 +62,7 @@ class ImageClassification:
 
     @property
     def background(self) -> int:
-        """White, as a page shows a transparent picture."""
+        """White, as a page shows a transparent image."""
         return 255
 
     @property
@@ -78,15 +78,15 @@ class ImageClassification:
         return int(self.resize * width / height), self.resize
 
     def needed_size(self, width: int, height: int) -> tuple[int, int]:
-        """Twice the resized picture: shrinking to this in the decoder changes next to nothing."""
+        """Twice the resized image: shrinking to this in the decoder changes next to nothing."""
         resized = self.resized(width, height)
         return 2 * resized[0], 2 * resized[1]
 
-    def __call__(self, picture: Image.Image) -> NDArray[np.float32]:
-        """Bring a picture in mode RGB to one float32 input."""
+    def __call__(self, image: Image.Image) -> NDArray[np.float32]:
+        """Bring an image in mode RGB to one float32 input."""
         if len(self.mean) == 1:
-            picture = picture.convert("L")
-        pixels = np.atleast_3d(np.asarray(self.crop_of(picture)))
+            image = image.convert("L")
+        pixels = np.atleast_3d(np.asarray(self.crop_of(image)))
         # (x / 255 - mean) / std as one multiplication and one subtraction.
         std = np.asarray(self.std, np.float32)
         factor, offset = np.float32(1 / 255) / std, np.asarray(self.mean, np.float32) / std
@@ -97,23 +97,23 @@ class ImageClassification:
         scaled -= offset
         return scaled
 
-    def crop_of(self, picture: Image.Image) -> Image.Image:
+    def crop_of(self, image: Image.Image) -> Image.Image:
         """Resize the short side and cut the square from the centre."""
-        width, height = self.resized(picture.width, picture.height)
+        width, height = self.resized(image.width, image.height)
         left, top = round((width - self.crop) / 2), round((height - self.crop) / 2)
         if min(left, top) >= 0:
             # Only the pixels that survive the crop are resized; the filter still sees their neighbours.
-            across, down = picture.width / width, picture.height / height
+            across, down = image.width / width, image.height / height
             box = (left * across, top * down, (left + self.crop) * across, (top + self.crop) * down)
-            return picture.resize((self.crop, self.crop), self.interpolation, box=box)
-        cropped = Image.new(picture.mode, (self.crop, self.crop))
-        cropped.paste(picture.resize((width, height), self.interpolation), (-left, -top))
+            return image.resize((self.crop, self.crop), self.interpolation, box=box)
+        cropped = Image.new(image.mode, (self.crop, self.crop))
+        cropped.paste(image.resize((width, height), self.interpolation), (-left, -top))
         return cropped
 
 
 @dataclass(frozen=True, slots=True)
 class DigitLevels:
-    """Bring any picture to the form of scikit-learn's digits: 8 × 8, white on black, whole levels 0 to 16.
+    """Bring any image to the form of scikit-learn's digits: 8 × 8, white on black, whole levels 0 to 16.
 
     The data set counts the inked pixels of 4 × 4 blocks; averaging areas and rounding does the same.
     """
@@ -133,9 +133,9 @@ class DigitLevels:
         side = 8 * DIGIT_SIDE
         return side, side
 
-    def __call__(self, picture: Image.Image) -> NDArray[np.float32]:
-        """Bring a picture in mode RGB to float32 (1, 8, 8) of whole numbers 0 to 16."""
-        grey = picture.convert("L")
+    def __call__(self, image: Image.Image) -> NDArray[np.float32]:
+        """Bring an image in mode RGB to float32 (1, 8, 8) of whole numbers 0 to 16."""
+        grey = image.convert("L")
         if grey.width != grey.height:
             side = max(grey.size)
             square = Image.new("L", (side, side), self.background)

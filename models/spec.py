@@ -26,16 +26,16 @@ from typing import Annotated, Any, Literal
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
 
-from models.errors import UnusablePreprocessing
-from models.labels import check_labels, read_labels
-from models.preprocessing import ImageClassification
+from boxcal.models.errors import UnusablePreprocessing
+from boxcal.models.labels import check_labels, read_labels
+from boxcal.models.preprocessing import ImageClassification
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Pixels = Annotated[int, Field(ge=1, le=16384)]
 
 
 class PreprocessingSpec(BaseModel):
-    """How a picture becomes an input."""
+    """How an image becomes an input."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.cuda_graphs import CudaGraphs
-from models.errors import UnusableDevice, UnusableInput
-from models.pieces import Pieces, padded, usable_cores
-from models.preprocessing import Preprocessing
+from boxcal.models.core_pool import ThreadPerCorePool, padded, usable_cores
+from boxcal.models.cuda_graphs import CudaGraphs
+from boxcal.models.errors import UnusableDevice, UnusableInput
+from boxcal.models.preprocessing import Preprocessing
 
 logger = logging.getLogger("boxcal")
 SMALL = 500_000  # parameters
@@ -37,7 +37,7 @@ class TorchBackbone:
     input_shape
         Shape of one input, without the batch dimension.
     preprocessing
-        The way from a picture to an input; None where the backbone reads tensors only.
+        The way from an image to an input; None where the backbone reads tensors only.
     device
         `auto`, `cpu`, `cuda` or `cuda:N`.
     precision
@@ -69,10 +69,10 @@ class TorchBackbone:
         self._smallest, self._largest = batch_sizes
         self._device = resolve_device(device)
         self._dtype = PRECISIONS[precision]
-        self._pieces: Pieces | None = None
+        self._pieces: ThreadPerCorePool | None = None
         if self._device.type == "cpu":
             # A network as small as the digits' is done before a second thread has begun.
-            self._pieces = Pieces(1 if parameter_count(network) < SMALL else usable_cores())
+            self._pieces = ThreadPerCorePool(1 if parameter_count(network) < SMALL else usable_cores())
         self._network = network.to(self._device, self._dtype).requires_grad_(False)
         self._graphs: CudaGraphs | None = None
         if self._device.type == "cuda":

@@ -14,11 +14,11 @@ from PIL import Image
 from torch import nn
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
-from models.errors import UnknownBackbone, UnusableWeights
-from models.labels import check_labels, read_labels
-from models.preprocessing import ImageClassification
-from models.torch_backbone import TorchBackbone
-from models.weights import load_into, read_weights
+from boxcal.models.errors import UnknownBackbone, UnusableWeights
+from boxcal.models.labels import check_labels, read_labels
+from boxcal.models.preprocessing import ImageClassification
+from boxcal.models.torch_backbone import TorchBackbone
+from boxcal.models.weights import load_into, read_weights
 
 RANDOM = "random"
 RANDOM_SEED = 0
@@ -156,7 +156,7 @@ def _load_file(name: str, path: Path, described: Any) -> nn.Module:
 
 
 def _architecture(entry: Any, name: str) -> dict[str, Any]:
-    """Vision Transformers are built for one size of picture; other models read any."""
+    """Vision Transformers are built for one size of image; other models read any."""
     return {"image_size": entry.transforms().crop_size[0]} if name.startswith("vit_") else {}
 
 

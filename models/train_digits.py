@@ -1,4 +1,4 @@
-"""Train the `digits` backbone and write its weights: `python -m models.train_digits [--check]`.
+"""Train the `digits` backbone and write its weights: `python -m boxcal.models.train_digits [--check]`.
 
 It is trained long, with neither weight decay nor augmentation nor a look at the validation split: it ends
 overconfident, as such networks do, which is what there is to calibrate. One thread and a fixed seed make
@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
-from models.digits import WEIGHTS, DigitsTransformer
-from models.digits_data import Digits, load_digits_split
+from boxcal.models.digits import WEIGHTS, DigitsTransformer
+from boxcal.models.digits_data import Digits, load_digits_split
 
 SEED = 0
 EPOCHS = 150

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.errors import UnusableWeights
+from boxcal.models.errors import UnusableWeights
 
 SHOWN = 3
 CHUNK_BYTES = 1 << 20
@@ -69,7 +69,7 @@ def load_into(network: nn.Module, weights: Mapping[str, torch.Tensor], path: Pat
     unknown = [key for key in weights if key not in expected]
     if missing or unknown:
         parts = [
-            f"{what} {_some(keys)}" for what, keys in (("lacks", missing), ("has unknown", unknown)) if keys
+            f"{what} {_some(keys)}" for what, keys in (("misses", missing), ("has unknown", unknown)) if keys
         ]
         raise UnusableWeights(f"{path} does not fit the network: it {' and '.join(parts)}.")
     for key, value in expected.items():

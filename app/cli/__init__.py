@@ -3,6 +3,6 @@
 Importing this package costs no more than typer; each command imports what it needs when it runs.
 """
 
-from app.cli.commands import main
+from boxcal.app.cli.commands import main
 
 __all__ = ["main"]

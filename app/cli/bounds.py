@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from app.cli.failures import UsageError
+from boxcal.app.cli.failures import UsageError
 
 __all__ = ["read_bounds"]
 

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli.failures import EXIT_CODES, failure_of
+from boxcal.app.cli.failures import EXIT_CODES, failure_of
 
 __all__ = ["cli", "main"]
 
@@ -50,7 +50,7 @@ ValidationFile = Annotated[
         exists=True,
         readable=True,
         help="`.npz` with logits (N, K) and labels (N,); `.parquet` with columns logits and label; or "
-        "labelled pictures: a folder, or a `.zip`, with a folder for each class.",
+        "labelled images: a folder, or a `.zip`, with a folder for each class.",
     ),
 ]
 
@@ -71,10 +71,10 @@ def serve(
     ] = None,
 ) -> None:
     """Start the service. Options go before the environment's BOXCAL_* settings."""
-    from app.cli.huge_pages import ask_for_huge_pages
+    from boxcal.app.cli.huge_pages import ask_for_huge_pages
 
     ask_for_huge_pages()  # before the imports that take a second
-    from app.cli import serve as command
+    from boxcal.app.cli import serve as command
 
     command.run(host=host, port=port, model=model, data_dir=data_dir)
 
@@ -107,7 +107,7 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Classify images with calibrated probabilities, inside the bounds you set."""
-    from app.cli import predict as command
+    from boxcal.app.cli import predict as command
 
     command.run(
         images,
@@ -139,7 +139,7 @@ def fit(
     as_json: Json = False,
 ) -> None:
     """Fit a calibrator to validation logits and report, on unseen folds, what it changes."""
-    from app.cli import fit as command
+    from boxcal.app.cli import fit as command
 
     command.run(
         file,
@@ -169,7 +169,7 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Measure how well calibrated probabilities are, before and after a calibrator."""
-    from app.cli import evaluate as command
+    from boxcal.app.cli import evaluate as command
 
     command.run(file, calibrator=calibrator, url=url, as_json=as_json)
 
@@ -197,7 +197,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Fit many methods to the same data and compare them, the paper's main table for your model."""
-    from app.cli import compare as command
+    from boxcal.app.cli import compare as command
 
     command.run(file, test=test, methods=method or [], markdown_file=markdown, csv_file=csv, as_json=as_json)
 

@@ -8,15 +8,15 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from app.cli.output import Advance, messages, plain_table, progress_bar, screen, write_json
-from app.cli.settings import read_settings
-from app.cli.validation_file import read_validation_set
-from app.refit import needs, validation_set
-from app.refit.pictures import BackboneSource
-from calibrators.data import ValidationSet, check_validation_set
-from calibrators.evaluation.comparison import PAPERS_METHODS, Comparison, compare_methods
-from calibrators.evaluation.tables import LEGEND, TITLES, is_best, mark, markdown, to_csv, value_text
-from calibrators.method import parse
+from boxcal.app.cli.output import Advance, messages, plain_table, progress_bar, screen, write_json
+from boxcal.app.cli.settings import read_settings
+from boxcal.app.cli.validation_file import read_validation_set
+from boxcal.app.fitting import requirements, validation_set
+from boxcal.app.fitting.image_sets import BackboneSource
+from boxcal.calibrators.data import ValidationSet, check_validation_set
+from boxcal.calibrators.evaluation.comparison import PAPERS_METHODS, Comparison, compare_methods
+from boxcal.calibrators.evaluation.tables import LEGEND, TITLES, is_best, mark, markdown, to_csv, value_text
+from boxcal.calibrators.method import parse
 
 
 def run(
@@ -32,7 +32,7 @@ def run(
     for name in methods:
         if name != "auto":
             parse(name)  # a mistyped name is told before a large file is read
-    wanted = {needs.reads(name) for name in methods} if methods else {needs.FEATURES}
+    wanted = {requirements.reads(name) for name in methods} if methods else {requirements.FEATURES}
     with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("reading") as advance:
         fitted_to = _read(file, Path(folder) / "validation", advance, wanted)
         judged_on = None if test is None else _read(test, Path(folder) / "test", advance, wanted)
@@ -56,14 +56,14 @@ def _read(file: Path, folder: Path, advance: Advance, wanted: set[str]) -> Valid
 
 def _extras(file: Path, data: validation_set.ValidationSet, wanted: set[str]) -> dict[str, Any]:
     """Give what methods read besides logits, if the file holds it and it fits the model of the settings."""
-    held = {name for name in wanted if name in needs.NEEDED and data.besides(name) is not None}
+    held = {name for name in wanted if name in requirements.REQUIRED and data.besides(name) is not None}
     if not held:
         return {}
     backbone = BackboneSource.of(read_settings()).load()
-    lacking = {name: lack for name in held if (lack := needs.missing(name, data, backbone))}
-    for lack in lacking.values():
-        messages.print(f"[dim]{escape(file.name)}: {escape(lack)}", soft_wrap=True)
-    return needs.extras(held - lacking.keys(), data, backbone)
+    missing_data = {name: missing for name in held if (missing := requirements.missing(name, data, backbone))}
+    for missing in missing_data.values():
+        messages.print(f"[dim]{escape(file.name)}: {escape(missing)}", soft_wrap=True)
+    return requirements.extras(held - missing_data.keys(), data, backbone)
 
 
 def _show(comparison: Comparison) -> None:

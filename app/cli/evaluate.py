@@ -9,16 +9,16 @@ import numpy.typing as npt
 import torch
 from rich.markup import escape
 
-from app.cli.failures import UsageError
-from app.cli.metrics import judgement_table, metrics_table
-from app.cli.output import progress_bar, screen, write_json
-from app.cli.predict import version_of
-from app.cli.validation_file import holds_pictures, read_validation_set
-from app.client import BoxcalClient
-from calibrators import Calibrator
-from calibrators.evaluation.crossfit import answers_of
-from calibrators.evaluation.judgement import Judgement, compare, judge
-from calibrators.evaluation.outcomes import outcomes
+from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.metrics import judgement_table, metrics_table
+from boxcal.app.cli.output import progress_bar, screen, write_json
+from boxcal.app.cli.predict import version_of
+from boxcal.app.cli.validation_file import holds_images, read_validation_set
+from boxcal.app.client import BoxcalClient
+from boxcal.calibrators import Calibrator
+from boxcal.calibrators.evaluation.crossfit import answers_of
+from boxcal.calibrators.evaluation.judgement import Judgement, compare, judge
+from boxcal.calibrators.evaluation.outcomes import outcomes
 
 ROWS_PER_REQUEST = 1000
 
@@ -27,8 +27,8 @@ Floats = npt.NDArray[Any]
 
 def run(file: Path, *, calibrator: str | None, url: str | None, as_json: bool) -> None:
     """Judge the plain softmax and, where there is one, the calibrator, by every metric with its interval."""
-    if url is not None and holds_pictures(file):
-        raise UsageError(f"{file} holds pictures; with --url, evaluate takes logits")
+    if url is not None and holds_images(file):
+        raise UsageError(f"{file} holds images; with --url, evaluate takes logits")
     with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("reading") as advance:
         logits, labels = read_validation_set(file, Path(folder), advance).arrays()
     name, probabilities, predicted = _calibrated(logits, calibrator, url)

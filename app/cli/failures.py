@@ -34,14 +34,14 @@ def failure_of(error: Exception) -> tuple[str, int] | None:
 def _kinds() -> list[tuple[type[Exception], int]]:
     kinds: list[tuple[type[Exception], int]] = [(UsageError, MISUSED), (OSError, MISUSED)]
     for module, name, code in (
-        ("app.client.errors", "UnavailableError", UNAVAILABLE),
-        ("app.client.errors", "TransportError", UNAVAILABLE),
-        ("app.client.errors", "InvalidRequestError", MISUSED),
-        ("app.client.errors", "InvalidUrlError", MISUSED),
-        ("app.client.errors", "ClientError", FAILED),
-        ("app.errors", "BoxcalError", MISUSED),
-        ("calibrators.errors", "CalibrationError", MISUSED),
-        ("models.errors", "BackboneError", MISUSED),
+        ("boxcal.app.client.errors", "UnavailableError", UNAVAILABLE),
+        ("boxcal.app.client.errors", "TransportError", UNAVAILABLE),
+        ("boxcal.app.client.errors", "InvalidRequestError", MISUSED),
+        ("boxcal.app.client.errors", "InvalidUrlError", MISUSED),
+        ("boxcal.app.client.errors", "ClientError", FAILED),
+        ("boxcal.app.errors", "BoxcalError", MISUSED),
+        ("boxcal.calibrators.errors", "CalibrationError", MISUSED),
+        ("boxcal.models.errors", "BackboneError", MISUSED),
     ):
         if module in sys.modules:
             kinds.append((getattr(sys.modules[module], name), code))

@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.markup import escape
 
-from app.cli.metrics import metrics_table
-from app.cli.output import messages, progress_bar, screen, write_json
-from app.client import BoxcalClient
-from app.client.results import ActivatePolicy
+from boxcal.app.cli.metrics import metrics_table
+from boxcal.app.cli.output import messages, progress_bar, screen, write_json
+from boxcal.app.client import BoxcalClient
+from boxcal.app.client.results import ActivatePolicy
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,18 @@ def run(
 
 
 def _here(file: Path, method: str) -> Fitted:
-    from app.cli.settings import read_settings  # noqa: PLC0415
-    from app.cli.validation_file import read_validation_set  # noqa: PLC0415 - brings torch
-    from app.refit import needs  # noqa: PLC0415
-    from app.refit.fitting import perform  # noqa: PLC0415
-    from app.refit.messages import FitTask  # noqa: PLC0415
-    from app.refit.pictures import BackboneSource  # noqa: PLC0415
-    from calibrators.method import parse  # noqa: PLC0415
+    from boxcal.app.cli.settings import read_settings  # noqa: PLC0415
+    from boxcal.app.cli.validation_file import read_validation_set  # noqa: PLC0415 - brings torch
+    from boxcal.app.fitting import requirements  # noqa: PLC0415
+    from boxcal.app.fitting.fit import perform  # noqa: PLC0415
+    from boxcal.app.fitting.image_sets import BackboneSource  # noqa: PLC0415
+    from boxcal.app.fitting.messages import FitTask  # noqa: PLC0415
+    from boxcal.calibrators.method import parse  # noqa: PLC0415
 
     if method != "auto":
         parse(method)  # a mistyped name is told before a large file is read
     with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("fitting") as advance:
-        data = read_validation_set(file, Path(folder), advance, {needs.reads(method)})
+        data = read_validation_set(file, Path(folder), advance, {requirements.reads(method)})
         source = BackboneSource.of(read_settings())
         outcome = perform(FitTask(data, source, method, against=None), advance)
     fitted = outcome.fitted

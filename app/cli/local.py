@@ -7,21 +7,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from app import client
-from app.cli.failures import UsageError
-from app.cli.output import progress_bar
-from app.cli.settings import read_settings
-from app.client.calls import AnswerOptions, options_document
-from app.predict import options as request_options
-from app.predict import request_bounds
-from app.predict.answers import Answer
-from app.predict.build import decoder_of
-from app.predict.calibration import Wanted, calibrate_rows
-from app.predict.inputs import Picture
-from app.predict.scoring import Scoring, shifted
-from app.refit.active import ServedCalibrator
-from calibrators import Calibrator
-from models.loading import load_backbone
+from boxcal.app import client
+from boxcal.app.activation.active import ServedCalibrator
+from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.output import progress_bar
+from boxcal.app.cli.settings import read_settings
+from boxcal.app.client.calls import AnswerOptions, options_document
+from boxcal.app.predict import options as request_options
+from boxcal.app.predict import request_bounds
+from boxcal.app.predict.answers import Answer
+from boxcal.app.predict.build import decoder_of
+from boxcal.app.predict.calibration import CalibrationRequest, calibrate_rows
+from boxcal.app.predict.inputs import EncodedImage
+from boxcal.app.predict.scoring import Scoring, shifted
+from boxcal.calibrators import Calibrator
+from boxcal.models.loading import load_backbone
 
 __all__ = ["predict"]
 
@@ -52,11 +52,11 @@ def predict(images: Sequence[Path], options: AnswerOptions, calibrator: str | No
     with progress_bar("predicting") as advance:
         for first in range(0, len(images), settings.max_batch_size):
             batch = images[first : first + settings.max_batch_size]
-            samples = np.stack([decoder.decode(Picture(path.read_bytes()), str(path)) for path in batch])
+            samples = np.stack([decoder.decode(EncodedImage(path.read_bytes()), str(path)) for path in batch])
             with scoring.requested_by(served):
                 logits.append(scoring(shifted(samples, served), True))
             advance((first + len(batch)) / len(images), "")
-    rows = calibrate_rows(torch.cat(logits), Wanted(served, bounds))
+    rows = calibrate_rows(torch.cat(logits), CalibrationRequest(served, bounds))
     seconds = {"total": time.perf_counter() - started}
     answer = Answer(backbone.name, labels.names, served, rows, checked, seconds)
     return client.Answer.model_validate_json(answer.to_json())

@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
-from app.cli.output import plain_table
+from boxcal.app.cli.output import plain_table
 
 __all__ = ["TITLES", "judgement_table", "metrics_table"]
 

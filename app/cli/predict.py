@@ -6,11 +6,11 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from app.cli.bounds import read_bounds
-from app.cli.failures import UsageError
-from app.cli.output import messages, plain_table, screen, write_json
-from app.client import Answer, BoxcalClient
-from app.client.calls import AnswerOptions
+from boxcal.app.cli.bounds import read_bounds
+from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.output import messages, plain_table, screen, write_json
+from boxcal.app.client import Answer, BoxcalClient
+from boxcal.app.client.calls import AnswerOptions
 
 IMAGES_PER_REQUEST = 32
 
@@ -34,7 +34,7 @@ def run(
     if url is not None:
         answer = _through_service(images, options, calibrator, url)
     else:
-        from app.cli.local import predict  # noqa: PLC0415 - brings torch
+        from boxcal.app.cli.local import predict  # noqa: PLC0415 - brings torch
 
         answer = predict(images, options, calibrator)
     if as_json:

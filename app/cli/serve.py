@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from app.cli.settings import read_settings
-from app.server import serve
+from boxcal.app.cli.settings import read_settings
+from boxcal.app.server import serve
 
 
 def run(*, host: str | None, port: int | None, model: str | None, data_dir: Path | None) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from app.cli.failures import UsageError
-from app.settings import Settings
+from boxcal.app.cli.failures import UsageError
+from boxcal.app.settings import Settings
 
 __all__ = ["read_settings"]
 

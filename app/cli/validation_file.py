@@ -5,16 +5,16 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import IO
 
-from app.cli.output import Advance
-from app.cli.settings import read_settings
-from app.client.calls import pack_pictures
-from app.refit import pictures
-from app.refit.errors import InvalidUpload
-from app.refit.npz import NpzFile
-from app.refit.upload import read
-from app.refit.validation_set import ValidationSet
+from boxcal.app.cli.output import Advance
+from boxcal.app.cli.settings import read_settings
+from boxcal.app.client.calls import pack_images
+from boxcal.app.fitting import image_sets
+from boxcal.app.fitting.errors import InvalidUpload
+from boxcal.app.fitting.npz import NpzFile
+from boxcal.app.fitting.validation_set import ValidationSet
+from boxcal.app.uploads.upload import read
 
-__all__ = ["holds_pictures", "read_validation_set"]
+__all__ = ["holds_images", "read_validation_set"]
 
 NO_LIMIT = 2**62  # the user's own file, on the user's own machine
 
@@ -22,38 +22,38 @@ NO_LIMIT = 2**62  # the user's own file, on the user's own machine
 def read_validation_set(
     path: Path, folder: Path, advance: Advance, reads: Collection[str] = ()
 ) -> ValidationSet:
-    """Read `.npz`, `.parquet` or pictures into a checked set that lies in `folder`.
+    """Read `.npz`, `.parquet` or images into a checked set that lies in `folder`.
 
-    Pictures (a zip archive or a folder, with a folder for each class) go through the model of the settings;
+    Images (a zip archive or a folder, with a folder for each class) go through the model of the settings;
     the set then also holds what `reads` names, `features` or `inputs`.
 
     Raises
     ------
     BoxcalError, BackboneError, ValueError
-        Naming the array, the picture or the place, and the value that cannot be accepted.
+        Naming the array, the image or the place, and the value that cannot be accepted.
     """
     with _opened(path) as file:
-        if pictures.is_archive_of_pictures(file):
-            return _from_pictures(file, folder, advance, reads)
+        if image_sets.is_archive_of_images(file):
+            return _from_images(file, folder, advance, reads)
         return read(file, folder, num_classes=_num_classes(file), max_bytes=NO_LIMIT)
 
 
-def holds_pictures(path: Path) -> bool:
-    """Whether the data are pictures in place of logits."""
+def holds_images(path: Path) -> bool:
+    """Whether the data are images in place of logits."""
     with _opened(path) as file:
-        return pictures.is_archive_of_pictures(file)
+        return image_sets.is_archive_of_images(file)
 
 
 def _opened(path: Path) -> IO[bytes]:
-    return io.BytesIO(pack_pictures(path)) if path.is_dir() else path.open("rb")
+    return io.BytesIO(pack_images(path)) if path.is_dir() else path.open("rb")
 
 
-def _from_pictures(file: IO[bytes], folder: Path, advance: Advance, reads: Collection[str]) -> ValidationSet:
-    source = pictures.BackboneSource.of(read_settings())
+def _from_images(file: IO[bytes], folder: Path, advance: Advance, reads: Collection[str]) -> ValidationSet:
+    source = image_sets.BackboneSource.of(read_settings())
     backbone = source.load()
-    found = pictures.create(file, folder, classes=backbone.labels, max_bytes=NO_LIMIT)
+    found = image_sets.create(file, folder, classes=backbone.labels, max_bytes=NO_LIMIT)
     try:
-        return pictures.to_validation_set(found, source, advance, reads)
+        return image_sets.to_validation_set(found, source, advance, reads)
     except ValueError as error:
         raise InvalidUpload(str(error)) from error
 

@@ -1,7 +1,7 @@
 """A typed client of the service, blocking and for asyncio: the caller's end of both paths."""
 
-from app.client.clients import DEFAULT_URL, AsyncBoxcalClient, BoxcalClient
-from app.client.errors import (
+from boxcal.app.client.clients import DEFAULT_URL, AsyncBoxcalClient, BoxcalClient
+from boxcal.app.client.errors import (
     AnswerTimeoutError,
     ClientError,
     ConflictError,
@@ -17,8 +17,16 @@ from app.client.errors import (
     UnreachableError,
     UnreadableAnswerError,
 )
-from app.client.exchange import RetryPolicy
-from app.client.results import Activation, Answer, CalibratorRecord, Fit, Health, LabelProbability, Prediction
+from boxcal.app.client.exchange import RetryPolicy
+from boxcal.app.client.results import (
+    Activation,
+    Answer,
+    CalibratorRecord,
+    Fit,
+    Health,
+    LabelProbability,
+    Prediction,
+)
 
 __all__ = [
     "DEFAULT_URL",

@@ -17,10 +17,10 @@ import numpy.typing as npt
 import orjson
 from pydantic import TypeAdapter
 
-from app.client.exchange import Call
-from app.client.results import ActivatePolicy, Activation, Answer, CalibratorRecord, Fit, Health
+from boxcal.app.client.exchange import Call
+from boxcal.app.client.results import ActivatePolicy, Activation, Answer, CalibratorRecord, Fit, Health
 
-__all__ = ["AnswerOptions", "BoundValue", "ImageSource", "options_document", "pack_pictures"]
+__all__ = ["AnswerOptions", "BoundValue", "ImageSource", "options_document", "pack_images"]
 
 BoundValue = float | Mapping[str, float] | Sequence[float]
 """One number for every class, numbers by label, or one number per class."""
@@ -92,8 +92,8 @@ def fit(
     Parameters
     ----------
     file
-        `.npz` or `.parquet` with logits and labels, or a `.zip` of labelled pictures, by path or as bytes; or
-        the path of a folder that holds a folder of pictures for each class.
+        `.npz` or `.parquet` with logits and labels, or a `.zip` of labelled images, by path or as bytes; or
+        the path of a folder that holds a folder of images for each class.
     method
         A calibration method; `auto` chooses by cross-validation.
     activate
@@ -104,7 +104,7 @@ def fit(
     if isinstance(file, bytes):
         name, content = "validation", file
     elif Path(file).is_dir():
-        name, content = f"{Path(file).name}.zip", pack_pictures(Path(file))
+        name, content = f"{Path(file).name}.zip", pack_images(Path(file))
     else:
         name, content = _read(file)
     return Call(
@@ -121,10 +121,10 @@ def fit(
     )
 
 
-def pack_pictures(folder: Path) -> bytes:
-    """Pack a folder that holds a folder of pictures for each class, as `/fit` takes it."""
+def pack_images(folder: Path) -> bytes:
+    """Pack a folder that holds a folder of images for each class, as `/fit` takes it."""
     archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:  # pictures are compressed already
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:  # images are compressed already
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 packed.write(path, path.relative_to(folder))
@@ -203,7 +203,7 @@ def reliability_diagram(version: int) -> Call[bytes]:
     return Call(method="GET", path=f"/calibrators/{version}/reliability.svg", parse=lambda r: r.content)
 
 
-def reliability_picture(version: int) -> Call[bytes]:
+def reliability_image(version: int) -> Call[bytes]:
     """Fetch the reliability diagram, a PNG (`GET /calibrators/{n}/reliability.png`)."""
     return Call(method="GET", path=f"/calibrators/{version}/reliability.png", parse=lambda r: r.content)
 
@@ -219,12 +219,12 @@ def artifact(version: int) -> Call[bytes]:
 
 
 def activate(version: int) -> Call[Activation]:
-    """Put a calibrator in force (`POST /calibrators/{n}/activate`)."""
+    """Activate a calibrator (`POST /calibrators/{n}/activate`)."""
     return Call(method="POST", path=f"/calibrators/{version}/activate", parse=_activation, repeatable=False)
 
 
 def rollback() -> Call[Activation]:
-    """Put the calibrator before the active one back in force (`POST /calibrators/rollback`)."""
+    """Activate the calibrator before the active one (`POST /calibrators/rollback`)."""
     return Call(method="POST", path="/calibrators/rollback", parse=_activation, repeatable=False)
 
 

@@ -15,11 +15,11 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from app.client import calls
-from app.client.errors import AnswerTimeoutError, ClientError, FitNotSucceededError, InvalidUrlError
-from app.client.exchange import Call, Outcome, Request, RetryPolicy, Sleep, exchange
-from app.client.following import SILENCE_SECONDS, Following
-from app.client.results import Fit, Health
+from boxcal.app.client import calls
+from boxcal.app.client.errors import AnswerTimeoutError, ClientError, FitNotSucceededError, InvalidUrlError
+from boxcal.app.client.exchange import Call, Outcome, Request, RetryPolicy, Sleep, exchange
+from boxcal.app.client.following import SILENCE_SECONDS, Following
+from boxcal.app.client.results import Fit, Health
 
 __all__ = ["DEFAULT_URL", "AsyncBoxcalClient", "BoxcalClient"]
 
@@ -131,7 +131,7 @@ class BoxcalClient:
     calibrator = _blocking(calls.calibrator)
     report = _blocking(calls.report)
     reliability_diagram = _blocking(calls.reliability_diagram)
-    reliability_picture = _blocking(calls.reliability_picture)
+    reliability_image = _blocking(calls.reliability_image)
     reliability_data = _blocking(calls.reliability_data)
     artifact = _blocking(calls.artifact)
     activate = _blocking(calls.activate)
@@ -231,7 +231,7 @@ class AsyncBoxcalClient:
     calibrator = _awaiting(calls.calibrator)
     report = _awaiting(calls.report)
     reliability_diagram = _awaiting(calls.reliability_diagram)
-    reliability_picture = _awaiting(calls.reliability_picture)
+    reliability_image = _awaiting(calls.reliability_image)
     reliability_data = _awaiting(calls.reliability_data)
     artifact = _awaiting(calls.artifact)
     activate = _awaiting(calls.activate)

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.client.results import Fit
+    from boxcal.app.client.results import Fit
 
 __all__ = [
     "AnswerTimeoutError",

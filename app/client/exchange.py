@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import httpx
 from pydantic import ValidationError
 
-from app.client import errors
+from boxcal.app.client import errors
 
 __all__ = ["Call", "Outcome", "Request", "RetryPolicy", "Sleep", "Steps", "exchange", "problem_of"]
 

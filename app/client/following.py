@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import httpx
 from pydantic import ValidationError
 
-from app.client.results import Fit
+from boxcal.app.client.results import Fit
 
 __all__ = ["SILENCE_SECONDS", "Following"]
 

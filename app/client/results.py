@@ -77,7 +77,7 @@ class Fit(_Result):
     method
         What was asked for; the calibrator names what `auto` chose.
     calibrator, activated, decision
-        Once it has succeeded: the version it made, whether that was put in force, and why or why not.
+        Once it has succeeded: the version it made, whether that was activated, and why or why not.
     error
         Why it failed, was cancelled or was interrupted.
     """
@@ -143,7 +143,7 @@ class CalibratorRecord(_Result):
 
 
 class Activation(_Result):
-    """What an activation or a rollback put in force, and why."""
+    """What an activation or a rollback activated, and why."""
 
     version: int
     method: str

@@ -11,9 +11,9 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from app.predict.options import Options
-from app.refit.active import ServedCalibrator
-from app.telemetry import STAGES
+from boxcal.app.activation.active import ServedCalibrator
+from boxcal.app.predict.options import Options
+from boxcal.app.telemetry import STAGES
 
 Float64Array = NDArray[np.float64]
 
@@ -36,7 +36,7 @@ class Rows:
         (N, K) float64, the calibrated logits or others in their order: they order classes of equal
         probability.
     box
-        (N, K) float64 each, the lower and upper bounds in force; None where they bound nothing.
+        (N, K) float64 each, the lower and upper effective bounds; None where they bound nothing.
     relaxed
         (N,) bool, where fitted bounds yielded to the request's.
     """
@@ -198,6 +198,6 @@ def rank(probabilities: Float64Array, mapped: Float64Array, count: int) -> list[
 
 @cache
 def _compiled_ranking() -> Callable[[Float64Array, Float64Array, NDArray[np.int64]], None]:
-    from calibrators.operator.ranking import most_probable  # noqa: PLC0415 - numba loads when needed
+    from boxcal.calibrators.operator.ranking import most_probable  # noqa: PLC0415 - numba loads when needed
 
     return most_probable

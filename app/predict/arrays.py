@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from app.errors import InvalidInput, InvalidLogits, MalformedBody
+from boxcal.app.errors import InvalidInput, InvalidLogits, MalformedBody
 
 
 def read_npy(body: bytes) -> NDArray[Any]:

@@ -25,13 +25,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from app.errors import DeadlineExceeded, InternalError, QueueFull, TooManySamples
-from app.predict.entries import Context, Entry, Finished, Part, Pass, Result, Samples
-from app.predict.pace import Pace
+from boxcal.app.errors import DeadlineExceeded, InternalError, QueueFull, TooManySamples
+from boxcal.app.predict.batch_sizer import BatchSizer
+from boxcal.app.predict.entries import Context, Entry, Finished, Part, Pass, Result, Samples
 
 logger = logging.getLogger("boxcal")
 
-CAUTION = 1.4
+ADMISSION_SAFETY_FACTOR = 1.4
 """How much longer than expected a wait may turn out; who would then come too late is refused at once."""
 
 
@@ -46,7 +46,7 @@ class Batcher(Generic[Context, Result]):
     finish
         From the logits of a batch and its parts to one result or one error for each part; called from a
         lane, or, while requests wait, from a thread of its own.
-    pace
+    batch_sizer
         Says how many passes run side by side, how large batches are and how long to gather them.
     max_queue_samples
         Samples of all requests that may be here at once.
@@ -61,14 +61,14 @@ class Batcher(Generic[Context, Result]):
         forward: Callable[[Samples, bool], Tensor],
         finish: Callable[[Tensor, Sequence[Part[Context, Result]]], Sequence[Result | Exception]],
         *,
-        pace: Pace,
+        batch_sizer: BatchSizer,
         max_queue_samples: int,
         on_batch: Callable[[int], None] = lambda _: None,
         on_thread: Callable[[], None] = lambda: None,
     ) -> None:
         self._forward = forward
         self._finish = finish
-        self._pace = pace
+        self._batch_sizer = batch_sizer
         self._max_queue_samples = max_queue_samples
         self._on_batch = on_batch
         self._on_thread = on_thread
@@ -78,15 +78,15 @@ class Batcher(Generic[Context, Result]):
         self._held = 0
         self._closing = False
         self._changed = threading.Condition()
-        self._passes = pace.passes
+        self._passes = batch_sizer.passes
         self._running = 0
-        # Lanes further ahead than this wait, so that `pace` learns the rate of the slower side.
-        self._finishing: Queue[Pass[Context, Result] | None] = Queue(maxsize=pace.passes)
+        # Lanes further ahead than this wait, so that `batch_sizer` learns the rate of the slower side.
+        self._finishing: Queue[Pass[Context, Result] | None] = Queue(maxsize=batch_sizer.passes)
         self._last = 0
-        self._drained_at: float | None = None
+        self._throughput_since: float | None = None
         self._lanes = [
             threading.Thread(target=self._drive, name=f"backbone-{lane}", daemon=True)
-            for lane in range(pace.passes)
+            for lane in range(batch_sizer.passes)
         ]
         self._finisher = threading.Thread(target=self._finish_passes, name="finisher", daemon=True)
         for thread in (*self._lanes, self._finisher):
@@ -105,7 +105,7 @@ class Batcher(Generic[Context, Result]):
         samples
             How many there are.
         deadline
-            Of `time.monotonic`, after which the answer is worthless.
+            Of `time.monotonic`, the deadline of the request.
 
         Raises
         ------
@@ -119,7 +119,7 @@ class Batcher(Generic[Context, Result]):
         limit = self._max_queue_samples
         if samples > limit:
             raise TooManySamples(f"The request holds {samples} samples; the queue takes at most {limit}.")
-        wait = self._pace.wait_for(self._held)
+        wait = self._batch_sizer.wait_for(self._held)
         retry_after = max(1, math.ceil(wait))
         if self._held + samples > limit:
             raise QueueFull(
@@ -127,9 +127,9 @@ class Batcher(Generic[Context, Result]):
                 retry_after=retry_after,
             )
         left = deadline - time.monotonic()
-        if left < wait * CAUTION or left <= 0:
+        if left < wait * ADMISSION_SAFETY_FACTOR or left <= 0:
             # A client repeats what a full queue refused, which is no use where the queue is not to blame.
-            if left <= self._pace.wait_for(samples):
+            if left <= self._batch_sizer.wait_for(samples):
                 raise DeadlineExceeded("The request's timeout is shorter than its work alone would take.")
             raise QueueFull(
                 f"{self._held} samples are waiting, about {wait * 1e3:.0f} ms of work, which is longer than "
@@ -138,7 +138,7 @@ class Batcher(Generic[Context, Result]):
             )
 
     @contextmanager
-    def place(self, samples: int, deadline: float = math.inf) -> Iterator[None]:
+    def reserve_slot(self, samples: int, deadline: float = math.inf) -> Iterator[None]:
         """Hold room for the samples of one request, from before they are decoded until it is answered.
 
         Takes and raises what `check_room` does.
@@ -221,34 +221,34 @@ class Batcher(Generic[Context, Result]):
         An empty batch means that the batcher is closing.
         """
         with self._changed:
-            self._note_drained()
+            self._note_throughput()
             while True:
                 asleep = time.perf_counter()
                 while not self._queue and not self._closing:
-                    self._drained_at = None
+                    self._throughput_since = None
                     self._changed.wait()
                 if not self._queue:
                     return [], False
                 if self._passes == 1:
                     self._gather(time.perf_counter() - asleep)
                 share = math.ceil(self._waiting / (self._passes - self._running))
-                if parts := self._take(self._pace.size_of(share)):
+                if parts := self._take(self._batch_sizer.size_of(share)):
                     self._last = parts[-1].stop
                     self._running += 1
                     if self._queue:
                         self._changed.notify()
                     return parts, self._running == 1 and (self._passes == 1 or not self._queue)
 
-    def _note_drained(self) -> None:
+    def _note_throughput(self) -> None:
         """Learn the rate at which the whole service works while there is always something waiting."""
         now = time.perf_counter()
-        if self._last and self._drained_at is not None:
-            self._pace.drained(self._last, now - self._drained_at)
-        self._drained_at = now if self._queue else None
+        if self._last and self._throughput_since is not None:
+            self._batch_sizer.observe_throughput(self._last, now - self._throughput_since)
+        self._throughput_since = now if self._queue else None
 
     def _gather(self, idle: float) -> None:
-        until = time.perf_counter() + self._pace.gather_seconds(self._waiting, self._last, idle)
-        while self._waiting < min(self._last, self._pace.batch_size) and not self._closing:
+        until = time.perf_counter() + self._batch_sizer.gather_seconds(self._waiting, self._last, idle)
+        while self._waiting < min(self._last, self._batch_sizer.batch_size) and not self._closing:
             left = until - time.perf_counter()
             if left <= 0:
                 return
@@ -309,7 +309,7 @@ class Batcher(Generic[Context, Result]):
         except Exception as error:
             if _is_out_of_memory(error):
                 with self._changed:
-                    self._pace.ran_out_of_memory(len(samples))
+                    self._batch_sizer.ran_out_of_memory(len(samples))
                 logger.warning("out of memory with a batch of %d samples", len(samples))
             if len(samples) == 1:
                 logger.exception("the backbone failed on a sample")
@@ -317,7 +317,7 @@ class Batcher(Generic[Context, Result]):
         else:
             if self._passes == 1 or not alone:  # what a pass costs that has more than its share is no measure
                 with self._changed:
-                    self._pace.measured(len(samples), time.perf_counter() - began)
+                    self._batch_sizer.measured(len(samples), time.perf_counter() - began)
             return [logits]
         half = len(samples) // 2
         return [*self._runs(samples[:half], alone), *self._runs(samples[half:], alone)]

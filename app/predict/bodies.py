@@ -15,13 +15,13 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 
-from app.errors import BadRequest, InvalidParameter, MalformedBody, UnsupportedMediaType
-from app.predict import options as request_options
-from app.predict.arrays import read_npy
-from app.predict.inputs import Base64Picture, Input, NestedTensor, Picture
-from app.predict.options import Options
+from boxcal.app.errors import BadRequest, InvalidParameter, MalformedBody, UnsupportedMediaType
+from boxcal.app.predict import options as request_options
+from boxcal.app.predict.arrays import read_npy
+from boxcal.app.predict.inputs import Base64Image, EncodedImage, Input, NestedTensor
+from boxcal.app.predict.options import Options
 
-PICTURES = ("image/jpeg", "image/png", "image/webp")
+IMAGES = ("image/jpeg", "image/png", "image/webp")
 JSON = "application/json"
 FORM = "multipart/form-data"
 NPY = "application/x-npy"
@@ -52,10 +52,10 @@ async def read_predict(request: Request, check_room: Callable[[Options], None]) 
         What is wrong with it.
     """
     kind = media_type(request)
-    if kind in PICTURES:
+    if kind in IMAGES:
         options = request_options.from_query(request.query_params)
         check_room(options)
-        return Posted([Picture(await body_of(request))], options)
+        return Posted([EncodedImage(await body_of(request))], options)
     if kind == JSON:
         refuse_query(request)
         check_room(request_options.DEFAULT)
@@ -69,7 +69,7 @@ async def read_predict(request: Request, check_room: Callable[[Options], None]) 
         options = request_options.from_query(request.query_params)
         check_room(options)
         return Posted(read_npy(await body_of(request)), options)
-    raise unsupported(kind, (*PICTURES, FORM, JSON, NPY))
+    raise unsupported(kind, (*IMAGES, FORM, JSON, NPY))
 
 
 def header(request: Request, name: bytes) -> str:
@@ -163,7 +163,7 @@ def _inputs(sent: Any) -> list[Input]:
 def _input(item: Any, name: str) -> Input:
     if isinstance(item, dict) and len(item) == 1:
         if isinstance(text := item.get("image"), str):
-            return Base64Picture(text)
+            return Base64Image(text)
         if isinstance(values := item.get("tensor"), list):
             return NestedTensor(values)
     raise InvalidParameter(
@@ -181,7 +181,7 @@ async def _read_form(request: Request) -> Posted:
     try:
         for name, value in form.multi_items():
             if name == "file" and isinstance(value, UploadFile):
-                inputs.append(Picture(await value.read()))
+                inputs.append(EncodedImage(await value.read()))
             elif name == "options" and options is None:
                 text = await value.read() if isinstance(value, UploadFile) else value
                 options = request_options.from_json(request_options.parse("options", text))
@@ -194,6 +194,6 @@ async def _read_form(request: Request) -> Posted:
         await form.close()
     if not inputs:
         raise InvalidParameter("The form has no `file` part.")
-    if any(isinstance(sent, Picture) and not sent.data for sent in inputs):
+    if any(isinstance(sent, EncodedImage) and not sent.data for sent in inputs):
         raise BadRequest("A `file` part is empty.")
     return Posted(inputs, options or request_options.DEFAULT)

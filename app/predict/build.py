@@ -13,20 +13,20 @@ from functools import partial
 
 import numpy as np
 
-from app.predict.answers import Rows
-from app.predict.batcher import Batcher
-from app.predict.calibration import Wanted, calibrate_batch, calibrate_rows
-from app.predict.decoding import decode
-from app.predict.inputs import Decoder
-from app.predict.pace import Pace
-from app.predict.pipeline import Pipeline
-from app.predict.request_bounds import Labels, RequestBounds
-from app.predict.scoring import Scoring
-from app.refit.activation import Activator
-from app.refit.active import ServedCalibrator
-from app.settings import Settings
-from app.telemetry import Telemetry
-from models.backbone import Backbone
+from boxcal.app.activation.activator import Activator
+from boxcal.app.activation.active import ServedCalibrator
+from boxcal.app.predict.answers import Rows
+from boxcal.app.predict.batch_sizer import BatchSizer
+from boxcal.app.predict.batcher import Batcher
+from boxcal.app.predict.calibration import CalibrationRequest, calibrate_batch, calibrate_rows
+from boxcal.app.predict.decoding import decode
+from boxcal.app.predict.inputs import Decoder
+from boxcal.app.predict.pipeline import Pipeline
+from boxcal.app.predict.request_bounds import Labels, RequestBounds
+from boxcal.app.predict.scoring import Scoring
+from boxcal.app.settings import Settings
+from boxcal.app.telemetry import Telemetry
+from boxcal.models.backbone import Backbone
 
 NICENESS = 5
 
@@ -37,17 +37,17 @@ async def open_pipeline(
 ) -> AsyncIterator[Pipeline]:
     """Start the threads of the predict path, answer once to warm it, and stop them in the end."""
     scoring = Scoring(backbone)
-    batcher: Batcher[Wanted, Rows] = Batcher(
+    batcher: Batcher[CalibrationRequest, Rows] = Batcher(
         scoring,
         calibrate_batch,
-        pace=Pace(settings.max_batch_size, settings.latency_target_ms / 1e3, backbone.passes),
+        batch_sizer=BatchSizer(settings.max_batch_size, settings.latency_target_ms / 1e3, backbone.passes),
         max_queue_samples=settings.max_queue_samples,
         on_batch=telemetry.batch,
-        on_thread=give_way,
+        on_thread=lower_thread_priority,
     )
     telemetry.watch_queue(lambda: batcher.held)
     with ThreadPoolExecutor(
-        settings.decode_threads, thread_name_prefix="decode", initializer=give_way
+        settings.decode_threads, thread_name_prefix="decode", initializer=lower_thread_priority
     ) as pool:
         pipeline = Pipeline(
             model=backbone.name,
@@ -78,10 +78,10 @@ def warm(backbone: Backbone, served: ServedCalibrator, max_batch_size: int) -> N
     scoring = Scoring(backbone)
     with scoring.requested_by(served):
         scores = scoring(np.zeros((1, *backbone.input_shape), dtype=np.float32), True)
-    calibrate_rows(scores, Wanted(served, bounds))
+    calibrate_rows(scores, CalibrationRequest(served, bounds))
 
 
-def give_way() -> None:
+def lower_thread_priority() -> None:
     """Let the event loop's thread go before this one, which computes: refusals and health must come in time.
 
     Linux schedules threads one by one, and those that a thread starts (OpenMP's) follow it.

@@ -10,28 +10,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.errors import InvalidLogits
-from app.predict.answers import Float64Array, Rows
-from app.predict.entries import Part
-from app.predict.request_bounds import RequestBounds
-from app.refit.active import ServedCalibrator
-from calibrators.calibrator import Calibrated, Calibrator
-from calibrators.operator import Bounds
-from calibrators.plain_rows import PlainRows, plain_rows
+from boxcal.app.activation.active import ServedCalibrator
+from boxcal.app.errors import InvalidLogits
+from boxcal.app.predict.answers import Float64Array, Rows
+from boxcal.app.predict.entries import Part
+from boxcal.app.predict.request_bounds import RequestBounds
+from boxcal.calibrators.calibrator import Calibrated, Calibrator
+from boxcal.calibrators.operator import Bounds
+from boxcal.calibrators.plain_rows import PlainRows, plain_rows
 
 SUM_TOLERANCE = 1e-6
 """How far a row of probabilities may be from adding up to 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wanted:
+class CalibrationRequest:
     """What one request wants done to the logits of its samples."""
 
     served: ServedCalibrator
     bounds: RequestBounds | None
 
 
-def calibrate_rows(logits: Tensor, wanted: Wanted) -> Rows:
+def calibrate_rows(logits: Tensor, wanted: CalibrationRequest) -> Rows:
     """Calibrate the logits (N, K) of one request, behind which may be features (N, D).
 
     Raises
@@ -44,7 +44,7 @@ def calibrate_rows(logits: Tensor, wanted: Wanted) -> Rows:
     return _calibrate(logits, wanted.served, box)
 
 
-def calibrate_logits(logits: Float64Array, wanted: Wanted) -> Rows:
+def calibrate_logits(logits: Float64Array, wanted: CalibrationRequest) -> Rows:
     """Calibrate logits (N, K) of a request: finite float64, row after row; the short way where there is one.
 
     Raises
@@ -71,7 +71,9 @@ def _short_way(calibrator: Calibrator) -> PlainRows | None:
     return plain_rows(calibrator.logit_map, calibrator.bound_map, calibrator.num_classes)
 
 
-def calibrate_batch(logits: Tensor, parts: Sequence[Part[Wanted, Rows]]) -> list[Rows | Exception]:
+def calibrate_batch(
+    logits: Tensor, parts: Sequence[Part[CalibrationRequest, Rows]]
+) -> list[Rows | Exception]:
     """Calibrate a batch (N, K), or (N, K + D) with features: one call for each calibrator that is named.
 
     A request whose rows cannot be calibrated gets an error; the others get their rows.
@@ -88,7 +90,9 @@ def calibrate_batch(logits: Tensor, parts: Sequence[Part[Wanted, Rows]]) -> list
     return [outcomes[position] for position in range(len(parts))]
 
 
-def _calibrate_together(logits: Tensor, parts: Sequence[Part[Wanted, Rows]]) -> list[Rows | Exception]:
+def _calibrate_together(
+    logits: Tensor, parts: Sequence[Part[CalibrationRequest, Rows]]
+) -> list[Rows | Exception]:
     """Calibrate the rows of requests that share a calibrator, which lie one after another in `logits`."""
     sizes = [part.stop - part.start for part in parts]
     stops = np.cumsum(sizes).tolist()
@@ -102,14 +106,14 @@ def _calibrate_together(logits: Tensor, parts: Sequence[Part[Wanted, Rows]]) -> 
     return [rows.part(start, stop) for start, stop in spans]
 
 
-def _calibrate_alone(logits: Tensor, wanted: Wanted) -> Rows | Exception:
+def _calibrate_alone(logits: Tensor, wanted: CalibrationRequest) -> Rows | Exception:
     try:
         return calibrate_rows(logits, wanted)
     except InvalidLogits as error:
         return error
 
 
-def _joint_box(parts: Sequence[Part[Wanted, Rows]], sizes: Sequence[int]) -> Bounds | None:
+def _joint_box(parts: Sequence[Part[CalibrationRequest, Rows]], sizes: Sequence[int]) -> Bounds | None:
     """Give every row the bounds of its request; rows share one pair where they may."""
     num_classes = parts[0].context.served.calibrator.num_classes
     bounds = [part.context.bounds for part in parts]
@@ -156,7 +160,7 @@ def _check_sums(probabilities: Float64Array) -> None:
 
 
 def _box(calibrated: Calibrated, shape: tuple[int, ...]) -> tuple[Float64Array, Float64Array] | None:
-    """Give every row the box in force; None where it holds every probability."""
+    """Give every row the effective box; None where it holds every probability."""
     lower, upper = calibrated.lower, calibrated.upper
     if lower.ndim == 0 and upper.ndim == 0 and lower.item() <= 0.0 and upper.item() >= 1.0:
         return None

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import BoxcalError, InvalidInput
-from app.predict.arrays import read_tensor
+from boxcal.app.errors import BoxcalError, InvalidInput
+from boxcal.app.predict.arrays import read_tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class EncodedImage:
     """An encoded image: its bytes."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Base64Picture:
+class Base64Image:
     """An encoded image inside JSON: its bytes in base64."""
 
     text: str
@@ -35,7 +35,7 @@ class NestedTensor:
     values: list[Any]
 
 
-Input = Picture | Base64Picture | NestedTensor
+Input = EncodedImage | Base64Image | NestedTensor
 
 
 class Decoder:
@@ -43,16 +43,16 @@ class Decoder:
 
     Parameters
     ----------
-    decode_picture
+    decode_image
         From the bytes of an image to one sample; None where the backbone reads tensors only.
     input_shape
         Of one sample.
     """
 
     def __init__(
-        self, decode_picture: Callable[[bytes], NDArray[np.float32]] | None, input_shape: tuple[int, ...]
+        self, decode_image: Callable[[bytes], NDArray[np.float32]] | None, input_shape: tuple[int, ...]
     ) -> None:
-        self._decode_picture = decode_picture
+        self._decode_image = decode_image
         self.input_shape = input_shape
 
     def decode(self, sent: Input, name: str = "") -> NDArray[np.float32]:
@@ -73,13 +73,13 @@ class Decoder:
         try:
             if isinstance(sent, NestedTensor):
                 return read_tensor(sent.values, self.input_shape)
-            data = sent.data if isinstance(sent, Picture) else _from_base64(sent.text)
-            if self._decode_picture is None:
+            data = sent.data if isinstance(sent, EncodedImage) else _from_base64(sent.text)
+            if self._decode_image is None:
                 raise InvalidInput(
                     f"The model takes tensors of the shape {self.input_shape}; nothing declares how a "
-                    "picture becomes one."
+                    "image becomes one."
                 )
-            return self._decode_picture(data)
+            return self._decode_image(data)
         except BoxcalError as error:
             if name:
                 raise type(error)(f"{name}: {error.detail}") from error

@@ -9,7 +9,7 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from app.errors import InvalidParameter, describe_validation
+from boxcal.app.errors import InvalidParameter, describe_validation
 
 NUMBER = {"type": "number", "minimum": 0, "maximum": 1}
 Bound = Annotated[
@@ -59,7 +59,7 @@ class Options(BaseModel):
     calibrator
         The active one, or a version of the registry; 0 is `uncalibrated`.
     timeout_ms
-        After how long the answer is worthless; work not begun by then is dropped and the answer is 504.
+        Timeout in seconds; work that has not begun by then is dropped and the answer is 504.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -17,18 +17,18 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import DeadlineExceeded, QueueFull
-from app.predict import request_bounds
-from app.predict.answers import Answer, Rows
-from app.predict.arrays import check_samples
-from app.predict.batcher import Batcher
-from app.predict.calibration import Wanted, calibrate_logits
-from app.predict.inputs import Decoder, Input
-from app.predict.options import Options
-from app.predict.request_bounds import Labels
-from app.predict.scoring import Scoring, check_reads_logits, shifted
-from app.refit.activation import Activator
-from app.telemetry import Telemetry
+from boxcal.app.activation.activator import Activator
+from boxcal.app.errors import DeadlineExceeded, QueueFull
+from boxcal.app.predict import request_bounds
+from boxcal.app.predict.answers import Answer, Rows
+from boxcal.app.predict.arrays import check_samples
+from boxcal.app.predict.batcher import Batcher
+from boxcal.app.predict.calibration import CalibrationRequest, calibrate_logits
+from boxcal.app.predict.inputs import Decoder, Input
+from boxcal.app.predict.options import Options
+from boxcal.app.predict.request_bounds import Labels
+from boxcal.app.predict.scoring import Scoring, check_reads_logits, shifted
+from boxcal.app.telemetry import Telemetry
 
 INLINE_NUMBERS = 16_384
 """Up to so many numbers are dealt with on the event loop: well under a millisecond."""
@@ -51,7 +51,7 @@ class Pipeline:
     decoder
         From one input as it was sent to one sample.
     activator
-        Gives the calibrator in force, and others by version.
+        Gives the active calibrator, and others by version.
     batcher
         Leads to the backbone; its `forward` is `scoring`, its `finish` is `calibrate_batch`.
     scoring
@@ -67,7 +67,7 @@ class Pipeline:
         labels: Labels,
         decoder: Decoder,
         activator: Activator,
-        batcher: Batcher[Wanted, Rows],
+        batcher: Batcher[CalibrationRequest, Rows],
         scoring: Scoring,
         pool: ThreadPoolExecutor,
         telemetry: Telemetry,
@@ -112,7 +112,7 @@ class Pipeline:
         arrived = time.perf_counter()
         deadline = time.monotonic() + self._timeout_of(options)
         wanted = await self._wanted(options)
-        with self._batcher.place(len(inputs), deadline), self._scoring.requested_by(wanted.served):
+        with self._batcher.reserve_slot(len(inputs), deadline), self._scoring.requested_by(wanted.served):
             samples = await within(deadline - time.monotonic(), self._decode(inputs))
             if wanted.served.calibrator.reads == "inputs":
                 samples = await self.off_the_loop(shifted, samples, wanted.served)
@@ -192,13 +192,13 @@ class Pipeline:
         finally:
             self._large -= 1
 
-    async def _wanted(self, options: Options) -> Wanted:
+    async def _wanted(self, options: Options) -> CalibrationRequest:
         bounds = request_bounds.check(options.bounds, self.labels)
         served = self._activator.active.current
         version = served.version if options.calibrator == "active" else options.calibrator
         if version != served.version:
             served = await asyncio.to_thread(self._activator.load, version)
-        return Wanted(served, bounds)
+        return CalibrationRequest(served, bounds)
 
     async def _decode(self, inputs: Sequence[Input] | NDArray[np.generic]) -> NDArray[np.float32]:
         if isinstance(inputs, np.ndarray):
@@ -214,7 +214,12 @@ class Pipeline:
         return np.stack(samples)
 
     def _answer(
-        self, wanted: Wanted, rows: Rows, options: Options, arrived: float, seconds: dict[str, float]
+        self,
+        wanted: CalibrationRequest,
+        rows: Rows,
+        options: Options,
+        arrived: float,
+        seconds: dict[str, float],
     ) -> Answer:
         seconds["total"] = time.perf_counter() - arrived
         return Answer(self.model, self.labels.names, wanted.served, rows, options, seconds)

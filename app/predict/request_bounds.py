@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import InvalidBounds
-from app.predict.options import BoundsOption
+from boxcal.app.errors import InvalidBounds
+from boxcal.app.predict.options import BoundsOption
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,25 +11,25 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from app.errors import (
+from boxcal.app.errors import (
     BodyTooLarge,
     DeadlineExceeded,
+    ImageTooLarge,
     InvalidBounds,
     InvalidInput,
     InvalidLogits,
     InvalidParameter,
     MalformedBody,
-    PictureTooLarge,
     QueueFull,
     TooManySamples,
     UnsupportedMediaType,
     problems,
 )
-from app.predict import options as request_options
-from app.predict import schemas
-from app.predict.answers import Answer
-from app.predict.arrays import check_logits, read_npy, read_rows, write_npy
-from app.predict.bodies import (
+from boxcal.app.predict import options as request_options
+from boxcal.app.predict import schemas
+from boxcal.app.predict.answers import Answer
+from boxcal.app.predict.arrays import check_logits, read_npy, read_rows, write_npy
+from boxcal.app.predict.bodies import (
     JSON,
     NPY,
     body_of,
@@ -40,9 +40,9 @@ from app.predict.bodies import (
     refuse_query,
     unsupported,
 )
-from app.predict.pipeline import Pipeline
-from app.registry.errors import CalibratorNotFound, DamagedArtifact, ForeignCalibrator
-from app.state import State
+from boxcal.app.predict.pipeline import Pipeline
+from boxcal.app.registry.errors import CalibratorNotFound, DamagedArtifact, ForeignCalibrator
+from boxcal.app.state import State
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ router = APIRouter(tags=["predict"], route_class=DirectRoute)
     openapi_extra=schemas.predict_body(),
     responses={
         **schemas.ANSWER,
-        **problems(*COMMON, InvalidInput, PictureTooLarge, TooManySamples, QueueFull, DeadlineExceeded),
+        **problems(*COMMON, InvalidInput, ImageTooLarge, TooManySamples, QueueFull, DeadlineExceeded),
     },
 )
 async def predict(request: Request) -> Response:

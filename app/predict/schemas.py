@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from app.predict.bodies import FORM, JSON, NPY, PICTURES
-from app.predict.options import Options
+from boxcal.app.predict.bodies import FORM, IMAGES, JSON, NPY
+from boxcal.app.predict.options import Options
 
 BINARY = {"type": "string", "format": "binary"}
 
@@ -79,7 +79,7 @@ QUERY_DESCRIPTIONS = {
     "probabilities": "Whether each prediction carries all K probabilities.",
     "logits": "Whether each prediction carries the K logits.",
     "calibrator": "`active`, or a version; 0 is `uncalibrated`.",
-    "timeout_ms": "After how many milliseconds the answer is worthless.",
+    "timeout_ms": "Timeout in milliseconds.",
 }
 
 
@@ -128,7 +128,7 @@ def predict_body() -> dict[str, Any]:
             JSON: {"schema": _object("inputs", {"type": "array", "items": item, "minItems": 1}, options)},
             FORM: {"schema": form, "encoding": {"options": {"contentType": JSON}}},
             NPY: {"schema": BINARY},
-            **{kind: {"schema": BINARY} for kind in PICTURES},
+            **{kind: {"schema": BINARY} for kind in IMAGES},
         }
     )
 

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from app.errors import InvalidParameter
-from app.refit.active import ServedCalibrator
-from models.backbone import Backbone, OpenBackbone
+from boxcal.app.activation.active import ServedCalibrator
+from boxcal.app.errors import InvalidParameter
+from boxcal.models.backbone import Backbone, OpenBackbone
 
 Samples = NDArray[np.float32]
 
@@ -49,7 +49,7 @@ class Scoring:
             return self._backbone(batch, alone=alone)
         if not isinstance(self._backbone, OpenBackbone) or self._backbone.head is None:
             raise InvalidParameter(
-                f"{self._backbone.name} gives no features, which the calibrator in force reads."
+                f"{self._backbone.name} gives no features, which the active calibrator reads."
             )
         features = self._backbone.features(batch)
         weight, bias = self._backbone.head

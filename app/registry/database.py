@@ -12,8 +12,8 @@ from sqlalchemy import Connection, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from app.registry.errors import RegistryUnusable
-from app.registry.migrations import HEAD
+from boxcal.app.registry.errors import RegistryUnusable
+from boxcal.app.registry.migrations import HEAD
 
 BUSY_SECONDS = 15.0
 MIGRATION_LOCK = 0x626F7863616C  # "boxcal": replicas that start together migrate one after the other
@@ -83,7 +83,7 @@ class Database:
         from alembic.script import ScriptDirectory  # noqa: PLC0415
 
         config = Config(attributes={"connection": connection})
-        config.set_main_option("script_location", "app.registry:migrations")
+        config.set_main_option("script_location", "boxcal.app.registry:migrations")
         known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
         if revision is not None and revision not in known:
             raise RegistryUnusable(

@@ -4,17 +4,17 @@ BoxcalError
   + NotFound                404
   |   - CalibratorNotFound  404  no calibrator has this version
   |   - FitNotFound         404  no fit has this id
-  |   - NoReport            404  version 0 was never fitted: no report, no picture
+  |   - NoReport            404  version 0 was never fitted: no report, no image
   + Conflict                409  what is asked contradicts what is recorded
   |   - ForeignCalibrator   409  the calibrator was fitted to another backbone
-  |   - NothingToRollBack   409  no activation came before the one in force
+  |   - NothingToRollBack   409  no activation came before the active one
   + RegistryUnusable        500  the database cannot be used by this release
   - DamagedArtifact         500  the recorded bytes are not those that were recorded
 
 Each names the version, the fit or the backbone it is about.
 """
 
-from app.errors import BoxcalError, NotFound
+from boxcal.app.errors import BoxcalError, NotFound
 
 
 class CalibratorNotFound(NotFound):
@@ -32,7 +32,7 @@ class FitNotFound(NotFound):
 
 
 class NoReport(NotFound):
-    """The calibrator was never fitted, so it has neither report nor picture."""
+    """The calibrator was never fitted, so it has neither report nor image."""
 
     type = "no-report"
     title = "The calibrator has no report"
@@ -54,7 +54,7 @@ class ForeignCalibrator(Conflict):
 
 
 class NothingToRollBack(Conflict):
-    """No activation came before the one in force."""
+    """No activation came before the active one."""
 
     type = "nothing-to-roll-back"
     title = "There is nothing to roll back to"

@@ -9,10 +9,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, delete, insert, select, update
 
-from app.registry.database import Database
-from app.registry.errors import FitNotFound
-from app.registry.records import UNFINISHED, ActivatePolicy, Decision, FitRecord, FitState
-from app.registry.tables import fits
+from boxcal.app.registry.database import Database
+from boxcal.app.registry.errors import FitNotFound
+from boxcal.app.registry.records import UNFINISHED, ActivatePolicy, Decision, FitRecord, FitState
+from boxcal.app.registry.tables import fits
 
 INTERRUPTED = "The service stopped before the fit was over; upload the validation set again."
 SILENT_AFTER = timedelta(seconds=60)

@@ -39,7 +39,7 @@ class ActivatePolicy(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a calibrator was put in force."""
+    """Why a calibrator was activated."""
 
     FIT = "fit"
     REQUEST = "request"
@@ -143,7 +143,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """A calibrator put in force."""
+    """An activation."""
 
     version: int
     method: str
@@ -166,7 +166,7 @@ class FitRecord:
     calibrator
         The version it made, once it succeeded.
     activated
-        Whether that version was put in force, once it succeeded; `decision` says why.
+        Whether that version was activated, once it succeeded; `decision` says why.
     error
         Why it failed, was cancelled or was interrupted.
     """

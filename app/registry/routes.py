@@ -8,16 +8,16 @@ from typing import Annotated, Any
 import orjson
 from fastapi import APIRouter, Path, Response
 
-from app.errors import InvalidParameter, problems
-from app.registry.errors import (
+from boxcal.app.errors import InvalidParameter, problems
+from boxcal.app.registry.errors import (
     CalibratorNotFound,
     DamagedArtifact,
     ForeignCalibrator,
     NoReport,
     NothingToRollBack,
 )
-from app.registry.schemas import Activated, Calibrator, Calibrators
-from app.state import CurrentState
+from boxcal.app.registry.schemas import Activated, Calibrator, Calibrators
+from boxcal.app.state import CurrentState
 
 router = APIRouter(prefix="/calibrators", tags=["calibrators"])
 
@@ -37,7 +37,7 @@ BINARY = {"type": "string", "format": "binary"}
 
 @router.get("", response_model_exclude_none=True, responses=problems())
 async def list_calibrators(state: CurrentState) -> Calibrators:
-    """List the calibrators of every backbone, newest first, the one in force marked."""
+    """List the calibrators of every backbone, newest first, the active one marked."""
     records = await asyncio.to_thread(state.registry.list)
     active = state.active.current.version
     return Calibrators(calibrators=[Calibrator.of(record, active) for record in records])
@@ -45,7 +45,7 @@ async def list_calibrators(state: CurrentState) -> Calibrators:
 
 @router.post("/rollback", responses=problems(NothingToRollBack, DamagedArtifact))
 async def rollback(state: CurrentState) -> Activated:
-    """Put back in force what was before the present activation; twice goes back twice."""
+    """Return to the calibrator before the active one; twice goes back twice."""
     return Activated.of(await asyncio.to_thread(state.activator.rollback))
 
 
@@ -72,23 +72,23 @@ async def get_report(version: Version, state: CurrentState) -> Response:
 @router.get(
     "/{version}/reliability.svg",
     response_class=Response,
-    responses={**content("image/svg+xml", BINARY, "The picture."), **PART},
+    responses={**content("image/svg+xml", BINARY, "The image."), **PART},
 )
 async def get_reliability_diagram(version: Version, state: CurrentState) -> Response:
     """Draw the report's reliability diagram, before and after."""
-    picture = await asyncio.to_thread(state.registry.reliability_svg, version)
-    return Response(picture, media_type="image/svg+xml")
+    image = await asyncio.to_thread(state.registry.reliability_svg, version)
+    return Response(image, media_type="image/svg+xml")
 
 
 @router.get(
     "/{version}/reliability.png",
     response_class=Response,
-    responses={**content("image/png", BINARY, "The picture."), **PART},
+    responses={**content("image/png", BINARY, "The image."), **PART},
 )
-async def get_reliability_picture(version: Version, state: CurrentState) -> Response:
+async def get_reliability_image(version: Version, state: CurrentState) -> Response:
     """Draw the same as a PNG."""
-    picture = await asyncio.to_thread(state.registry.reliability_png, version)
-    return Response(picture, media_type="image/png")
+    image = await asyncio.to_thread(state.registry.reliability_png, version)
+    return Response(image, media_type="image/png")
 
 
 @router.get(
@@ -126,5 +126,5 @@ async def get_artifact(version: Version, state: CurrentState) -> Response:
     responses=problems(CalibratorNotFound, ForeignCalibrator, InvalidParameter, DamagedArtifact),
 )
 async def activate(version: Version, state: CurrentState) -> Activated:
-    """Put a calibrator in force; where it already is, nothing changes."""
+    """Activate a calibrator; where it already is, nothing changes."""
     return Activated.of(await asyncio.to_thread(state.activator.activate, version))

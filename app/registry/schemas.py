@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field
 
-from app.registry.records import Activation, BackboneIdentity, CalibratorRecord, Reason
+from boxcal.app.registry.records import Activation, BackboneIdentity, CalibratorRecord, Reason
 
 
 class Backbone(BaseModel):
@@ -28,7 +28,7 @@ class Calibrator(BaseModel):
 
     version: int
     method: str
-    active: bool = Field(description="Whether it is the one in force.")
+    active: bool = Field(description="Whether it is the active one.")
     backbone: Backbone | None = Field(None, description="Absent for version 0, which fits every backbone.")
     spec: dict[str, Any] | None = Field(None, description="The fitted parameters.")
     samples: int | None = Field(None, description="Size of the validation set.")
@@ -38,7 +38,7 @@ class Calibrator(BaseModel):
 
     @classmethod
     def of(cls, record: CalibratorRecord, active: int) -> Self:
-        """Show a record, given the version in force."""
+        """Show a record, given the active version."""
         return cls(
             version=record.version,
             method=record.method,
@@ -59,11 +59,11 @@ class Calibrators(BaseModel):
 
 
 class Activated(BaseModel):
-    """The calibrator now in force."""
+    """The active calibrator."""
 
     version: int
     method: str
-    reason: Reason = Field(description="Why it was put in force.")
+    reason: Reason = Field(description="Why it was activated.")
     activated_at: datetime
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The registry: which calibrators there are, which one is in force, and what became of every fit.
+"""The registry: which calibrators there are, which one is active, and what became of every fit.
 
 It is where a refit ends and every start begins. Its methods block, so the service calls them in a thread.
 """
@@ -14,16 +14,16 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from app.registry.database import Database
-from app.registry.errors import (
+from boxcal.app.registry.database import Database
+from boxcal.app.registry.errors import (
     CalibratorNotFound,
     DamagedArtifact,
     ForeignCalibrator,
     NoReport,
     NothingToRollBack,
 )
-from app.registry.fits import FitLog
-from app.registry.records import (
+from boxcal.app.registry.fits import FitLog
+from boxcal.app.registry.records import (
     Activation,
     BackboneIdentity,
     CalibratorRecord,
@@ -31,7 +31,7 @@ from app.registry.records import (
     FittedCalibrator,
     Reason,
 )
-from app.registry.tables import activations, backbones, calibrators
+from boxcal.app.registry.tables import activations, backbones, calibrators
 
 UNCALIBRATED = 0
 
@@ -107,18 +107,18 @@ class Registry:
 
     def reliability_svg(self, version: int) -> bytes:
         """Return the reliability diagram of the report."""
-        (picture,) = self._parts(version, calibrators.c.reliability_svg)
-        return bytes(picture)
+        (image,) = self._parts(version, calibrators.c.reliability_svg)
+        return bytes(image)
 
     def reliability_png(self, version: int) -> bytes:
         """Return the same as a PNG; calibrators recorded by the first releases have none."""
-        (picture,) = self._parts(version, calibrators.c.reliability_png)
-        return bytes(picture)
+        (image,) = self._parts(version, calibrators.c.reliability_png)
+        return bytes(image)
 
     # -- activations -----------------------------------------------------------------------------------------
 
     def active_version(self) -> int:
-        """Return the version in force for this backbone; 0 before any activation."""
+        """Return the active version for this backbone; 0 before any activation."""
         with self._database.read() as connection:
             current = self._current(connection)
             return UNCALIBRATED if current is None else current.version
@@ -140,7 +140,7 @@ class Registry:
         return record
 
     def activate(self, version: int) -> Activation:
-        """Put a calibrator in force; where it already is, nothing is added.
+        """Activate a calibrator; where it already is, nothing is added.
 
         Raises
         ------
@@ -152,18 +152,18 @@ class Registry:
             return self._activate(connection, version, Reason.REQUEST)
 
     def rollback_target(self) -> int:
-        """Return the version that `rollback` would put in force.
+        """Return the version that `rollback` would activate.
 
         Raises
         ------
         NothingToRollBack
-            No activation came before the one in force.
+            No activation came before the active one.
         """
         with self._database.read() as connection:
             return self._before(connection)[0]
 
     def rollback(self) -> Activation:
-        """Put back in force what was before the activation in force; twice goes back twice.
+        """Return to the calibrator before the active one; twice goes back twice.
 
         Raises
         ------
@@ -183,7 +183,7 @@ class Registry:
         Parameters
         ----------
         decide
-            Called inside the transaction with the version in force; says whether to activate.
+            Called inside the transaction with the active version; says whether to activate.
 
         Returns
         -------
@@ -248,13 +248,13 @@ class Registry:
         return Activation(version, self._get(connection, version).method, reason, moment)
 
     def _before(self, connection: Connection) -> tuple[int, int | None]:
-        # Version 0 is in force before the first activation, without a row of its own.
+        # Version 0 is active before the first activation, without a row of its own.
         current = self._current(connection)
         if current is None:
-            raise NothingToRollBack("Version 0 (uncalibrated) is in force, and no activation came before it.")
+            raise NothingToRollBack("Version 0 (uncalibrated) is active, and no activation came before it.")
         if current.previous is None:
             if current.version == UNCALIBRATED:
-                raise NothingToRollBack("Version 0 (uncalibrated) is in force: everything is rolled back.")
+                raise NothingToRollBack("Version 0 (uncalibrated) is active: everything is rolled back.")
             return UNCALIBRATED, None
         row = connection.execute(
             select(activations.c.version, activations.c.previous).where(activations.c.id == current.previous)

@@ -16,7 +16,7 @@ from benchmarks.serving.running import Server
 
 
 def reference(task: Task, bodies: list[bytes]) -> list[list[float]]:
-    """Return the answers that every server has to give; for pictures `BENCH_MODEL` names the model."""
+    """Return the answers that every server has to give; for images `BENCH_MODEL` names the model."""
     if task == "logits":
         return [read_answer(task, json.loads(softmax_json(body))) for body in bodies]
     classifier = Classifier(threads=1)
@@ -39,7 +39,7 @@ def ask(server: Server, request: Request) -> Any:
 
 
 def check(server: Server, task: Task, requests: list[Request], expected: list[list[float]]) -> None:
-    """Ask everything once: the top class of 90 % of the pictures, or every probability, must be as expected.
+    """Ask everything once: the top class of 90 % of the images, or every probability, must be as expected.
 
     Raises
     ------

@@ -23,7 +23,7 @@ COMMON = ("onnxruntime==1.31.1", "pillow==13.0.0", "orjson==3.13.0")
 
 @dataclass(frozen=True)
 class Model:
-    """What every contestant serves: an ONNX classifier of 224 × 224 pictures and its labels."""
+    """What every contestant serves: an ONNX classifier of 224 × 224 images and its labels."""
 
     path: Path
     labels: Path

@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving.limits images|logits SECONDS PLAN.json RESULT.json
 
-The plan names the model and holds the bodies. For pictures the limit is the fastest of several loops that
+The plan names the model and holds the bodies. For images the limit is the fastest of several loops that
 decode and run the model on all cores, in sessions like those of the peers; beside it stand the model's batch
 throughput alone, and the same loop in sessions opened as the service opens them. For logits it is one thread
 that parses, takes a softmax and writes.
@@ -26,7 +26,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.serving.peers.work import Array, Classifier, prepare, softmax_json
-from models.onnx_file import OnnxFile
+from boxcal.models.onnx_file import OnnxFile
 
 CORES = os.cpu_count() or 1
 BATCHES = (1, 8, 32)
@@ -42,7 +42,7 @@ def rate(step: Callable[[int], object], seconds: float) -> float:
     return count / elapsed
 
 
-def _picture_rate(bodies: list[bytes], offset: int, seconds: float, as_served: bool) -> float:
+def _image_rate(bodies: list[bytes], offset: int, seconds: float, as_served: bool) -> float:
     session = None
     if as_served:
         session = OnnxFile(Path(os.environ["BENCH_MODEL"])).session(["CPUExecutionProvider"], threads=1)
@@ -52,7 +52,7 @@ def _picture_rate(bodies: list[bytes], offset: int, seconds: float, as_served: b
 
 def _together(pool: Executor, bodies: list[bytes], seconds: float, *, as_served: bool = False) -> float:
     offsets = [core * len(bodies) // CORES for core in range(CORES)]
-    return sum(pool.map(_picture_rate, [bodies] * CORES, offsets, [seconds] * CORES, [as_served] * CORES))
+    return sum(pool.map(_image_rate, [bodies] * CORES, offsets, [seconds] * CORES, [as_served] * CORES))
 
 
 def _run_batch(classifier: Classifier, batch: Array, _: int) -> None:
@@ -60,7 +60,7 @@ def _run_batch(classifier: Classifier, batch: Array, _: int) -> None:
 
 
 def images(bodies: list[bytes], seconds: float) -> dict[str, float]:
-    """Return the loops' rates in pictures a second."""
+    """Return the loops' rates in images a second."""
     with ThreadPoolExecutor(CORES) as threads:
         in_threads = _together(threads, bodies, seconds)
     # Processes have no lock in common, and so should be the fastest; whichever is, is the limit.

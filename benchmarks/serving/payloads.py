@@ -57,7 +57,7 @@ def random_logits(count: int, seed: int = 0) -> list[bytes]:
 
 
 def for_boxcal(task: str, body: bytes) -> Request:
-    """`/predict` with a raw picture, or `/calibrate` with all probabilities asked for."""
+    """`/predict` with a raw image, or `/calibrate` with all probabilities asked for."""
     if task == "images":
         return Request("/predict?top_k=5", JPEG, body)
     asked = body.rstrip()[:-1] + b', "options": {"probabilities": true}}'
@@ -78,7 +78,7 @@ def open_inference(task: str, body: bytes) -> Request:
     """Wrap the body in the Open Inference Protocol's JSON."""
     if task == "images":
         data: list[str] | list[float] = [base64.b64encode(body).decode()]
-        tensor = {"name": "picture", "shape": [1], "datatype": "BYTES", "data": data}
+        tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "data": data}
     else:
         data = json.loads(body)["logits"][0]
         tensor = {"name": "logits", "shape": [1, len(data)], "datatype": "FP64", "data": data}

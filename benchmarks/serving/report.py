@@ -84,7 +84,7 @@ def table(task: str, results: dict[str, Any]) -> str:
 
 
 def plot(folder: Path, target: Path) -> None:
-    """Draw p50 and p99 against the offered share of the limit, one picture a task."""
+    """Draw p50 and p99 against the offered share of the limit, one image a task."""
     mpl.use("svg")
     mpl.rcParams["svg.hashsalt"] = "serving"
     files = [(task, folder / f"serving-{task}.json") for task in TASKS]

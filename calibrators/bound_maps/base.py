@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from calibrators.operator import Bounds
-from calibrators.parametrised import Parametrised
+from boxcal.calibrators.operator import Bounds
+from boxcal.calibrators.parametrised import Parametrised
 
 
 def box_at(fraction: Tensor, slack: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:

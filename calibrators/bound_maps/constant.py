@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from calibrators.bound_maps.base import BoundMap, box_at
-from calibrators.parametrised import Limits, parameter
+from boxcal.calibrators.bound_maps.base import BoundMap, box_at
+from boxcal.calibrators.parametrised import Limits, parameter
 
 NARROWEST, WIDEST = math.log(1e-12), math.log(1.0 - 1e-9)
 
@@ -46,7 +46,7 @@ class ConstantBounds(BoundMap):
         """Return the coordinates themselves."""
         return [box]
 
-    def complaint(self) -> str | None:
+    def invalid_reason(self) -> str | None:
         """Say so if no distribution lies in the box."""
         lower, upper = self.lower.item(), self.upper.item()
         if 0.0 <= lower <= 1.0 / self.num_classes + 1e-12 and 1.0 / self.num_classes - 1e-12 <= upper <= 1.0:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from calibrators.bound_maps.base import BoundMap, box_at
-from calibrators.network import TopLogitsNetwork
+from boxcal.calibrators.bound_maps.base import BoundMap, box_at
+from boxcal.calibrators.network import TopLogitsNetwork
 
 VACUOUS = -40.0
 """An output whose logistic is nothing in float64."""

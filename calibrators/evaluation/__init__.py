@@ -1,6 +1,6 @@
 """Judging probabilities: metrics, intervals, comparisons, reliability diagrams and the report."""
 
-from calibrators.evaluation.metrics import (
+from boxcal.calibrators.evaluation.metrics import (
     Metrics,
     brier,
     error_rate,

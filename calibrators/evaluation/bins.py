@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from calibrators.evaluation.outcomes import Indices, Vector
+from boxcal.calibrators.evaluation.outcomes import Indices, Vector
 
 Binning = Literal["width", "mass"]
 NUM_BINS = 15

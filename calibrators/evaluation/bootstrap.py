@@ -23,8 +23,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.evaluation.outcomes import Vector
-from calibrators.evaluation.toplabel import Resampled
+from boxcal.calibrators.evaluation.outcomes import Vector
+from boxcal.calibrators.evaluation.toplabel import Resampled
 
 LEVEL = 0.95
 DRAWS = 1000

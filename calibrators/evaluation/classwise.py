@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.evaluation.bins import NUM_BINS
-from calibrators.evaluation.outcomes import ROWS_AT_ONCE, Indices, Outcomes, Vector
+from boxcal.calibrators.evaluation.bins import NUM_BINS
+from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE, Indices, Outcomes, Vector
 
 Matrix = NDArray[np.float64]
 Pair = tuple[Vector, Vector]

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from calibrators.data import ValidationSet
-from calibrators.errors import InvalidDataError, MissingDataError
-from calibrators.evaluation.bootstrap import Estimate
-from calibrators.evaluation.crossfit import FOLDS, Progress, answers_on, cross_fit, fit_set
-from calibrators.evaluation.judgement import Judgement, compare, judge
-from calibrators.evaluation.outcomes import Outcomes, outcomes
-from calibrators.evaluation.toplabel import BinnedError, SmoothError
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.errors import InvalidDataError, MissingDataError
+from boxcal.calibrators.evaluation.bootstrap import Estimate
+from boxcal.calibrators.evaluation.crossfit import FOLDS, Progress, answers_on, cross_fit, fit_set
+from boxcal.calibrators.evaluation.judgement import Judgement, compare, judge
+from boxcal.calibrators.evaluation.outcomes import Outcomes, outcomes
+from boxcal.calibrators.evaluation.toplabel import BinnedError, SmoothError
 
 BASELINE = "uncalibrated"
 METRICS = ("error_rate", "smooth_ece", "ece_mass", "ece_width", "nll", "brier")

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrators.calibrator import Calibrated, Calibrator
-from calibrators.data import ValidationSet
-from calibrators.errors import InvalidDataError
-from calibrators.evaluation.outcomes import ROWS_AT_ONCE
+from boxcal.calibrators.calibrator import Calibrated, Calibrator
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE
 
 FOLDS = 5
 
@@ -40,7 +40,7 @@ class Answers:
     lower_probabilities, upper_probabilities : int
         Probabilities on such a bound.
     lower_range, upper_range : tuple of float
-        Smallest, mean and largest bound in force.
+        Smallest, mean and largest effective bound.
     """
 
     probabilities: Tensor
@@ -87,7 +87,7 @@ def answers_on(calibrator: Calibrator, data: ValidationSet) -> Answers:
     Raises
     ------
     MissingDataError
-        If the set lacks what the calibrator reads.
+        If the set misses what the calibrator reads.
     """
     return answers_of(calibrator, calibrator.source(data))
 
@@ -120,7 +120,7 @@ def cross_fit(
     InvalidDataError
         If there are fewer than 2 folds, or more folds than samples.
     """
-    from calibrators.fitting.selection import fold_of_each  # noqa: PLC0415 - fits load scipy
+    from boxcal.calibrators.fitting.selection import fold_of_each  # noqa: PLC0415 - fits load scipy
 
     if not 2 <= folds <= len(data):
         raise InvalidDataError(f"cross-fitting takes 2 to N = {len(data)} folds, not {folds}")
@@ -141,7 +141,7 @@ def cross_fit(
 
 def fit_set(method: str, data: ValidationSet, *, seed: int, progress: Progress | None = None) -> Calibrator:
     """Fit a method to a checked validation set."""
-    from calibrators.fitting import fit  # noqa: PLC0415 - fits load scipy
+    from boxcal.calibrators.fitting import fit  # noqa: PLC0415 - fits load scipy
 
     return fit(
         method,

@@ -1,4 +1,4 @@
-"""Reliability diagrams as pictures: the data of `reliability.py` drawn by matplotlib's object interface.
+"""Reliability diagrams as images: the data of `reliability.py` drawn by matplotlib's object interface.
 
 No pyplot, and no figure is kept. Threads may draw at once: only the writing of the file, whose settings are
 matplotlib's own globals, waits for its turn.
@@ -43,7 +43,7 @@ def draw_report(report: dict[str, Any], form: Format = "svg") -> bytes:
     Returns
     -------
     bytes
-        The picture.
+        The image.
     """
     figure = Figure(figsize=(11.0, 8.6), facecolor="white")
     grid = figure.add_gridspec(
@@ -256,7 +256,7 @@ def write_heading(axes: Axes, title: str, metrics: dict[str, dict[str, Any]]) ->
 
 
 def write_caption(figure: Figure, report: dict[str, Any], subject: str, height: float = 0.965) -> None:
-    """Write what the picture shows, above everything."""
+    """Write what the image shows, above everything."""
     text = (
         f"{subject}: {report['samples']:,} samples, {report['classes']:,} classes,"
         f" each judged by a fit that never saw it ({report['folds']} folds)"
@@ -299,7 +299,7 @@ def percent(share: float | None) -> str:
 
 
 def render(figure: Figure, form: Format) -> bytes:
-    """Return the figure as the bytes of an SVG document (the same for the same data) or a PNG picture."""
+    """Return the figure as the bytes of an SVG document (the same for the same data) or a PNG image."""
     stream = io.BytesIO()
     with _writing, mpl.rc_context({"svg.hashsalt": "boxcal", "svg.fonttype": "path"}):
         figure.savefig(stream, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)

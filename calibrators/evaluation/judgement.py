@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrators.evaluation.bootstrap import (
+from boxcal.calibrators.evaluation.bootstrap import (
     DRAWS,
     LEVEL,
     Deviations,
@@ -23,11 +23,16 @@ from calibrators.evaluation.bootstrap import (
     proportion_estimate,
     quantile,
 )
-from calibrators.evaluation.classwise import BrierCalibration, BrierRefinement, ClassCells, ClasswiseError
-from calibrators.evaluation.maximum import MaximumError
-from calibrators.evaluation.outcomes import Outcomes, Vector
-from calibrators.evaluation.perfect import perfect_metrics
-from calibrators.evaluation.toplabel import (
+from boxcal.calibrators.evaluation.classwise import (
+    BrierCalibration,
+    BrierRefinement,
+    ClassCells,
+    ClasswiseError,
+)
+from boxcal.calibrators.evaluation.maximum import MaximumError
+from boxcal.calibrators.evaluation.outcomes import Outcomes, Vector
+from boxcal.calibrators.evaluation.perfect import perfect_metrics
+from boxcal.calibrators.evaluation.toplabel import (
     BinnedError,
     DebiasedError,
     Drawn,

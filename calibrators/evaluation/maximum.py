@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from calibrators.evaluation.bins import bin_edges, bin_indices
-from calibrators.evaluation.outcomes import Outcomes, Vector
-from calibrators.evaluation.toplabel import Matrix
+from boxcal.calibrators.evaluation.bins import bin_edges, bin_indices
+from boxcal.calibrators.evaluation.outcomes import Outcomes, Vector
+from boxcal.calibrators.evaluation.toplabel import Matrix
 
 
 class MaximumError:

@@ -12,11 +12,16 @@ from typing import Any
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from calibrators.evaluation.bins import NUM_BINS, Binning
-from calibrators.evaluation.classwise import ClassCells
-from calibrators.evaluation.maximum import MaximumError
-from calibrators.evaluation.outcomes import outcomes
-from calibrators.evaluation.toplabel import BinnedError, DebiasedError, KolmogorovSmirnovError, SmoothError
+from boxcal.calibrators.evaluation.bins import NUM_BINS, Binning
+from boxcal.calibrators.evaluation.classwise import ClassCells
+from boxcal.calibrators.evaluation.maximum import MaximumError
+from boxcal.calibrators.evaluation.outcomes import outcomes
+from boxcal.calibrators.evaluation.toplabel import (
+    BinnedError,
+    DebiasedError,
+    KolmogorovSmirnovError,
+    SmoothError,
+)
 
 Array = ArrayLike | Tensor
 

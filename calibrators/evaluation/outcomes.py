@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from calibrators.data import as_array, check_labels
-from calibrators.errors import InvalidDataError
+from boxcal.calibrators.data import as_array, check_labels
+from boxcal.calibrators.errors import InvalidDataError
 
 Vector = NDArray[np.float64]
 Indices = NDArray[np.int64]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.evaluation.classwise import ClassCells, blocks
-from calibrators.evaluation.outcomes import Outcomes, Vector
+from boxcal.calibrators.evaluation.classwise import ClassCells, blocks
+from boxcal.calibrators.evaluation.outcomes import Outcomes, Vector
 
 LABEL_DRAWS = 400
 

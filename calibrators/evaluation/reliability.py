@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from calibrators.evaluation.bins import bin_edges, bin_indices
-from calibrators.evaluation.bootstrap import LEVEL, proportion_estimate
-from calibrators.evaluation.classwise import ClassCells
-from calibrators.evaluation.outcomes import Outcomes, Vector
-from calibrators.evaluation.smooth import SmoothedResiduals, smooth_fixed_point
+from boxcal.calibrators.evaluation.bins import bin_edges, bin_indices
+from boxcal.calibrators.evaluation.bootstrap import LEVEL, proportion_estimate
+from boxcal.calibrators.evaluation.classwise import ClassCells
+from boxcal.calibrators.evaluation.outcomes import Outcomes, Vector
+from boxcal.calibrators.evaluation.smooth import SmoothedResiduals, smooth_fixed_point
 
 CURVE_POINTS = 201
 CLASS_POINTS = 51
@@ -140,27 +140,27 @@ def class_reliability(before: Outcomes, after: Outcomes, *, seed: int = 0) -> li
 
 def reliability_svg(report: dict[str, Any]) -> bytes:
     """Draw a report's reliability diagrams, before beside after, as an SVG document."""
-    from calibrators.evaluation.figure import draw_report  # noqa: PLC0415 - matplotlib loads slowly
+    from boxcal.calibrators.evaluation.figure import draw_report  # noqa: PLC0415 - matplotlib loads slowly
 
     return draw_report(report, "svg")
 
 
 def reliability_png(report: dict[str, Any]) -> bytes:
-    """Draw a report's reliability diagrams, before beside after, as a PNG picture."""
-    from calibrators.evaluation.figure import draw_report  # noqa: PLC0415
+    """Draw a report's reliability diagrams, before beside after, as a PNG image."""
+    from boxcal.calibrators.evaluation.figure import draw_report  # noqa: PLC0415
 
     return draw_report(report, "png")
 
 
 def class_reliability_svg(report: dict[str, Any]) -> bytes:
     """Draw the reliability of a report's single classes as an SVG document."""
-    from calibrators.evaluation.figure import draw_classes  # noqa: PLC0415
+    from boxcal.calibrators.evaluation.figure import draw_classes  # noqa: PLC0415
 
     return draw_classes(report, "svg")
 
 
 def class_reliability_png(report: dict[str, Any]) -> bytes:
-    """Draw the reliability of a report's single classes as a PNG picture."""
-    from calibrators.evaluation.figure import draw_classes  # noqa: PLC0415
+    """Draw the reliability of a report's single classes as a PNG image."""
+    from boxcal.calibrators.evaluation.figure import draw_classes  # noqa: PLC0415
 
     return draw_classes(report, "png")

@@ -2,7 +2,7 @@
 
 Validation logits and labels go in. They are split into folds; each fold is calibrated by a fit on the
 others (cross-fitting, so that no sample is wasted), and the pooled answers are judged before and after, and
-against the calibrator in force. A JSON-ready document comes out: the registry keeps it, the activation gate
+against the active calibrator. A JSON-ready document comes out: the registry keeps it, the activation gate
 reads it.
 """
 
@@ -15,23 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calibrators.calibrator import Calibrator
-from calibrators.data import FEWEST_SAMPLES, check_validation_set
-from calibrators.errors import InvalidDataError
-from calibrators.evaluation.bootstrap import DRAWS, LEVEL, Estimate
-from calibrators.evaluation.crossfit import FOLDS, Answers, Progress, answers_on, cross_fit
-from calibrators.evaluation.judgement import Judgement, compare, judge
-from calibrators.evaluation.outcomes import outcomes
-from calibrators.evaluation.reliability import class_reliability, reliability_data
+from boxcal.calibrators.calibrator import Calibrator
+from boxcal.calibrators.data import FEWEST_SAMPLES, check_validation_set
+from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.evaluation.bootstrap import DRAWS, LEVEL, Estimate
+from boxcal.calibrators.evaluation.crossfit import FOLDS, Answers, Progress, answers_on, cross_fit
+from boxcal.calibrators.evaluation.judgement import Judgement, compare, judge
+from boxcal.calibrators.evaluation.outcomes import outcomes
+from boxcal.calibrators.evaluation.reliability import class_reliability, reliability_data
 
 _FITTING_SHARE = 0.8  # of the progress bar; the rest goes to the bootstrap
 
 
 @dataclass(frozen=True, eq=False)
 class Against:
-    """The paired comparison with the calibrator in force, on the same samples.
+    """The paired comparison with the active calibrator, on the same samples.
 
-    `difference` is the new method minus the one in force, by metric: below 0 the new one is better.
+    `difference` is the new method minus the active one, by metric: below 0 the new one is better.
     """
 
     method: str
@@ -43,7 +43,7 @@ class Against:
         """Whether the new method's NLL is lower by more than chance explains.
 
         True when the 95 % interval of the paired difference lies below 0 as a whole, or when only the
-        calibrator in force gave some true label the probability 0.
+        active calibrator gave some true label the probability 0.
         """
         nll = self.difference["nll"]
         return bool(nll.high < 0 or nll.value == float("-inf"))
@@ -86,7 +86,7 @@ class Report:
     reliability : dict
         Data of the reliability diagrams `before` and `after`, and of single `classes`.
     against : Against
-        The comparison with the calibrator in force; with the plain softmax where none was given.
+        The comparison with the active calibrator; with the plain softmax where none was given.
     """
 
     method: str
@@ -104,7 +104,7 @@ class Report:
 
     @property
     def is_better(self) -> bool:
-        """Whether the method beats the calibrator in force: what the gate `if_better` asks."""
+        """Whether the method beats the active calibrator: what the gate `if_better` asks."""
         return self.against.is_better
 
     def to_dict(self) -> dict[str, Any]:
@@ -160,11 +160,11 @@ def cross_fitted_report(
     progress : callable, optional
         Called with the fraction done and what is being done; an exception it raises ends the report.
     against : Calibrator, optional
-        The calibrator in force, compared on the same samples; the plain softmax unless given.
+        The active calibrator, compared on the same samples; the plain softmax unless given.
     folds : int
         Number of folds, at most N.
     features, head, inputs, backbone
-        What some methods read besides logits, as for `calibrators.fit`.
+        What some methods read besides logits, as for `boxcal.calibrators.fit`.
 
     Raises
     ------
@@ -190,7 +190,7 @@ def cross_fitted_report(
     before = judge(outcomes(torch.softmax(scores, dim=1), truth, scores.argmax(dim=1)), seed=seed)
     after = judge(outcomes(answers.probabilities, truth, answers.predicted), seed=seed)
     difference = compare(after, before, seed=seed)
-    tell(0.92, "comparing with the calibrator in force")
+    tell(0.92, "comparing with the active calibrator")
     comparison = Against("uncalibrated", before, difference)
     if against is not None:
         active = answers_on(against, data)

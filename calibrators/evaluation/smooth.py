@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.evaluation.outcomes import Vector
+from boxcal.calibrators.evaluation.outcomes import Vector
 
 SMALLEST_BANDWIDTH = 0.001
 BISECTIONS = 10

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 
-from calibrators.evaluation.comparison import METRICS, Comparison, Score
+from boxcal.calibrators.evaluation.comparison import METRICS, Comparison, Score
 
 TITLES = {
     "error_rate": "Error rate %",

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from calibrators.errors import InvalidDataError
-from calibrators.evaluation.outcomes import Vector
+from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.evaluation.outcomes import Vector
 
 UPDATE_LIMIT = 4.0
 

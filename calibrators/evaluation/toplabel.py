@@ -13,9 +13,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.evaluation.bins import NUM_BINS, Binning, bin_edges, bin_indices
-from calibrators.evaluation.outcomes import Outcomes, Vector
-from calibrators.evaluation.smooth import SmoothedResiduals, smooth_fixed_point
+from boxcal.calibrators.evaluation.bins import NUM_BINS, Binning, bin_edges, bin_indices
+from boxcal.calibrators.evaluation.outcomes import Outcomes, Vector
+from boxcal.calibrators.evaluation.smooth import SmoothedResiduals, smooth_fixed_point
 
 Matrix = NDArray[np.float64]
 Pair = tuple[Vector, Vector]

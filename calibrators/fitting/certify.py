@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from calibrators.bound_maps.constant import ConstantBounds
-from calibrators.calibrator import Calibrator
-from calibrators.logit_maps.temperature import HIGHEST, LOWEST
+from boxcal.calibrators.bound_maps.constant import ConstantBounds
+from boxcal.calibrators.calibrator import Calibrator
+from boxcal.calibrators.logit_maps.temperature import HIGHEST, LOWEST
 
 CHUNK = 1 << 20
 """Entries of the logits worked on at once."""

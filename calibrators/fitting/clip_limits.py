@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from calibrators.fitting import kernels
-from calibrators.fitting.descent import Minimum, best_of, descend, dips, distinct
-from calibrators.parametrised import Limits
+from boxcal.calibrators.fitting import kernels
+from boxcal.calibrators.fitting.descent import Minimum, best_of, descend, distinct, local_minima
+from boxcal.calibrators.parametrised import Limits
 
 Array = np.ndarray[Any, Any]
 
@@ -19,9 +19,9 @@ SAMPLES = 500, 2000
 DISTANT = 0.04
 FLAT = 1e-9
 """Grid points whose loss is so close to the unclipped one lie on its plateau, where no descent can start."""
-PLACES, DIPS = 80, 2
-"""Places looked at along each axis through the best end, on all rows, and descents from the dips there."""
-HOPS, REACH = 40, 0.1
+PLACES, LOCAL_MINIMA = 80, 2
+"""Points evaluated along each axis through the best end, on all rows, and descents from the minima there."""
+PERTURBATIONS, REACH = 40, 0.1
 """Descents around the best end, and how far the first of them begin from it."""
 
 
@@ -65,7 +65,7 @@ def fit_limits(
     loss = SortedLogits(z, y)
     starts[0] = descend(loss, starts[0], within)[0]
     starts += _along_the_axes(loss, starts[0])
-    return best_of(loss, starts, within, hops=HOPS, reach=REACH, seed=seed, tick=tick)
+    return best_of(loss, starts, within, perturbations=PERTURBATIONS, reach=REACH, seed=seed, tick=tick)
 
 
 def _along_the_axes(loss: SortedLogits, best: Array) -> list[Array]:
@@ -78,4 +78,8 @@ def _along_the_axes(loss: SortedLogits, best: Array) -> list[Array]:
         np.column_stack([lowers, (upper - lowers) / (1.0 - lowers)]),
         np.column_stack([np.full(PLACES, lower), (uppers - lower) / (1.0 - lower)]),
     )
-    return [dip for line in lines for dip in dips(loss, np.clip(line, (-1.0, 0.0), (1.0, 1.0)), DIPS)]
+    return [
+        minimum
+        for line in lines
+        for minimum in local_minima(loss, np.clip(line, (-1.0, 0.0), (1.0, 1.0)), LOCAL_MINIMA)
+    ]

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrators.bound_maps.constant import NARROWEST, WIDEST
-from calibrators.fitting.descent import Minimum, best_of, descend, dips, distinct
-from calibrators.operator.uniform import SortedRows
-from calibrators.parametrised import Limits
+from boxcal.calibrators.bound_maps.constant import NARROWEST, WIDEST
+from boxcal.calibrators.fitting.descent import Minimum, best_of, descend, distinct, local_minima
+from boxcal.calibrators.operator.uniform import SortedRows
+from boxcal.calibrators.parametrised import Limits
 
 Array = np.ndarray[Any, Any]
 Sides = Literal["both", "lower", "upper"]
@@ -29,12 +29,12 @@ SAMPLES = 1000, 4000
 DISTANT = 2.0
 FOLLOWED = 3
 """How many of the starts are followed on all rows."""
-AXIS, DIPS = 48, 3
-"""Places looked at along each axis through the best point, and descents from the dips between them."""
+AXIS, LOCAL_MINIMA = 48, 3
+"""Points evaluated along each axis through the best point, and descents from the minima there."""
 SAME = 1e-12
 """Losses this close are equal, and the plainer box is taken."""
-HOP_WORK = 1_500_000
-"""Samples times evaluations that hops around the optimum may cost."""
+PERTURBATION_WORK = 1_500_000
+"""Samples times evaluations that perturbations around the optimum may cost."""
 
 
 def fit_box(
@@ -43,7 +43,7 @@ def fit_box(
     sides: Sides,
     *,
     seed: int,
-    hops: int | None = None,
+    perturbations: int | None = None,
     tick: Callable[[float], None] | None = None,
 ) -> tuple[float, float, Minimum]:
     """Find the scalar box of least validation NLL.
@@ -57,8 +57,8 @@ def fit_box(
     sides : str
         Which bounds to learn; the other stays vacuous.
     seed : int
-        Of the sample of rows that is searched first, and of the hops.
-    hops : int, optional
+        Of the sample of rows that is searched first, and of the perturbations.
+    perturbations : int, optional
         Descents around the best end; by default the more, the fewer samples there are.
     tick : callable, optional
         Told the fraction done.
@@ -80,13 +80,13 @@ def fit_box(
         starts += [np.array([by_lower[0], FAINT]), np.array([FAINT, by_upper[0]])]
     loss = plane.loss(rows)
     starts.sort(key=lambda point: loss(point)[0])
-    if hops is None:
-        hops = int(np.clip(HOP_WORK / (15 * rows.num_rows), 2, 64))
+    if perturbations is None:
+        perturbations = int(np.clip(PERTURBATION_WORK / (15 * rows.num_rows), 2, 64))
     starts = starts[:FOLLOWED]
-    if hops:
+    if perturbations:
         starts[0] = descend(loss, starts[0], plane.limits)[0]
         starts += _along_the_axes(plane, loss, starts[0])
-    minimum = best_of(loss, starts, plane.limits, hops=hops, seed=seed, tick=tick)
+    minimum = best_of(loss, starts, plane.limits, perturbations=perturbations, seed=seed, tick=tick)
     lower, upper = plane.box(minimum.coordinates)
     for candidate in ((0.0, 1.0), (0.0, upper), (lower, 1.0)):
         value = rows.nll(*candidate).value
@@ -142,7 +142,7 @@ def _axis(count: int) -> Array:
 
 
 def _along_the_axes(plane: Plane, loss: Callable[[Array], tuple[float, Array]], best: Array) -> list[Array]:
-    """Find the lowest dips of the loss on all rows in each coordinate, the other as it is at the best point.
+    """Find the lowest minima of the loss on all rows in each coordinate, the other fixed at the best point.
 
     What a bound gains on a few rare rows shows in no sample, and lies in a valley of its own.
     """
@@ -150,7 +150,7 @@ def _along_the_axes(plane: Plane, loss: Callable[[Array], tuple[float, Array]], 
     for coordinate in range(plane.dimensions):
         points = np.tile(best, (AXIS, 1))
         points[:, coordinate] = _axis(AXIS)
-        found += dips(loss, points, DIPS)
+        found += local_minima(loss, points, LOCAL_MINIMA)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The descents that every fit is made of: bounded quasi-Newton from many starts, and hops around the best."""
+"""The descents that every fit is made of: bounded quasi-Newton from many starts, restarts near the best."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.stats import qmc
 
-from calibrators.parametrised import Limits
+from boxcal.calibrators.parametrised import Limits
 
 Array = np.ndarray[Any, Any]
 Objective = Callable[[Array], tuple[float, Array]]
@@ -82,7 +82,7 @@ def best_of(
     starts: Sequence[Array],
     limits: Limits | None = None,
     *,
-    hops: int = 0,
+    perturbations: int = 0,
     reach: float = 0.5,
     tolerance: float = 1e-14,
     seed: int = 0,
@@ -91,11 +91,12 @@ def best_of(
     """Descend from every start, then from points hopped to around the best, and keep the lowest.
 
     A loss of bounded probabilities has a kink wherever one more sample comes to sit at a bound, and so its
-    minima come in clusters, the wider the fewer the samples: hops of shrinking radius look for the lowest.
+    minima come in clusters, the wider the fewer the samples: perturbations
+    of shrinking radius look for the lowest.
     """
     ends: list[tuple[Array, float]] = []
     evaluations = 0
-    total = len(starts) + hops
+    total = len(starts) + perturbations
     for index, start in enumerate(starts):
         end, value, used = descend(
             objective, np.asarray(start, dtype=np.float64), limits, tolerance=tolerance
@@ -106,11 +107,11 @@ def best_of(
             tick((index + 1) / total)
     best, lowest = min(ends, key=lambda pair: pair[1])
     agreeing = sum(value <= lowest + AGREE_WITHIN for _, value in ends)
-    if hops and best.size:
+    if perturbations and best.size:
         low, high = _edges(limits, best.size)
-        steps = qmc.Halton(best.size, seed=seed).random(hops) * 2.0 - 1.0
+        steps = qmc.Halton(best.size, seed=seed).random(perturbations) * 2.0 - 1.0
         for index, step in enumerate(steps):
-            start = np.clip(best + reach * 0.02 ** (index / hops) * step, low, high)
+            start = np.clip(best + reach * 0.02 ** (index / perturbations) * step, low, high)
             end, value, used = descend(objective, start, limits, iterations=25)
             evaluations += used
             if value < lowest:
@@ -168,7 +169,7 @@ class _Watch:
             raise StopIteration
 
 
-def dips(objective: Objective, line: Array, most: int) -> list[Array]:
+def local_minima(objective: Objective, line: Array, most: int) -> list[Array]:
     """Give the points along a line that are lower than their neighbours, the lowest first."""
     values = np.array([objective(point)[0] for point in line])
     padded = np.pad(values, 1, constant_values=math.inf)

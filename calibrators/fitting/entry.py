@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from calibrators.data import check_validation_set
-from calibrators.fitting.fitter import fit_checked
-from calibrators.fitting.result import FitResult, Progress
-from calibrators.fitting.selection import choose
-from calibrators.threads import one_library_thread
+from boxcal.calibrators.data import check_validation_set
+from boxcal.calibrators.fitting.fitter import fit_checked
+from boxcal.calibrators.fitting.result import FitResult, Progress
+from boxcal.calibrators.fitting.selection import choose
+from boxcal.calibrators.threads import one_library_thread
 
 
 def fit(

@@ -11,22 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrators.bound_maps.base import BoundMap
-from calibrators.bound_maps.constant import ConstantBounds
-from calibrators.calibrator import Calibrator
-from calibrators.data import ValidationSet
-from calibrators.fitting.by_hand import objective_of
-from calibrators.fitting.certify import mean_nll, remarks
-from calibrators.fitting.constant_box import SAME, Sides, fit_box
-from calibrators.fitting.descent import Minimum, best_held_out, best_of, descend, distinct
-from calibrators.fitting.joint import JointObjective, dense_loss
-from calibrators.fitting.result import Certificate, FitResult, Progress
-from calibrators.logit_maps.base import LogitMap
-from calibrators.logit_maps.chain import Chain
-from calibrators.logit_maps.identity import Identity
-from calibrators.logit_maps.logit_bounding import LogitBounding
-from calibrators.logit_maps.temperature import TemperatureScaling
-from calibrators.method import BOUND_MAPS, parse
+from boxcal.calibrators.bound_maps.base import BoundMap
+from boxcal.calibrators.bound_maps.constant import ConstantBounds
+from boxcal.calibrators.calibrator import Calibrator
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.fitting.certify import mean_nll, remarks
+from boxcal.calibrators.fitting.closed_form_gradients import objective_of
+from boxcal.calibrators.fitting.constant_box import SAME, Sides, fit_box
+from boxcal.calibrators.fitting.descent import Minimum, best_held_out, best_of, descend, distinct
+from boxcal.calibrators.fitting.joint import JointObjective, dense_loss
+from boxcal.calibrators.fitting.result import Certificate, FitResult, Progress
+from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.logit_maps.chain import Chain
+from boxcal.calibrators.logit_maps.identity import Identity
+from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
+from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
+from boxcal.calibrators.method import BOUND_MAPS, parse
 
 SIDES: dict[str, Sides] = {"pb": "both", "pb-lower": "lower", "pb-upper": "upper"}
 SCREENED = 1000
@@ -35,7 +35,7 @@ WARMED, WARM_DISTANT = 2000, 0.1
 """Large sets: the rows on which descents begin, and how far apart two ends are that go on to all rows."""
 HELD_OUT = 5
 """One in so many samples is held out while a network is fitted."""
-JOINT_HOPS = 4
+JOINT_PERTURBATIONS = 4
 
 Tick = Callable[[float], None]
 
@@ -50,8 +50,8 @@ def fit_checked(
 ) -> FitResult:
     """Fit one method to data that `check_validation_set` has passed.
 
-    A fit that is not thorough follows fewer starts and makes no hops around the optimum, which is enough to
-    compare methods by.
+    A fit that is not thorough follows fewer starts and makes no perturbations around the optimum, which
+    is enough to compare methods by.
     """
     started = time.perf_counter()
     method = parse(name)
@@ -70,7 +70,12 @@ def fit_checked(
     box_alone = isinstance(logit_map, Identity) and method.bounds in SIDES
     if box_alone:
         lower, upper, minimum = fit_box(
-            data.scores, data.labels, SIDES[method.bounds], seed=seed, hops=None if thorough else 0, tick=tick
+            data.scores,
+            data.labels,
+            SIDES[method.bounds],
+            seed=seed,
+            perturbations=None if thorough else 0,
+            tick=tick,
         )
         bound_map = ConstantBounds(data.num_classes, lower, upper)
     else:
@@ -116,14 +121,20 @@ def _part(tick: Tick, begin: float, end: float) -> Tick:
 
 
 class _Search(NamedTuple):
-    """How to look for an optimum: with which seed, and whether with hops."""
+    """How to look for an optimum: with which seed, and whether with perturbations."""
 
     seed: int
     thorough: bool
 
 
 def _minimise(
-    objective: JointObjective, starts: list[Tensor], *, hops: int, network: bool, search: _Search, tick: Tick
+    objective: JointObjective,
+    starts: list[Tensor],
+    *,
+    perturbations: int,
+    network: bool,
+    search: _Search,
+    tick: Tick,
 ) -> Minimum:
     """Descend over an objective: on all rows, or, for a network, on most and judged by the others."""
     limits = objective.limits
@@ -146,7 +157,7 @@ def _minimise(
         )
         points = distinct([end[0] for end in ends], WARM_DISTANT, followed)
     if search.thorough:
-        return best_of(objective, points, limits, hops=hops, seed=search.seed, tick=tick)
+        return best_of(objective, points, limits, perturbations=perturbations, seed=search.seed, tick=tick)
     return best_of(objective, points[: len(points) // 2 + 1], limits, tolerance=1e-9, tick=tick)
 
 
@@ -161,7 +172,7 @@ def _fit_alone(
     minimum = _minimise(
         objective,
         list(logit_map.starts()),
-        hops=logit_map.hops,
+        perturbations=logit_map.perturbations,
         network=logit_map.is_network,
         search=search,
         tick=tick,
@@ -179,7 +190,7 @@ def _fit_chain(
     minimum = _minimise(
         objective,
         list(chain.starts_from(bases)),
-        hops=JOINT_HOPS,
+        perturbations=JOINT_PERTURBATIONS,
         network=chain.is_network,
         search=search,
         tick=tick,
@@ -211,7 +222,7 @@ def _fit_jointly(
         if base is settled:
             bound_map.prepare(mapped)
         thorough = search.thorough and base is settled
-        _, _, box = fit_box(mapped, labels, "both", seed=search.seed, hops=None if thorough else 0)
+        _, _, box = fit_box(mapped, labels, "both", seed=search.seed, perturbations=None if thorough else 0)
         starts += [
             torch.cat([base, start]) for start in bound_map.starts_at(torch.from_numpy(box.coordinates))
         ]
@@ -221,7 +232,7 @@ def _fit_jointly(
     minimum = _minimise(
         objective,
         starts,
-        hops=JOINT_HOPS,
+        perturbations=JOINT_PERTURBATIONS,
         network=logit_map.is_network or bound_map.is_network,
         search=search,
         tick=tick,

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from calibrators.bound_maps.base import BoundMap
-from calibrators.fitting import kernels
-from calibrators.logit_maps.base import LogitMap
-from calibrators.parametrised import Limits
-from calibrators.threads import over_rows
+from boxcal.calibrators.bound_maps.base import BoundMap
+from boxcal.calibrators.fitting import kernels
+from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.parametrised import Limits
+from boxcal.calibrators.threads import over_rows
 
 Array = np.ndarray[Any, Any]
 

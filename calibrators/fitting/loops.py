@@ -1,4 +1,4 @@
-"""Compiled loops of the objectives in `by_hand`: sums over rows of the loss and its derivatives."""
+"""Compiled loops of `closed_form_gradients`: sums over rows of the loss and its derivatives."""
 
 import math
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from calibrators.operator.uniform_kernel import solve_row
+from boxcal.calibrators.operator.uniform_kernel import solve_row
 
 Array = np.ndarray[Any, Any]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from calibrators.calibrator import Calibrator
+from boxcal.calibrators.calibrator import Calibrator
 
 Progress = Callable[[float, str], None]
 """Called with the fraction done, 0 to 1, and what is being done. An exception it raises ends the fit."""

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrators.data import ValidationSet
-from calibrators.fitting.fitter import fit_checked
-from calibrators.fitting.result import FitResult, Progress
-from calibrators.logit_maps.identity import Identity
-from calibrators.logit_maps.temperature import TemperatureScaling
-from calibrators.method import ADDITIONS, BOUND_MAPS, catalogue, parse
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.fitting.fitter import fit_checked
+from boxcal.calibrators.fitting.result import FitResult, Progress
+from boxcal.calibrators.logit_maps.identity import Identity
+from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
+from boxcal.calibrators.method import ADDITIONS, BOUND_MAPS, catalogue, parse
 
 FOLDS, REPETITIONS = 5, 2
 MOST_PARAMETERS = 5

@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from calibrators.data import ValidationSet
-from calibrators.errors import MissingDataError
-from calibrators.parametrised import Parametrised
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.errors import MissingDataError
+from boxcal.calibrators.parametrised import Parametrised
 
 Reads = Literal["logits", "features", "inputs"]
 
@@ -36,7 +36,7 @@ class LogitMap(Parametrised):
     combines: bool = True
     """Whether it can be fitted jointly with a box; not so where a library fits it by other means."""
 
-    hops: int = 0
+    perturbations: int = 0
     """How many descents a fit makes around the best end, for maps whose loss has kinks."""
 
     followed: int = 3

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrators.data import ValidationSet
-from calibrators.logit_maps.base import LogitMap, Solution
-from calibrators.parametrised import parameter
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.logit_maps.base import LogitMap, Solution
+from boxcal.calibrators.parametrised import parameter
 
 
 class BetaCalibration(LogitMap):

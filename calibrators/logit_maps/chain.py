@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calibrators.data import ValidationSet
-from calibrators.logit_maps.base import LogitMap
-from calibrators.parametrised import Limits
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.parametrised import Limits
 
 
 class Chain(LogitMap):
     """`T(g) = second(first(g))`, fitted jointly; each coordinate vector is the first's, then the second's."""
 
-    hops = 4
+    perturbations = 4
 
     def __init__(self, first: LogitMap, second: LogitMap) -> None:
         super().__init__(first.num_classes)
@@ -74,9 +74,9 @@ class Chain(LogitMap):
         """Release the first map."""
         self.first.release()
 
-    def complaint(self) -> str | None:
+    def invalid_reason(self) -> str | None:
         """Pass on what either says."""
-        return self.first.complaint() or self.second.complaint()
+        return self.first.invalid_reason() or self.second.invalid_reason()
 
     def describe(self) -> dict[str, Any]:
         """Return both maps' parameters."""

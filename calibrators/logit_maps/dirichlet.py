@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from calibrators.logit_maps.linear import RegularisedLinear
+from boxcal.calibrators.logit_maps.linear import RegularisedLinear
 
 
 class DirichletCalibration(RegularisedLinear):

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from calibrators.logit_maps.base import LogitMap
-from calibrators.parametrised import Limits, parameter, vector
+from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.parametrised import Limits, parameter, vector
 
 
 class DualProbabilityBounding(LogitMap):
@@ -20,7 +20,7 @@ class DualProbabilityBounding(LogitMap):
     """
 
     name = "dpb"
-    hops = 4
+    perturbations = 4
     followed = 8
 
     def __init__(self, num_classes: int) -> None:
@@ -54,7 +54,7 @@ class DualProbabilityBounding(LogitMap):
         """Weights of zero to ten; thresholds of a millionth to a million."""
         return [(0.0, 10.0)] * self.num_classes + [(math.log(1e-6), math.log(1e6))]
 
-    def complaint(self) -> str | None:
+    def invalid_reason(self) -> str | None:
         """Say so if a weight or the threshold is negative."""
         lowest = min(self.shift_weights.min().item(), self.shift_threshold.item())
         return None if lowest >= 0.0 else f"a shift weight or the shift threshold is {lowest}, below 0"

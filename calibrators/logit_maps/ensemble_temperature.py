@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from calibrators.logit_maps.base import LogitMap
-from calibrators.logit_maps.temperature import HIGHEST, LOWEST
-from calibrators.parametrised import Limits, parameter, vector
+from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.logit_maps.temperature import HIGHEST, LOWEST
+from boxcal.calibrators.parametrised import Limits, parameter, vector
 
 SMALLEST = 1e-300
 """Mixtures below this count as this; it keeps logarithms finite."""
@@ -53,7 +53,7 @@ class EnsembleTemperatureScaling(LogitMap):
         """Temperatures as for `ts`; masses of 0 to 1."""
         return [(math.log(LOWEST), math.log(HIGHEST)), *[(0.0, 1.0)] * 3]
 
-    def complaint(self) -> str | None:
+    def invalid_reason(self) -> str | None:
         """Say so if the temperature is not positive or the weights are no shares."""
         temperature, weights = self.temperature.item(), self.mixture_weights
         if temperature <= 0.0:

@@ -9,9 +9,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from calibrators.data import ValidationSet
-from calibrators.logit_maps.base import LogitMap
-from calibrators.parametrised import Limits, parameter, vector
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.parametrised import Limits, parameter, vector
 
 UNCLIPPED = 1e30
 
@@ -21,7 +21,7 @@ class FeatureClipping(LogitMap):
 
     name = "fc"
     reads = "features"
-    hops = 8
+    perturbations = 8
     head_weight: Tensor
     head_bias: Tensor
 
@@ -59,7 +59,7 @@ class FeatureClipping(LogitMap):
         """Limit the radius to a millionth of the largest feature up to it."""
         return [(math.log(self._largest) - math.log(1e6), math.log(self._largest))]
 
-    def complaint(self) -> str | None:
+    def invalid_reason(self) -> str | None:
         """Say so if the radius is not positive."""
         return None if self.radius.item() > 0.0 else f"the radius {self.radius.item()} is not positive"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from calibrators.logit_maps.per_class import Array, Curve, PerClassFunction
+from boxcal.calibrators.logit_maps.per_class import Array, Curve, PerClassFunction
 
 BINS = 15
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from calibrators.logit_maps.base import LogitMap
-from calibrators.parametrised import vector
+from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.parametrised import vector
 
 
 class Identity(LogitMap):

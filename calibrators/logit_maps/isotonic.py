@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calibrators.logit_maps.per_class import Array, Curve, PerClassFunction
+from boxcal.calibrators.logit_maps.per_class import Array, Curve, PerClassFunction
 
 
 class IsotonicCalibration(PerClassFunction):

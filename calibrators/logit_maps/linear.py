@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrators.data import ValidationSet
-from calibrators.logit_maps.base import LogitMap, Solution
-from calibrators.parametrised import parameter
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.logit_maps.base import LogitMap, Solution
+from boxcal.calibrators.parametrised import parameter
 
 STRENGTHS = (1e4, 1e3, 1e2, 1e1, 1.0)
 """Regularisation that is tried, from nearly diagonal to nearly free; the paper's lambda = mu."""
@@ -60,8 +60,8 @@ class RegularisedLinear(LogitMap):
 
     def solve(self, data: ValidationSet, seed: int, tick: Callable[[float], None]) -> Solution:
         """Follow the path of strengths on most samples, judge on the others, then fit to all."""
-        from calibrators.fitting.descent import descend  # noqa: PLC0415 - only fits need scipy
-        from calibrators.fitting.joint import JointObjective  # noqa: PLC0415 - and numba
+        from boxcal.calibrators.fitting.descent import descend  # noqa: PLC0415 - only fits need scipy
+        from boxcal.calibrators.fitting.joint import JointObjective  # noqa: PLC0415 - and numba
 
         read = self.reading(data.scores)
         order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data))[:JUDGED])

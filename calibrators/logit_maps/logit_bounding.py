@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrators.data import ValidationSet
-from calibrators.logit_maps.base import LogitMap, Solution
-from calibrators.parametrised import Limits, parameter, vector
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.logit_maps.base import LogitMap, Solution
+from boxcal.calibrators.parametrised import Limits, parameter, vector
 
 
 class LogitBounding(LogitMap):
@@ -55,13 +55,13 @@ class LogitBounding(LogitMap):
 
     def solve(self, data: ValidationSet, seed: int, tick: Callable[[float], None]) -> Solution:
         """Search both limits over sorted rows."""
-        from calibrators.fitting.clip_limits import fit_limits  # noqa: PLC0415 - only fits need scipy
+        from boxcal.calibrators.fitting.clip_limits import fit_limits  # noqa: PLC0415 - only fits need scipy
 
         minimum = fit_limits(data.scores, data.labels, self.limits(), seed=seed, tick=tick)
         self.set_coordinates(torch.from_numpy(minimum.coordinates))
         return Solution(minimum.gradient_norm, minimum.starts, minimum.starts_agreeing, minimum.evaluations)
 
-    def complaint(self) -> str | None:
+    def invalid_reason(self) -> str | None:
         """Say so if the limits are not in order."""
         lower, upper = self.logit_lower.item(), self.logit_upper.item()
         return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calibrators.logit_maps.linear import RegularisedLinear
+from boxcal.calibrators.logit_maps.linear import RegularisedLinear
 
 
 class MatrixScaling(RegularisedLinear):

@@ -9,11 +9,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from calibrators.data import ValidationSet
-from calibrators.errors import MissingDataError
-from calibrators.logit_maps.base import LogitMap
-from calibrators.logit_maps.temperature import HIGHEST, LOWEST
-from calibrators.parametrised import Limits, parameter
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.errors import MissingDataError
+from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.logit_maps.temperature import HIGHEST, LOWEST
+from boxcal.calibrators.parametrised import Limits, parameter
 
 WEIGHT = 0.1
 """Of the squared size of the shift, as in the paper."""
@@ -82,7 +82,7 @@ class NeuralClamping(LogitMap):
         """Weigh the squared size of the shift."""
         return WEIGHT * parameters["input_shift"].square().sum()
 
-    def complaint(self) -> str | None:
+    def invalid_reason(self) -> str | None:
         """Say so if the temperature is not positive."""
         value = self.temperature.item()
         return None if value > 0.0 else f"the temperature {value} is not positive"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from calibrators.data import ValidationSet
-from calibrators.logit_maps.base import LogitMap
-from calibrators.network import TopLogitsNetwork
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.network import TopLogitsNetwork
 
 WIDEST = 3.0
 """Temperatures lie between exp(-3) and exp(3), whatever logits arrive."""

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrators.data import ValidationSet
-from calibrators.logit_maps.base import LogitMap, Solution
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.logit_maps.base import LogitMap, Solution
 
 Array = np.ndarray[Any, Any]
 Curve = tuple[Array, Array]
@@ -76,7 +76,7 @@ class PerClassFunction(LogitMap):
         self.places, self.values = both[:, 0].contiguous(), both[:, 1].contiguous()
         return Solution(float("nan"), 1, 1, self.num_classes)
 
-    def complaint(self) -> str | None:
+    def invalid_reason(self) -> str | None:
         """Say so if places are out of order, or a value is no probability above 0."""
         if self.places.numel() and bool((self.places.diff(dim=1) < 0).any()):
             return "the places of a curve are not in ascending order"

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrators.data import ValidationSet
-from calibrators.logit_maps.base import LogitMap, Solution
-from calibrators.parametrised import Limits, parameter, vector
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.logit_maps.base import LogitMap, Solution
+from boxcal.calibrators.parametrised import Limits, parameter, vector
 
 LOWEST, HIGHEST = 1e-3, 1e4
 ROUNDS = 100
@@ -49,7 +49,7 @@ class TemperatureScaling(LogitMap):
         """Temperatures of 0.001 to 10,000; the certificate says where the data would have one beyond."""
         return [(math.log(LOWEST), math.log(HIGHEST))]
 
-    def complaint(self) -> str | None:
+    def invalid_reason(self) -> str | None:
         """Say so if the temperature is not positive."""
         value = self.temperature.item()
         return None if value > 0.0 else f"the temperature {value} is not positive"

@@ -9,10 +9,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from calibrators.data import ValidationSet
-from calibrators.logit_maps.base import LogitMap
-from calibrators.logit_maps.feature_clipping import width_of
-from calibrators.parametrised import Limits, parameter, vector
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.logit_maps.feature_clipping import width_of
+from boxcal.calibrators.parametrised import Limits, parameter, vector
 
 ROTATIONS = 10
 """How many random rotations are averaged."""

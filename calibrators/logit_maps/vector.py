@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from calibrators.logit_maps.base import LogitMap
-from calibrators.parametrised import parameter
+from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.parametrised import parameter
 
 
 class VectorScaling(LogitMap):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from calibrators.logit_maps.per_class import Array, Curve, PerClassFunction, one_per_run
+from boxcal.calibrators.logit_maps.per_class import Array, Curve, PerClassFunction, one_per_run
 
 
 class VennAbers(PerClassFunction):
@@ -18,7 +18,7 @@ class VennAbers(PerClassFunction):
 
     def curve(self, probabilities: Array, hits: Array) -> Curve:
         """Let a new sample of either label join the isotonic fit in every gap between the samples seen."""
-        from calibrators.fitting.kernels import isotonic_with_one_more  # noqa: PLC0415 - only fits need numba
+        from boxcal.calibrators.fitting.kernels import isotonic_with_one_more  # noqa: PLC0415 - only fits need numba
 
         places, index, counts = np.unique(probabilities, return_inverse=True, return_counts=True)
         sums = np.bincount(index, weights=hits)

@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from calibrators.operator.bounds import sum_tolerance
-from calibrators.operator.op import is_plain, refuse_forward_mode
-from calibrators.operator.transforms import solve_rows
+from boxcal.calibrators.operator.bounds import sum_tolerance
+from boxcal.calibrators.operator.op import is_plain, refuse_forward_mode
+from boxcal.calibrators.operator.transforms import solve_rows
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -72,7 +72,7 @@ def box_constrained_softmax(
     """
     plain = _plain_bounds(logits, lower, upper, temperature, dim)
     if plain is not None:
-        from calibrators.operator import cpu_autograd, cpu_kernel  # noqa: PLC0415 - numba loads when needed
+        from boxcal.calibrators.operator import cpu_autograd, cpu_kernel  # noqa: PLC0415 - numba loads when needed
 
         if torch.is_grad_enabled() and (
             logits.requires_grad

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrators.operator import cpu_kernel
-from calibrators.operator.op import is_plain
+from boxcal.calibrators.operator import cpu_kernel
+from boxcal.calibrators.operator.op import is_plain
 
 
 class PlainRows(torch.autograd.Function):

@@ -8,11 +8,11 @@ import math
 import numpy as np
 from numba import njit
 
-from calibrators.operator.compiling import compiled
-from calibrators.operator.cpu_loops import SUMMING, own
-from calibrators.operator.cpu_math import select
-from calibrators.operator.exact_row import Array
-from calibrators.operator.torch_solver import AT_LOWER, AT_UPPER, FREE
+from boxcal.calibrators.operator.compiling import compiled
+from boxcal.calibrators.operator.cpu_loops import SUMMING, own
+from boxcal.calibrators.operator.cpu_math import select
+from boxcal.calibrators.operator.exact_row import Array
+from boxcal.calibrators.operator.torch_solver import AT_LOWER, AT_UPPER, FREE
 
 
 @njit(error_model="numpy", fastmath=SUMMING)

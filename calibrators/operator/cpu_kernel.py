@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrators.operator.checks import raise_for_row
-from calibrators.operator.cpu_backward import backward_rows
-from calibrators.operator.cpu_loops import forward_rows
-from calibrators.operator.exact_row import Array
-from calibrators.operator.gradients import Gradients, Wanted
+from boxcal.calibrators.operator.checks import raise_for_row
+from boxcal.calibrators.operator.cpu_backward import backward_rows
+from boxcal.calibrators.operator.cpu_loops import forward_rows
+from boxcal.calibrators.operator.exact_row import Array
+from boxcal.calibrators.operator.gradients import GradientMask, Gradients
 
 NO_SIDE: Array = np.empty((1, 0), np.int8)
 """For those who will not ask for the gradient, which needs to know the side of its box each class is on."""
@@ -104,7 +104,7 @@ def backward(  # noqa: PLR0917 - the order of the operator's own arguments
     lower: Tensor,
     upper: Tensor,
     temperature: Tensor,
-    wanted: Wanted,
+    wanted: GradientMask,
 ) -> Gradients:
     """Gradients in logits, lower, upper and temperature; an empty tensor where none is wanted."""
     by_logits = torch.empty_like(probabilities)

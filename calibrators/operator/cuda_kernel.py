@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from calibrators.operator import torch_solver
+from boxcal.calibrators.operator import torch_solver
 
 ON_CHIP = 16_384
 """The longest row that one program holds in registers."""

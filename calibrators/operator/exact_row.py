@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from calibrators.operator.torch_solver import (
+from boxcal.calibrators.operator.torch_solver import (
     AT_LOWER,
     AT_UPPER,
     FREE,

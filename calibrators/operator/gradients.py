@@ -5,10 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from calibrators.operator.torch_solver import AT_LOWER, AT_UPPER, FREE
+from boxcal.calibrators.operator.torch_solver import AT_LOWER, AT_UPPER, FREE
 
 
-class Wanted(NamedTuple):
+class GradientMask(NamedTuple):
     """Which gradients somebody needs; the logits' one is always computed."""
 
     lower: bool
@@ -33,7 +33,7 @@ def jacobian_products(  # noqa: PLR0917 - the order of the operator's own argume
     lower: Tensor,
     upper: Tensor,
     temperature: Tensor,
-    wanted: Wanted,
+    wanted: GradientMask,
 ) -> Gradients:
     """Multiply the upstream gradient by the Jacobians of the paper's appendix, in O(K) per row.
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from calibrators.operator.checks import check_values
-from calibrators.operator.gradients import Wanted, jacobian_products
-from calibrators.operator.torch_solver import solve
+from boxcal.calibrators.operator.checks import check_values
+from boxcal.calibrators.operator.gradients import GradientMask, jacobian_products
+from boxcal.calibrators.operator.torch_solver import solve
 
 ONCE = "the box-constrained softmax is differentiable once, not twice"
 
@@ -26,11 +26,11 @@ def box_softmax(logits: Tensor, lower: Tensor, upper: Tensor, temperature: Tenso
     if not logits.numel():
         return torch.empty_like(logits), torch.empty_like(logits, dtype=torch.int8)
     if logits.device.type == "cpu":
-        from calibrators.operator import cpu_kernel  # noqa: PLC0415 - numba loads when it is first needed
+        from boxcal.calibrators.operator import cpu_kernel  # noqa: PLC0415 - numba loads when it is first needed
 
         return cpu_kernel.forward(logits, lower, upper, temperature, tolerance)
     if logits.device.type == "cuda":
-        from calibrators.operator import cuda_kernel  # noqa: PLC0415 - so does Triton
+        from boxcal.calibrators.operator import cuda_kernel  # noqa: PLC0415 - so does Triton
 
         return cuda_kernel.forward(logits, lower, upper, temperature, tolerance)
     check_values(logits, lower, upper, tolerance)
@@ -51,11 +51,11 @@ def _differentiate(  # noqa: PLR0917 - an op's arguments have positions
     """Gradients in logits, lower, upper and temperature, each of its argument's shape."""
     products = jacobian_products
     if logits.device.type == "cpu":
-        from calibrators.operator import cpu_kernel  # noqa: PLC0415 - numba loads when it is first needed
+        from boxcal.calibrators.operator import cpu_kernel  # noqa: PLC0415 - numba loads when it is first needed
 
         products = cpu_kernel.backward
     arguments = (upstream, probabilities, side, logits, lower, upper, temperature)
-    found = products(*arguments, Wanted(*wanted))
+    found = products(*arguments, GradientMask(*wanted))
     return found.logits, found.lower, found.upper, found.temperature
 
 

@@ -3,8 +3,8 @@
 Upper bounds create ties; the larger calibrated logit comes first among them, and then the lower index.
 """
 
-from calibrators.operator.compiling import compiled
-from calibrators.operator.exact_row import Array
+from boxcal.calibrators.operator.compiling import compiled
+from boxcal.calibrators.operator.exact_row import Array
 
 
 @compiled

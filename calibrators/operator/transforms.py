@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calibrators.operator.op import ONCE, Rows, box_softmax, box_softmax_backward
+from boxcal.calibrators.operator.op import ONCE, Rows, box_softmax, box_softmax_backward
 
 
 def solve_rows(logits: Tensor, lower: Tensor, upper: Tensor, temperature: Tensor, tolerance: float) -> Rows:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrators.operator import uniform_kernel
-from calibrators.operator.bounds import sum_tolerance
-from calibrators.operator.torch_solver import UNDERFLOW
-from calibrators.threads import over_rows
+from boxcal.calibrators.operator import uniform_kernel
+from boxcal.calibrators.operator.bounds import sum_tolerance
+from boxcal.calibrators.operator.torch_solver import UNDERFLOW
+from boxcal.calibrators.threads import over_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

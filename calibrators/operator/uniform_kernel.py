@@ -9,8 +9,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from calibrators.operator.compiling import compiled
-from calibrators.operator.torch_solver import MAX_PASSES, UNDERFLOW, VERTEX
+from boxcal.calibrators.operator.compiling import compiled
+from boxcal.calibrators.operator.torch_solver import MAX_PASSES, UNDERFLOW, VERTEX
 
 Floats = NDArray[np.float64]
 Cuts = NDArray[np.int32]

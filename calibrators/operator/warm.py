@@ -1,4 +1,4 @@
-"""Compile the CPU engine ahead of its first use: `python -m calibrators.operator.warm`, run on installation.
+"""Compile the CPU engine on installation: `python -m boxcal.calibrators.operator.warm`.
 
 The compiled loops are kept on disk (NUMBA_CACHE_DIR, else beside the source), for this kind of processor.
 """
@@ -6,9 +6,9 @@ The compiled loops are kept on disk (NUMBA_CACHE_DIR, else beside the source), f
 import numpy as np
 import torch
 
-from calibrators.operator.box_softmax import box_constrained_softmax
-from calibrators.operator.ranking import most_probable
-from calibrators.operator.uniform import SortedRows
+from boxcal.calibrators.operator.box_softmax import box_constrained_softmax
+from boxcal.calibrators.operator.ranking import most_probable
+from boxcal.calibrators.operator.uniform import SortedRows
 
 
 def warm(*dtypes: torch.dtype) -> None:

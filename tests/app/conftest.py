@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from models.digits_data import Digits, load_digits_split
+from boxcal.models.digits_data import Digits, load_digits_split
 from tests.app.running import Service, running
 
 
@@ -20,7 +20,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(scope="session")
 def busy_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Run one service for all tests that fit and activate, and put back what was in force."""
+    """Run one service for all tests that fit and activate, and put back what was active."""
     with running(tmp_path_factory.mktemp("busy")) as service:
         yield service.url
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import uvicorn
 
-from app.server import Server, server_config
-from app.settings import Settings
-from app.state import State
+from boxcal.app.server import Server, server_config
+from boxcal.app.settings import Settings
+from boxcal.app.state import State
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import httpx
 import jsonschema
 import pytest
 
-from app import documentation
-from app.errors import PROBLEM_MEDIA_TYPE
-from tests.app.refit.validation_data import validation_npz
+from boxcal.app import documentation
+from boxcal.app.errors import PROBLEM_MEDIA_TYPE
+from tests.app.fitting.validation_data import validation_npz
 
 Document = dict[str, Any]
 

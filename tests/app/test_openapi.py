@@ -15,7 +15,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from app.errors import PROBLEM_MEDIA_TYPE
+from boxcal.app.errors import PROBLEM_MEDIA_TYPE
 from tests.app.running import Service
 
 LEFT_OUT = ("/fit", "/fits", "/metrics")

@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from app.protocol import WholeAnswers
+from boxcal.app.protocol import WholeAnswers
 from tests.app.running import listening
 
 PAUSE = 0.4

@@ -18,9 +18,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from models.digits_data import Digits
+from boxcal.models.digits_data import Digits
 
-START = "from app.server import serve; from app.settings import Settings; serve(Settings())"
+START = "from boxcal.app.server import serve; from boxcal.app.settings import Settings; serve(Settings())"
 PNG = {"content-type": "image/png"}
 NPY = {"content-type": "application/x-npy"}
 

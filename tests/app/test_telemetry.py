@@ -11,10 +11,10 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from app.main import create_app
-from app.settings import Settings
-from app.telemetry import Telemetry
-from models.digits_data import Digits
+from boxcal.app.main import create_app
+from boxcal.app.settings import Settings
+from boxcal.app.telemetry import Telemetry
+from boxcal.models.digits_data import Digits
 from tests.app.running import Service
 
 PROMISED = {
@@ -77,7 +77,7 @@ def test_expected_accuracy_is_the_mean_confidence_of_recent_answers() -> None:
     assert value("boxcal_expected_accuracy") == pytest.approx(0.25, abs=0.001)
 
 
-def test_only_the_calibrator_in_force_is_named() -> None:
+def test_only_the_calibrator_active_version_is_named() -> None:
     telemetry = Telemetry({})
     telemetry.calibrator_active(0, "uncalibrated")
     telemetry.calibrator_active(3, "ts+pb")

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calibrators import Calibrator
+from boxcal.calibrators import Calibrator
 
 
 def overconfident(
@@ -22,7 +22,7 @@ def overconfident(
 def contaminated(
     num_samples: int, num_classes: int, *, share: float = 0.1, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Confident logits of which a share of the labels is drawn at random: bounds are what they lack."""
+    """Confident logits of which a share of the labels is drawn at random: bounds are what they miss."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(num_samples, num_classes, generator=generator, dtype=torch.float64) * 4.0
     labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]

@@ -5,8 +5,8 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from calibrators import Calibrator, fit
-from calibrators.errors import ArtifactError
+from boxcal.calibrators import Calibrator, fit
+from boxcal.calibrators.errors import ArtifactError
 from tests.calibrators.samples import contaminated
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from calibrators import Calibrator, fit, method, methods
-from calibrators.logit_maps.vector import VectorScaling
+from boxcal.calibrators import Calibrator, fit, method, methods
+from boxcal.calibrators.logit_maps.vector import VectorScaling
 
 DOCUMENT = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
@@ -19,7 +19,7 @@ def test_a_method_is_added_by_one_file_and_one_line(tmp_path: Path, monkeypatch:
     blocks = dict(re.findall(r'```\w+ title="([^"]+)"\n(.*?)```', DOCUMENT.read_text(), flags=re.DOTALL))
     path = tmp_path / "offset.py"
     path.write_text(blocks["calibrators/logit_maps/offset.py"])
-    spec = importlib.util.spec_from_file_location("calibrators.logit_maps.offset", path)
+    spec = importlib.util.spec_from_file_location("boxcal.calibrators.logit_maps.offset", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from calibrators import Calibrator, fit
-from calibrators.errors import InvalidDataError, UnknownMethodError
+from boxcal.calibrators import Calibrator, fit
+from boxcal.calibrators.errors import InvalidDataError, UnknownMethodError
 from tests.calibrators.samples import everything
 
 GOOD = np.zeros((4, 3))

@@ -9,20 +9,20 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 
-from calibrators import Bounds, Calibrator, box_constrained_softmax, fit, methods
-from calibrators.bound_maps.base import BoundMap, box_at
-from calibrators.bound_maps.constant import ConstantBounds
-from calibrators.bound_maps.instance_dependent import InstanceDependentBounds
-from calibrators.data import check_validation_set
-from calibrators.errors import MissingDataError
-from calibrators.fitting.by_hand import objective_of
-from calibrators.fitting.joint import JointObjective
-from calibrators.fitting.selection import candidates
-from calibrators.logit_maps.base import LogitMap
-from calibrators.logit_maps.linear import RegularisedLinear
-from calibrators.method import BOUND_MAPS, LOGIT_MAPS, parse
-from calibrators.operator.uniform import SortedRows
-from calibrators.parametrised import vector
+from boxcal.calibrators import Bounds, Calibrator, box_constrained_softmax, fit, methods
+from boxcal.calibrators.bound_maps.base import BoundMap, box_at
+from boxcal.calibrators.bound_maps.constant import ConstantBounds
+from boxcal.calibrators.bound_maps.instance_dependent import InstanceDependentBounds
+from boxcal.calibrators.data import check_validation_set
+from boxcal.calibrators.errors import MissingDataError
+from boxcal.calibrators.fitting.closed_form_gradients import objective_of
+from boxcal.calibrators.fitting.joint import JointObjective
+from boxcal.calibrators.fitting.selection import candidates
+from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.logit_maps.linear import RegularisedLinear
+from boxcal.calibrators.method import BOUND_MAPS, LOGIT_MAPS, parse
+from boxcal.calibrators.operator.uniform import SortedRows
+from boxcal.calibrators.parametrised import vector
 from tests.calibrators.samples import contaminated, everything, overconfident
 
 Floats = NDArray[np.float64]

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from calibrators import box_constrained_softmax
-from calibrators.fitting.clip_limits import SortedLogits
-from calibrators.fitting.joint import dense_loss
-from calibrators.logit_maps.logit_bounding import LogitBounding
+from boxcal.calibrators import box_constrained_softmax
+from boxcal.calibrators.fitting.clip_limits import SortedLogits
+from boxcal.calibrators.fitting.joint import dense_loss
+from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 10, 200])

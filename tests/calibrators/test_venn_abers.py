@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from sklearn.isotonic import IsotonicRegression
 
-from calibrators.fitting.kernels import isotonic_with_one_more
+from boxcal.calibrators.fitting.kernels import isotonic_with_one_more
 
 
 @pytest.mark.parametrize("seed", range(20))

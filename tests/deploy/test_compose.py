@@ -82,7 +82,7 @@ def test_everything_that_is_mounted_exists(name: str) -> None:
 
 
 def test_compose_passes_on_settings_that_the_service_has() -> None:
-    from app.settings import Settings
+    from boxcal.app.settings import Settings
 
     known = {f"BOXCAL_{field.upper()}" for field in Settings.model_fields}
     assert set(SERVICES["boxcal"]["environment"]) <= known

@@ -38,7 +38,7 @@ def test_kernels_are_compiled_for_the_service_user_before_its_folder_becomes_a_v
     warmed = next(
         position
         for position, each in enumerate(each for each in INSTRUCTIONS if each.stage == FINAL)
-        if each.value == "python -m calibrators.operator.warm"
+        if each.value == "python -m boxcal.calibrators.operator.warm"
     )
     assert order.index("USER") < warmed < order.index("VOLUME")
 
@@ -89,6 +89,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     context = tmp_path_factory.mktemp("context")
     for package in PACKAGES:
         shutil.copytree(ROOT / package, context / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "boxcal", context / "boxcal", symlinks=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, context)
     (run,) = [run for run in values("RUN") if "--target" in run]
@@ -106,12 +107,12 @@ def test_the_installed_project_has_every_file_of_its_packages(installed: Path) -
         for path in (context / package).rglob("*")
         if path.is_file() and path.name != ".gitignore"
     }
-    missing = sorted(str(path) for path in files if not (installed / path).is_file())
+    missing = sorted(str(path) for path in files if not (installed / "boxcal" / path).is_file())
     assert not missing
 
 
 def test_the_installed_project_has_its_command(installed: Path) -> None:
     command = (installed / "bin" / "boxcal").read_text()
-    assert "from app.cli import main" in command
+    assert "from boxcal.app.cli import main" in command
     assert values("CMD", FINAL) == ['["boxcal", "serve"]']
     assert environment(INSTRUCTIONS, FINAL)["PATH"].startswith("/opt/boxcal/bin:")

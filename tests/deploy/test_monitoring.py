@@ -26,7 +26,7 @@ def ask(prometheus: str, expression: str) -> list[float]:
     return [float(series["value"][1]) for series in answer["data"]["result"]]
 
 
-def picture(seed: int) -> bytes:
+def image(seed: int) -> bytes:
     pixels = np.random.default_rng(seed).integers(0, 256, (8, 8), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="PNG")
@@ -46,7 +46,7 @@ def use(client: httpx.Client) -> None:
     """Do once what makes every series move: predictions, bounds that hold, and a refusal."""
     for seed in range(4):
         headers = {"content-type": "image/png"}
-        client.post("/predict", content=picture(seed), headers=headers).raise_for_status()
+        client.post("/predict", content=image(seed), headers=headers).raise_for_status()
     bounds = {"upper": 0.3, "lower": 0.01}
     logits = [[6.0] + [0.0] * 9]
     client.post("/calibrate", json={"logits": logits, "options": {"bounds": bounds}}).raise_for_status()

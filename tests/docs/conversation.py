@@ -80,7 +80,7 @@ class Conversation:
         for typed in commands(text):
             yield f"$ {typed}\n"
             command = typed.replace(SERVICE, self.url).replace(
-                "make demo", f"python -m app.demo --url {self.url}"
+                "make demo", f"python -m boxcal.app.demo --url {self.url}"
             )
             done = subprocess.run(
                 ["/bin/sh", "-c", command],

@@ -9,8 +9,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic.fields import FieldInfo
 
-from app.settings import Settings
-from app.telemetry import Telemetry
+from boxcal.app.settings import Settings
+from boxcal.app.telemetry import Telemetry
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "rules.yml"
 SIGNS = {Ge: "≥", Gt: ">", Le: "≤", Lt: "<"}

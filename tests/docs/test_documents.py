@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrators import methods
+from boxcal.calibrators import methods
 from tests.deploy import processes
 from tests.docs.__main__ import PLAYED
 from tests.docs.conversation import ROOT, Conversation, normalised

@@ -14,8 +14,8 @@ from numpy.random import Generator, default_rng
 from onnx import TensorProto, helper, numpy_helper
 from torchvision.models import VisionTransformer
 
-from models.class_token import take_class_token_early
-from models.loading import load_backbone
+from boxcal.models.class_token import take_class_token_early
+from boxcal.models.loading import load_backbone
 
 TOKENS, WIDTH = 5, 4
 
@@ -328,8 +328,8 @@ def test_a_vision_transformer_answers_as_torch_does(beside: bool, tmp_path: Path
     assert (tmp_path / "vit.onnx.data").exists() is beside
     narrow = rewritten(onnx.load(path))
     assert narrow is not None
-    pictures = torch.randn(3, 3, 32, 32)
+    images = torch.randn(3, 3, 32, 32)
     with torch.inference_mode():
         torch.testing.assert_close(
-            load_backbone(f"onnx:{path}", device="cpu")(pictures), network(pictures), atol=1e-5, rtol=1e-5
+            load_backbone(f"onnx:{path}", device="cpu")(images), network(images), atol=1e-5, rtol=1e-5
         )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.loading import load_backbone
+from boxcal.models.loading import load_backbone
 from tests.models.test_model_files import samples, write_onnx
 
 pytestmark = [

@@ -1,4 +1,4 @@
-"""The digits backbone: its data, its pictures, its weights, and that it is overconfident."""
+"""The digits backbone: its data, its images, its weights, and that it is overconfident."""
 
 import numpy as np
 import pytest
@@ -6,11 +6,11 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from models.backbone import Backbone
-from models.digits import WEIGHTS
-from models.digits_data import DigitsSplit, load_digits_split
-from models.loading import load_backbone
-from models.preprocessing import DigitLevels
+from boxcal.models.backbone import Backbone
+from boxcal.models.digits import WEIGHTS
+from boxcal.models.digits_data import DigitsSplit, load_digits_split
+from boxcal.models.loading import load_backbone
+from boxcal.models.preprocessing import DigitLevels
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +37,13 @@ def test_the_split_is_the_whole_data_set_without_overlap(split: DigitsSplit) -> 
 def test_a_png_of_the_data_set_comes_back_as_its_levels(split: DigitsSplit) -> None:
     preprocessing = DigitLevels()
     for index in range(len(split.test)):
-        picture = split.test.picture(index).convert("RGB")
-        assert np.array_equal(preprocessing(picture), split.test.levels[index])
+        image = split.test.image(index).convert("RGB")
+        assert np.array_equal(preprocessing(image), split.test.levels[index])
 
 
-def test_larger_and_wider_and_coloured_pictures_are_brought_to_it(split: DigitsSplit) -> None:
+def test_larger_and_wider_and_coloured_images_are_brought_to_it(split: DigitsSplit) -> None:
     preprocessing = DigitLevels()
-    small = split.test.picture(3)
+    small = split.test.image(3)
     large = small.resize((80, 80), Image.Resampling.NEAREST).convert("RGB")
     assert np.array_equal(preprocessing(large), split.test.levels[3])
     wide = Image.new("RGB", (24, 8))
@@ -96,7 +96,7 @@ def test_it_describes_itself(digits: Backbone) -> None:
 @pytest.mark.long
 def test_training_reproduces_a_network_of_the_same_quality(split: DigitsSplit) -> None:
     """To the last bit on one kind of processor, as `models.train_digits --check` tells; here: as good."""
-    from models.train_digits import train
+    from boxcal.models.train_digits import train
 
     threads = torch.get_num_threads()
     try:

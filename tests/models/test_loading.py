@@ -11,10 +11,16 @@ import torchvision
 from PIL import Image
 from safetensors.torch import save_file
 
-from models.errors import BackboneError, UnknownBackbone, UnusableDevice, UnusableLabels, UnusableWeights
-from models.loading import load_backbone
-from models.torch_backbone import tensors_fingerprint
-from models.torchvision_models import build, classes_of, preprocessing_of
+from boxcal.models.errors import (
+    BackboneError,
+    UnknownBackbone,
+    UnusableDevice,
+    UnusableLabels,
+    UnusableWeights,
+)
+from boxcal.models.loading import load_backbone
+from boxcal.models.torch_backbone import tensors_fingerprint
+from boxcal.models.torchvision_models import build, classes_of, preprocessing_of
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +143,7 @@ def broken(folder: Path, network: torch.nn.Module) -> dict[str, tuple[Path, str]
 
     torch.save(
         OrderedDict((k, v) for k, v in state.items() if k != "features.0.bias"),
-        case("lacks.pth", r"lacks features\.0\.bias"),
+        case("misses.pth", r"misses features\.0\.bias"),
     )
     torch.save(state | {"extra": torch.zeros(1)}, case("extra.pth", "has unknown extra"))
     torch.save(
@@ -224,9 +230,9 @@ def test_preprocessing_is_torchvisions_own(model: str, size: tuple[int, int]) ->
     """Up to rounding: pillow may take the two axes in the other order where only the crop is resized."""
     entry = torchvision.models.get_model_weights(model).DEFAULT
     noise = np.random.default_rng(3).integers(0, 256, (size[1] // 4, size[0] // 4, 3), dtype=np.uint8)
-    picture = Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC)
+    image = Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC)
     preprocessing = preprocessing_of(entry)
-    ours, theirs = preprocessing(picture), entry.transforms()(picture).numpy()
+    ours, theirs = preprocessing(image), entry.transforms()(image).numpy()
     assert ours.shape == theirs.shape
     level = 1 / 255 / min(preprocessing.std)
     assert np.abs(ours - theirs).max() < 3.01 * level

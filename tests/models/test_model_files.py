@@ -14,16 +14,16 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from models.errors import (
+from boxcal.models.errors import (
     BackboneError,
     UnusableDevice,
     UnusableLabels,
     UnusablePreprocessing,
     UnusableWeights,
 )
-from models.loading import load_backbone
-from models.onnx_file import weights_alone_quantised
-from models.preprocessing import ImageClassification
+from boxcal.models.loading import load_backbone
+from boxcal.models.onnx_file import weights_alone_quantised
+from boxcal.models.preprocessing import ImageClassification
 
 CLASSES = 5
 WEIGHT = np.random.default_rng(0).normal(size=(3 * 4 * 4, CLASSES)).astype(np.float32)
@@ -154,20 +154,20 @@ def test_or_carried_in_its_metadata(tmp_path: Path) -> None:
         (("N", 4, 4, 1), GREY_SPEC, (4, 4, 1)),
     ],
 )
-def test_layouts_and_grey_pictures(
+def test_layouts_and_grey_images(
     shape: tuple[Any, ...], spec: dict[str, Any], expected: tuple[int, ...], tmp_path: Path
 ) -> None:
     path = write_onnx(tmp_path / "m.onnx", shape=shape)
     declare(path, preprocessing=spec)
     backbone = load(path)
-    picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (4, 4, 3), dtype=np.uint8))
-    sample = backbone.preprocessing(picture)
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (4, 4, 3), dtype=np.uint8))
+    sample = backbone.preprocessing(image)
     assert backbone.input_shape == sample.shape == expected
-    pixels = np.atleast_3d(np.asarray(picture.convert("L") if len(spec["mean"]) == 1 else picture)) / 255
-    by_hand = (pixels - spec["mean"]) / spec["std"]
+    pixels = np.atleast_3d(np.asarray(image.convert("L") if len(spec["mean"]) == 1 else image)) / 255
+    closed_form_gradients = (pixels - spec["mean"]) / spec["std"]
     if expected[0] != 4:
-        by_hand = by_hand.transpose(2, 0, 1)
-    assert np.abs(sample - by_hand).max() < 1e-5
+        closed_form_gradients = closed_form_gradients.transpose(2, 0, 1)
+    assert np.abs(sample - closed_form_gradients).max() < 1e-5
     assert backbone(torch.from_numpy(sample)[None]).shape == (1, CLASSES)
 
 

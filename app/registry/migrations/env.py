@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from app.registry.tables import metadata
+from boxcal.app.registry.tables import metadata
 
 context.configure(connection=context.config.attributes["connection"], target_metadata=metadata)
 context.run_migrations()

@@ -1,4 +1,4 @@
-"""BentoML with one worker process a core; the picture is the root input, so that the body is the JPEG itself.
+"""BentoML with one worker process a core; the image is the root input, so that the body is the JPEG itself.
 
 Its adaptive batching is left out: it takes lists only, and the wrapper service that its documentation gives
 for single inputs answers 500 under load.
@@ -23,9 +23,9 @@ class Bench:
             self.classifier = work.Classifier(threads=1)
 
     @bentoml.api(route="/images")
-    def images(self, picture: Annotated[Image, ContentType("image/jpeg")], /) -> dict[str, Any]:
-        """Classify one picture."""
-        return self.classifier.classify_picture(picture)
+    def images(self, image: Annotated[Image, ContentType("image/jpeg")], /) -> dict[str, Any]:
+        """Classify one image."""
+        return self.classifier.classify_image(image)
 
     @bentoml.api(route="/logits")
     def logits(self, logits: np.ndarray) -> np.ndarray:  # BentoML reads the annotation

@@ -21,12 +21,12 @@ class Images(litserve.LitAPI):
         self.classifier = work.Classifier(threads=1)
 
     def decode_request(self, request: RawBody) -> bytes:
-        """Hand the worker the picture's bytes."""
+        """Hand the worker the image's bytes."""
         return request
 
-    def predict(self, picture: bytes) -> dict[str, Any]:
+    def predict(self, image: bytes) -> dict[str, Any]:
         """Decode and run in the worker."""
-        return self.classifier.classify(picture)
+        return self.classifier.classify(image)
 
     def encode_response(self, output: dict[str, Any]) -> dict[str, Any]:
         """Let the server write the JSON."""

@@ -1,4 +1,4 @@
-"""MLServer's runtime for both tasks: Open Inference Protocol, pictures as base64, one worker a core."""
+"""MLServer's runtime for both tasks: Open Inference Protocol, images as base64, one worker a core."""
 
 import base64
 
@@ -19,7 +19,7 @@ class Bench(MLModel):
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        """Classify one picture, or a softmax of one row."""
+        """Classify one image, or a softmax of one row."""
         (tensor,) = payload.inputs
         if work.task() == "images":
             top = self.classifier.classify(base64.b64decode(tensor.data[0]))["top"]

@@ -21,7 +21,7 @@ class Bench:
             self.classifier = work.Classifier(threads=1)
 
     async def __call__(self, request: Request) -> Response:
-        """Classify one picture, or a softmax of one row."""
+        """Classify one image, or a softmax of one row."""
         body = await request.body()
         if work.task() == "images":
             return JSONResponse(self.classifier.classify(body))

@@ -1,4 +1,4 @@
-"""Plain FastAPI under uvicorn, one process: pictures in the thread pool, the short work in the loop."""
+"""Plain FastAPI under uvicorn, one process: images in the thread pool, the short work in the loop."""
 
 import os
 from typing import Any
@@ -22,7 +22,7 @@ if work.task() == "images":
 
     @app.post("/images")
     async def images(request: Request) -> dict[str, Any]:
-        """Classify one picture."""
+        """Classify one image."""
         return await run_in_threadpool(classifier.classify, await request.body())
 
 

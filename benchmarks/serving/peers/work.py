@@ -1,6 +1,6 @@
 """The work that every peer serves, written once: JPEG → top 5, and 1000 logits → softmax.
 
-It runs in the peers' own environments and so imports nothing of this project. Pictures are decoded at the
+It runs in the peers' own environments and so imports nothing of this project. Images are decoded at the
 smallest scale the JPEG allows, as the service under test does, so that servers are compared and not decoders.
 """
 
@@ -31,15 +31,15 @@ def task() -> str:
     return os.environ["BENCH_TASK"]
 
 
-def prepare(picture: Image.Image) -> Array:
-    """Turn an opened picture into (3, 224, 224): short side to 256, centre crop, x / 127.5 - 1."""
-    picture.draft("RGB", (RESIZE, RESIZE))
-    picture = picture.convert("RGB")
-    scale = RESIZE / min(picture.size)
-    width, height = (max(CROP, round(side * scale)) for side in picture.size)
-    picture = picture.resize((width, height), Image.Resampling.BILINEAR)
+def prepare(image: Image.Image) -> Array:
+    """Turn an opened image into (3, 224, 224): short side to 256, centre crop, x / 127.5 - 1."""
+    image.draft("RGB", (RESIZE, RESIZE))
+    image = image.convert("RGB")
+    scale = RESIZE / min(image.size)
+    width, height = (max(CROP, round(side * scale)) for side in image.size)
+    image = image.resize((width, height), Image.Resampling.BILINEAR)
     left, top = (width - CROP) // 2, (height - CROP) // 2
-    pixels = np.asarray(picture.crop((left, top, left + CROP, top + CROP)), dtype=np.float32)
+    pixels = np.asarray(image.crop((left, top, left + CROP, top + CROP)), dtype=np.float32)
     return np.ascontiguousarray((pixels / 127.5 - 1).transpose(2, 0, 1))
 
 
@@ -71,12 +71,12 @@ class Classifier:
         return result
 
     def classify(self, body: bytes) -> dict[str, Any]:
-        """Answer one encoded picture with its five most probable classes."""
-        return self.classify_picture(Image.open(io.BytesIO(body)))
+        """Answer one encoded image with its five most probable classes."""
+        return self.classify_image(Image.open(io.BytesIO(body)))
 
-    def classify_picture(self, picture: Image.Image) -> dict[str, Any]:
-        """Answer a picture that is opened but not decoded."""
-        return top_five(self.logits(prepare(picture)[None])[0])
+    def classify_image(self, image: Image.Image) -> dict[str, Any]:
+        """Answer an image that is opened but not decoded."""
+        return top_five(self.logits(prepare(image)[None])[0])
 
 
 def softmax(logits: Array) -> Array:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.cli import main
-from models.digits_data import Digits
-from tests.app.refit.validation_data import overconfident
+from boxcal.app.cli import main
+from boxcal.models.digits_data import Digits
+from tests.app.fitting.validation_data import overconfident
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ def url(busy_url: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def picture(tmp_path_factory: pytest.TempPathFactory, digits: Digits) -> Path:
-    path = tmp_path_factory.mktemp("picture") / "digit.png"
+def image(tmp_path_factory: pytest.TempPathFactory, digits: Digits) -> Path:
+    path = tmp_path_factory.mktemp("image") / "digit.png"
     path.write_bytes(digits.png(0))
     return path
 

@@ -8,16 +8,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from app.client import BoxcalClient
-from calibrators import Calibrator, evaluate
-from models.digits_data import Digits
-from models.loading import load_backbone
+from boxcal.app.client import BoxcalClient
+from boxcal.calibrators import Calibrator, evaluate
+from boxcal.models.digits_data import Digits
+from boxcal.models.loading import load_backbone
 from tests.app.cli.conftest import Boxcal
-from tests.app.refit.validation_data import overconfident
+from tests.app.fitting.validation_data import overconfident
 
 
-def test_predict_answers_the_same_here_and_through_a_service(boxcal: Boxcal, picture: Path, url: str) -> None:
-    arguments = ("predict", picture, picture, "--upper", "0.75", "--lower", "8=0.02", "--top-k", 3, "--json")
+def test_predict_answers_the_same_here_and_through_a_service(boxcal: Boxcal, image: Path, url: str) -> None:
+    arguments = ("predict", image, image, "--upper", "0.75", "--lower", "8=0.02", "--top-k", 3, "--json")
     here = boxcal(*arguments).json
     there = boxcal(*arguments, "--url", url, "--calibrator", 0).json
     assert len(here["predictions"]) == 2
@@ -26,8 +26,8 @@ def test_predict_answers_the_same_here_and_through_a_service(boxcal: Boxcal, pic
     assert (here["model"], there["calibrator"]["version"]) == ("digits", 0)
 
 
-def test_predict_shows_people_a_table(boxcal: Boxcal, picture: Path, url: str) -> None:
-    shown = boxcal("predict", picture, "--upper", "0.75", "--top-k", 2, "--url", url)
+def test_predict_shows_people_a_table(boxcal: Boxcal, image: Path, url: str) -> None:
+    shown = boxcal("predict", image, "--upper", "0.75", "--top-k", 2, "--url", url)
     assert shown.code == 0
     assert shown.stdout.splitlines()[0].split() == ["image", "label", "probability", "bound"]
     assert shown.stdout.splitlines()[1].split() == ["digit.png", "9", "0.7500", "upper"]
@@ -35,8 +35,8 @@ def test_predict_shows_people_a_table(boxcal: Boxcal, picture: Path, url: str) -
     assert "calibrator 0: uncalibrated" in shown.stderr
 
 
-def test_many_pictures_are_one_answer(boxcal: Boxcal, picture: Path, url: str) -> None:
-    answer = boxcal("predict", *[picture] * 70, "--top-k", 1, "--url", url, "--json").json
+def test_many_images_are_one_answer(boxcal: Boxcal, image: Path, url: str) -> None:
+    answer = boxcal("predict", *[image] * 70, "--top-k", 1, "--url", url, "--json").json
     assert (
         len({(p["label"], p["probability"]) for p in answer["predictions"]}) <= 3
     )  # float32 varies by batch
@@ -76,8 +76,8 @@ def test_fit_reads_parquet(boxcal: Boxcal, tmp_path: Path) -> None:
     assert document["report"]["samples"] == 60
 
 
-def test_pictures_are_data_too(boxcal: Boxcal, digits: Digits, tmp_path: Path) -> None:
-    """A folder for each class: the model's logits of the pictures, as if they had been saved before."""
+def test_images_are_data_too(boxcal: Boxcal, digits: Digits, tmp_path: Path) -> None:
+    """A folder for each class: the model's logits of the images, as if they had been saved before."""
     logits = load_backbone("digits", device="cpu")(torch.from_numpy(digits.levels[:60])).numpy()
     np.savez(tmp_path / "digits.npz", logits=logits, labels=digits.labels[:60])
     for i in range(60):
@@ -85,11 +85,11 @@ def test_pictures_are_data_too(boxcal: Boxcal, digits: Digits, tmp_path: Path) -
         folder.mkdir(exist_ok=True, parents=True)
         (folder / f"{i}.png").write_bytes(digits.png(i))
     by_logits = boxcal("evaluate", tmp_path / "digits.npz", "--json").json
-    by_pictures = boxcal("evaluate", tmp_path / "digits", "--json").json
-    assert by_pictures["samples"] == 60
+    by_images = boxcal("evaluate", tmp_path / "digits", "--json").json
+    assert by_images["samples"] == 60
     for metric in ("error_rate", "nll"):
         expected = by_logits["metrics"][metric]["value"]
-        assert by_pictures["metrics"][metric]["value"] == pytest.approx(expected, rel=1e-5)
+        assert by_images["metrics"][metric]["value"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_evaluate_agrees_with_the_library_and_with_the_service(
@@ -132,10 +132,10 @@ def test_evaluate_without_a_calibrator_says_what_chance_would_give(
 
 
 def test_the_service_named_by_the_environment_is_used(
-    boxcal: Boxcal, picture: Path, url: str, monkeypatch: pytest.MonkeyPatch
+    boxcal: Boxcal, image: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BOXCAL_URL", url)
     with BoxcalClient(url) as client:
         before = client.metrics().count("\n")
     assert before
-    assert "calibrator 0" in boxcal("predict", picture).stderr
+    assert "calibrator 0" in boxcal("predict", image).stderr

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from models.backbone import OpenBackbone
-from models.digits_data import load_digits_split
-from models.loading import load_backbone
+from boxcal.models.backbone import OpenBackbone
+from boxcal.models.digits_data import load_digits_split
+from boxcal.models.loading import load_backbone
 from tests.app.cli.conftest import Boxcal
-from tests.app.refit.validation_data import overconfident
+from tests.app.fitting.validation_data import overconfident
 
 METHODS = ("--method", "ts", "--method", "pb")
 

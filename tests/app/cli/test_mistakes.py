@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.cli.bounds import read_bounds
-from app.cli.failures import UsageError
-from app.client import Fit, FitNotSucceededError
-from calibrators import Calibrator
+from boxcal.app.cli.bounds import read_bounds
+from boxcal.app.cli.failures import UsageError
+from boxcal.app.client import Fit, FitNotSucceededError
+from boxcal.calibrators import Calibrator
 from tests.app.cli.conftest import Boxcal
-from tests.app.refit.service import free_port
+from tests.app.fitting.service import free_port
 
 COMMAND = Path(sys.executable).with_name("boxcal")
 
@@ -33,32 +33,32 @@ def refused(boxcal: Boxcal, code: int, *arguments: object) -> str:
     return line
 
 
-def test_wrong_usage(boxcal: Boxcal, picture: Path, tmp_path: Path) -> None:
+def test_wrong_usage(boxcal: Boxcal, image: Path, tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere.npz"
     assert str(nowhere) in refused(boxcal, 2, "fit", nowhere)
-    assert "--bogus" in refused(boxcal, 2, "fit", picture, "--bogus")
+    assert "--bogus" in refused(boxcal, 2, "fit", image, "--bogus")
     assert "'dance'" in refused(boxcal, 2, "dance")
-    assert "'x'" in refused(boxcal, 2, "predict", picture, "--upper", "x")
-    assert "twice" in refused(boxcal, 2, "predict", picture, "--upper", "0.5", "--upper", "0.6")
-    assert "'nonsense'" in refused(boxcal, 2, "predict", picture, "--url", "nonsense")
-    assert "version" in refused(boxcal, 2, "predict", picture, "--url", "http://h", "--calibrator", "a.bin")
+    assert "'x'" in refused(boxcal, 2, "predict", image, "--upper", "x")
+    assert "twice" in refused(boxcal, 2, "predict", image, "--upper", "0.5", "--upper", "0.6")
+    assert "'nonsense'" in refused(boxcal, 2, "predict", image, "--url", "nonsense")
+    assert "version" in refused(boxcal, 2, "predict", image, "--url", "http://h", "--calibrator", "a.bin")
 
 
-def test_bounds_that_cannot_be_met(boxcal: Boxcal, picture: Path, url: str) -> None:
+def test_bounds_that_cannot_be_met(boxcal: Boxcal, image: Path, url: str) -> None:
     for through in ((), ("--url", url)):
-        assert "0.5" in refused(boxcal, 2, "predict", picture, "--upper", "0.05", *through)
-        assert "'ten'" in refused(boxcal, 2, "predict", picture, "--lower", "ten=0.1", *through)
-        assert "top_k" in refused(boxcal, 2, "predict", picture, "--top-k", "0", *through)
+        assert "0.5" in refused(boxcal, 2, "predict", image, "--upper", "0.05", *through)
+        assert "'ten'" in refused(boxcal, 2, "predict", image, "--lower", "ten=0.1", *through)
+        assert "top_k" in refused(boxcal, 2, "predict", image, "--top-k", "0", *through)
 
 
-def test_files_that_are_something_else(boxcal: Boxcal, picture: Path, url: str, tmp_path: Path) -> None:
+def test_files_that_are_something_else(boxcal: Boxcal, image: Path, url: str, tmp_path: Path) -> None:
     text = tmp_path / "notes.txt"
-    text.write_text("not a picture")
+    text.write_text("not an image")
     for through in ((), ("--url", url)):
         assert "JPEG, PNG or WebP" in refused(boxcal, 2, "predict", text, *through)
         assert "neither .npz nor .parquet" in refused(boxcal, 2, "fit", text, *through)
     assert "neither .npz nor .parquet" in refused(boxcal, 2, "evaluate", text)
-    assert refused(boxcal, 2, "predict", picture, "--calibrator", text)
+    assert refused(boxcal, 2, "predict", image, "--calibrator", text)
 
 
 def test_validation_files_with_wrong_arrays(boxcal: Boxcal, url: str, tmp_path: Path) -> None:
@@ -73,30 +73,30 @@ def test_validation_files_with_wrong_arrays(boxcal: Boxcal, url: str, tmp_path: 
         assert "'magic'" in refused(boxcal, 2, "fit", wrong, "--method", "magic", *through)
 
 
-def test_a_calibrator_of_another_model(boxcal: Boxcal, picture: Path, tmp_path: Path) -> None:
+def test_a_calibrator_of_another_model(boxcal: Boxcal, image: Path, tmp_path: Path) -> None:
     saved = tmp_path / "five.safetensors"
     saved.write_bytes(Calibrator.uncalibrated(5).to_bytes())
-    assert "5 classes" in refused(boxcal, 2, "predict", picture, "--calibrator", saved)
+    assert "5 classes" in refused(boxcal, 2, "predict", image, "--calibrator", saved)
 
 
 def test_settings_are_named_as_they_are_set(
-    boxcal: Boxcal, picture: Path, monkeypatch: pytest.MonkeyPatch
+    boxcal: Boxcal, image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BOXCAL_MAX_PIXELS", "many")
-    assert "BOXCAL_MAX_PIXELS" in refused(boxcal, 2, "predict", picture)
+    assert "BOXCAL_MAX_PIXELS" in refused(boxcal, 2, "predict", image)
     monkeypatch.delenv("BOXCAL_MAX_PIXELS")
     monkeypatch.setenv("BOXCAL_MODEL", "nosuch")
-    assert "nosuch" in refused(boxcal, 2, "predict", picture)
+    assert "nosuch" in refused(boxcal, 2, "predict", image)
 
 
-def test_a_service_that_is_not_there(boxcal: Boxcal, picture: Path) -> None:
+def test_a_service_that_is_not_there(boxcal: Boxcal, image: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    assert url in refused(boxcal, 3, "predict", picture, "--url", url)
+    assert url in refused(boxcal, 3, "predict", image, "--url", url)
 
 
 def test_the_demo_says_how_to_name_another_address() -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    demo = [sys.executable, "-m", "app.demo", "--url", url]
+    demo = [sys.executable, "-m", "boxcal.app.demo", "--url", url]
     ended = subprocess.run(demo, check=False, capture_output=True, text=True)
     assert ended.returncode == 1
     assert ended.stderr.startswith(f"demo: cannot reach {url}/")
@@ -104,20 +104,20 @@ def test_the_demo_says_how_to_name_another_address() -> None:
 
 
 def test_a_fit_that_fails_is_work_that_failed(
-    boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch, picture: Path
+    boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch, image: Path
 ) -> None:
     """A service cannot be made to fail a good fit at will; what the client then raises is raised here."""
 
     def fail(*_: object, **__: object) -> None:
         raise FitNotSucceededError(Fit(id="f", state="interrupted", error="the service stopped"))
 
-    monkeypatch.setattr("app.cli.fit.run", fail)
-    assert "fit f interrupted: the service stopped" in refused(boxcal, 1, "fit", picture)
+    monkeypatch.setattr("boxcal.app.cli.fit.run", fail)
+    assert "fit f interrupted: the service stopped" in refused(boxcal, 1, "fit", image)
 
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; sys.argv = ['boxcal', '--help']; from app.cli import main\n"
+        "import sys; sys.argv = ['boxcal', '--help']; from boxcal.app.cli import main\n"
         "try: main()\n"
         "except SystemExit: print([m for m in ('torch', 'numpy', 'pydantic', 'httpx') if m in sys.modules])"
     )
@@ -137,11 +137,11 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_interrupting_is_no_error(picture: Path) -> None:
+def test_interrupting_is_no_error(image: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         process = subprocess.Popen(
-            [COMMAND, "predict", picture, "--url", url], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [COMMAND, "predict", image, "--url", url], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         silent.settimeout(60)
         connection, _ = silent.accept()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.refit.service import Service
+from tests.app.fitting.service import Service
 
 GRANTS = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 TUNABLES = "GLIBC_TUNABLES"

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from app.client import AsyncBoxcalClient, BoxcalClient
+from boxcal.app.client import AsyncBoxcalClient, BoxcalClient
 
 Ask = Callable[..., Any]
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from app.client import (
+from boxcal.app.client import (
     AnswerTimeoutError,
     AsyncBoxcalClient,
     BoxcalClient,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.client import FitNotSucceededError, NotFoundError
+from boxcal.app.client import FitNotSucceededError, NotFoundError
 from tests.app.client.both import Ask
 from tests.app.client.scripted import Reply, scripted
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.client import (
+from boxcal.app.client import (
     BoxcalClient,
     ConflictError,
     FitNotSucceededError,
@@ -17,11 +17,11 @@ from app.client import (
     NotFoundError,
     calls,
 )
-from app.client.exchange import Call
-from calibrators import Calibrator
-from models.digits_data import Digits
+from boxcal.app.client.exchange import Call
+from boxcal.calibrators import Calibrator
+from boxcal.models.digits_data import Digits
 from tests.app.client.both import Ask
-from tests.app.refit.validation_data import npz, overconfident, validation_npz
+from tests.app.fitting.validation_data import npz, overconfident, validation_npz
 
 
 def test_bounds_by_number_label_and_array(ask: Ask, url: str, digits: Digits) -> None:
@@ -49,10 +49,10 @@ def test_images_by_path_and_by_bytes_come_back_in_order(
         np.testing.assert_allclose(joint.logits, single.logits, atol=1e-4)
 
 
-def test_tensors_are_the_pictures(ask: Ask, url: str, digits: Digits) -> None:
+def test_tensors_are_the_images(ask: Ask, url: str, digits: Digits) -> None:
     by_tensor = ask(url, "predict_tensors", digits.levels[:4], logits=True, calibrator=0)
-    by_picture = ask(url, "predict", *map(digits.png, range(4)), logits=True, calibrator=0)
-    for left, right in zip(by_tensor.predictions, by_picture.predictions, strict=True):
+    by_image = ask(url, "predict", *map(digits.png, range(4)), logits=True, calibrator=0)
+    for left, right in zip(by_tensor.predictions, by_image.predictions, strict=True):
         assert left.index == right.index
         np.testing.assert_allclose(left.logits, right.logits, atol=1e-4)
 
@@ -97,7 +97,7 @@ def test_a_fit_from_upload_to_rollback(ask: Ask, url: str) -> None:
     )
     assert ask(url, "report", done.version)["method"] == "ts"
     assert b"<svg" in ask(url, "reliability_diagram", done.version)
-    assert ask(url, "reliability_picture", done.version).startswith(b"\x89PNG")
+    assert ask(url, "reliability_image", done.version).startswith(b"\x89PNG")
     assert ask(url, "reliability_data", done.version).keys() == {"before", "after", "classes"}
 
     assert ask(url, "rollback").version == before
@@ -114,7 +114,7 @@ def test_waiting_inside_the_service(ask: Ask, url: str) -> None:
         ask(url, "cancel_fit", done.id)
 
 
-def test_a_fit_to_a_folder_of_pictures(ask: Ask, url: str, digits: Digits, tmp_path: Path) -> None:
+def test_a_fit_to_a_folder_of_images(ask: Ask, url: str, digits: Digits, tmp_path: Path) -> None:
     for i in range(60):
         folder = tmp_path / str(digits.labels[i])
         folder.mkdir(exist_ok=True)
@@ -139,7 +139,7 @@ def test_health_and_metrics(ask: Ask, url: str) -> None:
 
 ZEROS = [[0.0] * 10]
 REFUSED: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], type[Exception]]] = {
-    "no JPEG, PNG or WebP": ("predict", (b"no picture",), {}, InvalidRequestError),
+    "no JPEG, PNG or WebP": ("predict", (b"no image",), {}, InvalidRequestError),
     "add up to 0.5": ("calibrate", (ZEROS,), {"upper": 0.05}, InvalidRequestError),
     "'ten'": ("calibrate", (ZEROS,), {"lower": {"ten": 0.1}}, InvalidRequestError),
     "10 classes": ("calibrate", ([[0.0] * 9],), {}, InvalidRequestError),

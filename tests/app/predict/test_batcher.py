@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from app.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, TooManySamples
-from app.predict.batcher import Batcher
-from app.predict.entries import Finished, Part
-from app.predict.pace import Pace
+from boxcal.app.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, TooManySamples
+from boxcal.app.predict.batch_sizer import BatchSizer
+from boxcal.app.predict.batcher import Batcher
+from boxcal.app.predict.entries import Finished, Part
 
 pytestmark = pytest.mark.anyio
 
@@ -80,10 +80,12 @@ def values(finished: Finished[NDArray[np.float32]]) -> list[float]:
 
 @asynccontextmanager
 async def batching(device: Device, *, size: int = 8, queue: int = 100) -> AsyncIterator[Doubling]:
-    pace = Pace(size, 10.0, device.passes)
+    batch_sizer = BatchSizer(size, 10.0, device.passes)
     for n in range(1, size + 1):  # as if it had measured a fixed cost that makes full batches pay
-        pace.measured(n, 0.001 + n * 1e-6)
-    batcher: Doubling = Batcher(device.forward, device.finish, pace=pace, max_queue_samples=queue)
+        batch_sizer.measured(n, 0.001 + n * 1e-6)
+    batcher: Doubling = Batcher(
+        device.forward, device.finish, batch_sizer=batch_sizer, max_queue_samples=queue
+    )
     try:
         yield batcher
     finally:
@@ -221,35 +223,35 @@ async def test_an_expired_request_is_told_at_once_and_not_worked_on() -> None:
 
 async def test_a_place_is_held_until_the_answer_and_given_back() -> None:
     async with batching(Device(), queue=3) as batcher:
-        with batcher.place(2):
+        with batcher.reserve_slot(2):
             assert batcher.held == 2
             with (
                 pytest.raises(QueueFull, match="2 samples are waiting and at most 3 may") as refused,
-                batcher.place(2),
+                batcher.reserve_slot(2),
             ):
                 pass
             assert int(refused.value.headers["Retry-After"]) >= 1
-            with batcher.place(1):
+            with batcher.reserve_slot(1):
                 assert batcher.held == 3
         assert batcher.held == 0
-        with pytest.raises(TooManySamples, match="holds 4 samples"), batcher.place(4):
+        with pytest.raises(TooManySamples, match="holds 4 samples"), batcher.reserve_slot(4):
             pass
 
 
 async def test_a_request_that_would_come_too_late_is_refused_at_once() -> None:
-    pace = Pace(4, 10.0)
-    pace.drained(1, 0.5)
+    batch_sizer = BatchSizer(4, 10.0)
+    batch_sizer.observe_throughput(1, 0.5)
     device = Device()
-    batcher: Doubling = Batcher(device.forward, device.finish, pace=pace, max_queue_samples=100)
-    with batcher.place(4, time.monotonic() + 1):
+    batcher: Doubling = Batcher(device.forward, device.finish, batch_sizer=batch_sizer, max_queue_samples=100)
+    with batcher.reserve_slot(4, time.monotonic() + 1):
         with pytest.raises(QueueFull, match="longer than the request's timeout") as refused:
-            batcher.place(1, time.monotonic() + 1).__enter__()
+            batcher.reserve_slot(1, time.monotonic() + 1).__enter__()
         assert refused.value.headers["Retry-After"] == "2"
-        with batcher.place(1, time.monotonic() + 3):
+        with batcher.reserve_slot(1, time.monotonic() + 3):
             pass
         for too_short in (0.4, 0.0, -1.0):  # not even alone
             with pytest.raises(DeadlineExceeded, match="timeout"):
-                batcher.place(1, time.monotonic() + too_short).__enter__()
+                batcher.reserve_slot(1, time.monotonic() + too_short).__enter__()
     await asyncio.to_thread(batcher.close)
 
 
@@ -270,7 +272,9 @@ async def test_a_batch_is_finished_while_the_next_is_in_the_backbone() -> None:
         assert go_on.wait(10)
         return list(device.finish(logits, parts))
 
-    batcher: Doubling = Batcher(device.forward, slow_finish, pace=Pace(1, 10.0), max_queue_samples=100)
+    batcher: Doubling = Batcher(
+        device.forward, slow_finish, batch_sizer=BatchSizer(1, 10.0), max_queue_samples=100
+    )
     tasks = [asyncio.create_task(batcher.run(rows(n), 0.0)) for n in range(6)]
     await until(lambda: finishing.is_set() and len(device.batches) > 1)
     go_on.set()

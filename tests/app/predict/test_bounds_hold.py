@@ -12,16 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.errors import InvalidBounds
-from app.predict import options as request_options
-from app.predict import request_bounds
-from app.predict.answers import Answer
-from app.predict.calibration import Wanted, calibrate_rows
-from app.predict.request_bounds import Labels
-from app.refit.active import ServedCalibrator
-from calibrators.bound_maps.constant import ConstantBounds
-from calibrators.calibrator import Calibrator
-from calibrators.logit_maps.identity import Identity
+from boxcal.app.activation.active import ServedCalibrator
+from boxcal.app.errors import InvalidBounds
+from boxcal.app.predict import options as request_options
+from boxcal.app.predict import request_bounds
+from boxcal.app.predict.answers import Answer
+from boxcal.app.predict.calibration import CalibrationRequest, calibrate_rows
+from boxcal.app.predict.request_bounds import Labels
+from boxcal.calibrators.bound_maps.constant import ConstantBounds
+from boxcal.calibrators.calibrator import Calibrator
+from boxcal.calibrators.logit_maps.identity import Identity
 
 SIZES = st.one_of(st.integers(2, 12), st.sampled_from([100, 257, 1000]))
 
@@ -33,7 +33,9 @@ def answer(logits: np.ndarray[Any, Any], sent: dict[str, Any], fitted: tuple[flo
     document = orjson.loads(orjson.dumps(sent))
     options = request_options.from_json({"bounds": document, "probabilities": True, "top_k": 3})
     calibrator = Calibrator("pb", Identity(num_classes), ConstantBounds(num_classes, *fitted), num_classes)
-    wanted = Wanted(ServedCalibrator(1, "pb", calibrator), request_bounds.check(options.bounds, labels))
+    wanted = CalibrationRequest(
+        ServedCalibrator(1, "pb", calibrator), request_bounds.check(options.bounds, labels)
+    )
     rows = calibrate_rows(torch.from_numpy(logits), wanted)
     document = orjson.loads(Answer("any", labels.names, wanted.served, rows, options, {}).to_json())
     assert isinstance(document, dict)

@@ -1,4 +1,4 @@
-"""Decoding: every kind of picture people send, and every kind of bytes that is none."""
+"""Decoding: every kind of image people send, and every kind of bytes that is none."""
 
 import io
 import struct
@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from app.errors import InvalidInput, PictureTooLarge
-from app.predict.decoding import decode
-from models.preprocessing import DigitLevels, ImageClassification, Preprocessing
+from boxcal.app.errors import ImageTooLarge, InvalidInput
+from boxcal.app.predict.decoding import decode
+from boxcal.models.preprocessing import DigitLevels, ImageClassification, Preprocessing
 
 DIGITS = DigitLevels()
 IMAGENET = ImageClassification(resize=64, crop=56, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
@@ -24,14 +24,14 @@ def read(data: bytes, preprocessing: Preprocessing = DIGITS, max_pixels: int = M
     return decode(data, preprocessing=preprocessing, max_pixels=max_pixels)
 
 
-def encoded(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     stream = io.BytesIO()
-    picture.save(stream, kind, **options)
+    image.save(stream, kind, **options)
     return stream.getvalue()
 
 
 def scene(width: int = 320, height: int = 240) -> Image.Image:
-    """A smooth picture that no symmetry leaves unchanged."""
+    """A smooth image that no symmetry leaves unchanged."""
     y, x = np.mgrid[0 : 1 : height * 1j, 0 : 1 : width * 1j]
     pixels = np.stack([255 * x, 255 * y, 255 * x * y], axis=-1)
     return Image.fromarray(pixels.astype(np.uint8))
@@ -56,8 +56,8 @@ def png_header(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_the_three_kinds_are_read(kind: str) -> None:
-    picture = scene()
-    assert np.abs(read(encoded(picture, kind, quality=95), IMAGENET) - IMAGENET(picture)).max() < 0.04
+    image = scene()
+    assert np.abs(read(encoded(image, kind, quality=95), IMAGENET) - IMAGENET(image)).max() < 0.04
 
 
 def test_lossless_kinds_are_read_exactly() -> None:
@@ -66,7 +66,7 @@ def test_lossless_kinds_are_read_exactly() -> None:
 
 
 @pytest.mark.parametrize("size", [(320, 240), (1600, 1200), (1203, 777), (90, 4000)])
-def test_a_jpeg_shrunk_while_decoding_is_the_same_picture(size: tuple[int, int]) -> None:
+def test_a_jpeg_shrunk_while_decoding_is_the_same_image(size: tuple[int, int]) -> None:
     data = encoded(scene(*size), "JPEG", quality=95)
     whole = IMAGENET(Image.open(io.BytesIO(data)).convert("RGB"))
     assert np.abs(read(data, IMAGENET, max_pixels=2_000_000) - whole).max() < 0.02
@@ -113,12 +113,12 @@ def test_transparent_parts_show_the_preprocessings_background() -> None:
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "I;16"])
 def test_every_mode_of_png_is_read(mode: str) -> None:
     if mode == "I;16":
-        picture = Image.fromarray(np.full((8, 8), 65535, np.uint16))
+        image = Image.fromarray(np.full((8, 8), 65535, np.uint16))
         middle = Image.fromarray(np.full((8, 8), 32768, np.uint16))
         assert np.all(read(encoded(middle)) == 8)
     else:
-        picture = Image.new("L", (8, 8), 255).convert(mode)
-    assert np.all(read(encoded(picture)) == 16)
+        image = Image.new("L", (8, 8), 255).convert(mode)
+    assert np.all(read(encoded(image)) == 16)
 
 
 def test_cmyk_and_grey_jpegs_are_read() -> None:
@@ -132,22 +132,22 @@ def test_cmyk_and_grey_jpegs_are_read() -> None:
     ("data", "message"),
     [
         (b"", "empty: 0 bytes"),
-        (b"hello, this is no picture", r"25 bytes that begin with b'hello, t' are no JPEG, PNG or WebP"),
+        (b"hello, this is no image", r"23 bytes that begin with b'hello, t' are no JPEG, PNG or WebP"),
         (b"%PDF-1.7", "no JPEG, PNG or WebP"),
-        (b"\xff\xd8\xff", "JPEG picture of 3 bytes is damaged"),
-        (b"\x89PNG\r\n\x1a\n", "PNG picture of 8 bytes is damaged"),
-        (b"RIFF\x10\0\0\0WEBPVP8 ", "WEBP picture of 16 bytes is damaged: its header cannot be read"),
+        (b"\xff\xd8\xff", "JPEG image of 3 bytes is damaged"),
+        (b"\x89PNG\r\n\x1a\n", "PNG image of 8 bytes is damaged"),
+        (b"RIFF\x10\0\0\0WEBPVP8 ", "WEBP image of 16 bytes is damaged: its header cannot be read"),
         (encoded(Image.new("RGB", (9, 9)), "GIF"), "no JPEG, PNG or WebP"),
     ],
 )
-def test_what_is_no_picture_is_refused(data: bytes, message: str) -> None:
+def test_what_is_no_image_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         read(data)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("kept", [0.05, 0.5, 0.95])
-def test_truncated_pictures_are_refused(kind: str, kept: float) -> None:
+def test_truncated_images_are_refused(kind: str, kept: float) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (100, 100, 3), dtype=np.uint8)
     data = encoded(Image.fromarray(noise), kind)
     with pytest.raises(InvalidInput, match="damaged"):
@@ -162,22 +162,22 @@ def test_animations_are_refused() -> None:
 
 
 def test_too_many_pixels_are_refused_by_the_header_alone() -> None:
-    with pytest.raises(PictureTooLarge, match=r"50,000 x 50,000 pixels; at most 1,000,000"):
+    with pytest.raises(ImageTooLarge, match=r"50,000 x 50,000 pixels; at most 1,000,000"):
         read(png_header(50_000, 50_000))
     for kind, options in (("JPEG", {}), ("PNG", {}), ("WEBP", {}), ("WEBP", {"lossless": True})):
-        picture = Image.new("RGB", (1001, 1000))
-        with pytest.raises(PictureTooLarge, match=r"1,001 x 1,000 pixels"):
-            read(encoded(picture, kind, **options))
-        read(encoded(picture, kind, **options), max_pixels=1_001_000)
+        image = Image.new("RGB", (1001, 1000))
+        with pytest.raises(ImageTooLarge, match=r"1,001 x 1,000 pixels"):
+            read(encoded(image, kind, **options))
+        read(encoded(image, kind, **options), max_pixels=1_001_000)
     alpha = Image.new("RGBA", (1200, 1000), (0, 0, 0, 9))
-    with pytest.raises(PictureTooLarge, match=r"1,200 x 1,000"):
+    with pytest.raises(ImageTooLarge, match=r"1,200 x 1,000"):
         read(encoded(alpha, "WEBP"))
 
 
 def test_a_webp_canvas_is_not_allocated() -> None:
     chunk = b"VP8X" + struct.pack("<I", 10) + bytes(4) + (16382).to_bytes(3, "little") * 2
     data = b"RIFF" + struct.pack("<I", 4 + len(chunk)) + b"WEBP" + chunk
-    with pytest.raises(PictureTooLarge, match="16,383 x 16,383"):
+    with pytest.raises(ImageTooLarge, match="16,383 x 16,383"):
         read(data)
 
 
@@ -186,7 +186,7 @@ def test_a_webp_canvas_is_not_allocated() -> None:
     st.sampled_from(["JPEG", "PNG", "WEBP"]),
     st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=20),
 )
-def test_mutated_pictures_are_read_or_refused_and_nothing_else(
+def test_mutated_images_are_read_or_refused_and_nothing_else(
     kind: str, changes: list[tuple[float, int]]
 ) -> None:
     data = bytearray(encoded(scene(40, 30), kind))
@@ -194,7 +194,7 @@ def test_mutated_pictures_are_read_or_refused_and_nothing_else(
         data[int(place * len(data))] = value
     try:
         sample = read(bytes(data))
-    except (InvalidInput, PictureTooLarge):
+    except (InvalidInput, ImageTooLarge):
         return
     assert sample.shape == (1, 8, 8)
     assert np.isfinite(sample).all()

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from models.digits_data import Digits
+from boxcal.models.digits_data import Digits
 from tests.app.running import Service
 
 pytestmark = pytest.mark.anyio
@@ -43,18 +43,18 @@ async def test_corrupt_infeasible_cancelled_and_expired_neighbours_disturb_nobod
         base_url=service.url, timeout=30, limits=httpx.Limits(max_connections=100)
     ) as client:
 
-        async def picture(n: int, **query: str) -> httpx.Response:
+        async def image(n: int, **query: str) -> httpx.Response:
             return await client.post("/predict", content=digits.png(n), headers=PNG, params=query)
 
-        alone = [(await picture(n, probabilities="true")).json()["predictions"][0] for n in range(20)]
+        alone = [(await image(n, probabilities="true")).json()["predictions"][0] for n in range(20)]
         blocker = asyncio.create_task(client.post(**busy_work(300)))
         await asyncio.sleep(0.05)
-        good = [asyncio.create_task(picture(n, probabilities="true", upper="1")) for n in range(20)]
+        good = [asyncio.create_task(image(n, probabilities="true", upper="1")) for n in range(20)]
         corrupt = asyncio.create_task(client.post("/predict", content=digits.png(0)[:90], headers=PNG))
-        infeasible = asyncio.create_task(picture(1, upper="0.05"))
-        expired = asyncio.create_task(picture(2, timeout_ms="0.01"))
-        leaves = asyncio.create_task(picture(3))
-        bounded = asyncio.create_task(picture(4, upper="0.2", probabilities="true"))
+        infeasible = asyncio.create_task(image(1, upper="0.05"))
+        expired = asyncio.create_task(image(2, timeout_ms="0.01"))
+        leaves = asyncio.create_task(image(3))
+        bounded = asyncio.create_task(image(4, upper="0.2", probabilities="true"))
         await asyncio.sleep(0.02)
         leaves.cancel()
         for answer, expected in zip(await asyncio.gather(*good), alone, strict=True):
@@ -101,8 +101,8 @@ async def test_a_full_queue_refuses_with_a_time_to_come_back(service: Service) -
 
 
 async def test_a_full_queue_refuses_before_the_body_has_come(service: Service, digits: Digits) -> None:
-    picture = digits.png(0)
-    head = f"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: image/png\r\ncontent-length: {len(picture)}"
+    image = digits.png(0)
+    head = f"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: image/png\r\ncontent-length: {len(image)}"
     head_bytes = f"{head}\r\n\r\n".encode()
 
     async def status(reader: asyncio.StreamReader) -> int:
@@ -113,11 +113,11 @@ async def test_a_full_queue_refuses_before_the_body_has_come(service: Service, d
 
     reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(service.url).port)
     try:
-        with service.state.pipeline._batcher.place(1024):
+        with service.state.pipeline._batcher.reserve_slot(1024):
             writer.write(head_bytes)
             assert await status(reader) == 503
         # The body that nobody waited for, and the next request behind it.
-        writer.write(picture + head_bytes + picture)
+        writer.write(image + head_bytes + image)
         assert await status(reader) == 200
     finally:
         writer.close()

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from app.predict.answers import FEW, rank
-from calibrators.bound_maps.constant import ConstantBounds
-from calibrators.calibrator import Calibrator
-from calibrators.logit_maps.base import LogitMap
-from calibrators.logit_maps.identity import Identity
-from calibrators.logit_maps.temperature import TemperatureScaling
-from calibrators.logit_maps.vector import VectorScaling
-from calibrators.operator import box_constrained_softmax
-from calibrators.plain_rows import plain_rows
+from boxcal.app.predict.answers import FEW, rank
+from boxcal.calibrators.bound_maps.constant import ConstantBounds
+from boxcal.calibrators.calibrator import Calibrator
+from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.logit_maps.identity import Identity
+from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
+from boxcal.calibrators.logit_maps.vector import VectorScaling
+from boxcal.calibrators.operator import box_constrained_softmax
+from boxcal.calibrators.plain_rows import plain_rows
 
 CLASSES = 20
 

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from models.digits_data import Digits
+from boxcal.models.digits_data import Digits
 
 JSON = {"content-type": "application/json"}
 NPY = {"content-type": "application/x-npy"}
@@ -38,7 +38,7 @@ def problem(response: httpx.Response, status: int) -> str:
 
 
 def huge_png() -> bytes:
-    """Write the header of a picture of 50,000 x 50,000 pixels, and next to nothing after it."""
+    """Write the header of an image of 50,000 x 50,000 pixels, and next to nothing after it."""
     header = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 0, 0, 0, 0)
     chunks = b""
     for kind, content in ((b"IHDR", header), (b"IDAT", zlib.compress(b"\0" * 100))):
@@ -49,17 +49,17 @@ def huge_png() -> bytes:
 
 
 def test_every_kind_of_body_gets_the_same_answer(http: httpx.Client, digits: Digits) -> None:
-    picture, options = digits.png(0), {"bounds": {"upper": 0.6}, "top_k": 2, "probabilities": True}
+    encoded, options = digits.png(0), {"bounds": {"upper": 0.6}, "top_k": 2, "probabilities": True}
     quoted = '{"bounds": {"upper": 0.6}, "top_k": 2, "probabilities": true}'
     rest = {"top_k": "2", "probabilities": "true"}
     query = {"upper": "0.6", **rest}
-    image = {"image": base64.b64encode(picture).decode()}
+    image = {"image": base64.b64encode(encoded).decode()}
     tensor = {"tensor": digits.levels[0].tolist()}
     answers = [
-        http.post("/predict", content=picture, headers=PNG, params=query),
-        http.post("/predict", content=picture, headers=PNG, params={"options": quoted}),
-        http.post("/predict", content=picture, headers=PNG, params={**rest, "bounds": '{"upper": 0.6}'}),
-        http.post("/predict", files={"file": picture}, data={"options": quoted}),
+        http.post("/predict", content=encoded, headers=PNG, params=query),
+        http.post("/predict", content=encoded, headers=PNG, params={"options": quoted}),
+        http.post("/predict", content=encoded, headers=PNG, params={**rest, "bounds": '{"upper": 0.6}'}),
+        http.post("/predict", files={"file": encoded}, data={"options": quoted}),
         http.post("/predict", json={"inputs": [image], "options": options}),
         http.post("/predict", json={"inputs": [tensor], "options": options}),
         http.post("/predict", content=npy(digits.levels[:1]), headers=NPY, params=query),
@@ -100,8 +100,8 @@ def test_several_inputs_are_answered_in_their_order(http: httpx.Client, digits: 
 
 def test_logits_that_were_asked_for_calibrate_to_the_same_answer(http: httpx.Client, digits: Digits) -> None:
     options = {"logits": True, "probabilities": True, "bounds": {"upper": {"3": 0.2}}}
-    picture = {"image": base64.b64encode(digits.png(3)).decode()}
-    first = http.post("/predict", json={"inputs": [picture], "options": options}).json()["predictions"][0]
+    image = {"image": base64.b64encode(digits.png(3)).decode()}
+    first = http.post("/predict", json={"inputs": [image], "options": options}).json()["predictions"][0]
     again = http.post("/calibrate", json={"logits": [first["logits"]], "options": options}).json()
     assert again["predictions"][0]["top"] == first["top"]
     assert again["predictions"][0]["probabilities"] == first["probabilities"]
@@ -232,12 +232,12 @@ def test_an_array_that_promises_more_than_it_brings_is_refused(http: httpx.Clien
     assert "not an .npy array" in problem(http.post("/calibrate", content=body[:20], headers=NPY), 400)
 
 
-def test_pictures_that_are_wrong_are_refused(http: httpx.Client, digits: Digits) -> None:
+def test_images_that_are_wrong_are_refused(http: httpx.Client, digits: Digits) -> None:
     def post(content: bytes, kind: str = "image/png") -> httpx.Response:
         return http.post("/predict", content=content, headers={"content-type": kind})
 
     jpeg = io.BytesIO()
-    digits.picture(0).resize((640, 640)).save(jpeg, format="JPEG")
+    digits.image(0).resize((640, 640)).save(jpeg, format="JPEG")
     assert "empty" in problem(post(b""), 400)
     assert "no JPEG, PNG or WebP" in problem(post(b"to whom it may concern"), 422)
     assert "damaged" in problem(post(jpeg.getvalue()[:2000], "image/jpeg"), 422)
@@ -271,7 +271,7 @@ def test_inputs_that_are_wrong_are_named(http: httpx.Client, inputs: Any, words:
 def test_forms_that_are_wrong_are_refused(http: httpx.Client, digits: Digits) -> None:
     file = ("digit.png", digits.png(0))
     assert "no `file` part" in problem(http.post("/predict", files={"options": (None, "{}")}), 422)
-    assert "'picture'" in problem(http.post("/predict", files={"picture": file}), 422)
+    assert "'image'" in problem(http.post("/predict", files={"image": file}), 422)
     assert "not JSON" in problem(http.post("/predict", files={"file": file}, data={"options": "{"}), 422)
     assert "empty" in problem(http.post("/predict", files={"file": ("a.png", b"")}), 400)
     headers = {"content-type": "multipart/form-data"}

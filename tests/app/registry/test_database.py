@@ -12,10 +12,10 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.exc import IntegrityError
 
-from app.registry.database import Database
-from app.registry.errors import RegistryUnusable
-from app.registry.migrations import HEAD
-from app.registry.tables import metadata
+from boxcal.app.registry.database import Database
+from boxcal.app.registry.errors import RegistryUnusable
+from boxcal.app.registry.migrations import HEAD
+from boxcal.app.registry.tables import metadata
 
 
 @pytest.fixture
@@ -32,14 +32,14 @@ def test_the_migrations_make_exactly_the_tables_that_the_code_uses(url: str) -> 
 
 def test_head_names_the_newest_step() -> None:
     config = Config()
-    config.set_main_option("script_location", "app.registry:migrations")
+    config.set_main_option("script_location", "boxcal.app.registry:migrations")
     assert ScriptDirectory.from_config(config).get_current_head() == HEAD
 
 
 def test_a_database_that_is_up_to_date_opens_without_alembic(url: str) -> None:
     Database(url).close()
     program = (
-        "import sys; from app.registry.database import Database; "
+        "import sys; from boxcal.app.registry.database import Database; "
         f"Database({url!r}).close(); sys.exit('alembic' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -9,10 +9,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.exc import ProgrammingError
 
-from app.registry.database import Database
-from app.registry.records import ActivatePolicy, BackboneIdentity, Decision, FitState, FittedCalibrator
-from app.registry.store import Registry
-from app.registry.tables import metadata
+from boxcal.app.registry.database import Database
+from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, Decision, FitState, FittedCalibrator
+from boxcal.app.registry.store import Registry
+from boxcal.app.registry.tables import metadata
 from tests.app.registry import postgresql
 
 pytestmark = pytest.mark.skipif(not postgresql.is_installed(), reason="PostgreSQL is not installed")

@@ -1,4 +1,4 @@
-"""The registry keeps what it is given, answers what is in force, and refuses what contradicts its record."""
+"""The registry keeps what it is given, answers what is active, and refuses what contradicts its record."""
 
 import hashlib
 import sqlite3
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.registry.errors import (
+from boxcal.app.registry.errors import (
     CalibratorNotFound,
     DamagedArtifact,
     FitNotFound,
@@ -17,7 +17,7 @@ from app.registry.errors import (
     NoReport,
     NothingToRollBack,
 )
-from app.registry.records import (
+from boxcal.app.registry.records import (
     ActivatePolicy,
     BackboneIdentity,
     Decision,
@@ -25,7 +25,7 @@ from app.registry.records import (
     FittedCalibrator,
     Reason,
 )
-from app.registry.store import Registry
+from boxcal.app.registry.store import Registry
 
 DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
 OTHERS = [
@@ -66,7 +66,7 @@ def add(registry: Registry, *, activate: bool = False, artifact: bytes = b"bytes
     return version
 
 
-def test_a_new_registry_holds_version_0_in_force(registry: Registry) -> None:
+def test_a_new_registry_holds_version_0_active_version(registry: Registry) -> None:
     (only,) = registry.list()
     assert (only.version, only.method, only.backbone, only.sha256) == (0, "uncalibrated", None, None)
     assert registry.active_version() == 0
@@ -90,8 +90,8 @@ def test_a_calibrator_comes_back_as_it_was_given(registry: Registry, path: Path)
 def test_a_result_and_its_activation_are_one(registry: Registry) -> None:
     registry.fits.add("fit", "auto", ActivatePolicy.IF_BETTER, 7)
 
-    def fails(in_force: int) -> Decision:
-        assert in_force == 0
+    def fails(active_version: int) -> Decision:
+        assert active_version == 0
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -129,7 +129,7 @@ def test_activating_version_0_first_changes_nothing(registry: Registry) -> None:
         registry.rollback()
 
 
-def test_the_activation_in_force_survives_the_process(registry: Registry, path: Path) -> None:
+def test_the_activation_active_version_survives_the_process(registry: Registry, path: Path) -> None:
     add(registry, activate=True)
     add(registry, activate=False)
     other = opened(path)
@@ -227,7 +227,7 @@ def test_only_fits_of_dead_processes_are_interrupted(path: Path) -> None:
 def test_old_fits_are_forgotten_but_never_one_that_is_not_over(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.registry.fits.KEPT", 3)
+    monkeypatch.setattr("boxcal.app.registry.fits.KEPT", 3)
     registry.fits.add("waiting", "ts", ActivatePolicy.NEVER, 7)
     for number in range(5):
         registry.fits.add(f"over-{number}", "ts", ActivatePolicy.NEVER, 7)

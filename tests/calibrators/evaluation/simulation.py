@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.evaluation.bins import NUM_BINS, bin_edges, bin_indices
-from calibrators.evaluation.classwise import ClassCells, cell_indices
-from calibrators.evaluation.outcomes import Outcomes, outcomes
-from calibrators.evaluation.smooth import smooth_fixed_point
-from calibrators.evaluation.toplabel import BinnedError, DebiasedError, KolmogorovSmirnovError
+from boxcal.calibrators.evaluation.bins import NUM_BINS, bin_edges, bin_indices
+from boxcal.calibrators.evaluation.classwise import ClassCells, cell_indices
+from boxcal.calibrators.evaluation.outcomes import Outcomes, outcomes
+from boxcal.calibrators.evaluation.smooth import smooth_fixed_point
+from boxcal.calibrators.evaluation.toplabel import BinnedError, DebiasedError, KolmogorovSmirnovError
 
 Matrix = NDArray[np.float64]
 POPULATION = 200_000

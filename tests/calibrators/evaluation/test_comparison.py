@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from calibrators import evaluate, fit
-from calibrators.data import ValidationSet, check_validation_set
-from calibrators.errors import InvalidDataError, UnknownMethodError
-from calibrators.evaluation.comparison import METRICS, Comparison, base_of, compare_methods
-from calibrators.evaluation.tables import markdown, to_csv
+from boxcal.calibrators import evaluate, fit
+from boxcal.calibrators.data import ValidationSet, check_validation_set
+from boxcal.calibrators.errors import InvalidDataError, UnknownMethodError
+from boxcal.calibrators.evaluation.comparison import METRICS, Comparison, base_of, compare_methods
+from boxcal.calibrators.evaluation.tables import markdown, to_csv
 from tests.calibrators.evaluation.simulation import softmax
 
 

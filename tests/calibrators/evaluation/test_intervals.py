@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
-from calibrators.evaluation.bootstrap import mean_estimates
-from calibrators.evaluation.judgement import compare, judge
-from calibrators.evaluation.outcomes import outcomes
+from boxcal.calibrators.evaluation.bootstrap import mean_estimates
+from boxcal.calibrators.evaluation.judgement import compare, judge
+from boxcal.calibrators.evaluation.outcomes import outcomes
 from tests.calibrators.evaluation.simulation import (
     WORLDS,
     World,
@@ -151,7 +151,7 @@ def test_the_value_under_perfect_calibration_is_eces_own_bias() -> None:
     fresh = []
     for _ in range(200):
         again = (rng.random(1000) < confidence).astype(int)
-        from calibrators.evaluation import expected_calibration_error
+        from boxcal.calibrators.evaluation import expected_calibration_error
 
         fresh.append(expected_calibration_error(np.column_stack([1 - confidence, confidence]), again))
     assert judged.perfect["ece_width"].value == pytest.approx(np.mean(fresh), rel=0.1)

@@ -8,9 +8,9 @@ import relplot
 import torch
 from sklearn.metrics import brier_score_loss, log_loss
 
-from calibrators import evaluate
-from calibrators.errors import InvalidDataError
-from calibrators.evaluation import brier, error_rate, expected_calibration_error, nll, smooth_ece
+from boxcal.calibrators import evaluate
+from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.evaluation import brier, error_rate, expected_calibration_error, nll, smooth_ece
 from tests.calibrators.evaluation.simulation import softmax
 
 RNG = np.random.default_rng(0)
@@ -86,8 +86,8 @@ def test_equal_mass_bins_hold_equal_counts_and_never_split_equal_confidences() -
 def test_debiased_error_has_no_bias_where_ece_has() -> None:
     rng = np.random.default_rng(3)
     squares, plain = [], []
-    from calibrators.evaluation.outcomes import outcomes
-    from calibrators.evaluation.toplabel import DebiasedError
+    from boxcal.calibrators.evaluation.outcomes import outcomes
+    from boxcal.calibrators.evaluation.toplabel import DebiasedError
 
     for _ in range(300):
         confidence = 0.5 + 0.5 * rng.random(600)

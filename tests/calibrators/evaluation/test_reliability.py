@@ -1,4 +1,4 @@
-"""Reliability data and the pictures drawn from it."""
+"""Reliability data and the images drawn from it."""
 
 import io
 import json
@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from calibrators.evaluation.outcomes import outcomes
-from calibrators.evaluation.reliability import (
+from boxcal.calibrators.evaluation.outcomes import outcomes
+from boxcal.calibrators.evaluation.reliability import (
     class_reliability,
     class_reliability_png,
     class_reliability_svg,
@@ -22,7 +22,7 @@ from calibrators.evaluation.reliability import (
     reliability_png,
     reliability_svg,
 )
-from calibrators.evaluation.report import cross_fitted_report
+from boxcal.calibrators.evaluation.report import cross_fitted_report
 from tests.calibrators.evaluation.simulation import WORLDS, sample
 from tests.calibrators.evaluation.test_report import overconfident
 
@@ -86,16 +86,16 @@ def test_reports_carry_every_class_of_a_small_problem(document: dict[str, Any]) 
 
 @pytest.mark.parametrize("draw", [reliability_svg, class_reliability_svg])
 def test_svg_is_well_formed_and_the_same_for_the_same_report(draw: Any, document: dict[str, Any]) -> None:
-    picture = draw(json.loads(json.dumps(document)))
-    assert ElementTree.fromstring(picture).tag.endswith("svg")  # noqa: S314 - our own
-    assert draw(document) == picture
+    image = draw(json.loads(json.dumps(document)))
+    assert ElementTree.fromstring(image).tag.endswith("svg")  # noqa: S314 - our own
+    assert draw(document) == image
 
 
 @pytest.mark.parametrize("draw", [reliability_png, class_reliability_png])
-def test_png_is_a_picture_with_something_on_it(draw: Any, document: dict[str, Any]) -> None:
-    with Image.open(io.BytesIO(draw(document))) as picture:
-        assert min(picture.size) > 500
-        colours = picture.convert("RGB").getcolors(2**24)
+def test_png_is_a_image_with_something_on_it(draw: Any, document: dict[str, Any]) -> None:
+    with Image.open(io.BytesIO(draw(document))) as image:
+        assert min(image.size) > 500
+        colours = image.convert("RGB").getcolors(2**24)
     assert colours is not None
     assert len(colours) > 50
 
@@ -120,7 +120,7 @@ def test_threads_draw_at_once(document: dict[str, Any]) -> None:
 
 def test_matplotlib_and_scipy_wait_until_they_are_needed() -> None:
     code = (
-        "import sys, calibrators.evaluation.report, calibrators.evaluation.reliability;"
+        "import sys, boxcal.calibrators.evaluation.report, boxcal.calibrators.evaluation.reliability;"
         "assert not {'matplotlib', 'scipy', 'sklearn'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])

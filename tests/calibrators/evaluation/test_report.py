@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from calibrators import Calibrator, fit
-from calibrators.data import check_validation_set
-from calibrators.errors import InvalidDataError, MissingDataError, UnknownMethodError
-from calibrators.evaluation.crossfit import answers_of, answers_on, cross_fit, predicted_labels
-from calibrators.evaluation.report import Report, cross_fitted_report
+from boxcal.calibrators import Calibrator, fit
+from boxcal.calibrators.data import check_validation_set
+from boxcal.calibrators.errors import InvalidDataError, MissingDataError, UnknownMethodError
+from boxcal.calibrators.evaluation.crossfit import answers_of, answers_on, cross_fit, predicted_labels
+from boxcal.calibrators.evaluation.report import Report, cross_fitted_report
 from tests.calibrators.evaluation.simulation import softmax
 
 METRICS = {
@@ -96,7 +96,7 @@ def test_cross_fitted_answers_are_those_of_the_folds_own_fits() -> None:
     torch.testing.assert_close(answers.probabilities[left_out], alone)
 
 
-def test_a_calibrator_in_force_is_not_replaced_by_its_equal() -> None:
+def test_a_calibrator_active_version_is_not_replaced_by_its_equal() -> None:
     logits, labels = overconfident(600)
     active = fit("ts", logits, labels).calibrator
     again = cross_fitted_report("ts", logits, labels, against=active)
@@ -134,7 +134,7 @@ def test_progress_rises_to_one_and_may_cancel() -> None:
 def test_ties_go_to_the_larger_calibrated_logit() -> None:
     logits = torch.tensor([[3.0, 4.0, -3.0], [4.0, 3.0, -3.0]], dtype=torch.float64)
     calibrator = Calibrator.uncalibrated(3)
-    from calibrators import Bounds
+    from boxcal.calibrators import Bounds
 
     tied = calibrator.calibrate(logits, Bounds(torch.tensor(0.0), torch.tensor(0.45)))
     assert torch.equal(tied.probabilities[:, 0], tied.probabilities[:, 1])

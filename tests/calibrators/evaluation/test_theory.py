@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from calibrators import fit
-from calibrators.errors import InvalidDataError
-from calibrators.evaluation.theory import post_processing_gap, smooth_calibration_bound
+from boxcal.calibrators import fit
+from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.evaluation.theory import post_processing_gap, smooth_calibration_bound
 
 
 def test_deviation_is_the_theorems() -> None:

@@ -6,7 +6,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from calibrators.operator import box_constrained_softmax
+from boxcal.calibrators.operator import box_constrained_softmax
 from tests.calibrators.operator.adversary import Floats, Rows
 from tests.calibrators.operator.test_exactness import Engine, judge, torch_engine
 from tests.reference import box_bisection, filled_in_order

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from calibrators.operator import Bounds, box_constrained_softmax
+from boxcal.calibrators.operator import Bounds, box_constrained_softmax
 
 
 def f64(*values: float) -> Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 HELPER = "from numba import njit\n\n@njit\ndef helper(x):\n    return x + {}\n"
 ENTRY = """
-from calibrators.operator.compiling import compiled
+from boxcal.calibrators.operator.compiling import compiled
 from helper import helper
 
 @compiled

@@ -26,7 +26,7 @@ def test_in_tritons_interpreter() -> None:
 READ_ONCE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from calibrators.operator.cuda_kernel import _forward
+from boxcal.calibrators.operator.cuda_kernel import _forward
 
 names = "logits lower upper inverse probabilities side".split()
 kinds = dict(zip(names, ["*fp32", "*fp32", "*fp32", "*fp64", "*fp32", "*i8"]))

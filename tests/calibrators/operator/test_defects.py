@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from calibrators.operator import (
+from boxcal.calibrators.operator import (
     Bounds,
     box_constrained_softmax,
     lower_bounded_softmax,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from calibrators.operator import box_constrained_softmax
-from calibrators.operator.torch_solver import solve
+from boxcal.calibrators.operator import box_constrained_softmax
+from boxcal.calibrators.operator.torch_solver import solve
 from tests.calibrators.operator.adversary import Rows, adversarial_rows
 from tests.reference import box_bisection
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from calibrators.operator import box_constrained_softmax, cpu_kernel
-from calibrators.operator.gradients import Wanted, jacobian_products
+from boxcal.calibrators.operator import box_constrained_softmax, cpu_kernel
+from boxcal.calibrators.operator.gradients import GradientMask, jacobian_products
 
 SEED = 7
 
@@ -60,7 +60,7 @@ def test_engines_agree_on_every_gradient() -> None:
     temperature = torch.full((1, 1), 0.7, dtype=torch.float64)
     upstream = torch.randn(40, 11, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     p, side = cpu_kernel.forward(logits, lower, upper, temperature, 1e-12)
-    arguments = (upstream, p, side, logits, lower, upper, temperature, Wanted(True, True, True))
+    arguments = (upstream, p, side, logits, lower, upper, temperature, GradientMask(True, True, True))
     for got, want in zip(cpu_kernel.backward(*arguments), jacobian_products(*arguments), strict=True):
         assert torch.allclose(got, want, rtol=1e-12, atol=1e-15)
 

@@ -7,7 +7,7 @@ import psutil
 import pytest
 import torch
 
-from calibrators.operator import box_constrained_softmax
+from boxcal.calibrators.operator import box_constrained_softmax
 
 THREADS = 64
 

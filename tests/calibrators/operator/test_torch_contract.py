@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from calibrators.operator import box_constrained_softmax, upper_bounded_softmax
+from boxcal.calibrators.operator import box_constrained_softmax, upper_bounded_softmax
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from calibrators.operator import box_constrained_softmax
-from calibrators.operator.uniform import SortedRows
+from boxcal.calibrators.operator import box_constrained_softmax
+from boxcal.calibrators.operator.uniform import SortedRows
 
 ROWS, CLASSES = 400, 30
 

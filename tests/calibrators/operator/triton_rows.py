@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrators.operator import cuda_kernel
+from boxcal.calibrators.operator import cuda_kernel
 from tests.calibrators.operator.adversary import adversarial_rows
 from tests.calibrators.operator.test_exactness import judge
 

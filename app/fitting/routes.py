@@ -1,0 +1,167 @@
+"""The HTTP side of the refit path: `/fit` and `/fits`; everything is done by `FitJobs` and `upload`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response, status
+from fastapi.sse import EventSourceResponse
+
+from boxcal.app.errors import InvalidParameter, MalformedBody, NotReady, UnsupportedMediaType, problems
+from boxcal.app.fitting import requirements
+from boxcal.app.fitting.errors import (
+    FitAlreadyOver,
+    FitElsewhere,
+    FitQueueFull,
+    InvalidUpload,
+    StorageFull,
+    UnknownMethod,
+    UnknownUploadFormat,
+    UploadStalled,
+    UploadTooLarge,
+)
+from boxcal.app.fitting.image_sets import ImageSet
+from boxcal.app.fitting.schemas import Fit, Fits
+from boxcal.app.fitting.validation_set import ValidationSet
+from boxcal.app.registry.errors import FitNotFound
+from boxcal.app.registry.records import ActivatePolicy
+from boxcal.app.state import CurrentState
+from boxcal.app.uploads import upload
+from boxcal.models.backbone import Backbone
+
+router = APIRouter(tags=["fits"])
+
+LONGEST_WAIT_SECONDS = 3600
+
+BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "properties": {
+                        "file": {
+                            "type": "string",
+                            "format": "binary",
+                            "description": "`.npz` with `logits` or `probabilities` (N, K), `labels`, and "
+                            "perhaps `features` (N, D) for the methods that read them; "
+                            "`.parquet` with the columns `logits` (lists) and `label`; or a `.zip` of "
+                            "images with a folder for each class.",
+                        },
+                        "method": {
+                            "type": "string",
+                            "default": upload.AUTO,
+                            "description": "A calibration method, or `auto`.",
+                        },
+                        "activate": {
+                            "type": "string",
+                            "enum": [policy.value for policy in ActivatePolicy],
+                            "default": ActivatePolicy.IF_BETTER.value,
+                            "description": "Whether to activate the new calibrator.",
+                        },
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+@router.post(
+    "/fit",
+    status_code=status.HTTP_202_ACCEPTED,
+    response_model_exclude_none=True,
+    openapi_extra=BODY,
+    responses={
+        200: {"model": Fit, "description": "The fit was over within `wait` seconds."},
+        **problems(
+            MalformedBody,
+            UploadStalled,
+            UploadTooLarge,
+            UnsupportedMediaType,
+            UnknownUploadFormat,
+            InvalidUpload,
+            InvalidParameter,
+            UnknownMethod,
+            FitQueueFull,
+            NotReady,
+            StorageFull,
+        ),
+    },
+)
+async def start_fit(
+    request: Request,
+    response: Response,
+    state: CurrentState,
+    wait: Annotated[
+        float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Answer once the fit is over, if by then.")
+    ] = 0,
+) -> Fit:
+    """Fit a calibrator to validation data, judge it on unseen folds, and activate it if it is better."""
+    limit = state.settings.max_upload_bytes
+    async with (
+        state.fit_jobs.reserve_slot() as folder,
+        upload.receive(request.headers, request.stream(), limit) as received,
+    ):
+        data = await asyncio.to_thread(_read, received, folder, state.backbone, limit)
+        record = await state.fit_jobs.submit(data, received.fields.method, received.fields.activate)
+    if wait:
+        record = await state.fit_jobs.wait(record.id, wait)
+    if record.state.is_final:
+        response.status_code = status.HTTP_200_OK
+    response.headers["Location"] = f"/fits/{record.id}"
+    return Fit.of(record)
+
+
+def _read(received: upload.Upload, folder: Path, backbone: Backbone, limit: int) -> ValidationSet | ImageSet:
+    """Read an upload, and refuse it where the method would miss what it reads."""
+    data = upload.read_any(received.file, folder, classes=backbone.labels, max_bytes=limit)
+    method = received.fields.method
+    if missing := requirements.missing(requirements.reads(method), data, backbone):
+        raise UnknownMethod(f"For the method {method!r}, {missing}.")
+    return data
+
+
+@router.get("/fits", response_model_exclude_none=True, responses=problems(InvalidParameter))
+async def list_fits(state: CurrentState, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Fits:
+    """List the newest fits."""
+    return Fits(fits=[Fit.of(record) for record in await state.fit_jobs.list(limit)])
+
+
+@router.get("/fits/{fit_id}", response_model_exclude_none=True, responses=problems(FitNotFound))
+async def get_fit(fit_id: str, state: CurrentState) -> Fit:
+    """Say how a fit stands."""
+    return Fit.of(await state.fit_jobs.get(fit_id))
+
+
+@router.delete(
+    "/fits/{fit_id}",
+    response_model_exclude_none=True,
+    responses=problems(FitNotFound, FitAlreadyOver, FitElsewhere),
+)
+async def cancel_fit(fit_id: str, state: CurrentState) -> Fit:
+    """Cancel a fit that waits or runs."""
+    return Fit.of(await state.fit_jobs.cancel(fit_id))
+
+
+async def known_fit(fit_id: str, state: CurrentState) -> str:
+    """Refuse an unknown fit before a stream begins."""
+    await state.fit_jobs.get(fit_id)
+    return fit_id
+
+
+@router.get(
+    "/fits/{fit_id}/events",
+    response_class=EventSourceResponse,
+    response_model_exclude_none=True,
+    responses=problems(FitNotFound),
+)
+async def follow_fit(fit_id: Annotated[str, Depends(known_fit)], state: CurrentState) -> AsyncIterator[Fit]:
+    """Stream how a fit stands, now and after every change, until it is over."""
+    async for record in state.fit_jobs.watch(fit_id):
+        yield Fit.of(record)

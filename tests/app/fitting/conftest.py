@@ -1,0 +1,14 @@
+"""One running service for all tests that leave it as they found it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.app.fitting.service import Service
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service over an empty data folder, which takes uploads of at most 4 MB."""
+    with Service(tmp_path_factory.mktemp("refit") / "data", max_upload_bytes="4000000") as running:
+        yield running

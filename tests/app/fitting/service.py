@@ -1,0 +1,109 @@
+"""A real service in a process of its own, which a test may kill at any moment and start again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+import psutil
+
+START_SECONDS = 240.0
+
+
+class Service:
+    """`boxcal serve` over one data folder; a context manager that stops it.
+
+    Attributes
+    ----------
+    url
+        Where it listens; the same over restarts.
+    """
+
+    def __init__(self, data_dir: Path, **settings: str) -> None:
+        self.data_dir = data_dir
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._environment = {
+            **os.environ,
+            "BOXCAL_DATA_DIR": str(data_dir),
+            "BOXCAL_PORT": str(self._port),
+            "OMP_NUM_THREADS": "1",
+            **{f"BOXCAL_{name.upper()}": value for name, value in settings.items()},
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+        self.client = httpx.Client(base_url=self.url, timeout=280)
+
+    @property
+    def process(self) -> psutil.Process:
+        """The running process."""
+        assert self._process is not None
+        return psutil.Process(self._process.pid)
+
+    def start(self) -> Self:
+        """Start it, and wait until it is ready."""
+        log = (self.data_dir / "service.log").open("ab")
+        with log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", "from boxcal.app.cli import main; main()", "serve"],
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            assert self._process.poll() is None, self.log()
+            try:
+                if self.client.get("/health/ready").is_success:
+                    return self
+            except httpx.TransportError:
+                time.sleep(0.05)
+        raise AssertionError(f"not ready after {START_SECONDS} s:\n{self.log()}")
+
+    def kill(self) -> None:
+        """`kill -9`, with nothing said before."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """SIGTERM, and wait for the end; gives the exit status."""
+        return self._end(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Wait for its end; gives the exit status."""
+        assert self._process is not None
+        return self._process.wait(timeout=280)
+
+    def log(self) -> str:
+        """What it has said so far."""
+        return (self.data_dir / "service.log").read_text()
+
+    def __enter__(self) -> Self:
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.client.close()
+        if self._process is not None and self._process.poll() is None:
+            self.stop()
+
+    def _end(self, how: signal.Signals) -> int:
+        assert self._process is not None
+        self._process.send_signal(how)
+        return self.wait()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -1,0 +1,96 @@
+"""A calibrator comes into force built, checked and recorded, or not at all."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from boxcal.app.activation.activator import KEPT, Activator, check, read
+from boxcal.app.registry.errors import CalibratorNotFound, DamagedArtifact
+from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, Decision, FittedCalibrator
+from boxcal.app.registry.store import Registry
+from boxcal.app.telemetry import Telemetry
+from boxcal.calibrators import Calibrator, fit
+from tests.app.fitting.validation_data import overconfident
+
+DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
+LOGITS, LABELS = overconfident()
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    registry = Registry.open(f"sqlite:///{tmp_path / 'boxcal.db'}", DIGITS, owner="me", living=set())
+    yield registry
+    registry.close()
+
+
+def fitted(artifact: bytes) -> FittedCalibrator:
+    return FittedCalibrator("ts", artifact, {}, {}, b"", b"", len(LABELS))
+
+
+def accept(activator: Activator, registry: Registry, artifact: bytes, *, activate: bool) -> int:
+    fit_id = str(len(registry.fits.list(1000)))
+    registry.fits.add(fit_id, "ts", ActivatePolicy.ALWAYS, 7)
+    return activator.accept(fit_id, fitted(artifact), lambda _: Decision(activate, "so"))[0]
+
+
+@pytest.fixture(scope="module")
+def artifact() -> bytes:
+    return fit("ts", torch.from_numpy(LOGITS), torch.from_numpy(LABELS)).calibrator.to_bytes()
+
+
+def test_it_starts_with_what_was_active_version(registry: Registry, artifact: bytes) -> None:
+    telemetry = Telemetry({})
+    first = Activator(registry, 10, telemetry)
+    assert (first.active.current.version, first.active.current.method) == (0, "uncalibrated")
+    accept(first, registry, artifact, activate=True)
+    assert first.active.current.version == 1
+    assert b'boxcal_calibrator_info{method="ts",version="1"} 1.0' in telemetry.exposition()
+    assert b'version="0"' not in telemetry.exposition()
+    again = Activator(registry, 10, telemetry)
+    logits = torch.from_numpy(LOGITS)
+    assert torch.equal(again.active.current.calibrator(logits), Calibrator.from_bytes(artifact)(logits))
+
+
+def test_activating_and_rolling_back_swap_the_reference(registry: Registry, artifact: bytes) -> None:
+    activator = Activator(registry, 10, Telemetry({}))
+    for _ in range(2):
+        accept(activator, registry, artifact, activate=False)
+    before = activator.active.current
+    assert before.version == 0
+    assert activator.activate(2).version == activator.active.current.version == 2
+    assert activator.activate(1).version == activator.active.current.version == 1
+    assert activator.rollback().version == activator.active.current.version == 2
+    assert activator.rollback().version == activator.active.current.version == 0
+    assert activator.active.current is before
+
+
+def test_what_cannot_answer_never_comes_into_force(registry: Registry, artifact: bytes) -> None:
+    activator = Activator(registry, 10, Telemetry({}))
+    for wrong in (artifact[:-1], b"", Calibrator.uncalibrated(9).to_bytes()):
+        with pytest.raises(DamagedArtifact):
+            accept(activator, registry, wrong, activate=True)
+        assert [record.version for record in registry.list()] == [0]
+        assert activator.active.current.version == registry.active_version() == 0
+    with pytest.raises(CalibratorNotFound):
+        activator.activate(1)
+
+
+def test_a_calibrator_whose_answers_are_no_probabilities_is_refused(artifact: bytes) -> None:
+    calibrator = read(artifact, 10)
+    for parameter in calibrator.logit_map.parameters():
+        parameter.data.fill_(float("nan"))
+    with pytest.raises((DamagedArtifact, ValueError)):
+        check(calibrator, 10)
+
+
+def test_calibrators_used_by_name_are_kept_but_not_without_end(registry: Registry, artifact: bytes) -> None:
+    activator = Activator(registry, 10, Telemetry({}))
+    for _ in range(KEPT + 2):
+        accept(activator, registry, artifact, activate=False)
+    assert activator.load(KEPT + 2) is activator.load(KEPT + 2)
+    oldest = activator.load(1)
+    for version in range(2, KEPT + 3):
+        activator.load(version)
+    assert activator.load(1) is not oldest

@@ -1,0 +1,113 @@
+"""Methods that read features or inputs are fitted and served, and say what they miss where they cannot be."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from boxcal.app.fitting import requirements
+from boxcal.app.uploads.upload import read
+from boxcal.calibrators import Calibrator
+from boxcal.models.backbone import OpenBackbone
+from boxcal.models.digits_data import load_digits_split
+from boxcal.models.loading import load_backbone
+from tests.app.fitting.service import Service
+from tests.app.fitting.test_images import archive
+from tests.app.fitting.validation_data import Floats, npz, validation_npz
+
+SPLIT = load_digits_split()
+COUNT = 200
+
+
+@pytest.fixture(scope="module")
+def backbone() -> OpenBackbone:
+    loaded = load_backbone("digits", weights=None, labels=None, device="cpu", precision="float32")
+    assert isinstance(loaded, OpenBackbone)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def arrays(backbone: OpenBackbone) -> dict[str, Floats]:
+    inputs = torch.from_numpy(SPLIT.validation.levels[:COUNT])
+    return {
+        "logits": backbone(inputs).numpy(),
+        "features": backbone.features(inputs).numpy(),
+        "labels": SPLIT.validation.labels[:COUNT],
+    }
+
+
+def fit(service: Service, content: bytes, method: str, **fields: str) -> Any:
+    return service.client.post(
+        "/fit?wait=240", files={"file": ("set.npz", content)}, data={"method": method, **fields}
+    )
+
+
+def served_probabilities(service: Service, count: int) -> tuple[int, Floats]:
+    """What `/predict` answers for the first test digits, and the version it names."""
+    tensors = SPLIT.test.levels[:count].tolist()
+    body = {"inputs": [{"tensor": one} for one in tensors], "options": {"probabilities": True}}
+    answer = service.client.post("/predict", json=body)
+    assert answer.status_code == 200, answer.text
+    document = answer.json()
+    rows = np.array([one["probabilities"] for one in document["predictions"]])
+    return document["calibrator"]["version"], rows
+
+
+@pytest.mark.parametrize("method", ["fc", "ta"])
+def test_a_calibrator_of_features_is_fitted_and_served(
+    service: Service, backbone: OpenBackbone, arrays: dict[str, Floats], method: str
+) -> None:
+    done = fit(service, npz(**arrays), method, activate="always").json()
+    assert (done["state"], done["activated"]) == ("succeeded", True), done
+    version, rows = served_probabilities(service, 40)
+    assert version == done["calibrator"]
+    calibrator = Calibrator.from_bytes(service.client.get(f"/calibrators/{version}/artifact").content)
+    expected = calibrator(backbone.features(torch.from_numpy(SPLIT.test.levels[:40])))
+    np.testing.assert_allclose(rows, expected.numpy(), atol=1e-5)
+    refused = service.client.post("/calibrate", json={"logits": arrays["logits"][:2].tolist()})
+    assert refused.status_code == 422
+    assert "reads features" in refused.json()["detail"]
+    compared = fit(service, npz(logits=arrays["logits"], labels=arrays["labels"]), "ts").json()
+    assert compared["state"] == "failed"
+    assert f"the active calibrator, '{method}'" in compared["error"]
+    assert service.client.post("/calibrators/rollback").json()["version"] == 0
+
+
+@pytest.mark.long
+def test_a_shift_of_the_inputs_is_fitted_to_images_and_served(
+    service: Service, backbone: OpenBackbone
+) -> None:
+    done = fit(service, archive(), "nc", activate="always").json()
+    assert (done["state"], done["activated"]) == ("succeeded", True), done
+    version, rows = served_probabilities(service, 40)
+    calibrator = Calibrator.from_bytes(service.client.get(f"/calibrators/{version}/artifact").content)
+    assert calibrator.input_shift is not None
+    shifted = torch.from_numpy(SPLIT.test.levels[:40]) + calibrator.input_shift
+    np.testing.assert_allclose(rows, calibrator(backbone(shifted.float())).numpy(), atol=1e-5)
+    assert service.client.post("/calibrators/rollback").json()["version"] == 0
+
+
+def test_what_a_method_lacks_is_named(service: Service, arrays: dict[str, Floats]) -> None:
+    without = fit(service, validation_npz(), "fc")
+    assert without.status_code == 422
+    assert "an array `features` (N, D)" in without.json()["detail"]
+    assert "upload labelled images" in fit(service, npz(**arrays), "nc").json()["detail"]
+    narrow = arrays | {"features": arrays["features"][:, :-1]}
+    assert "columns, and digits has" in fit(service, npz(**narrow), "ta").json()["detail"]
+    foreign = arrays | {"features": arrays["features"][::-1]}
+    assert "does not make logits[0] of features[0]" in fit(service, npz(**foreign), "ta").json()["detail"]
+    damaged = arrays | {"features": np.full_like(arrays["features"], np.nan)}
+    assert "features[0, 0] is nan" in fit(service, npz(**damaged), "ta").json()["detail"]
+
+
+def test_a_backbone_that_gives_logits_alone_is_named(tmp_path: Path, arrays: dict[str, Floats]) -> None:
+    data = read(io.BytesIO(npz(**arrays)), tmp_path, num_classes=10, max_bytes=10**7)
+    closed: Any = SimpleNamespace(name="onnx:net.onnx")
+    assert "onnx:net.onnx cannot be looked into" in str(requirements.missing("features", data, closed))
+    assert requirements.missing("logits", data, closed) is None

@@ -1,0 +1,106 @@
+"""A zip of labelled images is fitted like the logits that the backbone gives for them."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from boxcal.app.errors import BoxcalError
+from boxcal.app.fitting.image_sets import BackboneSource, ImageSet, to_validation_set
+from boxcal.app.uploads.upload import read_any
+from boxcal.models.digits_data import load_digits_split
+from boxcal.models.loading import load_backbone
+from tests.app.fitting.service import Service
+
+CLASSES = tuple("0123456789")
+SOURCE = BackboneSource("digits", None, None, "cpu", "float32", 10**6)
+DIGITS = load_digits_split().validation
+COUNT = 60
+
+
+def archive(**extra: bytes) -> bytes:
+    """Real digits, a folder for each class, with what file managers leave behind; and more members."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as out:
+        out.writestr("digits/", b"")
+        for index in range(COUNT):
+            out.writestr(f"digits/{DIGITS.labels[index]}/{index}.png", DIGITS.png(index))
+        out.writestr("__MACOSX/digits/._0.png", b"resource fork")
+        out.writestr("digits/.DS_Store", b"folder view")
+        for name, content in extra.items():
+            out.writestr(name, content)
+    return file.getvalue()
+
+
+def read(data: bytes, folder: Path) -> ImageSet:
+    found = read_any(io.BytesIO(data), folder, classes=CLASSES, max_bytes=10**6)
+    assert isinstance(found, ImageSet)
+    return found
+
+
+def test_images_become_the_logits_that_the_backbone_gives(tmp_path: Path) -> None:
+    images = read(archive(), tmp_path)
+    assert images.samples == COUNT
+    stages: list[tuple[float, str]] = []
+    logits, labels = to_validation_set(
+        images, SOURCE, lambda fraction, stage: stages.append((fraction, stage))
+    ).arrays()
+    backbone = load_backbone("digits", weights=None, labels=None, device="cpu", precision="float32")
+    expected = backbone(torch.from_numpy(DIGITS.levels[:COUNT])).numpy()
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+    np.testing.assert_array_equal(labels, DIGITS.labels[:COUNT])
+    assert stages[-1] == (1.0, f"running digits on {COUNT} images")
+
+
+@pytest.mark.parametrize(
+    ("extra", "status", "message"),
+    [
+        ({"digits/ten/x.png": DIGITS.png(0)}, 422, "'ten', which is no class .* begin with '0', '1'"),
+        ({"x.png": DIGITS.png(0)}, 422, "lies in the folder ''"),
+        ({"7/x.png": b"hello, world"}, 422, "'7/x.png': .* are no JPEG, PNG or WebP"),
+        ({"7/x.png": b""}, 422, "'7/x.png': The image is empty"),
+        ({"7/x.png": bytes(10**6)}, 413, "unpack to 1,0.* bytes; the limit is 1,000,000"),
+        ({"7/x.txt": b"notes"}, 422, "'7/x.txt'"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(
+    tmp_path: Path, extra: dict[str, bytes], status: int, message: str
+) -> None:
+    with pytest.raises(BoxcalError, match=message) as caught:
+        read(archive(**extra), tmp_path)
+    assert caught.value.status == status
+
+
+def test_too_few_images_are_refused(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as out:
+        out.writestr("7/x.png", DIGITS.png(0))
+    with pytest.raises(BoxcalError, match="holds 1 images"):
+        read(file.getvalue(), tmp_path)
+
+
+def test_a_damaged_image_is_named(tmp_path: Path) -> None:
+    images = read(archive(**{"3/broken.png": DIGITS.png(0)[:40]}), tmp_path)
+    with pytest.raises(ValueError, match=r"3/broken\.png: The PNG image of 40 bytes is damaged"):
+        to_validation_set(images, SOURCE, lambda *_: None)
+
+
+def test_images_are_fitted_by_the_service(service: Service) -> None:
+    done = service.client.post(
+        "/fit?wait=200",
+        files={"file": ("digits.zip", archive())},
+        data={"method": "ts", "activate": "never"},
+    ).json()
+    assert (done["state"], done["samples"]) == ("succeeded", COUNT), done
+    broken = service.client.post(
+        "/fit?wait=200",
+        files={"file": ("digits.zip", archive(**{"3/broken.png": DIGITS.png(0)[:40]}))},
+        data={"method": "ts", "activate": "never"},
+    ).json()
+    assert broken["state"] == "failed"
+    assert "3/broken.png" in broken["error"]

@@ -1,0 +1,257 @@
+"""Fits wait their turn, report, are cancelled, crash and end without disturbing anything else."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from boxcal.app.fitting.build import Refits, open_refits
+from boxcal.app.fitting.errors import FitAlreadyOver, FitElsewhere, FitQueueFull
+from boxcal.app.fitting.image_sets import BackboneSource
+from boxcal.app.fitting.jobs import FitJobs
+from boxcal.app.registry.errors import FitNotFound
+from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, FitRecord, FitState
+from boxcal.app.telemetry import Telemetry
+from boxcal.app.uploads import upload
+from tests.app.fitting.validation_data import validation_npz
+
+SOURCE = BackboneSource("digits", None, None, "cpu", "float32", 10**6)
+DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
+QUICK = validation_npz(200)
+SLOW = validation_npz(5000)
+
+
+@asynccontextmanager
+async def refits(folder: Path) -> AsyncIterator[tuple[Refits, Telemetry]]:
+    telemetry = Telemetry({})
+    url = f"sqlite:///{folder / 'boxcal.db'}"
+    async with open_refits(folder, url, DIGITS, SOURCE, telemetry) as opened:
+        yield opened, telemetry
+
+
+async def submit(
+    jobs: FitJobs, data: bytes, method: str = "ts", activate: ActivatePolicy = ActivatePolicy.NEVER
+) -> str:
+    async with jobs.reserve_slot() as folder:
+        checked = await asyncio.to_thread(
+            upload.read, io.BytesIO(data), folder, num_classes=10, max_bytes=10**7
+        )
+        return (await jobs.submit(checked, method, activate)).id
+
+
+async def until(jobs: FitJobs, fit_id: str, reached: Callable[[FitRecord], bool]) -> FitRecord:
+    async with asyncio.timeout(240):
+        async for record in jobs.watch(fit_id):
+            if reached(record):
+                return record
+    raise AssertionError(f"{record.state}: {record.error}")
+
+
+def ended(record: FitRecord) -> bool:
+    return record.state.is_final
+
+
+def fitting(record: FitRecord) -> bool:
+    return record.progress > 0
+
+
+def fit_workers() -> list[psutil.Process]:
+    return [
+        child for child in psutil.Process().children() if "boxcal.app.fitting.worker_main" in child.cmdline()
+    ]
+
+
+def run(folder: Path, scenario: Callable[[Refits, Telemetry], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with refits(folder) as (opened, telemetry):
+            await scenario(opened, telemetry)
+        leftover = [path for path in (folder / "work").iterdir() if path.is_dir()]
+        assert leftover == []
+        assert fit_workers() == []
+
+    asyncio.run(whole())
+
+
+def test_fits_run_one_after_the_other_and_tell_how_far_they_are(tmp_path: Path) -> None:
+    async def scenario(opened: Refits, telemetry: Telemetry) -> None:
+        jobs = opened.jobs
+        first = await submit(jobs, QUICK, activate=ActivatePolicy.ALWAYS)
+        second = await submit(jobs, QUICK, "pb", ActivatePolicy.IF_BETTER)
+        assert [record.id for record in await jobs.list(10)] == [second, first]
+        seen = [record async for record in jobs.watch(first)]
+        assert (await jobs.get(second)).state is not FitState.SUCCEEDED
+        assert [record.progress for record in seen] == sorted(record.progress for record in seen)
+        assert {"starting", "fitting ts", "done"} <= {record.stage for record in seen}
+        assert {record.state for record in seen[:-1]} <= {FitState.QUEUED, FitState.RUNNING}
+        assert seen[-1].state is FitState.SUCCEEDED
+        assert (seen[-1].calibrator, seen[-1].activated) == (1, True)
+        last = await jobs.wait(second, 240)
+        assert (last.state, last.calibrator) == (FitState.SUCCEEDED, 2)
+        assert "than version 1's" in (last.decision or "")
+        assert opened.registry.report(2)["fit"]["certificate"]["starts"] >= 1
+        assert opened.registry.reliability_svg(2).lstrip().startswith(b"<?xml")
+        assert (await jobs.get(first)) == seen[-1]
+        exposition = telemetry.exposition()
+        assert b'boxcal_fits_total{state="succeeded"} 2.0' in exposition
+        assert b'boxcal_fit_seconds_count{method="pb"} 1.0' in exposition
+
+    run(tmp_path, scenario)
+
+
+def test_a_fit_is_cancelled_while_it_waits_and_while_it_runs(tmp_path: Path) -> None:
+    async def scenario(opened: Refits, telemetry: Telemetry) -> None:
+        jobs = opened.jobs
+        running = await submit(jobs, SLOW, "ts+pb")
+        waiting = await submit(jobs, QUICK)
+        last = await submit(jobs, QUICK)
+        await until(jobs, running, fitting)
+        cancelled = await jobs.cancel(waiting)
+        assert (cancelled.state, cancelled.error) == (FitState.CANCELLED, "Cancelled on request.")
+        assert (await jobs.get(running)).state is FitState.RUNNING
+        assert (await jobs.cancel(running)).state is FitState.CANCELLED
+        assert (await jobs.cancel(running)).state is FitState.CANCELLED
+        assert (await until(jobs, last, ended)).state is FitState.SUCCEEDED
+        with pytest.raises(FitAlreadyOver, match=f"Fit {last} is over: it has succeeded"):
+            await jobs.cancel(last)
+        with pytest.raises(FitNotFound):
+            await jobs.cancel("nonesuch")
+        assert [record.version for record in opened.registry.list()] == [1, 0]
+        assert b'boxcal_fits_total{state="cancelled"} 2.0' in telemetry.exposition()
+
+    run(tmp_path, scenario)
+
+
+def test_a_worker_that_dies_fails_its_fit_alone(tmp_path: Path) -> None:
+    async def scenario(opened: Refits, telemetry: Telemetry) -> None:
+        jobs = opened.jobs
+        doomed = await submit(jobs, SLOW, "ts+pb")
+        waiting = await submit(jobs, QUICK)
+        await until(jobs, doomed, fitting)
+        (worker,) = fit_workers()
+        os.kill(worker.pid, signal.SIGSEGV)
+        failed = await until(jobs, doomed, ended)
+        assert (failed.state, failed.error) == (
+            FitState.FAILED,
+            "The fit's process was ended by SIGSEGV.",
+        )
+        assert (await until(jobs, waiting, ended)).state is FitState.SUCCEEDED
+        assert b'boxcal_fits_total{state="failed"} 1.0' in telemetry.exposition()
+
+    run(tmp_path, scenario)
+
+
+def test_a_fit_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+    async def scenario(opened: Refits, _: Telemetry) -> None:
+        failed = await until(opened.jobs, await submit(opened.jobs, QUICK, "nonesuch"), ended)
+        assert failed.state is FitState.FAILED
+        assert "no method 'nonesuch'" in (failed.error or "")
+
+    run(tmp_path, scenario)
+
+
+def test_the_queue_is_bounded_counts_arriving_uploads_and_says_when_to_come_back(tmp_path: Path) -> None:
+    async def scenario(opened: Refits, telemetry: Telemetry) -> None:
+        jobs = FitJobs(
+            opened.registry, opened.activator, opened.jobs._workspace, telemetry, SOURCE, max_waiting=1
+        )
+        await jobs.start()
+        running = await submit(jobs, SLOW, "ts+pb")
+        async with jobs.reserve_slot() as folder:
+            with pytest.raises(FitQueueFull, match="1 fits are running or waiting and 1 uploads") as caught:
+                await submit(jobs, QUICK)
+            assert int(caught.value.headers["Retry-After"]) >= 1
+        assert not folder.exists()
+        waiting = await submit(jobs, QUICK)
+        with pytest.raises(FitQueueFull):
+            await submit(jobs, QUICK)
+        await jobs.cancel(waiting)
+        again = await submit(jobs, QUICK)
+        await jobs.cancel(running)
+        assert (await until(jobs, again, ended)).state is FitState.SUCCEEDED
+        await jobs.close()
+
+    run(tmp_path, scenario)
+
+
+def test_closing_interrupts_what_runs_and_what_waits(tmp_path: Path) -> None:
+    ids = []
+
+    async def scenario(opened: Refits, _: Telemetry) -> None:
+        ids.append(await submit(opened.jobs, SLOW, "ts+pb"))
+        ids.append(await submit(opened.jobs, QUICK))
+        await until(opened.jobs, ids[0], fitting)
+
+    run(tmp_path, scenario)
+
+    async def after(opened: Refits, _: Telemetry) -> None:
+        for fit_id in ids:
+            record = await opened.jobs.get(fit_id)
+            assert record.state is FitState.INTERRUPTED
+            assert "upload the validation set again" in (record.error or "")
+
+    run(tmp_path, after)
+
+
+def test_waiting_ends_with_the_fit_or_with_the_time(tmp_path: Path) -> None:
+    async def scenario(opened: Refits, _: Telemetry) -> None:
+        fit_id = await submit(opened.jobs, SLOW, "ts+pb")
+        assert not (await opened.jobs.wait(fit_id, 0.05)).state.is_final
+        waiters = [asyncio.create_task(opened.jobs.wait(fit_id, 240)) for _ in range(5)]
+        await until(opened.jobs, fit_id, fitting)
+        await opened.jobs.cancel(fit_id)
+        assert {record.state for record in await asyncio.gather(*waiters)} == {FitState.CANCELLED}
+        with pytest.raises(FitNotFound):
+            await opened.jobs.wait("nonesuch", 1)
+
+    run(tmp_path, scenario)
+
+
+def test_the_event_loop_stays_free_while_a_fit_runs(tmp_path: Path) -> None:
+    """Ticks of 10 ms keep coming from the upload to the swap; the longest gap is judged, and generously."""
+
+    async def scenario(opened: Refits, _: Telemetry) -> None:
+        loop, gaps = asyncio.get_running_loop(), [0.0]
+
+        async def tick() -> None:
+            last = loop.time()
+            while True:
+                await asyncio.sleep(0.01)
+                gaps.append(loop.time() - last)
+                last = loop.time()
+
+        ticking = asyncio.create_task(tick())
+        await until(opened.jobs, await submit(opened.jobs, SLOW), ended)
+        ticking.cancel()
+        assert max(gaps) < 1.0
+
+    run(tmp_path, scenario)
+
+
+async def follows(opened: Refits, version: int) -> None:
+    async with asyncio.timeout(120):
+        while opened.activator.active.current.version != version:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.1)
+
+
+def test_processes_that_share_a_registry_follow_each_other(tmp_path: Path) -> None:
+    async def whole() -> None:
+        async with refits(tmp_path) as (one, _), refits(tmp_path) as (other, telemetry):
+            fit_id = await submit(one.jobs, QUICK, activate=ActivatePolicy.ALWAYS)
+            with pytest.raises(FitElsewhere, match=f"Fit {fit_id} runs in another replica"):
+                await other.jobs.cancel(fit_id)
+            seen = [record async for record in other.jobs.watch(fit_id)]
+            assert (seen[-1].state, seen[-1].calibrator) == (FitState.SUCCEEDED, 1)
+            await follows(other, 1)
+            assert b'boxcal_calibrator_info{method="ts",version="1"} 1.0' in telemetry.exposition()
+            await asyncio.to_thread(other.activator.rollback)
+            await follows(one, 0)
+
+    asyncio.run(whole())

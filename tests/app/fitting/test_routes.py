@@ -1,0 +1,288 @@
+"""The refit path and the registry over HTTP, against a real service."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from boxcal.calibrators import Calibrator
+from tests.app.fitting.service import Service
+from tests.app.fitting.test_upload import BAD, GOOD
+from tests.app.fitting.validation_data import npz, overconfident, validation_npz
+
+BOUNDARY = "boundary"
+
+
+def state_of(service: Service) -> dict[str, Any]:
+    """All that a refused request must leave alone."""
+    calibrate = service.client.post("/calibrate", json={"logits": [list(range(10))]}).json()
+    return {
+        "calibrators": service.client.get("/calibrators").json(),
+        "fits": service.client.get("/fits").json(),
+        "active": calibrate["calibrator"],
+        "answer": calibrate["predictions"],
+    }
+
+
+def post_fit(service: Service, data: bytes, wait: float = 0, **fields: str) -> httpx.Response:
+    return service.client.post(
+        "/fit", params={"wait": wait} if wait else {}, files={"file": ("v", data)}, data=fields
+    )
+
+
+def multipart(*parts: tuple[str, bytes]) -> dict[str, Any]:
+    """A hand-made body of parts, each its headers' end and its content."""
+    pieces = [
+        f"--{BOUNDARY}\r\nContent-Disposition: form-data; {head}\r\n\r\n".encode() + content + b"\r\n"
+        for head, content in parts
+    ]
+    return {
+        "content": b"".join(pieces) + f"--{BOUNDARY}--\r\n".encode(),
+        "headers": {"content-type": f"multipart/form-data; boundary={BOUNDARY}"},
+    }
+
+
+FILE = ('name="file"; filename="v.npz"', validation_npz(50))
+
+
+@pytest.fixture
+def untouched(service: Service) -> Iterator[None]:
+    before = state_of(service)
+    yield
+    assert state_of(service) == before
+
+
+@pytest.mark.usefixtures("untouched")
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_upload_is_a_problem_and_changes_nothing(service: Service, name: str) -> None:
+    status, _, make = BAD[name]
+    response = post_fit(service, make(), activate="always")
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = response.json()
+    assert problem["error"] == problem["detail"] != ""
+
+
+@pytest.mark.usefixtures("untouched")
+@pytest.mark.parametrize(
+    ("status", "message", "request_"),
+    [
+        (415, "reads multipart/form-data, got 'no content type'", {}),
+        (415, "got 'application/json'", {"json": {"logits": []}}),
+        (400, "Missing boundary", {"content": b"x", "headers": {"content-type": "multipart/form-data"}}),
+        (400, "cannot be read", multipart(FILE) | {"content": b"no parts here"}),
+        (422, "needs a part `file`", multipart(('name="method"', b"ts"))),
+        (422, "needs a part `file`", multipart(('name="file"', b"no file name"))),
+        (400, "Too many files", multipart(FILE, FILE)),
+        (400, "Part exceeded", multipart(FILE, ('name="method"', b"x" * 5000))),
+        (422, "no method 'tss'; there are auto, uncalibrated", multipart(FILE, ('name="method"', b"tss"))),
+        (422, "For the method 'fc', features are needed", multipart(FILE, ('name="method"', b"fc"))),
+        (422, "`activate` = 'maybe'", multipart(FILE, ('name="activate"', b"maybe"))),
+        (422, "`activated` = 'always'", multipart(FILE, ('name="activated"', b"always"))),
+        (413, "has 4,000,", multipart((FILE[0], b"\0" * 4_000_000))),
+    ],
+)  # fmt: skip
+def test_a_bad_form_is_a_problem_and_changes_nothing(
+    service: Service, status: int, message: str, request_: dict[str, Any]
+) -> None:
+    response = service.client.post("/fit", **request_)
+    assert (response.status_code, message in response.json()["detail"]) == (status, True), response.text
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_body_of_unannounced_length_is_cut_off_at_the_limit(service: Service) -> None:
+    whole = multipart((FILE[0], b"\0" * 5_000_000))
+
+    def pieces() -> Iterator[bytes]:
+        for start in range(0, len(whole["content"]), 2**16):
+            yield whole["content"][start : start + 2**16]
+
+    response = service.client.post("/fit", content=pieces(), headers=whole["headers"])
+    assert response.status_code == 413
+    assert "more than 4,000,000 bytes" in response.json()["detail"]
+
+
+@pytest.mark.usefixtures("untouched")
+@pytest.mark.parametrize("wait", ["-1", "soon", "nan", "4000"])
+def test_an_impossible_wait_is_refused(service: Service, wait: str) -> None:
+    response = service.client.post(f"/fit?wait={wait}", files={"file": ("v.npz", FILE[1])})
+    assert response.status_code == 422
+    assert "wait" in response.json()["detail"]
+
+
+@pytest.mark.usefixtures("untouched")
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/fits/nonesuch", 404),
+        ("GET", "/fits/nonesuch/events", 404),
+        ("DELETE", "/fits/nonesuch", 404),
+        ("GET", "/fits?limit=0", 422),
+        ("GET", "/calibrators/99", 404),
+        ("GET", "/calibrators/-1", 422),
+        ("GET", "/calibrators/seven", 422),
+        ("GET", "/calibrators/99999999999999999999", 422),
+        ("GET", "/calibrators/0/report", 404),
+        ("GET", "/calibrators/0/reliability.svg", 404),
+        ("GET", "/calibrators/0/reliability.png", 404),
+        ("GET", "/calibrators/0/reliability.json", 404),
+        ("GET", "/calibrators/0/artifact", 404),
+        ("POST", "/calibrators/99/activate", 404),
+    ],
+)
+def test_what_is_not_there_is_a_problem(service: Service, method: str, path: str, status: int) -> None:
+    response = service.client.request(method, path)
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+
+
+def test_from_upload_to_rollback(service: Service) -> None:
+    client = service.client
+    active_version = client.get("/health/ready").json()["calibrator"]
+    accepted = post_fit(service, validation_npz(400), method="ts", activate="always")
+    assert accepted.status_code == 202
+    fit_id = accepted.json()["id"]
+    assert accepted.headers["location"] == f"/fits/{fit_id}"
+    assert accepted.json()["state"] == "queued"
+
+    with client.stream("GET", f"/fits/{fit_id}/events") as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        events = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: ")]
+    assert [event["progress"] for event in events] == sorted(event["progress"] for event in events)
+    assert events[-1] == client.get(f"/fits/{fit_id}").json() == client.get("/fits").json()["fits"][0]
+    done = events[-1]
+    assert (done["state"], done["activated"], done["samples"]) == ("succeeded", True, 400)
+    version = done["calibrator"]
+
+    newest = client.get("/calibrators").json()["calibrators"][0]
+    assert newest == client.get(f"/calibrators/{version}").json()
+    assert (newest["version"], newest["method"], newest["active"]) == (version, "ts", True)
+    assert newest["backbone"]["name"] == "digits"
+    assert newest["spec"]["parameters"]["temperature"] > 2
+
+    report = client.get(f"/calibrators/{version}/report").json()
+    nll = report["metrics"]["nll"]
+    assert nll["after"]["value"] < nll["before"]["value"]
+    image = client.get(f"/calibrators/{version}/reliability.svg")
+    assert image.headers["content-type"] == "image/svg+xml"
+    assert b"<svg" in image.content
+
+    image = client.get(f"/calibrators/{version}/reliability.png")
+    assert image.headers["content-type"] == "image/png"
+    assert image.content.startswith(b"\x89PNG")
+    data = client.get(f"/calibrators/{version}/reliability.json").json()
+    assert data == report["reliability"]
+    assert data["after"]["samples"] == 400
+
+    logits, _ = overconfident(7, seed=5)
+    answer = client.post(
+        "/calibrate", json={"logits": logits.tolist(), "options": {"probabilities": True}}
+    ).json()
+    assert answer["calibrator"] == {"version": version, "method": "ts"}
+    downloaded = Calibrator.from_bytes(client.get(f"/calibrators/{version}/artifact").content)
+    np.testing.assert_allclose(
+        [row["probabilities"] for row in answer["predictions"]],
+        downloaded(torch.from_numpy(logits)).numpy(),
+        atol=1e-12,
+    )
+
+    assert client.post("/calibrators/rollback").json()["version"] == active_version
+    assert client.get("/health/ready").json()["calibrator"] == active_version
+    again = client.post(f"/calibrators/{version}/activate").json()
+    assert (again["version"], again["reason"]) == (version, "request")
+    assert client.post("/calibrators/rollback").json()["version"] == active_version
+
+
+@pytest.mark.parametrize("name", ["parquet", "compressed", "probabilities"])
+def test_every_kind_of_file_is_fitted_while_the_client_waits(service: Service, name: str) -> None:
+    if name == "probabilities":
+        logits, labels = overconfident(50)
+        exponentials = np.exp(logits.astype(np.float64))
+        data = npz(probabilities=exponentials / exponentials.sum(axis=1, keepdims=True), labels=labels)
+    else:
+        data = GOOD[name]()
+    response = post_fit(service, data, wait=240, method="ts", activate="never")
+    assert response.status_code == 200, response.text
+    assert (response.json()["state"], response.json()["activated"]) == ("succeeded", False)
+
+
+def test_a_wait_that_is_too_short_answers_with_the_state_so_far(service: Service) -> None:
+    response = post_fit(service, validation_npz(5000), wait=0.01, method="ts+pb", activate="never")
+    assert response.status_code == 202
+    assert response.json()["state"] in ("queued", "running")
+    assert service.client.delete(response.headers["location"]).json()["state"] == "cancelled"
+    late = service.client.delete(response.headers["location"])
+    assert (late.status_code, late.json()["state"]) == (200, "cancelled")
+
+
+def test_the_gate_keeps_what_is_not_better_out(service: Service) -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, 200)
+    calibrated = npz(logits=np.zeros((200, 10)), labels=labels)
+    active_version = service.client.get("/health/ready").json()["calibrator"]
+    done = post_fit(service, calibrated, wait=240, method="ts").json()
+    assert (done["state"], done["activated"]) == ("succeeded", False)
+    assert "not significantly lower" in done["decision"]
+    assert service.client.get("/health/ready").json()["calibrator"] == active_version
+
+
+def test_fits_beyond_the_queue_are_refused_before_their_bytes_are_read(service: Service) -> None:
+    first = post_fit(service, validation_npz(5000), method="ts+pb", activate="never")
+    accepted = [first, *(post_fit(service, FILE[1], method="ts", activate="never") for _ in range(8))]
+    assert {response.status_code for response in accepted} == {202}
+    refused = post_fit(service, b"never looked at", method="ts")
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) >= 1
+    assert "9 fits are running or waiting" in refused.json()["detail"]
+    for response in accepted:
+        assert service.client.delete(response.headers["location"]).status_code == 200
+
+
+def test_predictions_go_on_while_an_upload_is_read_and_fitted(service: Service) -> None:
+    """The event loop is never held for long; the longest answer is judged, and generously."""
+    slowest = [0.0]
+    stop = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(base_url=service.url) as client:
+            while not stop.is_set():
+                start = time.monotonic()
+                assert client.get("/health/live").status_code == 200
+                slowest.append(time.monotonic() - start)
+                time.sleep(0.005)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    started = post_fit(service, validation_npz(50_000), wait=3, method="ts+pb", activate="never")
+    stop.set()
+    asking.join()
+    assert service.client.delete(started.headers["location"]).json()["state"] == "cancelled"
+    assert len(slowest) > 10
+    assert max(slowest) < 1.0
+
+
+def test_told_to_stop_the_service_tells_those_who_follow_a_fit_and_ends(tmp_path: Path) -> None:
+    with Service(tmp_path / "data") as own:
+        accepted = post_fit(own, validation_npz(5000), method="ts+pb").headers["location"]
+        with own.client.stream("GET", f"{accepted}/events") as stream:
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data: ")
+            stopping = threading.Thread(target=own.process.terminate)
+            stopping.start()
+            events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+        began = time.monotonic()
+        assert own.wait() == 0
+        assert time.monotonic() - began < 10
+        assert events[-1]["state"] == "interrupted"
+        assert "upload the validation set again" in events[-1]["error"]
+        own.start()
+        assert own.client.get(accepted).json() == events[-1]
