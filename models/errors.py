@@ -1,4 +1,4 @@
-"""What can be wrong with a backbone, said while it is being loaded: the way in of every operator's mistake.
+"""What can be wrong with a backbone while it is loaded, or with an input of it.
 
 BackboneError (ValueError)
   - UnknownBackbone        the specification names no backbone we can build
@@ -7,6 +7,8 @@ BackboneError (ValueError)
   - UnusablePreprocessing  the declared way from an image to an input is incomplete or contradictory
   - UnusableDevice         the device or precision asked for is not there
   - UnusableInput          a batch that the backbone cannot read
+  + InvalidImage           an encoded image that cannot be decoded
+  |   - TooManyPixels      an image with more pixels than the limit; it was not decoded
 """
 
 
@@ -36,3 +38,11 @@ class UnusableDevice(BackboneError):
 
 class UnusableInput(BackboneError):
     """A batch that the backbone cannot read."""
+
+
+class InvalidImage(BackboneError):
+    """An encoded image that cannot be decoded."""
+
+
+class TooManyPixels(InvalidImage):
+    """An image with more pixels than the limit; it was not decoded."""

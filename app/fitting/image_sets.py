@@ -18,12 +18,12 @@ from typing import IO, TYPE_CHECKING, Self
 import numpy as np
 import torch
 
-from boxcal.app.errors import ImageTooLarge, InvalidInput
 from boxcal.app.fitting.archives import open_archive
 from boxcal.app.fitting.errors import InvalidUpload, UploadTooLarge
 from boxcal.app.fitting.validation_set import MIN_SAMPLES, ValidationSet, besides_path, labels_path
-from boxcal.app.predict.decoding import decode, image_format
 from boxcal.models.backbone import Backbone, OpenBackbone
+from boxcal.models.decoding import decode, image_format
+from boxcal.models.errors import InvalidImage
 from boxcal.models.loading import load_backbone
 
 if TYPE_CHECKING:
@@ -199,8 +199,8 @@ def to_validation_set(
     for position, (name, image) in enumerate(data.images()):
         try:
             decoded = decode(image, preprocessing=backbone.preprocessing, max_pixels=source.max_pixels)
-        except (InvalidInput, ImageTooLarge) as error:
-            raise ValueError(f"{name}: {error.detail}") from error
+        except InvalidImage as error:
+            raise ValueError(f"{name}: {error}") from error
         batch.append(torch.from_numpy(decoded))
         if len(batch) == BATCH or position + 1 == data.samples:
             samples = torch.stack(batch)
@@ -236,7 +236,7 @@ def _check_image(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
     try:
         with archive.open(entry) as image:
             image_format(image.read(HEAD))
-    except InvalidInput as error:
-        raise InvalidUpload(f"{entry.filename!r}: {error.detail}") from error
+    except InvalidImage as error:
+        raise InvalidUpload(f"{entry.filename!r}: {error}") from error
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise InvalidUpload(f"{entry.filename!r} is damaged: {error}.") from error

@@ -19,7 +19,6 @@ from boxcal.app.predict.answers import Rows
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.batcher import Batcher
 from boxcal.app.predict.calibration import CalibrationRequest, calibrate_batch, calibrate_rows
-from boxcal.app.predict.decoding import decode
 from boxcal.app.predict.inputs import Decoder
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.predict.request_bounds import Labels, RequestBounds
@@ -27,6 +26,7 @@ from boxcal.app.predict.scoring import Scoring
 from boxcal.app.settings import Settings
 from boxcal.app.telemetry import Telemetry
 from boxcal.models.backbone import Backbone
+from boxcal.models.decoding import decode
 
 NICENESS = 5
 

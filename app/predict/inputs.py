@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.errors import BoxcalError, InvalidInput
+from boxcal.app.errors import BoxcalError, ImageTooLarge, InvalidInput
 from boxcal.app.predict.arrays import read_tensor
+from boxcal.models.errors import InvalidImage, TooManyPixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,9 @@ class Decoder:
                     "image becomes one."
                 )
             return self._decode_image(data)
+        except InvalidImage as error:
+            leaf = ImageTooLarge if isinstance(error, TooManyPixels) else InvalidInput
+            raise leaf(f"{name}: {error}" if name else str(error)) from error
         except BoxcalError as error:
             if name:
                 raise type(error)(f"{name}: {error.detail}") from error

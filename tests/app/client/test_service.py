@@ -139,7 +139,7 @@ def test_health_and_metrics(ask: Ask, url: str) -> None:
 
 ZEROS = [[0.0] * 10]
 REFUSED: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], type[Exception]]] = {
-    "no JPEG, PNG or WebP": ("predict", (b"no image",), {}, InvalidRequestError),
+    "expected JPEG, PNG or WebP": ("predict", (b"no image",), {}, InvalidRequestError),
     "add up to 0.5": ("calibrate", (ZEROS,), {"upper": 0.05}, InvalidRequestError),
     "'ten'": ("calibrate", (ZEROS,), {"lower": {"ten": 0.1}}, InvalidRequestError),
     "10 classes": ("calibrate", ([[0.0] * 9],), {}, InvalidRequestError),

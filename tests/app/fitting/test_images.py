@@ -62,7 +62,7 @@ def test_images_become_the_logits_that_the_backbone_gives(tmp_path: Path) -> Non
     [
         ({"digits/ten/x.png": DIGITS.png(0)}, 422, "'ten', which is no class .* begin with '0', '1'"),
         ({"x.png": DIGITS.png(0)}, 422, "lies in the folder ''"),
-        ({"7/x.png": b"hello, world"}, 422, "'7/x.png': .* are no JPEG, PNG or WebP"),
+        ({"7/x.png": b"hello, world"}, 422, "'7/x.png': .* expected JPEG, PNG or WebP"),
         ({"7/x.png": b""}, 422, "'7/x.png': The image is empty"),
         ({"7/x.png": bytes(10**6)}, 413, "unpack to 1,0.* bytes; the limit is 1,000,000"),
         ({"7/x.txt": b"notes"}, 422, "'7/x.txt'"),

@@ -239,7 +239,7 @@ def test_images_that_are_wrong_are_refused(http: httpx.Client, digits: Digits) -
     jpeg = io.BytesIO()
     digits.image(0).resize((640, 640)).save(jpeg, format="JPEG")
     assert "empty" in problem(post(b""), 400)
-    assert "no JPEG, PNG or WebP" in problem(post(b"to whom it may concern"), 422)
+    assert "expected JPEG, PNG or WebP" in problem(post(b"to whom it may concern"), 422)
     assert "damaged" in problem(post(jpeg.getvalue()[:2000], "image/jpeg"), 422)
     assert "50,000" in problem(post(huge_png()), 413)
     assert "image/jpeg, image/png, image/webp" in problem(post(digits.png(0), "image/gif"), 415)
@@ -256,7 +256,7 @@ def test_images_that_are_wrong_are_refused(http: httpx.Client, digits: Digits) -
         ([{"image": 3}], "inputs[0] must be"),
         ([{"image": "", "tensor": []}], "inputs[0] must be"),
         ([{"image": "%%%"}], "not base64"),
-        ([{"image": "aGk="}], "no JPEG, PNG or WebP"),
+        ([{"image": "aGk="}], "expected JPEG, PNG or WebP"),
         ([{"tensor": [[1.0]]}], "The tensor has the shape (1, 1); the model takes (1, 8, 8)"),
         ([{"tensor": [[1.0], [1.0, 2.0]]}], "ragged"),
         ([{"tensor": [["a"]]}], "not a number"),

@@ -1,10 +1,9 @@
-"""From the bytes of an encoded image to one input of the backbone; runs in the decoding pool, off the loop.
+"""Decodes an encoded image (JPEG, PNG or WebP) and hands it to the preprocessing.
 
-JPEG, PNG and WebP are read. Size and kind are checked from the header, before a pixel is decoded, and a
-JPEG is decoded at a half, a quarter or an eighth of its size where the preprocessing shrinks it anyway. A
-image is turned as its EXIF orientation says, laid on the preprocessing's background where it is
-transparent, and brought to 8 bits. Colour profiles are ignored, as they were in training. Animations are
-refused: which of their frames was meant is not ours to guess.
+Format and size are read from the header and checked before any pixel is decoded. A JPEG is decoded at 1/2,
+1/4 or 1/8 of its size where the preprocessing shrinks it anyway. The EXIF orientation is applied, transparent
+pixels are laid on the preprocessing's background, and every mode becomes 8-bit RGB. Colour profiles are
+ignored, as they were in training. Animations are refused, because no frame of them is the input.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
-from boxcal.app.errors import ImageTooLarge, InvalidInput
+from boxcal.models.errors import InvalidImage, TooManyPixels
 from boxcal.models.preprocessing import Preprocessing
 
-# The limit below is stricter, is known to the client, and names the size.
+# check_size replaces Pillow's own limit; its error names the size and the limit.
 Image.MAX_IMAGE_PIXELS = None
 
 PLUGINS = (JpegImagePlugin, PngImagePlugin, WebPImagePlugin)
@@ -35,16 +34,16 @@ TURNS = {
 
 
 def decode(data: bytes, *, preprocessing: Preprocessing, max_pixels: int) -> NDArray[np.float32]:
-    """Bring an encoded image to one input of the backbone.
+    """Turn an encoded image into one input of the backbone.
 
     Parameters
     ----------
     data
-        The whole of a JPEG, PNG or WebP file.
+        A whole JPEG, PNG or WebP file.
     preprocessing
-        The way from an image to an input.
+        Turns the decoded image into an input.
     max_pixels
-        Largest product of width and height that is decoded.
+        Largest width times height that is decoded.
 
     Returns
     -------
@@ -53,10 +52,10 @@ def decode(data: bytes, *, preprocessing: Preprocessing, max_pixels: int) -> NDA
 
     Raises
     ------
-    InvalidInput
-        If the bytes are no image, an animation, truncated or damaged.
-    ImageTooLarge
-        If the header promises more pixels than `max_pixels`.
+    InvalidImage
+        The format is not supported, or the image is animated, truncated or damaged.
+    TooManyPixels
+        The header announces more than `max_pixels`.
     """
     kind = image_format(data)
     if kind == "WEBP":
@@ -64,21 +63,21 @@ def decode(data: bytes, *, preprocessing: Preprocessing, max_pixels: int) -> NDA
         width, height, animated = webp_header(data)
         check_size(width, height, max_pixels)
         if animated:
-            raise InvalidInput("The WebP image is an animation; send one still image.")
+            raise InvalidImage("The WebP image is an animation; send one still image.")
     try:
         with Image.open(io.BytesIO(data), formats=[kind]) as image:
             check_size(image.width, image.height, max_pixels)
             if kind == "PNG" and getattr(image, "is_animated", False):
-                raise InvalidInput("The PNG image is an animation; send one still image.")
+                raise InvalidImage("The PNG image is an animation; send one still image.")
             if kind == "JPEG":
                 image.draft("RGB", preprocessing.needed_size(image.width, image.height))
             image.load()
             turn = TURNS.get(_orientation(image))
             flat = flatten(image, preprocessing.background)
-    except (InvalidInput, ImageTooLarge, MemoryError):
+    except (InvalidImage, MemoryError):
         raise
     except Exception as error:  # decoders answer damaged bytes with nearly every kind of exception
-        raise InvalidInput(f"The {kind} image of {len(data):,} bytes is damaged: {error}.") from error
+        raise InvalidImage(f"The {kind} image of {len(data):,} bytes is damaged: {error}.") from error
     return preprocessing(flat if turn is None else flat.transpose(turn))
 
 
@@ -87,8 +86,8 @@ def image_format(data: bytes) -> str:
 
     Raises
     ------
-    InvalidInput
-        If the bytes are none of them.
+    InvalidImage
+        They are none of them.
     """
     if data.startswith(b"\xff\xd8\xff"):
         return "JPEG"
@@ -97,31 +96,33 @@ def image_format(data: bytes) -> str:
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WEBP"
     if not data:
-        raise InvalidInput("The image is empty: 0 bytes.")
-    raise InvalidInput(f"{len(data):,} bytes that begin with {data[:8]!r} are no JPEG, PNG or WebP image.")
+        raise InvalidImage("The image is empty: 0 bytes.")
+    raise InvalidImage(
+        f"Unsupported format: expected JPEG, PNG or WebP, got data that begin with {data[:8]!r}."
+    )
 
 
 def check_size(width: int, height: int, max_pixels: int) -> None:
-    """Hold an image to the limit on pixels.
+    """Refuse an image with more than `max_pixels` pixels.
 
     Raises
     ------
-    ImageTooLarge
-        Naming its size and the limit.
+    TooManyPixels
+        Names its size and the limit.
     """
     if width * height > max_pixels:
-        raise ImageTooLarge(
+        raise TooManyPixels(
             f"The image has {width:,} x {height:,} pixels; at most {max_pixels:,} are decoded."
         )
 
 
 def webp_header(data: bytes) -> tuple[int, int, bool]:
-    """Read width, height and whether it is an animation from the first chunk of a WebP file.
+    """Read width, height and whether it is animated from the first chunk of a WebP file.
 
     Raises
     ------
-    InvalidInput
-        If the first chunk is none of the three that a WebP file begins with, or is cut off.
+    InvalidImage
+        The first chunk is not VP8, VP8L or VP8X, or is cut off.
 
     References
     ----------
@@ -137,11 +138,11 @@ def webp_header(data: bytes) -> tuple[int, int, bool]:
     if chunk == b"VP8 " and len(body) >= 10 and body[3:6] == b"\x9d\x01\x2a":
         width, height = (int.from_bytes(body[start : start + 2], "little") & 0x3FFF for start in (6, 8))
         return width, height, False
-    raise InvalidInput(f"The WEBP image of {len(data):,} bytes is damaged: its header cannot be read.")
+    raise InvalidImage(f"The WEBP image of {len(data):,} bytes is damaged: its header cannot be read.")
 
 
 def flatten(image: Image.Image, background: int) -> Image.Image:
-    """Bring an image of any mode to 8-bit RGB, on a grey `background` where it is transparent."""
+    """Convert an image of any mode to 8-bit RGB, on a grey `background` where it is transparent."""
     if image.mode in {"I", "I;16", "I;16B", "I;16L"}:
         # 16 bits of grey: keep the upper 8, as is done to 16 bits of colour.
         values = np.asarray(image)
@@ -157,5 +158,5 @@ def flatten(image: Image.Image, background: int) -> Image.Image:
 def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # damaged EXIF turns nothing; the pixels are as good as ever
+    except Exception:  # damaged EXIF is ignored; the pixels are unaffected
         return 1
