@@ -1,5 +1,5 @@
-# The service on the CPU, and with `--build-arg ACCELERATOR=cuda` on an NVIDIA GPU: the wheels are the same.
-# The dependencies and the project are two layers, so that a change of code does not ship 7 GB again.
+# Image of the service for the CPU, or with `--build-arg ACCELERATOR=cuda` for an NVIDIA GPU; the wheels are the same.
+# Dependencies and project are separate layers, so that a code change does not rebuild the 7 GB of dependencies.
 
 FROM python:3.11-slim-bookworm AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
@@ -25,8 +25,8 @@ RUN if [ "$ACCELERATOR" = cuda ]; then \
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /opt/boxcal /opt/boxcal
 COPY deploy/healthcheck.py /opt/healthcheck.py
-# The root file system may be read-only: all that is written, caches of compiled kernels and downloaded
-# weights included, goes to the data volume or to /tmp.
+# The root file system may be read-only: caches of compiled kernels and downloaded weights are written to
+# the data volume or to /tmp.
 ENV PATH=/opt/boxcal/bin:/opt/venv/bin:$PATH \
     PYTHONPATH=/opt/boxcal \
     PYTHONUNBUFFERED=1 \
@@ -40,7 +40,7 @@ ENV PATH=/opt/boxcal/bin:/opt/venv/bin:$PATH \
     MPLCONFIGDIR=/tmp/matplotlib
 WORKDIR /var/lib/boxcal
 USER boxcal
-# A volume begins as a copy of this folder, and with it come the compiled loops.
+# A new volume is a copy of this directory, including the compiled kernels.
 RUN python -m boxcal.calibrators.operator.warm
 VOLUME /var/lib/boxcal
 EXPOSE 8000

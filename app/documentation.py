@@ -1,6 +1,6 @@
-"""What `/docs` and `/openapi.json` say beyond types: an example of every body, answer and refusal.
+"""Descriptions and examples of every body, response and error in `/docs` and `/openapi.json`.
 
-The last step of the OpenAPI document; its tests send the examples to a running service.
+The last step of generating the OpenAPI document. The tests send the examples to a running service.
 """
 
 from __future__ import annotations
@@ -140,21 +140,21 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
 ANSWERS: dict[tuple[str, str, str], tuple[str, Any]] = {
     ("post", "/predict", "200"): ("", PREDICTED),
     ("post", "/calibrate", "200"): ("", CALIBRATED),
-    ("post", "/fit", "202"): ("The fit is queued; `Location` says where to ask for it.", QUEUED),
+    ("post", "/fit", "202"): ("The fit is queued. The `Location` header is its URL.", QUEUED),
     ("post", "/fit", "200"): ("", SUCCEEDED),
-    ("get", "/fits", "200"): ("The newest fits, newest first.", {"fits": [SUCCEEDED]}),
-    ("get", "/fits/{fit_id}", "200"): ("The fit as it stands.", SUCCEEDED),
-    ("delete", "/fits/{fit_id}", "200"): ("The fit as it ended.", CANCELLED),
-    ("get", "/fits/{fit_id}/events", "200"): ("Server-sent events; each `data` is a fit.", None),
-    ("get", "/calibrators", "200"): ("Every calibrator.", {"calibrators": [CALIBRATOR, UNCALIBRATED]}),
+    ("get", "/fits", "200"): ("Recent fits, newest first.", {"fits": [SUCCEEDED]}),
+    ("get", "/fits/{fit_id}", "200"): ("The current state of the fit.", SUCCEEDED),
+    ("delete", "/fits/{fit_id}", "200"): ("The final state of the fit.", CANCELLED),
+    ("get", "/fits/{fit_id}/events", "200"): ("Server-sent events; the `data` of each event is a fit.", None),
+    ("get", "/calibrators", "200"): ("All calibrators.", {"calibrators": [CALIBRATOR, UNCALIBRATED]}),
     ("get", "/calibrators/{version}", "200"): ("The calibrator.", CALIBRATOR),
     ("get", "/calibrators/{version}/report", "200"): ("", REPORT),
     ("get", "/calibrators/{version}/reliability.json", "200"): ("", RELIABILITY),
-    ("post", "/calibrators/rollback", "200"): ("What is active now.", ROLLED_BACK),
-    ("post", "/calibrators/{version}/activate", "200"): ("What is active now.", ACTIVATED),
-    ("get", "/health/live", "200"): ("The process runs.", {"status": "live"}),
+    ("post", "/calibrators/rollback", "200"): ("The active calibrator.", ROLLED_BACK),
+    ("post", "/calibrators/{version}/activate", "200"): ("The active calibrator.", ACTIVATED),
+    ("get", "/health/live", "200"): ("The process is alive.", {"status": "live"}),
     ("get", "/health/ready", "200"): (
-        "Predictions are answered.",
+        "The service is ready for predictions.",
         {"status": "ready", "model": "digits", "calibrator": 1},
     ),
 }
@@ -169,20 +169,20 @@ PARAMETERS: dict[str, tuple[str, Any]] = {
     "calibrator": ("", "active"),
     "timeout_ms": ("", 500),
     "wait": ("", 60),
-    "limit": ("How many fits to list.", 10),
+    "limit": ("Maximum number of fits to return.", 10),
     "fit_id": ("The fit's `id`.", QUEUED["id"]),
     "version": ("", 1),
 }
 TAGS = {
-    "predict": "Calibrated probabilities, inside the bounds that each request sets.",
-    "fits": "Validation data in, a calibrator and its report out.",
-    "calibrators": "What was fitted, what is active, and the way back.",
-    "monitoring": "Whether the service lives, is ready, and how it does.",
+    "predict": "Calibrated probabilities within the bounds of each request.",
+    "fits": "Fit a calibrator to validation data and get a report.",
+    "calibrators": "List, activate and roll back calibrators.",
+    "monitoring": "Liveness, readiness and metrics.",
 }
 
 
 def complete(document: dict[str, Any]) -> None:
-    """Put descriptions and examples into an OpenAPI document."""
+    """Add descriptions and examples to an OpenAPI document."""
     document["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
     titles = {(leaf.status, leaf.title): leaf for leaf in leaves(BoxcalError)}
     for path, operations in document["paths"].items():
@@ -211,14 +211,14 @@ def complete(document: dict[str, Any]) -> None:
 
 
 def problem(leaf: type[BoxcalError]) -> dict[str, Any]:
-    """Write a refusal as it looks, its meaning in place of the detail."""
+    """Return an example of an error; the docstring of its class is the detail."""
     detail = (leaf.__doc__ or leaf.title).partition("\n")[0]
     kind = f"urn:boxcal:problem:{leaf.type}"
     return {"type": kind, "title": leaf.title, "status": leaf.status, "detail": detail, "error": detail}
 
 
 def leaves(error: type[BoxcalError]) -> Iterator[type[BoxcalError]]:
-    """Walk the error tree."""
+    """Yield every subclass of an error."""
     for child in error.__subclasses__():
         yield child
         yield from leaves(child)

@@ -1,28 +1,28 @@
-"""The one error tree of the service, and the one handler that renders it: the way out of a refused request.
+"""The error tree of the service, and the handler that turns each error into an HTTP response.
 
-    BoxcalError                     500  something the service could not do
-      + BadRequest                  400  the bytes of the request could not be read
-      |   - MalformedBody           400  not JSON, not a multipart form, not the array the header promises
+    BoxcalError                     500  base class
+      + BadRequest                  400  the request cannot be parsed
+      |   - MalformedBody           400  invalid JSON, multipart form or `.npy` array
       + NotFound                    404
-      |   - RouteNotFound           404  no such path
+      |   - RouteNotFound           404  no route has this path
       + MethodNotAllowed            405
       + PayloadTooLarge             413
       |   - BodyTooLarge            413  more bytes than the limit
-      |   - ImageTooLarge         413  more pixels than the limit, found before any was decoded
-      |   - TooManySamples          413  more samples in one request than the queue can ever hold
-      + UnsupportedMediaType        415  a content type this route does not read
-      + InvalidRequest              422  readable, but not acceptable; the detail names the value
-      |   - InvalidParameter        422  an option or field of the wrong kind or out of range
-      |   - InvalidBounds           422  bounds that no probability vector obeys
+      |   - ImageTooLarge           413  more pixels than the limit; checked before decoding
+      |   - TooManySamples          413  more samples in one request than the queue can hold
+      + UnsupportedMediaType        415  the route does not accept this content type
+      + InvalidRequest              422  parsed, but not valid; the detail quotes the value
+      |   - InvalidParameter        422  an option or field of the wrong type or out of range
+      |   - InvalidBounds           422  no probability vector satisfies the bounds
       |   - InvalidLogits           422  logits of the wrong shape, or not finite
-      |   - InvalidInput            422  an image that does not decode, or a tensor that does not fit
-      + Unavailable                 503  come back later; carries Retry-After
-      |   - NotReady                503  weights are still being loaded or warmed
-      |   - QueueFull               503  the batcher holds as many samples as it may
-      + DeadlineExceeded            504  `timeout_ms` passed before the work was done
-      - InternalError               500  a defect; the log has the traceback
+      |   - InvalidInput            422  an image that cannot be decoded, or a tensor of the wrong shape
+      + Unavailable                 503  temporary; the response has a `Retry-After` header
+      |   - NotReady                503  the service is starting or stopping
+      |   - QueueFull               503  the queue holds its maximum number of samples
+      + DeadlineExceeded            504  `timeout_ms` passed before the request was done
+      - InternalError               500  a defect; the server log has the traceback
 
-Errors of other rooms are leaves too: a leaf belongs where its cause is, and joins the tree by its base class.
+Other packages of `app` define further leaves next to the code that raises them.
 """
 
 from __future__ import annotations
@@ -42,36 +42,39 @@ from starlette.responses import Response
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 PROBLEM_SCHEMA: dict[str, Any] = {
     "title": "Problem",
-    "description": "Why a request was refused (RFC 9457). `error` repeats `detail`.",
+    "description": "Problem details of a failed request (RFC 9457). `error` has the same text as `detail`.",
     "type": "object",
     "required": ["type", "title", "status", "detail", "error"],
     "properties": {
-        "type": {"type": "string", "description": "Names the kind of problem."},
+        "type": {"type": "string", "description": "Identifies the kind of problem."},
         "title": {"type": "string"},
         "status": {"type": "integer"},
-        "detail": {"type": "string", "description": "What exactly was wrong: the class, the sum, the value."},
+        "detail": {
+            "type": "string",
+            "description": "What was wrong, with the offending value and the limit.",
+        },
         "error": {"type": "string", "description": "The same as `detail`."},
     },
 }
 
 CLIENT_CLOSED = 499
-"""Status that is counted, but reaches nobody: the client left before its answer."""
+"""Status recorded in the metrics when the client disconnected before its response."""
 
 
 class BoxcalError(Exception):
-    """Root of every error the service answers with.
+    """Base class of every error that the service returns.
 
     Parameters
     ----------
     detail
-        One sentence that says exactly what was wrong and quotes the offending value.
+        One sentence that says what was wrong and quotes the offending value.
     headers
-        Further response headers.
+        Additional response headers.
     """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal-error"
-    title: ClassVar[str] = "The service failed"
+    title: ClassVar[str] = "Internal error"
 
     def __init__(self, detail: str, *, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -80,26 +83,26 @@ class BoxcalError(Exception):
 
 
 class InternalError(BoxcalError):
-    """A defect of the service."""
+    """Internal error; see the server log."""
 
 
 class BadRequest(BoxcalError):
-    """The bytes of the request could not be read."""
+    """The request cannot be parsed."""
 
     status = 400
     type = "bad-request"
-    title = "The request could not be read"
+    title = "Bad request"
 
 
 class MalformedBody(BadRequest):
-    """The body is not what its content type promises."""
+    """The body does not match its content type."""
 
     type = "malformed-body"
-    title = "The body could not be read"
+    title = "Malformed body"
 
 
 class NotFound(BoxcalError):
-    """What the request names does not exist."""
+    """The requested resource does not exist."""
 
     status = 404
     type = "not-found"
@@ -110,121 +113,121 @@ class RouteNotFound(NotFound):
     """No route has this path."""
 
     type = "route-not-found"
-    title = "No such path"
+    title = "Path not found"
 
 
 class MethodNotAllowed(BoxcalError):
-    """The path exists, but not with this method."""
+    """The path does not support this HTTP method."""
 
     status = 405
     type = "method-not-allowed"
-    title = "The path does not take this method"
+    title = "Method not allowed"
 
 
 class PayloadTooLarge(BoxcalError):
-    """The request is larger than a limit."""
+    """The request exceeds a size limit."""
 
     status = 413
     type = "payload-too-large"
-    title = "The request is too large"
+    title = "Request too large"
 
 
 class BodyTooLarge(PayloadTooLarge):
     """The body has more bytes than the limit."""
 
     type = "body-too-large"
-    title = "The body is too large"
+    title = "Body too large"
 
 
 class ImageTooLarge(PayloadTooLarge):
-    """An image has more pixels than the limit; it was not decoded."""
+    """An image has more pixels than the limit. It was not decoded."""
 
     type = "image-too-large"
-    title = "The image is too large"
+    title = "Image too large"
 
 
 class TooManySamples(PayloadTooLarge):
-    """One request holds more samples than the queue can ever take."""
+    """The request has more samples than the queue can hold."""
 
     type = "too-many-samples"
-    title = "The request holds too many samples"
+    title = "Too many samples"
 
 
 class UnsupportedMediaType(BoxcalError):
-    """The route does not read bodies of this content type."""
+    """The route does not accept this content type."""
 
     status = 415
     type = "unsupported-media-type"
-    title = "The content type is not supported"
+    title = "Unsupported content type"
 
 
 class InvalidRequest(BoxcalError):
-    """The request could be read, but its content is not acceptable."""
+    """The request was parsed, but it is not valid."""
 
     status = 422
     type = "invalid-request"
-    title = "The request is not valid"
+    title = "Invalid request"
 
 
 class InvalidParameter(InvalidRequest):
-    """An option or field is of the wrong kind or out of range."""
+    """An option or field has the wrong type or is out of range."""
 
     type = "invalid-parameter"
-    title = "A parameter is not valid"
+    title = "Invalid parameter"
 
 
 class InvalidBounds(InvalidRequest):
-    """No probability vector obeys the bounds."""
+    """No probability vector satisfies the bounds."""
 
     type = "invalid-bounds"
-    title = "The bounds cannot be met"
+    title = "Invalid bounds"
 
 
 class InvalidLogits(InvalidRequest):
-    """The logits have the wrong shape, or are not finite."""
+    """The logits have the wrong shape or are not finite."""
 
     type = "invalid-logits"
-    title = "The logits are not valid"
+    title = "Invalid logits"
 
 
 class InvalidInput(InvalidRequest):
-    """An image that does not decode, or a tensor that does not fit the backbone."""
+    """An image cannot be decoded, or a tensor has the wrong shape for the backbone."""
 
     type = "invalid-input"
-    title = "An input is not valid"
+    title = "Invalid input"
 
 
 class Unavailable(BoxcalError):
-    """The service cannot take the request now; `Retry-After` says when to come back."""
+    """The service cannot accept the request now; `Retry-After` says when to retry."""
 
     status = 503
     type = "unavailable"
-    title = "The service is not available"
+    title = "Service unavailable"
 
     def __init__(self, detail: str, *, retry_after: int = 1) -> None:
         super().__init__(detail, headers={"Retry-After": str(retry_after)})
 
 
 class NotReady(Unavailable):
-    """The weights are still being loaded or warmed, or the service is going down."""
+    """The service is starting or stopping."""
 
     type = "not-ready"
-    title = "The service is not ready"
+    title = "Service not ready"
 
 
 class QueueFull(Unavailable):
-    """The batcher already holds as many samples as it may."""
+    """The queue holds its maximum number of samples."""
 
     type = "queue-full"
-    title = "The queue is full"
+    title = "Queue full"
 
 
 class DeadlineExceeded(BoxcalError):
-    """The request's `timeout_ms` passed before its work was done."""
+    """The timeout of the request passed before it was done."""
 
     status = 504
     type = "deadline-exceeded"
-    title = "The deadline passed"
+    title = "Timeout exceeded"
 
 
 BY_STATUS: dict[int, type[BoxcalError]] = {
@@ -241,9 +244,9 @@ BY_STATUS: dict[int, type[BoxcalError]] = {
 
 
 def problems(*leaves: type[BoxcalError]) -> dict[int | str, dict[str, Any]]:
-    """Declare in `responses=` of a route: these errors, and the ones that any route may answer with.
+    """Return the `responses=` argument of a route that may raise these errors or fail with an internal error.
 
-    Leaves that share a status are described together.
+    Errors with the same status share one entry.
     """
     titles: dict[int, list[str]] = {}
     declared: tuple[type[BoxcalError], ...] = (*leaves, InternalError)
@@ -262,12 +265,12 @@ def problems(*leaves: type[BoxcalError]) -> dict[int | str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One RFC 9457 document, before it is written.
+    """The members of one RFC 9457 document.
 
     Attributes
     ----------
     kind
-        The last part of its `type`.
+        The last part of the document's `type`.
     """
 
     status: int
@@ -278,7 +281,7 @@ class Problem:
 
     @classmethod
     def of(cls, error: Exception) -> Problem:
-        """Describe any error that leaves a route."""
+        """Describe any exception that a route raises."""
         if isinstance(error, BoxcalError):
             return cls(error.status, error.type, error.title, error.detail, error.headers)
         if isinstance(error, RequestValidationError):
@@ -288,11 +291,11 @@ class Problem:
             phrase = http.HTTPStatus(error.status_code).phrase
             kind, title = (known.type, known.title) if known else (phrase.lower().replace(" ", "-"), phrase)
             return cls(error.status_code, kind, title, str(error.detail), error.headers or {})
-        return cls.of(InternalError("An unexpected error; the log says which."))
+        return cls.of(InternalError("Internal error; see the server log."))
 
     def response(self) -> Response:
-        """Write it."""
-        # A detail quotes what was sent, and that may hold half a surrogate pair, which UTF-8 cannot carry.
+        """Return the HTTP response."""
+        # The detail quotes the request, which may contain a lone surrogate; UTF-8 cannot encode it.
         detail = self.detail.encode("utf-8", "backslashreplace").decode()
         document = {
             "type": f"urn:boxcal:problem:{self.kind}",
@@ -307,7 +310,7 @@ class Problem:
 
 
 def describe_validation(errors: Sequence[Any], *prefix: str) -> str:
-    """Name the first of pydantic's errors and quote the value that was sent."""
+    """Describe the first pydantic error and quote the offending value."""
     first = errors[0]
     place = ".".join((*prefix, *(str(part) for part in first["loc"])))
     message = f"{place}: {first['msg']}"
@@ -318,21 +321,21 @@ def describe_validation(errors: Sequence[Any], *prefix: str) -> str:
 
 
 def install(app: FastAPI, count: Callable[[str], None]) -> None:
-    """Let the one handler answer every error of `app`, FastAPI's own included.
+    """Register the handler for every error of `app`, FastAPI's own errors included.
 
     Parameters
     ----------
     app
         The application.
     count
-        Told the kind of every problem that is answered.
+        Called with the kind of every problem that is returned.
     """
 
     async def handle(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException) and error.status_code == http.HTTPStatus.NOT_FOUND:
-            error = RouteNotFound(f"There is nothing at {request.url.path}; /docs lists what there is.")
+            error = RouteNotFound(f"No route has the path {request.url.path}; /docs lists all routes.")
         elif isinstance(error, HTTPException) and error.status_code == http.HTTPStatus.METHOD_NOT_ALLOWED:
-            detail = f"{request.url.path} does not take {request.method}."
+            detail = f"{request.url.path} does not support the method {request.method}."
             error = MethodNotAllowed(detail, headers=error.headers)
         return answer(error, count)
 
@@ -341,7 +344,7 @@ def install(app: FastAPI, count: Callable[[str], None]) -> None:
 
 
 def answer(error: Exception, count: Callable[[str], None]) -> Response:
-    """Turn an error that leaves a route into its answer, and count it."""
+    """Turn an exception of a route into its response, and count it."""
     if isinstance(error, ClientDisconnect):
         count("disconnected")
         return Response(status_code=CLIENT_CLOSED)

@@ -1,7 +1,7 @@
-"""What the service measures about itself, as Prometheus reads it at `/metrics`.
+"""Prometheus metrics of the service, exposed at `/metrics`.
 
-Every label takes its values from a closed set that is known at the start, so nothing a client sends can make
-a new series: routes are templates, and requests that match none share one name.
+Every label has a fixed set of values, so a client cannot create a series: routes are templates, and requests
+that match no route share one label.
 """
 
 from __future__ import annotations
@@ -30,74 +30,83 @@ REJECTIONS = ("queue-full", "deadline-exceeded", "disconnected", "body-too-large
 FIT_STATES = ("succeeded", "failed", "cancelled", "interrupted")
 UNMATCHED = "unmatched"
 REMEMBERED = 1000
-"""Over how many answers `expected_accuracy` is averaged."""
+"""`expected_accuracy` gives each new prediction the weight 1/1000, after a plain mean of the first 1000."""
 
 
 class Telemetry:
-    """The service's metrics; its methods may be called from any thread.
+    """Metrics of the service. All methods are thread-safe.
 
     Parameters
     ----------
     statuses
-        The statuses that each route template declares.
+        HTTP statuses that each route template declares.
     """
 
     def __init__(self, statuses: Mapping[str, Iterable[int]]) -> None:
-        # The library would add a series with the time of creation beside every counter and histogram.
+        # Otherwise the library adds a `_created` series for every counter and histogram.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)  # memory, processor time and open files of this process
         self._request_seconds = Distribution(
             "boxcal_request_seconds",
-            "Time from the first byte of a request to the last of its answer.",
+            "Duration of a request in seconds, from its first byte to the last byte of its response.",
             SECONDS,
             ["route", "status"],
             registry=registry,
         )
         self._stage_seconds = Distribution(
             "boxcal_stage_seconds",
-            "Time that a prediction spends in each stage.",
+            "Duration of each stage of a prediction in seconds.",
             SECONDS,
             ["stage"],
             registry=registry,
         )
         self._batch_size = Distribution(
-            "boxcal_batch_size", "Samples in one forward pass.", SIZES, registry=registry
+            "boxcal_batch_size", "Number of samples in a forward pass.", SIZES, registry=registry
         ).labels()
         self._queue_samples = Gauge(
-            "boxcal_queue_samples", "Samples being decoded, waiting or in work.", registry=registry
+            "boxcal_queue_samples", "Number of samples in the queue and in progress.", registry=registry
         )
         self._rejected = Counter(
-            "boxcal_rejected", "Requests refused or given up.", ["reason"], registry=registry
+            "boxcal_rejected",
+            "Requests that were rejected or cancelled, by reason.",
+            ["reason"],
+            registry=registry,
         )
         self._bound_hits = Counter(
-            "boxcal_bound_hits", "Classes whose probability a bound holds.", ["side"], registry=registry
+            "boxcal_bound_hits",
+            "Class probabilities that are equal to a bound, by side.",
+            ["side"],
+            registry=registry,
         )
         self._bounds_relaxed = Counter(
             "boxcal_bounds_relaxed",
-            "Predictions for which fitted bounds had to yield to the request's.",
+            "Predictions whose fitted bounds were relaxed to satisfy the bounds of the request.",
             registry=registry,
         )
         self._confidence = Distribution(
-            "boxcal_confidence", "The largest probability of a prediction.", SHARES, registry=registry
+            "boxcal_confidence", "Largest probability of a prediction.", SHARES, registry=registry
         ).labels()
         self._expected_accuracy = Gauge(
             "boxcal_expected_accuracy",
-            f"Mean confidence of the last {REMEMBERED} predictions: the accuracy they promise.",
+            f"Exponential mean of the confidence (about {REMEMBERED} predictions): the expected accuracy.",
             registry=registry,
         )
         self._expected_accuracy.set_function(lambda: self._accuracy)
         self._calibrator_info = Gauge(
-            "boxcal_calibrator_info", "The active calibrator.", ["version", "method"], registry=registry
+            "boxcal_calibrator_info",
+            "The active calibrator: its version and method.",
+            ["version", "method"],
+            registry=registry,
         )
         self._fit_seconds = Histogram(
             "boxcal_fit_seconds",
-            "How long fits took, by the method asked for.",
+            "Duration of successful fits in seconds, by requested method.",
             ["method"],
             buckets=FIT_SECONDS,
             registry=registry,
         )
-        self._fits = Counter("boxcal_fits", "Fits that ended, by how.", ["state"], registry=registry)
+        self._fits = Counter("boxcal_fits", "Fits that ended, by final state.", ["state"], registry=registry)
         self._lock = threading.Lock()
         self._answers = 0
         self._accuracy = 0.0

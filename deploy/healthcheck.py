@@ -1,6 +1,6 @@
-"""The container's health check: 0 when the service inside is ready, else 1 with the reason.
+"""Health check of the container: exits with 0 if the service is ready, else with 1 and the reason.
 
-It needs nothing but the standard library, and reads `BOXCAL_PORT` as the service does.
+Uses the standard library only. Reads `BOXCAL_PORT` like the service.
 """
 
 import os
@@ -12,12 +12,12 @@ READY = f"http://127.0.0.1:{os.environ.get('BOXCAL_PORT', '8000')}/health/ready"
 
 
 def main() -> int:
-    """Ask once, within the time the container engine allows."""
+    """Send one request to `/health/ready`."""
     try:
         with urllib.request.urlopen(READY, timeout=4):
             return 0
     except (urllib.error.URLError, OSError) as error:
-        print(f"{READY}: {error}", file=sys.stderr)  # noqa: T201 (the engine keeps what a probe prints)
+        print(f"{READY}: {error}", file=sys.stderr)  # noqa: T201 (the container engine records the output)
         return 1
 
 

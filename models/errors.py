@@ -1,11 +1,11 @@
-"""What can be wrong with a backbone while it is loaded, or with an input of it.
+"""Errors of loading a backbone, and of inputs that it cannot read.
 
 BackboneError (ValueError)
-  - UnknownBackbone        the specification names no backbone we can build
-  - UnusableWeights        a weights file is absent, unreadable, or does not fit the network
-  - UnusableLabels         the labels do not fit the number of classes
-  - UnusablePreprocessing  the declared way from an image to an input is incomplete or contradictory
-  - UnusableDevice         the device or precision asked for is not there
+  - UnknownBackbone        the specification names no known backbone
+  - UnusableWeights        the weights file does not exist, cannot be read or does not match the network
+  - UnusableLabels         the number of labels is not the number of classes
+  - UnusablePreprocessing  the declared preprocessing is incomplete or contradictory
+  - UnusableDevice         the requested device or precision is not available
   - UnusableInput          a batch that the backbone cannot read
   + InvalidImage           an encoded image that cannot be decoded
   |   - TooManyPixels      an image with more pixels than the limit; it was not decoded
@@ -13,27 +13,27 @@ BackboneError (ValueError)
 
 
 class BackboneError(ValueError):
-    """Root of every error of this package; the message names the file, shape, key or value."""
+    """Base class of the errors of this package; the message names the file, shape, key or value."""
 
 
 class UnknownBackbone(BackboneError):
-    """The specification names no backbone we can build."""
+    """The specification names no known backbone."""
 
 
 class UnusableWeights(BackboneError):
-    """A weights file is absent, unreadable, or does not fit the network."""
+    """The weights file does not exist, cannot be read or does not match the network."""
 
 
 class UnusableLabels(BackboneError):
-    """The labels do not fit the number of classes."""
+    """The number of labels is not the number of classes."""
 
 
 class UnusablePreprocessing(BackboneError):
-    """The declared way from an image to an input is incomplete or contradictory."""
+    """The declared preprocessing is incomplete or contradictory."""
 
 
 class UnusableDevice(BackboneError):
-    """The device or precision asked for is not there."""
+    """The requested device or precision is not available."""
 
 
 class UnusableInput(BackboneError):

@@ -1,19 +1,19 @@
-"""What can go wrong between a caller and the service: the client's error tree.
+"""The error tree of the client.
 
 ClientError
-  x InvalidUrlError           the service's address is none; also a ValueError
-  x TransportError            no usable answer came
-    + UnreachableError        no connection could be made, so nothing was sent
-    + ConnectionLostError     the connection broke before the answer was whole
-    + AnswerTimeoutError      the answer did not come in time
-    + UnreadableAnswerError   something answered, but not as this service does
-  x ProblemError              the service refused, and said why in a problem document (RFC 9457)
-    + InvalidRequestError     400 to 499, but the two below: what was sent is wrong
+  x InvalidUrlError           the service's address is not a URL; also a ValueError
+  x TransportError            no usable response
+    + UnreachableError        no connection; nothing was sent
+    + ConnectionLostError     the connection closed before the response was complete
+    + AnswerTimeoutError      the response did not arrive within the timeout
+    + UnreadableAnswerError   the response does not follow this service's API
+  x ProblemError              the service returned a problem document (RFC 9457)
+    + InvalidRequestError     400 to 499: the request is wrong
       - NotFoundError         404: no such calibrator, fit or route
-      - ConflictError         409: the request does not fit the present state
-    + UnavailableError        503: try again after `retry_after` seconds
-    + ServiceFaultError       the service failed, or ran out of the time it was given
-  x FitNotSucceededError      a fit that was waited for failed, was cancelled or was interrupted
+      - ConflictError         409: the request conflicts with the current state
+    + UnavailableError        503: retry after `retry_after` seconds
+    + ServiceFaultError       500 to 599: internal error or timeout
+  x FitNotSucceededError      the fit failed, was cancelled or was interrupted
 """
 
 from collections.abc import Mapping
@@ -42,49 +42,49 @@ __all__ = [
 
 
 class ClientError(Exception):
-    """Root of everything the client raises on its own account."""
+    """Base class of the errors that the client raises."""
 
 
 class InvalidUrlError(ClientError, ValueError):
-    """What was given as the service's address is no http or https URL."""
+    """The service's address is not an http or https URL."""
 
 
 class TransportError(ClientError):
-    """No usable answer came back."""
+    """No usable response arrived."""
 
 
 class UnreachableError(TransportError):
-    """No connection could be made: the service never saw the request."""
+    """No connection could be opened; the service did not receive the request."""
 
 
 class ConnectionLostError(TransportError):
-    """The connection broke; the service may or may not have acted on the request."""
+    """The connection closed; the service may have processed the request."""
 
 
 class AnswerTimeoutError(TransportError):
-    """The answer did not come within the client's timeout."""
+    """The response did not arrive within the client's timeout."""
 
 
 class UnreadableAnswerError(TransportError):
-    """Something answered that does not speak this service's contract."""
+    """The response does not follow this service's API."""
 
 
 class ProblemError(ClientError):
-    """The service refused, and said why.
+    """The service returned an error as a problem document.
 
     Parameters
     ----------
     status
-        HTTP status of the answer.
+        HTTP status of the response.
     problem
         The members of the `application/problem+json` document.
     retry_after
-        Seconds the service asks to wait, or None where it does not say.
+        Seconds to wait before a retry, or None if the response does not say.
 
     Attributes
     ----------
     status, type, title, detail, instance
-        The standard members of RFC 9457; absent ones have its defaults.
+        The standard members of RFC 9457, with its defaults.
     members
         Every member of the document, extension members included.
     """
@@ -101,27 +101,27 @@ class ProblemError(ClientError):
 
 
 class InvalidRequestError(ProblemError):
-    """What was sent is wrong; `detail` names the class, the sum, the limit or the value."""
+    """The request is wrong; `detail` quotes the offending value and the limit."""
 
 
 class NotFoundError(InvalidRequestError):
-    """There is no such calibrator, fit or route."""
+    """The calibrator, fit or route does not exist."""
 
 
 class ConflictError(InvalidRequestError):
-    """The request does not fit the present state, such as a rollback with nothing to roll back to."""
+    """The request conflicts with the current state, such as a rollback without an earlier activation."""
 
 
 class UnavailableError(ProblemError):
-    """The service refuses for now: its queue is full, it is starting or it is stopping."""
+    """The service is temporarily unavailable: its queue is full, or it is starting or stopping."""
 
 
 class ServiceFaultError(ProblemError):
-    """The service failed, or could not answer within its own limit."""
+    """Internal error of the service, or the timeout of the request passed."""
 
 
 class FitNotSucceededError(ClientError):
-    """A fit ended without a calibrator; `fit` holds its last state."""
+    """The fit ended without a calibrator; `fit` is its last state."""
 
     def __init__(self, fit: "Fit") -> None:
         self.fit = fit
@@ -129,7 +129,7 @@ class FitNotSucceededError(ClientError):
 
 
 def problem_error(status: int, problem: Mapping[str, Any], retry_after: float | None) -> ProblemError:
-    """Build the leaf of the tree that belongs to an HTTP status."""
+    """Return the error class for an HTTP status."""
     leaves = {404: NotFoundError, 409: ConflictError, 503: UnavailableError}
     fallback = InvalidRequestError if 400 <= status < 500 else ServiceFaultError
     return leaves.get(status, fallback)(status, problem, retry_after)

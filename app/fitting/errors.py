@@ -1,22 +1,22 @@
-"""What the refit path refuses, as leaves of the service's error tree.
+"""Errors of `/fit` and `/fits`, as leaves of the service's error tree.
 
 BoxcalError
-  - UploadStalled            408  nothing came for a while
+  - UploadStalled            408  no data arrived for a while
   + PayloadTooLarge          413
-  |   - UploadTooLarge       413  more bytes than the limit, packed or unpacked
+  |   - UploadTooLarge       413  more bytes than the limit, compressed or uncompressed
   + UnsupportedMediaType     415
-  |   - UnknownUploadFormat  415  neither `.npz` nor `.parquet`
+  |   - UnknownUploadFormat  415  not `.npz`, `.parquet` or `.zip`
   + InvalidRequest           422
-  |   - InvalidUpload        422  a validation set that cannot be fitted; names the array, row and value
-  |   - UnknownMethod        422  no calibration method has this name
+  |   - InvalidUpload        422  an invalid validation set; the detail quotes the array, row and value
+  |   - UnknownMethod        422  unknown method, or its requirements are missing
   + Conflict                 409
-  |   - FitAlreadyOver       409  too late to cancel
-  |   - FitElsewhere         409  another replica runs it
+  |   - FitAlreadyOver       409  the fit has ended and cannot be cancelled
+  |   - FitElsewhere         409  another replica runs the fit
   + Unavailable              503
-  |   - FitQueueFull         503  as many fits are waiting as may
-  + StorageFull              507  no room for the upload in the data folder
+  |   - FitQueueFull         503  the queue of fits is full
+  + StorageFull              507  the data directory has no space for the upload
 
-Each says what was sent and what would have been accepted.
+Each message quotes the offending value and the accepted values.
 """
 
 from boxcal.app.errors import BoxcalError, InvalidRequest, PayloadTooLarge, Unavailable, UnsupportedMediaType
@@ -24,65 +24,65 @@ from boxcal.app.registry.errors import Conflict
 
 
 class UploadStalled(BoxcalError):
-    """Nothing of the upload came for a while, and others wait for its place."""
+    """No data of the upload arrived for a while."""
 
     status = 408
     type = "upload-stalled"
-    title = "The upload stalled"
+    title = "Upload stalled"
 
 
 class UploadTooLarge(PayloadTooLarge):
-    """The upload has more bytes than the limit, as sent or unpacked."""
+    """The upload has more bytes than the limit, compressed or uncompressed."""
 
     type = "upload-too-large"
-    title = "The upload is too large"
+    title = "Upload too large"
 
 
 class UnknownUploadFormat(UnsupportedMediaType):
-    """The uploaded file is neither `.npz` nor `.parquet`."""
+    """The uploaded file is not `.npz`, `.parquet` or `.zip`."""
 
     type = "unknown-upload-format"
-    title = "The file format is not supported"
+    title = "Unsupported file format"
 
 
 class InvalidUpload(InvalidRequest):
-    """The uploaded file holds no validation set that can be fitted."""
+    """The uploaded file contains no valid validation set."""
 
     type = "invalid-upload"
-    title = "The validation set is not valid"
+    title = "Invalid validation set"
 
 
 class UnknownMethod(InvalidRequest):
-    """No method has this name, or it reads what the service does not give it."""
+    """No method has this name, or its requirements are missing."""
 
     type = "unknown-method"
-    title = "The method cannot be fitted here"
+    title = "Unsupported method"
 
 
 class FitAlreadyOver(Conflict):
-    """The fit has ended, so it can no longer be cancelled."""
+    """The fit has ended and cannot be cancelled."""
 
     type = "fit-already-over"
-    title = "The fit is over"
+    title = "Fit already ended"
 
 
 class FitElsewhere(Conflict):
-    """Another process that shares the registry runs the fit, and only that one can cancel it."""
+    """Another replica runs the fit; only that replica can cancel it."""
 
     type = "fit-elsewhere"
-    title = "Another replica runs the fit"
+    title = "Fit runs elsewhere"
 
 
 class FitQueueFull(Unavailable):
-    """As many fits are waiting as may."""
+    """The queue of fits is full."""
 
     type = "fit-queue-full"
-    title = "Too many fits are waiting"
+    title = "Fit queue full"
 
 
 class StorageFull(BoxcalError):
-    """The data folder has no room for the upload."""
+    """The data directory has no space for the upload."""
 
     status = 507
     type = "storage-full"
-    title = "The data folder is full"
+    title = "Insufficient storage"

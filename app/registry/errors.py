@@ -1,17 +1,17 @@
-"""What the registry refuses, as leaves of the service's error tree.
+"""Errors of the registry, as leaves of the service's error tree.
 
 BoxcalError
   + NotFound                404
   |   - CalibratorNotFound  404  no calibrator has this version
   |   - FitNotFound         404  no fit has this id
-  |   - NoReport            404  version 0 was never fitted: no report, no image
-  + Conflict                409  what is asked contradicts what is recorded
+  |   - NoReport            404  version 0 was never fitted: no report, no diagram
+  + Conflict                409  the request conflicts with the registry
   |   - ForeignCalibrator   409  the calibrator was fitted to another backbone
-  |   - NothingToRollBack   409  no activation came before the active one
-  + RegistryUnusable        500  the database cannot be used by this release
-  - DamagedArtifact         500  the recorded bytes are not those that were recorded
+  |   - NothingToRollBack   409  there is no earlier activation
+  + RegistryUnusable        500  this release cannot use the database
+  - DamagedArtifact         500  the stored artifact does not match its checksum
 
-Each names the version, the fit or the backbone it is about.
+Each message names the version, the fit or the backbone.
 """
 
 from boxcal.app.errors import BoxcalError, NotFound
@@ -21,54 +21,54 @@ class CalibratorNotFound(NotFound):
     """No calibrator has this version."""
 
     type = "calibrator-not-found"
-    title = "No such calibrator"
+    title = "Calibrator not found"
 
 
 class FitNotFound(NotFound):
     """No fit has this id."""
 
     type = "fit-not-found"
-    title = "No such fit"
+    title = "Fit not found"
 
 
 class NoReport(NotFound):
-    """The calibrator was never fitted, so it has neither report nor image."""
+    """The calibrator has no report: it was never fitted."""
 
     type = "no-report"
-    title = "The calibrator has no report"
+    title = "No report"
 
 
 class Conflict(BoxcalError):
-    """What is asked contradicts what is recorded."""
+    """The request conflicts with the registry."""
 
     status = 409
     type = "conflict"
-    title = "The request contradicts the record"
+    title = "Conflict"
 
 
 class ForeignCalibrator(Conflict):
-    """The calibrator was fitted to the logits of another backbone."""
+    """The calibrator was fitted to another backbone."""
 
     type = "foreign-calibrator"
-    title = "The calibrator belongs to another backbone"
+    title = "Calibrator of another backbone"
 
 
 class NothingToRollBack(Conflict):
-    """No activation came before the active one."""
+    """There is no earlier activation to roll back to."""
 
     type = "nothing-to-roll-back"
-    title = "There is nothing to roll back to"
+    title = "Nothing to roll back"
 
 
 class RegistryUnusable(BoxcalError):
     """The database cannot be used by this release."""
 
     type = "registry-unusable"
-    title = "The registry cannot be used"
+    title = "Registry unusable"
 
 
 class DamagedArtifact(BoxcalError):
-    """The bytes in the registry are not the ones that were recorded."""
+    """The stored artifact does not match its checksum."""
 
     type = "damaged-artifact"
-    title = "The recorded calibrator is damaged"
+    title = "Damaged artifact"

@@ -35,7 +35,7 @@ QUICK = RetryPolicy(retries=3, longest_wait=5.0, first_wait=0.01)
 
 
 def refusal(**headers: str) -> Reply:
-    return Reply(503, {"type": "t", "title": "The queue is full", "detail": "1024 samples wait"}, headers)
+    return Reply(503, {"type": "t", "title": "Queue full", "detail": "1024 samples wait"}, headers)
 
 
 def test_a_refused_call_is_repeated_no_earlier_than_the_service_asks(ask: Ask) -> None:

@@ -299,7 +299,7 @@ def test_a_request_with_more_samples_than_the_queue_takes_is_refused(http: httpx
 
 
 def test_paths_and_methods_that_do_not_exist(http: httpx.Client) -> None:
-    assert problem(http.get("/nowhere"), 404) == "There is nothing at /nowhere; /docs lists what there is."
+    assert problem(http.get("/nowhere"), 404) == "No route has the path /nowhere; /docs lists all routes."
     refused = http.get("/predict")
-    assert problem(refused, 405) == "/predict does not take GET."
+    assert problem(refused, 405) == "/predict does not support the method GET."
     assert refused.headers["allow"] == "POST"
