@@ -1,14 +1,15 @@
-"""The HTTP side of the registry: `/calibrators`; the registry and the activator do the work, in threads."""
+"""The routes of `/calibrators`; the registry and the activator do the work in threads."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Path, Response
 
-from boxcal.app.errors import InvalidParameter, problems
+from boxcal.app.errors import BoxcalError, InvalidParameter, problems
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
     DamagedArtifact,
@@ -22,17 +23,18 @@ from boxcal.app.state import CurrentState
 router = APIRouter(prefix="/calibrators", tags=["calibrators"])
 
 LARGEST_VERSION = 2**31 - 1
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 Version = Annotated[int, Path(ge=0, le=LARGEST_VERSION, description="0 is `uncalibrated`.")]
 
-PART = problems(CalibratorNotFound, NoReport, InvalidParameter)
 
-
-def content(media_type: str, schema: dict[str, Any], description: str) -> dict[int | str, dict[str, Any]]:
-    """Declare a successful answer that is no pydantic model."""
-    return {200: {"description": description, "content": {media_type: {"schema": schema}}}}
-
-
-BINARY = {"type": "string", "format": "binary"}
+def part(path: str, media_type: str, description: str, *errors: type[BoxcalError]) -> Decorator:
+    """Declare a route that answers with one part of a calibrator, as JSON or as bytes."""
+    schema = (
+        {"type": "object"} if media_type == "application/json" else {"type": "string", "format": "binary"}
+    )
+    success = {200: {"description": description, "content": {media_type: {"schema": schema}}}}
+    refusals = problems(CalibratorNotFound, NoReport, InvalidParameter, *errors)
+    return router.get(f"/{{version}}/{path}", response_class=Response, responses={**success, **refusals})
 
 
 @router.get("", response_model_exclude_none=True, responses=problems())
@@ -58,66 +60,44 @@ async def get_calibrator(version: Version, state: CurrentState) -> Calibrator:
     return Calibrator.of(record, state.active.current.version)
 
 
-@router.get(
-    "/{version}/report",
-    response_class=Response,
-    responses={**content("application/json", {"type": "object"}, "The report."), **PART},
-)
+@part("report", "application/json", "The report.")
 async def get_report(version: Version, state: CurrentState) -> Response:
-    """Give the report: metrics before and after on data the fit never saw, with intervals."""
+    """Return the report: metrics before and after on data the fit never saw, with intervals."""
     report = await asyncio.to_thread(state.registry.report, version)
     return Response(orjson.dumps(report), media_type="application/json")
 
 
-@router.get(
-    "/{version}/reliability.svg",
-    response_class=Response,
-    responses={**content("image/svg+xml", BINARY, "The image."), **PART},
-)
-async def get_reliability_diagram(version: Version, state: CurrentState) -> Response:
-    """Draw the report's reliability diagram, before and after."""
-    image = await asyncio.to_thread(state.registry.reliability_svg, version)
-    return Response(image, media_type="image/svg+xml")
-
-
-@router.get(
-    "/{version}/reliability.png",
-    response_class=Response,
-    responses={**content("image/png", BINARY, "The image."), **PART},
-)
-async def get_reliability_image(version: Version, state: CurrentState) -> Response:
-    """Draw the same as a PNG."""
-    image = await asyncio.to_thread(state.registry.reliability_png, version)
-    return Response(image, media_type="image/png")
-
-
-@router.get(
-    "/{version}/reliability.json",
-    response_class=Response,
-    responses={**content("application/json", {"type": "object"}, "The data."), **PART},
-)
+@part("reliability.json", "application/json", "The data.")
 async def get_reliability_data(version: Version, state: CurrentState) -> Response:
-    """Give the numbers that the reliability diagram draws."""
+    """Return the numbers that the reliability diagram draws."""
     report = await asyncio.to_thread(state.registry.report, version)
     return Response(orjson.dumps(report["reliability"]), media_type="application/json")
 
 
-@router.get(
-    "/{version}/artifact",
-    response_class=Response,
-    responses={
-        **content("application/octet-stream", BINARY, "A safetensors file."),
-        **problems(CalibratorNotFound, NoReport, InvalidParameter, DamagedArtifact),
-    },
-)
-async def get_artifact(version: Version, state: CurrentState) -> Response:
-    """Give the calibrator itself, for `Calibrator.from_bytes`."""
-    artifact = await asyncio.to_thread(state.registry.artifact, version)
-    name = f"calibrator-{version}.safetensors"
+@part("reliability.svg", "image/svg+xml", "The image.")
+async def get_reliability_diagram(version: Version, state: CurrentState) -> Response:
+    """Return the report's reliability diagram, before and after, as an SVG."""
     return Response(
-        artifact,
+        await asyncio.to_thread(state.registry.reliability, version, "svg"), media_type="image/svg+xml"
+    )
+
+
+@part("reliability.png", "image/png", "The image.")
+async def get_reliability_image(version: Version, state: CurrentState) -> Response:
+    """Return the same as a PNG."""
+    return Response(
+        await asyncio.to_thread(state.registry.reliability, version, "png"), media_type="image/png"
+    )
+
+
+@part("artifact", "application/octet-stream", "A safetensors file.", DamagedArtifact)
+async def get_artifact(version: Version, state: CurrentState) -> Response:
+    """Return the calibrator itself, for `Calibrator.from_bytes`."""
+    disposition = f'attachment; filename="calibrator-{version}.safetensors"'
+    return Response(
+        await asyncio.to_thread(state.registry.artifact, version),
         media_type="application/octet-stream",
-        headers={"Content-Disposition": f'attachment; filename="{name}"'},
+        headers={"Content-Disposition": disposition},
     )
 
 
@@ -126,5 +106,5 @@ async def get_artifact(version: Version, state: CurrentState) -> Response:
     responses=problems(CalibratorNotFound, ForeignCalibrator, InvalidParameter, DamagedArtifact),
 )
 async def activate(version: Version, state: CurrentState) -> Activated:
-    """Activate a calibrator; where it already is, nothing changes."""
+    """Activate a calibrator; if it already is active, nothing changes."""
     return Activated.of(await asyncio.to_thread(state.activator.activate, version))

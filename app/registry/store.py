@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Connection, func, insert, select
 from sqlalchemy.exc import IntegrityError
@@ -105,14 +105,9 @@ class Registry:
         (document,) = self._parts(version, calibrators.c.report)
         return dict(document)
 
-    def reliability_svg(self, version: int) -> bytes:
-        """Return the reliability diagram of the report."""
-        (image,) = self._parts(version, calibrators.c.reliability_svg)
-        return bytes(image)
-
-    def reliability_png(self, version: int) -> bytes:
-        """Return the same as a PNG; calibrators recorded by the first releases have none."""
-        (image,) = self._parts(version, calibrators.c.reliability_png)
+    def reliability(self, version: int, suffix: Literal["svg", "png"]) -> bytes:
+        """Return the reliability diagram of the report; calibrators of the first releases have no PNG."""
+        (image,) = self._parts(version, calibrators.c[f"reliability_{suffix}"])
         return bytes(image)
 
     # -- activations -----------------------------------------------------------------------------------------
@@ -287,10 +282,9 @@ class Registry:
             self._get(connection, version)
             row = connection.execute(select(*columns).where(calibrators.c.version == version)).one()
         if row[0] is None:
-            why = (
-                "it was never fitted" if version == UNCALIBRATED else "it was recorded before there were any"
-            )
-            raise NoReport(f"Calibrator {version} has none: {why}.")
+            if version == UNCALIBRATED:
+                raise NoReport("Calibrator 0 has no report: it was never fitted.")
+            raise NoReport(f"Calibrator {version} has no PNG: an older release recorded it.")
         return tuple(row)
 
 

@@ -1,6 +1,6 @@
-"""How the tables came to be, one step a file; a start applies what its database is missing.
+"""The migrations, one file per step. A start applies the steps that its database does not have yet.
 
-`HEAD` names the newest step, so that a start whose database is up to date need not load Alembic at all.
+`HEAD` names the newest step: a start whose database is up to date does not load Alembic.
 """
 
 HEAD = "0002"

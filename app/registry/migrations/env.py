@@ -1,4 +1,4 @@
-"""What Alembic runs for every upgrade: the steps, on the connection and in the transaction it is handed."""
+"""Run by Alembic for every upgrade, on the connection and in the transaction that it is given."""
 
 from alembic import context
 

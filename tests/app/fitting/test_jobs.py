@@ -97,7 +97,7 @@ def test_fits_run_one_after_the_other_and_tell_how_far_they_are(tmp_path: Path) 
         assert (last.state, last.calibrator) == (FitState.SUCCEEDED, 2)
         assert "than version 1's" in (last.decision or "")
         assert opened.registry.report(2)["fit"]["certificate"]["starts"] >= 1
-        assert opened.registry.reliability_svg(2).lstrip().startswith(b"<?xml")
+        assert opened.registry.reliability(2, "svg").lstrip().startswith(b"<?xml")
         assert (await jobs.get(first)) == seen[-1]
         exposition = telemetry.exposition()
         assert b'boxcal_fits_total{state="succeeded"} 2.0' in exposition

@@ -1,54 +1,105 @@
-"""A PostgreSQL server of the tests' own, where its programs are installed."""
+"""A private PostgreSQL server on the loopback, which a test may stop, start, pause and kill."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import socket
+import signal
 import subprocess
-import tempfile
-from collections.abc import Iterator
+import time
 from pathlib import Path
 from typing import Any
 
-PROGRAMS = ("initdb", "postgres")
+import psutil
+import psycopg
+
+from tests.app.fitting.service import free_port
+
+READY = "database system is ready to accept connections"
+
+
+def program(name: str) -> str | None:
+    """Path of a PostgreSQL program; Debian installs them outside PATH."""
+    debian = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
+    return shutil.which(name) or (str(debian[-1]) if debian else None)
 
 
 def is_installed() -> bool:
     """Whether a server can be started here."""
-    return all(shutil.which(program) for program in PROGRAMS)
+    return program("initdb") is not None
 
 
-@contextlib.contextmanager
-def server() -> Iterator[str]:
-    """Run a server over an empty folder; gives the URL of its database."""
-    # The server refuses to run as root, and its user must be able to reach its folder.
-    user: dict[str, Any] = {"user": "postgres"} if os.geteuid() == 0 else {}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory(prefix="boxcal-postgresql-") as name:
-        if user:
-            shutil.chown(name, **user)
-        data = Path(name) / "data"
-        initdb, postgres = (str(Path(shutil.which(program) or program).resolve()) for program in PROGRAMS)
+class PostgreSQL:
+    """A cluster in a new folder; it runs as the user `postgres` where the tests run as root.
+
+    Attributes
+    ----------
+    port
+        Loopback port; the same over restarts.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._user: dict[str, Any] = {"user": "postgres", "extra_groups": []} if os.geteuid() == 0 else {}
+        if self._user:
+            shutil.chown(folder, user="postgres")
+        self._data = folder / "data"
+        self._databases = 0
+        self._process: subprocess.Popen[str] | None = None
+        self.port = free_port()
         subprocess.run(
-            [initdb, "-D", data, "-A", "trust", "-U", "boxcal", "--no-sync"],
-            check=True, capture_output=True, cwd=name, **user,
+            [program("initdb") or "", "-D", self._data, "-A", "trust", "-U", "boxcal", "--no-sync"],
+            check=True, capture_output=True, cwd=folder, **self._user,
         )  # fmt: skip
-        process = subprocess.Popen(
-            [postgres, "-D", data, "-k", name, "-p", str(port), "-h", "127.0.0.1"],
-            stderr=subprocess.PIPE, text=True, cwd=name, **user,
-        )  # fmt: skip
-        assert process.stderr is not None
-        with process, process.stderr:
-            try:
-                for line in process.stderr:
-                    if "ready to accept connections" in line:
-                        break
-                else:
-                    raise AssertionError("the server did not start")
-                yield f"postgresql://boxcal@127.0.0.1:{port}/postgres"
-            finally:
-                process.terminate()
+
+    def start(self) -> None:
+        """Start the server, and wait until it accepts connections."""
+        log = self._folder / "log"
+        with log.open("w") as output:
+            self._process = subprocess.Popen(
+                [
+                    program("postgres") or "", "-D", self._data, "-k", self._folder,
+                    "-p", str(self.port), "-h", "127.0.0.1", "-c", "fsync=off",
+                ],
+                stderr=output, text=True, cwd=self._folder, **self._user,
+            )  # fmt: skip
+        with log.open() as lines:
+            while READY not in lines.readline():
+                assert self._process.poll() is None, log.read_text()
+                time.sleep(0.01)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """End the server: SIGINT closes all connections, SIGQUIT ends it as a crash does."""
+        assert self._process is not None
+        self.resume()
+        self._process.send_signal(how)
+        self._process.wait()
+
+    def pause(self) -> None:
+        """Stop every process of the server with SIGSTOP: connections stay open, and nothing answers."""
+        for process in self._processes():
+            process.suspend()
+
+    def resume(self) -> None:
+        """Let the server continue."""
+        for process in self._processes():
+            process.resume()
+
+    def new_database(self) -> str:
+        """Create an empty database, and give its URL."""
+        self._databases += 1
+        name = f"test{self._databases}"
+        with psycopg.connect(f"{self._url}/postgres", autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}".encode())
+        return f"{self._url}/{name}"
+
+    @property
+    def _url(self) -> str:
+        return f"postgresql://boxcal@127.0.0.1:{self.port}"
+
+    def _processes(self) -> list[psutil.Process]:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            return []
+        server = psutil.Process(self._process.pid)
+        return [server, *server.children(recursive=True)]

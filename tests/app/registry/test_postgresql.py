@@ -1,4 +1,4 @@
-"""On PostgreSQL the registry is the same, and replicas that share it do not get into each other's way."""
+"""Replicas that share a registry on PostgreSQL."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,18 +13,15 @@ from boxcal.app.registry.database import Database
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, Decision, FitState, FittedCalibrator
 from boxcal.app.registry.store import Registry
 from boxcal.app.registry.tables import metadata
-from tests.app.registry import postgresql
-
-pytestmark = pytest.mark.skipif(not postgresql.is_installed(), reason="PostgreSQL is not installed")
+from tests.app.registry.postgresql import PostgreSQL
 
 DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
 FITTED = FittedCalibrator("ts", b"\x00\xff", {"method": "ts"}, {"nll": [0.5]}, b"<svg/>", b"png", 7)
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with postgresql.server() as url:
-        yield url
+def url(postgresql: PostgreSQL) -> str:
+    return postgresql.new_database()
 
 
 @pytest.fixture(scope="module")

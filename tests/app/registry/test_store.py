@@ -83,7 +83,7 @@ def test_a_calibrator_comes_back_as_it_was_given(registry: Registry, path: Path)
     assert record.created_at.tzinfo is not None
     assert again.artifact(1) == b"\x00\xffbytes"
     assert again.report(1) == {"samples": 7, "nll": [0.5]}
-    assert (again.reliability_svg(1), again.reliability_png(1)) == (b"<svg/>", b"png")
+    assert (again.reliability(1, "svg"), again.reliability(1, "png")) == (b"<svg/>", b"png")
     again.close()
 
 

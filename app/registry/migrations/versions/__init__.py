@@ -1,1 +1,1 @@
-"""The steps, in the order of their numbers."""
+"""The steps, ordered by their numbers."""

@@ -1,4 +1,4 @@
-"""The first tables: backbones, calibrators, activations and fits, with the append-only ones guarded."""
+"""The first tables: backbones, calibrators, activations and fits; two of them append-only."""
 
 from datetime import UTC, datetime
 
@@ -17,7 +17,7 @@ APPEND_ONLY = ("calibrators", "activations")
 
 
 def upgrade() -> None:
-    """Make the tables, version 0, and the guards."""
+    """Create the tables, version 0, and the triggers."""
     op.create_table(
         "backbones",
         sa.Column("id", sa.Integer, nullable=False),
@@ -93,32 +93,25 @@ def upgrade() -> None:
         calibrators,
         [{"version": 0, "method": "uncalibrated", "created_at": datetime(1970, 1, 1, tzinfo=UTC)}],
     )
-    guard_postgresql() if op.get_bind().dialect.name == "postgresql" else guard_sqlite()
+    guard(postgresql=op.get_bind().dialect.name == "postgresql")
 
 
-def guard_sqlite() -> None:
-    """Let SQLite refuse every change and removal of a row that is only to be added."""
+def guard(*, postgresql: bool) -> None:
+    """Make the database refuse every change and removal of a row of the append-only tables."""
+    if postgresql:
+        op.execute(
+            "CREATE FUNCTION boxcal_append_only() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION '% is append-only', TG_TABLE_NAME; END $$"
+        )
     for table in APPEND_ONLY:
+        if postgresql:
+            op.execute(
+                f"CREATE TRIGGER {table}_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON {table} "
+                "FOR EACH STATEMENT EXECUTE FUNCTION boxcal_append_only()"
+            )
+            continue
         for action in ("UPDATE", "DELETE"):
             op.execute(
                 f"CREATE TRIGGER {table}_no_{action.lower()} BEFORE {action} ON {table} "
                 f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
             )
-
-
-def guard_postgresql() -> None:
-    """Let PostgreSQL refuse the same."""
-    op.execute(
-        "CREATE FUNCTION boxcal_append_only() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN RAISE EXCEPTION '% is append-only', TG_TABLE_NAME; END $$"
-    )
-    for table in APPEND_ONLY:
-        op.execute(
-            f"CREATE TRIGGER {table}_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON {table} "
-            "FOR EACH STATEMENT EXECUTE FUNCTION boxcal_append_only()"
-        )
-
-
-def downgrade() -> None:
-    """Refuse: the first tables hold the record, and the record is not taken back."""
-    raise NotImplementedError("The first revision cannot be undone; restore a copy of the database instead.")

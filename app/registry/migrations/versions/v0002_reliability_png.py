@@ -12,8 +12,3 @@ depends_on = None
 def upgrade() -> None:
     """Add the column."""
     op.add_column("calibrators", sa.Column("reliability_png", sa.LargeBinary))
-
-
-def downgrade() -> None:
-    """Refuse: the record is not taken back."""
-    raise NotImplementedError("Revision 0002 cannot be undone; restore a copy of the database instead.")
