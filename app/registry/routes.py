@@ -32,7 +32,9 @@ def part(path: str, media_type: str, description: str, *errors: type[BoxcalError
     schema = (
         {"type": "object"} if media_type == "application/json" else {"type": "string", "format": "binary"}
     )
-    success = {200: {"description": description, "content": {media_type: {"schema": schema}}}}
+    success: dict[int | str, dict[str, Any]] = {
+        200: {"description": description, "content": {media_type: {"schema": schema}}}
+    }
     refusals = problems(CalibratorNotFound, NoReport, InvalidParameter, *errors)
     return router.get(f"/{{version}}/{path}", response_class=Response, responses={**success, **refusals})
 
