@@ -1,0 +1,112 @@
+"""Modules of boxcal that one real request crosses: `python -m benchmarks.modules [ROUTE ...]`.
+
+A service runs in this process under a profiling hook; a request crosses a module if it calls one of its
+functions, in whichever thread. What runs while a module is imported does not count, nor does what only some
+of the repetitions cross, such as periodic work in the background. The worker process of a fit is traced by
+the same hook, which a `sitecustomize` module installs there, and is listed apart.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+REPETITIONS = 3
+SITECUSTOMIZE = "from benchmarks.modules import trace_process; trace_process({path!r})"
+
+
+class Trace:
+    """Names of the modules of boxcal whose functions are called; `found` is called with each new one."""
+
+    def __init__(self, found: Callable[[str], object] = lambda name: None) -> None:
+        self.names: set[str] = set()
+        self._found = found
+
+    def install(self) -> None:
+        """Trace every thread that is started from now on."""
+        threading.setprofile(self._hook)
+
+    def _hook(self, frame: FrameType, event: str, argument: object) -> None:
+        if event != "call" or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # bodies of modules, classes
+            return
+        spec = frame.f_globals.get("__spec__")
+        name = getattr(spec, "name", "")
+        if name.startswith("boxcal.") and name not in self.names and not _importing(frame):
+            self.names.add(name)
+            self._found(name)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == "_find_and_load":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def trace_process(path: str) -> None:
+    """Trace all of this process, and append the name of each module to a file."""
+
+    def found(name: str) -> None:
+        with Path(path).open("a") as file:
+            file.write(f"{name}\n")
+
+    trace = Trace(found)
+    trace.install()
+    sys.setprofile(trace._hook)
+
+
+def crossed(routes: list[str]) -> dict[str, set[str]]:
+    """Send each route's request to a real service and name the modules it crosses."""
+    import httpx  # noqa: PLC0415 - nothing of this is needed in the worker
+    import numpy as np  # noqa: PLC0415
+
+    from boxcal.models.digits_data import load_digits_split  # noqa: PLC0415
+    from tests.app.fitting.validation_data import validation_npz  # noqa: PLC0415
+    from tests.app.running import running  # noqa: PLC0415
+
+    requests: dict[str, dict[str, Any]] = {
+        "/predict": {
+            "content": load_digits_split().test.png(0),
+            "headers": {"content-type": "image/png"},
+        },
+        "/calibrate": {"json": {"logits": np.eye(10).tolist()}},
+        "/fit": {
+            "files": {"file": ("v.npz", validation_npz())},
+            "data": {"method": "ts", "activate": "always"},
+            "params": {"wait": 300},
+        },
+    }
+    modules = {}
+    with tempfile.TemporaryDirectory() as folder:
+        worker = Path(folder) / "worker"
+        (Path(folder) / "sitecustomize.py").write_text(SITECUSTOMIZE.format(path=str(worker)))
+        sys.path.insert(0, folder)
+        trace = Trace()
+        trace.install()
+        with (
+            running(Path(folder) / "data") as service,
+            httpx.Client(base_url=service.url, timeout=310) as client,
+        ):
+            for route in routes:
+                repeated = []
+                for _ in range(REPETITIONS + 1):
+                    trace.names.clear()
+                    client.post(route, **requests[route]).raise_for_status()
+                    repeated.append(set(trace.names))
+                modules[route] = set.intersection(*repeated[1:])
+        threading.setprofile(None)
+        if worker.exists():
+            modules["/fit, in the worker"] = set(worker.read_text().split())
+    return modules
+
+
+if __name__ == "__main__":
+    for request, names in crossed(sys.argv[1:] or ["/predict", "/calibrate", "/fit"]).items():
+        print(f"{request}: {len(names)} modules", *sorted(names), sep="\n  ")
