@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
+PYTEST_WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-long check format demo bench-serving bench-operator lock clean
+.PHONY: help serve test coverage test-long check format demo bench-serving bench-operator lock clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -27,8 +29,11 @@ $(DEV): $(RUNTIME) requirements-dev.lock
 serve: $(RUNTIME) ## Start the service on http://127.0.0.1:8000
 	$(BIN)/boxcal serve
 
-test: $(DEV) ## Run the test suite
-	$(BIN)/python -m pytest
+test: $(DEV) ## Run the test suite, its files in PYTEST_WORKERS processes
+	$(PYTEST)
+
+coverage: $(DEV) ## Run the test suite and report which lines and branches it reaches
+	$(PYTEST) --cov=boxcal --cov-report=term --cov-report=xml
 
 test-long: $(DEV) ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m long --timeout 1800
@@ -53,8 +58,8 @@ bench-operator: $(DEV) ## Measure the operator against torch.softmax and others
 	$(BIN)/python -m benchmarks.operator
 
 lock: ## Resolve the lock files anew (needs uv)
-	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements.lock
+	uv pip compile pyproject.toml --extra serve --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements.lock
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-dev.lock
 
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .coverage* coverage.xml .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

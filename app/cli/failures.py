@@ -25,6 +25,8 @@ def failure_of(error: Exception) -> tuple[str, int] | None:
     """
     if isinstance(error, TyperException):
         return str(getattr(error, "format_message", error.__str__)()), getattr(error, "exit_code", MISUSED)
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("boxcal"):
+        return f"this command needs the package {error.name}: pip install 'boxcal[serve]'", MISUSED
     for kind, code in _kinds():
         if isinstance(error, kind):
             return " ".join(str(error).split()), code

@@ -14,7 +14,6 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 import httpx
 import numpy as np
 import numpy.typing as npt
-import orjson
 from pydantic import TypeAdapter
 
 from boxcal.app.client.exchange import Call
@@ -276,21 +275,19 @@ def _bound(value: BoundValue) -> Any:
 
 
 def _array(
-    values: Floats, options: AnswerOptions, members: Callable[[Floats], dict[str, Any]]
+    values: Floats, options: AnswerOptions, members: Callable[[list[Any]], dict[str, Any]]
 ) -> dict[str, Any]:
     """Send an array as an `.npy` body and its options in the query string.
 
-    Bounds for many classes outgrow what servers and proxies take as a query string; then all of it is JSON,
-    with the array in `members`.
+    Bounds for many classes exceed the length of query that servers and proxies accept. Then the whole request
+    is JSON, with the array in `members`.
     """
     document = options_document(options)
     query = json.dumps(document, separators=(",", ":")) if document else ""
     if len(query) > LONGEST_QUERY:
-        exact = values.astype(np.float64)  # the shortest digits of a float32 name another float64
+        exact = values.astype(np.float64).tolist()  # the shortest digits of a float32 name another float64
         return {
-            "content": orjson.dumps(
-                members(exact) | {"options": document}, option=orjson.OPT_SERIALIZE_NUMPY
-            ),
+            "content": json.dumps(members(exact) | {"options": document}),
             "headers": {"content-type": "application/json"},
         }
     body = io.BytesIO()
@@ -303,7 +300,7 @@ def _array(
 
 
 def _floats(array: npt.ArrayLike) -> Floats:
-    """Return a C-contiguous float array; what orjson and `.npy` readers take."""
+    """Return a C-contiguous float array."""
     values = np.asarray(array)
     return np.ascontiguousarray(values, dtype=values.dtype if values.dtype.kind == "f" else np.float64)
 

@@ -47,7 +47,11 @@ def running(command: list[str], log: Path, **environment: str) -> Iterator[subpr
     """Run a command until the block ends, its output in `log`; SIGTERM must end it."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **environment}
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=log.parent,
+            env={**os.environ, **environment},
         )
         try:
             yield process
@@ -65,8 +69,14 @@ def running(command: list[str], log: Path, **environment: str) -> Iterator[subpr
 
 
 @contextlib.contextmanager
-def service(folder: Path) -> Iterator[str]:
-    """Yield the address of a service that is ready, on a registry of its own."""
+def service(folder: Path, boxcal: Path | None = None) -> Iterator[str]:
+    """Yield the address of a service that is ready, on a registry of its own.
+
+    Parameters
+    ----------
+    boxcal
+        The command of another environment; it then sees nothing of this checkout.
+    """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     settings = {
@@ -75,7 +85,9 @@ def service(folder: Path) -> Iterator[str]:
         "BOXCAL_DATA_DIR": str(folder / "data"),
         "BOXCAL_DEVICE": "cpu",
     }
-    command = [str(Path(sys.executable).with_name("boxcal")), "serve"]
+    if boxcal is not None:
+        settings["PYTHONPATH"] = ""
+    command = [str(boxcal or Path(sys.executable).with_name("boxcal")), "serve"]
     with running(command, folder / "service.log", **settings) as process:
         wait_until(lambda: httpx.get(f"{url}/health/ready").is_success, "the service", 60, process)
         yield url

@@ -1,0 +1,130 @@
+"""Each extra installs all that it needs: every other package is hidden from the import system."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+HEAVY = {"torch", "numba", "scipy", "sklearn", "fastapi", "uvicorn", "sqlalchemy", "onnxruntime", "PIL"}
+
+HIDE = """
+import sys
+hidden = set(sys.argv[1].split())
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+"""
+
+CLIENT = """
+import boxcal
+from boxcal import AsyncBoxcalClient, BoxcalClient
+with BoxcalClient("http://127.0.0.1:9") as client:
+    assert callable(client.predict)
+"""
+COMMAND = """
+from boxcal.app.cli import main
+sys.argv = ["boxcal", *{arguments!r}]
+main()
+"""
+CALIBRATORS = """
+import numpy as np
+import boxcal
+logits = np.random.default_rng(0).normal(size=(200, 3))
+result = boxcal.fit("ts", logits, logits.argmax(1))
+assert boxcal.evaluate(result.calibrator(logits), logits.argmax(1)).error_rate == 0
+"""
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def installs(extra: str) -> set[str]:
+    """Name the distributions that `boxcal[extra]` brings, those they require included."""
+    optional = PROJECT["optional-dependencies"]
+    wanted = [Requirement(line) for line in [*PROJECT["dependencies"], *optional.get(extra, [])]]
+    found: set[str] = set()
+    while wanted:
+        requirement = wanted.pop()
+        name = normal(requirement.name)
+        if name == "boxcal":
+            wanted += [Requirement(line) for each in requirement.extras for line in optional[each]]
+        elif name not in found:
+            found.add(name)
+            wanted += [
+                each
+                for each in map(Requirement, requires(name))
+                if each.marker is None
+                or any(each.marker.evaluate({"extra": asked}) for asked in requirement.extras | {""})
+            ]
+    return found
+
+
+def requires(name: str) -> list[str]:
+    """List what a distribution requires; nothing of one that is for another platform."""
+    try:
+        return importlib.metadata.requires(name) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+
+
+def run(extra: str, code: str) -> subprocess.CompletedProcess[str]:
+    """Run code where only the modules of `boxcal[extra]` and the standard library can be imported."""
+    allowed = installs(extra) | {"boxcal"}
+    hidden = {
+        module
+        for module, distributions in importlib.metadata.packages_distributions().items()
+        if not {normal(name) for name in distributions} & allowed
+    }
+    return subprocess.run(
+        [sys.executable, "-c", HIDE + code, " ".join(hidden)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("extra", "code"),
+    [
+        ("", CLIENT),
+        ("", COMMAND.format(arguments=["--help"])),
+        ("", COMMAND.format(arguments=["predict", "--help"])),
+        ("calibrators", CALIBRATORS),
+        ("serve", "from boxcal.app.server import serve"),
+    ],
+)
+def test_an_extra_is_enough(extra: str, code: str) -> None:
+    done = run(extra, code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_client_comes_without_the_server_and_without_torch() -> None:
+    modules = importlib.metadata.packages_distributions()
+    assert not [name for name in HEAVY if normal(modules[name][0]) in installs("")]
+    assert "fastapi" not in installs("calibrators")
+    assert all(normal(modules[name][0]) in installs("serve") for name in HEAVY)
+
+
+@pytest.mark.parametrize("code", ["import boxcal; boxcal.fit", "import boxcal.app.server"])
+def test_what_an_extra_does_not_bring_is_hidden(code: str) -> None:
+    """Otherwise the tests above could not fail."""
+    assert "ModuleNotFoundError" in run("", code).stderr
+
+
+def test_a_command_without_its_extra_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "v.npz").write_bytes(b"")
+    done = run("", COMMAND.format(arguments=["fit", str(tmp_path / "v.npz")]))
+    assert done.returncode == 2
+    assert "pip install 'boxcal[serve]'" in done.stderr
+    assert "Traceback" not in done.stderr

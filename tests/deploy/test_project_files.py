@@ -1,0 +1,63 @@
+"""The files that other tools read: the workflow, dependabot, the citation and the hooks."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from check_jsonschema.builtin_schemas import get_builtin_schema
+from jsonschema.validators import validator_for
+
+ROOT = Path(__file__).parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SCHEMAS = {
+    ".github/workflows/tests.yml": "vendor.github-workflows",
+    ".github/dependabot.yml": "vendor.dependabot",
+    "CITATION.cff": "vendor.citation-file-format",
+}
+
+
+def load(name: str) -> Any:
+    return yaml.load((ROOT / name).read_text(), Loader=yaml.BaseLoader)  # noqa: S506 - `on` stays a string
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_file_follows_its_schema(name: str) -> None:
+    schema = get_builtin_schema(SCHEMAS[name])
+    document = yaml.safe_load((ROOT / name).read_text())
+    if True in document:  # YAML 1.1 reads `on` as a boolean
+        document["on"] = document.pop(True)
+    errors = [f"{e.json_path}: {e.message}" for e in validator_for(schema)(schema).iter_errors(document)]
+    assert errors == []
+
+
+def test_the_workflow_runs_every_supported_python_and_existing_targets() -> None:
+    workflow = load(".github/workflows/tests.yml")
+    versions = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
+    low, high = re.findall(r"3\.(\d+)", PROJECT["requires-python"])
+    assert versions == [f"3.{minor}" for minor in range(int(low), int(high))]
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    steps = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
+    used = [step.removeprefix("make ") for step in steps if step.startswith("make ")]
+    assert used
+    assert set(used) <= targets
+
+
+def test_the_citation_names_this_version() -> None:
+    assert load("CITATION.cff")["version"] == PROJECT["version"]
+
+
+def test_hooks_call_what_make_check_installs() -> None:
+    hooks = load(".pre-commit-config.yaml")["repos"][0]["hooks"]
+    check = (ROOT / "Makefile").read_text()
+    assert [hook["entry"].split()[0] for hook in hooks] == [
+        ".venv/bin/ruff",
+        ".venv/bin/ruff",
+        ".venv/bin/mypy",
+    ]
+    assert "$(BIN)/ruff format" in check
+    assert "$(BIN)/mypy" in check
