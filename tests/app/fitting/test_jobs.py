@@ -246,7 +246,6 @@ async def follows(opened: Refits, version: int) -> None:
 
 def test_processes_that_share_a_registry_follow_each_other(tmp_path: Path) -> None:
     async def whole() -> None:
-        others = fit_workers()
         async with refits(tmp_path) as (one, _), refits(tmp_path) as (other, telemetry):
             fit_id = await submit(one.jobs, QUICK, activate=ActivatePolicy.ALWAYS)
             with pytest.raises(FitElsewhere, match=f"Fit {fit_id} runs in another replica"):
