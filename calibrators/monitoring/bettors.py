@@ -1,0 +1,237 @@
+"""The compiled loop of the calibration test: each bettor's likelihood ratio, and the mixture over them.
+
+A bettor proposes a recalibration q of the probabilities p before it sees the label. Under the hypothesis that
+p is the law of the label, E[q(y) / p(y)] <= 1, so every mixture of such ratios is a fair bet against p.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from boxcal.calibrators.operator.compiling import compiled
+
+Array = np.ndarray[Any, Any]
+
+POWERS = (4, 5, 6, 7, 9, 10, 12, 16)
+"""Exponents of the tempered bettors p^beta, in eighths."""
+
+FLOORS = (0.01, 0.03, 0.1)
+"""Shares of the uniform distribution in the floor bettors (1 - epsilon) p + epsilon / K."""
+
+BIN_EDGES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)
+"""Confidence bins of the bettor with one offset a bin."""
+
+NO_CHANGE = 0
+FIRST_FLOOR = 1 + len(POWERS)
+BIASES = FIRST_FLOOR + len(FLOORS)
+BIASES_AND_TEMPERATURE = BIASES + 1
+TOP_LABEL = BIASES + 2
+PREDICTED_CLASS = BIASES + 3
+CONFIDENCE_BIN = BIASES + 4
+CLASS_PRIOR = BIASES + 5
+BETTORS = BIASES + 6
+
+CAP = 10.0
+"""Largest likelihood ratio that one label may contribute: no single label raises an alarm."""
+
+SHARE = 1e-3
+"""Share of the prior that returns into the bettors' weights after each label."""
+
+FORGET = 0.999
+STRENGTH = 5.0
+"""Weight of a learned bettor's start, in units of its curvature."""
+
+PRIOR_FORGET = 0.9995
+PRIOR_COUNT = 1.0
+"""Pseudo-count a class of the class-prior bettor."""
+
+TINY = 1e-300
+BINS = len(BIN_EDGES) + 1
+
+STRICT, MATERIAL, TAIL, RUN, RUN_COUNT, SEEN = range(6)
+"""Entries of `progress`: log sums of the two tests, prior mass of later starts, the present run of gains, its
+length, and how many labels were seen."""
+
+
+@compiled
+def fold(  # noqa: PLR0915, PLR0917, PLR0912 - one loop over rows, which compiled code takes by position
+    probabilities: Array,
+    labels: Array,
+    shares: Array,
+    source: Array,
+    weights: Array,
+    by_class: Array,
+    few: Array,
+    bins: Array,
+    tolerance: float,
+    progress: Array,
+    gains: Array,
+    evidence: Array,
+) -> None:
+    """Bet on each label in turn and learn from it.
+
+    Parameters
+    ----------
+    probabilities, labels
+        (N, K) float64 and (N,) int64.
+    shares
+        (BETTORS,) prior weights, which sum to 1.
+    source
+        (K,) class frequencies for which the probabilities were calibrated.
+    weights
+        (BETTORS,) present weights; updated.
+    by_class
+        (7, K) updated: biases and their curvature; biases beside a temperature and their curvature; offset of
+        each predicted class and its curvature; expected counts of classes in the recent traffic.
+    few
+        (7,) updated: slope and curvature of the temperature; slope - 1, offset and curvature (3) of the top
+        label.
+    bins
+        (2, BINS) updated: offset of each confidence bin and its curvature.
+    tolerance
+        Recoverable NLL that the second test tolerates, in nats a label.
+    progress
+        (6,) updated: see `STRICT` and its neighbours.
+    gains
+        (BETTORS,) updated: log gain of each bettor in the present run.
+    evidence
+        (N, 2) out: log E of the strict and of the material test after each label.
+    """
+    size = probabilities.shape[1]
+    log_p, first, second, posterior = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
+    sums, x = np.empty(len(POWERS)), np.empty(BETTORS)
+    for n in range(labels.shape[0]):
+        p, y = probabilities[n], labels[n]
+        top, confidence = 0, p[0]
+        sums[:] = 0.0
+        z_first = z_second = z_posterior = total_count = 0.0
+        for k in range(size):
+            total_count += by_class[6, k]
+        pseudo = PRIOR_COUNT * size
+        for k in range(size):
+            value = max(p[k], TINY)
+            if value > confidence:
+                top, confidence = k, value
+            log_p[k] = math.log(value)
+            root = math.exp(0.125 * log_p[k])
+            r2 = root * root
+            r4 = r2 * r2
+            r8 = r4 * r4
+            sums[0] += r4
+            sums[1] += r4 * root
+            sums[2] += r4 * r2
+            sums[3] += r4 * r2 * root
+            sums[4] += r8 * root
+            sums[5] += r8 * r2
+            sums[6] += r8 * r4
+            sums[7] += r8 * r8
+            first[k] = value * math.exp(by_class[0, k])
+            second[k] = math.exp((1.0 + few[0]) * log_p[k] + by_class[2, k])
+            target = (by_class[6, k] + pseudo * source[k]) / (total_count + pseudo)
+            posterior[k] = value * target / max(source[k], TINY)
+            z_first += first[k]
+            z_second += second[k]
+            z_posterior += posterior[k]
+        p_y = max(p[y], TINY)
+        x[NO_CHANGE] = 1.0
+        for j in range(len(POWERS)):
+            x[1 + j] = math.exp((POWERS[j] / 8.0 - 1.0) * log_p[y]) / sums[j]
+        for j in range(len(FLOORS)):
+            x[FIRST_FLOOR + j] = (1.0 - FLOORS[j]) + FLOORS[j] / (size * p_y)
+        x[BIASES] = first[y] / (z_first * p_y)
+        x[BIASES_AND_TEMPERATURE] = second[y] / (z_second * p_y)
+        x[CLASS_PRIOR] = posterior[y] / (z_posterior * p_y)
+        hit = 1.0 if y == top else 0.0
+        confidence = min(max(confidence, 1e-9), 1.0 - 1e-9)
+        logit = math.log(confidence / (1.0 - confidence))
+        bin_index = 0
+        while bin_index < len(BIN_EDGES) and confidence >= BIN_EDGES[bin_index]:
+            bin_index += 1
+        q_top = 1.0 / (1.0 + math.exp(-((1.0 + few[2]) * logit + few[3])))
+        q_class = 1.0 / (1.0 + math.exp(-(logit + by_class[4, top])))
+        q_bin = 1.0 / (1.0 + math.exp(-(logit + bins[0, bin_index])))
+        x[TOP_LABEL] = q_top / confidence if hit else (1.0 - q_top) / (1.0 - confidence)
+        x[PREDICTED_CLASS] = q_class / confidence if hit else (1.0 - q_class) / (1.0 - confidence)
+        x[CONFIDENCE_BIN] = q_bin / confidence if hit else (1.0 - q_bin) / (1.0 - confidence)
+        ratio = 0.0
+        for j in range(BETTORS):
+            x[j] = min(x[j], CAP)
+            ratio += weights[j] * x[j]
+        for j in range(BETTORS):
+            weights[j] = (1.0 - SHARE) * weights[j] * x[j] / ratio + SHARE * shares[j]
+        gain = math.log(ratio)
+        # A mixture over start times: a start at the t-th label has the prior mass that the tail loses there.
+        progress[SEEN] += 1.0
+        tail = math.log(2.0) / math.log(2.0 + progress[SEEN])
+        log_start = math.log(progress[TAIL] - tail)
+        progress[TAIL] = tail
+        progress[STRICT] = gain + np.logaddexp(progress[STRICT], log_start)
+        progress[MATERIAL] = gain - tolerance + np.logaddexp(progress[MATERIAL], log_start)
+        evidence[n, 0] = np.logaddexp(progress[STRICT], math.log(tail))
+        evidence[n, 1] = np.logaddexp(progress[MATERIAL], math.log(tail))
+        if progress[RUN] + gain > 0.0:
+            progress[RUN] += gain
+            progress[RUN_COUNT] += 1.0
+            for j in range(BETTORS):
+                gains[j] += math.log(x[j])
+        else:
+            progress[RUN] = progress[RUN_COUNT] = 0.0
+            gains[:] = 0.0
+        # What follows learns from the label, for the bets to come.
+        mean = slope = curvature = 0.0
+        for k in range(size):
+            mean += second[k] / z_second * log_p[k]
+        for k in range(size):
+            q, target = first[k] / z_first, 1.0 if k == y else 0.0
+            by_class[1, k] = FORGET * by_class[1, k] + q * (1.0 - q)
+            by_class[0, k] -= (q - target + (1.0 - FORGET) * STRENGTH * by_class[0, k]) / (
+                by_class[1, k] + STRENGTH
+            )
+            q = second[k] / z_second
+            slope += (q - target) * log_p[k]
+            curvature += q * (log_p[k] - mean) ** 2
+            by_class[3, k] = FORGET * by_class[3, k] + q * (1.0 - q)
+            by_class[2, k] -= (q - target + (1.0 - FORGET) * STRENGTH * by_class[2, k]) / (
+                by_class[3, k] + STRENGTH
+            )
+            by_class[6, k] = PRIOR_FORGET * by_class[6, k] + posterior[k] / z_posterior
+        few[1] = FORGET * few[1] + curvature
+        few[0] -= (slope + (1.0 - FORGET) * STRENGTH * few[0]) / (few[1] + STRENGTH)
+        few[0] = min(max(few[0], -0.9), 4.0)
+        error, spread = q_top - hit, q_top * (1.0 - q_top)
+        few[4] = FORGET * few[4] + spread * logit * logit
+        few[5] = FORGET * few[5] + spread * logit
+        few[6] = FORGET * few[6] + spread
+        a, b, c = few[4] + STRENGTH, few[5], few[6] + STRENGTH
+        by_slope = error * logit + (1.0 - FORGET) * STRENGTH * few[2]
+        by_offset = error + (1.0 - FORGET) * STRENGTH * few[3]
+        determinant = a * c - b * b
+        few[2] -= (c * by_slope - b * by_offset) / determinant
+        few[3] -= (a * by_offset - b * by_slope) / determinant
+        few[2] = min(max(few[2], -0.9), 4.0)
+        by_class[5, top] = FORGET * by_class[5, top] + q_class * (1.0 - q_class)
+        by_class[4, top] -= (q_class - hit + (1.0 - FORGET) * STRENGTH * by_class[4, top]) / (
+            by_class[5, top] + STRENGTH
+        )
+        bins[1, bin_index] = FORGET * bins[1, bin_index] + q_bin * (1.0 - q_bin)
+        bins[0, bin_index] -= (q_bin - hit + (1.0 - FORGET) * STRENGTH * bins[0, bin_index]) / (
+            bins[1, bin_index] + STRENGTH
+        )
+
+
+@compiled
+def observe(probabilities: Array, source: Array, counts: Array) -> None:
+    """Learn the class frequencies of traffic from rows (N, K) without labels; `counts` (K,) is updated."""
+    size = probabilities.shape[1]
+    posterior = np.empty(size)
+    for n in range(probabilities.shape[0]):
+        total, normalizer = 0.0, 0.0
+        for k in range(size):
+            total += counts[k]
+        for k in range(size):
+            target = (counts[k] + PRIOR_COUNT * size * source[k]) / (total + PRIOR_COUNT * size)
+            posterior[k] = probabilities[n, k] * target / max(source[k], TINY)
+            normalizer += posterior[k]
+        for k in range(size):
+            counts[k] = PRIOR_FORGET * counts[k] + posterior[k] / normalizer

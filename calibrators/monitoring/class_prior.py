@@ -1,0 +1,45 @@
+"""Class frequencies of unlabelled traffic, by expectation maximisation with a prior (MAP-EM).
+
+Saerens, Latinne and Decaestecker (2002), with a Dirichlet prior: without one, few rows give frequencies of
+zero, and a prior adjustment with those ruins the answers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from boxcal.calibrators.monitoring.state import Array
+
+PSEUDO_COUNT = 5.0
+"""Rows a class by which the estimate is drawn to the source frequencies."""
+
+FEWEST_ROWS = 1000
+TOLERANCE = 1e-8
+MOST_STEPS = 1000
+
+
+def estimate_class_prior(probabilities: Array, source: Array, *, pseudo_count: float = PSEUDO_COUNT) -> Array:
+    """Estimate the class frequencies (K,) behind rows (N, K) calibrated for the frequencies `source` (K,).
+
+    Raises
+    ------
+    ValueError
+        Fewer than `FEWEST_ROWS` rows, for which the estimate does more harm than good, or shapes that differ.
+    """
+    rows, source = np.asarray(probabilities, dtype=np.float64), np.asarray(source, dtype=np.float64)
+    if rows.ndim != 2 or source.shape != rows.shape[1:]:
+        raise ValueError(f"rows of shape {rows.shape} do not fit {source.shape} source frequencies")
+    if len(rows) < FEWEST_ROWS:
+        raise ValueError(f"a class prior needs at least {FEWEST_ROWS:,} rows, not {len(rows):,}")
+    source = source / source.sum()
+    extra = pseudo_count * len(source) * source
+    ratios = rows / np.maximum(source, np.finfo(np.float64).tiny)
+    prior: Array = source
+    for _ in range(MOST_STEPS):
+        weighted = ratios * prior
+        counts = (weighted / weighted.sum(1, keepdims=True)).sum(0) + extra
+        new: Array = counts / counts.sum()
+        if np.abs(new - prior).max() < TOLERANCE:
+            return new
+        prior = new
+    return prior

@@ -1,0 +1,102 @@
+"""Drift of the inputs without labels: a conformal martingale on the confidence of the predictions.
+
+The p-value of each confidence among those of the validation data and of the traffic so far is uniform while
+both are exchangeable; a histogram of past p-values bets against that (Vovk et al., "Testing randomness
+online", 2021). It tells that the inputs changed, not that the calibration did.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+
+from boxcal.calibrators.monitoring.state import Array, Fold
+from boxcal.calibrators.operator.compiling import compiled
+
+CONFIDENCE_BINS = 256
+BETTING_BINS = 10
+PRIOR_COUNT = 10.0
+"""Pseudo-count of each betting bin: early bets are cautious."""
+
+FORGET = 0.9995
+ALPHA = 0.01
+
+
+class DriftTest(Fold):
+    """Tests whether confidences are exchangeable with those of the validation data.
+
+    Parameters
+    ----------
+    reference
+        (M,) confidences in [0, 1] of the validation data.
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("counts", "bets", "progress")
+
+    def __init__(self, reference: Array) -> None:
+        self.counts = np.bincount(_bins(reference), minlength=CONFIDENCE_BINS).astype(np.float64)
+        self.bets = np.full(BETTING_BINS, PRIOR_COUNT)
+        # log sum over start times, prior mass of later starts, count, largest log E
+        self.progress = np.array([-math.inf, 1.0, 0.0, 0.0])
+
+    def update(self, confidences: Array) -> Array:
+        """Bet on (N,) confidences in the order of the predictions; returns (N,) log E after each."""
+        evidence = np.empty(len(confidences))
+        _fold(_bins(confidences), self.counts, self.bets, self.progress, evidence)
+        return evidence
+
+    @property
+    def log_evidence(self) -> float:
+        """Log E now."""
+        return float(np.logaddexp(self.progress[0], math.log(self.progress[1])))
+
+    @property
+    def alarm(self) -> bool:
+        """Whether log E has ever reached log(1 / ALPHA)."""
+        return bool(self.progress[3] >= -math.log(ALPHA))
+
+
+def _bins(confidences: Array) -> Array:
+    """Bin confidences evenly in the logit, from 1e-3 to 1 - 1e-6: most confidences are close to 1."""
+    clipped = np.clip(np.asarray(confidences, dtype=np.float64), 1e-3, 1.0 - 1e-6)
+    logits = np.log(clipped / (1.0 - clipped))
+    low, high = math.log(1e-3 / (1.0 - 1e-3)), math.log((1.0 - 1e-6) / 1e-6)
+    return np.minimum((logits - low) / (high - low) * CONFIDENCE_BINS, CONFIDENCE_BINS - 1).astype(np.int64)
+
+
+@compiled
+def _fold(bins: Array, counts: Array, bets: Array, progress: Array, evidence: Array) -> None:
+    for n in range(bins.shape[0]):
+        below, here, total = 0.0, counts[bins[n]] + 1.0, 1.0
+        for b in range(counts.shape[0]):
+            total += counts[b]
+            if b < bins[n]:
+                below += counts[b]
+        progress[2] += 1.0
+        p_value = (below + _uniform(progress[2]) * here) / total
+        counts[bins[n]] += 1.0
+        bet = min(int(p_value * BETTING_BINS), BETTING_BINS - 1)
+        weight = 0.0
+        for b in range(BETTING_BINS):
+            weight += bets[b]
+        gain = math.log(bets[bet] / weight * BETTING_BINS)
+        for b in range(BETTING_BINS):
+            bets[b] = PRIOR_COUNT + FORGET * (bets[b] - PRIOR_COUNT)
+        bets[bet] += 1.0
+        tail = math.log(2.0) / math.log(2.0 + progress[2])
+        progress[0] = gain + np.logaddexp(progress[0], math.log(progress[1] - tail))
+        progress[1] = tail
+        evidence[n] = np.logaddexp(progress[0], math.log(tail))
+        progress[3] = max(progress[3], evidence[n])
+
+
+@compiled
+def _uniform(count: float) -> float:
+    """Break ties by a number in [0, 1) that depends on the count alone (splitmix64): a replay agrees."""
+    z = np.uint64(count) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return float(z >> np.uint64(11)) * 2.0**-53

@@ -1,0 +1,125 @@
+"""Champion against challenger: which of two calibrators has the lower NLL, decided at any time.
+
+`D = log q(y) - log p(y)` is bounded from below by -B before the label is known, B = max_k log p(k) / q(k). So
+`1 + lambda (D - margin)` is a fair bet for every lambda below 1 / (B + margin), and the mean over a grid of
+lambda is one too (betting on a bounded mean: Waudby-Smith and Ramdas 2024).
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import ClassVar
+
+import numpy as np
+
+from boxcal.calibrators.monitoring.state import Array, Fold, check_rows
+from boxcal.calibrators.operator.compiling import compiled
+
+FLOOR = 1e-4
+"""Share of the uniform distribution in both, so that one label cannot cost infinitely much."""
+
+STAKES = tuple(0.01 * 2.0**power for power in np.linspace(0.0, math.log2(320.0), 10))
+LARGEST_STAKE = 0.9
+ALPHA = 0.05
+
+
+class Winner(StrEnum):
+    """How a duel stands."""
+
+    CHALLENGER = "challenger"
+    CHAMPION = "champion"
+    UNDECIDED = "undecided"
+
+
+class Duel(Fold):
+    """Decides between two calibrators on the same labels; each side wins wrongly with probability alpha / 2.
+
+    Parameters
+    ----------
+    num_classes
+        K.
+    margin
+        Nats a label by which the winner must be better.
+    alpha
+        Probability of a wrong decision where neither is better by more than the margin.
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("wealth", "sums", "decided")
+
+    def __init__(self, num_classes: int, *, margin: float = 0.0, alpha: float = ALPHA) -> None:
+        self.num_classes = num_classes
+        self.margin = margin
+        self.alpha = alpha
+        self.wealth = np.zeros((2, len(STAKES)))
+        self.sums = np.zeros(2)
+        self.decided = np.zeros(1, np.int64)
+
+    def update(self, champion: Array, challenger: Array, labels: Array) -> Array:
+        """Bet on (N,) labels given both sides' rows (N, K).
+
+        Returns
+        -------
+        ndarray
+            (N, 2) log evidence that the challenger and that the champion is better, after each label.
+        """
+        p, own = check_rows(champion, labels, self.num_classes)
+        q, _ = check_rows(challenger, labels, self.num_classes)
+        evidence = np.empty((len(own), 2))
+        _fold(p, q, own, np.array(STAKES), self.margin, self.wealth, self.sums, evidence)
+        if not self.decided[0]:
+            reached = np.argwhere(evidence >= math.log(2.0 / self.alpha))
+            if len(reached):
+                self.decided[0] = 1 + reached[0, 1]
+        return evidence
+
+    @property
+    def count(self) -> int:
+        """How many labels were seen."""
+        return int(self.sums[0])
+
+    @property
+    def gain(self) -> float:
+        """Mean NLL of the champion less that of the challenger, in nats, both floored."""
+        return float(self.sums[1] / self.sums[0]) if self.sums[0] else 0.0
+
+    @property
+    def winner(self) -> Winner:
+        """Who won first; a decision stays."""
+        return (Winner.UNDECIDED, Winner.CHALLENGER, Winner.CHAMPION)[int(self.decided[0])]
+
+
+@compiled
+def _fold(  # noqa: PLR0917 - compiled loops take arrays by position
+    champion: Array,
+    challenger: Array,
+    labels: Array,
+    stakes: Array,
+    margin: float,
+    wealth: Array,
+    sums: Array,
+    evidence: Array,
+) -> None:
+    size = champion.shape[1]
+    for n in range(labels.shape[0]):
+        highest, lowest, own = -math.inf, math.inf, 0.0
+        for k in range(size):
+            p = (1.0 - FLOOR) * champion[n, k] + FLOOR / size
+            q = (1.0 - FLOOR) * challenger[n, k] + FLOOR / size
+            difference = math.log(q / p)
+            highest, lowest = max(highest, difference), min(lowest, difference)
+            if k == labels[n]:
+                own = difference
+        sums[0] += 1.0
+        sums[1] += own
+        for side in range(2):
+            gain, bound = (own, -lowest) if side == 0 else (-own, highest)
+            limit = LARGEST_STAKE / (bound + margin) if bound + margin > 0.0 else math.inf
+            largest = -math.inf
+            for j in range(stakes.shape[0]):
+                wealth[side, j] += math.log1p(min(stakes[j], limit) * (gain - margin))
+                largest = max(largest, wealth[side, j])
+            total = 0.0
+            for j in range(stakes.shape[0]):
+                total += math.exp(wealth[side, j] - largest)
+            evidence[n, side] = largest + math.log(total / stakes.shape[0])

@@ -1,0 +1,159 @@
+"""The test stays silent while the answers are the law of the labels, and names what changed otherwise."""
+
+import math
+
+import numpy as np
+import pytest
+
+from boxcal.calibrators.monitoring import bettors
+from boxcal.calibrators.monitoring.calibration_test import TOLERANCE, CalibrationTest, prior_shares
+from tests.calibrators.monitoring.streams import answers, drawn, normalised
+
+THRESHOLD = -math.log(0.05)
+
+
+def test_intact_calibration_rarely_raises_an_alarm() -> None:
+    """At most 5 % of streams may; at that rate 11 or more of 100 have a probability below .02."""
+    alarms = 0
+    for seed in range(100):
+        random = np.random.default_rng(seed)
+        rows = answers(random, 2000)
+        alarms += CalibrationTest(10).update(rows, drawn(rows, random))[:, 0].max() >= THRESHOLD
+    assert alarms <= 10
+
+
+def test_harder_inputs_with_intact_calibration_are_no_alarm() -> None:
+    alarms = 0
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        rows = np.concatenate([answers(random, 1000), answers(random, 1000, scale=0.5)])
+        alarms += CalibrationTest(10).update(rows, drawn(rows, random))[:, 0].max() >= THRESHOLD
+    assert alarms <= 6
+
+
+@pytest.mark.parametrize(("power", "kind"), [(0.5, "overconfident"), (2.0, "underconfident")])
+def test_a_changed_temperature_is_found_and_named(power: float, kind: str) -> None:
+    random = np.random.default_rng(1)
+    calm = answers(random, 1000)
+    changed = answers(random, 1000)
+    test = CalibrationTest(10)
+    test.update(calm, drawn(calm, random))
+    before = test.log_evidence[0]
+    evidence = test.update(changed, drawn(normalised(changed**power), random))
+    assert before < THRESHOLD <= evidence[:, 0].max()
+    assert test.alarms == (True, True)
+    diagnosis = test.diagnosis()
+    assert diagnosis.kind == kind
+    assert 900 <= diagnosis.since <= 1200
+    assert 0 < diagnosis.recoverable_nll_lower < diagnosis.recoverable_nll
+
+
+def test_shifted_class_frequencies_are_found_and_the_classes_named() -> None:
+    random = np.random.default_rng(2)
+    factors = np.array([8.0, 1, 1, 1, 1, 1, 1, 1, 1, 0.1])
+    pool = answers(random, 20_000, scale=2.0)
+    weights = (pool * factors).sum(1)
+    rows = pool[random.choice(len(pool), 3000, p=weights / weights.sum())]
+    test = CalibrationTest(10, np.ones(10))
+    evidence = test.update(rows, drawn(normalised(rows * factors), random))
+    assert evidence[:, 0].max() >= THRESHOLD
+    diagnosis = test.diagnosis()
+    assert diagnosis.kind in {"label_shift", "class_bias"}
+    assert diagnosis.classes[0] == 0
+
+
+def test_unlabelled_rows_teach_the_class_frequencies() -> None:
+    random = np.random.default_rng(3)
+    factors = np.array([10.0] + [1.0] * 9)
+    pool = answers(random, 20_000)
+    weights = (pool * factors).sum(1)
+    rows = pool[random.choice(len(pool), 2000, p=weights / weights.sum())]
+    test = CalibrationTest(10, np.ones(10))
+    test.observe(rows)
+    estimated = test.by_class[6] / test.by_class[6].sum()
+    truth = normalised(rows * factors).mean(0)
+    assert abs(estimated[0] - truth[0]) < 0.05
+    assert test.count == 0
+    assert test.log_evidence == (0.0, 0.0)
+
+
+def test_a_change_below_the_tolerance_is_strict_but_not_material() -> None:
+    random = np.random.default_rng(4)
+    rows = answers(random, 60_000)
+    law = normalised(rows**0.93)
+    recoverable = (law * np.log(law / rows)).sum(1).mean()
+    assert 0.0 < recoverable < TOLERANCE
+    test = CalibrationTest(10)
+    test.update(rows, drawn(law, random))
+    assert test.alarms == (True, False)
+
+
+def test_no_single_label_raises_an_alarm() -> None:
+    """The answer excludes the class that occurs; the ratio is capped at 10."""
+    test = CalibrationTest(10)
+    rows = np.array([[1.0] + [0.0] * 9])
+    assert test.update(rows, np.array([5]))[0, 0] < math.log(bettors.CAP)
+    for _ in range(20):
+        test.update(rows, np.array([5]))
+    assert test.alarms == (True, True)
+
+
+def test_the_state_continues_to_the_last_bit_and_pieces_give_what_the_whole_gives() -> None:
+    random = np.random.default_rng(5)
+    rows = answers(random, 600)
+    labels = drawn(normalised(rows**0.7), random)
+    whole, first = CalibrationTest(10), CalibrationTest(10)
+    expected = whole.update(rows, labels)
+    seen = [first.update(rows[:1], labels[:1]), first.update(rows[1:250], labels[1:250])]
+    second = CalibrationTest(10)
+    second.load_state_dict(first.state_dict())
+    seen += [second.update(rows[250:], labels[250:])]
+    assert np.array_equal(np.concatenate(seen), expected)
+    assert all(np.array_equal(second.state_dict()[name], value) for name, value in whole.state_dict().items())
+    assert second.diagnosis() == whole.diagnosis()
+
+
+def test_each_bettor_is_fair() -> None:
+    """Under the law of the answers no bettor's expected ratio exceeds 1, whatever it has learned."""
+    random = np.random.default_rng(6)
+    test = CalibrationTest(4, np.array([4.0, 1, 1, 1]))
+    past = answers(random, 500, 4)
+    test.update(past, drawn(normalised(past**0.5), random))
+    for row in answers(random, 20, 4):
+        expected = np.zeros(bettors.BETTORS)
+        for label in range(4):
+            copy = CalibrationTest(4)
+            copy.load_state_dict(test.state_dict())
+            copy.weights[:] = prior_shares()
+            copy.progress[bettors.RUN] = 1e9
+            copy.gains[:] = 0.0
+            copy.update(row[None], np.array([label]))
+            expected += row[label] * np.exp(copy.gains)
+        assert (expected <= 1.0 + 1e-12).all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "labels", "message"),
+    [
+        ([[0.5, 0.5]], [2], "label 2 of row 0 is not one of 2 classes"),
+        ([[0.5, 0.6]], [0], "row 0 is no distribution: it sums to 1.1"),
+        ([[float("nan"), 0.6]], [0], "row 0 is no distribution"),
+        ([[0.2, 0.3, 0.5]], [0], r"shape \(1, 3\)"),
+        ([[0.5, 0.5]], [0.0], "labels are integers, not float64"),
+    ],
+)
+def test_what_is_no_row_or_label_is_refused(rows: list[list[float]], labels: list[int], message: str) -> None:
+    test = CalibrationTest(2)
+    before = test.state_dict()
+    with pytest.raises(ValueError, match=message):
+        test.update(np.array(rows), np.array(labels))
+    assert all(np.array_equal(before[name], value) for name, value in test.state_dict().items())
+
+
+def test_a_state_of_another_size_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"`by_class` of the state has shape \(7, 3\), not \(7, 2\)"):
+        CalibrationTest(2).load_state_dict(CalibrationTest(3).state_dict())
+    with pytest.raises(ValueError, match="the state needs"):
+        CalibrationTest(2).load_state_dict({})
+    with pytest.raises(ValueError, match="class frequencies"):
+        CalibrationTest(2, np.array([1.0, -1.0]))
