@@ -54,6 +54,7 @@ class Answers:
     raw: Array
     labels: Array
     frequencies: Array
+
     @classmethod
     def of(cls, folder: Path) -> Answers:
         """Fit `ts` to the validation split and answer the test split."""
