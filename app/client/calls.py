@@ -1,4 +1,4 @@
-"""Every route of the service as a function to a `Call`: what to send and how to read the answer.
+"""Every route of the service as a function that gives a `Call`: what to send and how to read the response.
 
 Both clients are made of these functions; nothing here sends anything.
 """
@@ -9,12 +9,12 @@ import mimetypes
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, cast
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 import httpx
 import numpy as np
 import numpy.typing as npt
-from pydantic import TypeAdapter
+from pydantic import BaseModel
 
 from boxcal.app.client.exchange import Call
 from boxcal.app.client.results import ActivatePolicy, Activation, Answer, CalibratorRecord, Fit, Health
@@ -29,24 +29,26 @@ ImageSource = bytes | str | Path
 
 Floats = npt.NDArray[np.floating[Any]]
 
+Result = TypeVar("Result", bound=BaseModel)
+
 LONGEST_QUERY = 2000
 
 
 class AnswerOptions(TypedDict, total=False):
-    """Options of an answer, each by keyword.
+    """Options of a prediction, as keyword arguments.
 
     Attributes
     ----------
     lower, upper
         Hard bounds on the probabilities.
     top_k
-        How many classes `top` lists.
+        Number of classes in `top`.
     probabilities, logits
-        Whether each prediction carries all K of them.
+        Whether each prediction has all K of them.
     calibrator
-        A version of the registry (0 is `uncalibrated`) in place of the active one.
+        A version of the registry (0 is `uncalibrated`) instead of the active one.
     timeout_ms
-        After how many milliseconds the service gives up (ServiceFaultError, 504) and drops the work.
+        Milliseconds after which the service stops and answers 504 (ServiceFaultError).
     """
 
     lower: BoundValue
@@ -66,21 +68,19 @@ def predict(*images: ImageSource, **options: Unpack[AnswerOptions]) -> Call[Answ
     for position, image in enumerate(images):
         name, content = (f"image-{position}", image) if isinstance(image, bytes) else _read(image)
         files.append(("file", (name, content, mimetypes.guess_type(name)[0] or "application/octet-stream")))
-    return _answer("/predict", {"files": files, "data": {"options": json.dumps(options_document(options))}})
+    form = {"files": files, "data": {"options": json.dumps(options_document(options))}}
+    return Call("POST", "/predict", _one(Answer), form)
 
 
 def predict_tensors(tensors: npt.ArrayLike, /, **options: Unpack[AnswerOptions]) -> Call[Answer]:
     """Classify a batch of preprocessed inputs (`POST /predict`), shape (N, *input_shape), floats."""
-    values = _floats(tensors)
-    return _answer(
-        "/predict", _array(values, options, lambda v: {"inputs": [{"tensor": each} for each in v]})
-    )
+    body = _array(tensors, options, lambda rows: {"inputs": [{"tensor": row} for row in rows]})
+    return Call("POST", "/predict", _one(Answer), body)
 
 
 def calibrate(logits: npt.ArrayLike, /, **options: Unpack[AnswerOptions]) -> Call[Answer]:
     """Turn logits of a model that runs elsewhere, shape (N, K), into probabilities (`POST /calibrate`)."""
-    values = _floats(logits)
-    return _answer("/calibrate", _array(values, options, lambda v: {"logits": v}))
+    return Call("POST", "/calibrate", _one(Answer), _array(logits, options, lambda rows: {"logits": rows}))
 
 
 def fit(
@@ -96,9 +96,9 @@ def fit(
     method
         A calibration method; `auto` chooses by cross-validation.
     activate
-        When the new calibrator goes into force.
+        When the new calibrator becomes the active one.
     wait
-        How many seconds the service may hold its answer back for the fit to finish.
+        Seconds for which the service may delay its response until the fit has finished.
     """
     if isinstance(file, bytes):
         name, content = "validation", file
@@ -106,18 +106,12 @@ def fit(
         name, content = f"{Path(file).name}.zip", pack_images(Path(file))
     else:
         name, content = _read(file)
-    return Call(
-        method="POST",
-        path="/fit",
-        arguments={
-            "files": [("file", (name, content, "application/octet-stream"))],
-            "data": {"method": method, "activate": activate},
-            "params": {"wait": str(wait)} if wait else {},
-        },
-        parse=_fit,
-        repeatable=False,
-        extra_seconds=wait,
-    )
+    form = {
+        "files": [("file", (name, content, "application/octet-stream"))],
+        "data": {"method": method, "activate": activate},
+        "params": {"wait": str(wait)} if wait else {},
+    }
+    return Call("POST", "/fit", _one(Fit), form, has_effect=True, extra_seconds=wait)
 
 
 def pack_images(folder: Path) -> bytes:
@@ -146,113 +140,82 @@ def fit_arrays(
 
 def fits(limit: int = 100) -> Call[list[Fit]]:
     """List the newest fits, newest first (`GET /fits`)."""
-    return Call(
-        method="GET",
-        path="/fits",
-        arguments={"params": {"limit": limit}},
-        parse=lambda r: _FITS.validate_python(_items(r, "fits")),
-    )
+    return Call("GET", "/fits", _list_of(Fit, "fits"), {"params": {"limit": limit}})
 
 
 def fit_state(fit_id: str) -> Call[Fit]:
-    """Ask how a fit stands (`GET /fits/{id}`)."""
-    return Call(method="GET", path=f"/fits/{fit_id}", parse=_fit)
+    """Ask for the state of a fit (`GET /fits/{id}`)."""
+    return Call("GET", f"/fits/{fit_id}", _one(Fit))
 
 
 def cancel_fit(fit_id: str) -> Call[Fit]:
     """Cancel a fit that waits or runs (`DELETE /fits/{id}`)."""
-    return Call(method="DELETE", path=f"/fits/{fit_id}", parse=_fit)
+    return Call("DELETE", f"/fits/{fit_id}", _one(Fit))
 
 
 def fit_events(fit_id: str) -> Call[None]:
     """Open the stream of a fit's states (`GET /fits/{id}/events`)."""
-    return Call(
-        method="GET",
-        path=f"/fits/{fit_id}/events",
-        arguments={"headers": {"accept": "text/event-stream"}},
-        parse=lambda _: None,
-    )
+    return Call("GET", f"/fits/{fit_id}/events", lambda _: None)
 
 
 def calibrators() -> Call[list[CalibratorRecord]]:
     """List the calibrators, newest first, the active one marked (`GET /calibrators`)."""
-    return Call(
-        method="GET",
-        path="/calibrators",
-        parse=lambda r: _CALIBRATORS.validate_python(_items(r, "calibrators")),
-    )
+    return Call("GET", "/calibrators", _list_of(CalibratorRecord, "calibrators"))
 
 
 def calibrator(version: int) -> Call[CalibratorRecord]:
     """Describe one calibrator (`GET /calibrators/{n}`)."""
-    return Call(
-        method="GET",
-        path=f"/calibrators/{version}",
-        parse=lambda r: CalibratorRecord.model_validate_json(r.content),
-    )
+    return Call("GET", f"/calibrators/{version}", _one(CalibratorRecord))
 
 
 def report(version: int) -> Call[dict[str, Any]]:
     """Fetch the report on data the fit never saw (`GET /calibrators/{n}/report`)."""
-    return Call(method="GET", path=f"/calibrators/{version}/report", parse=_object)
+    return Call("GET", f"/calibrators/{version}/report", _object)
 
 
 def reliability_diagram(version: int) -> Call[bytes]:
     """Fetch the reliability diagram, an SVG (`GET /calibrators/{n}/reliability.svg`)."""
-    return Call(method="GET", path=f"/calibrators/{version}/reliability.svg", parse=lambda r: r.content)
+    return Call("GET", f"/calibrators/{version}/reliability.svg", _content)
 
 
 def reliability_image(version: int) -> Call[bytes]:
     """Fetch the reliability diagram, a PNG (`GET /calibrators/{n}/reliability.png`)."""
-    return Call(method="GET", path=f"/calibrators/{version}/reliability.png", parse=lambda r: r.content)
+    return Call("GET", f"/calibrators/{version}/reliability.png", _content)
 
 
 def reliability_data(version: int) -> Call[dict[str, Any]]:
-    """Fetch the numbers that the diagram draws (`GET /calibrators/{n}/reliability.json`)."""
-    return Call(method="GET", path=f"/calibrators/{version}/reliability.json", parse=_object)
+    """Fetch the numbers of the diagram (`GET /calibrators/{n}/reliability.json`)."""
+    return Call("GET", f"/calibrators/{version}/reliability.json", _object)
 
 
 def artifact(version: int) -> Call[bytes]:
     """Fetch the calibrator itself, for `Calibrator.from_bytes` (`GET /calibrators/{n}/artifact`)."""
-    return Call(method="GET", path=f"/calibrators/{version}/artifact", parse=lambda r: r.content)
+    return Call("GET", f"/calibrators/{version}/artifact", _content)
 
 
 def activate(version: int) -> Call[Activation]:
     """Activate a calibrator (`POST /calibrators/{n}/activate`)."""
-    return Call(method="POST", path=f"/calibrators/{version}/activate", parse=_activation, repeatable=False)
+    return Call("POST", f"/calibrators/{version}/activate", _one(Activation), has_effect=True)
 
 
 def rollback() -> Call[Activation]:
     """Activate the calibrator before the active one (`POST /calibrators/rollback`)."""
-    return Call(method="POST", path="/calibrators/rollback", parse=_activation, repeatable=False)
+    return Call("POST", "/calibrators/rollback", _one(Activation), has_effect=True)
 
 
 def live() -> Call[Health]:
     """Ask whether the process answers (`GET /health/live`)."""
-    return Call(method="GET", path="/health/live", parse=_health)
+    return Call("GET", "/health/live", _health)
 
 
 def ready() -> Call[Health]:
-    """Ask whether the service can predict (`GET /health/ready`); "not yet" is an answer, not an error."""
-    return Call(method="GET", path="/health/ready", parse=_health, accepts=frozenset({200, 503}))
+    """Ask whether the service can predict (`GET /health/ready`); "not yet" is a result, not an error."""
+    return Call("GET", "/health/ready", _health, accepts=frozenset({200, 503}))
 
 
 def metrics() -> Call[str]:
     """Fetch the Prometheus metrics as text (`GET /metrics`)."""
-    return Call(method="GET", path="/metrics", parse=lambda r: r.text)
-
-
-_FITS = TypeAdapter(list[Fit])
-_CALIBRATORS = TypeAdapter(list[CalibratorRecord])
-
-
-def _answer(path: str, arguments: Mapping[str, Any]) -> Call[Answer]:
-    return Call(
-        method="POST",
-        path=path,
-        arguments=arguments,
-        parse=lambda r: Answer.model_validate_json(r.content),
-    )
+    return Call("GET", "/metrics", lambda response: response.text)
 
 
 def options_document(options: AnswerOptions) -> dict[str, Any]:
@@ -275,13 +238,14 @@ def _bound(value: BoundValue) -> Any:
 
 
 def _array(
-    values: Floats, options: AnswerOptions, members: Callable[[list[Any]], dict[str, Any]]
+    array: npt.ArrayLike, options: AnswerOptions, members: Callable[[list[Any]], dict[str, Any]]
 ) -> dict[str, Any]:
     """Send an array as an `.npy` body and its options in the query string.
 
     Bounds for many classes exceed the length of query that servers and proxies accept. Then the whole request
     is JSON, with the array in `members`.
     """
+    values = _floats(array)
     document = options_document(options)
     query = json.dumps(document, separators=(",", ":")) if document else ""
     if len(query) > LONGEST_QUERY:
@@ -309,6 +273,14 @@ def _read(path: str | Path) -> tuple[str, bytes]:
     return Path(path).name, Path(path).read_bytes()
 
 
+def _one(kind: type[Result]) -> Callable[[httpx.Response], Result]:
+    return lambda response: kind.model_validate_json(response.content)
+
+
+def _list_of(kind: type[Result], member: str) -> Callable[[httpx.Response], list[Result]]:
+    return lambda response: [kind.model_validate(entry) for entry in _object(response)[member]]
+
+
 def _object(response: httpx.Response) -> dict[str, Any]:
     document = response.json()
     if not isinstance(document, dict):
@@ -316,16 +288,8 @@ def _object(response: httpx.Response) -> dict[str, Any]:
     return document
 
 
-def _items(response: httpx.Response, name: str) -> Any:
-    return _object(response)[name]
-
-
-def _fit(response: httpx.Response) -> Fit:
-    return Fit.model_validate_json(response.content)
-
-
-def _activation(response: httpx.Response) -> Activation:
-    return Activation.model_validate_json(response.content)
+def _content(response: httpx.Response) -> bytes:
+    return response.content
 
 
 def _health(response: httpx.Response) -> Health:

@@ -1,7 +1,7 @@
-"""The two clients: thin transports that carry out the steps of `exchange` and hand its results to the caller.
+"""The two clients, blocking and for asyncio.
 
-Every method that is one route is made from its function in `calls.py`, so its arguments and documentation
-stand there, once, for both clients.
+Every method that is one route is made from its function in `calls.py`, which holds its arguments and
+documentation for both clients.
 """
 
 import asyncio
@@ -10,14 +10,14 @@ import inspect
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
+from httpx_sse import SSEError, aconnect_sse, connect_sse
 
 from boxcal.app.client import calls
 from boxcal.app.client.errors import AnswerTimeoutError, ClientError, FitNotSucceededError, InvalidUrlError
-from boxcal.app.client.exchange import Call, Outcome, Request, RetryPolicy, Sleep, exchange
+from boxcal.app.client.exchange import Call, RetryPolicy, attempts, parsed, transport_error
 from boxcal.app.client.following import SILENCE_SECONDS, Following
 from boxcal.app.client.results import Fit, Health
 
@@ -29,35 +29,54 @@ ONCE = RetryPolicy(retries=0)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Settings:
-    """What both clients are told: where the service is and how patient to be."""
+class _Client:
+    """What both clients know: where the service is, how long to wait, and when to retry."""
 
-    def __init__(self, url: str, timeout: float, retries: RetryPolicy | None) -> None:
-        self.url = _checked(url)
-        self.timeout = timeout
-        self.retries = RetryPolicy() if retries is None else retries
+    _open: Callable[[], Any]
 
-    def arguments(self, call: Call[Any]) -> dict[str, Any]:
+    def __init__(
+        self, url: str = DEFAULT_URL, *, timeout: float = 30.0, retries: RetryPolicy | None = None
+    ) -> None:
+        try:
+            parsed_url = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise InvalidUrlError(f"{url!r} is not a URL: {error}") from error
+        if parsed_url.scheme not in ("http", "https") or not parsed_url.host:
+            raise InvalidUrlError(f"{url!r} is not the URL of a service, such as {DEFAULT_URL}")
+        self._url, self._timeout, self._retries = url.rstrip("/"), timeout, retries or RetryPolicy()
+        self._http = self._open()
+
+    def _arguments(self, call: Call[Any]) -> dict[str, Any]:
         """Keyword arguments of httpx for one call."""
-        timeout = httpx.Timeout(self.timeout, read=self.timeout + call.extra_seconds)
-        return {"method": call.method, "url": self.url + call.path, "timeout": timeout, **call.arguments}
+        timeout = httpx.Timeout(self._timeout, read=self._timeout + call.extra_seconds)
+        return {"method": call.method, "url": self._url + call.path, "timeout": timeout, **call.arguments}
 
-    def stream_arguments(self, call: Call[Any]) -> dict[str, Any]:
-        """Keyword arguments of httpx for a call whose answer goes on."""
-        return self.arguments(call) | {"timeout": httpx.Timeout(self.timeout, read=SILENCE_SECONDS)}
+    def _stream_arguments(self, fit_id: str) -> dict[str, Any]:
+        """Keyword arguments of httpx for the event stream of a fit."""
+        call = calls.fit_events(fit_id)
+        return self._arguments(call) | {"timeout": httpx.Timeout(self._timeout, read=SILENCE_SECONDS)}
+
+    def _not_ready(self, seconds: float) -> AnswerTimeoutError:
+        return AnswerTimeoutError(f"{self._url} was not ready within {seconds:g} s")
 
 
-def _checked(url: str) -> str:
-    """Refuse what can never be reached."""
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise InvalidUrlError(f"{url!r} is not a URL: {error}") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise InvalidUrlError(f"{url!r} is not the URL of a service, such as {DEFAULT_URL}")
-    return url.rstrip("/")
+def _until(seconds: float) -> Iterator[None]:
+    """Yield at once, and again as long as the time is not over."""
+    end = time.monotonic() + seconds
+    yield
+    while time.monotonic() < end:
+        yield
+
+
+def _succeeded(fit: Fit | None) -> Fit:
+    if fit is None:
+        raise AssertionError("following a fit ends with its final state")
+    if fit.state != "succeeded":
+        raise FitNotSucceededError(fit)
+    return fit
 
 
 def _blocking(build: Callable[P, Call[T]]) -> Callable[Concatenate["BoxcalClient", P], T]:
@@ -76,9 +95,6 @@ def _awaiting(
     return _documented(method, build)
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
 def _documented(method: F, build: Callable[..., Any]) -> F:
     """Let `help` and editors show the route's own name, words and arguments, behind `self`."""
     functools.update_wrapper(method, build)
@@ -89,22 +105,22 @@ def _documented(method: F, build: Callable[..., Any]) -> F:
     return method
 
 
-class BoxcalClient:
-    """A client of a running service that blocks; safe to share between threads.
+class BoxcalClient(_Client):
+    """A blocking client of a running service; safe to share between threads.
 
     Parameters
     ----------
     url
         Where the service listens.
     timeout
-        Seconds to connect, to send and to wait for an answer.
+        Seconds to connect, to send and to wait for a response.
     retries
-        How refusals and broken connections are repeated.
+        When requests are retried (`RetryPolicy`).
 
     Raises
     ------
     InvalidUrlError
-        `url` is no http or https URL.
+        `url` is not an http or https URL.
 
     Examples
     --------
@@ -113,11 +129,8 @@ class BoxcalClient:
     '7'
     """
 
-    def __init__(
-        self, url: str = DEFAULT_URL, *, timeout: float = 30.0, retries: RetryPolicy | None = None
-    ) -> None:
-        self._settings = _Settings(url, timeout, retries)
-        self._http = httpx.Client()
+    _open = httpx.Client
+    _http: httpx.Client
 
     predict = _blocking(calls.predict)
     predict_tensors = _blocking(calls.predict_tensors)
@@ -141,38 +154,27 @@ class BoxcalClient:
     metrics = _blocking(calls.metrics)
 
     def send(self, call: Call[T], retries: RetryPolicy | None = None) -> T:
-        """Carry out one call, with the client's retries or others."""
-        steps = exchange(call, retries or self._settings.retries)
-        outcome: Outcome = None
-        while True:
-            try:
-                step = steps.send(outcome)
-            except StopIteration as finished:
-                result: T = finished.value
-                return result
-            outcome = self._take(step)
-
-    def _take(self, step: Request | Sleep) -> Outcome:
-        if isinstance(step, Sleep):
-            time.sleep(step.seconds)
-            return None
-        try:
-            return self._http.request(**self._settings.arguments(step.call))
-        except httpx.RequestError as error:
-            return error
+        """Send one call and return its result, with the client's retries or others."""
+        for attempt in attempts(call, retries or self._retries):
+            with attempt:
+                try:
+                    response = self._http.request(**self._arguments(call))
+                except httpx.RequestError as error:
+                    raise transport_error(error) from error
+                return parsed(call, response)
+        raise AssertionError("the last attempt returns or raises")
 
     def follow(self, fit_id: str) -> Iterator[Fit]:
-        """Yield a fit's states as they change, the final one last; by its event stream, or by asking."""
+        """Yield a fit's states as they change, the final one last; from its event stream, else by polling."""
         following = Following()
-        stream = self._settings.stream_arguments(calls.fit_events(fit_id))
         while not following.done:
             if following.try_stream():
-                with suppress(httpx.RequestError), self._http.stream(**stream) as response:
-                    if following.is_stream(response):
-                        for line in response.iter_lines():
-                            yield from following.line(line)
+                stream = connect_sse(self._http, **self._stream_arguments(fit_id))
+                with suppress(httpx.RequestError, SSEError), stream as events:
+                    for event in events.iter_sse():
+                        yield from following.event(event.data)
             if not following.done:
-                yield from following.polled(self.send(calls.fit_state(fit_id)))
+                yield from following.state(self.send(calls.fit_state(fit_id)))
             if not following.done:
                 time.sleep(following.pause())
 
@@ -190,14 +192,16 @@ class BoxcalClient:
         return _succeeded(last)
 
     def wait_until_ready(self, seconds: float = 60.0) -> Health:
-        """Wait for the service to be ready; AnswerTimeoutError when it is not in time."""
-        waiting = _Waiting(self._settings.url, seconds)
-        while True:
-            with waiting:
-                health = self.send(calls.ready(), ONCE)
-                if health.ready:
+        """Wait for the service to be ready; AnswerTimeoutError when it is not ready in time."""
+        cause = None
+        for _ in _until(seconds):
+            try:
+                if (health := self.send(calls.ready(), ONCE)).ready:
                     return health
+            except ClientError as error:
+                cause = error
             time.sleep(READY_PAUSE)
+        raise self._not_ready(seconds) from cause
 
     def close(self) -> None:
         """Close the connections."""
@@ -210,14 +214,11 @@ class BoxcalClient:
         self.close()
 
 
-class AsyncBoxcalClient:
+class AsyncBoxcalClient(_Client):
     """A client of a running service for asyncio; the same methods as `BoxcalClient`, awaited."""
 
-    def __init__(
-        self, url: str = DEFAULT_URL, *, timeout: float = 30.0, retries: RetryPolicy | None = None
-    ) -> None:
-        self._settings = _Settings(url, timeout, retries)
-        self._http = httpx.AsyncClient()
+    _open = httpx.AsyncClient
+    _http: httpx.AsyncClient
 
     predict = _awaiting(calls.predict)
     predict_tensors = _awaiting(calls.predict_tensors)
@@ -241,40 +242,28 @@ class AsyncBoxcalClient:
     metrics = _awaiting(calls.metrics)
 
     async def send(self, call: Call[T], retries: RetryPolicy | None = None) -> T:
-        """Carry out one call, with the client's retries or others."""
-        steps = exchange(call, retries or self._settings.retries)
-        outcome: Outcome = None
-        while True:
-            try:
-                step = steps.send(outcome)
-            except StopIteration as finished:
-                result: T = finished.value
-                return result
-            outcome = await self._take(step)
-
-    async def _take(self, step: Request | Sleep) -> Outcome:
-        if isinstance(step, Sleep):
-            await asyncio.sleep(step.seconds)
-            return None
-        try:
-            return await self._http.request(**self._settings.arguments(step.call))
-        except httpx.RequestError as error:
-            return error
+        """Send one call and return its result, with the client's retries or others."""
+        async for attempt in attempts(call, retries or self._retries):
+            with attempt:
+                try:
+                    response = await self._http.request(**self._arguments(call))
+                except httpx.RequestError as error:
+                    raise transport_error(error) from error
+                return parsed(call, response)
+        raise AssertionError("the last attempt returns or raises")
 
     async def follow(self, fit_id: str) -> AsyncIterator[Fit]:
-        """Yield a fit's states as they change, the final one last; by its event stream, or by asking."""
+        """Yield a fit's states as they change, the final one last; from its event stream, else by polling."""
         following = Following()
-        stream = self._settings.stream_arguments(calls.fit_events(fit_id))
         while not following.done:
             if following.try_stream():
-                with suppress(httpx.RequestError):
-                    async with self._http.stream(**stream) as response:
-                        if following.is_stream(response):
-                            async for line in response.aiter_lines():
-                                for fit in following.line(line):
-                                    yield fit
+                with suppress(httpx.RequestError, SSEError):
+                    async with aconnect_sse(self._http, **self._stream_arguments(fit_id)) as events:
+                        async for event in events.aiter_sse():
+                            for fit in following.event(event.data):
+                                yield fit
             if not following.done:
-                for fit in following.polled(await self.send(calls.fit_state(fit_id))):
+                for fit in following.state(await self.send(calls.fit_state(fit_id))):
                     yield fit
             if not following.done:
                 await asyncio.sleep(following.pause())
@@ -287,14 +276,16 @@ class AsyncBoxcalClient:
         return _succeeded(last)
 
     async def wait_until_ready(self, seconds: float = 60.0) -> Health:
-        """Wait for the service to be ready; AnswerTimeoutError when it is not in time."""
-        waiting = _Waiting(self._settings.url, seconds)
-        while True:
-            with waiting:
-                health = await self.send(calls.ready(), ONCE)
-                if health.ready:
+        """Wait for the service to be ready; AnswerTimeoutError when it is not ready in time."""
+        cause = None
+        for _ in _until(seconds):
+            try:
+                if (health := await self.send(calls.ready(), ONCE)).ready:
                     return health
+            except ClientError as error:
+                cause = error
             await asyncio.sleep(READY_PAUSE)
+        raise self._not_ready(seconds) from cause
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -305,33 +296,3 @@ class AsyncBoxcalClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-def _succeeded(fit: Fit | None) -> Fit:
-    if fit is None:
-        raise AssertionError("following a fit ends with its final state")
-    if fit.state != "succeeded":
-        raise FitNotSucceededError(fit)
-    return fit
-
-
-class _Waiting:
-    """Around each question for readiness: an unreachable service is not an error until the time is up."""
-
-    def __init__(self, url: str, seconds: float) -> None:
-        self._url, self._seconds = url, seconds
-        self._until = time.monotonic() + seconds
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> bool:
-        if error is None and time.monotonic() < self._until:
-            return False
-        if error is not None and not isinstance(error, ClientError):
-            return False
-        if time.monotonic() >= self._until:
-            raise AnswerTimeoutError(f"{self._url} was not ready within {self._seconds:g} s") from error
-        return True

@@ -1,166 +1,113 @@
-"""One request and its answer without any input or output: retries, waiting and reading what came back.
+"""What a request to one route is, when it is retried, and how its response is read; shared by both clients.
 
-The core is a generator: it yields `Request`s and `Sleep`s, is sent what became of them, and returns the
-parsed answer. The transports in `clients.py` only carry those out, one by blocking calls, one by asyncio.
-
-What may be repeated: a request that never left (no connection) and one the service refused with 503 had no
-effect, so any call repeats them, after `Retry-After` where the service names it. A request that may have
-arrived is repeated only where asking twice does no more than asking once. A request that timed out is not:
-the service is slow already.
+Retries 503 responses, honouring `Retry-After`; never retries a request that may have taken effect. A request
+that was not sent (no connection) is always retried. A request without effects is retried after any 503 and
+after a lost connection; one with effects only where the service's own problem document says that it refused
+before any work. A timeout is never retried: the service is slow already.
 """
 
 import email.utils
+import logging
 import random
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import httpx
+import stamina
 from pydantic import ValidationError
 
 from boxcal.app.client import errors
 
-__all__ = ["Call", "Outcome", "Request", "RetryPolicy", "Sleep", "Steps", "exchange", "problem_of"]
+__all__ = ["Call", "RetryPolicy", "attempts", "parsed", "transport_error"]
 
 T = TypeVar("T")
 
+REFUSED_BEFORE_WORK = frozenset(
+    f"urn:boxcal:problem:{kind}" for kind in ("not-ready", "queue-full", "fit-queue-full")
+)
+"""Types of the 503 problems with which the service refuses before it does anything."""
 
-@dataclass(frozen=True, kw_only=True)
+logging.getLogger("stamina").addHandler(logging.NullHandler())  # an application may still listen to retries
+
+
+@dataclass(frozen=True)
 class Call(Generic[T]):
-    """A request to one route and how its answer is read.
+    """A request to one route and how its response is read.
 
     Attributes
     ----------
-    arguments
-        Further keyword arguments of `httpx.Client.build_request`: params, headers, content, files, data.
     parse
-        Turns the answer into the result; called for `accepts` statuses only.
-    repeatable
-        Asking twice does no more than asking once.
+        Turns a response with one of the `accepts` statuses into the result.
+    arguments
+        Further keyword arguments of `httpx.Client.request`: params, headers, content, files, data.
+    has_effect
+        Whether sending it twice may do more than sending it once.
     accepts
-        Statuses that are an answer; every other one is an error.
+        Statuses that are a result; every other one is an error.
     extra_seconds
-        What the route may take beyond the client's timeout because it was asked to wait.
+        How long the service was asked to wait, in addition to the client's timeout.
     """
 
     method: str
     path: str
     parse: Callable[[httpx.Response], T]
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    repeatable: bool = True
+    has_effect: bool = False
     accepts: frozenset[int] = frozenset({200, 202, 204})
     extra_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
-class Request:
-    """A step: send this and report the response or the transport's exception."""
-
-    call: Call[Any]
-
-
-@dataclass(frozen=True)
-class Sleep:
-    """A step: wait this long."""
-
-    seconds: float
-
-
-Outcome = httpx.Response | httpx.RequestError | None
-Steps = Generator[Request | Sleep, Outcome, T]
-
-
-@dataclass(frozen=True)
 class RetryPolicy:
-    """How long to go on asking.
+    """How often and how long to retry.
 
     Parameters
     ----------
     retries
-        How often a request is repeated at most; 0 never repeats.
+        Maximum number of retries; 0 for none.
     longest_wait
-        Seconds of waiting in all. A `Retry-After` beyond what is left of it raises at once.
+        No retry begins later than this many seconds after the call. A longer `Retry-After` raises at once.
     first_wait
-        Seconds before the first repetition where the service names none; each further one doubles it.
+        Seconds before the first retry where the service names none; each further wait is doubled.
     """
 
     retries: int = 4
     longest_wait: float = 30.0
     first_wait: float = 0.2
 
-    def wait(self, repetition: int, retry_after: float | None) -> float:
-        """Seconds before a repetition (0 is the first), never less than `retry_after`, a little random."""
-        if retry_after is not None:
-            return retry_after * random.uniform(1.0, 1.1)  # noqa: S311 - spreads load, guards nothing
-        return self.first_wait * 2.0**repetition * random.uniform(0.5, 1.0)  # noqa: S311
+
+def attempts(call: Call[Any], policy: RetryPolicy) -> Any:
+    """Give the attempts of a call, each a context manager that catches what the next one may repair."""
+    began = time.monotonic()
+
+    def backoff(error: Exception) -> bool | float:
+        retry_after = getattr(error, "retry_after", None)
+        if retry_after is None or not _may_retry(call, error):
+            return _may_retry(call, error)
+        wait = float(retry_after) * random.uniform(1.0, 1.1)  # noqa: S311 - spreads the load of many clients
+        return wait if time.monotonic() - began + wait <= policy.longest_wait else False
+
+    return stamina.retry_context(
+        backoff,
+        attempts=policy.retries + 1 if policy.longest_wait > 0 else 1,
+        timeout=policy.longest_wait,
+        wait_initial=policy.first_wait,
+        wait_jitter=policy.first_wait,
+    )
 
 
-def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
-    """Send a call, repeat it as the policy and the call allow, and return its parsed answer.
+def parsed(call: Call[T], response: httpx.Response) -> T:
+    """Read a response.
 
     Raises
     ------
     ClientError
-        The last failure, once nothing is left to try.
+        Its status is an error, or its body is not what the route returns.
     """
-    waited = 0.0
-    for repetition in range(policy.retries + 1):
-        outcome = yield Request(call)
-        if isinstance(outcome, httpx.Response) and outcome.status_code in call.accepts:
-            return _parsed(call, outcome)
-        failure = _failure(outcome)
-        wait = policy.wait(repetition, getattr(failure, "retry_after", None))
-        if (
-            repetition == policy.retries
-            or not _may_repeat(call, failure)
-            or waited + wait > policy.longest_wait
-        ):
-            raise failure from (outcome if isinstance(outcome, Exception) else None)
-        waited += wait
-        yield Sleep(wait)
-    raise AssertionError("the last repetition returns or raises")
-
-
-def problem_of(response: httpx.Response) -> errors.ClientError:
-    """Read an answer that is an error; its body must have been read."""
-    try:
-        problem = response.json()
-    except ValueError:
-        problem = None
-    if not isinstance(problem, dict):
-        text = " ".join(response.text.split())[:200]
-        if response.status_code in (502, 503, 504):  # a proxy in front speaks for the service
-            problem = {"title": response.reason_phrase, "detail": text or response.reason_phrase}
-        else:
-            return errors.UnreadableAnswerError(
-                f"{response.request.url} answered HTTP {response.status_code}, no problem document: {text!r}"
-            )
-    return errors.problem_error(response.status_code, problem, _retry_after(response))
-
-
-def _may_repeat(call: Call[Any], failure: errors.ClientError) -> bool:
-    if isinstance(failure, errors.UnreachableError | errors.UnavailableError):
-        return True
-    return call.repeatable and isinstance(failure, errors.ConnectionLostError)
-
-
-def _failure(outcome: Outcome) -> errors.ClientError:
-    """Name what went wrong in the client's own tree."""
-    if isinstance(outcome, httpx.Response):
-        return problem_of(outcome)
-    if outcome is None:
-        raise AssertionError("a request must be answered by a response or an exception")
-    url = outcome.request.url
-    reason = str(outcome) or type(outcome).__name__
-    if isinstance(outcome, httpx.ConnectError | httpx.ConnectTimeout):
-        return errors.UnreachableError(f"cannot reach {url}: {reason}")
-    if isinstance(outcome, httpx.TimeoutException):
-        return errors.AnswerTimeoutError(f"{url} did not answer in time")
-    return errors.ConnectionLostError(f"the connection to {url} broke: {reason}")
-
-
-def _parsed(call: Call[T], response: httpx.Response) -> T:
+    if response.status_code not in call.accepts:
+        raise _problem(response)
     try:
         return call.parse(response)
     except (ValidationError, ValueError, KeyError) as error:
@@ -169,11 +116,42 @@ def _parsed(call: Call[T], response: httpx.Response) -> T:
         ) from error
 
 
+def transport_error(error: httpx.RequestError) -> errors.TransportError:
+    """Turn httpx's error into the client's own."""
+    url = error.request.url
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return errors.UnreachableError(f"cannot reach {url}: {error or type(error).__name__}")
+    if isinstance(error, httpx.TimeoutException):
+        return errors.AnswerTimeoutError(f"{url} did not answer in time")
+    return errors.ConnectionLostError(f"the connection to {url} broke: {error or type(error).__name__}")
+
+
+def _may_retry(call: Call[Any], error: Exception) -> bool:
+    if isinstance(error, errors.UnavailableError):
+        return not call.has_effect or error.type in REFUSED_BEFORE_WORK
+    if isinstance(error, errors.ConnectionLostError):
+        return not call.has_effect
+    return isinstance(error, errors.UnreachableError)
+
+
+def _problem(response: httpx.Response) -> errors.ClientError:
+    try:
+        problem = response.json()
+    except ValueError:
+        problem = None
+    if not isinstance(problem, dict):
+        text = " ".join(response.text.split())[:200]
+        if response.status_code not in (502, 503, 504):  # those a proxy sends for the service
+            return errors.UnreadableAnswerError(
+                f"{response.request.url} answered HTTP {response.status_code}, no problem document: {text!r}"
+            )
+        problem = {"title": response.reason_phrase, "detail": text or response.reason_phrase}
+    return errors.problem_error(response.status_code, problem, _retry_after(response))
+
+
 def _retry_after(response: httpx.Response) -> float | None:
-    """Seconds named by Retry-After, which is a number of seconds or a date (RFC 9110, section 10.2.3)."""
+    """Read Retry-After, a number of seconds or a date (RFC 9110, section 10.2.3), as seconds."""
     value = response.headers.get("retry-after", "").strip()
-    if not value:
-        return None
     try:
         return max(0.0, float(value))
     except ValueError:

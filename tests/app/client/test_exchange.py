@@ -1,4 +1,4 @@
-"""What the clients repeat, how long they wait, and what they raise when nothing helps."""
+"""Which requests the clients retry, how long they wait, and what they raise in the end."""
 
 import email.utils
 import inspect
@@ -20,6 +20,9 @@ from boxcal.app.client import (
     UnreachableError,
     UnreadableAnswerError,
 )
+from boxcal.app.client.exchange import REFUSED_BEFORE_WORK
+from boxcal.app.errors import NotReady, QueueFull
+from boxcal.app.fitting.errors import FitQueueFull
 from tests.app.client.both import Ask
 from tests.app.client.scripted import Reply, scripted
 
@@ -34,11 +37,19 @@ FIT = {"id": "abc", "state": "running", "progress": 0.5, "stage": "fit"}
 QUICK = RetryPolicy(retries=3, longest_wait=5.0, first_wait=0.01)
 
 
-def refusal(**headers: str) -> Reply:
-    return Reply(503, {"type": "t", "title": "Queue full", "detail": "1024 samples wait"}, headers)
+EFFECTS = [("rollback", "calibrators_rollback"), ("fit", "fit")]
 
 
-def test_a_refused_call_is_repeated_no_earlier_than_the_service_asks(ask: Ask) -> None:
+def refusal(kind: str = "queue-full", **headers: str) -> Reply:
+    problem = {
+        "type": f"urn:boxcal:problem:{kind}",
+        "title": "The queue is full",
+        "detail": "1024 samples wait",
+    }
+    return Reply(503, problem, headers)
+
+
+def test_a_retry_waits_as_long_as_retry_after_says(ask: Ask) -> None:
     with scripted(predict=[refusal(**{"Retry-After": "1"}), Reply(document=ANSWER)]) as script:
         begin = time.monotonic()
         answer = ask(script.url, "predict", b"x")
@@ -58,19 +69,52 @@ def test_retry_after_may_be_a_date(ask: Ask) -> None:
     assert 0.0 <= caught.value.retry_after <= 1.5
 
 
-def test_a_refusal_of_a_call_with_effects_is_repeated_too_since_it_had_none(ask: Ask) -> None:
-    with scripted(fit=[refusal(), Reply(202, FIT)]) as script:
+@pytest.mark.parametrize("kind", ["not-ready", "queue-full", "fit-queue-full"])
+def test_a_call_with_effects_is_retried_where_the_service_refused_before_any_work(
+    ask: Ask, kind: str
+) -> None:
+    with scripted(fit=[refusal(kind), Reply(202, FIT)]) as script:
         assert ask(script.url, "fit", b"npz", retries=QUICK).id == "abc"
     assert script.count("/fit") == 2
 
 
-def test_repetitions_end(ask: Ask) -> None:
+@pytest.mark.parametrize(("name", "path"), EFFECTS)
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(503, body=b"<html>upstream closed the connection</html>"),
+        Reply(503, {"type": "about:blank", "title": "Service Unavailable"}),
+        refusal("registry-unavailable", **{"Retry-After": "0"}),
+    ],
+    ids=["page of a proxy", "problem of a proxy", "service, after it began"],
+)
+def test_a_call_with_effects_is_not_retried_after_any_other_503(
+    ask: Ask, name: str, path: str, reply: Reply
+) -> None:
+    arguments = (b"npz",) if name == "fit" else ()
+    with scripted(**{path: [reply]}) as script, pytest.raises(UnavailableError):
+        ask(script.url, name, *arguments, retries=QUICK)
+    assert len(script.asked) == 1
+
+
+def test_a_call_without_effects_is_retried_after_the_503_of_a_proxy(ask: Ask) -> None:
+    with scripted(predict=[Reply(503, body=b"<html>"), Reply(document=ANSWER)]) as script:
+        assert ask(script.url, "predict", b"x", retries=QUICK).model == "digits"
+    assert script.count("/predict") == 2
+
+
+def test_the_refusals_that_are_retried_are_those_of_the_service() -> None:
+    types = {f"urn:boxcal:problem:{leaf.type}" for leaf in (NotReady, QueueFull, FitQueueFull)}
+    assert types == REFUSED_BEFORE_WORK
+
+
+def test_the_number_of_retries_is_limited(ask: Ask) -> None:
     with scripted(fit=[refusal()]) as script, pytest.raises(UnavailableError, match="1024 samples wait"):
         ask(script.url, "fit", b"npz", retries=QUICK)
     assert script.count("/fit") == 1 + QUICK.retries
 
 
-def test_a_wait_beyond_the_limit_raises_at_once_and_says_how_long(ask: Ask) -> None:
+def test_a_retry_after_beyond_the_limit_raises_at_once(ask: Ask) -> None:
     with scripted(metrics=[refusal(**{"Retry-After": "600"})]) as script:
         begin = time.monotonic()
         with pytest.raises(UnavailableError) as caught:
@@ -80,14 +124,14 @@ def test_a_wait_beyond_the_limit_raises_at_once_and_says_how_long(ask: Ask) -> N
     assert script.count("/metrics") == 1
 
 
-def test_a_broken_connection_repeats_what_may_be_repeated(ask: Ask) -> None:
+def test_a_call_without_effects_is_retried_after_a_lost_connection(ask: Ask) -> None:
     with scripted(predict=[Reply(drop=True), Reply(document=ANSWER)]) as script:
         assert ask(script.url, "predict", b"x", retries=QUICK).model == "digits"
     assert script.count("/predict") == 2
 
 
-@pytest.mark.parametrize(("name", "path"), [("rollback", "calibrators_rollback"), ("fit", "fit")])
-def test_a_broken_connection_never_repeats_what_has_effects(ask: Ask, name: str, path: str) -> None:
+@pytest.mark.parametrize(("name", "path"), EFFECTS)
+def test_a_call_with_effects_is_not_retried_after_a_lost_connection(ask: Ask, name: str, path: str) -> None:
     arguments = (b"npz",) if name == "fit" else ()
     with scripted(**{path: [Reply(drop=True)]}) as script, pytest.raises(ConnectionLostError):
         ask(script.url, name, *arguments, retries=QUICK)
@@ -102,7 +146,7 @@ def test_a_service_that_is_not_there(ask: Ask) -> None:
         ask(f"http://127.0.0.1:{port}", "metrics", retries=QUICK)
 
 
-def test_a_silent_service_runs_into_the_timeout_once(ask: Ask) -> None:
+def test_a_timeout_is_not_retried(ask: Ask) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         begin = time.monotonic()
@@ -168,7 +212,7 @@ def test_waiting_for_readiness_ends(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://[::1"])
-def test_what_is_no_url_is_refused_at_once(url: str) -> None:
+def test_an_invalid_url_is_refused_at_once(url: str) -> None:
     with pytest.raises(ValueError, match="URL"):
         BoxcalClient(url)
 
