@@ -1,4 +1,4 @@
-# Every target does its own set-up in .venv, from nothing but Python 3.11 to 3.13 and make.
+# Every target installs what it requires into .venv. You need Python 3.11-3.13 and make (Linux x86-64).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,15 +8,15 @@ PYTEST_WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test coverage test-long check format demo bench-serving bench-operator lock clean
+.PHONY: help serve test coverage test-long check format demo docs bench-serving bench-operator lock clean
 
-help: ## Show this list
+help: ## Show this help
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 $(RUNTIME): requirements.lock pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "boxcal needs Python 3.11 to 3.13; name one: make PYTHON=python3.11 ...")'
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "boxcal requires Python 3.11 to 3.13; select one with: make PYTHON=python3.11 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing what requirements.lock names into $(VENV): a few minutes the first time, PyTorch is large."
+	@echo "Installing requirements.lock into $(VENV). The first time this takes a few minutes, because PyTorch is large."
 	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m boxcal.calibrators.operator.warm
@@ -38,28 +38,31 @@ coverage: $(DEV) ## Run the test suite and report which lines and branches it re
 test-long: $(DEV) ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m long --timeout 1800
 
-check: $(DEV) ## Formatting, lint, types and import direction
+check: $(DEV) ## Check formatting, lint, types and import direction
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_architecture.py
 
-format: $(DEV) ## Format and fix what can be fixed
+format: $(DEV) ## Format the code and apply automatic fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-demo: $(RUNTIME) ## Walk through prediction, bounds, fit and rollback against the running service
+demo: $(RUNTIME) ## Demonstrate prediction, bounds, fit and rollback with the running service
 	$(BIN)/python -m boxcal.app.demo
 
-bench-serving: $(DEV) ## Measure the service beside six others (BENCH_SERVING_MODEL, _LABELS, _IMAGES name the input)
+docs: $(DEV) ## Build the documentation site in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+bench-serving: $(DEV) ## Compare the service with six others (inputs: BENCH_SERVING_MODEL, _LABELS, _IMAGES)
 	$(BIN)/python -m benchmarks.serving
 
-bench-operator: $(DEV) ## Measure the operator against torch.softmax and others
+bench-operator: $(DEV) ## Compare the operator with torch.softmax and others
 	$(BIN)/python -m benchmarks.operator
 
-lock: ## Resolve the lock files anew (needs uv)
+lock: ## Update the lock files (requires uv)
 	uv pip compile pyproject.toml --extra serve --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements.lock
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-dev.lock
 
-clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) .coverage* coverage.xml .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+clean: ## Remove the virtual environment, caches and the built site
+	rm -rf $(VENV) site .coverage* coverage.xml .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

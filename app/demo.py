@@ -1,8 +1,8 @@
-"""A walk through a running service, by its client: predict, bound, fit, compare, roll back (`make demo`).
+"""Demonstrates a running service with the client: predict, set bounds, fit, compare, roll back (`make demo`).
 
-It uses scikit-learn's handwritten digits, the model's own task: the service sees their images only. The fit
-learns from the validation split and is judged on the test split, which neither model nor fit has seen. The
-service is left with the calibrator that was active before.
+It sends images of scikit-learn's handwritten digits to the service. The fit uses the validation split. The
+comparison uses the test split, which neither the training of the model nor the fit has seen. At the end the
+calibrator that was active before is active again.
 """
 
 import os
@@ -34,13 +34,13 @@ def main() -> None:
     """Run the demo; exit codes are those of the command line."""
     parser = ArgumentParser(prog="python -m boxcal.app.demo", description=__doc__)
     url = os.environ.get("BOXCAL_URL", DEFAULT_URL)
-    parser.add_argument("--url", default=url, help="where the service runs (default: %(default)s)")
+    parser.add_argument("--url", default=url, help="address of the service (default: %(default)s)")
     arguments = parser.parse_args()
     try:
         with BoxcalClient(arguments.url) as client:
             run(client)
     except UnreachableError as error:
-        sys.exit(f"demo: {error}. Name another address with --url or BOXCAL_URL.")
+        sys.exit(f"demo: {error}. Set the address with --url or BOXCAL_URL.")
     except Exception as error:
         failure = failure_of(error)
         if failure is None:
@@ -49,20 +49,20 @@ def main() -> None:
 
 
 def run(client: BoxcalClient) -> None:
-    """Walk through every step and print what the service answers."""
+    """Run every step and print the responses of the service."""
     digits = load_digits_split()
     image = digits.test.png(SHOWN_DIGIT)
 
-    say(f"1. A handwritten {digits.test.labels[SHOWN_DIGIT]} that the model has never seen:")
+    say(f"1. Predict an image of a handwritten {digits.test.labels[SHOWN_DIGIT]} from the test split:")
     answer = client.predict(image, top_k=3)
     before = answer.calibrator
     say(f"   model {answer.model}, calibrator {before.version} ({before.method})")
     show(answer.predictions[0])
 
-    say("2. The same image, with no class above 0.75 and at least 0.02 for an 8:")
+    say("2. Predict the same image with bounds: no class above 0.75, class 8 at least 0.02:")
     show(client.predict(image, top_k=3, upper=0.75, lower={"8": 0.02}).predictions[0])
 
-    say("3. Its validation data, scored by the service and uploaded to /fit:")
+    say("3. Fit a calibrator to the validation split:")
     with progress_bar("scoring") as advance:
         validation = logits_of(client, digits.validation)
         advance(0.5, "")
@@ -71,22 +71,22 @@ def run(client: BoxcalClient) -> None:
     with progress_bar("fitting") as advance:
         fit = client.wait_for_fit(uploaded.id, lambda state: advance(state.progress, state.stage or ""))
     fitted = client.calibrator(fit.version)
-    say(f"   {len(validation)} images; fitted {fitted.method}" + ("; it is active" if fit.activated else ""))
+    say(f"   {len(validation)} images, method {fitted.method}" + (", activated" if fit.activated else ""))
 
     try:
-        say("4. Before and after, on the test split:")
+        say("4. Compare both on the test split:")
         compare(client, test, digits.test, fit.version)
     finally:
         if fit.activated:
-            say("5. Rolled back:")
+            say("5. Roll back:")
             restored = client.rollback()
             if restored.version != before.version:
                 restored = client.activate(before.version)
-            say(f"   calibrator {restored.version} ({restored.method}) is active again")
+            say(f"   calibrator {restored.version} ({restored.method}) is active")
 
 
 def compare(client: BoxcalClient, logits: Matrix, part: Digits, version: int) -> None:
-    """Print the metrics of the uncalibrated model and of one calibrator, both as the service answers."""
+    """Print the metrics of the uncalibrated model and of one calibrator."""
     uncalibrated = metrics_of(client, logits, part.labels, 0)
     calibrated = metrics_of(client, logits, part.labels, version)
     say(f"   {len(part.labels)} images           before    after")
@@ -95,7 +95,7 @@ def compare(client: BoxcalClient, logits: Matrix, part: Digits, version: int) ->
 
 
 def metrics_of(client: BoxcalClient, logits: Matrix, labels: npt.NDArray[np.int64], version: int) -> Metrics:
-    """Judge what the service makes of logits with one version of its calibrators."""
+    """Return the metrics of one version of the calibrators for (N, K) logits."""
     answer = client.calibrate(logits, probabilities=True, calibrator=version)
     return evaluate(
         np.array([p.probabilities for p in answer.predictions]),
@@ -105,7 +105,7 @@ def metrics_of(client: BoxcalClient, logits: Matrix, labels: npt.NDArray[np.int6
 
 
 def logits_of(client: BoxcalClient, digits: Digits) -> Matrix:
-    """Ask the service for the model's raw scores (N, K), a few images at a time."""
+    """Return the logits (N, K) of the model for all images, requested in small batches."""
     rows = [
         prediction.logits
         for first in range(0, len(digits), IMAGES_PER_REQUEST)
@@ -119,14 +119,14 @@ def logits_of(client: BoxcalClient, digits: Digits) -> Matrix:
 
 
 def show(prediction: Prediction) -> None:
-    """Print the classes of one answer, with the bound that holds each."""
+    """Print the classes of one prediction, and which are at a bound."""
     for entry in prediction.top:
-        held = f"  held by its {entry.bound} bound" if entry.bound else ""
-        say(f"   {entry.label}  {entry.probability:.4f}{held}")
+        note = f"  at its {entry.bound} bound" if entry.bound else ""
+        say(f"   {entry.label}  {entry.probability:.4f}{note}")
 
 
 def say(line: str) -> None:
-    """Print one line as it is."""
+    """Print one line without markup."""
     screen.print(line, soft_wrap=True, markup=False)
 
 

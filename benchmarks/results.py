@@ -52,7 +52,7 @@ class DataSet:
 
 DATA_SETS = (
     DataSet("cifar10_densenet40", "CIFAR-10, DenseNet-40"),
-    DataSet("eurosat_rgb", "EuroSAT-RGB, nearly calibrated already"),
+    DataSet("eurosat_rgb", "EuroSAT-RGB, almost calibrated"),
     DataSet("cifar100_densenetbc100", "CIFAR-100, DenseNet-BC-100"),
     DataSet("tinyimagenet_mobilenet_v2", "Tiny-ImageNet, MobileNetV2, 200 classes", LARGE),
     DataSet("tinyimagenet_mobilenet_v2_k1000", "Tiny-ImageNet, MobileNetV2, all 1,000 outputs", QUICK),
@@ -134,10 +134,10 @@ def _auto(
 
 
 def main() -> None:
-    """Run the sets that are there and write the page from all figures kept."""
+    """Run the available data sets and write the page from all recorded results."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("data", type=Path, help="folder of data sets")
-    arguments.add_argument("--only", nargs="*", help="names of data sets; all of them unless given")
+    arguments.add_argument("--only", nargs="*", help="names of data sets (default: all)")
     options = arguments.parse_args()
     for data_set in DATA_SETS:
         if options.only is None or data_set.name in options.only:
@@ -145,7 +145,7 @@ def main() -> None:
     kept = [FOLDER / f"{data_set.name}.json" for data_set in DATA_SETS]
     documents = [json.loads(path.read_text()) for path in kept if path.exists()]
     if not documents:
-        sys.exit(f"no data set in {options.data}, and no figures kept from before: nothing to write")
+        sys.exit(f"no data set in {options.data} and no recorded results: nothing to write")
     PAGE.write_text(page(documents))
 
 

@@ -1,4 +1,4 @@
-"""The page of results: tables from kept figures, and each of the paper's findings held against them."""
+"""Writes docs/results.md: tables of recorded results, and their comparison with the findings of the paper."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from boxcal.calibrators.evaluation.tables import LEGEND, markdown
 
 ERRORS = ("smooth_ece", "ece_mass", "ece_width")
 OVERCONFIDENT = 0.03
-"""Mean confidence beyond accuracy from which a network counts as overconfident."""
+"""A network is overconfident if its mean confidence exceeds its accuracy by this much."""
 CALIBRATED = 0.03
-"""Uncalibrated ewECE below which a set counts as calibrated already."""
+"""A data set is already calibrated if its ewECE without calibration is below this."""
 
 HEAD = """# Results on real data
 
-The methods of the paper's main table that need no more than logits, and what users would pick besides, on
-real validation and test sets; on those of 200 and 1,000 classes what is fitted in seconds, or a minute. Each
-is fitted to the whole validation set and judged on the whole test set; the standard errors are those of a
-delete-a-group jackknife over {folds} folds of both, so they count the chance in the fit and in the test. With
-so few folds they are rough themselves. The stars rest on a paired bootstrap of the test set.
+This page compares methods that require only logits: those of the main table of the paper, and other common
+methods. On data sets with 200 and 1,000 classes it includes the methods whose fit takes at most a minute.
+Each method is fitted to the whole validation set and evaluated on the whole test set. The standard errors
+are those of a delete-a-group jackknife over {folds} folds of both sets, so they include the variance of the
+fit and of the test. With so few folds they are approximate. The stars are based on a paired bootstrap of
+the test set.
 
-`python -m benchmarks.results FOLDER` makes this page; the data are not part of the project. The networks,
-the splits and the sizes differ from the paper's, so its findings are compared here, not its figures. The
-times are those of a busy machine.
+`python -m benchmarks.results FOLDER` generates this page; the data sets are not part of the project. The
+networks, splits and sizes differ from those of the paper, so this page compares its findings, not its
+numbers. The times were measured on a machine with other load.
 
 {legend}
 """
@@ -34,17 +35,17 @@ times are those of a busy machine.
 
 @dataclass(frozen=True)
 class Results:
-    """What was found on one data set.
+    """The results on one data set.
 
     Attributes
     ----------
     title : str
     beyond : float
-        How far the raw network's mean confidence lies above its accuracy.
+        Mean confidence minus accuracy of the network without calibration.
     error_by_order : float
         Error rate of `pb-upper` if ties were broken by the order of the classes.
     auto : dict or None
-        What `auto` chose, and how that compares on the test set; None where it was not run.
+        The method that `auto` selected, and its results on the test set; None if it was not run.
     comparison : Comparison
     """
 
@@ -55,22 +56,22 @@ class Results:
     comparison: Comparison
 
     def row(self, method: str) -> MethodScores | None:
-        """Find the scores of a method, if it ran."""
+        """Return the scores of a method, or None if it was not run."""
         return next((row for row in self.comparison.rows if row.method == method), None)
 
     @property
     def is_overconfident(self) -> bool:
-        """Whether the raw network is surer than it is right."""
+        """Whether the network is overconfident without calibration."""
         return self.beyond >= OVERCONFIDENT
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether the raw network is calibrated already."""
+        """Whether the network is calibrated without a calibrator."""
         return self.comparison.rows[0].scores["ece_width"].value < CALIBRATED
 
 
 def page(documents: list[dict[str, Any]]) -> str:
-    """Write the page from the kept figures of each data set."""
+    """Return the page for the recorded results of each data set."""
     found = [
         Results(
             one["title"],
@@ -92,7 +93,7 @@ def page(documents: list[dict[str, Any]]) -> str:
 
 
 def comparison_of(document: dict[str, Any]) -> Comparison:
-    """Read back what `Comparison.to_dict` wrote."""
+    """Build a comparison from the result of `Comparison.to_dict`."""
     rows = [
         MethodScores(
             row["method"],
@@ -123,26 +124,27 @@ def _sizes(one: Results) -> str:
     comparison = one.comparison
     left_out = ", ".join(f"`{method}`" for method in comparison.left_out)
     return (
-        f"{comparison.classes:,} classes, fitted to {comparison.fit_samples:,} samples, judged on"
-        f" {comparison.test_samples:,}. Mean confidence less accuracy of the raw network:"
+        f"{comparison.classes:,} classes, fitted to {comparison.fit_samples:,} samples, evaluated on"
+        f" {comparison.test_samples:,}. Mean confidence minus accuracy without calibration:"
         f" {100 * one.beyond:+.1f} %."
-        + (f" Left out, since they need more than logits: {left_out}." if left_out else "")
+        + (f" Not included, because they require more than logits: {left_out}." if left_out else "")
     )
 
 
 def _choices(found: list[Results]) -> str:
-    """Lay out what `auto` chose, beside the best of the table and the raw network."""
+    """Return the table that compares `auto` with the best method and with no calibration."""
     lines = [
-        "## `auto`, beside the best single method and the raw network",
+        "## `auto`, compared with the best single method and with no calibration",
         "",
-        "`auto` sees the validation set alone. The best is the method of lowest NLL on the test set, found by"
-        " looking at it. Differences of test NLL, paired by sample, with their 95 % intervals (studentised"
-        " bootstrap); above 0 `auto` is worse. The first interval is that of one difference; the second holds"
-        " for the differences to all methods of the table at once (maximal statistic), as it must where the"
-        " best is picked after the fact. `auto` counts as significantly worse where the second leaves out 0.",
+        "`auto` uses the validation set only. The best single method has the lowest NLL on the test set. The"
+        " table shows differences of test NLL, paired by sample, with 95 % intervals (studentised bootstrap);"
+        " above 0 `auto` is worse. The first interval is for one difference. The second, simultaneous"
+        " interval is for the differences to all methods of the table (maximal statistic), because the best"
+        " method was selected on the same test set. `auto` is significantly worse if the second interval is"
+        " above 0.",
         "",
-        "| set | `auto` chose | test NLL | best single | `auto` less best | after the fact"
-        " | `auto` less `uncalibrated` | s |",
+        "| data set | selected by `auto` | test NLL | best single | `auto` minus best | simultaneous interval"
+        " | `auto` minus `uncalibrated` | s |",
         "|---|---|---:|---|---:|---:|---:|---:|",
     ]
     chosen = [(one.title, one.auto) for one in found if one.auto is not None]
@@ -158,8 +160,8 @@ def _choices(found: list[Results]) -> str:
     left_out = [one.title for one in found if one.auto is None]
     lines += [
         "",
-        f"Significantly worse than the best single method: {', '.join(worse) or 'on no set'}."
-        f" Worse than `uncalibrated`: {', '.join(harmed) or 'on no set'}."
+        f"Significantly worse than the best single method: {', '.join(worse) or 'on no data set'}."
+        f" Worse than `uncalibrated`: {', '.join(harmed) or 'on no data set'}."
         + (f" Not run on: {', '.join(left_out)}." if left_out else ""),
         "",
     ]
@@ -204,7 +206,7 @@ def _pb_alone(found: list[Results]) -> str:
         )
     head = (
         "### `pb` improves an overconfident network by a large margin and keeps its labels\n\n"
-        f"Read as: ewECE falls by a quarter or more, and no label changes. {_verdict(agrees, total)}\n"
+        f"Criterion: ewECE decreases by at least a quarter, and no label changes. {_verdict(agrees, total)}\n"
     )
     return "\n".join([head, *lines, ""])
 
@@ -226,9 +228,9 @@ def _pb_added(found: list[Results]) -> str:
     head = (
         "### Adding `pb` to the existing methods improves most cells\n\n"
         f"Counted over smECE, emECE and ewECE of every `+pb`: {counts[True]} of {total} better,"
-        f" {counts[False]} worse, {counts[None]} the same to the digits shown. {verdict}"
-        " Fitted jointly to its optimum, the likelihood often prefers bounds that hold nothing back, and the"
-        " row repeats its base; the paper fits by Adam for 500 epochs, on other networks.\n"
+        f" {counts[False]} worse, {counts[None]} unchanged in the digits shown. {verdict}"
+        " At the optimum of the joint fit, the bounds are often inactive, and the row is equal to that of its"
+        " base method. The paper uses 500 epochs of Adam, on other networks.\n"
     )
     return "\n".join([head, *lines, ""])
 
@@ -248,11 +250,12 @@ def _one_sided(found: list[Results]) -> str:
         )
         lines.append(f"- {one.title}: ewECE {values}; `pb-upper` changed {upper.changed_labels} labels.")
     head = (
-        "### Lower bounds alone gain less than the box, upper bounds alone cost accuracy\n\n"
+        "### Lower bounds alone gain less than both bounds, upper bounds alone cost accuracy\n\n"
         f"Lower bounds gain less: {_verdict(less, total)}"
         f" Upper bounds cost accuracy: {_verdict(costs, total)}"
-        " A tie that an upper bound makes goes to the larger logit here, so uniform bounds never change a"
-        f" label. Ties broken by the order of classes would cost accuracy on {costs_by_order} of {total}.\n"
+        " If an upper bound makes classes equal, the label is the class with the larger logit, so uniform"
+        " bounds never change a label. Ties broken by the order of classes would cost accuracy on"
+        f" {costs_by_order} of {total}.\n"
     )
     return "\n".join([head, *lines, ""])
 
@@ -269,8 +272,8 @@ def _no_harm(found: list[Results]) -> str:
                 harmed.append(f"`{row.method}` in {', '.join(worse)}")
         lines.append(f"- {one.title}: {'; '.join(harmed) or 'no method'}.")
     head = (
-        "### Nothing is harmed on a set that is calibrated already\n\n"
-        "Methods that are clearly worse than the one they build on:\n"
+        "### No method does harm on a data set that is already calibrated\n\n"
+        "Methods that are clearly worse than their base method:\n"
     )
     return "\n".join([head, *lines, ""])
 
@@ -285,7 +288,7 @@ def _best(found: list[Results]) -> str:
         lines.append(f"- {one.title}: {leaders}.")
     head = (
         "### The best calibrated method\n\n"
-        "The paper has `pts+pb` first on its largest sets and `dpb` on CIFAR-100 and 20News."
+        "In the paper, `pts+pb` is best on the largest data sets and `dpb` on CIFAR-100 and 20News."
         " Lowest smECE here:\n"
     )
     return "\n".join([head, *lines, ""])

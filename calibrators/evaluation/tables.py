@@ -18,8 +18,8 @@ TITLES = {
 }
 IMPROVED, DEGRADED, CLEAR = "▼", "▲", "*"
 LEGEND = (
-    f"Lower is better; in brackets the standard error. {IMPROVED} lower and {DEGRADED} higher than the method"
-    f" it builds on, `{CLEAR}` where the paired 95 % interval leaves out 0; bold: the best of its column."
+    f"Lower is better; the standard error is in brackets. {IMPROVED} lower and {DEGRADED} higher than the"
+    f" base method; `{CLEAR}`: the paired 95 % interval does not contain 0; bold: the best of its column."
 )
 _IN_PERCENT = {"error_rate", "smooth_ece", "ece_mass", "ece_width"}
 

@@ -1,21 +1,32 @@
-"""Play the documents against a service started for them and write what it says: `python -m tests.docs`."""
+"""Execute the documents against a service and update their outputs: `python -m tests.docs`."""
 
+import difflib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.deploy import processes
-from tests.docs.conversation import ROOT, Conversation
+from tests.docs.conversation import ROOT, Conversation, normalised
 from tests.docs.generated import PARTS
 
-PLAYED = ("README.md", "docs/operations.md")
-"""In this order, against one service: what the second shows rests on what the first did."""
+PLAYED = ("README.md", "docs/operations.md", "docs/configuration.md", "docs/http.md")
+"""Documents in the order in which they are executed against one service."""
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder, processes.service(Path(folder)) as url:
         conversation = Conversation(url, Path(folder), PARTS)
         for name in PLAYED:
-            (ROOT / name).write_text(conversation.played((ROOT / name).read_text()))
+            written = (ROOT / name).read_text()
+            (ROOT / name).write_text("".join(merged(written, conversation.played(written))))
+
+
+def merged(written: str, played: str) -> Iterator[str]:
+    """Yield the lines of `played`; keep a written line if only text that differs between runs changed."""
+    old, new = written.splitlines(keepends=True), played.splitlines(keepends=True)
+    matcher = difflib.SequenceMatcher(None, [*map(normalised, old)], [*map(normalised, new)], autojunk=False)
+    for kind, start, stop, new_start, new_stop in matcher.get_opcodes():
+        yield from old[start:stop] if kind == "equal" else new[new_start:new_stop]
 
 
 if __name__ == "__main__":

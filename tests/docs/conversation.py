@@ -1,9 +1,9 @@
-"""Documents as conversations: what a reader would type, played against a running service.
+"""Executes the code blocks of documents against a running service.
 
-Three kinds of parts are played. In `console` blocks, lines after `$ ` are typed into a shell; the lines below
-are its output. In `pycon` blocks, lines after `>>> ` are typed into one Python session for the whole
-document. And what stands between `<!-- name -->` and `<!-- /name -->` is generated. Playing a document gives
-its text as it should be: `python -m tests.docs README.md` writes that, and the tests compare it.
+Three kinds of parts are replaced by their current content. In `console` blocks, each line after `$ ` runs in
+a shell, and the lines below are its output. In `pycon` blocks, each line after `>>> ` runs in one Python
+session for all documents. The text between `<!-- name -->` and `<!-- /name -->` is generated. `python -m
+tests.docs` writes the result into the documents, and the tests compare it with them.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ VARYING: Mapping[str, str | Callable[[re.Match[str]], str]] = {
     r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)?": "<time>",
     r'("id": ?"|/fits/|\bfit )[0-9a-f][0-9a-f-]{7,}': r"\1<fit>",
 }
-"""What differs from run to run, and only that; every other character must come out as it is printed."""
+"""Patterns of text that differs between runs, with their replacements. All other text must be equal."""
 
 
 def normalised(text: str) -> str:
-    """Replace what differs from run to run by its name."""
+    """Replace text that differs between runs by placeholders."""
     for pattern, name in VARYING.items():
         text = re.sub(pattern, name, text)
     return text
@@ -47,16 +47,16 @@ def normalised(text: str) -> str:
 
 @dataclass
 class Conversation:
-    """Plays documents in a folder of its own, against one service.
+    """Executes documents in a folder, against one service.
 
     Parameters
     ----------
     url
-        Where the service listens; the documents say `SERVICE`.
+        Address of the service; the documents use `SERVICE`.
     folder
-        Where commands run and leave their files; it shows the checkout's `docs` under that name.
+        Working directory of the commands; contains a link to the `docs` of the checkout.
     generated
-        What makes the generated parts, by name.
+        Functions that return the generated parts, by name.
     """
 
     url: str
@@ -68,7 +68,7 @@ class Conversation:
         (self.folder / "docs").symlink_to(ROOT / "docs")
 
     def played(self, document: str) -> str:
-        """Return the document with every output and every generated part as they are now."""
+        """Return the document with its current outputs and generated parts."""
         document = GENERATED.sub(lambda m: m[1] + self.generated[m[2]]() + m[3], document)
         with contextlib.chdir(self.folder):
             return FENCE.sub(lambda m: f"```{m[1]}\n{''.join(self._block(m[1], m[2]))}```", document)
@@ -105,13 +105,13 @@ class Conversation:
             yield self._said(output.getvalue())
 
     def _said(self, output: str) -> str:
-        """Name the service as the documents do, drop what cannot be seen, and end the last line."""
+        """Replace the address of the service, and remove trailing whitespace."""
         output = output.replace(self.url, SERVICE)
         return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
 
 
 def commands(text: str) -> Iterator[str]:
-    """Yield the commands of a console block; an open quotation or a trailing backslash continues one."""
+    """Yield the commands of a console block; an open quote or a trailing backslash continues a command."""
     lines = iter(text.splitlines())
     for line in lines:
         if line.startswith("$ "):
@@ -132,6 +132,6 @@ def _is_open(command: str) -> bool:
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment as a reader's: the installed commands, no settings of the service."""
+    """Return the environment of this process with the installed commands, without settings of the service."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("BOXCAL_")}
     return own | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{own.get('PATH', '')}", "COLUMNS": "90"}

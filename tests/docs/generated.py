@@ -1,4 +1,4 @@
-"""The parts of the documents that are made from the code: tables that nobody should keep up by hand."""
+"""Tables of the documents that are generated from the code."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +9,9 @@ from annotated_types import Ge, Gt, Le, Lt
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic.fields import FieldInfo
 
+from boxcal.app.documentation import leaves
+from boxcal.app.errors import BoxcalError
+from boxcal.app.main import create_app
 from boxcal.app.settings import Settings
 from boxcal.app.telemetry import Telemetry
 
@@ -23,7 +26,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def settings() -> str:
-    """List every setting: its variable, its default and what it means."""
+    """List every setting with its variable, default and meaning."""
     return table(
         ["variable", "default", "meaning"],
         (
@@ -34,7 +37,7 @@ def settings() -> str:
 
 
 def metrics() -> str:
-    """List every series of the service's own, from what it exposes."""
+    """List every metric of the service that has the prefix `boxcal_`."""
     telemetry = Telemetry({"/predict": [200]})
     telemetry.calibrator_active(0, "uncalibrated")
     families = text_string_to_metric_families(telemetry.exposition().decode())
@@ -49,7 +52,7 @@ def metrics() -> str:
 
 
 def alerts() -> str:
-    """List every alert of the deployed rules."""
+    """List every alert of `deploy/prometheus/rules.yml`."""
     groups = yaml.safe_load(RULES.read_text())["groups"]
     return table(
         ["alert", "severity", "after", "meaning"],
@@ -63,6 +66,30 @@ def alerts() -> str:
             for group in groups
             for rule in group["rules"]
             if "alert" in rule
+        ),
+    )
+
+
+def routes() -> str:
+    """List every route of the service with its description."""
+    paths = create_app(Settings()).openapi()["paths"]
+    return table(
+        ["route", "meaning"],
+        (
+            [f"`{method.upper()} {path}`", operation["description"].partition("\n")[0]]
+            for path, operations in paths.items()
+            for method, operation in operations.items()
+        ),
+    )
+
+
+def problems() -> str:
+    """List every problem type with its status and meaning."""
+    return table(
+        ["status", "type", "meaning"],
+        (
+            [str(leaf.status), f"`{leaf.type}`", (leaf.__doc__ or "").partition("\n")[0]]
+            for leaf in sorted(leaves(BoxcalError), key=lambda leaf: (leaf.status, leaf.type))
         ),
     )
 
@@ -94,4 +121,10 @@ def _limit(rule: Any) -> str:
     return f"{SIGNS[type(rule)]} {getattr(rule, type(rule).__name__.lower())}"
 
 
-PARTS: Mapping[str, Callable[[], str]] = {"settings": settings, "metrics": metrics, "alerts": alerts}
+PARTS: Mapping[str, Callable[[], str]] = {
+    "settings": settings,
+    "metrics": metrics,
+    "alerts": alerts,
+    "routes": routes,
+    "problems": problems,
+}

@@ -1,0 +1,172 @@
+"""Every code block of the documentation is executed, or checked by the parser of the tool that reads it.
+
+`console` and `pycon` blocks run against a service in `test_documents.py`, the examples of CONTRIBUTING.md in
+`tests/calibrators/test_contributing.py`. This file checks the other blocks, and that there are no others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from boxcal.app.settings import Settings
+from boxcal.app.telemetry import Telemetry
+from boxcal.models.spec import ModelSpec
+from tests.docs.__main__ import PLAYED
+from tests.docs.conversation import ROOT
+
+BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "deploy" / "models" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+CONTRIBUTING = re.compile(r'(python|text) title="calibrators/[\w/]+\.py"')
+ASSIGNMENT = re.compile(r"([A-Z][A-Z_]*)=(\S+)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced code block of a document."""
+
+    document: str
+    language: str
+    text: str
+
+
+def blocks() -> list[Block]:
+    return [
+        Block(str(path.relative_to(ROOT)), language, text)
+        for path in DOCUMENTS
+        for language, text in BLOCK.findall(path.read_text())
+    ]
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def check_settings(variables: Mapping[str, str]) -> None:
+    """Check that the settings accept the variables with the prefix BOXCAL_."""
+    fields = {name.removeprefix("BOXCAL_").lower(): value for name, value in variables.items()}
+    assert fields.keys() <= Settings.model_fields.keys()
+    Settings(**fields)  # type: ignore[arg-type]  # text, as from the environment
+
+
+def check_make(words: list[str]) -> None:
+    """Check that make knows the target; `-n` prints the recipe and does not run it."""
+    (target,) = words
+    assert run("make", "-n", target)
+
+
+def check_docker(words: list[str]) -> None:
+    """Check the arguments of `docker compose up`; `tests/deploy/test_compose.py` checks the file."""
+    assert words[0] == "compose"
+    assert words[-1] == "up"
+    profiles = {
+        profile
+        for service in yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"].values()
+        for profile in service.get("profiles", [])
+    }
+    options = words[1:-1]
+    assert options in ([], *(["--profile", profile] for profile in profiles))
+
+
+def check_python(words: list[str]) -> None:
+    """Check that the module's command line has every option."""
+    assert words[0] == "-m"
+    shown = run(sys.executable, "-m", words[1], "--help")
+    assert {word for word in words[2:] if word.startswith("--")} <= set(re.findall(r"--[a-z-]+", shown))
+
+
+def check_boxcal(words: list[str]) -> None:
+    """Check that the command exists."""
+    run(sys.executable, "-c", "from boxcal.app.cli import main; main()", *words, "--help")
+
+
+def check_export(words: list[str]) -> None:
+    """Check that the serving benchmark reads every variable."""
+    shown = run(sys.executable, "-m", "benchmarks.serving", "--help")
+    for word in words:
+        assignment = ASSIGNMENT.fullmatch(word)
+        assert assignment is not None
+        assert f"${assignment[1]}" in shown
+
+
+COMMANDS: Mapping[str, Callable[[list[str]], None]] = {
+    "make": check_make,
+    "docker": check_docker,
+    "python": check_python,
+    "boxcal": check_boxcal,
+    "export": check_export,
+}
+
+
+def check_sh(block: Block) -> None:
+    """Check commands that do not end by themselves, take minutes, or require a container engine or a GPU."""
+    lines = [words for line in block.text.splitlines() if (words := shlex.split(line, comments=True))]
+    assert lines
+    for words in lines:
+        variables = {}
+        while match := ASSIGNMENT.fullmatch(words[0]):
+            variables[match[1]] = match[2]
+            del words[0]
+        check_settings({name: value for name, value in variables.items() if name.startswith("BOXCAL_")})
+        COMMANDS[words[0]](words[1:])
+
+
+def check_played(block: Block) -> None:
+    """Check that `test_documents.py` runs the document."""
+    assert block.document in PLAYED
+
+
+def check_promql(block: Block) -> None:
+    """Check that the service exposes every metric of the query."""
+    exposed = Telemetry({"/predict": [200]}).exposition().decode()
+    names = re.findall(r"boxcal_\w+", block.text)
+    assert names
+    assert all(re.search(rf"^{name}[ {{]", exposed, re.MULTILINE) for name in names)
+
+
+def check_json(block: Block) -> None:
+    """Check that the document is a valid declaration of a model."""
+    declared = ModelSpec.model_validate(json.loads(block.text))
+    assert declared.preprocessing is not None
+
+
+LANGUAGES: Mapping[str, Callable[[Block], None]] = {
+    "console": check_played,
+    "pycon": check_played,
+    "sh": check_sh,
+    "promql": check_promql,
+    "json": check_json,
+}
+
+
+@pytest.mark.parametrize("block", blocks(), ids=lambda block: f"{block.document}: {block.text[:30]!r}")
+def test_block(block: Block) -> None:
+    if CONTRIBUTING.fullmatch(block.language):
+        assert block.document == "CONTRIBUTING.md"
+    else:
+        LANGUAGES[block.language](block)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_code_is_in_fenced_blocks(document: Path) -> None:
+    """A block that is only indented would escape the checks."""
+    text = BLOCK.sub("", document.read_text())
+    assert "```" not in text
+    assert not re.findall(r"\n\n    +(?![-*\d])\S.*", text)
