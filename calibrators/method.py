@@ -25,6 +25,7 @@ from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
 from boxcal.calibrators.logit_maps.matrix import MatrixScaling
 from boxcal.calibrators.logit_maps.neural_clamping import NeuralClamping
 from boxcal.calibrators.logit_maps.parameterised_temperature import ParameterisedTemperature
+from boxcal.calibrators.logit_maps.per_class import PerClassFunction
 from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
 from boxcal.calibrators.logit_maps.tilt_and_average import TiltAndAverage
 from boxcal.calibrators.logit_maps.vector import VectorScaling
@@ -55,6 +56,8 @@ BOUND_MAPS: dict[str, type[BoundMap]] = {
     "pb-upper": ConstantBounds,
     "pb-mlp": InstanceDependentBounds,
 }
+STEPS_PER_CLASS = 15
+"""Counted as parameters of a function of each class's probability: the bins of `histogram`."""
 ADDITIONS = ("pb", "pb-mlp", "lb")
 """What every logit map that `combines` can be joined with."""
 
@@ -76,6 +79,25 @@ class Method(NamedTuple):
     logit_map: type[LogitMap]
     clipped: bool = False
     bounds: str = ""
+
+    @property
+    def is_per_class(self) -> bool:
+        """Whether it has parameters of each class's own."""
+        return self.num_parameters(40) > self.num_parameters(20)
+
+    @property
+    def is_network(self) -> bool:
+        """Whether one of its parts is a network."""
+        return self.logit_map.is_network or (bool(self.bounds) and BOUND_MAPS[self.bounds].is_network)
+
+    def num_parameters(self, num_classes: int) -> int:
+        """Count the parameters that a fit chooses for K classes."""
+        if issubclass(self.logit_map, PerClassFunction):
+            return STEPS_PER_CLASS * num_classes
+        count = self.logit_map(num_classes).size + (LogitBounding(num_classes).size if self.clipped else 0)
+        if self.bounds in ("pb-lower", "pb-upper"):
+            return count + 1
+        return count + (BOUND_MAPS[self.bounds](num_classes).size if self.bounds else 0)
 
     def stored_maps(self, tensors: Mapping[str, Tensor], num_classes: int) -> tuple[LogitMap, BoundMap]:
         """Build both maps of the sizes that stored tensors of the logit map have."""

@@ -96,5 +96,8 @@ def _show(fitted: Fitted) -> None:
     screen.print(f"[bold]{escape(fitted.method)}[/], {unseen}", soft_wrap=True)
     screen.print(metrics_table(report["metrics"]))
     screen.print(f"{report['changed_labels']} labels changed, {report['ties']} ties")
+    for warning in report["warnings"]:
+        style = "bold red" if warning["severity"] == "serious" else "yellow"
+        screen.print(f"[{style}]{warning['severity']}[/]: {escape(warning['message'])}", soft_wrap=True)
     if fitted.fit:
         screen.print(f"calibrator {fitted.fit['calibrator']}: {escape(str(fitted.fit.get('decision', '')))}")

@@ -17,6 +17,7 @@ __all__ = [
     "CalibratorRecord",
     "Fit",
     "FitState",
+    "FitWarning",
     "Health",
     "LabelProbability",
     "Prediction",
@@ -67,6 +68,15 @@ class Answer(_Result):
     timing_ms: dict[str, float] = Field(default_factory=dict)
 
 
+class FitWarning(_Result):
+    """What is probably wrong with the data of a fit; a `serious` one keeps its calibrator from activation."""
+
+    code: str
+    severity: Literal["warning", "serious"]
+    message: str
+    rows: int
+
+
 class Fit(_Result):
     """A fit's state.
 
@@ -78,6 +88,8 @@ class Fit(_Result):
         What was asked for; the calibrator names what `auto` chose.
     calibrator, activated, decision
         Once it has succeeded: the version it made, whether that was activated, and why or why not.
+    warnings
+        Once it has succeeded: what is probably wrong with the data.
     error
         Why it failed, was cancelled or was interrupted.
     """
@@ -92,6 +104,7 @@ class Fit(_Result):
     calibrator: int | None = None
     activated: bool | None = None
     decision: str | None = None
+    warnings: tuple[FitWarning, ...] = ()
     error: str | None = None
     created_at: datetime | None = None
     started_at: datetime | None = None

@@ -16,6 +16,7 @@ from boxcal.app.fitting.messages import FitOutcome, FitTask
 from boxcal.app.fitting.validation_set import ValidationSet
 from boxcal.app.registry.records import FittedCalibrator
 from boxcal.calibrators import Calibrator, fit
+from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.errors import MissingDataError
 from boxcal.calibrators.evaluation.reliability import reliability_png, reliability_svg
 from boxcal.calibrators.evaluation.report import cross_fitted_report
@@ -53,6 +54,7 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
         seed=SEED,
         progress=_part(progress, 0.5, 0.95),
         against=against,
+        known=None if task.known is None else Sketch.read(task.known),
         **extras,
     )
     progress(0.95, "drawing the reliability diagram")

@@ -291,9 +291,10 @@ class FitJobs:
         job.started = time.monotonic()
         job.update(await asyncio.to_thread(fits.start, fit_id))
         compared_with = self._activator.active.current.version
-        against = None
+        against = known = None
         if compared_with != UNCALIBRATED:
             against = await asyncio.to_thread(self._registry.artifact, compared_with)
+            known = (await asyncio.to_thread(self._registry.report, compared_with)).get("sketch")
         loop = asyncio.get_running_loop()
 
         def advanced(progress: float, stage: str) -> None:
@@ -301,7 +302,7 @@ class FitJobs:
 
         if job.ending is not None:
             raise FitFailed("stopped before it started")
-        task = FitTask(job.data, self._source, job.record.method, against)
+        task = FitTask(job.data, self._source, job.record.method, against, known)
         recorder = asyncio.create_task(self._record_progress(job))
         job.working = True
         try:
@@ -316,6 +317,8 @@ class FitJobs:
             return decide(
                 job.record.activate,
                 is_better=outcome.is_better,
+                reason=outcome.fitted.report["against"]["reason"],
+                warnings=outcome.fitted.report["warnings"],
                 compared_with=compared_with,
                 active_version=active_version,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from boxcal.app.fitting.image_sets import BackboneSource, ImageSet
 from boxcal.app.fitting.validation_set import ValidationSet
@@ -19,12 +20,15 @@ class FitTask:
         The backbone, for images.
     against
         Artifact of the active calibrator, which the report compares with; None for `uncalibrated`.
+    known
+        Sketch of the data that it was fitted to, from its report; None where there is none.
     """
 
     data: ValidationSet | ImageSet
     source: BackboneSource
     method: str
     against: bytes | None
+    known: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from boxcal.app.registry.records import ActivatePolicy, FitRecord, FitState
+
+
+class FitWarning(BaseModel):
+    """What is probably wrong with the data of a fit, or with its method for these data."""
+
+    code: str = Field(description="A stable name of the finding, such as `duplicates`.")
+    severity: Literal["warning", "serious"] = Field(
+        description="`serious`: the calibrator is not activated unless `activate` is `always`."
+    )
+    message: str
+    rows: int = Field(description="How many rows are concerned.")
 
 
 class Fit(BaseModel):
@@ -25,6 +36,7 @@ class Fit(BaseModel):
     calibrator: int | None = Field(None, description="The version that the fit made.")
     activated: bool | None = Field(None, description="Whether that version was activated.")
     decision: str | None = Field(None, description="Why it was, or was not.")
+    warnings: list[FitWarning] | None = Field(None, description="What is probably wrong with the data.")
     error: str | None = Field(None, description="Why the fit failed, was cancelled or was interrupted.")
     created_at: datetime
     started_at: datetime | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -95,7 +95,14 @@ class FitLog:
         """Mark it `failed`, `cancelled` or `interrupted`, and say why."""
         return self._set(fit_id, state=state, error=error, finished_at=datetime.now(UTC))
 
-    def succeed(self, connection: Connection, fit_id: str, version: int, decision: Decision) -> None:
+    def succeed(
+        self,
+        connection: Connection,
+        fit_id: str,
+        version: int,
+        decision: Decision,
+        warnings: Sequence[dict[str, Any]],
+    ) -> None:
         """Mark it succeeded inside the transaction that adds its calibrator."""
         now = datetime.now(UTC)
         self._update(
@@ -107,6 +114,7 @@ class FitLog:
             calibrator=version,
             activated=decision.activate,
             decision=decision.why,
+            warnings=warnings,
             finished_at=now,
             seen_at=now,
         )

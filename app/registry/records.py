@@ -167,6 +167,8 @@ class FitRecord:
         The version it made, once it succeeded.
     activated
         Whether that version was activated, once it succeeded; `decision` says why.
+    warnings
+        What is probably wrong with the data, once it succeeded: `code`, `severity`, `message`, `rows` each.
     error
         Why it failed, was cancelled or was interrupted.
     """
@@ -181,6 +183,7 @@ class FitRecord:
     calibrator: int | None
     activated: bool | None
     decision: str | None
+    warnings: list[dict[str, Any]] | None
     error: str | None
     created_at: datetime
     started_at: datetime | None

@@ -191,7 +191,7 @@ class Registry:
             decision = decide(UNCALIBRATED if current is None else current.version)
             if decision.activate:
                 self._activate(connection, version, Reason.FIT)
-            self.fits.succeed(connection, fit_id, version, decision)
+            self.fits.succeed(connection, fit_id, version, decision, fitted.report["warnings"])
         return version, decision
 
     def _add(self, connection: Connection, fitted: FittedCalibrator) -> int:

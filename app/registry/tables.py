@@ -123,6 +123,7 @@ fits = Table(
     Column("calibrator", ForeignKey("calibrators.version")),
     Column("activated", Boolean),
     Column("decision", Text),
+    Column("warnings", Document),
     Column("error", Text),
     Column("created_at", UtcDateTime, nullable=False),
     Column("started_at", UtcDateTime),

@@ -71,9 +71,9 @@ def quantile(draws: NDArray[np.float64], share: float) -> NDArray[np.float64]:
 
 
 def mean_estimates(
-    columns: Matrix, *, together: bool = False, draws: int = DRAWS, seed: int = 0
+    columns: Matrix, *, together: bool = False, level: float = LEVEL, draws: int = DRAWS, seed: int = 0
 ) -> list[Estimate]:
-    """Return the mean of each column with its 95 % studentised bootstrap interval.
+    """Return the mean of each column with its studentised bootstrap interval.
 
     Parameters
     ----------
@@ -81,8 +81,10 @@ def mean_estimates(
         Per-sample values, or per-sample differences between two classifiers, for which the interval is that
         of the paired comparison. A column with infinite values has an infinite mean and no interval.
     together
-        Whether 95 % is the chance that all the intervals hold at once, so that one may be picked out after a
-        look at the means (the maximal statistic; Romano and Wolf 2005).
+        Whether `level` is the chance that all the intervals hold at once, so that one may be picked out after
+        a look at the means (the maximal statistic; Romano and Wolf 2005).
+    level
+        Chance that an interval holds the true mean.
     draws, seed
         Number of resamples, and what makes them reproducible.
     """
@@ -101,7 +103,7 @@ def mean_estimates(
     shift, resampled = np.concatenate(shifts, axis=1), np.concatenate(spreads, axis=1)
     scale = np.where(resampled > 1e-12 * spread[:, None], resampled, spread[:, None])
     studentised = np.divide(shift, scale, out=np.zeros_like(shift), where=scale > 0)
-    tail = (1 - LEVEL) / 2
+    tail = (1 - level) / 2
     lowest, highest = studentised, studentised
     if together:
         lowest, highest = (
@@ -157,9 +159,9 @@ class Deviations:
         high = self.centre - float(quantile(self.below, tail))
         return Estimate(self.value, min(max(0.0, low), self.value), max(high, self.value))
 
-    def minus(self, other: Deviations) -> Estimate:
-        """Return the paired difference self - other with its 95 % interval; both from the same resamples."""
-        tail = (1 - LEVEL) / 2
+    def minus(self, other: Deviations, level: float = LEVEL) -> Estimate:
+        """Return the paired difference self - other with its interval; both from the same resamples."""
+        tail = (1 - level) / 2
         value, centre = self.value - other.value, self.centre - other.centre
         low = centre - float(quantile(self.above - other.below, 1 - tail))
         high = centre - float(quantile(self.below - other.above, tail))

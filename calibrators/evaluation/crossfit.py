@@ -17,6 +17,7 @@ from boxcal.calibrators.calibrator import Calibrated, Calibrator
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE
+from boxcal.calibrators.folds import fold_of_each
 
 FOLDS = 5
 
@@ -109,7 +110,7 @@ def cross_fit(
     data : ValidationSet
         What `check_validation_set` gives.
     folds : int
-        Number of folds, 2 to N; every class is spread evenly over them.
+        Number of folds, 2 to N; every class is spread evenly over them, and copies of a row share one.
     seed : int
         Makes folds and fits reproducible.
     progress : callable, optional
@@ -120,11 +121,9 @@ def cross_fit(
     InvalidDataError
         If there are fewer than 2 folds, or more folds than samples.
     """
-    from boxcal.calibrators.fitting.selection import fold_of_each  # noqa: PLC0415 - fits load scipy
-
     if not 2 <= folds <= len(data):
         raise InvalidDataError(f"cross-fitting takes 2 to N = {len(data)} folds, not {folds}")
-    fold_of = torch.from_numpy(fold_of_each(data.labels, folds, seed))
+    fold_of = torch.from_numpy(fold_of_each(data, folds, seed))
     rows, blocks = [], []
     for fold in range(folds):
 
@@ -141,19 +140,9 @@ def cross_fit(
 
 def fit_set(method: str, data: ValidationSet, *, seed: int, progress: Progress | None = None) -> Calibrator:
     """Fit a method to a checked validation set."""
-    from boxcal.calibrators.fitting import fit  # noqa: PLC0415 - fits load scipy
+    from boxcal.calibrators.fitting.entry import fit_data  # noqa: PLC0415 - fits load scipy
 
-    return fit(
-        method,
-        data.scores,
-        data.labels,
-        features=data.features,
-        head=data.head,
-        inputs=data.inputs,
-        backbone=data.backbone,
-        seed=seed,
-        progress=progress,
-    ).calibrator
+    return fit_data(method, data, seed=seed, progress=progress).calibrator
 
 
 def _block_answers(answer: Calibrated) -> Answers:

@@ -41,6 +41,7 @@ from boxcal.calibrators.evaluation.toplabel import (
     SmoothError,
     TopLabelError,
 )
+from boxcal.calibrators.evaluation.verdict import JOINT_LEVEL, Verdict
 
 TWO_SIDED = {"error_rate", "nll", "brier", "brier_refinement"}
 """Metrics that imperfect calibration may move either way."""
@@ -154,6 +155,18 @@ def compare(first: Judgement, second: Judgement, *, seed: int = 0, draws: int = 
         result[name] = deviation.minus(second.deviations[name])
     result["mce"] = _maximum_difference(first.maximum, second.maximum)
     return result
+
+
+def verdict(
+    first: Judgement, second: Judgement, active: str, *, seed: int = 0, draws: int = DRAWS
+) -> Verdict:
+    """Decide whether the first is better than the second, the method `active`; both as for `compare`."""
+    a, b = first.scored, second.scored
+    with np.errstate(invalid="ignore"):
+        columns = np.column_stack([a.nll - b.nll, a.brier - b.brier])
+    nll, brier = mean_estimates(columns, level=JOINT_LEVEL, draws=draws, seed=seed)
+    smooth = first.deviations["smooth_ece"].minus(second.deviations["smooth_ece"], JOINT_LEVEL)
+    return Verdict(active, {"nll": nll, "brier": brier, "smooth_ece": smooth})
 
 
 def _maximum_difference(first: MaximumError, second: MaximumError) -> Estimate:

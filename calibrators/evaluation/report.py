@@ -16,13 +16,16 @@ import torch
 from torch import Tensor
 
 from boxcal.calibrators.calibrator import Calibrator
+from boxcal.calibrators.checks import DataWarning, check_changed, check_data, check_fit, check_known
 from boxcal.calibrators.data import FEWEST_SAMPLES, check_validation_set
+from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.bootstrap import DRAWS, LEVEL, Estimate
 from boxcal.calibrators.evaluation.crossfit import FOLDS, Answers, Progress, answers_on, cross_fit
-from boxcal.calibrators.evaluation.judgement import Judgement, compare, judge
+from boxcal.calibrators.evaluation.judgement import Judgement, compare, judge, verdict
 from boxcal.calibrators.evaluation.outcomes import outcomes
 from boxcal.calibrators.evaluation.reliability import class_reliability, reliability_data
+from boxcal.calibrators.evaluation.verdict import Verdict
 
 _FITTING_SHARE = 0.8  # of the progress bar; the rest goes to the bootstrap
 
@@ -34,36 +37,20 @@ class Against:
     `difference` is the new method minus the active one, by metric: below 0 the new one is better.
     """
 
-    method: str
     judgement: Judgement
     difference: dict[str, Estimate]
-
-    @property
-    def is_better(self) -> bool:
-        """Whether the new method's NLL is lower by more than chance explains.
-
-        True when the 95 % interval of the paired difference lies below 0 as a whole, or when only the
-        active calibrator gave some true label the probability 0.
-        """
-        nll = self.difference["nll"]
-        return bool(nll.high < 0 or nll.value == float("-inf"))
+    verdict: Verdict
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as a JSON-ready document."""
-        nll = self.difference["nll"]
-        verdict = "clearly lower" if self.is_better else "not clearly lower"
         active = self.judgement.to_dict()
         return {
-            "method": self.method,
+            "method": self.verdict.active,
             "metrics": {
                 name: {"active": active[name], "difference": difference.to_dict()}
                 for name, difference in self.difference.items()
             },
-            "is_better": self.is_better,
-            "reason": (
-                f"on samples its fits never saw, NLL is {verdict} than with {self.method}:"
-                f" {nll.value:+.4g} nats, 95 % interval [{nll.low:+.4g}, {nll.high:+.4g}]"
-            ),
+            **self.verdict.to_dict(),
         }
 
 
@@ -87,6 +74,10 @@ class Report:
         Data of the reliability diagrams `before` and `after`, and of single `classes`.
     against : Against
         The comparison with the active calibrator; with the plain softmax where none was given.
+    warnings : list of DataWarning
+        What is probably wrong with the data, with the method for these data, or with what it does to them.
+    sketch : Sketch
+        Hashes of some rows, by which a later fit tells that it is given the same data.
     """
 
     method: str
@@ -101,11 +92,13 @@ class Report:
     answers: Answers
     reliability: dict[str, Any]
     against: Against
+    warnings: list[DataWarning]
+    sketch: Sketch
 
     @property
     def is_better(self) -> bool:
         """Whether the method beats the active calibrator: what the gate `if_better` asks."""
-        return self.against.is_better
+        return self.against.verdict.is_better
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as one JSON-ready document."""
@@ -128,6 +121,8 @@ class Report:
             "reliability": self.reliability,
             "against": self.against.to_dict(),
             "is_better": self.is_better,
+            "warnings": [warning.to_dict() for warning in self.warnings],
+            "sketch": self.sketch.to_dict(),
         }
 
 
@@ -139,6 +134,7 @@ def cross_fitted_report(
     seed: int = 0,
     progress: Progress | None = None,
     against: Calibrator | None = None,
+    known: Sketch | None = None,
     folds: int = FOLDS,
     features: Any = None,
     head: Any = None,
@@ -161,6 +157,8 @@ def cross_fitted_report(
         Called with the fraction done and what is being done; an exception it raises ends the report.
     against : Calibrator, optional
         The active calibrator, compared on the same samples; the plain softmax unless given.
+    known : Sketch, optional
+        Of the data that the active calibrator was fitted to.
     folds : int
         Number of folds, at most N.
     features, head, inputs, backbone
@@ -191,12 +189,21 @@ def cross_fitted_report(
     after = judge(outcomes(answers.probabilities, truth, answers.predicted), seed=seed)
     difference = compare(after, before, seed=seed)
     tell(0.92, "comparing with the active calibrator")
-    comparison = Against("uncalibrated", before, difference)
+    comparison = Against(before, difference, verdict(after, before, "uncalibrated", seed=seed))
     if against is not None:
         active = answers_on(against, data)
         active_judged = judge(outcomes(active.probabilities, truth, active.predicted), seed=seed)
-        comparison = Against(against.method, active_judged, compare(after, active_judged, seed=seed))
+        comparison = Against(
+            active_judged,
+            compare(after, active_judged, seed=seed),
+            verdict(after, active_judged, against.method, seed=seed),
+        )
     tell(0.97, "preparing reliability diagrams")
+    changed = int((after.scored.predicted != before.scored.predicted).sum())
+    sketch = Sketch.of(scores.numpy())
+    warnings = check_fit(method, data) if method != "auto" else check_data(scores.numpy(), truth.numpy())
+    warnings += check_changed(changed, before.scored.correct, after.scored.correct)
+    warnings += check_known(sketch, known) if known is not None else []
     report = Report(
         method=method,
         samples=len(truth),
@@ -206,7 +213,7 @@ def cross_fitted_report(
         before=before,
         after=after,
         difference=difference,
-        changed_labels=int((after.scored.predicted != before.scored.predicted).sum()),
+        changed_labels=changed,
         answers=answers,
         reliability={
             "before": reliability_data(before.scored.confidence, before.scored.correct, seed=seed),
@@ -214,6 +221,8 @@ def cross_fitted_report(
             "classes": class_reliability(before.scored, after.scored, seed=seed),
         },
         against=comparison,
+        warnings=warnings,
+        sketch=sketch,
     )
     tell(1.0, "done")
     return report

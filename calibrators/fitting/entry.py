@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from boxcal.calibrators.data import check_validation_set
+from boxcal.calibrators.checks import check_fit
+from boxcal.calibrators.data import ValidationSet, check_validation_set
 from boxcal.calibrators.fitting.fitter import fit_checked
 from boxcal.calibrators.fitting.result import FitResult, Progress
 from boxcal.calibrators.fitting.selection import choose
@@ -69,10 +70,18 @@ def fit(
     MissingDataError
         If the method reads what was not given.
     """
-    started = time.perf_counter()
     data = check_validation_set(
         logits, labels, features=features, head=head, inputs=inputs, backbone=backbone
     )
+    result = fit_data(method, data, seed=seed, progress=progress)
+    return replace(result, warnings=tuple(check_fit(result.method, data)))
+
+
+def fit_data(
+    method: str, data: ValidationSet, *, seed: int = 0, progress: Progress | None = None
+) -> FitResult:
+    """Do the same for data that `check_validation_set` has passed, without warnings."""
+    started = time.perf_counter()
     with one_library_thread():
         run = choose if method == "auto" else partial(fit_checked, method)
         result = run(data, seed=seed, progress=progress)

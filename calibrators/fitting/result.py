@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from boxcal.calibrators.calibrator import Calibrator
+from boxcal.calibrators.checks import DataWarning
 
 Progress = Callable[[float, str], None]
 """Called with the fraction done, 0 to 1, and what is being done. An exception it raises ends the fit."""
@@ -65,6 +66,8 @@ class FitResult:
         Wall-clock time of the fit.
     choice : dict
         For `auto`, the cross-validated scores the choice rests on; empty otherwise.
+    warnings : tuple of DataWarning
+        What is probably wrong with the data, or with the method for these data.
     """
 
     calibrator: Calibrator
@@ -73,3 +76,4 @@ class FitResult:
     certificate: Certificate
     seconds: float
     choice: dict[str, Any] = field(default_factory=dict)
+    warnings: tuple[DataWarning, ...] = ()

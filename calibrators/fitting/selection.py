@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.fitting.fitter import fit_checked
 from boxcal.calibrators.fitting.result import FitResult, Progress
+from boxcal.calibrators.folds import fold_of_each
 from boxcal.calibrators.logit_maps.identity import Identity
 from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
 from boxcal.calibrators.method import ADDITIONS, BOUND_MAPS, catalogue, parse
@@ -30,15 +30,6 @@ FINALISTS = 3
 BEATEN = 5.0
 """Standard errors behind the best of the first fold, from which a candidate need not run on the others."""
 Losses = np.ndarray[Any, Any]
-
-
-def fold_of_each(labels: Tensor, folds: int, seed: int) -> np.ndarray[Any, Any]:
-    """Assign every sample to a fold at random, every class evenly."""
-    rng = np.random.default_rng(seed)
-    order = np.lexsort((rng.random(len(labels)), labels.numpy()))
-    assigned = np.empty(len(labels), dtype=np.int64)
-    assigned[order] = np.arange(len(labels)) % folds
-    return assigned
 
 
 def candidates(data: ValidationSet) -> list[str]:
@@ -64,7 +55,7 @@ class _Comparison:
         self.data, self.seed = data, seed
         self.folds = min(FOLDS, len(data))
         self.parts = [
-            torch.from_numpy(fold_of_each(data.labels, self.folds, seed + repetition) == index)
+            torch.from_numpy(fold_of_each(data, self.folds, seed + repetition) == index)
             for repetition in range(REPETITIONS)
             for index in range(self.folds)
         ]

@@ -26,7 +26,7 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 
 
 def fitted(artifact: bytes) -> FittedCalibrator:
-    return FittedCalibrator("ts", artifact, {}, {}, b"", b"", len(LABELS))
+    return FittedCalibrator("ts", artifact, {}, {"warnings": []}, b"", b"", len(LABELS))
 
 
 def accept(activator: Activator, registry: Registry, artifact: bytes, *, activate: bool) -> int:

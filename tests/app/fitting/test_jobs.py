@@ -97,7 +97,7 @@ def test_fits_run_one_after_the_other_and_tell_how_far_they_are(tmp_path: Path) 
         assert (seen[-1].calibrator, seen[-1].activated) == (1, True)
         last = await jobs.wait(second, 240)
         assert (last.state, last.calibrator) == (FitState.SUCCEEDED, 2)
-        assert "than version 1's" in (last.decision or "")
+        assert "compared with version 1, on unseen folds NLL" in (last.decision or "")
         assert opened.registry.report(2)["fit"]["certificate"]["starts"] >= 1
         assert opened.registry.reliability(2, "svg").lstrip().startswith(b"<?xml")
         assert (await jobs.get(first)) == seen[-1]

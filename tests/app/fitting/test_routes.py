@@ -226,13 +226,42 @@ def test_a_wait_that_is_too_short_answers_with_the_state_so_far(service: Service
 
 def test_the_gate_keeps_what_is_not_better_out(service: Service) -> None:
     rng = np.random.default_rng(0)
-    labels = rng.integers(0, 10, 200)
-    calibrated = npz(logits=np.zeros((200, 10)), labels=labels)
+    logits = rng.normal(size=(200, 10))
+    labels = (rng.gumbel(size=(200, 10)) + logits).argmax(axis=1)
+    calibrated = npz(logits=logits, labels=labels)
     active_version = service.client.get("/health/ready").json()["calibrator"]
     done = post_fit(service, calibrated, wait=240, method="ts").json()
     assert (done["state"], done["activated"]) == ("succeeded", False)
     assert "not significantly lower" in done["decision"]
+    assert done["warnings"] == []
     assert service.client.get("/health/ready").json()["calibrator"] == active_version
+
+
+def test_a_serious_warning_prevents_activation_unless_it_is_always(service: Service) -> None:
+    logits, labels = overconfident(400)
+    wrong_join = npz(logits=logits, labels=(labels + 1) % 10)
+    active_version = service.client.get("/health/ready").json()["calibrator"]
+    done = post_fit(service, wrong_join, wait=240, method="vector").json()
+    (warning,) = done["warnings"]
+    assert (warning["code"], warning["severity"]) == ("error_rate", "serious")
+    assert not done["activated"]
+    assert f"Not activated: {warning['message']}" in done["decision"]
+    assert service.client.get(f"/fits/{done['id']}").json()["warnings"] == [warning]
+    report = service.client.get(f"/calibrators/{done['calibrator']}/report").json()
+    assert report["warnings"] == [warning]
+    assert service.client.get("/health/ready").json()["calibrator"] == active_version
+    obeyed = post_fit(service, wrong_join, wait=240, method="ts", activate="always").json()
+    assert obeyed["activated"]
+    assert "as asked, despite a serious warning: error rate" in obeyed["decision"]
+    rolled_back = service.client.post("/calibrators/rollback").json()
+    assert rolled_back["version"] == active_version
+
+
+def test_data_of_the_active_calibrator_are_recognised(service: Service) -> None:
+    first = post_fit(service, FILE[1], wait=240, method="ts", activate="always").json()
+    assert first["warnings"] == []
+    again = post_fit(service, FILE[1], wait=240, method="ts").json()
+    assert [warning["code"] for warning in again["warnings"]] == ["known_rows"]
 
 
 def test_fits_beyond_the_queue_are_refused_before_their_bytes_are_read(service: Service) -> None:

@@ -65,6 +65,7 @@ def test_a_database_of_the_first_release_is_brought_up_to_date_with_what_it_hold
     database = Database(url)
     with database.write() as connection:
         connection.exec_driver_sql("ALTER TABLE calibrators DROP COLUMN reliability_png")
+        connection.exec_driver_sql("ALTER TABLE fits DROP COLUMN warnings")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
         connection.exec_driver_sql(
             "INSERT INTO calibrators (version, method, created_at) VALUES (1, 'ts', '2026-01-01 00:00:00')"

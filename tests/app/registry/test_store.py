@@ -38,7 +38,7 @@ OTHERS = [
 
 def fitted(method: str = "ts", artifact: bytes = b"bytes") -> FittedCalibrator:
     return FittedCalibrator(
-        method, artifact, {"method": method}, {"samples": 7, "nll": [0.5]}, b"<svg/>", b"png", 7
+        method, artifact, {"method": method}, {"samples": 7, "warnings": []}, b"<svg/>", b"png", 7
     )
 
 
@@ -82,7 +82,7 @@ def test_a_calibrator_comes_back_as_it_was_given(registry: Registry, path: Path)
     assert record.sha256 == hashlib.sha256(b"\x00\xffbytes").hexdigest()
     assert record.created_at.tzinfo is not None
     assert again.artifact(1) == b"\x00\xffbytes"
-    assert again.report(1) == {"samples": 7, "nll": [0.5]}
+    assert again.report(1) == {"samples": 7, "warnings": []}
     assert (again.reliability(1, "svg"), again.reliability(1, "png")) == (b"<svg/>", b"png")
     again.close()
 

@@ -102,7 +102,7 @@ def test_a_calibrator_active_version_is_not_replaced_by_its_equal() -> None:
     again = cross_fitted_report("ts", logits, labels, against=active)
     assert not again.is_better
     assert again.to_dict()["against"]["method"] == "ts"
-    assert "not clearly lower" in again.to_dict()["against"]["reason"]
+    assert "not significantly lower" in again.to_dict()["against"]["reason"]
     poor = fit("ts", *overconfident(600, seed=9)).calibrator
     temperature = poor.logit_map.temperature
     assert isinstance(temperature, torch.Tensor)

@@ -1,0 +1,334 @@
+"""Checks of validation data before a fit: what is probably wrong with them, as warnings in plain sentences.
+
+Logits (N, K) and labels (N,) that `check_validation_set` has passed go in; `DataWarning`s come out. A serious
+one means that the data probably do not show what the service will meet: a gate must not activate their fit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.duplicates import Sketch, overlap, row_groups
+from boxcal.calibrators.method import parse
+
+Severity = Literal["warning", "serious"]
+Floats = NDArray[np.float64]
+Labels = NDArray[np.int64]
+
+SUM_TOLERANCE = 1e-3
+ZERO = math.log(1e-30)
+"""A log probability below this is that of a probability 0, which uploads keep as the smallest number."""
+CLIPPED_SHARE = 0.01
+"""Share of all values that are equal to the smallest one, from which they look clipped."""
+COPIES, MANY_COPIES = 0.01, 0.1
+"""Share of rows that repeat another: from where it is told, and from where it is serious."""
+CHANCE_ABSENCE = 0.01
+"""Probability that some class is absent by chance; below it an absence is serious."""
+RARE = 5
+"""A class with fewer samples is rare."""
+EXCESS_ERROR = 0.25
+"""How far the error rate may exceed what the probabilities themselves expect, where it is above 1/2."""
+UNRELATED, SIGNIFICANT = 0.02, 4.0
+"""Share of labels unrelated to the logits, and standard errors above 0, from where it is serious."""
+MOST_ROWS = 10_000
+"""Rows on which the share of unrelated labels is estimated."""
+CHANGED = 0.1
+"""Share of predicted labels that a calibrator may change without lowering the error rate."""
+KNOWN = 0.5
+"""Share of rows that the active calibrator was fitted to, from where it is told."""
+
+
+@dataclass(frozen=True)
+class DataWarning:
+    """One finding about a validation set.
+
+    Attributes
+    ----------
+    code : str
+        A stable name, such as `duplicates`.
+    severity : str
+        `serious` where an activation by the gate is refused, else `warning`.
+    message : str
+        One or two sentences for people.
+    rows : int
+        How many rows are concerned; N where the whole set is.
+    """
+
+    code: str
+    severity: Severity
+    message: str
+    rows: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the warning as a JSON-ready document."""
+        return asdict(self)
+
+
+def check_data(logits: Floats, labels: Labels) -> list[DataWarning]:
+    """Look for what is probably wrong with validation data.
+
+    Parameters
+    ----------
+    logits : float64 (N, K)
+        Finite.
+    labels : int64 (N,)
+        Class indices below K.
+    """
+    found = [
+        _classes(labels, logits.shape[1]),
+        _rare_classes(labels, logits.shape[1]),
+        _normalised(logits),
+        _constant(logits),
+        _duplicates(logits),
+        _zeros(logits, labels),
+        _clipped(logits),
+    ]
+    warnings = [warning for warning in found if warning is not None]
+    codes = {warning.code for warning in warnings}
+    if "one_class" not in codes and (wrong := _labels(logits, labels)):
+        warnings.append(wrong)
+    return warnings
+
+
+def check_fit(method: str, data: ValidationSet) -> list[DataWarning]:
+    """Look for what is wrong with validation data, and with fitting a method to them."""
+    one = parse(method)
+    parameters = one.num_parameters(data.num_classes)
+    count, labels = len(data), data.labels.numpy()
+    warnings = check_data(data.scores.numpy(), labels)
+    absent = absent_classes(labels, data.num_classes)
+    if len(absent) and one.is_per_class:
+        message = (
+            f"`{method}` fits parameters per class, but {_named(absent)} no sample:"
+            " it makes such classes nearly impossible"
+        )
+        warnings.append(DataWarning("no_data_for_class", "serious", message, count))
+    if parameters > count:
+        message = (
+            f"{count:,} samples are few for `{method}`, which has {parameters:,} parameters;"
+            " a method with fewer, such as `ts`, does better on new data"
+        )
+        warnings.append(DataWarning("few_samples", "warning", message, count))
+    return warnings
+
+
+def absent_classes(labels: Labels, num_classes: int) -> NDArray[np.int64]:
+    """List the classes that no label names."""
+    return np.flatnonzero(np.bincount(labels, minlength=num_classes) == 0)
+
+
+def check_changed(changed: int, before: Floats, after: Floats) -> list[DataWarning]:
+    """Warn where a calibrator changes many predicted labels and the error rate does not fall.
+
+    Parameters
+    ----------
+    changed : int
+        How many predicted labels differ.
+    before, after : float64 (N,)
+        1 where the predicted label was right, without and with the calibrator.
+    """
+    if changed <= CHANGED * len(before) or after.mean() > before.mean():
+        return []
+    message = (
+        f"the calibrator changes {changed:,} of {len(before):,} predicted labels, and the error rate does"
+        f" not fall: {1 - before.mean():.1%} before, {1 - after.mean():.1%} after"
+    )
+    return [DataWarning("labels_changed", "warning", message, changed)]
+
+
+def check_known(rows: Sketch, known: Sketch) -> list[DataWarning]:
+    """Warn where most rows are among those that the active calibrator was fitted to."""
+    share = overlap(rows, known)
+    if share < KNOWN:
+        return []
+    message = (
+        f"about {share:.0%} of the rows are among those that the active calibrator was fitted to,"
+        " so the comparison favours the active calibrator"
+    )
+    return [DataWarning("known_rows", "warning", message, round(share * rows.count))]
+
+
+def _classes(labels: Labels, num_classes: int) -> DataWarning | None:
+    """Find absent classes, unless there are so few samples that some are absent by chance."""
+    count = len(labels)
+    absent = absent_classes(labels, num_classes)
+    if len(absent) == num_classes - 1:
+        message = f"every label is {labels[0]}: the set shows nothing about the {len(absent)} other classes"
+        return DataWarning("one_class", "serious", message, count)
+    if not len(absent) or num_classes * math.exp(-count / num_classes) > CHANCE_ABSENCE:
+        return None
+    message = f"{_named(absent)} no sample among {count:,}: the set shows nothing about {_them(absent)}"
+    return DataWarning("absent_classes", "serious", message, count)
+
+
+def _rare_classes(labels: Labels, num_classes: int) -> DataWarning | None:
+    """Find classes with a few samples, unless the set is so small that this is expected."""
+    counts = np.bincount(labels, minlength=num_classes)
+    rare = np.flatnonzero((counts > 0) & (counts < RARE))
+    if not len(rare) or len(labels) < 4 * RARE * num_classes:
+        return None
+    message = (
+        f"{_named(rare)} fewer than {RARE} samples: methods with parameters per class fit {_them(rare)} badly"
+    )
+    return DataWarning("rare_classes", "warning", message, int(counts[rare].sum()))
+
+
+def _normalised(logits: Floats) -> DataWarning | None:
+    """Find probabilities sent as logits, and rows scaled to a fixed norm."""
+    count = len(logits)
+    sums, norms = logits.sum(axis=1), np.linalg.norm(logits, axis=1)
+    total = float(np.median(sums))
+    if logits.min() >= 0 and total > 0 and (np.abs(sums - total) <= SUM_TOLERANCE * total).all():
+        message = (
+            f"all logits are at least 0 and every row sums to {total:.4g}:"
+            " probabilities must be sent as `probabilities`"
+        )
+        return DataWarning("rows_sum_to_constant", "serious", message, count)
+    norm = float(np.median(norms))
+    if logits.shape[1] > 2 and norm > 0 and (np.abs(norms - norm) <= SUM_TOLERANCE * norm).all():
+        message = f"every row of logits has the norm {norm:.4g}: send the logits before normalisation"
+        return DataWarning("rows_normalised", "serious", message, count)
+    return None
+
+
+def _constant(logits: Floats) -> DataWarning | None:
+    rows = int((np.ptp(logits, axis=1) == 0).sum())
+    if not rows:
+        return None
+    message = f"{rows:,} rows hold one value for all classes: the model may have failed on them"
+    return DataWarning(
+        "constant_rows", "serious" if rows > COPIES * len(logits) else "warning", message, rows
+    )
+
+
+def _duplicates(logits: Floats) -> DataWarning | None:
+    copies = len(logits) - len(np.unique(row_groups(logits)))
+    if copies < max(1.0, COPIES * len(logits)):
+        return None
+    message = (
+        f"{copies:,} of {len(logits):,} rows repeat another row. Copies are kept in one fold,"
+        " but they make intervals too narrow: send each sample once"
+    )
+    serious = copies >= MANY_COPIES * len(logits)
+    return DataWarning("duplicates", "serious" if serious else "warning", message, copies)
+
+
+def _zeros(logits: Floats, labels: Labels) -> DataWarning | None:
+    rows = int((logits[np.arange(len(logits)), labels] - logits.max(axis=1) < ZERO).sum())
+    if not rows:
+        return None
+    message = (
+        f"{rows:,} rows give the true class probability 0. A method with a lower bound, such as `pb` or"
+        " `ts+pb`, learns what such a zero is worth"
+    )
+    return DataWarning("zero_probability", "warning", message, rows)
+
+
+def _clipped(logits: Floats) -> DataWarning | None:
+    """Find logits or log probabilities that were cut off at one value from below."""
+    least = logits.min()
+    at_least = logits == least
+    if at_least.mean() < CLIPPED_SHARE or np.ptp(logits) == 0:
+        return None
+    rows = int(at_least.any(axis=1).sum())
+    message = (
+        f"{rows:,} rows hold the smallest value, {least:.4g}, exactly: zeros or clipped values hide how small"
+        " these probabilities are"
+    )
+    return DataWarning("clipped_values", "warning", message, rows)
+
+
+def _labels(logits: Floats, labels: Labels) -> DataWarning | None:
+    """Find labels that do not belong to the logits: all of them, or a share."""
+    count, num_classes = logits.shape
+    error = float((logits.argmax(axis=1) != labels).mean())
+    low, unrelated, excess = _unrelated_share(logits, labels)
+    confidence = _confidence(logits)
+    chance = 1 - 1 / num_classes
+    spread = math.sqrt(chance * (1 - chance) / count)
+    looks_random = num_classes < 4 or low >= (num_classes // 2) / num_classes / 2
+    if error > 0.5 and (
+        error > chance + SIGNIFICANT * spread or (error + confidence - 1 > EXCESS_ERROR and looks_random)
+    ):
+        message = (
+            f"error rate {error:.0%}, where the logits themselves expect {1 - confidence:.0%}:"
+            " labels may not belong to these logits"
+        )
+        return DataWarning("error_rate", "serious", message, round(error * count))
+    if unrelated > UNRELATED and excess > SIGNIFICANT:
+        rows = round(unrelated * count)
+        message = (
+            f"about {unrelated:.0%} of the labels ({rows:,} rows) look unrelated to the logits: too many true"
+            " classes are in the lower half of their row. Where such noise is not what the service meets,"
+            " the fit makes its probabilities too flat"
+        )
+        return DataWarning("unrelated_labels", "serious", message, rows)
+    return None
+
+
+def _unrelated_share(logits: Floats, labels: Labels) -> tuple[float, float, float]:
+    """Estimate the share of labels that are drawn at random, from true classes low in their row.
+
+    A random label falls into the lower half of its row's classes half of the time; a true one hardly ever.
+    How often is taken from the probabilities at the temperature that fits the labels in the upper half,
+    which few random labels reach.
+
+    Returns
+    -------
+    Share of labels in the lower half, the estimate, and by how many standard errors it is above 0.
+    """
+    from scipy.optimize import minimize_scalar  # noqa: PLC0415 - a service that only predicts needs no scipy
+
+    num_classes = logits.shape[1]
+    if num_classes < 4:
+        return 0.0, 0.0, 0.0
+    step = -(-len(logits) // MOST_ROWS)
+    scores, truth = logits[::step], labels[::step]
+    half = num_classes // 2
+    ordered = np.partition(scores, half, axis=1)
+    ordered -= ordered.max(axis=1, keepdims=True)
+    own = scores[np.arange(len(scores)), truth] - scores.max(axis=1)
+    is_low = own < ordered[:, half]
+    upper, kept = ordered[~is_low, half:], own[~is_low]
+    if not len(upper):
+        return 1.0, 1.0, math.inf
+
+    def loss(log_inverse: float) -> float:
+        inverse = math.exp(log_inverse)
+        return float((np.log(np.exp(inverse * upper).sum(axis=1)) - inverse * kept).mean())
+
+    inverse = math.exp(minimize_scalar(loss, bounds=(-5.0, 5.0), method="bounded").x)
+    exponentials = np.exp(inverse * ordered)
+    expected = exponentials[:, :half].sum(axis=1) / exponentials.sum(axis=1)
+    mean = float(expected.mean())
+    low, share = float(is_low.mean()), half / num_classes
+    spread = math.sqrt(float((expected * (1 - expected)).sum())) + 1e-9
+    estimate = (low - mean) / (share - mean) if mean < share else 0.0
+    return low, min(1.0, max(0.0, estimate)), (is_low.sum() - expected.sum()) / max(spread, 1.0)
+
+
+def _confidence(logits: Floats) -> float:
+    """Mean of the largest softmax probability."""
+    total = 0.0
+    for rows in np.array_split(logits, -(-logits.size // 2_000_000)):
+        total += float((1 / np.exp(rows - rows.max(axis=1, keepdims=True)).sum(axis=1)).sum())
+    return total / len(logits)
+
+
+def _named(classes: NDArray[np.int64]) -> str:
+    """Name classes as the subject of a sentence, with its verb."""
+    first = ", ".join(str(one) for one in classes[:5])
+    if len(classes) == 1:
+        return f"class {first} has"
+    more = f" and {len(classes) - 5} more" if len(classes) > 5 else ""
+    return f"classes {first}{more} have"
+
+
+def _them(classes: NDArray[np.int64]) -> str:
+    return "it" if len(classes) == 1 else "them"

@@ -1,0 +1,91 @@
+"""Rows that occur more than once: in one validation set, or in two of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+SKETCHED = 256
+_COLUMNS, _ROWS = 32, 2000  # what the chance of equal rows is estimated from
+
+Floats = NDArray[np.float64]
+Hashes = NDArray[np.uint64]
+
+
+def row_groups(logits: Floats) -> NDArray[np.int64]:
+    """Give copies, rows of logits (N, K) that are equal, one number: (N,).
+
+    Where values are so coarse that rows are equal by chance, such as votes of few trees, every row has its
+    own number: equal rows are then different samples.
+    """
+    hashes = _row_hashes(logits)
+    distinct, groups = np.unique(hashes, return_inverse=True)
+    if len(distinct) == len(logits) or _equal_by_chance(logits):
+        return np.arange(len(logits))
+    return groups.astype(np.int64)
+
+
+def _equal_by_chance(logits: Floats) -> bool:
+    """Whether some pair of rows would be equal if the columns were independent."""
+    rows = logits[:: -(-len(logits) // _ROWS)]
+    columns = rows[:, :: -(-rows.shape[1] // _COLUMNS)]
+    log_chance = 0.0
+    for column in columns.T:
+        share = np.unique(column, return_counts=True)[1] / len(column)
+        log_chance += float(np.log((share**2).sum()))
+    pairs = len(logits) * (len(logits) - 1) / 2
+    return bool(np.log(pairs) + log_chance > 0)
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """The `SKETCHED` smallest hashes of a set's distinct rows, and N; tells how much two sets share."""
+
+    hashes: tuple[int, ...]
+    count: int
+
+    @classmethod
+    def of(cls, logits: Floats) -> Self:
+        """Sketch a validation set; values are compared in single precision."""
+        hashes = np.unique(_row_hashes(logits.astype(np.float32).astype(np.float64)))
+        return cls(tuple(int(one) for one in hashes[:SKETCHED]), len(logits))
+
+    @classmethod
+    def read(cls, document: dict[str, Any]) -> Self:
+        """Read what `to_dict` wrote."""
+        return cls(tuple(int(one, 16) for one in document["hashes"]), document["count"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready document; hashes are hexadecimal, as JSON numbers are not exact at 64 bits."""
+        return {"hashes": [f"{one:016x}" for one in self.hashes], "count": self.count}
+
+
+def overlap(rows: Sketch, known: Sketch) -> float:
+    """Estimate the share of the first set's distinct rows that occur in the second (bottom-k sketches).
+
+    Among hashes up to the limit that both sketches reach, each set's rows are complete.
+    """
+    limit = min(sketch.hashes[-1] if len(sketch.hashes) == SKETCHED else 2**64 for sketch in (rows, known))
+    own = {one for one in rows.hashes if one <= limit}
+    return len(own & set(known.hashes)) / max(1, len(own))
+
+
+def _row_hashes(logits: Floats) -> Hashes:
+    """Hash the bits of each row (N, K) to one number: a random linear form modulo 2^64, then mixed."""
+    bits = np.ascontiguousarray(logits + 0.0).view(np.uint64)  # + 0.0: -0.0 equals 0.0
+    factors = np.random.default_rng(0).integers(0, 2**63, logits.shape[1], dtype=np.uint64) * 2 + 1
+    hashes: Hashes = _mixed(bits) @ factors.astype(np.uint64)
+    return _mixed(hashes)
+
+
+def _mixed(values: Hashes) -> Hashes:
+    """Spread bits evenly (the finaliser of SplitMix64)."""
+    mixed = values ^ (values >> np.uint64(30))
+    mixed = mixed * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = mixed ^ (mixed >> np.uint64(27))
+    mixed = mixed * np.uint64(0x94D049BB133111EB)
+    result: Hashes = mixed ^ (mixed >> np.uint64(31))
+    return result

@@ -1,0 +1,78 @@
+"""Whether one calibrator is better than another: the question that an activation by `if_better` asks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from boxcal.calibrators.evaluation.bootstrap import LEVEL, Estimate
+
+TOLERANCE = 1e-5
+"""Differences up to this, in nats or in the units of the score, never count."""
+NAMES = {"nll": "NLL", "brier": "Brier score", "smooth_ece": "smooth ECE"}
+JOINT_LEVEL = 1 - (1 - LEVEL) / len(NAMES)
+"""Level of each interval at which all three hold together with probability `LEVEL` (Bonferroni)."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What three paired differences say, new minus active, below 0 where the new calibrator is better.
+
+    Attributes
+    ----------
+    active : str
+        The method that is compared with.
+    differences : mapping of Estimate
+        `nll`, `brier` and `smooth_ece`, each with an interval of level `JOINT_LEVEL`.
+    """
+
+    active: str
+    differences: Mapping[str, Estimate]
+
+    @property
+    def is_better(self) -> bool:
+        """Whether NLL is significantly lower and neither Brier score nor smooth ECE significantly higher."""
+        return self._is_lower and not self._higher
+
+    @property
+    def _is_lower(self) -> bool:
+        """Also where only the active calibrator gave some true label the probability 0."""
+        nll = self.differences["nll"]
+        return bool(nll.value == -math.inf or (nll.high < 0 and nll.value < -TOLERANCE))
+
+    @property
+    def _higher(self) -> list[str]:
+        others = [name for name in self.differences if name != "nll"]
+        return [
+            name
+            for name in others
+            if self.differences[name].low > 0 and self.differences[name].value > TOLERANCE
+        ]
+
+    @property
+    def reason(self) -> str:
+        """One sentence without its stop."""
+        if not self._is_lower:
+            return (
+                f"on unseen folds {self._shown('nll')} is not significantly lower than with `{self.active}`"
+            )
+        lower = f"on unseen folds {self._shown('nll')} is significantly lower than with `{self.active}`"
+        if self._higher:
+            higher = " and ".join(self._shown(name) for name in self._higher)
+            return f"{lower}, but {higher} significantly higher"
+        return f"{lower}, and neither Brier score nor smooth ECE is significantly higher"
+
+    def _shown(self, name: str) -> str:
+        one = self.differences[name]
+        return f"{NAMES[name]} ({one.value:+.3g}, interval [{one.low:+.3g}, {one.high:+.3g}])"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict as a JSON-ready document."""
+        return {
+            "is_better": self.is_better,
+            "reason": self.reason,
+            "joint_level": JOINT_LEVEL,
+            "joint_intervals": {name: one.to_dict() for name, one in self.differences.items()},
+        }

@@ -1,0 +1,218 @@
+"""Each check of validation data finds what it is for, and finds nothing in good data."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from boxcal.calibrators.checks import DataWarning, check_changed, check_data, check_fit, check_known
+from boxcal.calibrators.data import check_validation_set
+from boxcal.calibrators.duplicates import Sketch, row_groups
+from boxcal.calibrators.evaluation.crossfit import cross_fit
+from boxcal.calibrators.folds import fold_of_each
+from boxcal.calibrators.method import parse
+
+Floats = NDArray[np.float64]
+Labels = NDArray[np.int64]
+Set = tuple[Floats, Labels]
+
+
+def drawn(count: int = 1000, classes: int = 10, *, temperature: float = 1.5, seed: int = 0) -> Set:
+    """Logits that are `temperature` times too large, and labels of the right ones."""
+    rng = np.random.default_rng(seed)
+    logits = 2.5 * rng.normal(size=(count, classes))
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    return temperature * logits, labels
+
+
+def probabilities(logits: Floats) -> Floats:
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    result: Floats = exponentials / exponentials.sum(axis=1, keepdims=True)
+    return result
+
+
+def shifted(logits: Floats, labels: Labels) -> Set:
+    return logits, (labels + 1) % logits.shape[1]
+
+
+def permuted(logits: Floats, labels: Labels) -> Set:
+    rng = np.random.default_rng(1)
+    some = np.flatnonzero(rng.random(len(labels)) < 0.1)
+    changed = labels.copy()
+    changed[some] = labels[rng.permutation(some)]
+    return logits, changed
+
+
+def without_class(logits: Floats, labels: Labels) -> Set:
+    return logits[labels != 3], labels[labels != 3]
+
+
+def only_class(logits: Floats, labels: Labels) -> Set:
+    return logits[labels == 1], labels[labels == 1]
+
+
+def rare_class(logits: Floats, labels: Labels) -> Set:
+    kept = (labels != 3) | (np.cumsum(labels == 3) <= 2)
+    return logits[kept], labels[kept]
+
+
+def repeated(logits: Floats, labels: Labels) -> Set:
+    return np.tile(logits, (10, 1)), np.tile(labels, 10)
+
+
+def sent_as_logits(logits: Floats, labels: Labels) -> Set:
+    return probabilities(logits), labels
+
+
+def unit_rows(logits: Floats, labels: Labels) -> Set:
+    return logits / np.linalg.norm(logits, axis=1, keepdims=True), labels
+
+
+def some_constant(logits: Floats, labels: Labels) -> Set:
+    return np.where(np.arange(len(labels))[:, None] < 30, 1.0, logits), labels
+
+
+def zeros(logits: Floats, labels: Labels) -> Set:
+    changed = np.log(probabilities(logits))
+    changed[np.arange(20), labels[:20]] = np.log(np.finfo(np.float32).tiny)
+    return changed, labels
+
+
+def clipped(logits: Floats, labels: Labels) -> Set:
+    return np.maximum(logits, -3.0), labels
+
+
+FOUND: dict[str, tuple[Callable[[Floats, Labels], Set], str]] = {
+    "error_rate": (shifted, "serious"),
+    "unrelated_labels": (permuted, "serious"),
+    "absent_classes": (without_class, "serious"),
+    "one_class": (only_class, "serious"),
+    "rare_classes": (rare_class, "warning"),
+    "duplicates": (repeated, "serious"),
+    "rows_sum_to_constant": (sent_as_logits, "serious"),
+    "rows_normalised": (unit_rows, "serious"),
+    "constant_rows": (some_constant, "serious"),
+    "zero_probability": (zeros, "warning"),
+    "clipped_values": (clipped, "warning"),
+}
+
+
+@pytest.mark.parametrize("code", FOUND)
+def test_a_defect_is_named(code: str) -> None:
+    spoil, severity = FOUND[code]
+    logits, labels = spoil(*drawn())
+    found = {warning.code: warning for warning in check_data(logits, labels)}
+    assert code in found
+    assert found[code].severity == severity
+    assert 0 < found[code].rows <= len(labels)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10, 100])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
+def test_good_data_give_no_warning(classes: int, temperature: float) -> None:
+    for seed in range(5):
+        assert check_data(*drawn(2000, classes, temperature=temperature, seed=seed)) == []
+
+
+def test_the_message_says_how_many_and_what() -> None:
+    logits, labels = drawn()
+    (warning,) = check_data(*shifted(logits, labels))
+    error = np.mean(logits.argmax(axis=1) != (labels + 1) % 10)
+    assert warning.message.startswith(f"error rate {error:.0%}, where the logits themselves expect")
+    assert "labels may not belong to these logits" in warning.message
+    (absent,) = check_data(*without_class(logits, labels))
+    assert "class 3 has no sample among" in absent.message
+    (zero,) = (one for one in check_data(*zeros(logits, labels)) if one.code == "zero_probability")
+    assert (zero.rows, zero.message[:44]) == (20, "20 rows give the true class probability 0. A")
+
+
+def test_few_samples_of_many_classes_are_no_warning() -> None:
+    """With 3 samples per class on average, some of 200 classes are absent by chance."""
+    logits, labels = drawn(600, 200)
+    assert len(np.unique(labels)) < 200
+    assert check_data(logits, labels) == []
+
+
+def test_votes_of_few_trees_are_no_copies() -> None:
+    rng = np.random.default_rng(0)
+    votes = rng.multinomial(10, probabilities(drawn(500, 3)[0]))
+    assert len(np.unique(votes, axis=0)) < 100
+    assert len(np.unique(row_groups(np.log(votes + 0.1)))) == 500
+
+
+def test_copies_share_a_fold() -> None:
+    logits, labels = repeated(*drawn(60))
+    folds = fold_of_each(check_validation_set(logits, labels), 5, 0).reshape(10, 60)
+    assert (folds == folds[0]).all()
+    assert set(np.bincount(folds[0])) == {12}
+
+
+def test_a_fit_is_never_judged_on_a_copy_of_what_it_saw() -> None:
+    """Cross-fitted answers to ten copies of a set are those of a set whose folds are the same."""
+    logits, labels = repeated(*drawn(60))
+    answers = cross_fit("vector", check_validation_set(logits, labels)).probabilities.reshape(10, 60, 10)
+    assert (answers == answers[0]).all()
+    own = answers[0][np.arange(60), labels[:60]]
+    alone = cross_fit("vector", check_validation_set(*drawn(60))).probabilities[np.arange(60), labels[:60]]
+    assert -own.log().mean() > -alone.log().mean() - 0.5
+
+
+def test_parameters_per_class_without_data_are_refused() -> None:
+    data = check_validation_set(*without_class(*drawn()))
+    assert "no_data_for_class" in {one.code for one in check_fit("vector", data)}
+    assert "no_data_for_class" not in {one.code for one in check_fit("ts+pb", data)}
+    assert "no_data_for_class" not in {
+        one.code for one in check_fit("vector", check_validation_set(*drawn()))
+    }
+
+
+def test_more_parameters_than_samples_are_told() -> None:
+    data = check_validation_set(*drawn(100, 60))
+    (few,) = (one for one in check_fit("vector", data) if one.code == "few_samples")
+    assert "100 samples are few for `vector`, which has 120 parameters" in few.message
+    assert "few_samples" not in {one.code for one in check_fit("ts", data)}
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters", "per_class", "network"),
+    [
+        ("uncalibrated", 0, False, False),
+        ("ts", 1, False, False),
+        ("pb-lower", 1, False, False),
+        ("ts+pb", 3, False, False),
+        ("vector", 20, True, False),
+        ("isotonic", 150, True, False),
+        ("ts+pb-mlp", 98, False, True),
+    ],
+)
+def test_parameters_are_counted(method: str, parameters: int, per_class: bool, network: bool) -> None:
+    one = parse(method)
+    assert (one.num_parameters(10), one.is_per_class, one.is_network) == (parameters, per_class, network)
+
+
+def test_many_changed_labels_are_told_unless_they_are_right() -> None:
+    right, wrong = np.ones(100), np.zeros(100)
+    assert check_changed(10, right, wrong) == []
+    assert check_changed(60, wrong, right) == []
+    (warning,) = check_changed(60, right, wrong)
+    assert "changes 60 of 100 predicted labels" in warning.message
+
+
+def test_a_sketch_tells_how_many_rows_are_known() -> None:
+    logits, _ = drawn(2000)
+    other, _ = drawn(1000, seed=1)
+    known = Sketch.read(Sketch.of(logits).to_dict())
+    assert codes(check_known(Sketch.of(logits.astype(np.float32).astype(np.float64)), known)) == [
+        "known_rows"
+    ]
+    assert codes(check_known(Sketch.of(logits[:900]), known)) == ["known_rows"]
+    assert codes(check_known(Sketch.of(np.concatenate([logits[:1500], other[:500]])), known)) == [
+        "known_rows"
+    ]
+    assert check_known(Sketch.of(np.concatenate([logits[:300], other[:700]])), known) == []
+    assert check_known(Sketch.of(other), known) == []
+
+
+def codes(warnings: list[DataWarning]) -> list[str]:
+    return [warning.code for warning in warnings]
