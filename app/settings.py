@@ -25,6 +25,10 @@ class Settings(BaseSettings):
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         default="float32", description="Floating-point type of the backbone."
     )
+    optimize: Literal["on", "off"] = Field(
+        default="on",
+        description="Whether a vision transformer may be rewritten to compute less; checked at start-up.",
+    )
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 selects a free port.")

@@ -64,6 +64,7 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
             labels=settings.labels,
             device=settings.device,
             precision=settings.precision,
+            optimize=settings.optimize == "on",
         )
         identity = BackboneIdentity(backbone.name, backbone.fingerprint, tuple(backbone.labels))
         refits = await stack.enter_async_context(

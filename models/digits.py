@@ -8,7 +8,10 @@ import torch
 from torch import nn
 from torchvision.models.vision_transformer import VisionTransformer
 
-from boxcal.models.preprocessing import DIGIT_SIDE, GREY_LEVELS
+from boxcal.models.labels import read_labels
+from boxcal.models.preprocessing import DIGIT_SIDE, GREY_LEVELS, DigitLevels
+from boxcal.models.torch_backbone import TorchBackbone
+from boxcal.models.weights import load_into, read_weights
 
 WEIGHTS = Path(__file__).with_name("digits.safetensors")
 LABELS = tuple("0123456789")
@@ -38,3 +41,19 @@ class DigitsTransformer(VisionTransformer):  # type: ignore[misc] # torchvision 
         """Logits (N, 10) of levels (N, 1, 8, 8)."""
         logits: torch.Tensor = super().forward(levels / (GREY_LEVELS / 2) - 1)
         return logits
+
+
+def load_digits(*, labels: Path | None, device: str, precision: str) -> TorchBackbone:
+    """Build the backbone and load its weights."""
+    network = DigitsTransformer()
+    load_into(network, read_weights(WEIGHTS), WEIGHTS)
+    preprocessing = DigitLevels()
+    return TorchBackbone(
+        "digits",
+        network.eval(),
+        labels=LABELS if labels is None else read_labels(labels, len(LABELS)),
+        input_shape=preprocessing.input_shape,
+        preprocessing=preprocessing,
+        device=device,
+        precision=precision,
+    )

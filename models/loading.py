@@ -8,6 +8,7 @@ from boxcal.models.backbone import Backbone
 from boxcal.models.errors import UnknownBackbone, UnusableDevice, UnusableWeights
 from boxcal.models.torch_backbone import PRECISIONS
 
+MODEL_FILES = ("onnx", "pt2")
 SPECIFICATIONS = "'digits', 'torchvision:NAME', 'onnx:PATH' or 'pt2:PATH'"
 
 
@@ -18,13 +19,14 @@ def load_backbone(
     labels: Path | None = None,
     device: str = "auto",
     precision: str = "float32",
+    optimize: bool = True,
 ) -> Backbone:
     """Build the backbone that `spec` names and load its weights.
 
     Parameters
     ----------
     spec
-        `digits`, which brings its weights along; `torchvision:NAME` for any classification model of
+        `digits`, which brings its own weights; `torchvision:NAME` for any classification model of
         torchvision; `onnx:PATH` or `pt2:PATH` for a model file (`models/spec.py` says what is declared
         beside it).
     weights
@@ -36,6 +38,10 @@ def load_backbone(
         `auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`.
     precision
         `float32`, `bfloat16` or `float16`, of the forward pass; model files carry their own.
+    optimize
+        Whether a vision transformer may be rewritten to compute its last block for one token only. Logits of
+        the original and the rewritten network are compared on a random batch; where they differ by more than
+        1e-4 of the largest, a warning is logged and the original is used.
 
     Raises
     ------
@@ -45,50 +51,27 @@ def load_backbone(
     if precision not in PRECISIONS:
         raise UnusableDevice(f"Unknown precision {precision!r}: expected one of {', '.join(PRECISIONS)}.")
     family, _, rest = spec.partition(":")
+    if weights is not None and (spec == "digits" or family in MODEL_FILES):
+        raise UnusableWeights(f"{spec!r} brings its own weights; {weights!r} cannot be used with it.")
+    if precision != "float32" and family in MODEL_FILES:
+        raise UnusableDevice(f"{spec!r} carries its own precision; {precision!r} cannot be asked of it.")
+    # Each family imports what it needs.
     if spec == "digits":
-        if weights is not None:
-            raise UnusableWeights(f"'digits' brings its own weights; {weights!r} cannot be used with it.")
-        return _load_digits(labels, device, precision)
+        from boxcal.models.digits import load_digits  # noqa: PLC0415
+
+        return load_digits(labels=labels, device=device, precision=precision)
     if family == "torchvision" and rest:
-        from boxcal.models.torchvision_models import load_torchvision  # noqa: PLC0415 - each family imports its own needs
+        from boxcal.models.torchvision_models import load_torchvision  # noqa: PLC0415
 
-        return load_torchvision(rest, weights=weights, labels=labels, device=device, precision=precision)
-    if family in {"onnx", "pt2"} and rest:
-        if weights is not None:
-            raise UnusableWeights(f"{spec!r} holds its own weights; {weights!r} cannot be used with it.")
-        if precision != "float32":
-            raise UnusableDevice(f"{spec!r} carries its own precision; {precision!r} cannot be asked of it.")
-        return _load_file(family, Path(rest), labels, device)
-    raise UnknownBackbone(f"Unknown model {spec!r}: expected {SPECIFICATIONS}.")
-
-
-def _load_file(family: str, path: Path, labels: Path | None, device: str) -> Backbone:
-    if family == "onnx":
+        return load_torchvision(
+            rest, weights=weights, labels=labels, device=device, precision=precision, optimize=optimize
+        )
+    if family == "onnx" and rest:
         from boxcal.models.onnx_backbone import OnnxBackbone  # noqa: PLC0415
 
-        return OnnxBackbone(path, labels=labels, device=device)
-    from boxcal.models.exported_programs import load_exported_program  # noqa: PLC0415
+        return OnnxBackbone(Path(rest), labels=labels, device=device, optimize=optimize)
+    if family == "pt2" and rest:
+        from boxcal.models.exported_programs import load_exported_program  # noqa: PLC0415
 
-    return load_exported_program(path, labels=labels, device=device)
-
-
-def _load_digits(labels: Path | None, device: str, precision: str) -> Backbone:
-    from boxcal.models import digits  # noqa: PLC0415
-    from boxcal.models.labels import read_labels  # noqa: PLC0415
-    from boxcal.models.preprocessing import DigitLevels  # noqa: PLC0415
-    from boxcal.models.torch_backbone import TorchBackbone  # noqa: PLC0415
-    from boxcal.models.weights import load_into, read_weights  # noqa: PLC0415
-
-    network = digits.DigitsTransformer()
-    load_into(network, read_weights(digits.WEIGHTS), digits.WEIGHTS)
-    network.eval()
-    preprocessing = DigitLevels()
-    return TorchBackbone(
-        "digits",
-        network,
-        labels=digits.LABELS if labels is None else read_labels(labels, len(digits.LABELS)),
-        input_shape=preprocessing.input_shape,
-        preprocessing=preprocessing,
-        device=device,
-        precision=precision,
-    )
+        return load_exported_program(Path(rest), labels=labels, device=device)
+    raise UnknownBackbone(f"Unknown model {spec!r}: expected {SPECIFICATIONS}.")

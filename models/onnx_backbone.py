@@ -16,13 +16,18 @@ import onnxruntime
 import torch
 
 from boxcal.models.core_pool import ThreadPerCorePool, padded
+from boxcal.models.equivalence import random_batch, same_logits
 from boxcal.models.errors import UnusableDevice, UnusableInput, UnusableWeights
 from boxcal.models.onnx_file import OnnxFile
 from boxcal.models.spec import read_spec
 from boxcal.models.torch_backbone import resolve_device
 from boxcal.models.weights import file_fingerprint
 
-DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
+DTYPES: dict[str, type[np.floating[Any]]] = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(double)": np.float64,
+}
 
 
 class OnnxBackbone:
@@ -36,6 +41,8 @@ class OnnxBackbone:
         File with one label a line; it comes before the declared ones.
     device
         `auto`, `cpu`, `cuda` or `cuda:N`.
+    optimize
+        Whether the graph may be rewritten to compute less (`class_token.py`); checked on a random batch.
 
     Raises
     ------
@@ -43,11 +50,12 @@ class OnnxBackbone:
         If the file is absent, damaged, has more than one input, or does not fit its declaration.
     """
 
-    def __init__(self, path: Path, *, labels: Path | None, device: str) -> None:
+    def __init__(self, path: Path, *, labels: Path | None, device: str, optimize: bool = True) -> None:
         self.name = f"onnx:{path.name}"
         self._path = path
         self._pieces = ThreadPerCorePool()
-        self._sessions, self.device = self._open(OnnxFile(path), device)
+        file = OnnxFile(path, optimize=optimize)
+        self._sessions, self.device = self._open(file, device)
         session = self._sessions[0]
         spec = read_spec(path, session.get_modelmeta().custom_metadata_map)
         inputs = session.get_inputs()
@@ -64,6 +72,9 @@ class OnnxBackbone:
         self.preprocessing = spec.preprocessing_for(tuple(shape), path)
         self.input_shape = self._shape_of_one(tuple(shape))
         self._takes_logarithm = spec.outputs == "probabilities"
+        if file.rewritten and not self._same_when_rewritten(file):
+            self._sessions, self.device = self._open(file, device)
+            session = self._sessions[0]
         probe = self._check_outputs(self._run(session, torch.zeros(1, *self.input_shape)))
         self.labels = spec.labels_for(probe.shape[1], path, labels)
         self.fingerprint = file_fingerprint(path)
@@ -119,6 +130,17 @@ class OnnxBackbone:
         threads = {self._pieces.cores, 1}
         return [file.session(["CPUExecutionProvider"], threads=n) for n in sorted(threads)], "cpu"
 
+    def _same_when_rewritten(self, file: OnnxFile) -> bool:
+        """Compare the rewritten graph with the original on the CPU; choose which one is served."""
+        batch = random_batch(2, self.input_shape)[: self._batch_sizes[1]]
+        logits = []
+        for file.rewritten in (True, False):
+            session = file.session(["CPUExecutionProvider"], threads=self._pieces.cores)
+            logits.append(self._run(session, batch, on_cpu=True))
+        same = same_logits(self.name, logits[1], logits[0], float(np.finfo(self._dtype).eps))
+        file.rewritten = same
+        return same
+
     def _choose_output(self, session: Any) -> str:
         names = [entry.name for entry in session.get_outputs()]
         if len(names) == 1:
@@ -158,10 +180,10 @@ class OnnxBackbone:
             )
         return outputs
 
-    def _run(self, session: Any, piece: torch.Tensor) -> torch.Tensor:
+    def _run(self, session: Any, piece: torch.Tensor, *, on_cpu: bool = False) -> torch.Tensor:
         """Run one piece; on CUDA its input and output are bound, so that each crosses the bus once."""
         given = np.ascontiguousarray(padded(piece, self._batch_sizes[0]).numpy(), self._dtype)
-        if self.device == "cpu":
+        if on_cpu or self.device == "cpu":
             outputs = session.run([self._output], {self._input: given})
         else:
             binding = session.io_binding()

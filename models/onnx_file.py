@@ -1,4 +1,4 @@
-"""An ONNX file, opened by onnxruntime in such a way that no pass does work in vain."""
+"""An ONNX file, opened by onnxruntime so that no pass computes what the logits do not need."""
 
 from __future__ import annotations
 
@@ -18,8 +18,13 @@ from boxcal.models.errors import UnusableWeights
 class OnnxFile:
     """An ONNX file to be opened in sessions.
 
-    Weights that it keeps in 8 bits are expanded once, and the last block of a vision transformer is computed
-    for the class token alone.
+    Weights that it stores in 8 bits are expanded once. With `optimize`, the last block of a vision
+    transformer is computed for the class token alone.
+
+    Attributes
+    ----------
+    rewritten
+        Whether sessions open the rewritten graph instead of the file's.
 
     Raises
     ------
@@ -27,19 +32,20 @@ class OnnxFile:
         If the file is absent; on opening, if it is damaged.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, optimize: bool = True) -> None:
         if not path.is_file():
             raise UnusableWeights(f"The model file {path} does not exist.")
         self._path = path
-        self._source: str | bytes = str(path)
+        self.rewritten = False
+        self._graph = b""
         self._weights_alone_quantised = False
         try:
             model = onnx.load(path, format="protobuf", load_external_data=False)
         except DecodeError:  # damaged, or in onnxruntime's own format: it will say when it opens the file
             return
         self._weights_alone_quantised = weights_alone_quantised(model)
-        if take_class_token_early(model):
-            self._source = model.SerializeToString()
+        if optimize and take_class_token_early(model):
+            self.rewritten, self._graph = True, model.SerializeToString()
 
     def session(self, providers: list[Any], *, threads: int) -> Any:
         """Open the model on these providers; an operator uses so many threads on a CPU."""
@@ -57,7 +63,8 @@ class OnnxFile:
             # slower forms.
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         try:
-            session = onnxruntime.InferenceSession(self._source, options, providers=providers)
+            source = self._graph if self.rewritten else str(self._path)
+            session = onnxruntime.InferenceSession(source, options, providers=providers)
         except Exception as error:  # onnxruntime has a class for every status, with no common base
             raise UnusableWeights(f"{self._path} is not a usable ONNX model: {error}") from error
         session._model_bytes = None  # kept to open it again on other providers; as large as the weights

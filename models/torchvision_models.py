@@ -14,6 +14,7 @@ from PIL import Image
 from torch import nn
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
+from boxcal.models.equivalence import random_batch, same_logits
 from boxcal.models.errors import UnknownBackbone, UnusableWeights
 from boxcal.models.labels import check_labels, read_labels
 from boxcal.models.preprocessing import ImageClassification
@@ -29,7 +30,13 @@ HAS_AUXILIARY = {"googlenet", "inception_v3"}
 
 
 def load_torchvision(
-    name: str, *, weights: str | None, labels: Path | None, device: str, precision: str
+    name: str,
+    *,
+    weights: str | None,
+    labels: Path | None,
+    device: str,
+    precision: str,
+    optimize: bool = True,
 ) -> TorchBackbone:
     """Build `name`, load its weights, and take preprocessing and labels from the weights' own description.
 
@@ -77,11 +84,14 @@ def load_torchvision(
         described = next((e for e in published if e.url.rpartition("/")[2] == path.name), described)
         network = _load_file(name, path, described)
     num_classes = classes_of(network)
+    preprocessing = preprocessing_of(described)
+    if optimize:
+        shorten_last_block(f"torchvision:{name}", network.eval(), preprocessing.input_shape)
     return TorchBackbone(
         f"torchvision:{name}",
         network.eval(),
         labels=_labels(labels, described, num_classes),
-        input_shape=(preprocessing := preprocessing_of(described)).input_shape,
+        input_shape=preprocessing.input_shape,
         preprocessing=preprocessing,
         device=device,
         precision=precision,
@@ -95,9 +105,19 @@ def build(name: str, *, num_classes: int, **architecture: Any) -> nn.Module:
     network: nn.Module = torchvision.models.get_model(
         name, weights=None, num_classes=num_classes, **architecture
     )
-    if isinstance(network, VisionTransformer):
-        network.encoder.layers[-1] = LastBlock(network.encoder.layers[-1])
     return network
+
+
+def shorten_last_block(name: str, network: nn.Module, input_shape: tuple[int, ...]) -> None:
+    """Replace the last block of a vision transformer by `LastBlock`, unless that changes the logits."""
+    if not isinstance(network, VisionTransformer):
+        return
+    batch, whole = random_batch(2, input_shape), network.encoder.layers[-1]
+    with torch.inference_mode():
+        original = network(batch)
+        network.encoder.layers[-1] = LastBlock(whole)
+        if not same_logits(name, original, network(batch)):
+            network.encoder.layers[-1] = whole
 
 
 class LastBlock(nn.Module):

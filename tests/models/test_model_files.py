@@ -236,7 +236,7 @@ def test_damaged_and_unfit_onnx_files_are_refused(tmp_path: Path) -> None:
     ):
         load(write_onnx(tmp_path / "free.onnx", shape=("N", 3, "H", "W")))
     path = write_onnx(tmp_path / "m.onnx")
-    with pytest.raises(UnusableWeights, match="holds its own weights"):
+    with pytest.raises(UnusableWeights, match="brings its own weights"):
         load(path, weights="other.pth")
     with pytest.raises(UnusableDevice, match="carries its own precision"):
         load(path, precision="float16")

@@ -1,0 +1,36 @@
+"""Compare the logits of a rewritten network with those of the original, on one random batch."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+logger = logging.getLogger("boxcal")
+TOLERANCE = 1e-4  # of the largest logit
+SEED = 0
+
+
+def random_batch(count: int, input_shape: tuple[int, ...]) -> torch.Tensor:
+    """Draw standard normal inputs, float32 (count, *input_shape); the same ones each time."""
+    return torch.randn(count, *input_shape, generator=torch.Generator().manual_seed(SEED))
+
+
+def same_logits(name: str, original: torch.Tensor, rewritten: torch.Tensor, eps: float = 0.0) -> bool:
+    """Compare logits (N, K) of both, and log a warning where they differ.
+
+    Parameters
+    ----------
+    eps
+        Machine epsilon of the precision in which the network computes; 8 of it are always allowed.
+    """
+    scale = original.abs().max()
+    difference = float((rewritten - original).abs().max() / scale) if scale > 0 else float(rewritten.any())
+    if difference <= (limit := max(TOLERANCE, 8 * eps)):
+        return True
+    logger.warning(
+        "%s is served as it is: rewritten to compute less, its logits differ by %.2g of the largest, "
+        "more than %.2g. BOXCAL_OPTIMIZE=off does not try.",
+        name, difference, limit,
+    )  # fmt: skip
+    return False

@@ -1,0 +1,121 @@
+"""A network that is rewritten to compute less is compared with the original when it is loaded."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torchvision.models import VisionTransformer
+
+from boxcal.models import onnx_file, torchvision_models
+from boxcal.models.class_token import take_class_token_early
+from boxcal.models.equivalence import same_logits
+from boxcal.models.loading import load_backbone
+from tests.models.test_class_token import Graph, block, take
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A small graph whose head reads one token."""
+    graph = Graph()
+    block(graph)
+    take(graph)
+    path = tmp_path / "model.onnx"
+    onnx.save(graph.model(), path)
+    return path
+
+
+def rewrite_wrongly(model: onnx.ModelProto) -> bool:
+    """Rewrite the graph, and change its last weights by one part in a thousand."""
+    rewritten = take_class_token_early(model)
+    weights = model.graph.initializer[0]
+    weights.CopyFrom(
+        numpy_helper.from_array(numpy_helper.to_array(weights) * np.float32(1.001), weights.name)
+    )
+    return rewritten
+
+
+def test_a_rewritten_graph_with_the_same_logits_is_served(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = load_backbone(f"onnx:{model}", device="cpu")
+    original = load_backbone(f"onnx:{model}", device="cpu", optimize=False)
+    batch = torch.randn(3, *served.input_shape)
+    torch.testing.assert_close(served(batch), original(batch), atol=1e-5, rtol=1e-5)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_optimize_decides_whether_a_graph_is_rewritten(model: Path, *, optimize: bool) -> None:
+    file = onnx_file.OnnxFile(model, optimize=optimize)
+    assert file.rewritten is optimize
+
+
+def test_a_graph_that_is_rewritten_wrongly_is_served_as_it_is(
+    model: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = load_backbone(f"onnx:{model}", device="cpu", optimize=False)
+    monkeypatch.setattr(onnx_file, "take_class_token_early", rewrite_wrongly)
+    with caplog.at_level(logging.WARNING, "boxcal"):
+        served = load_backbone(f"onnx:{model}", device="cpu")
+    assert "onnx:model.onnx is served as it is" in caplog.text
+    assert "BOXCAL_OPTIMIZE=off" in caplog.text
+    batch = torch.randn(3, *served.input_shape)
+    assert torch.equal(served(batch), original(batch))
+
+
+class SecondToken(torchvision_models.LastBlock):
+    """A wrong last block: it computes the second token."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens.roll(-1, dims=1))
+
+
+def small_transformer() -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = VisionTransformer(
+            image_size=32, patch_size=16, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=7
+        )
+        torch.nn.init.normal_(network.heads.head.weight)  # zeros as it comes
+    return network.eval()
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_torchvisions_last_block_is_replaced_where_that_changes_no_logit(
+    *, right: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not right:
+        monkeypatch.setattr(torchvision_models, "LastBlock", SecondToken)
+    network = small_transformer()
+    inputs = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode(), caplog.at_level(logging.WARNING, "boxcal"):
+        before = network(inputs)
+        torchvision_models.shorten_last_block("torchvision:small", network, (3, 32, 32))
+        torch.testing.assert_close(network(inputs), before, atol=1e-5, rtol=1e-5)
+    assert isinstance(network.encoder.layers[-1], torchvision_models.LastBlock) is right
+    assert ("torchvision:small is served as it is" in caplog.text) is not right
+
+
+def test_torchvisions_last_block_is_left_alone_without_optimize() -> None:
+    backbone: Any = load_backbone("torchvision:vit_b_32", weights="random", device="cpu", optimize=False)
+    assert not isinstance(backbone._network.encoder.layers[-1], torchvision_models.LastBlock)
+
+
+@pytest.mark.parametrize(
+    ("difference", "eps", "same"),
+    [(0.9e-4, 0.0, True), (1.1e-4, 0.0, False), (1.1e-4, 1e-3, True), (float("nan"), 0.0, False)],
+)
+def test_logits_are_compared_relative_to_the_largest(difference: float, eps: float, *, same: bool) -> None:
+    original = torch.tensor([[1.0, -100.0, 3.0]])
+    assert same_logits("m", original, original + 100 * difference, eps) is same
+
+
+def test_logits_of_zero_equal_only_themselves() -> None:
+    zeros = torch.zeros(1, 3)
+    assert same_logits("m", zeros, zeros)
+    assert not same_logits("m", zeros, zeros + 1e-9)
