@@ -313,7 +313,7 @@ class Batcher(Generic[Context, Result]):
                 logger.warning("out of memory with a batch of %d samples", len(samples))
             if len(samples) == 1:
                 logger.exception("the backbone failed on a sample")
-                return [InternalError("The backbone failed on this input; the log says why.")]
+                return [InternalError("The backbone failed on this input; see the server log.")]
         else:
             if self._passes == 1 or not alone:  # what a pass costs that has more than its share is no measure
                 with self._changed:

@@ -19,7 +19,7 @@ LAST_STEPS = 4
 """Newton steps that only rounding can call for, once no class meets a bound inside the bracket."""
 
 STRIDE = 7919
-"""A prime, by which the picks of breakpoints hop about."""
+"""A prime, by which the choice of breakpoints varies."""
 
 VERTEX = 1e-15
 """With no free class, the bounds alone add up to 1; so close, they do."""

@@ -87,7 +87,7 @@ def test_same_seed_same_bytes(method: str) -> None:
 @pytest.mark.parametrize(
     ("method", "missing"), [("fc", "features and the head"), ("nc+pb", "inputs and the backbone")]
 )
-def test_a_method_says_what_it_lacks(method: str, missing: str) -> None:
+def test_missing_requirements_are_named(method: str, missing: str) -> None:
     logits, labels = contaminated(50, 4)
     with pytest.raises(MissingDataError, match=missing):
         fit(method, logits, labels)
@@ -178,7 +178,7 @@ def test_gradients_are_exact(logit_map: type[LogitMap], bound_map: type[BoundMap
 
 @pytest.mark.parametrize("method", ["ts+pb", "ets", "dpb"])
 @pytest.mark.parametrize(("num_samples", "num_classes"), [(60, 4), (3000, 40)])
-def test_derivatives_by_hand_agree_with_autograd(method: str, num_samples: int, num_classes: int) -> None:
+def test_closed_form_gradients_agree_with_autograd(method: str, num_samples: int, num_classes: int) -> None:
     logits, labels = contaminated(num_samples, num_classes)
     parts = parse(method)
     maps = parts.logit_map(num_classes), BOUND_MAPS[parts.bounds](num_classes) if parts.bounds else None

@@ -93,7 +93,7 @@ def test_a_shift_of_the_inputs_is_fitted_to_images_and_served(
     assert service.client.post("/calibrators/rollback").json()["version"] == 0
 
 
-def test_what_a_method_lacks_is_named(service: Service, arrays: dict[str, Floats]) -> None:
+def test_missing_requirements_are_named(service: Service, arrays: dict[str, Floats]) -> None:
     without = fit(service, validation_npz(), "fc")
     assert without.status_code == 422
     assert "an array `features` (N, D)" in without.json()["detail"]

@@ -171,7 +171,7 @@ def test_a_label_of_probability_zero_leaves_nll_without_interval() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_handful_of_samples_is_judged_without_complaint(count: int) -> None:
+def test_a_handful_of_samples_can_be_judged(count: int) -> None:
     probabilities = softmax(np.random.default_rng(count).normal(size=(count, 3)))
     judged = judge(outcomes(probabilities, [0, 1, 2][:count]))
     for name, estimate in judged.estimates.items():
