@@ -21,7 +21,7 @@ EXCLUDED = re.compile(
 )
 
 WORDS: Mapping[str, str] = {
-    "in force": "active",
+    "in(to)? force": "active",
     "pictures?": "image",
     "lack(s|ed|ing)?": "missing, requirements",
     "worthless": "timeout",

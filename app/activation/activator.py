@@ -1,4 +1,4 @@
-"""Brings calibrators from the registry into force: build, check, warm, commit, and only then swap.
+"""Activates calibrators of the registry: build, check, warm up, commit, then replace the active one.
 
 Whatever goes wrong before the swap leaves the active calibrator as it was. One lock spans the commit and
 the swap, so the order in the registry is the order in which the service answered.

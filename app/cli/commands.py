@@ -1,7 +1,7 @@
-"""The `boxcal` command's arguments and exit codes; the work of each command is in the file of its name.
+"""Arguments and exit codes of the `boxcal` command; each command is implemented in the file of its name.
 
-Those files import much (torch among it), so each is imported when its command runs: help and a mistyped
-option answer at once.
+Those files import large packages such as torch, so each is imported when its command runs. Help and usage
+errors appear at once.
 """
 
 # ruff: noqa: PLC0415 - see above
@@ -19,7 +19,7 @@ __all__ = ["cli", "main"]
 
 cli = typer.Typer(
     name="boxcal",
-    help="Classifier probabilities people can act on: calibrated, and inside the bounds you set.",
+    help="Calibrated classifier probabilities within bounds that you set.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
@@ -29,7 +29,7 @@ cli = typer.Typer(
 
 
 class Activate(StrEnum):
-    """When a new calibrator replaces the active one."""
+    """When to activate a new calibrator."""
 
     IF_BETTER = "if_better"
     ALWAYS = "always"
@@ -38,10 +38,10 @@ class Activate(StrEnum):
 
 Url = Annotated[
     str | None,
-    typer.Option(envvar="BOXCAL_URL", help="Work through the service running there.", show_default=False),
+    typer.Option(envvar="BOXCAL_URL", help="Use the service at this address.", show_default=False),
 ]
 Json = Annotated[
-    bool, typer.Option("--json", help="Write one JSON document to stdout; messages go to stderr.")
+    bool, typer.Option("--json", help="Write one JSON document to stdout and messages to stderr.")
 ]
 ValidationFile = Annotated[
     Path,
@@ -49,8 +49,8 @@ ValidationFile = Annotated[
         metavar="FILE",
         exists=True,
         readable=True,
-        help="`.npz` with logits (N, K) and labels (N,); `.parquet` with columns logits and label; or "
-        "labelled images: a folder, or a `.zip`, with a folder for each class.",
+        help="`.npz` with logits (N, K) and labels (N,); `.parquet` with the columns logits and label; or "
+        "images: a folder or a `.zip` with one folder per class.",
     ),
 ]
 
@@ -60,17 +60,18 @@ def serve(
     *,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default=False)] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.", show_default=False)
+        int | None,
+        typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free port.", show_default=False),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="`digits`, `torchvision:NAME`, `onnx:PATH` or `pt2:PATH`.", show_default=False),
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Where the registry lives.", show_default=False)
+        Path | None, typer.Option(help="Directory for the database and uploads.", show_default=False)
     ] = None,
 ) -> None:
-    """Start the service. Options go before the environment's BOXCAL_* settings."""
+    """Start the service. Options take precedence over the environment variables BOXCAL_*."""
     from boxcal.app.cli.huge_pages import ask_for_huge_pages
 
     ask_for_huge_pages()  # before the imports that take a second
@@ -88,13 +89,13 @@ def predict(
     lower: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="BOUND", help="Least probability: 0.01 for all classes, or LABEL=0.02; may be repeated."
+            metavar="BOUND", help="Lower bound: 0.01 for all classes, or LABEL=0.02; can be repeated."
         ),
     ] = None,
     upper: Annotated[
-        list[str] | None, typer.Option(metavar="BOUND", help="Greatest probability, in the same form.")
+        list[str] | None, typer.Option(metavar="BOUND", help="Upper bound, in the same form.")
     ] = None,
-    top_k: Annotated[int, typer.Option(help="How many classes to list.")] = 5,
+    top_k: Annotated[int, typer.Option(help="Number of classes to list.")] = 5,
     calibrator: Annotated[
         str | None,
         typer.Option(
@@ -106,7 +107,7 @@ def predict(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Classify images with calibrated probabilities, inside the bounds you set."""
+    """Classify images with calibrated probabilities within bounds that you set."""
     from boxcal.app.cli import predict as command
 
     command.run(
@@ -125,20 +126,23 @@ def fit(
     file: ValidationFile,
     *,
     method: Annotated[
-        str, typer.Option(help="A calibration method, such as `ts+pb`; `auto` chooses by cross-validation.")
+        str,
+        typer.Option(help="Calibration method, for example `ts+pb`; `auto` selects one by cross-validation."),
     ] = "auto",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Save the calibrator here (safetensors).")
+        Path | None, typer.Option("--output", "-o", help="Save the calibrator to this file (safetensors).")
     ] = None,
-    report: Annotated[Path | None, typer.Option(help="Save the full report here (JSON).")] = None,
-    diagram: Annotated[Path | None, typer.Option(help="Save the reliability diagram here (SVG).")] = None,
+    report: Annotated[Path | None, typer.Option(help="Save the report to this file (JSON).")] = None,
+    diagram: Annotated[
+        Path | None, typer.Option(help="Save the reliability diagram to this file (SVG).")
+    ] = None,
     activate: Annotated[
-        Activate, typer.Option(help="With --url: when the new calibrator goes into force.")
+        Activate, typer.Option(help="With --url: when to activate the new calibrator.")
     ] = Activate.IF_BETTER,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Fit a calibrator to validation logits and report, on unseen folds, what it changes."""
+    """Fit a calibrator to validation data and report its effect on data that the fit did not use."""
     from boxcal.app.cli import fit as command
 
     command.run(
@@ -168,7 +172,7 @@ def evaluate(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how well calibrated probabilities are, before and after a calibrator."""
+    """Measure the calibration of a model, without and with a calibrator."""
     from boxcal.app.cli import evaluate as command
 
     command.run(file, calibrator=calibrator, url=url, as_json=as_json)
@@ -183,27 +187,27 @@ def compare(
         typer.Option(
             exists=True,
             readable=True,
-            help="Judge on this file; else on folds that no fit saw.",
+            help="Evaluate on this file (default: cross-fitting).",
         ),
     ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="A method to compare; may be repeated. Default: those of the paper's main table, save `nc`."
+            help="Method to compare; can be repeated. Default: the methods of the paper, except `nc`."
         ),
     ] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Save the table here (Markdown).")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Save every number here (CSV).")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Save the table to this file (Markdown).")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Save all numbers to this file (CSV).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit many methods to the same data and compare them, the paper's main table for your model."""
+    """Fit several methods to the same data and compare them."""
     from boxcal.app.cli import compare as command
 
     command.run(file, test=test, methods=method or [], markdown_file=markdown, csv_file=csv, as_json=as_json)
 
 
 def main() -> None:
-    """Run the command line; a mistake or a failure ends it in one line and the exit code of its kind."""
+    """Run the command line; an expected error ends it with a message of one line and an exit code."""
     try:
         code = cli(standalone_mode=False)
     except Exception as error:
@@ -211,6 +215,6 @@ def main() -> None:
         if failure is None:
             raise
         message, code = failure
-        if message:  # empty where help was shown instead
+        if message:  # empty if help was shown
             typer.echo(f"boxcal: error: {message}", err=True)
     sys.exit(code)

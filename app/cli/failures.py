@@ -9,8 +9,8 @@ __all__ = ["EXIT_CODES", "UsageError", "failure_of"]
 FAILED, MISUSED, UNAVAILABLE = 1, 2, 3
 
 EXIT_CODES = (
-    "Exit codes: 0 done; 1 the work failed; 2 wrong usage or input; 3 the service cannot start, cannot be "
-    "reached or refuses for now; 130 interrupted."
+    "Exit codes: 0 success; 1 the operation failed; 2 invalid usage or input; 3 the service cannot start, is "
+    "unreachable or is temporarily unavailable; 130 interrupted."
 )
 
 

@@ -3,6 +3,7 @@
 import difflib
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,12 @@ def test_the_table_of_methods_is_complete() -> None:
     parts = {part for name in methods() for part in name.split("+")}
     assert parts
     assert not {part for part in parts if f"`{part}`" not in text and f"`+{part}`" not in text}
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    images = re.findall(r"image: boxcal:([\d.]+)", (ROOT / "docker-compose.yml").read_text())
+    assert images == [version, version]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    sections = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert next(name for name in sections if name != "Unreleased") == version

@@ -1,4 +1,4 @@
-"""A calibrator comes into force built, checked and recorded, or not at all."""
+"""A calibrator is activated only after it is built, checked and recorded."""
 
 from collections.abc import Iterator
 from pathlib import Path
