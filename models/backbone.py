@@ -1,4 +1,4 @@
-"""What the service asks of a backbone: it stands between the batcher's inputs and the calibrator's logits."""
+"""The interface of a backbone, which maps preprocessed inputs to the logits that a calibrator reads."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from boxcal.models.preprocessing import Preprocessing
 
 
 class Backbone(Protocol):
-    """A classifier without its last step: a batch of inputs becomes a batch of logits.
-
-    At most `passes` threads at a time call it.
+    """A classifier without its softmax; at most `passes` threads call it at the same time.
 
     Attributes
     ----------
@@ -22,15 +20,15 @@ class Backbone(Protocol):
     labels
         The K class names, in the order of the logits.
     fingerprint
-        sha256 over the weights, hexadecimal: it names the backbone that a calibrator belongs to.
+        sha256 of the weights, hexadecimal: identifies the backbone that a calibrator belongs to.
     device
         Where the forward pass runs, such as `cpu` or `cuda:0`.
     input_shape
         Shape of one input, without the batch dimension.
     preprocessing
-        The way from an image to one input; None where the backbone reads tensors only.
+        Turns an image into one input; None where the backbone reads tensors only.
     passes
-        How many calls side by side keep the device busy: on a CPU one for each core, otherwise one.
+        Number of concurrent calls that use the whole device: on a CPU one per core, otherwise one.
     """
 
     @property
@@ -55,30 +53,30 @@ class Backbone(Protocol):
     def passes(self) -> int: ...  # noqa: D102
 
     def __call__(self, batch: torch.Tensor, *, alone: bool = True) -> torch.Tensor:
-        """Float32 logits (N, K) on the CPU of a float32 batch (N, *input_shape) on the CPU.
+        """Float32 logits (N, K) on the CPU for a float32 batch (N, *input_shape) on the CPU.
 
-        A call that is `alone` may use the whole device; one that has others beside it keeps to its share.
+        A call that is `alone` may use the whole device; one beside others uses its share.
         """
         ...
 
     def warm_up(self, batch_sizes: Sequence[int]) -> None:
-        """Run once at each batch size, so that no request pays for the first pass."""
+        """Run once with each batch size, so that no request waits for a first pass."""
         ...
 
 
 @runtime_checkable
 class OpenBackbone(Backbone, Protocol):
-    """A backbone that can be looked into: what calibrators need that read features or inputs."""
+    """A backbone for calibrators that read features or inputs."""
 
     @property
     def head(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Weight (K, D) and bias (K,) of the linear layer that makes the logits; None where none does."""
+        """Weight (K, D) and bias (K,) of the linear layer that returns the logits; None without one."""
         ...
 
     def features(self, batch: torch.Tensor) -> torch.Tensor:
-        """Float32 features (N, D) on the CPU: what the head takes."""
+        """Float32 features (N, D) on the CPU: the input of the head."""
         ...
 
     def differentiable(self, batch: torch.Tensor) -> torch.Tensor:
-        """Float32 logits (N, K) on the CPU that can be differentiated in the inputs."""
+        """Float32 logits (N, K) on the CPU, differentiable with respect to the inputs."""
         ...

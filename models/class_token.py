@@ -1,10 +1,9 @@
-"""Compute the last block of a vision transformer for the one token that its head reads.
+"""Compute the last block of an exported vision transformer for the class token only.
 
-The head of such a network reads the class token, the first of some hundred, but an exported graph computes
-every token up to the end. Behind the last attention each token is computed by itself: all but the first for
-nobody. Here a graph is read backwards from where the first token is taken, through the operators that treat
-tokens one by one, and the first is taken before them instead. The answers are the same, up to the rounding of
-matrix products of another size.
+The head reads the class token, the first of some hundred, but an exported graph computes all of them. After
+the last attention, each token is computed independently. The graph is read backwards from the operator that
+takes the first token, through operators that treat tokens independently, and the token is taken before those
+instead. The logits change only by the rounding of smaller matrix products; `OnnxBackbone` compares them.
 """
 
 from __future__ import annotations
@@ -23,13 +22,12 @@ ELEMENTWISE = frozenset(
 )
 MIXING_AXES = frozenset({"LayerNormalization", "LogSoftmax", "ReduceMean", "Softmax"})
 STANDARD = frozenset({"", "ai.onnx"})  # the domain of the operators above
-FIRST_OPSET = 13  # from here on Softmax works along one axis
-SMALL = 64  # elements of a constant that may tell a shape; weights are larger
+FIRST_OPSET = 13  # since then Softmax works along one axis
+SMALL = 64  # elements of a constant that may describe a shape; weights are larger
 
-# An axis along which the first alone is read, counted from the last, which is -1, as shapes are broadcast;
-# None where a tensor is read whole.
+# The axis of which only the first entry is read, counted from the last (-1); None where all are read.
 Axis = int | None
-Plan = dict[int, list[Axis]]  # of the nodes that compute the first alone: how they read each of their inputs
+Plan = dict[int, list[Axis]]  # for each node that computes the first entry only: how it reads its inputs
 
 
 def take_class_token_early(model: onnx.ModelProto) -> bool:
@@ -37,7 +35,7 @@ def take_class_token_early(model: onnx.ModelProto) -> bool:
 
     Returns
     -------
-    Whether it was: only where that spares a matrix product, and where no branch or loop may read any tensor.
+    Whether the graph was rewritten: it saves a matrix product, and the graph has no branches or loops.
     """
     graph = model.graph
     opset = next((entry.version for entry in model.opset_import if entry.domain in STANDARD), 0)
@@ -52,7 +50,7 @@ def take_class_token_early(model: onnx.ModelProto) -> bool:
 
 
 def _plan(graph: onnx.GraphProto, tensors: _Tensors) -> Plan:
-    """Go from the outputs to the inputs, and note which nodes are read at the first of some axis alone."""
+    """Find, from the outputs backwards, the nodes of whose output only the first entry of an axis is read."""
     plan: Plan = {}
     readings: defaultdict[str, set[Axis]] = defaultdict(set, {entry.name: {None} for entry in graph.output})
     for index, node in reversed(list(enumerate(graph.node))):
@@ -69,7 +67,7 @@ def _plan(graph: onnx.GraphProto, tensors: _Tensors) -> Plan:
 
 
 def _rewrite(graph: onnx.GraphProto, plan: Plan) -> None:
-    """Take the first wherever a planned node reads what is computed whole."""
+    """Insert a Slice wherever a planned node reads a tensor that is computed in full."""
     nodes: list[onnx.NodeProto] = []
     narrow: set[str] = set()
     for index, node in enumerate(graph.node):
@@ -88,14 +86,14 @@ def _rewrite(graph: onnx.GraphProto, plan: Plan) -> None:
         nodes.append(node)
         if index in plan:
             narrow.update(node.output)
-    told = [entry for entry in graph.value_info if entry.name not in narrow]
+    unchanged = [entry for entry in graph.value_info if entry.name not in narrow]
     del graph.node[:], graph.value_info[:]
     graph.node.extend(nodes)
-    graph.value_info.extend(told)
+    graph.value_info.extend(unchanged)
 
 
 class _Tensors:
-    """What is known of a graph's tensors before it runs: how many axes they have, and the small constants."""
+    """The ranks of a graph's tensors, and its small constants."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._constants = {entry.name: entry for entry in model.graph.initializer}
@@ -109,14 +107,14 @@ class _Tensors:
                 self._ranks[entry.name] = len(entry.type.tensor_type.shape.dim)
 
     def axis_taken(self, node: onnx.NodeProto) -> Axis:
-        """Along which axis a node reads nothing of its first input but the first."""
+        """Give the axis of which a node reads only the first entry of its first input."""
         if _operator(node) != "Gather" or self._integers(node.input[1]) != [0]:
             return None
         rank = self._ranks.get(node.input[0])
         return None if rank is None else _from_last(_attribute(node, "axis", 0), rank)
 
     def inputs_read(self, node: onnx.NodeProto, axis: int) -> list[Axis] | None:
-        """Tell how a node reads its inputs for the first of an axis of its output; None if others matter."""
+        """Give how a node reads its inputs to compute the first entry of an axis; None if it needs others."""
         ranks = [rank for name in node.input if (rank := self._ranks.get(name)) is not None]
         if len(ranks) < len(node.input):
             return None
@@ -134,7 +132,7 @@ class _Tensors:
         return None
 
     def _mixed(self, node: onnx.NodeProto, rank: int) -> Sequence[int]:
-        """Tell which axes a node computes across."""
+        """Give the axes along which a node combines entries."""
         if node.op_type == "ReduceMean":
             axes = _attribute(node, "axes", None)  # an input since opset 18
             if axes is None and len(node.input) > 1:
@@ -152,7 +150,7 @@ class _Tensors:
 
 
 def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Copy a model without the data of its weights: shapes do not depend on them."""
+    """Copy a model without the values of its weights: shapes do not depend on them."""
     copy = onnx.ModelProto(
         ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions
     )
@@ -166,12 +164,12 @@ def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _is_small(tensor: onnx.TensorProto) -> bool:
-    """Whether a constant is so small that it may tell a shape, and lies in the file itself."""
+    """Whether a constant may describe a shape, and is stored in the file itself."""
     return bool(np.prod(tensor.dims) <= SMALL and tensor.data_location != onnx.TensorProto.EXTERNAL)
 
 
 def _operator(node: onnx.NodeProto) -> str:
-    """Name a standard operator; in other domains a name may mean something else."""
+    """Name a standard operator; "" for one of another domain."""
     return str(node.op_type) if node.domain in STANDARD else ""
 
 

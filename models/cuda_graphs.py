@@ -1,7 +1,7 @@
-"""Forward passes recorded once for a few batch sizes and replayed: what a small batch costs on a GPU.
+"""CUDA graphs of the forward pass for a few batch sizes.
 
 Launching the kernels of a Vision Transformer one by one takes a CPU several milliseconds, more than the GPU
-needs for a small batch. A recorded graph is launched whole. A batch takes the smallest graph it fits in.
+needs for a small batch. A recorded graph is launched at once. A batch uses the smallest graph it fits in.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-PASSES_BEFORE_RECORDING = 3  # libraries choose their algorithms and allocate their workspaces in these
+WARM_UP_PASSES = 3  # libraries choose algorithms and allocate workspaces in these
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One graph, with the memory that it reads and the memory that it writes."""
+    """One graph, its input and output memory on the GPU, and pinned memory for the copy of the inputs."""
 
     graph: torch.cuda.CUDAGraph
     inputs: torch.Tensor
@@ -25,25 +25,18 @@ class Recorded:
 
 
 class CudaGraphs:
-    """Graphs of one network, by batch size; one thread at a time uses them.
+    """Graphs of one network, by batch size; used by one thread at a time.
 
     Parameters
     ----------
     network
-        Maps (N, *input_shape) of `dtype` to (N, K) on `device`, in evaluation mode.
-    input_shape
-        Shape of one input.
-    device, dtype
-        Where and in what precision the network computes.
+        Maps (N, *input_shape) of `dtype` on `device` to (N, K), in evaluation mode.
     """
 
     def __init__(
         self, network: nn.Module, input_shape: tuple[int, ...], device: torch.device, dtype: torch.dtype
     ) -> None:
-        self._network = network
-        self._input_shape = input_shape
-        self._device = device
-        self._dtype = dtype
+        self._network, self._input_shape, self._device, self._dtype = network, input_shape, device, dtype
         self._pool = torch.cuda.graph_pool_handle()
         self._recorded: dict[int, Recorded] = {}
 
@@ -53,33 +46,33 @@ class CudaGraphs:
         Raises
         ------
         RuntimeError
-            If the network does what a graph cannot hold, such as waiting for a value.
+            The network does something that a graph cannot record, such as waiting for a value.
         """
         inputs = torch.zeros(size, *self._input_shape, device=self._device, dtype=self._dtype)
-        aside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream(self._device))
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.inference_mode():
-            with torch.cuda.stream(aside):
-                for _ in range(PASSES_BEFORE_RECORDING):
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP_PASSES):
                     self._network(inputs)
-            torch.cuda.current_stream(self._device).wait_stream(aside)
+            torch.cuda.current_stream(self._device).wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            # The graphs share one pool: each result is read before another graph runs.
+            # The graphs share one memory pool: each result is read before another graph runs.
             with torch.cuda.graph(graph, pool=self._pool):
                 logits = self._network(inputs).float()
         pinned = torch.empty(size, *self._input_shape, pin_memory=True)
         self._recorded[size] = Recorded(graph, inputs, logits, pinned)
 
     def fits(self, count: int) -> bool:
-        """Whether a graph was recorded for at least this many samples."""
+        """Whether a graph for at least this many samples was recorded."""
         return any(size >= count for size in self._recorded)
 
     def __call__(self, batch: torch.Tensor) -> torch.Tensor:
-        """Float32 logits on the CPU of a float32 batch on the CPU, for which a graph was recorded."""
+        """Float32 logits on the CPU for a float32 batch on the CPU that fits."""
         count = len(batch)
         recorded = self._recorded[min(size for size in self._recorded if size >= count)]
         with torch.inference_mode():
-            # Through pinned memory the copy is as fast as the bus; precision is lowered on the GPU.
+            # Pinned memory makes the copy as fast as the bus; precision is lowered on the GPU.
             recorded.pinned[:count].copy_(batch)
             recorded.inputs[:count].copy_(recorded.pinned[:count].to(self._device, non_blocking=True))
             recorded.graph.replay()

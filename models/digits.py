@@ -1,4 +1,4 @@
-"""The backbone `digits`: a small Vision Transformer whose weights come with the project."""
+"""The backbone `digits`: a small Vision Transformer whose weights are part of the package."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ WIDTH = 64
 
 
 class DigitsTransformer(VisionTransformer):  # type: ignore[misc] # torchvision has no types
-    """ViT-B/16's architecture in small: 16 patches of 2 × 2 pixels, two layers of width 64.
+    """A small ViT-B/16: 16 patches of 2 × 2 pixels, two layers of width 64.
 
-    It reads the levels 0 to 16 of the data set, float (N, 1, 8, 8), and returns logits (N, 10).
+    It maps the grey levels 0 to 16 of the data set, float (N, 1, 8, 8), to logits (N, 10).
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The real handwritten digits that the small backbone was trained on, always split in the same way."""
+"""The handwritten digits of scikit-learn, always split in the same way; `digits` was trained on a part."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Digits:
     Attributes
     ----------
     levels
-        float32 (N, 1, 8, 8), whole numbers from 0 (black) to 16 (white): the backbone's inputs.
+        float32 (N, 1, 8, 8), integers from 0 (black) to 16 (white): the backbone's inputs.
     labels
         int64 (N,), 0 to 9.
     """
@@ -34,8 +34,7 @@ class Digits:
 
     def image(self, index: int) -> Image.Image:
         """Digit `index` as an 8 × 8 grey image, white on black."""
-        grey = np.rint(self.levels[index, 0] * (255 / GREY_LEVELS)).astype(np.uint8)
-        return Image.fromarray(grey)
+        return Image.fromarray(np.rint(self.levels[index, 0] * (255 / GREY_LEVELS)).astype(np.uint8))
 
     def png(self, index: int) -> bytes:
         """Digit `index` as the bytes of a PNG."""
@@ -46,7 +45,7 @@ class Digits:
 
 @dataclass(frozen=True, slots=True)
 class DigitsSplit:
-    """The three parts; the backbone learned from `train` alone."""
+    """The three parts; the backbone was trained on `train` alone."""
 
     train: Digits
     validation: Digits
@@ -60,12 +59,12 @@ def load_digits_split() -> DigitsSplit:
     ----------
     E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Repository, 1998.
     """
-    from sklearn.datasets import load_digits  # noqa: PLC0415 - costs a second that the service need not wait
+    from sklearn.datasets import load_digits  # noqa: PLC0415 - takes a second; the service does not need it
 
     data = load_digits()
     levels = data.images.astype(np.float32)[:, None]
     labels = data.target.astype(np.int64)
-    # RandomState's stream is frozen for ever, unlike that of numpy's newer generators.
+    # RandomState's stream never changes, unlike that of numpy's newer generators.
     order = np.random.RandomState(0).permutation(len(labels))
     parts = np.split(order, [TRAIN, TRAIN + VALIDATION])
     return DigitsSplit(*(Digits(levels[part], labels[part]) for part in parts))

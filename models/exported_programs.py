@@ -1,8 +1,7 @@
-"""`pt2:PATH`: a program written by `torch.export.save`, checked for pickles before torch reads a byte of it.
+"""`pt2:PATH`: a program written by `torch.export.save`, checked for pickles before torch reads it.
 
-Such a file is a program: it can name any operator of torch, so serve only those you would also run. What it
-cannot do here is smuggle in arbitrary objects: torch's reader falls back to full unpickling, and we refuse
-every archive in which there is something to unpickle.
+Such a file is a program: it can use any operator of torch, so serve only files that you would also run.
+torch's reader may unpickle arbitrary objects; every archive with pickled objects is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from boxcal.models.spec import read_spec
 from boxcal.models.torch_backbone import TorchBackbone, resolve_device
 from boxcal.models.weights import file_fingerprint
 
-# What an archive without pickles is made of, below its root folder.
+# The entries of an archive without pickles, below its root folder.
 RAW = re.compile(
     r"(archive_format|archive_version|byteorder|version|\.data/\w+|models/model\.json"
     r"|data/weights/weight_\d+|data/constants/tensor_\d+)"
@@ -31,12 +30,12 @@ SAMPLE_INPUTS = "data/sample_inputs/model.pt"
 
 
 def load_exported_program(path: Path, *, labels: Path | None, device: str) -> TorchBackbone:
-    """Read a program with one input and one output of logits, and put it on its device.
+    """Read a program with one input and one output of logits, and move it to the device.
 
     Raises
     ------
     BackboneError
-        If the file is absent, damaged, holds pickled objects, or does not fit its declaration.
+        The file is missing, damaged, holds pickled objects, or does not fit its declaration.
     """
     if not path.is_file():
         raise UnusableWeights(f"The model file {path} does not exist.")
@@ -44,7 +43,7 @@ def load_exported_program(path: Path, *, labels: Path | None, device: str) -> To
     refuse_pickles(archive, path)
     try:
         program = torch.export.load(io.BytesIO(archive))
-    except Exception as error:  # the reader raises whatever its deserialiser stumbles over
+    except Exception as error:  # the reader raises errors of many kinds
         raise UnusableWeights(f"{path} is not a program of this torch: {error}") from error
     shape, classes = _signature(program, path)
     spec = read_spec(path)
@@ -75,12 +74,12 @@ def load_exported_program(path: Path, *, labels: Path | None, device: str) -> To
 
 
 def refuse_pickles(archive: bytes, path: Path) -> None:
-    """Hold an archive to raw tensors, JSON and sample inputs that are nothing but tensors.
+    """Check that an archive has only raw tensors, JSON, and sample inputs that are tensors.
 
     Raises
     ------
     UnusableWeights
-        Naming the entry that is anything else.
+        Naming the entry that is something else.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as files:
@@ -96,12 +95,12 @@ def refuse_pickles(archive: bytes, path: Path) -> None:
                     raise UnusableWeights(f"{path}: {entry} is more than tensors; it was not loaded.")
     except UnusableWeights:
         raise
-    except Exception as error:  # a zip, JSON or pickle that is damaged, in any of their ways
+    except Exception as error:  # a damaged zip file, JSON document or pickle
         raise UnusableWeights(f"{path} is not a readable .pt2 archive: {error}") from error
 
 
 def _batch_sizes(program: ExportedProgram) -> tuple[int, int | None]:
-    """Smallest and largest batch that the program was exported for."""
+    """Smallest and largest batch of the program."""
     (name,) = program.graph_signature.user_inputs
     size = next(node.meta["val"].shape[0] for node in program.graph.nodes if node.name == name)
     if isinstance(size, int):

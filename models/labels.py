@@ -1,4 +1,4 @@
-"""Class names from a file, one a line, for backbones that bring none."""
+"""Class names from a file, one per line."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from boxcal.models.errors import UnusableLabels
 
 
 def read_labels(path: Path, num_classes: int) -> tuple[str, ...]:
-    """Read one label a line, exactly as many as there are classes.
+    """Read one label per line.
 
     Raises
     ------
     UnusableLabels
-        If the file cannot be read, a line is empty, or the number of lines is not K.
+        The file cannot be read, a line is empty, or the number of lines is not K.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -25,9 +25,9 @@ def read_labels(path: Path, num_classes: int) -> tuple[str, ...]:
 
 
 def check_labels(labels: Sequence[str], num_classes: int, source: str) -> tuple[str, ...]:
-    """Hold the labels to one non-empty name for each class, and number the names that repeat.
+    """Check that there is one non-empty label per class, and number repeated ones.
 
-    Requests name classes by their labels, so these must be distinct, but common lists of ImageNet's classes
+    Requests name classes by their labels, so labels must be distinct, but common lists of ImageNet's classes
     have two cranes: the second becomes `crane (2)`.
 
     Raises
@@ -37,14 +37,15 @@ def check_labels(labels: Sequence[str], num_classes: int, source: str) -> tuple[
     """
     if len(labels) != num_classes:
         raise UnusableLabels(f"{source} has {len(labels)} labels, but the model has {num_classes} classes.")
+    if "" in labels:
+        raise UnusableLabels(f"{source}: label {labels.index('') + 1} is empty.")
     counts: Counter[str] = Counter()
     distinct = []
-    for number, label in enumerate(labels, start=1):
-        if not label:
-            raise UnusableLabels(f"{source}: label {number} is empty.")
+    for label in labels:
         counts[label] += 1
         distinct.append(label if counts[label] == 1 else f"{label} ({counts[label]})")
-    if len(set(distinct)) != num_classes:
-        repeated = next(label for label, count in Counter(distinct).items() if count > 1)
-        raise UnusableLabels(f"{source}: the label {repeated!r} repeats, even with repeated names numbered.")
+    if repeated := [label for label, count in Counter(distinct).items() if count > 1]:
+        raise UnusableLabels(
+            f"{source}: the label {repeated[0]!r} repeats, even with repeated names numbered."
+        )
     return tuple(distinct)

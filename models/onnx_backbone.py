@@ -1,7 +1,7 @@
-"""`onnx:PATH`: a model file run by onnxruntime, on CUDA where there is one and otherwise on every core.
+"""`onnx:PATH`: a model file run by onnxruntime, on CUDA if available, else on all cores.
 
-On a CPU passes run side by side on one thread each (`pieces.py`), and a lone sample in a session that spreads
-over all cores. Idle threads do not spin: they would take the cores from the server.
+On a CPU, passes run side by side on one thread each (`core_pool.py`), and a single sample in a session that
+uses all cores. Idle threads do not spin, which would take the cores from the server.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class OnnxBackbone:
     path
         The model file.
     labels
-        File with one label a line; it comes before the declared ones.
+        File with one label per line; replaces the declared labels.
     device
         `auto`, `cpu`, `cuda` or `cuda:N`.
     optimize
@@ -47,7 +47,7 @@ class OnnxBackbone:
     Raises
     ------
     BackboneError
-        If the file is absent, damaged, has more than one input, or does not fit its declaration.
+        The file is missing, damaged, has more than one input, or does not fit its declaration.
     """
 
     def __init__(self, path: Path, *, labels: Path | None, device: str, optimize: bool = True) -> None:
@@ -86,17 +86,11 @@ class OnnxBackbone:
 
     @property
     def passes(self) -> int:
-        """How many calls side by side keep the device busy."""
+        """Number of concurrent calls that use the whole device."""
         return self._pieces.cores if self.device == "cpu" else 1
 
     def __call__(self, batch: torch.Tensor, *, alone: bool = True) -> torch.Tensor:
-        """Float32 logits (N, K) of a float32 batch (N, *input_shape), both on the CPU.
-
-        Raises
-        ------
-        UnusableInput
-            If the inputs do not have `input_shape`.
-        """
+        """Float32 logits (N, K) for a float32 batch (N, *input_shape) on the CPU; else UnusableInput."""
         if batch.shape[1:] != self.input_shape:
             raise UnusableInput(
                 f"{self.name} reads inputs of shape {self.input_shape}, got {tuple(batch.shape[1:])}."
@@ -112,12 +106,12 @@ class OnnxBackbone:
         return outputs
 
     def warm_up(self, batch_sizes: Sequence[int]) -> None:
-        """Run once at each batch size, so that no request pays for the first pass."""
+        """Run once with each batch size, so that no request waits for a first pass."""
         for size in batch_sizes:
             self(torch.zeros(size, *self.input_shape))
 
     def _open(self, file: OnnxFile, device: str) -> tuple[list[Any], str]:
-        """Open one session on CUDA, or on the CPU one for each piece's thread and one for all cores."""
+        """Open one session on CUDA, or on the CPU one for a single thread and one for all cores."""
         resolved = resolve_device(device)
         if resolved.type == "cuda":
             onnxruntime.preload_dlls()  # CUDA's libraries come with torch
@@ -162,7 +156,7 @@ class OnnxBackbone:
         return tuple(size for size in shape if size is not None)
 
     def _check_outputs(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Refuse outputs that are no logits, or are not what the declaration says."""
+        """Refuse outputs that are not logits, or not what is declared."""
         if outputs.ndim != 2 or outputs.shape[1] < 2:
             raise UnusableWeights(
                 f"{self._path}: the output {self._output} has shape {tuple(outputs.shape)}, expected (N, K)."
@@ -181,7 +175,7 @@ class OnnxBackbone:
         return outputs
 
     def _run(self, session: Any, piece: torch.Tensor, *, on_cpu: bool = False) -> torch.Tensor:
-        """Run one piece; on CUDA its input and output are bound, so that each crosses the bus once."""
+        """Run one piece; on CUDA its input and output are bound, so that each is copied once."""
         given = np.ascontiguousarray(padded(piece, self._batch_sizes[0]).numpy(), self._dtype)
         if on_cpu or self.device == "cpu":
             outputs = session.run([self._output], {self._input: given})

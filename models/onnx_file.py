@@ -41,44 +41,43 @@ class OnnxFile:
         self._weights_alone_quantised = False
         try:
             model = onnx.load(path, format="protobuf", load_external_data=False)
-        except DecodeError:  # damaged, or in onnxruntime's own format: it will say when it opens the file
+        except DecodeError:  # damaged, or in onnxruntime's own format: opening it will tell
             return
         self._weights_alone_quantised = weights_alone_quantised(model)
         if optimize and take_class_token_early(model):
             self.rewritten, self._graph = True, model.SerializeToString()
 
     def session(self, providers: list[Any], *, threads: int) -> Any:
-        """Open the model on these providers; an operator uses so many threads on a CPU."""
+        """Open the model on these providers; on a CPU an operator uses this many threads."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        # Weights kept beside the file are looked for there, also when the model is not read from it.
+        # External weights are searched for beside the file, also when the graph is not read from it.
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", str(self._path.parent)
         )
         if self._weights_alone_quantised:
-            # By default every pass would expand them again, and layers whose weights are no constants run in
-            # slower forms.
+            # By default every pass would expand them again and use slower kernels.
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         try:
             source = self._graph if self.rewritten else str(self._path)
             session = onnxruntime.InferenceSession(source, options, providers=providers)
-        except Exception as error:  # onnxruntime has a class for every status, with no common base
+        except Exception as error:  # onnxruntime's errors have no common base class
             raise UnusableWeights(f"{self._path} is not a usable ONNX model: {error}") from error
-        session._model_bytes = None  # kept to open it again on other providers; as large as the weights
+        session._model_bytes = None  # only needed to change providers; as large as the weights
         return session
 
 
 def weights_alone_quantised(model: onnx.ModelProto) -> bool:
-    """Whether a model keeps its weights in 8 bits only to be small, and computes with floats."""
+    """Whether a model only stores its weights in 8 bits, and computes with floats."""
     operators = set(_operators(chain(model.graph.node, *(function.node for function in model.functions))))
     return "DequantizeLinear" in operators and not operators & {"QuantizeLinear", "DynamicQuantizeLinear"}
 
 
 def _operators(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
-    """Name the operators of nodes, and of the branches and loops in them."""
+    """Name the operators of nodes, and of the branches and loops inside them."""
     for node in nodes:
         yield node.op_type
         for attribute in node.attribute:

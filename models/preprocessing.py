@@ -1,4 +1,4 @@
-"""From a decoded image to one input of a backbone, exactly as the network saw images in training."""
+"""Turn a decoded image into one input of a backbone, exactly as in the network's training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIGIT_SIDE = 8
 
 
 class Preprocessing(Protocol):
-    """The way from an image to one input."""
+    """Turns an image into one input."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -23,21 +23,21 @@ class Preprocessing(Protocol):
 
     @property
     def background(self) -> int:
-        """Grey level (0 black, 255 white) that shows through where an image is transparent."""
+        """Grey level (0 black, 255 white) behind a transparent image."""
         ...
 
     def needed_size(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height below which a decoder may not shrink an image of this size."""
+        """Smallest width and height to which a decoder may shrink an image of this size."""
         ...
 
     def __call__(self, image: Image.Image) -> NDArray[np.float32]:
-        """Bring an image in mode RGB to one input."""
+        """Turn an image in mode RGB into one input."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ImageClassification:
-    """Resize the short side, crop the centre, scale to [0, 1], normalise: torchvision's preset of this name.
+    """Resize the short side, crop the centre, scale to [0, 1], normalise: torchvision's preset of that name.
 
     Parameters
     ----------
@@ -46,9 +46,9 @@ class ImageClassification:
     crop
         Side of the square that is cut from the centre, in pixels.
     mean, std
-        Of each channel, on the scale [0, 1]: three for colour, one for grey.
+        Per channel, on the scale [0, 1]: three numbers for colour, one for grey.
     interpolation
-        How pillow resizes.
+        Pillow's resampling filter.
     channels_last
         Whether the channels are the last dimension of an input, not the first.
     """
@@ -62,12 +62,12 @@ class ImageClassification:
 
     @property
     def background(self) -> int:
-        """White, as a page shows a transparent image."""
+        """White, as on a page."""
         return 255
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width, in the order of the layout."""
+        """Channels, height and width, in the layout's order."""
         channels = len(self.mean)
         return (self.crop, self.crop, channels) if self.channels_last else (channels, self.crop, self.crop)
 
@@ -78,12 +78,12 @@ class ImageClassification:
         return int(self.resize * width / height), self.resize
 
     def needed_size(self, width: int, height: int) -> tuple[int, int]:
-        """Twice the resized image: shrinking to this in the decoder changes next to nothing."""
-        resized = self.resized(width, height)
-        return 2 * resized[0], 2 * resized[1]
+        """Twice the size of the resized image: shrinking to it in the decoder hardly changes the result."""
+        across, down = self.resized(width, height)
+        return 2 * across, 2 * down
 
     def __call__(self, image: Image.Image) -> NDArray[np.float32]:
-        """Bring an image in mode RGB to one float32 input."""
+        """Turn an image in mode RGB into one float32 input."""
         if len(self.mean) == 1:
             image = image.convert("L")
         pixels = np.atleast_3d(np.asarray(self.crop_of(image)))
@@ -98,11 +98,11 @@ class ImageClassification:
         return scaled
 
     def crop_of(self, image: Image.Image) -> Image.Image:
-        """Resize the short side and cut the square from the centre."""
+        """Resize the short side and crop the square in the centre."""
         width, height = self.resized(image.width, image.height)
         left, top = round((width - self.crop) / 2), round((height - self.crop) / 2)
         if min(left, top) >= 0:
-            # Only the pixels that survive the crop are resized; the filter still sees their neighbours.
+            # Only the pixels inside the crop are computed; the filter still reads their neighbours.
             across, down = image.width / width, image.height / height
             box = (left * across, top * down, (left + self.crop) * across, (top + self.crop) * down)
             return image.resize((self.crop, self.crop), self.interpolation, box=box)
@@ -113,14 +113,14 @@ class ImageClassification:
 
 @dataclass(frozen=True, slots=True)
 class DigitLevels:
-    """Bring any image to the form of scikit-learn's digits: 8 × 8, white on black, whole levels 0 to 16.
+    """Turn an image into the form of scikit-learn's digits: 8 × 8, white on black, integers 0 to 16.
 
     The data set counts the inked pixels of 4 × 4 blocks; averaging areas and rounding does the same.
     """
 
     @property
     def background(self) -> int:
-        """Black, on which the digits are white."""
+        """Black: the digits are white."""
         return 0
 
     @property
@@ -129,12 +129,12 @@ class DigitLevels:
         return (1, DIGIT_SIDE, DIGIT_SIDE)
 
     def needed_size(self, width: int, height: int) -> tuple[int, int]:
-        """Every pixel counts in an average of areas, but eight to a side of each block suffice."""
+        """Eight pixels per side of each averaged block are enough."""
         side = 8 * DIGIT_SIDE
         return side, side
 
     def __call__(self, image: Image.Image) -> NDArray[np.float32]:
-        """Bring an image in mode RGB to float32 (1, 8, 8) of whole numbers 0 to 16."""
+        """Turn an image in mode RGB into float32 (1, 8, 8), integers 0 to 16."""
         grey = image.convert("L")
         if grey.width != grey.height:
             side = max(grey.size)

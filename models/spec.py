@@ -1,20 +1,20 @@
-"""What a model file cannot say of itself: labels, preprocessing and what its outputs are, declared in JSON.
+"""The declaration of a model file: labels, preprocessing and the kind of its outputs, in JSON.
 
-For `model.onnx` or `model.pt2` the declaration is `model.json` beside it:
+For `model.onnx` or `model.pt2` it is `model.json` in the same folder:
 
     {
-      "labels": ["cat", "dog"],                  or the name of a file beside it, one label a line
-      "outputs": "logits",                       or "probabilities": their logarithms then serve as logits
+      "labels": ["cat", "dog"],                  or the name of a file in the folder, one label per line
+      "outputs": "logits",                       or "probabilities": their logarithms are used as logits
       "preprocessing": {
-        "resize": 256, "crop": 224,              short side, then the square cut from the centre, in pixels
-        "mean": [0.485, 0.456, 0.406],           of each channel, on the scale [0, 1]; one number for grey
+        "resize": 256, "crop": 224,              short side, then the square crop in the centre, in pixels
+        "mean": [0.485, 0.456, 0.406],           per channel, on the scale [0, 1]; one number for grey
         "std": [0.229, 0.224, 0.225],
         "interpolation": "bilinear"              or "nearest", "box", "hamming", "bicubic", "lanczos"
       }
     }
 
-Everything is optional. Without `preprocessing` the backbone reads tensors only. An ONNX file may carry the
-same members in its own metadata, each as JSON; the file beside it comes first.
+All members are optional. Without `preprocessing` the backbone reads tensors only. An ONNX file may have the
+same members in its own metadata, each as JSON; `model.json` takes precedence.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Pixels = Annotated[int, Field(ge=1, le=16384)]
 
 
 class PreprocessingSpec(BaseModel):
-    """How an image becomes an input."""
+    """How an image is turned into an input."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -56,7 +56,7 @@ class ModelSpec(BaseModel):
     preprocessing: PreprocessingSpec | None = None
 
     def labels_for(self, num_classes: int, path: Path, override: Path | None) -> tuple[str, ...]:
-        """Take the labels from `override`, from this declaration, or else number the classes."""
+        """Take the labels from the file `override`, else from this declaration, else number the classes."""
         if override is not None:
             return read_labels(override, num_classes)
         if isinstance(self.labels, str):
@@ -66,19 +66,12 @@ class ModelSpec(BaseModel):
         return tuple(map(str, range(num_classes)))
 
     def preprocessing_for(self, shape: tuple[int | None, ...], path: Path) -> ImageClassification | None:
-        """Bring the declared preprocessing into the layout of the model's inputs.
-
-        Parameters
-        ----------
-        shape
-            Of one input, (C, H, W) or (H, W, C); None where a size is free.
-        path
-            The model file, for errors.
+        """Build the declared preprocessing for inputs (C, H, W) or (H, W, C); None stands for a free size.
 
         Raises
         ------
         UnusablePreprocessing
-            If the declared crop and channels cannot be an input of that shape.
+            The declared crop and channels are not an input of that shape.
         """
         if (declared := self.preprocessing) is None:
             return None
@@ -107,7 +100,7 @@ class ModelSpec(BaseModel):
 
 
 class MetadataSpec(BaseModel):
-    """The same members as an ONNX file carries them: each a JSON text."""
+    """The same members in the metadata of an ONNX file: each is JSON text."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -117,12 +110,12 @@ class MetadataSpec(BaseModel):
 
 
 def read_spec(path: Path, metadata: Mapping[str, str] | None = None) -> ModelSpec:
-    """Read the declaration beside a model file, or from the file's own metadata.
+    """Read the declaration from `model.json`, or from the model file's own metadata.
 
     Raises
     ------
     UnusablePreprocessing
-        If it is no JSON, or a member is unknown or of the wrong kind.
+        It is not JSON, or a member is unknown or of the wrong kind.
     """
     beside = path.with_suffix(".json")
     try:

@@ -1,10 +1,11 @@
-"""A torch network as a backbone: a batch to its device, the forward pass, the logits back."""
+"""A torch network as a backbone, on a CPU or on CUDA."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
@@ -29,7 +30,7 @@ class TorchBackbone:
     Parameters
     ----------
     name
-        The specification it was loaded by.
+        The specification it was loaded from.
     network
         Maps (N, *input_shape) to logits (N, K).
     labels
@@ -37,15 +38,15 @@ class TorchBackbone:
     input_shape
         Shape of one input, without the batch dimension.
     preprocessing
-        The way from an image to an input; None where the backbone reads tensors only.
+        Turns an image into an input; None where the backbone reads tensors only.
     device
         `auto`, `cpu`, `cuda` or `cuda:N`.
     precision
-        `float32`, `bfloat16` or `float16`: of the weights and of the forward pass; logits are float32.
+        `float32`, `bfloat16` or `float16`, for the weights and the forward pass; logits are float32.
     fingerprint
-        sha256 that names the weights; by default of the network's parameters and buffers.
+        sha256 of the weights; by default of the network's parameters and buffers.
     batch_sizes
-        Smallest and largest batch the network takes; others are padded by repetition or cut.
+        Smallest and largest batch of the network; others are padded by repetition or split.
     """
 
     def __init__(
@@ -71,12 +72,12 @@ class TorchBackbone:
         self._dtype = PRECISIONS[precision]
         self._pieces: ThreadPerCorePool | None = None
         if self._device.type == "cpu":
-            # A network as small as the digits' is done before a second thread has begun.
+            # A network as small as that of `digits` is finished before a second thread has started.
             self._pieces = ThreadPerCorePool(1 if parameter_count(network) < SMALL else usable_cores())
         self._network = network.to(self._device, self._dtype).requires_grad_(False)
         self._graphs: CudaGraphs | None = None
         if self._device.type == "cuda":
-            # Convolutions in half precision want the channels last; without any this changes nothing.
+            # Convolutions in half precision are faster with the channels last.
             if self._dtype != torch.float32:
                 self._network = self._network.to(memory_format=torch.channels_last)
             if batch_sizes == (1, None):
@@ -94,17 +95,11 @@ class TorchBackbone:
 
     @property
     def passes(self) -> int:
-        """How many calls side by side keep the device busy."""
+        """Number of concurrent calls that use the whole device."""
         return 1 if self._pieces is None else self._pieces.cores
 
     def __call__(self, batch: torch.Tensor, *, alone: bool = True) -> torch.Tensor:
-        """Float32 logits (N, K) on the CPU of a float32 batch (N, *input_shape) on the CPU.
-
-        Raises
-        ------
-        UnusableInput
-            If the inputs do not have `input_shape`.
-        """
+        """Float32 logits (N, K) for a float32 batch (N, *input_shape) on the CPU; else UnusableInput."""
         if batch.shape[1:] != self.input_shape:
             raise UnusableInput(
                 f"{self.name} reads inputs of shape {self.input_shape}, got {tuple(batch.shape[1:])}."
@@ -129,14 +124,14 @@ class TorchBackbone:
         return padded(piece, self._smallest).to(self._device).to(self._dtype)
 
     def differentiable(self, batch: torch.Tensor) -> torch.Tensor:
-        """Float32 logits (N, K) on the CPU that can be differentiated in the inputs."""
+        """Float32 logits (N, K) on the CPU, differentiable with respect to the inputs."""
         with torch.enable_grad():
             logits: torch.Tensor = self._network(self._inputs(batch))
             return logits[: len(batch)].to("cpu", torch.float32)
 
     @property
     def head(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Weight (K, D) and bias (K,) of the linear layer that makes the logits; None where none does."""
+        """Weight (K, D) and bias (K,) of the linear layer that returns the logits; None without one."""
         if self._body is None or self._linear_head is None:
             return None
         layer = self._linear_head[1]
@@ -144,13 +139,7 @@ class TorchBackbone:
         return layer.weight.float().cpu(), bias.float().cpu()
 
     def features(self, batch: torch.Tensor) -> torch.Tensor:
-        """Float32 features (N, D) on the CPU: what the head takes, of a batch as in `__call__`.
-
-        Raises
-        ------
-        UnusableInput
-            If no linear layer makes the logits.
-        """
+        """Float32 features (N, D) on the CPU, the input of the head; UnusableInput without a linear head."""
         if self._body is None:
             raise UnusableInput(f"{self.name} has no linear head, so there are no features before it.")
         with torch.inference_mode():
@@ -164,7 +153,7 @@ class TorchBackbone:
 
     @cached_property
     def _body(self) -> nn.Module | None:
-        """The network without its head, sharing its memory; None where the head does not make the logits."""
+        """The network without its head, in the same memory; None if the head does not return the logits."""
         if self._linear_head is None:
             return None
         key, head = self._linear_head
@@ -176,13 +165,13 @@ class TorchBackbone:
         probe = self._inputs(torch.zeros(1, *self.input_shape))
         with torch.inference_mode():
             features = body(probe)
-            made_by_head = features.shape == (len(probe), head.in_features) and torch.allclose(
+            is_head = features.shape == (len(probe), head.in_features) and torch.allclose(
                 head(features), self._network(probe), atol=1e-2, rtol=1e-2
             )
-        return body if made_by_head else None
+        return body if is_head else None
 
     def warm_up(self, batch_sizes: Sequence[int]) -> None:
-        """Run once at each batch size, so that no request pays for the first pass; on CUDA, record graphs."""
+        """Run once with each batch size, so that no request waits for a first pass; record CUDA graphs."""
         for size in sorted(batch_sizes, reverse=True):
             if self._graphs is not None:
                 try:
@@ -194,23 +183,12 @@ class TorchBackbone:
 
 
 def resolve_device(device: str) -> torch.device:
-    """Turn `auto`, `cpu`, `cuda` or `cuda:N` into a device that is there.
-
-    Raises
-    ------
-    UnusableDevice
-        If the device is unknown or absent.
-    """
+    """Turn `auto`, `cpu`, `cuda` or `cuda:N` into an available device, or raise UnusableDevice."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        resolved = torch.device(device)
-    except RuntimeError as error:
-        raise UnusableDevice(
-            f"Unknown device {device!r}: expected 'auto', 'cpu', 'cuda' or 'cuda:N'."
-        ) from error
-    if resolved.type not in {"cpu", "cuda"}:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise UnusableDevice(f"Unknown device {device!r}: expected 'auto', 'cpu', 'cuda' or 'cuda:N'.")
+    resolved = torch.device(device)
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise UnusableDevice(f"Device {device!r} was asked for, but torch finds no usable CUDA device here.")
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
@@ -221,7 +199,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def parameter_count(network: nn.Module) -> int:
-    """How many numbers the network has learned."""
+    """Count the network's parameters."""
     return sum(parameter.numel() for parameter in network.parameters())
 
 

@@ -1,4 +1,4 @@
-"""`torchvision:NAME`: every classification model of torchvision, with its own weights' preprocessing."""
+"""`torchvision:NAME`: every classification model of torchvision, with the preprocessing of its weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from boxcal.models.weights import load_into, read_weights
 
 RANDOM = "random"
 RANDOM_SEED = 0
-# The old names of densenet's layers, norm.1 for norm1, live on in torchvision's published files.
+# torchvision's published files still use the old names of densenet's layers, norm.1 for norm1.
 DENSENET_KEY = re.compile(r"^(.*denselayer\d+\.(?:norm|relu|conv))\.((?:[12])\.\w+)$")
 AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 HAS_AUXILIARY = {"googlenet", "inception_v3"}
@@ -38,26 +38,22 @@ def load_torchvision(
     precision: str,
     optimize: bool = True,
 ) -> TorchBackbone:
-    """Build `name`, load its weights, and take preprocessing and labels from the weights' own description.
+    """Build `name`, load its weights, and take preprocessing and labels from the description of the weights.
 
-    A local file is described by the published weights whose file name it bears, otherwise by the model's
-    default ones. A file with another number of classes than those has its classes named by `labels`, or else
-    by their indices.
+    A local file is described by the published weights of the same file name, otherwise by the model's default
+    ones. If its number of classes differs from theirs, `labels` or else the indices name the classes.
 
     Raises
     ------
     BackboneError
         Naming the model, file, shape or key that does not fit.
     """
-    if name not in torchvision.models.list_models(module=torchvision.models):
-        known = [
-            known
-            for known in torchvision.models.list_models(module=torchvision.models)
-            if known[:3] == name[:3]
-        ]
+    known = torchvision.models.list_models(module=torchvision.models)
+    if name not in known:
+        known = [model for model in known if model[:3] == name[:3]]
         hint = f" Did you mean one of {', '.join(known)}?" if known else ""
         raise UnknownBackbone(f"torchvision has no classification model {name!r}.{hint}")
-    # Weights without an ImageNet head, there to start detectors from, are no classifiers.
+    # Weights without an ImageNet head are for detectors.
     published = [entry for entry in torchvision.models.get_model_weights(name) if entry.meta["categories"]]
     described = torchvision.models.get_model_weights(name).DEFAULT
     names = {entry.name: entry for entry in published} | {"DEFAULT": described}
@@ -99,7 +95,7 @@ def load_torchvision(
 
 
 def build(name: str, *, num_classes: int, **architecture: Any) -> nn.Module:
-    """Build a model of torchvision with fresh weights and without heads that only training uses."""
+    """Build a model of torchvision with random weights and without the heads that only training uses."""
     if name in HAS_AUXILIARY:
         architecture |= {"aux_logits": False, "init_weights": False, "transform_input": True}
     network: nn.Module = torchvision.models.get_model(
@@ -121,10 +117,9 @@ def shorten_last_block(name: str, network: nn.Module, input_shape: tuple[int, ..
 
 
 class LastBlock(nn.Module):
-    """The last block of a vision transformer, computed for the class token alone: the head reads no other.
+    """The last block of a vision transformer, computed for the class token only: the head reads no other.
 
-    Only the keys and values of its attention are those of all tokens. Its parts, and so the names of its
-    weights, are the whole block's.
+    The attention reads keys and values of all tokens. The names of the weights stay the same.
     """
 
     def __init__(self, whole: EncoderBlock) -> None:
@@ -133,7 +128,7 @@ class LastBlock(nn.Module):
         self.ln_2, self.mlp = whole.ln_2, whole.mlp
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Turn (N, L, D) into (N, 1, D)."""
+        """Map tokens (N, L, D) to the class token (N, 1, D)."""
         normal = self.ln_1(tokens)
         attended, _ = self.self_attention(normal[:, :1], normal, normal, need_weights=False)
         first = tokens[:, :1] + attended
@@ -142,7 +137,7 @@ class LastBlock(nn.Module):
 
 
 def preprocessing_of(entry: Any) -> ImageClassification:
-    """Take over the transforms of published weights."""
+    """Convert the transforms of published weights."""
     preset = entry.transforms()
     return ImageClassification(
         resize=preset.resize_size[0],
@@ -176,7 +171,7 @@ def _load_file(name: str, path: Path, described: Any) -> nn.Module:
 
 
 def _architecture(entry: Any, name: str) -> dict[str, Any]:
-    """Vision Transformers are built for one size of image; other models read any."""
+    """Vision Transformers are built for one image size; other models read any."""
     return {"image_size": entry.transforms().crop_size[0]} if name.startswith("vit_") else {}
 
 

@@ -1,11 +1,10 @@
-"""Weights from files, as data and never as code, into a network that must fit them exactly."""
+"""Weights from files, read as data and never as code, and copied into a network that they fit exactly."""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
 from collections.abc import Mapping
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -14,16 +13,15 @@ from torch import nn
 from boxcal.models.errors import UnusableWeights
 
 SHOWN = 3
-CHUNK_BYTES = 1 << 20
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """Read a `.safetensors` file, or a `.pth` or `.pt` one in which only tensors are accepted.
+    """Read a `.safetensors` file, or a `.pth` or `.pt` one that holds tensors only.
 
     Raises
     ------
     UnusableWeights
-        If the file is absent, of another kind, damaged, or holds anything but named tensors.
+        The file is missing, of another kind, damaged, or holds anything but named tensors.
     """
     if not path.is_file():
         raise UnusableWeights(f"The weights file {path} does not exist.")
@@ -57,7 +55,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def load_into(network: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Copy the weights into the network; it shares no memory with the file afterwards.
+    """Copy weights into a network.
 
     Raises
     ------
@@ -65,12 +63,12 @@ def load_into(network: nn.Module, weights: Mapping[str, torch.Tensor], path: Pat
         Naming the first keys that are missing, unknown or of another shape.
     """
     expected = network.state_dict()
-    missing = [key for key in expected if key not in weights]
-    unknown = [key for key in weights if key not in expected]
-    if missing or unknown:
-        parts = [
-            f"{what} {_some(keys)}" for what, keys in (("misses", missing), ("has unknown", unknown)) if keys
-        ]
+    wrong = {
+        "misses": [key for key in expected if key not in weights],
+        "has unknown": [key for key in weights if key not in expected],
+    }
+    parts = [f"{what} {_some(keys)}" for what, keys in wrong.items() if keys]
+    if parts:
         raise UnusableWeights(f"{path} does not fit the network: it {' and '.join(parts)}.")
     for key, value in expected.items():
         if weights[key].shape != value.shape:
@@ -89,11 +87,10 @@ def _some(keys: list[str]) -> str:
 
 
 def file_fingerprint(path: Path) -> str:
-    """Compute sha256 over a model file, and over the weights that an ONNX file may keep beside it."""
+    """Compute sha256 over a model file and the weights that an ONNX file may keep beside it."""
     digest = hashlib.sha256()
     beside = (path.with_name(path.name + suffix) for suffix in (".data", "_data"))
-    for part in chain([path], (file for file in beside if file.is_file())):
+    for part in (path, *(file for file in beside if file.is_file())):
         with part.open("rb") as stream:
-            while chunk := stream.read(CHUNK_BYTES):
-                digest.update(chunk)
+            hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()

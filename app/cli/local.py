@@ -1,72 +1,134 @@
-"""Prediction on this machine: the service's own decoding, backbone and calibration, without the service."""
+"""Prediction on this machine: the model of the settings and a saved calibrator, without a service."""
 
+import difflib
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from boxcal.app import client
-from boxcal.app.activation.active import ServedCalibrator
 from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.output import progress_bar
 from boxcal.app.cli.settings import read_settings
-from boxcal.app.client.calls import AnswerOptions, options_document
-from boxcal.app.predict import options as request_options
-from boxcal.app.predict import request_bounds
-from boxcal.app.predict.answers import Answer
-from boxcal.app.predict.build import decoder_of
-from boxcal.app.predict.calibration import CalibrationRequest, calibrate_rows
-from boxcal.app.predict.inputs import EncodedImage
-from boxcal.app.predict.scoring import Scoring, shifted
-from boxcal.calibrators import Calibrator
+from boxcal.app.client import Answer
+from boxcal.calibrators import Bounds, Calibrated, Calibrator
+from boxcal.models.backbone import Backbone, OpenBackbone
+from boxcal.models.decoding import decode
+from boxcal.models.errors import InvalidImage
 from boxcal.models.loading import load_backbone
 
 __all__ = ["predict"]
 
 
-def predict(images: Sequence[Path], options: AnswerOptions, calibrator: str | None) -> client.Answer:
+Bound = float | dict[str, float] | None
+
+
+def predict(
+    images: Sequence[Path], *, lower: Bound, upper: Bound, top_k: int, calibrator: str | None
+) -> Answer:
     """Predict images with the model of the settings and a saved calibrator, or none.
 
     Raises
     ------
-    BoxcalError, BackboneError, CalibrationError, UsageError
+    BackboneError, CalibrationError, UsageError
         Naming the image, the bound or the file that is wrong.
     """
     settings = read_settings()
-    checked = request_options.from_json(options_document(options))
     backbone = load_backbone(
         settings.model,
         weights=settings.weights,
         labels=settings.labels,
         device=settings.device,
         precision=settings.precision,
+        optimize=settings.optimize == "on",
     )
-    labels = request_bounds.Labels(backbone.labels)
-    bounds = request_bounds.check(checked.bounds, labels)
-    served = _calibrator(calibrator, len(labels))
-    decoder = decoder_of(backbone, settings.max_pixels)
+    bounds = None
+    if (lower, upper) != (None, None):
+        bounds = Bounds(_side(lower, 0.0, backbone.labels), _side(upper, 1.0, backbone.labels))
+    loaded = _calibrator(calibrator, backbone.num_classes)
     started = time.perf_counter()
-    scoring, logits = Scoring(backbone), []
+    scores = []
     with progress_bar("predicting") as advance:
         for first in range(0, len(images), settings.max_batch_size):
             batch = images[first : first + settings.max_batch_size]
-            samples = np.stack([decoder.decode(EncodedImage(path.read_bytes()), str(path)) for path in batch])
-            with scoring.requested_by(served):
-                logits.append(scoring(shifted(samples, served), True))
+            inputs = [_input(path, backbone, settings.max_pixels) for path in batch]
+            scores.append(_scores(backbone, loaded, np.stack(inputs)))
             advance((first + len(batch)) / len(images), "")
-    rows = calibrate_rows(torch.cat(logits), CalibrationRequest(served, bounds))
-    seconds = {"total": time.perf_counter() - started}
-    answer = Answer(backbone.name, labels.names, served, rows, checked, seconds)
-    return client.Answer.model_validate_json(answer.to_json())
+    calibrated = loaded.calibrate(torch.cat(scores), bounds)
+    return Answer.model_validate(
+        {
+            "model": backbone.name,
+            "calibrator": {"version": 0, "method": loaded.method},  # no registry knows it
+            "bounds_relaxed": bool(calibrated.relaxed.any()),
+            "predictions": _predictions(calibrated, backbone.labels, top_k),
+            "timing_ms": {"total": (time.perf_counter() - started) * 1e3},
+        }
+    )
 
 
-def _calibrator(path: str | None, num_classes: int) -> ServedCalibrator:
-    """Load a saved calibrator; it counts as version 0, for no registry knows it."""
+def _calibrator(path: str | None, num_classes: int) -> Calibrator:
     if path is None:
-        return ServedCalibrator(0, "uncalibrated", Calibrator.uncalibrated(num_classes))
+        return Calibrator.uncalibrated(num_classes)
     loaded = Calibrator.from_bytes(Path(path).read_bytes())
     if loaded.num_classes != num_classes:
         raise UsageError(f"{path} calibrates {loaded.num_classes} classes, but the model has {num_classes}")
-    return ServedCalibrator(0, loaded.method, loaded)
+    return loaded
+
+
+def _input(path: Path, backbone: Backbone, max_pixels: int) -> NDArray[np.float32]:
+    if backbone.preprocessing is None:
+        raise UsageError(f"{backbone.name} reads tensors; declare a preprocessing to predict images")
+    try:
+        return decode(path.read_bytes(), preprocessing=backbone.preprocessing, max_pixels=max_pixels)
+    except InvalidImage as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _scores(backbone: Backbone, calibrator: Calibrator, inputs: NDArray[np.float32]) -> torch.Tensor:
+    """Give what the calibrator reads: logits (N, K), features (N, D), or logits of shifted inputs."""
+    batch = torch.from_numpy(inputs)
+    if calibrator.reads == "features":
+        if not isinstance(backbone, OpenBackbone) or backbone.head is None:
+            raise UsageError(f"{backbone.name} gives no features, which {calibrator.method!r} reads")
+        return backbone.features(batch)
+    shift = calibrator.input_shift
+    return backbone(batch if shift is None else (batch + shift).float())
+
+
+def _side(value: Bound, rest: float, labels: Sequence[str]) -> torch.Tensor:
+    """Give one bound per class, (K,): the number for all, or those by label and `rest` for the others."""
+    if not isinstance(value, dict):
+        return torch.full((len(labels),), rest if value is None else value, dtype=torch.float64)
+    bound = torch.full((len(labels),), rest, dtype=torch.float64)
+    for label, number in value.items():
+        if label not in labels:
+            close = "".join(
+                f"; did you mean {name!r}?" for name in difflib.get_close_matches(label, labels, n=1)
+            )
+            raise UsageError(f"the model has no class {label!r}{close}")
+        bound[labels.index(label)] = number
+    return bound
+
+
+def _predictions(calibrated: Calibrated, labels: Sequence[str], top_k: int) -> list[dict[str, object]]:
+    """List the most probable classes of each row; ties go to the larger calibrated logit."""
+    probabilities, logits = calibrated.probabilities.numpy(), calibrated.logits.numpy()
+    box = (np.broadcast_to(side.numpy(), logits.shape) for side in (calibrated.lower, calibrated.upper))
+    at_lower, at_upper = (
+        (probabilities == side) & (side != vacuous) for side, vacuous in zip(box, (0.0, 1.0), strict=True)
+    )
+    predictions = []
+    for row, order in enumerate(np.lexsort((-logits, -probabilities))[:, :top_k].tolist()):
+        top = [
+            {
+                "label": labels[index],
+                "index": index,
+                "probability": probabilities[row, index],
+                "bound": "upper" if at_upper[row, index] else "lower" if at_lower[row, index] else None,
+            }
+            for index in order
+        ]
+        predictions.append({"top": top} | {name: top[0][name] for name in ("label", "index", "probability")})
+    return predictions

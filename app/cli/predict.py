@@ -1,8 +1,9 @@
-"""`boxcal predict`: images to calibrated probabilities, through a service or with the model here."""
+"""`boxcal predict`: calibrated probabilities of images, from a service or from the model on this machine."""
 
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 
@@ -10,7 +11,6 @@ from boxcal.app.cli.bounds import read_bounds
 from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.output import messages, plain_table, screen, write_json
 from boxcal.app.client import Answer, BoxcalClient
-from boxcal.app.client.calls import AnswerOptions
 
 IMAGES_PER_REQUEST = 32
 
@@ -26,17 +26,15 @@ def run(
     as_json: bool,
 ) -> None:
     """Predict every image and show the classes of each, most probable first."""
-    options: AnswerOptions = {"top_k": top_k}
-    if (bound := read_bounds("lower", lower)) is not None:
-        options["lower"] = bound
-    if (bound := read_bounds("upper", upper)) is not None:
-        options["upper"] = bound
+    if top_k < 1:
+        raise UsageError(f"top_k is {top_k}; it must be at least 1")
+    bounds = {"lower": read_bounds("lower", lower), "upper": read_bounds("upper", upper)}
     if url is not None:
-        answer = _through_service(images, options, calibrator, url)
+        answer = _through_service(images, {"top_k": top_k, **bounds}, calibrator, url)
     else:
-        from boxcal.app.cli.local import predict  # noqa: PLC0415 - brings torch
+        from boxcal.app.cli.local import predict  # noqa: PLC0415 - imports torch
 
-        answer = predict(images, options, calibrator)
+        answer = predict(images, **bounds, top_k=top_k, calibrator=calibrator)
     if as_json:
         write_json(answer.model_dump(exclude_unset=True))
     else:
@@ -44,7 +42,7 @@ def run(
 
 
 def _through_service(
-    images: Sequence[Path], options: AnswerOptions, calibrator: str | None, url: str
+    images: Sequence[Path], options: dict[str, Any], calibrator: str | None, url: str
 ) -> Answer:
     if calibrator is not None:
         options["calibrator"] = version_of(calibrator)
@@ -52,7 +50,7 @@ def _through_service(
     with BoxcalClient(url) as client:
         for first in range(0, len(images), IMAGES_PER_REQUEST):
             answers.append(client.predict(*images[first : first + IMAGES_PER_REQUEST], **options))
-            options["calibrator"] = answers[0].calibrator.version  # one run, one calibrator
+            options["calibrator"] = answers[0].calibrator.version  # the same for all requests
     return answers[0].model_copy(
         update={
             "bounds_relaxed": any(answer.bounds_relaxed for answer in answers),
@@ -79,5 +77,5 @@ def _show(images: Sequence[Path], answer: Answer, url: str | None) -> None:
     version = "" if url is None else f"calibrator {answer.calibrator.version}: "
     messages.print(
         f"[dim]{escape(answer.model)}, {version}{answer.calibrator.method}"
-        + ("; the fitted bounds yielded to yours" if answer.bounds_relaxed else "")
+        + ("; fitted bounds were relaxed" if answer.bounds_relaxed else "")
     )
