@@ -46,7 +46,10 @@ def predict(
     )
     bounds = None
     if (lower, upper) != (None, None):
-        bounds = Bounds(_side(lower, 0.0, backbone.labels), _side(upper, 1.0, backbone.labels))
+        try:
+            bounds = Bounds(_side(lower, 0.0, backbone.labels), _side(upper, 1.0, backbone.labels))
+        except ValueError as error:
+            raise UsageError(str(error)) from error
     loaded = _calibrator(calibrator, backbone.num_classes)
     started = time.perf_counter()
     scores = []
