@@ -11,7 +11,7 @@ import pytest
 from boxcal.calibrators import methods
 from tests.deploy import processes
 from tests.docs.__main__ import PLAYED
-from tests.docs.conversation import ROOT, Conversation, normalised
+from tests.docs.conversation import GENERATED, ROOT, Conversation, normalised
 from tests.docs.generated import PARTS
 
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
@@ -55,3 +55,9 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     sections = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert next(name for name in sections if name != "Unreleased") == version
+
+
+def test_every_generated_part_is_in_a_document() -> None:
+    """A marker that is removed or misspelt would keep a part from being updated."""
+    found = [name for document in PLAYED for _, name, _ in GENERATED.findall((ROOT / document).read_text())]
+    assert sorted(found) == sorted(PARTS)
