@@ -14,12 +14,15 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from boxcal.app.settings import Settings
 from boxcal.app.telemetry import Telemetry
+from boxcal.calibrators.checks import check_data
 from boxcal.models.spec import ModelSpec
 from tests.docs.__main__ import PLAYED
 from tests.docs.conversation import ROOT
@@ -142,9 +145,27 @@ def check_promql(block: Block) -> None:
 
 
 def check_json(block: Block) -> None:
+    """Check that the document is what the code reads or writes."""
+    DOCUMENTS_IN_JSON[block.document](json.loads(block.text))
+
+
+def check_declaration(document: Any) -> None:
     """Check that the document is a valid declaration of a model."""
-    declared = ModelSpec.model_validate(json.loads(block.text))
-    assert declared.preprocessing is not None
+    assert ModelSpec.model_validate(document).preprocessing is not None
+
+
+def check_warning(document: Any) -> None:
+    """Check that labels which do not belong to their logits cause this warning, up to its numbers."""
+    logits = np.random.default_rng(0).normal(0, 5, (400, 10))
+    (warning,) = check_data(logits, (logits.argmax(axis=1) + 1) % 10)
+    numbers = re.compile(r"\d+")
+    assert numbers.sub("N", json.dumps(document)) == numbers.sub("N", json.dumps(warning.to_dict()))
+
+
+DOCUMENTS_IN_JSON: Mapping[str, Callable[[Any], None]] = {
+    "docs/backbones.md": check_declaration,
+    "docs/checks.md": check_warning,
+}
 
 
 LANGUAGES: Mapping[str, Callable[[Block], None]] = {
