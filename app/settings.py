@@ -47,6 +47,10 @@ class Settings(BaseSettings):
         default=32 * 2**20, ge=1, description="Maximum request body in bytes, except `/fit`."
     )
     max_upload_bytes: int = Field(default=2**30, ge=1, description="Maximum request body of `/fit` in bytes.")
+    fit_memory_bytes: int = Field(
+        default=8 * 2**30, ge=2**28, description="Memory in bytes that one fit may allocate."
+    )
+    fit_timeout_seconds: float = Field(default=3600, gt=0, description="Time limit of one fit in seconds.")
     max_pixels: int = Field(default=50_000_000, ge=1, description="Maximum number of pixels in one image.")
     decode_threads: int = Field(default=2, ge=1, description="Number of threads that decode images.")
     timeout_ms: float = Field(

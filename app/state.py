@@ -12,9 +12,9 @@ from fastapi import Depends, FastAPI, Request
 
 from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.active import ActiveCalibrator
+from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.build import open_refits
-from boxcal.app.fitting.image_sets import BackboneSource
-from boxcal.app.fitting.jobs import FitJobs
+from boxcal.app.fitting.jobs import FitJobs, FitLimits
 from boxcal.app.predict.build import open_pipeline
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.registry.records import BackboneIdentity
@@ -72,8 +72,10 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
                 settings.data_dir,
                 settings.registry_url,
                 identity,
-                BackboneSource.of(settings),
-                telemetry,
+                backbone=backbone,
+                source=BackboneSource.of(settings),
+                limits=FitLimits.of(settings),
+                telemetry=telemetry,
             )
         )
         pipeline = await stack.enter_async_context(

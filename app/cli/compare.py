@@ -3,16 +3,14 @@
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from boxcal.app.cli.output import Advance, messages, plain_table, progress_bar, screen, write_json
 from boxcal.app.cli.settings import read_settings
-from boxcal.app.cli.validation_file import read_validation_set
-from boxcal.app.fitting import requirements, validation_set
-from boxcal.app.fitting.image_sets import BackboneSource
+from boxcal.app.fitting.reading import extras_of, read_validation_data
+from boxcal.app.fitting.requirements import FEATURES, reads
 from boxcal.calibrators.data import ValidationSet, check_validation_set
 from boxcal.calibrators.evaluation.comparison import PAPERS_METHODS, Comparison, compare_methods
 from boxcal.calibrators.evaluation.tables import LEGEND, TITLES, is_best, mark, markdown, to_csv, value_text
@@ -32,7 +30,7 @@ def run(
     for name in methods:
         if name != "auto":
             parse(name)  # a mistyped name is told before a large file is read
-    wanted = {requirements.reads(name) for name in methods} if methods else {requirements.FEATURES}
+    wanted = {reads(name) for name in methods} if methods else {FEATURES}
     with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("reading") as advance:
         fitted_to = _read(file, Path(folder) / "validation", advance, wanted)
         judged_on = None if test is None else _read(test, Path(folder) / "test", advance, wanted)
@@ -50,20 +48,11 @@ def run(
 
 def _read(file: Path, folder: Path, advance: Advance, wanted: set[str]) -> ValidationSet:
     folder.mkdir()
-    data = read_validation_set(file, folder, advance, wanted)
-    return check_validation_set(*data.arrays(), **_extras(file, data, wanted))
-
-
-def _extras(file: Path, data: validation_set.ValidationSet, wanted: set[str]) -> dict[str, Any]:
-    """Give what methods read besides logits, if the file holds it and it fits the model of the settings."""
-    held = {name for name in wanted if name in requirements.REQUIRED and data.besides(name) is not None}
-    if not held:
-        return {}
-    backbone = BackboneSource.of(read_settings()).load()
-    missing_data = {name: missing for name in held if (missing := requirements.missing(name, data, backbone))}
-    for missing in missing_data.values():
-        messages.print(f"[dim]{escape(file.name)}: {escape(missing)}", soft_wrap=True)
-    return requirements.extras(held - missing_data.keys(), data, backbone)
+    data = read_validation_data(file, folder, read_settings(), advance, wanted)
+    extras, notes = extras_of(data, wanted, read_settings())
+    for note in notes:
+        messages.print(f"[dim]{escape(file.name)}: {escape(note)}", soft_wrap=True)
+    return check_validation_set(*data.arrays(), **extras)
 
 
 def _show(comparison: Comparison) -> None:

@@ -13,8 +13,9 @@ from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.metrics import judgement_table, metrics_table
 from boxcal.app.cli.output import progress_bar, screen, write_json
 from boxcal.app.cli.predict import version_of
-from boxcal.app.cli.validation_file import holds_images, read_validation_set
+from boxcal.app.cli.settings import read_settings
 from boxcal.app.client import BoxcalClient
+from boxcal.app.fitting.reading import holds_images, read_validation_data
 from boxcal.calibrators import Calibrator
 from boxcal.calibrators.evaluation.crossfit import answers_of
 from boxcal.calibrators.evaluation.judgement import Judgement, compare, judge
@@ -30,7 +31,7 @@ def run(file: Path, *, calibrator: str | None, url: str | None, as_json: bool) -
     if url is not None and holds_images(file):
         raise UsageError(f"{file} holds images; with --url, evaluate takes logits")
     with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("reading") as advance:
-        logits, labels = read_validation_set(file, Path(folder), advance).arrays()
+        logits, labels = read_validation_data(file, Path(folder), read_settings(), advance).arrays()
     name, probabilities, predicted = _calibrated(logits, calibrator, url)
     before = judge(outcomes(torch.from_numpy(logits).double().softmax(dim=1), labels))
     document: dict[str, Any] = {"samples": len(labels), "classes": logits.shape[1], "calibrator": name}

@@ -58,20 +58,13 @@ def run(
 
 def _here(file: Path, method: str) -> Fitted:
     from boxcal.app.cli.settings import read_settings  # noqa: PLC0415
-    from boxcal.app.cli.validation_file import read_validation_set  # noqa: PLC0415 - brings torch
-    from boxcal.app.fitting import requirements  # noqa: PLC0415
-    from boxcal.app.fitting.fit import perform  # noqa: PLC0415
-    from boxcal.app.fitting.image_sets import BackboneSource  # noqa: PLC0415
-    from boxcal.app.fitting.messages import FitTask  # noqa: PLC0415
+    from boxcal.app.fitting.reading import fit_file  # noqa: PLC0415 - imports torch
     from boxcal.calibrators.method import parse  # noqa: PLC0415
 
     if method != "auto":
         parse(method)  # a mistyped name is told before a large file is read
     with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("fitting") as advance:
-        data = read_validation_set(file, Path(folder), advance, {requirements.reads(method)})
-        source = BackboneSource.of(read_settings())
-        outcome = perform(FitTask(data, source, method, against=None), advance)
-    fitted = outcome.fitted
+        fitted = fit_file(file, Path(folder), read_settings(), method, advance)
     return Fitted(fitted.method, fitted.report, fitted.artifact, fitted.reliability_svg, {})
 
 

@@ -1,7 +1,7 @@
-"""Opens an uploaded zip archive, once its directory is known to be of a reasonable size.
+"""Opens an uploaded zip archive without trusting it: its directory is checked before any entry is unpacked.
 
-Reading a directory takes many times its size in memory, so one of a million made-up entries would be a bomb
-before anything is unpacked.
+A directory takes many times its size in memory, so its size is limited. Entries that overlap let a small file
+unpack to any size, so their places are compared.
 """
 
 from __future__ import annotations
@@ -9,54 +9,70 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
+import zlib
 from typing import IO
 
 from boxcal.app.fitting.errors import InvalidUpload, UploadTooLarge
 
 MAX_DIRECTORY_BYTES = 16 * 2**20
+LOCAL_HEADER_BYTES = 30
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
 END = struct.Struct("<4s4H2LH")
 END_MAGIC = b"PK\x05\x06"
 LOCATOR_MAGIC, LOCATOR_BYTES = b"PK\x06\x07", 20  # right before the end, in the 64-bit form
 MAX_COMMENT = 2**16
 
 
-def open_archive(file: IO[bytes], kind: str) -> zipfile.ZipFile:
-    """Open a zip archive.
+def open_archive(file: IO[bytes]) -> zipfile.ZipFile:
+    """Open a zip archive whose entries can be unpacked one by one.
 
     Parameters
     ----------
     file
         Seekable; not closed here.
-    kind
-        What it should be, for the refusal.
 
     Raises
     ------
     InvalidUpload
-        It is no readable zip archive.
+        It is no readable zip archive, or entries overlap, are encrypted or use another compression.
     UploadTooLarge
         Its directory is larger than `MAX_DIRECTORY_BYTES`.
     """
-    size = directory_size(file, kind)
-    if size is None:
-        raise InvalidUpload(f"The file is no readable {kind}: the end of a zip archive is missing.")
+    size = _directory_size(file)
     if size > MAX_DIRECTORY_BYTES:
         raise UploadTooLarge(
             f"The directory of the archive has {size:,} bytes; the limit is {MAX_DIRECTORY_BYTES:,}."
         )
     try:
-        return zipfile.ZipFile(file)
-    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise InvalidUpload(f"The file is no readable {kind}: {error}.") from error
+        archive = zipfile.ZipFile(file)
+    except (*DAMAGE, ValueError, OSError) as error:
+        raise InvalidUpload(f"The file is no readable zip archive: {error}.") from error
+    end = 0
+    for entry in sorted(archive.infolist(), key=lambda entry: entry.header_offset):
+        if entry.header_offset < end:
+            raise InvalidUpload(
+                f"The entry {entry.filename!r:.200} begins at byte {entry.header_offset:,}, "
+                f"before byte {end:,}, where the entry before it ends."
+            )
+        end = entry.header_offset + LOCAL_HEADER_BYTES + len(entry.orig_filename) + entry.compress_size
+        if entry.flag_bits & 0x1:
+            raise InvalidUpload(f"The entry {entry.filename!r:.200} is encrypted.")
+        if entry.compress_type not in METHODS:
+            raise InvalidUpload(
+                f"The entry {entry.filename!r:.200} is packed with zip method {entry.compress_type}; "
+                "methods 0 and 8 are read."
+            )
+    return archive
 
 
-def directory_size(file: IO[bytes], kind: str) -> int | None:
-    """Read the size of the directory from the archive's last record; None where there is none.
+def _directory_size(file: IO[bytes]) -> int:
+    """Read the size of the directory from the archive's last record.
 
     Raises
     ------
     InvalidUpload
-        The archive is in the 64-bit form, which keeps another size elsewhere.
+        There is none, or the archive is in the 64-bit form, which keeps another size elsewhere.
     """
     length = file.seek(0, io.SEEK_END)
     file.seek(max(0, length - END.size - MAX_COMMENT))
@@ -64,8 +80,8 @@ def directory_size(file: IO[bytes], kind: str) -> int | None:
     file.seek(0)
     start = tail.rfind(END_MAGIC)
     if start < 0 or len(tail) - start < END.size:
-        return None
+        raise InvalidUpload("The file is no readable zip archive: its end is missing.")
     if tail[max(0, start - LOCATOR_BYTES) : start].startswith(LOCATOR_MAGIC):
-        raise InvalidUpload(f"The file is no readable {kind}: it is in the 64-bit form of zip.")
+        raise InvalidUpload("The file is no readable zip archive: it is in the 64-bit form of zip.")
     size: int = END.unpack_from(tail, start)[5]
     return size

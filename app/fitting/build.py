@@ -14,14 +14,15 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from boxcal.app.activation.activator import Activator
 from boxcal.app.errors import BoxcalError
-from boxcal.app.fitting.image_sets import BackboneSource
-from boxcal.app.fitting.jobs import FitJobs
+from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
+from boxcal.app.fitting.jobs import FitJobs, FitLimits
 from boxcal.app.registry.records import BackboneIdentity
 from boxcal.app.registry.store import Registry
 from boxcal.app.uploads.workspace import Workspace
 
 if TYPE_CHECKING:
     from boxcal.app.telemetry import Telemetry
+    from boxcal.models.backbone import Backbone
 
 
 logger = logging.getLogger("boxcal")
@@ -47,18 +48,27 @@ class Refits:
 
 @asynccontextmanager
 async def open_refits(
-    data_dir: Path, url: str, backbone: BackboneIdentity, source: BackboneSource, telemetry: Telemetry
+    data_dir: Path,
+    url: str,
+    identity: BackboneIdentity,
+    *,
+    backbone: Backbone,
+    source: BackboneSource,
+    limits: FitLimits,
+    telemetry: Telemetry,
 ) -> AsyncIterator[Refits]:
     """Open the registry, restore the active calibrator and take fits; all is closed in reverse.
 
     Parameters
     ----------
     data_dir
-        Where validation sets wait for their fits.
+        Where uploads wait for their fits.
     url
         SQLAlchemy URL of the registry.
-    backbone, source
-        What calibrators belong to, and how another process loads it.
+    identity, backbone, source
+        What calibrators belong to, the backbone itself, and how another process loads it.
+    limits
+        Of uploads and fits.
 
     Raises
     ------
@@ -69,11 +79,13 @@ async def open_refits(
         workspace = await asyncio.to_thread(Workspace, data_dir)
         stack.callback(workspace.close)
         living = await asyncio.to_thread(workspace.sweep)
-        registry = await asyncio.to_thread(Registry.open, url, backbone, owner=workspace.name, living=living)
+        registry = await asyncio.to_thread(Registry.open, url, identity, owner=workspace.name, living=living)
         stack.callback(registry.close)
-        activator = await asyncio.to_thread(Activator, registry, backbone.num_classes, telemetry)
-        jobs = FitJobs(registry, activator, workspace, telemetry, source)
-        await jobs.start()
+        activator = await asyncio.to_thread(Activator, registry, identity.num_classes, telemetry)
+        summary = await asyncio.to_thread(BackboneSummary.of, backbone, workspace.folder)
+        jobs = FitJobs(
+            registry, activator, workspace, telemetry, source=source, summary=summary, limits=limits
+        )
         stack.push_async_callback(jobs.close)
         stack.push_async_callback(cancelled, asyncio.create_task(follow(registry, activator, workspace)))
         yield Refits(registry, activator, jobs)

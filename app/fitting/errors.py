@@ -1,88 +1,126 @@
-"""Errors of `/fit` and `/fits`, as leaves of the service's error tree.
+"""Errors of uploads and fits, as leaves of the service's error tree.
 
 BoxcalError
-  - UploadStalled            408  no data arrived for a while
+  - UploadStalled            408  the upload came slower than the minimum rate
   + PayloadTooLarge          413
-  |   - UploadTooLarge       413  more bytes than the limit, compressed or uncompressed
+  |   - UploadTooLarge       413  more bytes than the limit, as sent or as stored
   + UnsupportedMediaType     415
-  |   - UnknownUploadFormat  415  not `.npz`, `.parquet` or `.zip`
+  |   - UnknownUploadFormat  415  neither `.npz` nor `.parquet` nor `.zip`
   + InvalidRequest           422
-  |   - InvalidUpload        422  an invalid validation set; the detail quotes the array, row and value
-  |   - UnknownMethod        422  unknown method, or its requirements are missing
+  |   - InvalidUpload        422  a validation set that cannot be fitted; names the array, row and value
+  |   - UnknownMethod        422  no calibration method has this name, or what it reads is missing
   + Conflict                 409
-  |   - FitAlreadyOver       409  the fit has ended and cannot be cancelled
-  |   - FitElsewhere         409  another replica runs the fit
+  |   - FitAlreadyOver       409  too late to cancel
+  |   - FitElsewhere         409  another replica runs it
   + Unavailable              503
-  |   - FitQueueFull         503  the queue of fits is full
-  + StorageFull              507  the data directory has no space for the upload
+  |   - FitQueueFull         503  as many fits are waiting as may
+  + StorageFull              507  no space left in the data folder
 
-Each message quotes the offending value and the accepted values.
+Each quotes what was sent and what would have been accepted.
 """
 
-from boxcal.app.errors import BoxcalError, InvalidRequest, PayloadTooLarge, Unavailable, UnsupportedMediaType
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from boxcal.app.errors import (
+    BoxcalError,
+    InvalidParameter,
+    InvalidRequest,
+    MalformedBody,
+    PayloadTooLarge,
+    Unavailable,
+    UnsupportedMediaType,
+)
 from boxcal.app.registry.errors import Conflict
 
 
 class UploadStalled(BoxcalError):
-    """No data of the upload arrived for a while."""
+    """The upload came slower than the minimum rate, and others wait for its slot."""
 
     status = 408
     type = "upload-stalled"
-    title = "Upload stalled"
+    title = "The upload stalled"
 
 
 class UploadTooLarge(PayloadTooLarge):
-    """The upload has more bytes than the limit, compressed or uncompressed."""
+    """The upload has more bytes than the limit, as sent or as stored."""
 
     type = "upload-too-large"
-    title = "Upload too large"
+    title = "The upload is too large"
 
 
 class UnknownUploadFormat(UnsupportedMediaType):
-    """The uploaded file is not `.npz`, `.parquet` or `.zip`."""
+    """The uploaded file is neither `.npz` nor `.parquet` nor `.zip`."""
 
     type = "unknown-upload-format"
-    title = "Unsupported file format"
+    title = "The file format is not supported"
 
 
 class InvalidUpload(InvalidRequest):
-    """The uploaded file contains no valid validation set."""
+    """The uploaded file holds no validation set that can be fitted."""
 
     type = "invalid-upload"
-    title = "Invalid validation set"
+    title = "The validation set is not valid"
 
 
 class UnknownMethod(InvalidRequest):
-    """No method has this name, or its requirements are missing."""
+    """No method has this name, or the upload or the backbone does not give what it reads."""
 
     type = "unknown-method"
-    title = "Unsupported method"
+    title = "The method cannot be fitted here"
 
 
 class FitAlreadyOver(Conflict):
-    """The fit has ended and cannot be cancelled."""
+    """The fit has ended, so it can no longer be cancelled."""
 
     type = "fit-already-over"
-    title = "Fit already ended"
+    title = "The fit is over"
 
 
 class FitElsewhere(Conflict):
-    """Another replica runs the fit; only that replica can cancel it."""
+    """Another process that shares the registry runs the fit, and only that one can cancel it."""
 
     type = "fit-elsewhere"
-    title = "Fit runs elsewhere"
+    title = "Another replica runs the fit"
 
 
 class FitQueueFull(Unavailable):
-    """The queue of fits is full."""
+    """As many fits are waiting, or as many uploads are arriving, as may."""
 
     type = "fit-queue-full"
-    title = "Fit queue full"
+    title = "Too many fits are waiting"
 
 
 class StorageFull(BoxcalError):
-    """The data directory has no space for the upload."""
+    """The data folder has no space left."""
 
     status = 507
     type = "storage-full"
-    title = "Insufficient storage"
+    title = "The data folder is full"
+
+
+REFUSALS: dict[str, type[BoxcalError]] = {
+    leaf.type: leaf
+    for leaf in (
+        MalformedBody,
+        UploadTooLarge,
+        UnknownUploadFormat,
+        InvalidUpload,
+        InvalidParameter,
+        UnknownMethod,
+        StorageFull,
+    )
+}
+"""What the check of an upload may refuse it with, by `type`."""
+
+
+@contextmanager
+def full_disk_as_problem() -> Iterator[None]:
+    """Turn the operating system's errors about a full disk into `StorageFull`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise StorageFull(f"No space left in the data folder: {error.strerror}. Try again later.") from error

@@ -1,6 +1,6 @@
 """What one fit does, from the checked validation set to everything the registry keeps of it.
 
-It runs in the worker process and needs nothing of the service: it is given a folder and gives a calibrator.
+It runs in the worker process, apart from the service: a folder comes in, a calibrator goes out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from boxcal.app.fitting import requirements
-from boxcal.app.fitting.image_sets import ImageSet, to_validation_set
+from boxcal.app.fitting.backbones import BackboneSummary
+from boxcal.app.fitting.images import run_backbone
+from boxcal.app.fitting.memory import limit_memory
 from boxcal.app.fitting.messages import FitOutcome, FitTask
 from boxcal.app.fitting.validation_set import ValidationSet
 from boxcal.app.registry.records import FittedCalibrator
@@ -20,6 +22,8 @@ from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.errors import MissingDataError
 from boxcal.calibrators.evaluation.reliability import reliability_png, reliability_svg
 from boxcal.calibrators.evaluation.report import cross_fitted_report
+from boxcal.calibrators.threads import one_library_thread
+from boxcal.models.backbone import Backbone
 
 Progress = Callable[[float, str], None]
 SEED = 0
@@ -28,35 +32,43 @@ IMAGES = 0.3  # of the progress, where there are images
 
 
 def perform(task: FitTask, progress: Progress) -> FitOutcome:
-    """Fit, judge on unseen folds, draw, and prove that the bytes give the same answers.
+    """Fit, judge on unseen folds, draw, and check that the saved calibrator gives the same answers.
 
     Raises
     ------
     ValueError
         The data cannot be fitted by this method; says why.
     """
-    data, begin = task.data, 0.0
+    data, begin = ValidationSet(task.folder), 0.0
     against = None if task.against is None else Calibrator.from_bytes(task.against)
-    wanted = {requirements.reads(task.method)} | ({against.reads} if against else set())
-    if isinstance(data, ImageSet):
-        begin = IMAGES
-        data = to_validation_set(data, task.source, _part(progress, 0.0, begin), wanted)
+    required_by, extras = _required_by(task.method, data, against), {}
+    if not data.holds_images and required_by.keys() == {"logits"}:
+        limit_memory(task.memory_bytes)
+    else:
+        progress(0.0, f"loading {task.source.model}")
+        backbone = task.source.load()
+        limit_memory(task.memory_bytes)
+        if data.holds_images:
+            begin = IMAGES
+            run_backbone(data, backbone, task.source.max_pixels, _part(progress, 0.0, begin), required_by)
+        extras = _extras(required_by, data, backbone)
     progress(begin, "reading the validation set")
     logits, labels = (torch.from_numpy(array) for array in data.arrays())
-    extras = _extras(task, data, against)
     result = fit(
         task.method, logits, labels, seed=SEED, progress=_part(progress, begin + 0.02, 0.5), **extras
     )
-    report = cross_fitted_report(
-        result.method,
-        logits,
-        labels,
-        seed=SEED,
-        progress=_part(progress, 0.5, 0.95),
-        against=against,
-        known=None if task.known is None else Sketch.read(task.known),
-        **extras,
-    )
+    # With more threads, sums of the library would differ in the last bit from machine to machine.
+    with one_library_thread():
+        report = cross_fitted_report(
+            result.method,
+            logits,
+            labels,
+            seed=SEED,
+            progress=_part(progress, 0.5, 0.95),
+            against=against,
+            known=None if task.known is None else Sketch.read(task.known),
+            **extras,
+        )
     progress(0.95, "drawing the reliability diagram")
     document = report.to_dict()
     svg, png = reliability_svg(document), reliability_png(document)
@@ -79,25 +91,30 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
         report=document,
         reliability_svg=svg,
         reliability_png=png,
-        samples=task.data.samples,
+        samples=data.samples,
     )
     return FitOutcome(fitted, report.is_better)
 
 
-def _extras(task: FitTask, data: ValidationSet, against: Calibrator | None) -> dict[str, Any]:
-    """Give what the method, and the calibrator it is compared with, read besides logits."""
-    named = {requirements.reads(task.method): f"the method {task.method!r}"}
+def _required_by(method: str, data: ValidationSet, against: Calibrator | None) -> dict[str, str]:
+    """Say what is read (`logits`, `features`, `inputs`), and by whom."""
+    required_by = {requirements.reads(method): f"the method {method!r}"}
     if against is not None:
-        named.setdefault(against.reads, f"the active calibrator, {against.method!r}, to compare with it")
-    if task.method == "auto" and data.besides(requirements.FEATURES) is not None:
-        named.setdefault(requirements.FEATURES, "the methods that read the features sent")
-    if set(named) == {"logits"}:
-        return {}
-    backbone = task.source.load()
-    for wanted, who in named.items():
-        if missing := requirements.missing(wanted, data, backbone):
+        required_by.setdefault(
+            against.reads, f"the active calibrator, {against.method!r}, to compare with it"
+        )
+    if method == "auto" and data.besides(requirements.FEATURES) is not None:
+        required_by.setdefault(requirements.FEATURES, "the methods that read the features sent")
+    return required_by
+
+
+def _extras(required_by: dict[str, str], data: ValidationSet, backbone: Backbone) -> dict[str, Any]:
+    """Give what the method, and the calibrator it is compared with, read besides logits."""
+    summary = BackboneSummary.of(backbone, data.folder)
+    for wanted, who in required_by.items():
+        if missing := requirements.missing(wanted, data, summary):
             raise MissingDataError(f"For {who}, {missing}.")
-    return requirements.extras(set(named), data, backbone)
+    return requirements.extras(set(required_by), data, backbone)
 
 
 def _part(progress: Progress, start: float, end: float) -> Progress:

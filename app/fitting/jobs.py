@@ -1,6 +1,7 @@
-"""The queue of fits: one runs, a few wait, everyone may watch; between the checked upload and the activation.
+"""The queue of fits, on the event loop: uploads are checked at once, and fits run one after the other.
 
-It lives on the event loop and computes nothing: the fit runs in a worker process, the registry in threads.
+Two workers do the work, one for checks and one for fits, so that a check never waits for a fit. Registry
+calls run in threads.
 """
 
 from __future__ import annotations
@@ -10,37 +11,76 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
 from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.gate import decide
 from boxcal.app.errors import NotReady
-from boxcal.app.fitting.errors import FitAlreadyOver, FitElsewhere, FitQueueFull
-from boxcal.app.fitting.image_sets import BackboneSource, ImageSet
-from boxcal.app.fitting.messages import FitTask
-from boxcal.app.fitting.validation_set import ValidationSet
-from boxcal.app.fitting.worker import FitFailed, Worker
+from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
+from boxcal.app.fitting.errors import (
+    REFUSALS,
+    FitAlreadyOver,
+    FitElsewhere,
+    FitQueueFull,
+    InvalidUpload,
+    full_disk_as_problem,
+)
+from boxcal.app.fitting.messages import Checked, CheckTask, FitOutcome, FitTask, Refused
+from boxcal.app.fitting.requirements import reads_of_methods
+from boxcal.app.fitting.worker import Worker, WorkerFailed
 from boxcal.app.registry.fits import INTERRUPTED
-from boxcal.app.registry.records import ActivatePolicy, Decision, FitRecord, FitState
+from boxcal.app.registry.records import Decision, FitRecord, FitState
 from boxcal.app.registry.store import UNCALIBRATED, Registry
 from boxcal.app.uploads.workspace import Workspace
 
 if TYPE_CHECKING:
+    from boxcal.app.settings import Settings
     from boxcal.app.telemetry import Telemetry
 
 logger = logging.getLogger("boxcal")
 
 MAX_WAITING = 8
+MAX_PER_CLIENT = 4
 RECORD_SECONDS = 1.0
-WORKER_IDLE_SECONDS = 60.0
+CHECK_SECONDS = 120.0
+CHECK_MEMORY_BYTES = 2**30
+RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 CANCELLED = "Cancelled on request."
-SERVICE_FAILED = "The service failed while it ran the fit or kept its result; the log has the reason."
+SERVICE_FAILED = "The service failed while it ran the fit or recorded its result; see the server log."
+GOING_DOWN = "The service is shutting down and takes no more fits."
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class FitLimits:
+    """Limits of uploads and fits.
+
+    Attributes
+    ----------
+    upload_bytes
+        Largest upload, as sent, and largest total of its arrays, as stored.
+    memory_bytes
+        Memory that a fit may allocate.
+    seconds
+        Time limit of a fit.
+    """
+
+    upload_bytes: int
+    memory_bytes: int
+    seconds: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Take them from the service's settings."""
+        return cls(settings.max_upload_bytes, settings.fit_memory_bytes, settings.fit_timeout_seconds)
 
 
 @dataclass(eq=False)
@@ -49,20 +89,19 @@ class Job:
 
     Attributes
     ----------
-    taken
-        Whether someone has taken it from the queue, and so is the one to end it.
-    working
-        Whether the worker has it.
+    work
+        Waits for its turn and for the worker; cancelling it stops the fit.
     ending
         As what it shall end, and why, once someone asked it to.
     """
 
     record: FitRecord
-    data: ValidationSet | ImageSet
-    taken: bool = False
-    working: bool = False
+    folder: Path
+    work: asyncio.Task[FitOutcome] | None = None
+    conclusion: asyncio.Task[None] | None = None
     ending: tuple[FitState, str] | None = None
     started: float = 0.0
+    compared_with: int = UNCALIBRATED
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def update(self, record: FitRecord) -> None:
@@ -71,22 +110,27 @@ class Job:
         watched, self.changed = self.changed, asyncio.Event()
         watched.set()
 
+    def stop(self, state: FitState, why: str) -> None:
+        """End the fit, unless its result is there already; the first who asks says as what."""
+        if self.ending is None and self.work is not None and self.work.cancel():
+            self.ending = (state, why)
+
 
 class FitJobs:
-    """Takes checked validation sets, and sees every one of them to its end.
+    """Takes uploads, has them checked and fitted, and sees every fit to its end.
 
     Parameters
     ----------
     registry, activator
         Where results go.
     workspace
-        Where validation sets lie while they wait.
+        Where uploads and validation sets are while they wait.
     telemetry
         Is told of every fit that ends.
-    source
-        The backbone, for fits on images.
+    source, summary
+        The backbone, as fits load it and as checks compare with it.
     max_waiting
-        How many may wait beside the one that runs.
+        How many fits may wait beside the one that runs.
     """
 
     def __init__(
@@ -95,8 +139,10 @@ class FitJobs:
         activator: Activator,
         workspace: Workspace,
         telemetry: Telemetry,
-        source: BackboneSource,
         *,
+        source: BackboneSource,
+        summary: BackboneSummary,
+        limits: FitLimits,
         max_waiting: int = MAX_WAITING,
     ) -> None:
         self._registry = registry
@@ -104,75 +150,85 @@ class FitJobs:
         self._workspace = workspace
         self._telemetry = telemetry
         self._source = source
+        self._summary = summary
+        self._limits = limits
         self._max_waiting = max_waiting
-        self._worker = Worker()
-        self._arriving = 0
+        self._checker = Worker(CHECK_SECONDS)
+        self._fitter = Worker(limits.seconds)
+        self._turn = asyncio.Lock()
+        self._arriving: Counter[str] = Counter()
         self._jobs: dict[str, Job] = {}
-        self._queue: asyncio.Queue[Job] = asyncio.Queue()
-        self._runner: asyncio.Task[None] | None = None
-        self._closing = False
-
-    async def start(self) -> None:
-        """Begin to take fits from the queue."""
-        self._runner = asyncio.create_task(self._run(), name="fits")
+        self._closing = asyncio.Event()
 
     async def close(self) -> None:
-        """Stop the fit that runs and forget those that wait; all are recorded as interrupted.
-
-        Whoever watches them is told. Nothing happens the second time.
-        """
-        self._closing = True
-        for job in list(self._jobs.values()):
-            await self._stop(job, FitState.INTERRUPTED, INTERRUPTED)
+        """Stop every fit and check; fits are recorded as interrupted, and those who watch them are told."""
+        self._closing.set()
+        for job in self._jobs.values():
+            job.stop(FitState.INTERRUPTED, INTERRUPTED)
+        await self._checker.close()
         while self._jobs:
             await next(iter(self._jobs.values())).changed.wait()
-        if self._runner is not None:
-            self._runner.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._runner
-            self._runner = None
-        await asyncio.to_thread(self._worker.close)
+        await self._fitter.close()
 
     @asynccontextmanager
-    async def reserve_slot(self) -> AsyncIterator[Path]:
-        """Hold a place in the queue, and a folder, while an upload arrives; the folder goes unless submitted.
+    async def reserve_slot(self, client: str = "") -> AsyncIterator[Path]:
+        """Hold a slot of the queue, and a folder, while an upload arrives and is checked.
+
+        The folder is removed at the end, unless it was submitted.
 
         Raises
         ------
         FitQueueFull
-            As many fits are running, waiting and arriving as may.
+            As many fits are running, waiting and arriving, or arriving from this client, as may.
         NotReady
-            The service is going down.
+            The service is shutting down.
         """
-        if self._closing:
-            raise NotReady("The service is going down and takes no more fits.")
-        if len(self._jobs) + self._arriving > self._max_waiting:
+        if self._closing.is_set():
+            raise NotReady(GOING_DOWN)
+        arriving = self._arriving.total()
+        if len(self._jobs) + arriving > self._max_waiting:
             raise FitQueueFull(
-                f"{len(self._jobs)} fits are running or waiting and {self._arriving} uploads are arriving; "
+                f"{len(self._jobs)} fits are running or waiting and {arriving} uploads are arriving; "
                 f"at most {self._max_waiting} may wait.",
                 retry_after=self._seconds_to_a_slot(),
             )
-        self._arriving += 1
-        fit_id = secrets.token_hex(8)
-        folder = self._workspace.new_folder(fit_id)
+        if self._arriving[client] >= MAX_PER_CLIENT:
+            raise FitQueueFull(
+                f"{self._arriving[client]} uploads are arriving from {client}; the limit is {MAX_PER_CLIENT}."
+            )
+        self._arriving[client] += 1
+        folder = None
         try:
+            with full_disk_as_problem():
+                folder = await asyncio.to_thread(self._workspace.new_folder, secrets.token_hex(8))
             yield folder
         finally:
-            self._arriving -= 1
-            if fit_id not in self._jobs:
+            self._arriving[client] -= 1
+            self._arriving += Counter()  # forgets clients without uploads
+            if folder is not None and folder.name not in self._jobs:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    async def submit(
-        self, data: ValidationSet | ImageSet, method: str, activate: ActivatePolicy
-    ) -> FitRecord:
-        """Queue a fit on a validation set whose folder came from `reserve_slot`."""
-        fit_id = data.folder.name
-        record = await asyncio.to_thread(self._registry.fits.add, fit_id, method, activate, data.samples)
-        job = self._jobs[fit_id] = Job(record, data)
-        if self._closing:
-            await self._stop(job, FitState.INTERRUPTED, INTERRUPTED)
-        else:
-            self._queue.put_nowait(job)
+    async def submit(self, folder: Path, content_type: str) -> FitRecord:
+        """Have the body in a folder of `reserve_slot` checked, and queue its fit.
+
+        Raises
+        ------
+        BoxcalError
+            What is wrong with it.
+        NotReady
+            The service is shutting down.
+        """
+        checked = await self._check(folder, content_type)
+        if self._closing.is_set():
+            raise NotReady(GOING_DOWN)
+        record = await asyncio.to_thread(
+            self._registry.fits.add, folder.name, checked.method, checked.activate, checked.samples
+        )
+        job = self._jobs[record.id] = Job(record, folder)
+        job.work = asyncio.create_task(self._fit(job), name=f"fit {record.id}")
+        job.conclusion = asyncio.create_task(self._conclude(job, job.work))
+        if self._closing.is_set():
+            job.stop(FitState.INTERRUPTED, INTERRUPTED)
         return job.record
 
     async def get(self, fit_id: str) -> FitRecord:
@@ -221,7 +277,7 @@ class FitJobs:
             await changed.wait()
 
     async def _watch_elsewhere(self, fit_id: str) -> AsyncIterator[FitRecord]:
-        """Watch a fit that is over, or that another process writes down the progress of."""
+        """Watch a fit that is over, or whose progress another process records."""
         last = await self.get(fit_id)
         yield last
         while not last.state.is_final:
@@ -241,7 +297,7 @@ class FitJobs:
         """
         job = self._jobs.get(fit_id)
         if job is not None:
-            await self._stop(job, FitState.CANCELLED, CANCELLED)
+            job.stop(FitState.CANCELLED, CANCELLED)
             async for record in self.watch(fit_id):
                 if record.state.is_final:
                     break
@@ -252,66 +308,72 @@ class FitJobs:
             raise FitAlreadyOver(f"Fit {fit_id} is over: it has {record.state}.")
         return record
 
-    async def _stop(self, job: Job, state: FitState, why: str) -> None:
-        """Ask a job to end; the first who asks says as what."""
-        if job.ending is None:
-            job.ending = (state, why)
-        if job.working:
-            await asyncio.to_thread(self._worker.stop)
-        elif not job.taken:
-            job.taken = True
-            await self._end(job, *job.ending)
-
-    async def _run(self) -> None:
-        while True:
-            job = await self._next()
-            if job.taken:
-                continue
-            job.taken = True
-            try:
-                await self._perform(job)
-            except FitFailed as error:
-                await self._end(job, *(job.ending or (FitState.FAILED, str(error))))
-            except Exception:
-                logger.exception("Fit %s failed in the service", job.record.id)
-                await self._end(job, FitState.FAILED, SERVICE_FAILED)
-
-    async def _next(self) -> Job:
-        """Wait for a fit; where none comes for a while, the worker goes until one does."""
+    async def _check(self, folder: Path, content_type: str) -> Checked:
+        active = self._activator.active.current
+        task = CheckTask(
+            folder,
+            content_type,
+            self._summary,
+            await asyncio.to_thread(reads_of_methods),
+            (active.method, active.calibrator.reads),
+            self._limits.upload_bytes,
+            CHECK_MEMORY_BYTES + self._limits.upload_bytes,
+        )
         try:
-            async with asyncio.timeout(WORKER_IDLE_SECONDS):
-                return await self._queue.get()
-        except TimeoutError:
-            await asyncio.to_thread(self._worker.close)
-            return await self._queue.get()
+            reply = await self._checker.run(task)
+        except WorkerFailed as error:
+            if self._closing.is_set():
+                raise NotReady(GOING_DOWN) from error
+            raise InvalidUpload(f"The file could not be read. {error}") from error
+        if isinstance(reply, Checked):
+            return reply
+        detail, kind = _refusal(reply, "The check of an upload failed")
+        raise REFUSALS.get(kind, InvalidUpload)(detail)
 
-    async def _perform(self, job: Job) -> None:
-        """See one fit through: start, progress, commit and swap."""
-        fits, fit_id = self._registry.fits, job.record.id
+    async def _fit(self, job: Job) -> FitOutcome:
+        """Wait for the turn of a fit, and have it done."""
+        await self._turn.acquire()
         job.started = time.monotonic()
-        job.update(await asyncio.to_thread(fits.start, fit_id))
-        compared_with = self._activator.active.current.version
-        against = known = None
-        if compared_with != UNCALIBRATED:
-            against = await asyncio.to_thread(self._registry.artifact, compared_with)
-            known = (await asyncio.to_thread(self._registry.report, compared_with)).get("sketch")
-        loop = asyncio.get_running_loop()
-
-        def advanced(progress: float, stage: str) -> None:
-            loop.call_soon_threadsafe(lambda: job.update(replace(job.record, progress=progress, stage=stage)))
-
-        if job.ending is not None:
-            raise FitFailed("stopped before it started")
-        task = FitTask(job.data, self._source, job.record.method, against, known)
+        job.update(await asyncio.to_thread(self._registry.fits.start, job.record.id))
+        active = self._activator.active.current
+        job.compared_with, against, known = active.version, None, None
+        if active.version != UNCALIBRATED:
+            against = await asyncio.to_thread(self._registry.artifact, active.version)
+            known = (await asyncio.to_thread(self._registry.report, active.version)).get("sketch")
+        memory = self._limits.memory_bytes
+        task = FitTask(job.folder, self._source, job.record.method, against, known, memory)
         recorder = asyncio.create_task(self._record_progress(job))
-        job.working = True
         try:
-            outcome = await asyncio.to_thread(self._worker.run, task, advanced)
+            reply = await self._fitter.run(
+                task, lambda progress, stage: job.update(replace(job.record, progress=progress, stage=stage))
+            )
         finally:
-            job.working = False
             recorder.cancel()
-        if job.ending is not None:
-            raise FitFailed("stopped after its last step")
+        if isinstance(reply, FitOutcome):
+            return reply
+        raise WorkerFailed(_refusal(reply, f"Fit {job.record.id} failed")[0])
+
+    async def _conclude(self, job: Job, work: asyncio.Task[FitOutcome]) -> None:
+        """Record how a fit ended, whatever ended it, and give its turn to the next."""
+        try:
+            record = await self._record(job, await work)
+        except asyncio.CancelledError:
+            record = await self._end(job, *(job.ending or (FitState.INTERRUPTED, INTERRUPTED)))
+        except WorkerFailed as error:
+            record = await self._end(job, FitState.FAILED, str(error))
+        except Exception:
+            logger.exception("Fit %s failed in the service", job.record.id)
+            record = await self._end(job, FitState.FAILED, SERVICE_FAILED)
+        if job.started:
+            self._turn.release()
+        await asyncio.to_thread(shutil.rmtree, job.folder, ignore_errors=True)
+        del self._jobs[record.id]
+        job.update(record)
+        seconds = time.monotonic() - job.started if job.started else 0.0
+        self._telemetry.fit_ended(record.state.value, record.method, seconds)
+
+    async def _record(self, job: Job, outcome: FitOutcome) -> FitRecord:
+        """Keep a result: record it and, where the gate says so, activate it."""
 
         def decision(active_version: int) -> Decision:
             return decide(
@@ -319,37 +381,47 @@ class FitJobs:
                 is_better=outcome.is_better,
                 reason=outcome.fitted.report["against"]["reason"],
                 warnings=outcome.fitted.report["warnings"],
-                compared_with=compared_with,
+                compared_with=job.compared_with,
                 active_version=active_version,
             )
 
-        await asyncio.to_thread(self._activator.accept, fit_id, outcome.fitted, decision)
-        await self._finish(job, await asyncio.to_thread(fits.get, fit_id))
+        # Space for the result, where the disk is full.
+        await asyncio.to_thread(shutil.rmtree, job.folder, ignore_errors=True)
+        await self._until_recorded(
+            job, lambda: self._activator.accept(job.record.id, outcome.fitted, decision)
+        )
+        return await asyncio.to_thread(self._registry.fits.get, job.record.id)
+
+    async def _end(self, job: Job, state: FitState, why: str) -> FitRecord:
+        try:
+            return await self._until_recorded(job, lambda: self._registry.fits.end(job.record.id, state, why))
+        except Exception:
+            logger.exception("The end of fit %s could not be recorded", job.record.id)
+            return replace(job.record, state=state, error=why)
+
+    async def _until_recorded(self, job: Job, record: Callable[[], Result]) -> Result:
+        """Write to the registry, and retry while it is away or its disk is full: a result is not lost."""
+        delays = iter(RETRY_SECONDS)
+        while True:
+            try:
+                return await asyncio.to_thread(record)
+            except (OperationalError, InterfaceError) as error:
+                if self._closing.is_set():
+                    raise
+                logger.warning("The end of fit %s could not be recorded: %s", job.record.id, error.orig)
+                job.update(replace(job.record, stage="waiting for the database"))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), next(delays, RETRY_SECONDS[-1]))
 
     async def _record_progress(self, job: Job) -> None:
-        """Write progress down now and then, which also tells other replicas that the fit is alive."""
+        """Record progress now and then, which also tells other replicas that the fit is alive."""
         while True:
             await asyncio.sleep(RECORD_SECONDS)
             record = job.record
             try:
                 await asyncio.to_thread(self._registry.fits.advance, record.id, record.progress, record.stage)
-            except SQLAlchemyError:
-                logger.exception("The progress of fit %s could not be written down", record.id)
-
-    async def _end(self, job: Job, state: FitState, why: str) -> None:
-        try:
-            record = await asyncio.to_thread(self._registry.fits.end, job.record.id, state, why)
-        except SQLAlchemyError:
-            logger.exception("The end of fit %s could not be written down", job.record.id)
-            record = replace(job.record, state=state, error=why)
-        await self._finish(job, record)
-
-    async def _finish(self, job: Job, record: FitRecord) -> None:
-        await asyncio.to_thread(shutil.rmtree, job.data.folder, ignore_errors=True)
-        del self._jobs[record.id]
-        job.update(record)
-        seconds = time.monotonic() - job.started
-        self._telemetry.fit_ended(record.state.value, record.method, seconds)
+            except SQLAlchemyError as error:
+                logger.warning("The progress of fit %s could not be recorded: %s", record.id, error)
 
     def _seconds_to_a_slot(self) -> int:
         """Estimate when the fit that runs is over, from how long it took so far."""
@@ -358,3 +430,12 @@ class FitJobs:
             return 5
         elapsed, progress = time.monotonic() - running[0].started, running[0].record.progress
         return max(1, min(300, round(elapsed * (1 - progress) / progress)))
+
+
+def _refusal(reply: object, what: str) -> tuple[str, str]:
+    """Detail and problem type of a worker's refusal, once it is logged."""
+    if not isinstance(reply, Refused):
+        raise TypeError(f"A worker answered with {type(reply).__name__}")
+    if reply.trace:
+        logger.error("%s:\n%s", what, reply.trace)
+    return reply.detail, reply.problem

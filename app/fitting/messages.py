@@ -1,55 +1,122 @@
-"""What passes over the line between the service and the process in which fits run."""
+"""Messages between the service and its worker processes: one JSON document per line.
+
+What a worker sends is validated like any other input. It is never unpickled, because a worker reads files
+from strangers.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from boxcal.app.fitting.image_sets import BackboneSource, ImageSet
-from boxcal.app.fitting.validation_set import ValidationSet
-from boxcal.app.registry.records import FittedCalibrator
+from pydantic import Base64Bytes, Field, TypeAdapter
+
+from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
+from boxcal.app.registry.records import ActivatePolicy, FittedCalibrator
+
+BODY_FILE = "body"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTask:
+    """To a worker: check the request body `folder/BODY_FILE` and convert it to arrays in `folder`.
+
+    Attributes
+    ----------
+    content_type
+        Of the request, with the boundary of the multipart body.
+    methods
+        What each method reads: `logits`, `features` or `inputs`.
+    compared_with
+        Name and kind of input of the active calibrator, which the report compares with.
+    max_bytes
+        Most bytes of all arrays together, as they are stored.
+    memory_bytes
+        Memory that the check may allocate.
+    """
+
+    folder: Path
+    content_type: str
+    backbone: BackboneSummary
+    methods: dict[str, str]
+    compared_with: tuple[str, str]
+    max_bytes: int
+    memory_bytes: int
+    kind: Literal["check"] = "check"
 
 
 @dataclass(frozen=True, slots=True)
 class FitTask:
-    """To the process: what to do.
+    """To a worker: fit a method to the checked validation set in `folder`.
 
     Attributes
     ----------
-    source
-        The backbone, for images.
     against
         Artifact of the active calibrator, which the report compares with; None for `uncalibrated`.
     known
         Sketch of the data that it was fitted to, from its report; None where there is none.
+    memory_bytes
+        Memory that the fit may allocate; None for no limit.
     """
 
-    data: ValidationSet | ImageSet
+    folder: Path
     source: BackboneSource
     method: str
-    against: bytes | None
+    against: Base64Bytes | None = None
     known: dict[str, Any] | None = None
+    memory_bytes: int | None = None
+    kind: Literal["fit"] = "fit"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """From a worker: the upload can be fitted; the form asks for `method` and `activate`."""
+
+    method: str
+    activate: ActivatePolicy
+    samples: int
+    kind: Literal["checked"] = "checked"
 
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """From the process: the fit is `progress` (0 to 1) through, and doing what `stage` says."""
+    """From a worker: the fit is `progress` (0 to 1) done, and in the stage `stage`."""
 
     progress: float
     stage: str
+    kind: Literal["advanced"] = "advanced"
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """From the process: there is no calibrator; `trace` is for the log, empty where the data are at fault."""
+    """From a worker: the task failed.
 
-    reason: str
+    Attributes
+    ----------
+    problem
+        `type` of the error in the service's error tree.
+    trace
+        For the log; empty where the data are the cause.
+    """
+
+    problem: str
+    detail: str
     trace: str = ""
+    kind: Literal["refused"] = "refused"
 
 
 @dataclass(frozen=True, slots=True)
 class FitOutcome:
-    """From the process: the calibrator with its papers, and the report's verdict for the gate."""
+    """From a worker: the calibrator, and whether the report says that it is significantly better."""
 
     fitted: FittedCalibrator
     is_better: bool
+    kind: Literal["outcome"] = "outcome"
+
+
+Task = CheckTask | FitTask
+Reply = Checked | Advanced | Refused | FitOutcome
+
+TASK: TypeAdapter[Task] = TypeAdapter(Annotated[Task, Field(discriminator="kind")])
+REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])

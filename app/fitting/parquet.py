@@ -1,78 +1,74 @@
-"""Reads an uploaded `.parquet`, columns `logits` (a list per row) and `label`, in pieces, onto the disk."""
+"""Reads an uploaded `.parquet`, columns `logits` (a list per row) and `label`, in batches of rows.
+
+The sizes that the file declares are checked first, and what comes out of it is counted: neither is believed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from boxcal.app.fitting.errors import InvalidUpload, UploadTooLarge
-from boxcal.app.fitting.validation_set import check_shapes
+from boxcal.app.fitting.errors import InvalidUpload
+from boxcal.app.fitting.validation_set import (
+    Array,
+    check_shapes,
+    check_size,
+    keep,
+    keep_labels,
+    stored_dtype,
+)
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-BATCH_BYTES = 16 * 2**20
-
-Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+BATCH_BYTES = 8 * 2**20
+PAGE_BYTES = 2**20
+MAX_SCHEMA_ENTRIES = 10_000
 
 
-def read_parquet(file: IO[bytes], raw: Path, *, num_classes: int, max_bytes: int) -> Arrays:
-    """Copy the two columns into arrays.
+def read_parquet(file: IO[bytes], folder: Path, *, num_classes: int | None, max_bytes: int) -> None:
+    """Check the two columns and keep them in `folder`.
 
     Parameters
     ----------
-    file
-        Seekable; not closed here.
-    raw
-        File to copy the logits to.
+    num_classes
+        K of the backbone; None to accept any.
     max_bytes
         How large the arrays may be.
 
-    Returns
-    -------
-    Logits (N, K), mapped from `raw`, and labels (N,).
-
     Raises
     ------
-    InvalidUpload
-        A column is missing or of another type, or a row has another number of logits or none.
-    UploadTooLarge
-        The arrays would be larger than `max_bytes`.
+    InvalidUpload, UploadTooLarge
+        Names the column, the place and the value that cannot be accepted.
     """
-    import pyarrow as pa  # noqa: PLC0415 - costs every start for the few who upload parquet
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
     try:
-        source = pq.ParquetFile(file)
+        source = pq.ParquetFile(file, buffer_size=PAGE_BYTES, thrift_container_size_limit=MAX_SCHEMA_ENTRIES)
         dtype = _check_schema(source.schema_arrow)
-        rows = source.metadata.num_rows
-        size = rows * num_classes * dtype.itemsize
-        if size > max_bytes:
-            raise UploadTooLarge(
-                f"{rows:,} rows of {num_classes} logits unpack to {size:,} bytes; the limit is {max_bytes:,}."
+        rows, values = source.metadata.num_rows, _declared_values(source.metadata)
+        columns = num_classes if num_classes is not None else values // max(1, rows)
+        check_shapes("logits", (rows, columns), (rows,), num_classes)
+        if values > rows * columns:
+            raise InvalidUpload(
+                f"The column `logits` holds {values:,} numbers in {rows:,} rows; it must hold {columns} in "
+                "each row, one for each class."
             )
-        check_shapes("logits", (rows, num_classes), (rows,), num_classes)
-        logits = np.memmap(raw, dtype=dtype, mode="w+", shape=(rows, num_classes))
-        labels = np.empty(rows, dtype=np.int64)
-        first = 0
-        batch_rows = max(1, BATCH_BYTES // (num_classes * dtype.itemsize))
-        for batch in source.iter_batches(batch_size=batch_rows, columns=["logits", "label"]):
-            last = first + batch.num_rows
-            logits[first:last] = _lists(batch.column("logits"), num_classes, first)
-            labels[first:last] = _labels(batch.column("label"), first)
-            first = last
-    except (pa.ArrowException, OSError) as error:
-        raise InvalidUpload(f"The file is no readable .parquet: {error}") from error
-    return logits, labels
+        size = rows * columns * stored_dtype(dtype).itemsize
+        check_size({"logits": size, "label": 8 * rows}, max_bytes)
+        keep_labels(folder, _labels(source, rows), columns)
+        keep(folder, "logits", (rows, columns), dtype, _logits(source, rows, columns, dtype))
+    except MemoryError:
+        raise
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the disk, not of the file
+        raise InvalidUpload(f"The file is no readable .parquet: {error}"[:500]) from error
 
 
 def _check_schema(schema: pa.Schema) -> np.dtype[Any]:
     """Refuse other columns and types than are read, and say of which dtype the logits are."""
-    import pyarrow as pa  # noqa: PLC0415
-
     for name in ("logits", "label"):
         if schema.names.count(name) != 1:
             raise InvalidUpload(
@@ -89,32 +85,57 @@ def _check_schema(schema: pa.Schema) -> np.dtype[Any]:
     return dtype
 
 
-def _lists(column: Any, num_classes: int, first: int) -> npt.NDArray[Any]:
-    """Turn a batch of lists into an (n, K) array, or name the first row that is no list of K numbers."""
-    import pyarrow.compute as pc  # noqa: PLC0415
-
-    lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
-    # A missing list makes the lengths floats, with nan in its place.
-    wrong = np.flatnonzero(lengths != num_classes)
-    if wrong.size:
-        row = int(wrong[0])
-        found = "missing" if np.isnan(lengths[row]) else f"a list of {int(lengths[row])}"
-        raise InvalidUpload(
-            f"logits[{first + row}] is {found}; the backbone served here has {num_classes} classes."
-        )
-    values = column.flatten()
-    if values.null_count:
-        row, place = divmod(
-            int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0]), num_classes
-        )
-        raise InvalidUpload(f"logits[{first + row}, {place}] is missing.")
-    array: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
-    return array.reshape(-1, num_classes)
+def _declared_values(metadata: Any) -> int:
+    """How many numbers the column `logits` holds, by the footer."""
+    count = 0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            if column.path_in_schema.split(".")[0] == "logits":
+                count += column.num_values
+    return count
 
 
-def _labels(column: Any, first: int) -> npt.NDArray[Any]:
-    if column.null_count:
-        row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        raise InvalidUpload(f"label[{first + row}] is missing.")
-    array: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    return array
+def _labels(source: pq.ParquetFile, rows: int) -> Array:
+    blocks, first = [], 0
+    for batch in source.iter_batches(batch_size=BATCH_BYTES // 8, columns=["label"], use_threads=False):
+        column = batch.column("label")
+        if column.null_count:
+            raise InvalidUpload(f"label[{first + _first(column.is_null())}] is missing.")
+        blocks.append(column.to_numpy(zero_copy_only=False))
+        first += len(column)
+        if first > rows:
+            break
+    if first != rows:
+        raise InvalidUpload(f"The footer announces {rows:,} rows, but the column `label` holds {first:,}.")
+    return np.concatenate(blocks)
+
+
+def _logits(source: pq.ParquetFile, rows: int, columns: int, dtype: np.dtype[Any]) -> Iterator[Array]:
+    """Yield batches (n, K), or name the first row that is no list of K numbers."""
+    batch_rows, first = max(1, BATCH_BYTES // (columns * dtype.itemsize)), 0
+    for batch in source.iter_batches(batch_size=batch_rows, columns=["logits"], use_threads=False):
+        column = batch.column("logits")
+        if column.null_count:
+            raise InvalidUpload(f"logits[{first + _first(column.is_null())}] is missing.")
+        lengths = pc.list_value_length(column)
+        wrong = pc.not_equal(lengths, columns)
+        if pc.any(wrong).as_py():
+            row = _first(wrong)
+            raise InvalidUpload(
+                f"logits[{first + row}] is a list of {lengths[row]}; it must have {columns} numbers, "
+                "one for each class."
+            )
+        values = column.flatten()
+        if values.null_count:
+            row, place = divmod(_first(values.is_null()), columns)
+            raise InvalidUpload(f"logits[{first + row}, {place}] is missing.")
+        first += len(column)
+        if first > rows:
+            raise InvalidUpload(f"The footer announces {rows:,} rows, but the column `logits` holds more.")
+        array: Array = values.to_numpy(zero_copy_only=False)
+        yield array.reshape(-1, columns)
+
+
+def _first(mask: Any) -> int:
+    """Place of the first true value."""
+    return int(np.flatnonzero(mask.to_numpy(zero_copy_only=False))[0])

@@ -6,13 +6,15 @@ the backbone itself.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from boxcal.app.fitting.image_sets import ImageSet
+from boxcal.app.fitting.backbones import BackboneSummary
 from boxcal.app.fitting.validation_set import ValidationSet
-from boxcal.models.backbone import Backbone, OpenBackbone
+
+if TYPE_CHECKING:
+    from boxcal.models.backbone import Backbone
 
 FEATURES, INPUTS = "features", "inputs"
 REQUIRED = {
@@ -33,26 +35,31 @@ def reads(method: str) -> str:
     return "logits" if method == "auto" else parse(method).logit_map.reads
 
 
-def missing(wanted: str, data: ValidationSet | ImageSet, backbone: Backbone) -> str | None:
+def reads_of_methods() -> dict[str, str]:
+    """Map the name of each method to what it reads; `auto` is the first."""
+    from boxcal.calibrators.method import methods  # noqa: PLC0415
+
+    return {name: reads(name) for name in ("auto", *methods())}
+
+
+def missing(wanted: str, data: ValidationSet, backbone: BackboneSummary) -> str | None:
     """Say what is missing for methods that read `wanted`; None where nothing is."""
     if wanted not in {FEATURES, INPUTS}:
         return None
-    if not isinstance(backbone, OpenBackbone):
-        return (
-            f"{wanted} are needed, and {backbone.name} cannot be looked into: its format gives logits alone"
-        )
+    if not backbone.is_open:
+        return f"{wanted} are needed, and the format of {backbone.name} gives logits alone"
     if wanted == FEATURES and backbone.head is None:
-        return f"features are needed, and {backbone.name} has no linear last layer that would take them"
-    if isinstance(data, ImageSet):
-        return None
+        return f"features are needed, and {backbone.name} has no linear last layer that reads them"
     sent = data.besides(wanted)
     if sent is None:
-        return REQUIRED[wanted]
+        return None if data.holds_images else REQUIRED[wanted]
     return _misfit(sent, data.arrays()[0], backbone) if wanted == FEATURES else None
 
 
 def extras(wanted: set[str], data: ValidationSet, backbone: Backbone) -> dict[str, Any]:
     """Give what `boxcal.calibrators.fit` takes besides logits and labels, for methods that read `wanted`."""
+    from boxcal.models.backbone import OpenBackbone  # noqa: PLC0415 - imports torch
+
     given: dict[str, Any] = {}
     if isinstance(backbone, OpenBackbone):
         if FEATURES in wanted:
@@ -62,11 +69,12 @@ def extras(wanted: set[str], data: ValidationSet, backbone: Backbone) -> dict[st
     return given
 
 
-def _misfit(features: Any, logits: Any, backbone: OpenBackbone) -> str | None:
+def _misfit(features: Any, logits: Any, backbone: BackboneSummary) -> str | None:
     """Say so if the backbone's last layer does not make the logits of the features."""
     if backbone.head is None:
         return None
-    weight, bias = (part.double().numpy() for part in backbone.head)
+    head = np.load(backbone.head)
+    weight, bias = head[:, :-1], head[:, -1]
     if features.shape[1] != weight.shape[1]:
         return (
             f"`features` has {features.shape[1]} columns, and {backbone.name} has {weight.shape[1]} features"

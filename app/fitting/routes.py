@@ -1,17 +1,14 @@
-"""The HTTP side of the refit path: `/fit` and `/fits`; everything is done by `FitJobs` and `upload`."""
+"""The HTTP routes `/fit` and `/fits`; `receive` and `FitJobs` do the work."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response, status
 from fastapi.sse import EventSourceResponse
 
 from boxcal.app.errors import InvalidParameter, MalformedBody, NotReady, UnsupportedMediaType, problems
-from boxcal.app.fitting import requirements
 from boxcal.app.fitting.errors import (
     FitAlreadyOver,
     FitElsewhere,
@@ -23,14 +20,12 @@ from boxcal.app.fitting.errors import (
     UploadStalled,
     UploadTooLarge,
 )
-from boxcal.app.fitting.image_sets import ImageSet
+from boxcal.app.fitting.messages import BODY_FILE
 from boxcal.app.fitting.schemas import Fit, Fits
-from boxcal.app.fitting.validation_set import ValidationSet
 from boxcal.app.registry.errors import FitNotFound
 from boxcal.app.registry.records import ActivatePolicy
 from boxcal.app.state import CurrentState
-from boxcal.app.uploads import upload
-from boxcal.models.backbone import Backbone
+from boxcal.app.uploads.upload import receive
 
 router = APIRouter(tags=["fits"])
 
@@ -55,7 +50,7 @@ BODY: dict[str, Any] = {
                         },
                         "method": {
                             "type": "string",
-                            "default": upload.AUTO,
+                            "default": "auto",
                             "description": "A calibration method, or `auto`.",
                         },
                         "activate": {
@@ -103,28 +98,17 @@ async def start_fit(
     ] = 0,
 ) -> Fit:
     """Fit a calibrator to validation data, judge it on unseen folds, and activate it if it is better."""
-    limit = state.settings.max_upload_bytes
-    async with (
-        state.fit_jobs.reserve_slot() as folder,
-        upload.receive(request.headers, request.stream(), limit) as received,
-    ):
-        data = await asyncio.to_thread(_read, received, folder, state.backbone, limit)
-        record = await state.fit_jobs.submit(data, received.fields.method, received.fields.activate)
+    client = request.client.host if request.client else ""
+    async with state.fit_jobs.reserve_slot(client) as folder:
+        limit = state.settings.max_upload_bytes
+        await receive(request.headers, request.stream(), folder / BODY_FILE, limit)
+        record = await state.fit_jobs.submit(folder, request.headers["content-type"])
     if wait:
         record = await state.fit_jobs.wait(record.id, wait)
     if record.state.is_final:
         response.status_code = status.HTTP_200_OK
     response.headers["Location"] = f"/fits/{record.id}"
     return Fit.of(record)
-
-
-def _read(received: upload.Upload, folder: Path, backbone: Backbone, limit: int) -> ValidationSet | ImageSet:
-    """Read an upload, and refuse it where the method would miss what it reads."""
-    data = upload.read_any(received.file, folder, classes=backbone.labels, max_bytes=limit)
-    method = received.fields.method
-    if missing := requirements.missing(requirements.reads(method), data, backbone):
-        raise UnknownMethod(f"For the method {method!r}, {missing}.")
-    return data
 
 
 @router.get("/fits", response_model_exclude_none=True, responses=problems(InvalidParameter))

@@ -1,12 +1,12 @@
 """A checked validation set in a folder of its own: what an upload becomes, and what its fit reads.
 
-The arrays lie in plain `.npy` files and are read and checked in blocks of rows, so an upload of any size
-leaves the service's memory as it was, and the fit's process opens them without a copy passing through a pipe.
+Arrays are plain `.npy` files. They are checked, converted and written in blocks of rows, so that memory does
+not grow with the upload, and written by `write`, so that a full disk is an error and not a SIGBUS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from boxcal.app.fitting.errors import InvalidUpload
+from boxcal.app.fitting.errors import InvalidUpload, UploadTooLarge
 
+LISTING = "images.json"
 MIN_SAMPLES = 20
 BLOCK_BYTES = 8 * 2**20
 ROW_SUM_TOLERANCE = 1e-3  # float16 rows of a thousand classes sum to 1 no better than this
@@ -25,114 +26,140 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class ValidationSet:
-    """N samples of K logits and one label each, all checked.
+    """N samples of K logits, or images, and one label each, all checked.
 
     Attributes
     ----------
     folder
         Holds `logits.npy` (N, K), float32 or float64, finite, and `labels.npy` (N,), int64, each 0 to K - 1;
         perhaps `features.npy` (N, D), what the backbone's last layer takes, and `inputs.npy` (N, ...), what
-        the backbone takes.
-    samples
-        N.
+        the backbone takes. Until the fit has run the backbone, labelled images have `images.json`, which
+        says where they are, in place of logits.
     """
 
     folder: Path
-    samples: int
+
+    @property
+    def samples(self) -> int:
+        """N."""
+        return len(np.load(self.folder / "labels.npy", mmap_mode="r"))
+
+    @property
+    def holds_images(self) -> bool:
+        """Whether it is made of images, which only a backbone can turn into logits."""
+        return (self.folder / LISTING).exists()
 
     def arrays(self) -> tuple[Array, npt.NDArray[np.int64]]:
         """Logits (N, K) and labels (N,)."""
-        logits = np.load(logits_path(self.folder), allow_pickle=False)
-        labels = np.load(labels_path(self.folder), allow_pickle=False)
-        return logits, labels
+        return np.load(self.folder / "logits.npy"), np.load(self.folder / "labels.npy")
 
     def besides(self, name: str) -> Array | None:
         """`features` (N, D) or `inputs` (N, ...), mapped from the disk; None where there are none."""
-        path = besides_path(self.folder, name)
-        return np.load(path, mmap_mode="r", allow_pickle=False) if path.exists() else None
+        path = self.folder / f"{name}.npy"
+        return np.load(path, mmap_mode="r") if path.exists() else None
 
 
-def besides_path(folder: Path, name: str) -> Path:
-    """Where a set keeps what some methods read besides logits."""
-    return folder / f"{name}.npy"
-
-
-def logits_path(folder: Path) -> Path:
-    """Where a set keeps its logits."""
-    return folder / "logits.npy"
-
-
-def labels_path(folder: Path) -> Path:
-    """Where a set keeps its labels."""
-    return folder / "labels.npy"
-
-
-def create(
-    folder: Path, logits: Array, labels: Array, *, num_classes: int, probabilities: bool
-) -> ValidationSet:
-    """Check arrays and write them into `folder`.
+class ArrayWriter:
+    """Writes an array `folder/name.npy` block by block; a context manager.
 
     Parameters
     ----------
-    folder
-        Exists and is this set's own.
-    logits
-        (N, K) real numbers, possibly mapped from a file: the upload's `logits` or `probabilities`.
-    labels
-        (N,) integers.
-    num_classes
-        K of the backbone that is served.
-    probabilities
-        Whether `logits` are probabilities, as the upload said; their logarithms are kept then.
+    shape, dtype
+        Of the whole array.
+    """
+
+    def __init__(self, folder: Path, name: str, shape: tuple[int, ...], dtype: Any) -> None:
+        self._dtype = np.dtype(dtype)
+        self._file = (folder / f"{name}.npy").open("wb")
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+    def __enter__(self) -> ArrayWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def append(self, block: Array) -> None:
+        """Write the next rows."""
+        self._file.write(np.ascontiguousarray(block, dtype=self._dtype).data)
+
+
+def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Choose how real numbers are kept: float32 for floats of at most 32 bits, otherwise float64."""
+    return np.dtype(np.float32 if dtype.kind == "f" and dtype.itemsize <= 4 else np.float64)
+
+
+def keep(
+    folder: Path, name: str, shape: tuple[int, int], dtype: np.dtype[Any], blocks: Iterable[Array]
+) -> None:
+    """Check rows of real numbers and write them into `folder` as `logits` or `features`.
+
+    Parameters
+    ----------
+    name
+        `logits`, `features`, or `probabilities`, whose logarithms are kept as `logits`.
+    shape
+        (N, K) or (N, D).
+    dtype
+        Of the blocks.
+    blocks
+        Together N rows.
 
     Raises
     ------
     InvalidUpload
         Names the array, the place and the value that cannot be accepted.
     """
-    name = "probabilities" if probabilities else "logits"
-    check_shapes(name, logits.shape, labels.shape, num_classes)
-    _check_kinds(name, logits.dtype, labels.dtype)
-    np.save(labels_path(folder), _checked_labels(labels, num_classes), allow_pickle=False)
-    kept = np.lib.format.open_memmap(
-        logits_path(folder),
-        mode="w+",
-        shape=logits.shape,
-        dtype=np.float64 if logits.dtype.kind in "iu" or logits.dtype.itemsize > 4 else np.float32,
-    )
-    for first, block in _blocks(logits):
-        _check_finite(name, block, first)
-        kept[first : first + len(block)] = _logarithms(block, first) if probabilities else block
-    kept.flush()
-    return ValidationSet(folder, len(labels))
+    is_probabilities = name == "probabilities"
+    kept, first = stored_dtype(dtype), 0
+    with ArrayWriter(folder, "logits" if is_probabilities else name, shape, kept) as out:
+        for block in blocks:
+            # Infinities of the conversion are found in its result.
+            with np.errstate(over="ignore"):
+                values = block.astype(kept)
+            _check_finite(name, values, block, first)
+            out.append(_logarithms(values, first) if is_probabilities else values)
+            first += len(block)
+    if first != shape[0]:
+        raise InvalidUpload(f"`{name}` announces {shape[0]:,} rows, but {first:,} are there.")
 
 
-def keep_features(data: ValidationSet, features: Array) -> None:
-    """Check features (N, D), possibly mapped from a file, and keep them beside the logits.
+def keep_labels(folder: Path, labels: Array, num_classes: int) -> None:
+    """Check labels (N,), and write them into `folder`.
 
     Raises
     ------
     InvalidUpload
         Names the place and the value that cannot be accepted.
     """
-    if features.ndim != 2 or features.shape[0] != data.samples or features.shape[1] == 0:
-        raise InvalidUpload(f"`features` must have the shape ({data.samples}, D), got {features.shape}.")
-    if features.dtype.kind not in "fiu":
-        raise InvalidUpload(f"`features` must hold real numbers, got the dtype {features.dtype}.")
-    for first, block in _blocks(features):
-        _check_finite("features", block, first)
-    wide = features.dtype.kind in "iu" or features.dtype.itemsize > 4
-    kept = features.astype(np.float64 if wide else np.float32)
-    np.save(besides_path(data.folder, "features"), kept, allow_pickle=False)
+    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if wrong.size:
+        row = int(wrong[0])
+        raise InvalidUpload(
+            f"labels[{row}] is {labels[row]}; class indices go from 0 to {num_classes - 1}"
+            f"{_others(wrong.size - 1, 'label')}."
+        )
+    with ArrayWriter(folder, "labels", labels.shape, np.int64) as out:
+        out.append(labels)
 
 
-def check_shapes(name: str, scores: tuple[int, ...], labels: tuple[int, ...], num_classes: int) -> None:
+def blocks_of(array: Array) -> Iterator[Array]:
+    """Split rows (N, M) into blocks of about `BLOCK_BYTES`."""
+    rows = max(1, BLOCK_BYTES // max(1, array.itemsize * array.shape[1]))
+    for first in range(0, len(array), rows):
+        yield np.asarray(array[first : first + rows])
+
+
+def check_shapes(
+    name: str, scores: tuple[int, ...], labels: tuple[int, ...], num_classes: int | None
+) -> None:
     """Refuse shapes that are no validation set of this backbone, before anything large is read."""
     if len(scores) != 2:
-        raise InvalidUpload(f"`{name}` must have the shape (N, {num_classes}), got {scores}.")
+        raise InvalidUpload(f"`{name}` must have the shape (N, {num_classes or 'K'}), got {scores}.")
     if len(labels) != 1:
         raise InvalidUpload(f"`labels` must have the shape (N,), got {labels}.")
-    if scores[1] != num_classes:
+    if num_classes is not None and scores[1] != num_classes:
         raise InvalidUpload(
             f"`{name}` has {scores[1]} columns; the backbone served here has {num_classes} classes."
         )
@@ -145,37 +172,29 @@ def check_shapes(name: str, scores: tuple[int, ...], labels: tuple[int, ...], nu
         )
 
 
-def _check_kinds(name: str, scores: np.dtype[Any], labels: np.dtype[Any]) -> None:
-    if scores.kind not in ("f" if name == "probabilities" else "fiu"):
-        raise InvalidUpload(f"`{name}` must hold real numbers, got the dtype {scores}.")
-    if labels.kind not in "iu":
-        raise InvalidUpload(f"`labels` must hold integers (class indices), got the dtype {labels}.")
+def check_kind(name: str, dtype: np.dtype[Any]) -> None:
+    """Refuse arrays that do not hold numbers of the kind expected."""
+    if name == "labels" and dtype.kind not in "iu":
+        raise InvalidUpload(f"`labels` must hold integers (class indices), got the dtype {dtype}.")
+    if dtype.kind not in ("f" if name == "probabilities" else "fiu"):
+        raise InvalidUpload(f"`{name}` must hold real numbers, got the dtype {dtype}.")
 
 
-def _checked_labels(labels: Array, num_classes: int) -> npt.NDArray[np.int64]:
-    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
-    if wrong.size:
-        row = int(wrong[0])
-        raise InvalidUpload(
-            f"labels[{row}] is {labels[row]}; class indices go from 0 to {num_classes - 1}"
-            f"{_others(wrong.size - 1, 'label')}."
-        )
-    return labels.astype(np.int64)
+def check_size(sizes: dict[str, int], max_bytes: int) -> None:
+    """Refuse arrays that would take more than `max_bytes` together; `sizes` are bytes by name."""
+    total = sum(sizes.values())
+    if total > max_bytes:
+        names = ", ".join(f"`{name}`" for name in sizes)
+        raise UploadTooLarge(f"The arrays {names} unpack to {total:,} bytes; the limit is {max_bytes:,}.")
 
 
-def _blocks(array: Array) -> Iterator[tuple[int, Array]]:
-    rows = max(1, BLOCK_BYTES // max(1, array.itemsize * array.shape[1]))
-    for first in range(0, len(array), rows):
-        yield first, np.asarray(array[first : first + rows])
-
-
-def _check_finite(name: str, block: Array, first: int) -> None:
-    if np.isfinite(block).all():
+def _check_finite(name: str, values: Array, sent: Array, first: int) -> None:
+    if np.isfinite(values).all():
         return
-    wrong = np.argwhere(~np.isfinite(block))
-    row, column = (int(index) for index in wrong[0])
+    row, column = (int(index) for index in np.argwhere(~np.isfinite(values))[0])
+    range_ = "" if not np.isfinite(sent[row, column]) else f" in {values.dtype}"
     raise InvalidUpload(
-        f"{name}[{first + row}, {column}] is {block[row, column]}; every value must be finite."
+        f"{name}[{first + row}, {column}] is {sent[row, column]}; every value must be finite{range_}."
     )
 
 

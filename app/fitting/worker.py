@@ -1,103 +1,130 @@
-"""The service's handle on the process in which fits run, one after the other.
+"""The service's handle on a worker process, which does one task at a time and is kept for the next one.
 
-The process starts with the first fit, so a service that never fits pays nothing, and is kept for a while
-after one, because loading the libraries takes longer than most fits. A fit that is cancelled or crashes takes
-the process with it, and the next one starts another.
+The process starts with the first task and is kept for a while after one, because loading the libraries takes
+longer than most tasks. A task that is cancelled or passes its time limit ends the process with it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 
-from boxcal.app.fitting.messages import Advanced, FitOutcome, FitTask, Refused
+from pydantic import ValidationError
+
+from boxcal.app.fitting.messages import REPLY, TASK, Advanced, Reply, Task
 
 logger = logging.getLogger("boxcal")
 
 MODULE = "boxcal.app.fitting.worker_main"
 THREADS = max(1, (os.cpu_count() or 1) // 2)
+IDLE_SECONDS = 60.0
+MAX_REPLY_BYTES = 2**28
 
 
-class FitFailed(Exception):
-    """A fit that came to no calibrator; the message is for the client."""
+class WorkerFailed(Exception):
+    """The process ended before the task did; the message says how, for the client."""
 
 
 class Worker:
-    """At most one process, which does one fit at a time."""
+    """At most one process, used on one event loop.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    Parameters
+    ----------
+    seconds
+        Time limit of one task.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._turn = asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._idle: asyncio.Task[None] | None = None
 
-    def run(self, task: FitTask, on_progress: Callable[[float, str], None]) -> FitOutcome:
-        """Have a fit done, and block until it is over.
+    async def run(self, task: Task, on_progress: Callable[[float, str], None] | None = None) -> Reply:
+        """Have a task done after those that were asked for earlier, and return its last message.
 
         Parameters
         ----------
         on_progress
-            Called in this thread with the progress, 0 to 1, and the stage.
+            Called with the progress, 0 to 1, and the stage.
 
         Raises
         ------
-        FitFailed
-            It refused the data, met an error, was stopped or died.
+        WorkerFailed
+            The process died, or the task took longer than the time limit.
         """
-        connection = self._started()
-        try:
-            connection.send(task)
-            while isinstance(message := connection.recv(), Advanced):
-                on_progress(message.progress, message.stage)
-        except (EOFError, OSError) as error:
-            raise FitFailed(_describe_exit(self.close())) from error
-        if isinstance(message, Refused):
-            if message.trace:
-                logger.error("A fit failed:\n%s", message.trace)
-            raise FitFailed(message.reason)
-        outcome: FitOutcome = message
-        return outcome
+        async with self._turn:
+            if self._idle is not None:
+                self._idle.cancel()
+            reply = None
+            try:
+                async with asyncio.timeout(self._seconds):
+                    reply = await self._converse(task, on_progress)
+            except TimeoutError as error:
+                raise WorkerFailed(
+                    f"It took longer than the time limit of {self._seconds:,.0f} s."
+                ) from error
+            except (OSError, ValueError, asyncio.IncompleteReadError) as error:
+                if isinstance(error, ValidationError):
+                    logger.exception("A worker sent a message that cannot be read")
+                raise WorkerFailed(describe_exit(await self.close())) from error
+            finally:
+                if reply is None:
+                    await self.close()
+            self._idle = asyncio.create_task(self._close_when_idle())
+            return reply
 
-    def stop(self) -> None:
-        """End the process at once, whatever it is doing, from any thread; a `run` under way then raises."""
-        with self._lock:
-            if self._process is not None:
-                self._process.kill()
-
-    def close(self) -> int | None:
-        """End the process while no `run` is under way, and give its exit status; None where there is none."""
-        with self._lock:
-            return self._reap()
-
-    def _started(self) -> Connection:
-        with self._lock:
-            if self._process is not None and self._process.poll() is not None:
-                self._reap()
-            if self._connection is None:
-                ours, theirs = socket.socketpair()
-                with theirs:
-                    self._process = _spawn(theirs.fileno())
-                self._connection = Connection(ours.detach())
-            return self._connection
-
-    def _reap(self) -> int | None:
-        process, connection = self._process, self._connection
-        self._process = self._connection = None
-        if process is None or connection is None:
+    async def close(self) -> int | None:
+        """End the process at once, and give its exit status; None where there is none."""
+        if self._idle is not None and self._idle is not asyncio.current_task():
+            self._idle.cancel()
+        process, streams = self._process, self._streams
+        self._process = self._streams = None
+        if streams is not None:
+            streams[1].close()
+        if process is None:
             return None
-        connection.close()
         process.kill()
-        return process.wait()
+        return await asyncio.to_thread(process.wait)
+
+    async def _converse(self, task: Task, on_progress: Callable[[float, str], None] | None) -> Reply:
+        reader, writer = await self._started()
+        writer.write(TASK.dump_json(task) + b"\n")
+        await writer.drain()
+        while True:
+            line = await reader.readuntil()
+            # A reply may hold megabytes of parameters; the event loop does not wait for them.
+            reply = await asyncio.to_thread(REPLY.validate_json, line)
+            if not isinstance(reply, Advanced):
+                return reply
+            if on_progress is not None:
+                on_progress(reply.progress, reply.stage)
+
+    async def _started(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._process is not None and self._process.poll() is not None:
+            await self.close()
+        if self._streams is None:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._process = await asyncio.to_thread(_spawn, theirs.fileno())
+            self._streams = await asyncio.open_connection(sock=ours, limit=MAX_REPLY_BYTES)
+        return self._streams
+
+    async def _close_when_idle(self) -> None:
+        await asyncio.sleep(IDLE_SECONDS)
+        async with self._turn:
+            await self.close()
 
 
 def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
-    """Start the process with its end of the line; it leaves half of the processors to predictions."""
+    """Start the process with its end of the socket; it leaves half of the processors to predictions."""
     threads = {
         name: str(THREADS) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
     }
@@ -111,10 +138,9 @@ def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
     )
 
 
-def _describe_exit(status: int | None) -> str:
-    if status is None:
-        return "The fit was stopped."
-    if status < 0:
-        hint = "; the machine may have run out of memory" if status == -signal.SIGKILL else ""
-        return f"The fit's process was ended by {signal.Signals(-status).name}{hint}."
-    return f"The fit's process ended with status {status} before it had a result."
+def describe_exit(status: int | None) -> str:
+    """Say how a worker process ended, by its exit status as `subprocess` gives it."""
+    if status is None or status >= 0:
+        return f"Its process ended with status {status} before it had a result."
+    hint = "; the machine may have run out of memory" if status == -signal.SIGKILL else ""
+    return f"Its process was ended by {signal.Signals(-status).name}{hint}."

@@ -1,7 +1,7 @@
-"""The process in which fits run: tasks come in over one line, progress and results go out over it.
+"""The worker process: checks uploads and runs fits, one task at a time, apart from the service.
 
-It yields the processor to predictions, and ends with the service however that ends: the line then breaks,
-which a thread of its own notices even in the middle of a fit.
+Tasks arrive and messages leave on one socket. The process yields the processor to predictions, is the first
+that the kernel ends when memory runs out, and ends when the service does, even in the middle of a fit.
 """
 
 from __future__ import annotations
@@ -9,64 +9,93 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
-from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import BinaryIO
 
-from boxcal.app.fitting.messages import Advanced, FitTask, Refused
+from boxcal.app.errors import BoxcalError, InternalError
+from boxcal.app.fitting.errors import InvalidUpload, full_disk_as_problem
+from boxcal.app.fitting.messages import REPLY, TASK, Advanced, CheckTask, Refused, Reply, Task
 
 NICENESS = 10
+OOM_SCORE = 900  # of 1000: the kernel ends this process before the service
 REPORT_SECONDS = 0.05
 
 
 def main(descriptor: int) -> None:
-    """Do fits until the line breaks.
-
-    Parameters
-    ----------
-    descriptor
-        File descriptor of the line to the service.
-    """
-    # An interrupt from the keyboard is for the service, which then ends this process in good order.
+    """Do tasks until the service closes the socket with this file descriptor."""
+    # An interrupt from the keyboard is for the service, which then ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
-    connection = Connection(descriptor)
-    tasks: queue.SimpleQueue[FitTask] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(connection, tasks), daemon=True).start()
+    Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
+    line = socket.socket(fileno=descriptor)
+    replies = line.makefile("wb")
+    tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(line.makefile("rb"), tasks), daemon=True).start()
     while True:
-        _work(connection, tasks.get())
+        _send(replies, _result(tasks.get(), _Reporter(replies)))
 
 
-def _listen(connection: Connection, tasks: queue.SimpleQueue[FitTask]) -> None:
+def _listen(lines: BinaryIO, tasks: queue.SimpleQueue[Task]) -> None:
     """Pass tasks on, and end the process when the service is gone."""
-    while True:
-        try:
-            tasks.put(connection.recv())
-        except (EOFError, OSError):
-            os._exit(0)
+    for line in lines:
+        tasks.put(TASK.validate_json(line))
+    os._exit(0)
 
 
-def _work(connection: Connection, task: FitTask) -> None:
-    """Do one fit; everything there is to say about it goes out over the line."""
+def _send(replies: BinaryIO, reply: Reply) -> None:
+    replies.write(REPLY.dump_json(reply) + b"\n")
+    replies.flush()
+
+
+def _result(task: Task, progress: _Reporter) -> Reply:
+    """Do a task; whatever goes wrong in it becomes a message."""
     try:
-        from boxcal.app.fitting.fit import perform  # noqa: PLC0415 - the line must be watched while this loads
+        with full_disk_as_problem():
+            # Imported here, so that the end of the service is noticed while the libraries load.
+            if isinstance(task, CheckTask):
+                from boxcal.app.fitting.check import check  # noqa: PLC0415
 
-        connection.send(perform(task, _Reporter(connection)))
-    except ValueError as error:
-        connection.send(Refused(str(error)))
-    except MemoryError:
-        connection.send(Refused("The fit ran out of memory."))
+                return check(task)
+            from boxcal.app.fitting.fit import perform  # noqa: PLC0415
+
+            return perform(task, progress)
     except Exception as error:
-        connection.send(Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
+        return _refused(task, error)
+
+
+def _refused(task: Task, error: Exception) -> Refused:
+    if isinstance(error, BoxcalError):
+        return Refused(error.type, error.detail)
+    if _is_out_of_memory(error):
+        limit = f"{task.memory_bytes:,} bytes" if task.memory_bytes else "this machine"
+        done = "read" if isinstance(task, CheckTask) else "fitted"
+        return Refused(
+            InvalidUpload.type, f"The file could not be {done} within the memory limit of {limit}."
+        )
+    if isinstance(task, CheckTask):
+        detail = f"The file cannot be read: {type(error).__name__}: {error}"[:1000]
+        return Refused(InvalidUpload.type, detail, "".join(traceback.format_exception(error, limit=-3)))
+    if isinstance(error, ValueError):
+        return Refused(InvalidUpload.type, str(error))
+    trace = "".join(traceback.format_exception(error))
+    return Refused(InternalError.type, f"{type(error).__name__}: {error}", trace)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # torch raises a RuntimeError where its allocator fails.
+    return isinstance(error, MemoryError) or "allocate memory" in str(error) or "bad_alloc" in str(error)
 
 
 class _Reporter:
-    """Sends progress, but not more often than anyone could read it; a new stage is always told."""
+    """Sends progress, at most every `REPORT_SECONDS` within one stage."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, replies: BinaryIO) -> None:
+        self._replies = replies
         self._last = 0.0
         self._stage = ""
 
@@ -75,7 +104,7 @@ class _Reporter:
         if stage == self._stage and now - self._last < REPORT_SECONDS:
             return
         self._last, self._stage = now, stage
-        self._connection.send(Advanced(min(1.0, max(0.0, fraction)), stage))
+        _send(self._replies, Advanced(min(1.0, max(0.0, fraction)), stage))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 import orjson
+from pydantic import ConfigDict
 
 
 class FitState(StrEnum):
@@ -123,6 +124,8 @@ class FittedCalibrator:
     samples
         Size of the validation set.
     """
+
+    __pydantic_config__ = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
     method: str
     artifact: bytes

@@ -32,16 +32,18 @@ class Workspace:
     ----------
     name
         Names this process among those that share the data folder.
+    folder
+        This process's own folder.
     """
 
     def __init__(self, data_dir: Path) -> None:
         self._root = data_dir / "work"
         self._root.mkdir(parents=True, exist_ok=True)
         self.name = secrets.token_hex(8)
-        self._folder = self._root / self.name
+        self.folder = self._root / self.name
         with self._alone():
-            self._folder.mkdir()
-            self._lock = os.open(self._folder / LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
+            self.folder.mkdir()
+            self._lock = os.open(self.folder / LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def sweep(self) -> set[str]:
@@ -51,14 +53,14 @@ class Workspace:
 
     def new_folder(self, name: str) -> Path:
         """Make a folder for one upload; whoever asks removes it."""
-        folder = self._folder / name
+        folder = self.folder / name
         folder.mkdir()
         return folder
 
     def close(self) -> None:
         """Remove the folder with all that is in it."""
         with self._alone():
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
             os.close(self._lock)
 
     def __enter__(self) -> Self:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,9 @@ import pytest
 import torch
 
 from boxcal.app.fitting import requirements
-from boxcal.app.uploads.upload import read
+from boxcal.app.fitting.backbones import BackboneSummary
+from boxcal.app.fitting.reading import read_validation_data
+from boxcal.app.settings import Settings
 from boxcal.calibrators import Calibrator
 from boxcal.models.backbone import OpenBackbone
 from boxcal.models.digits_data import load_digits_split
@@ -73,9 +73,9 @@ def test_a_calibrator_of_features_is_fitted_and_served(
     refused = service.client.post("/calibrate", json={"logits": arrays["logits"][:2].tolist()})
     assert refused.status_code == 422
     assert "reads features" in refused.json()["detail"]
-    compared = fit(service, npz(logits=arrays["logits"], labels=arrays["labels"]), "ts").json()
-    assert compared["state"] == "failed"
-    assert f"the active calibrator, '{method}'" in compared["error"]
+    compared = fit(service, npz(logits=arrays["logits"], labels=arrays["labels"]), "ts")
+    assert compared.status_code == 422
+    assert f"For the active calibrator, '{method}'" in compared.json()["detail"]
     assert service.client.post("/calibrators/rollback").json()["version"] == 0
 
 
@@ -107,7 +107,10 @@ def test_missing_requirements_are_named(service: Service, arrays: dict[str, Floa
 
 
 def test_a_backbone_that_gives_logits_alone_is_named(tmp_path: Path, arrays: dict[str, Floats]) -> None:
-    data = read(io.BytesIO(npz(**arrays)), tmp_path, num_classes=10, max_bytes=10**7)
-    closed: Any = SimpleNamespace(name="onnx:net.onnx")
-    assert "onnx:net.onnx cannot be looked into" in str(requirements.missing("features", data, closed))
+    (tmp_path / "v.npz").write_bytes(npz(**arrays))
+    data = read_validation_data(tmp_path / "v.npz", tmp_path, Settings(), lambda *_: None)
+    closed = BackboneSummary("onnx:net.onnx", tuple("0123456789"), (1,), is_open=False, head=None)
+    assert "the format of onnx:net.onnx gives logits alone" in str(
+        requirements.missing("features", data, closed)
+    )
     assert requirements.missing("logits", data, closed) is None

@@ -11,14 +11,16 @@ import pytest
 import torch
 
 from boxcal.app.errors import BoxcalError
-from boxcal.app.fitting.image_sets import BackboneSource, ImageSet, to_validation_set
-from boxcal.app.uploads.upload import read_any
+from boxcal.app.fitting.check import read_file
+from boxcal.app.fitting.form import FilePart
+from boxcal.app.fitting.images import run_backbone
+from boxcal.app.fitting.validation_set import ValidationSet
 from boxcal.models.digits_data import load_digits_split
 from boxcal.models.loading import load_backbone
 from tests.app.fitting.service import Service
 
 CLASSES = tuple("0123456789")
-SOURCE = BackboneSource("digits", None, None, "cpu", "float32", 10**6)
+BACKBONE = load_backbone("digits", device="cpu")
 DIGITS = load_digits_split().validation
 COUNT = 60
 
@@ -37,9 +39,10 @@ def archive(**extra: bytes) -> bytes:
     return file.getvalue()
 
 
-def read(data: bytes, folder: Path) -> ImageSet:
-    found = read_any(io.BytesIO(data), folder, classes=CLASSES, max_bytes=10**6)
-    assert isinstance(found, ImageSet)
+def read(data: bytes, folder: Path) -> ValidationSet:
+    (folder / "body").write_bytes(data)
+    found = read_file(FilePart(folder / "body", 0, len(data)), folder, classes=CLASSES, max_bytes=10**6)
+    assert found.holds_images
     return found
 
 
@@ -47,11 +50,9 @@ def test_images_become_the_logits_that_the_backbone_gives(tmp_path: Path) -> Non
     images = read(archive(), tmp_path)
     assert images.samples == COUNT
     stages: list[tuple[float, str]] = []
-    logits, labels = to_validation_set(
-        images, SOURCE, lambda fraction, stage: stages.append((fraction, stage))
-    ).arrays()
-    backbone = load_backbone("digits", weights=None, labels=None, device="cpu", precision="float32")
-    expected = backbone(torch.from_numpy(DIGITS.levels[:COUNT])).numpy()
+    run_backbone(images, BACKBONE, 10**6, lambda fraction, stage: stages.append((fraction, stage)))
+    logits, labels = images.arrays()
+    expected = BACKBONE(torch.from_numpy(DIGITS.levels[:COUNT])).numpy()
     np.testing.assert_allclose(logits, expected, atol=1e-4)
     np.testing.assert_array_equal(labels, DIGITS.labels[:COUNT])
     assert stages[-1] == (1.0, f"running digits on {COUNT} images")
@@ -61,7 +62,7 @@ def test_images_become_the_logits_that_the_backbone_gives(tmp_path: Path) -> Non
     ("extra", "status", "message"),
     [
         ({"digits/ten/x.png": DIGITS.png(0)}, 422, "'ten', which is no class .* begin with '0', '1'"),
-        ({"x.png": DIGITS.png(0)}, 422, "lies in the folder ''"),
+        ({"x.png": DIGITS.png(0)}, 422, "is in the folder ''"),
         ({"7/x.png": b"hello, world"}, 422, "'7/x.png': .* expected JPEG, PNG or WebP"),
         ({"7/x.png": b""}, 422, "'7/x.png': The image is empty"),
         ({"7/x.png": bytes(10**6)}, 413, "unpack to 1,0.* bytes; the limit is 1,000,000"),
@@ -87,7 +88,7 @@ def test_too_few_images_are_refused(tmp_path: Path) -> None:
 def test_a_damaged_image_is_named(tmp_path: Path) -> None:
     images = read(archive(**{"3/broken.png": DIGITS.png(0)[:40]}), tmp_path)
     with pytest.raises(ValueError, match=r"3/broken\.png: The PNG image of 40 bytes is damaged"):
-        to_validation_set(images, SOURCE, lambda *_: None)
+        run_backbone(images, BACKBONE, 10**6, lambda *_: None)
 
 
 def test_images_are_fitted_by_the_service(service: Service) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,18 +12,21 @@ from pathlib import Path
 import psutil
 import pytest
 
+from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.build import Refits, open_refits
 from boxcal.app.fitting.errors import FitAlreadyOver, FitElsewhere, FitQueueFull
-from boxcal.app.fitting.image_sets import BackboneSource
-from boxcal.app.fitting.jobs import FitJobs
+from boxcal.app.fitting.jobs import FitJobs, FitLimits
+from boxcal.app.fitting.messages import BODY_FILE
 from boxcal.app.registry.errors import FitNotFound
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, FitRecord, FitState
 from boxcal.app.telemetry import Telemetry
-from boxcal.app.uploads import upload
-from tests.app.fitting.validation_data import validation_npz
+from boxcal.models.loading import load_backbone
+from tests.app.fitting.test_images import archive
+from tests.app.fitting.validation_data import CONTENT_TYPE, form, validation_npz
 
 SOURCE = BackboneSource("digits", None, None, "cpu", "float32", 10**6)
 DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
+BACKBONE = load_backbone("digits", device="cpu")
 QUICK = validation_npz(200)
 SLOW = validation_npz(5000)
 
@@ -33,7 +35,10 @@ SLOW = validation_npz(5000)
 async def refits(folder: Path) -> AsyncIterator[tuple[Refits, Telemetry]]:
     telemetry = Telemetry({})
     url = f"sqlite:///{folder / 'boxcal.db'}"
-    async with open_refits(folder, url, DIGITS, SOURCE, telemetry) as opened:
+    limits = FitLimits(10**7, 2**32, 600)
+    async with open_refits(
+        folder, url, DIGITS, backbone=BACKBONE, source=SOURCE, limits=limits, telemetry=telemetry
+    ) as opened:
         yield opened, telemetry
 
 
@@ -41,10 +46,8 @@ async def submit(
     jobs: FitJobs, data: bytes, method: str = "ts", activate: ActivatePolicy = ActivatePolicy.NEVER
 ) -> str:
     async with jobs.reserve_slot() as folder:
-        checked = await asyncio.to_thread(
-            upload.read, io.BytesIO(data), folder, num_classes=10, max_bytes=10**7
-        )
-        return (await jobs.submit(checked, method, activate)).id
+        (folder / BODY_FILE).write_bytes(form(data, method=method, activate=activate))
+        return (await jobs.submit(folder, CONTENT_TYPE)).id
 
 
 async def until(jobs: FitJobs, fit_id: str, reached: Callable[[FitRecord], bool]) -> FitRecord:
@@ -134,16 +137,16 @@ def test_a_fit_is_cancelled_while_it_waits_and_while_it_runs(tmp_path: Path) -> 
 def test_a_worker_that_dies_fails_its_fit_alone(tmp_path: Path) -> None:
     async def scenario(opened: Refits, telemetry: Telemetry) -> None:
         jobs = opened.jobs
-        others = fit_workers()
         doomed = await submit(jobs, SLOW, "ts+pb")
         waiting = await submit(jobs, QUICK)
         await until(jobs, doomed, fitting)
-        (worker,) = fit_workers() - others
+        worker = jobs._fitter._process
+        assert worker is not None
         os.kill(worker.pid, signal.SIGSEGV)
         failed = await until(jobs, doomed, ended)
         assert (failed.state, failed.error) == (
             FitState.FAILED,
-            "The fit's process was ended by SIGSEGV.",
+            "Its process was ended by SIGSEGV.",
         )
         assert (await until(jobs, waiting, ended)).state is FitState.SUCCEEDED
         assert b'boxcal_fits_total{state="failed"} 1.0' in telemetry.exposition()
@@ -153,19 +156,18 @@ def test_a_worker_that_dies_fails_its_fit_alone(tmp_path: Path) -> None:
 
 def test_a_fit_that_cannot_be_made_says_why(tmp_path: Path) -> None:
     async def scenario(opened: Refits, _: Telemetry) -> None:
-        failed = await until(opened.jobs, await submit(opened.jobs, QUICK, "nonesuch"), ended)
+        data = archive(**{"3/broken.png": b"\x89PNG\r\n\x1a\n"})
+        failed = await until(opened.jobs, await submit(opened.jobs, data), ended)
         assert failed.state is FitState.FAILED
-        assert "no method 'nonesuch'" in (failed.error or "")
+        assert "3/broken.png: The PNG image of 8 bytes is damaged" in (failed.error or "")
 
     run(tmp_path, scenario)
 
 
 def test_the_queue_is_bounded_counts_arriving_uploads_and_says_when_to_come_back(tmp_path: Path) -> None:
     async def scenario(opened: Refits, telemetry: Telemetry) -> None:
-        jobs = FitJobs(
-            opened.registry, opened.activator, opened.jobs._workspace, telemetry, SOURCE, max_waiting=1
-        )
-        await jobs.start()
+        jobs = opened.jobs
+        jobs._max_waiting = 1
         running = await submit(jobs, SLOW, "ts+pb")
         async with jobs.reserve_slot() as folder:
             with pytest.raises(FitQueueFull, match="1 fits are running or waiting and 1 uploads") as caught:
@@ -179,7 +181,6 @@ def test_the_queue_is_bounded_counts_arriving_uploads_and_says_when_to_come_back
         again = await submit(jobs, QUICK)
         await jobs.cancel(running)
         assert (await until(jobs, again, ended)).state is FitState.SUCCEEDED
-        await jobs.close()
 
     run(tmp_path, scenario)
 

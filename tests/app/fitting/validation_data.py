@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+CONTENT_TYPE = "multipart/form-data; boundary=boundary"
+
 Floats = npt.NDArray[Any]
 Labels = npt.NDArray[np.int64]
 
@@ -32,3 +34,19 @@ def validation_npz(samples: int = 400, classes: int = 10, *, seed: int = 0) -> b
     """A good upload."""
     logits, labels = overconfident(samples, classes, seed=seed)
     return npz(logits=logits, labels=labels)
+
+
+def form(data: bytes, **fields: str) -> bytes:
+    """The body of `/fit` with a file and fields, of the type `CONTENT_TYPE`."""
+    parts = [('name="file"; filename="v"', data)]
+    parts += [(f'name="{name}"', value.encode()) for name, value in fields.items()]
+    return multipart(*parts)
+
+
+def multipart(*parts: tuple[str, bytes]) -> bytes:
+    """A hand-made body of parts, each the end of its header and its content."""
+    pieces = [
+        f"--boundary\r\nContent-Disposition: form-data; {head}\r\n\r\n".encode() + content + b"\r\n"
+        for head, content in parts
+    ]
+    return b"".join(pieces) + b"--boundary--\r\n"

@@ -1,0 +1,101 @@
+"""The backbone as fits see it: how a worker loads it, and what the check of an upload compares with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from boxcal.app.settings import Settings
+    from boxcal.models.backbone import Backbone
+
+HEAD = "head.npy"
+
+
+@dataclass(frozen=True, slots=True)
+class BackboneSource:
+    """The settings that load the backbone of the service; small enough to be sent to another process.
+
+    Attributes
+    ----------
+    max_pixels
+        Most pixels of an image that is decoded.
+    """
+
+    model: str
+    weights: str | None
+    labels: Path | None
+    device: str
+    precision: str
+    max_pixels: int
+    optimize: bool = True
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Take it from the service's settings."""
+        return cls(
+            settings.model,
+            settings.weights,
+            settings.labels,
+            settings.device,
+            settings.precision,
+            settings.max_pixels,
+            settings.optimize == "on",
+        )
+
+    def load(self) -> Backbone:
+        """Load it.
+
+        Raises
+        ------
+        BackboneError
+            The weights cannot be read.
+        """
+        from boxcal.models.loading import load_backbone  # noqa: PLC0415 - imports torch; a check does not need it
+
+        return load_backbone(
+            self.model,
+            weights=self.weights,
+            labels=self.labels,
+            device=self.device,
+            precision=self.precision,
+            optimize=self.optimize,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BackboneSummary:
+    """What the check of an upload compares it with, without loading the backbone.
+
+    Attributes
+    ----------
+    labels
+        The K class names.
+    input_shape
+        Of one input.
+    is_open
+        Whether it gives features and gradients; see `boxcal.models.backbone.OpenBackbone`.
+    head
+        File with the (K, D + 1) weight and bias of its last layer; None where it has none.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    is_open: bool
+    head: Path | None
+
+    @classmethod
+    def of(cls, backbone: Backbone, folder: Path) -> Self:
+        """Summarise a loaded backbone; its head is written into `folder`."""
+        from boxcal.models.backbone import OpenBackbone  # noqa: PLC0415 - imports torch
+
+        path, is_open = None, isinstance(backbone, OpenBackbone)
+        if isinstance(backbone, OpenBackbone) and backbone.head is not None:
+            path = folder / HEAD
+            weight, bias = (part.double().cpu().numpy() for part in backbone.head)
+            np.save(path, np.column_stack([weight, bias]), allow_pickle=False)
+        return cls(backbone.name, tuple(backbone.labels), tuple(backbone.input_shape), is_open, path)

@@ -1,0 +1,143 @@
+"""Splits the body of `/fit` (multipart/form-data, RFC 7578) into its fields and its file, in the worker.
+
+The file is not copied: `FilePart` reads it where it lies in the body.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import mmap
+import os
+from collections.abc import Iterator
+from email.message import Message
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from boxcal.app.errors import InvalidParameter, MalformedBody
+from boxcal.app.fitting.errors import InvalidUpload
+from boxcal.app.registry.records import ActivatePolicy
+
+MAX_PARTS = 8
+MAX_HEADER_BYTES = 8192
+MAX_FIELD_BYTES = 4096
+
+
+class FitFields(BaseModel):
+    """The fields beside the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str = "auto"
+    activate: ActivatePolicy = ActivatePolicy.IF_BETTER
+
+
+class FilePart(io.RawIOBase):
+    """`length` bytes of the file at `path`, from `start`, as a file of their own."""
+
+    def __init__(self, path: Path, start: int, length: int) -> None:
+        self.path, self.start, self.length = path, start, length
+        self._file = path.open("rb", buffering=0)
+        self._position = 0
+
+    def readable(self) -> bool:
+        """Return true."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return true."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to a position within the part."""
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.length}[whence]
+        if origin + offset < 0:
+            raise OSError(errno.EINVAL, f"the position {origin + offset} is before the beginning of the file")
+        self._position = origin + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer, at most to the end of the part."""
+        room = memoryview(buffer)[: max(0, self.length - self._position)]
+        count = os.preadv(self._file.fileno(), [room], self.start + self._position)
+        self._position += count
+        return count
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
+
+
+def read_form(body: Path, content_type: str) -> tuple[FitFields, FilePart]:
+    """Read the fields, and open the file.
+
+    Raises
+    ------
+    MalformedBody
+        It is no well-formed multipart body.
+    InvalidUpload, InvalidParameter
+        There is no file, or a field is unknown or has a value that is not accepted.
+    """
+    header = Message()
+    header["content-type"] = content_type
+    boundary = header.get_boundary()
+    if not boundary:
+        raise MalformedBody(f"Missing boundary in the content type {content_type!r:.200}.")
+    if body.stat().st_size == 0:
+        raise MalformedBody("The multipart body is empty.")
+    fields: dict[str, str] = {}
+    files: list[tuple[str, int, int]] = []
+    with body.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        for head, start, end in _parts(content, b"--" + boundary.encode("latin-1", "replace")):
+            name = head.get_param("name", header="content-disposition")
+            if head.get_content_disposition() != "form-data" or not isinstance(name, str):
+                raise MalformedBody(
+                    f"The part at byte {start:,} has no header `Content-Disposition: form-data; name=...`."
+                )
+            if head.get_param("filename", header="content-disposition") is not None:
+                files.append((name, start, end - start))
+            elif end - start > MAX_FIELD_BYTES:
+                raise MalformedBody(
+                    f"The field `{name:.200}` has {end - start:,} bytes; the limit is {MAX_FIELD_BYTES:,}."
+                )
+            else:
+                fields[name] = content[start:end].decode("utf-8", "replace")
+    if [name for name, _, _ in files] != ["file"]:
+        names = ", ".join(f"`{name:.200}`" for name, _, _ in files) or "none"
+        raise InvalidUpload(
+            "The form needs one part `file` with a file name, holding .npz, .parquet or .zip; "
+            f"its parts with a file name: {names}."
+        )
+    _, start, length = files[0]
+    try:
+        return FitFields.model_validate(fields), FilePart(body, start, length)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise InvalidParameter(f"The field `{name}` = {first['input']!r:.200}: {first['msg']}.") from error
+
+
+def _parts(content: mmap.mmap, delimiter: bytes) -> Iterator[tuple[Message, int, int]]:
+    """Yield the header of each part, and where its content begins and ends."""
+    position = 0 if content[: len(delimiter)] == delimiter else content.find(b"\r\n" + delimiter) + 2
+    if position == 1:
+        raise MalformedBody(f"The multipart body does not begin with its boundary {delimiter!r:.200}.")
+    for _ in range(MAX_PARTS + 1):
+        position += len(delimiter)
+        if content[position : position + 2] == b"--":
+            return
+        head_end = content.find(b"\r\n\r\n", position, position + MAX_HEADER_BYTES)
+        if content[position : position + 2] != b"\r\n" or head_end < 0:
+            raise MalformedBody(f"The multipart body has no part header at byte {position:,}.")
+        start = head_end + 4
+        end = content.find(b"\r\n" + delimiter, start)
+        if end < 0:
+            raise MalformedBody("The multipart body ends before its closing boundary.")
+        head = HeaderParser().parsestr(content[position + 2 : start].decode("utf-8", "replace"))
+        yield head, start, end
+        position = end + 2
+    raise MalformedBody(f"The multipart body has more than {MAX_PARTS} parts.")

@@ -1,0 +1,93 @@
+"""Reads and fits validation data on this machine as the worker does with uploads, for the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from boxcal.app.client.calls import pack_images
+from boxcal.app.fitting import check, requirements
+from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
+from boxcal.app.fitting.form import FilePart
+from boxcal.app.fitting.images import run_backbone
+from boxcal.app.fitting.messages import FitTask
+from boxcal.app.fitting.validation_set import ValidationSet
+from boxcal.app.registry.records import FittedCalibrator
+
+if TYPE_CHECKING:
+    from boxcal.app.settings import Settings
+
+NO_LIMIT = 2**62  # the user's own file, on the user's own machine
+
+Progress = Callable[[float, str], None]
+
+
+def read_validation_data(
+    path: Path, folder: Path, settings: Settings, progress: Progress, reads: Collection[str] = ()
+) -> ValidationSet:
+    """Read `.npz`, `.parquet` or images into a checked set that is kept in `folder`.
+
+    Images (a zip archive or a folder, with a folder for each class) go through the model of the settings;
+    the set then also holds what `reads` names, `features` or `inputs`.
+
+    Raises
+    ------
+    BoxcalError, BackboneError, ValueError
+        Naming the array, the image or the place, and the value that cannot be accepted.
+    """
+    source = BackboneSource.of(settings)
+    data = _read(path, folder, source)
+    if data.holds_images:
+        run_backbone(data, source.load(), source.max_pixels, progress, reads)
+    return data
+
+
+def holds_images(path: Path) -> bool:
+    """Whether the data are images in place of logits."""
+    return path.is_dir() or check.holds_images(FilePart(path, 0, path.stat().st_size))
+
+
+def fit_file(
+    path: Path, folder: Path, settings: Settings, method: str, progress: Progress
+) -> FittedCalibrator:
+    """Fit a method to validation data, judge it on unseen folds and draw the reliability diagram.
+
+    Raises
+    ------
+    BoxcalError, BackboneError, ValueError
+        As `read_validation_data`, or the data cannot be fitted by this method.
+    """
+    from boxcal.app.fitting.fit import perform  # noqa: PLC0415 - matplotlib and the fits take long to load
+
+    source = BackboneSource.of(settings)
+    _read(path, folder, source)
+    return perform(FitTask(folder, source, method), progress).fitted
+
+
+def extras_of(
+    data: ValidationSet, wanted: Collection[str], settings: Settings
+) -> tuple[dict[str, Any], list[str]]:
+    """Give the features and inputs that a set holds, as `boxcal.calibrators.fit` takes them.
+
+    Returns
+    -------
+    The arguments, and a sentence for each part that does not belong to the model of the settings.
+    """
+    held = {name for name in wanted if name in requirements.REQUIRED and data.besides(name) is not None}
+    if not held:
+        return {}, []
+    backbone = BackboneSource.of(settings).load()
+    summary = BackboneSummary.of(backbone, data.folder)
+    notes = {name: note for name in held if (note := requirements.missing(name, data, summary))}
+    return requirements.extras(held - notes.keys(), data, backbone), list(notes.values())
+
+
+def _read(path: Path, folder: Path, source: BackboneSource) -> ValidationSet:
+    if path.is_dir():
+        packed = folder / "images.zip"
+        packed.write_bytes(pack_images(path))
+        path = packed
+    classes = source.load().labels if holds_images(path) else None
+    place = FilePart(path, 0, path.stat().st_size)
+    return check.read_file(place, folder, classes=classes, max_bytes=NO_LIMIT)
