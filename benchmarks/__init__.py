@@ -1,1 +1,1 @@
-"""Benchmarks: run by hand, each by one command, never part of the test suite."""
+"""Benchmarks. Each is run manually with one command and is not part of the test suite."""

@@ -1,8 +1,8 @@
-"""`/calibrate` beside the least that could do its work: `python -m benchmarks.calibrate_route [ROUNDS]`.
+"""Compares `/calibrate` with minimal implementations: `python -m benchmarks.calibrate_route [ROUNDS]`.
 
-One row of 1000 logits in JSON, all probabilities returned in JSON, 16 connections kept busy. Three ways, one
-after the other in every round: a bare loop on one core that parses, takes a softmax and writes; plain FastAPI
-with orjson and numpy in one process; and boxcal, which also ranks and counts. Only ratios matter.
+A request contains one row of 1000 logits in JSON, the response all probabilities in JSON; 16 connections are
+busy. Each round measures, one after the other: a loop on one core without a server that parses, computes
+softmax and serialises; plain FastAPI with orjson and NumPy in one process; and boxcal. Only ratios matter.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SERVERS = {
 
 @contextmanager
 def serving(name: str, port: int) -> Iterator[psutil.Process]:
-    """Run one of the servers in a process of its own for as long as the block lasts."""
+    """Run one of the servers in a separate process while the block runs."""
     command, ready = SERVERS[name]
     with tempfile.TemporaryDirectory() as folder:
         settings = {
@@ -64,7 +64,7 @@ def serving(name: str, port: int) -> Iterator[psutil.Process]:
 
 
 def served(name: str, bodies: list[bytes]) -> dict[str, float]:
-    """Measure one server: answers a second at saturation, a lone client's median, processor time each."""
+    """Measure one server: responses/s at saturation, median latency of one client, CPU time."""
     port = free_port()
     asked: list[Request] = [
         for_boxcal("logits", body) if name == "boxcal" else raw("logits", body) for body in bodies
@@ -93,7 +93,7 @@ def served(name: str, bodies: list[bytes]) -> dict[str, float]:
 
 
 def bare(bodies: list[bytes]) -> float:
-    """Measure the loop without any server, in rows a second."""
+    """Measure the loop without a server, in rows/s."""
     count, start = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - start) < SECONDS / 2:
         softmax_json(bodies[count % len(bodies)])

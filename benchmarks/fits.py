@@ -1,12 +1,12 @@
-"""Times of fits side by side with what else could be used, all in one run; prints a Markdown table.
+"""Compares the times of fits with alternatives in one run; prints a Markdown table.
 
     python -m benchmarks.fits [--only ts,pb,recipe,auto,memory]
 
-The data are overconfident logits drawn from a known model. Temperature scaling is held against
-scikit-learn's; probability bounding against the paper's recipe, Adam for 500 epochs in batches of 256, on the
-authors' operator where `bcsoftmax` can be imported (github.com/neonnnnn/torchbcsoftmax). A few steps of the
-recipe are timed on few rows, and the rest follows: a step's cost is linear in its rows. All of its steps are
-made once, by the closed-form gradient, to see the likelihood that it ends at.
+The data are overconfident logits drawn from a known model. Temperature scaling is compared with that of
+scikit-learn, and probability bounding with the paper's recipe: Adam for 500 epochs in batches of 256, on the
+authors' operator if `bcsoftmax` is installed (github.com/neonnnnn/torchbcsoftmax). A few steps of the recipe
+are timed with few rows and extrapolated, because the time of a step is linear in its rows. All steps are also
+run once with the closed-form gradient, to determine the final likelihood.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MEMORY = (50_000, 1000)
 
 
 class Scores(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A classifier whose decision function is its input, as scikit-learn's calibration wants one."""
+    """A classifier whose decision function is its input, for scikit-learn's calibration."""
 
     def fit(self, X: NDArray[np.float64], y: NDArray[np.int64]) -> Scores:
         """Remember the classes."""
@@ -56,7 +56,7 @@ class Scores(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def overconfident(num_samples: int, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Logits twice as large as the model that the labels are drawn from would have them."""
+    """Return logits that are twice as large as those from which the labels are drawn."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(num_samples, num_classes, generator=generator) * 1.5
     favoured = torch.randint(num_classes, (num_samples, 1), generator=generator)
@@ -66,7 +66,7 @@ def overconfident(num_samples: int, num_classes: int) -> tuple[Tensor, Tensor]:
 
 
 def seconds(work: Callable[[], object], repeats: int = 3) -> float:
-    """Least wall-clock time of a few runs."""
+    """Return the minimum wall-clock time of a few runs."""
     times = []
     for _ in range(repeats):
         started = time.perf_counter()
@@ -81,7 +81,7 @@ def row(*cells: object) -> None:
 
 
 def temperature(num_classes: int = 100) -> None:
-    """Hold `ts` against scikit-learn's temperature scaling."""
+    """Compare `ts` with scikit-learn's temperature scaling."""
     logits, labels = overconfident(SAMPLES, num_classes)
     X, y = logits.double().numpy(), labels.numpy()
     frozen = FrozenEstimator(Scores().fit(X, y))
@@ -91,7 +91,7 @@ def temperature(num_classes: int = 100) -> None:
 
 
 def bounds() -> None:
-    """Time `pb` and `ts+pb`, beside `ts` on the same data."""
+    """Time `pb` and `ts+pb`, and `ts` on the same data."""
     for method, num_classes in (("pb", 100), ("pb", 1000), ("ts+pb", 100)):
         logits, labels = overconfident(SAMPLES, num_classes)
         base = seconds(lambda: fit("ts", logits, labels), 2)  # noqa: B023 - called at once
@@ -100,7 +100,7 @@ def bounds() -> None:
 
 
 class Recipe:
-    """The paper's fit of `pb`: Adam with its defaults on two raw numbers, which start at -3 and 3."""
+    """The paper's fit of `pb`: Adam with default settings on two parameters, which start at -3 and 3."""
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
@@ -113,14 +113,14 @@ class Recipe:
         return share * torch.sigmoid(self.raw[0]), share + (1 - share) * torch.sigmoid(self.raw[1])
 
     def step_with(self, operator: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> None:
-        """One step on a batch of logits, as the authors make it."""
+        """Run one step on a batch of logits, as in the authors' code."""
         lower, upper = (bound.to(x.dtype).expand_as(x) for bound in self.bounds())
         self.optimiser.zero_grad()
         torch.autograd.backward(torch.nn.functional.nll_loss(operator(x, lower, upper).log(), y))
         self.optimiser.step()
 
     def step_on(self, rows: SortedRows, batch: NDArray[np.int64]) -> None:
-        """Make the same step on some of the rows prepared for it, by the closed-form gradient."""
+        """Run the same step on some of the prepared rows, with the closed-form gradient."""
         lower, upper = self.bounds()
         _, by_lower, by_upper = rows.log_probability(lower.item(), upper.item())
         slopes = [torch.tensor(-slope[batch].mean()) for slope in (by_lower, by_upper)]
@@ -130,9 +130,9 @@ class Recipe:
 
 
 def recipe(num_classes: int = 1000) -> None:
-    """Hold `pb` against the paper's recipe: its seconds are extrapolated, its NLL is that of all its steps.
+    """Compare `pb` with the paper's recipe: its time is extrapolated, its NLL is that after all steps.
 
-    Steps are timed on the authors' operator; those to the end are made on ours.
+    Steps are timed with the authors' operator; the complete recipe is run with ours.
     """
     logits, labels = overconfident(SAMPLES, num_classes)
     found = fit("pb", logits, labels)
@@ -162,14 +162,14 @@ def recipe(num_classes: int = 1000) -> None:
 
 
 def automatic(num_classes: int = 100) -> None:
-    """Time `auto` over every method that reads logits."""
+    """Time `auto` with every method that reads logits."""
     logits, labels = overconfident(SAMPLES, num_classes)
     result = fit("auto", logits, labels)
     row("auto", num_classes, f"{result.seconds:.0f} s", f"chose {result.method}", "-")
 
 
 def memory() -> None:
-    """Give the peak memory of a process that fits `pb` to 50,000 samples of 1000 classes."""
+    """Return the peak memory of a process that fits `pb` to 50,000 samples of 1000 classes."""
     code = f"from benchmarks.fits import peak; peak{MEMORY}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     row("pb", f"{MEMORY[1]} (N = {MEMORY[0]:,})", done.stdout.strip(), "peak memory of the process", "-")
@@ -186,7 +186,7 @@ PARTS = {"ts": temperature, "pb": bounds, "recipe": recipe, "auto": automatic, "
 
 
 def main() -> None:
-    """Run the parts that were asked for."""
+    """Run the requested parts."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

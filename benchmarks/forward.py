@@ -1,8 +1,8 @@
-"""The forward pass of an ONNX file on one thread: `python -m benchmarks.forward FILE [ROUNDS]`.
+"""Measures the forward pass of an ONNX file on one thread: `python -m benchmarks.forward FILE [ROUNDS]`.
 
-Every round starts a process for each way of running it, one after the other: onnxruntime with its defaults,
-the backbone on ordinary pages, and the backbone on huge pages, as `boxcal serve` runs it. Printed is the
-least time a sample, in milliseconds, of each round, and the least of all.
+Each round starts one process after the other: onnxruntime with its defaults, the backbone with normal pages,
+and the backbone with huge pages, as in `boxcal serve`. Prints the minimum time per sample in milliseconds, of
+each round and of all rounds.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SECONDS = 4.0
 HUGE = "glibc.malloc.hugetlb"
 WAYS = {
     "onnxruntime's defaults": ("plain", f"{HUGE}=0"),
-    "boxcal, ordinary pages": ("boxcal", f"{HUGE}=0"),
+    "boxcal, normal pages": ("boxcal", f"{HUGE}=0"),
     "boxcal, huge pages": ("boxcal", f"{HUGE}=1"),
 }
 
 
 def plain(path: Path) -> Callable[[torch.Tensor], object]:
-    """Open a session with nothing said but one thread."""
+    """Open a session with default options and one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -39,7 +39,7 @@ def plain(path: Path) -> Callable[[torch.Tensor], object]:
 
 
 def least_milliseconds(forward: Callable[[torch.Tensor], object], batch: torch.Tensor) -> float:
-    """Run it again and again for some seconds, at least eight times; give the least time a sample."""
+    """Run it repeatedly for some seconds, at least eight times; return the minimum time per sample."""
     times: list[float] = []
     end = time.perf_counter() + SECONDS
     while len(times) < 8 or time.perf_counter() < end:
@@ -50,7 +50,7 @@ def least_milliseconds(forward: Callable[[torch.Tensor], object], batch: torch.T
 
 
 def measure(way: str, path: Path) -> None:
-    """Print the time a sample for each size of batch: what a process of a round does."""
+    """Print the time per sample for each batch size. Runs in a process of its own."""
     backbone = load_backbone(f"onnx:{path}", device="cpu")
     forward = partial(backbone, alone=False) if way == "boxcal" else plain(path)
     batches = (torch.rand(size, *backbone.input_shape) for size in BATCHES)
@@ -58,7 +58,7 @@ def measure(way: str, path: Path) -> None:
 
 
 def main(path: Path, rounds: int) -> None:
-    """Run the rounds, each as a line a way, and then the least of all."""
+    """Run the rounds, print one line per variant, then the minima of all rounds."""
     found: dict[str, list[list[float]]] = {name: [] for name in WAYS}
     for _ in range(rounds):
         for name, (way, tunables) in WAYS.items():

@@ -1,10 +1,10 @@
-"""Whether memory stays flat under mixed sizes: `python -m benchmarks.memory [MINUTES] [--rate 3]`.
+"""Measures memory under mixed request sizes: `python -m benchmarks.memory [MINUTES] [--rate 3]`.
 
-One lone client sends, on a fixed schedule and in random order, images from 40 to 1200 pixels a side in JPEG
-and PNG, tensor batches of 1 to 48 samples, rows of logits by the one and by the hundred, bodies that are no
-image, and timeouts that cannot be kept. At the start and twelve times after it prints what the service
-holds (RSS), after half a second without requests. The first quarter fills caches and allocators; the growth
-that counts is from the median of the second quarter to that of the last.
+One client sends, on a fixed schedule and in random order, JPEG and PNG images with sides of 40 to 1200
+pixels, tensor batches of 1 to 48 samples, one to hundreds of rows of logits, invalid images, and timeouts
+that are too short. It prints the resident memory (RSS) of the service at the start and twelve times later,
+after half a second without requests. The first quarter fills caches and allocators; the result is the growth
+from the median of the second quarter to that of the last.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CLASSES = 1000
 
 
 def encoded(rng: np.random.Generator, side: int, kind: str) -> bytes:
-    """Write an image of smooth noise."""
+    """Encode an image of smooth noise."""
     coarse = Image.fromarray(rng.integers(0, 256, (12, 12, 3), dtype=np.uint8))
     stream = io.BytesIO()
     coarse.resize((side, max(40, side * 3 // 4)), Image.Resampling.BICUBIC).save(stream, kind)
@@ -42,7 +42,7 @@ def array(values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> bytes:
 
 
 def requests(seed: int) -> list[Request]:
-    """Make the requests that are sent again and again: path with query, body, media type."""
+    """Return the requests that are sent repeatedly: path with query, body, media type."""
     rng = np.random.default_rng(seed)
     npy = "application/x-npy"
     made = [
@@ -64,7 +64,7 @@ def requests(seed: int) -> list[Request]:
 
 
 def main() -> None:
-    """Send, read the memory, and say what came of it."""
+    """Send the requests, read the memory and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("minutes", type=float, nargs="?", default=60.0)
     parser.add_argument("--rate", type=float, default=3.0, help="requests a second")
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def megabytes(service: psutil.Process) -> float:
-    """Give what a process holds."""
+    """Return the resident memory of a process in MB."""
     return float(service.memory_info().rss) / 2**20
 
 

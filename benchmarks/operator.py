@@ -1,8 +1,8 @@
-"""The operator beside `torch.softmax` and other implementations: time forward and backward, and peak memory.
+"""Compares the operator with `torch.softmax` and others: time of forward and backward passes, peak memory.
 
 `make bench-operator` prints a table and writes benchmarks/results/operator.json and docs/images/operator.svg.
-Processor time of one thread, sides alternated round by round, medians and quartiles. Others are measured
-where they can be imported: the authors' package as `bcsoftmax`, and `cvxpylayers` (neither is a dependency).
+It measures the CPU time of one thread in alternating rounds, and reports medians and quartiles. The authors'
+package `bcsoftmax` and `cvxpylayers` are included if they are installed (neither is a dependency).
 """
 
 import argparse
@@ -26,22 +26,22 @@ RESULTS = ROOT / "benchmarks" / "results" / "operator.json"
 PLOT = ROOT / "docs" / "images" / "operator.svg"
 SIZES = ((128, 32), (128, 100), (128, 1000), (128, 10_000), (16, 100_000))
 SLOW_LIMIT = 1000
-"""Implementations that take seconds are called a few times, and not on more classes than this."""
+"""Slow implementations are called only a few times, with at most this many classes."""
 
 Call = Callable[[], Any]
 
 
 class Nothing(torch.autograd.Function):
-    """A backward pass that does nothing: what torch's engine costs around one."""
+    """A backward pass that does nothing, to measure the overhead of autograd."""
 
     @staticmethod
     def forward(_ctx: Any, rows: Tensor) -> Tensor:
-        """Give an answer of the rows' shape."""
+        """Return a result of the input's shape."""
         return torch.empty_like(rows)
 
     @staticmethod
     def backward(_ctx: Any, upstream: Tensor) -> Tensor:
-        """Give a gradient of its shape."""
+        """Return a gradient of the same shape."""
         return torch.empty_like(upstream)
 
 
@@ -56,14 +56,14 @@ def paper_problem(rows: int, classes: int, seed: int) -> tuple[Tensor, Tensor, T
 
 
 def problems(rows: int, classes: int) -> dict[str, tuple[Tensor, float | Tensor, float | Tensor]]:
-    """List the boxes: vectors, one number that binds on half of the rows, one that binds nowhere."""
+    """Return the bounds: vectors, one number that is active in half of the rows, one that is never active."""
     logits, lower, upper = paper_problem(rows, classes, seed=0)
     half = float(logits.softmax(-1).amax(-1).median())
     return {"vector": (logits, lower, upper), "half": (logits, 0.0, half), "nowhere": (logits, 0.0, 1.0)}
 
 
 def alternate(sides: dict[str, Call], *, rounds: int) -> dict[str, list[float]]:
-    """Time every side once a round, in turn, each long enough for the clock; seconds per call."""
+    """Time each function once per round, in turn; return seconds per call."""
     repeats = {}
     for name, call in sides.items():
         call()
@@ -81,7 +81,7 @@ def alternate(sides: dict[str, Call], *, rounds: int) -> dict[str, list[float]]:
 
 
 def slow_seconds(call: Call) -> float:
-    """Processor time of all threads for a call that may take a minute; the median of three if it does not."""
+    """Return the CPU time of all threads for a slow call (median of three below a second)."""
     times: list[float] = []
     while len(times) < 4 and sum(times) < 1.0:
         began = time.process_time()
@@ -91,9 +91,11 @@ def slow_seconds(call: Call) -> float:
 
 
 def peak_bytes(call: Call) -> int:
-    """How far the process's memory rose above where it was, while the call ran (Linux with glibc)."""
+    """Return the growth of the process's memory during the call (Linux with glibc)."""
     call()
-    ctypes.CDLL(None).malloc_trim(0)  # What earlier calls freed would otherwise be used again unseen.
+    ctypes.CDLL(None).malloc_trim(
+        0
+    )  # Otherwise memory that earlier calls freed would be reused and not be counted.
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
     call()
@@ -101,7 +103,7 @@ def peak_bytes(call: Call) -> int:
 
 
 def processor() -> str:
-    """Name the processor as Linux does, else its architecture."""
+    """Return the name of the CPU on Linux, otherwise its architecture."""
     described = Path("/proc/cpuinfo")
     lines = described.read_text().splitlines() if described.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -114,12 +116,12 @@ def _status(field: str) -> int:
 
 
 def softmax(rows: Tensor) -> Tensor:
-    """Take the softmax that everything is compared with."""
+    """Compute the softmax that is the reference."""
     return torch.softmax(rows, -1)
 
 
 def training_step(name: str, function: Callable[[Tensor], Tensor], logits: Tensor) -> dict[str, Call]:
-    """Prepare both halves of a training step: the pass that keeps what a gradient needs, and the gradient."""
+    """Return both parts of a training step: the forward pass that stores tensors, and the backward pass."""
     rows = logits.clone().requires_grad_()
     answer, upstream = function(rows), torch.randn_like(logits)
     return {
@@ -129,7 +131,7 @@ def training_step(name: str, function: Callable[[Tensor], Tensor], logits: Tenso
 
 
 def others(logits: Tensor, lower: Tensor, upper: Tensor) -> dict[str, Call]:
-    """Prepare what else can be imported here, on the same problem."""
+    """Return the other installed implementations, for the same problem."""
     found: dict[str, Call] = {}
     try:
         authors = importlib.import_module("bcsoftmax")
@@ -156,7 +158,7 @@ def _convex_layer(classes: int) -> Any:
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:
-    """Measure every size and box."""
+    """Measure every size with all bounds."""
     table = []
     for rows, classes in SIZES:
         for box, (logits, lower, upper) in problems(rows, classes).items():
@@ -197,7 +199,7 @@ def measure(rounds: int) -> list[dict[str, Any]]:
 
 
 def line(entry: dict[str, Any]) -> str:
-    """Write one row of the printed table."""
+    """Return one row of the printed table."""
     extra = "".join(
         f"  {name} {entry[key] / entry['forward_ours']:,.0f}x"
         for name in ("authors", "cvxpylayers")
@@ -215,7 +217,7 @@ def line(entry: dict[str, Any]) -> str:
 
 
 def plot(table: list[dict[str, Any]], path: Path) -> None:
-    """Draw the ratio to softmax over the number of classes, medians with quartiles."""
+    """Plot the ratio to softmax against the number of classes, medians with quartiles."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - only the plot needs it
 
     figure = Figure(figsize=(7, 4))
@@ -237,7 +239,7 @@ def plot(table: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print the table, write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()

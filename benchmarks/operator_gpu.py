@@ -1,7 +1,7 @@
-"""The operator on a GPU: time beside `torch.softmax`, and achieved bandwidth beside a device copy.
+"""Compares the operator on a GPU with `torch.softmax`, and its bandwidth with that of a device copy.
 
 `python -m benchmarks.operator_gpu` on a machine with a CUDA device prints a table and writes
-benchmarks/results/operator_gpu.json. Sides are alternated; medians of timings by CUDA events.
+benchmarks/results/operator_gpu.json. Measurements alternate; the results are medians of CUDA event timings.
 """
 
 import json
@@ -23,7 +23,7 @@ CALLS, ROUNDS = 20, 15
 
 
 def seconds(call: Callable[[], Any]) -> float:
-    """Time one call on the device, as the mean of a short run."""
+    """Return the time of one call on the device, as the mean of a short run."""
     began, ended = (torch.Event("cuda", enable_timing=True) for _ in range(2))
     began.record()
     for _ in range(CALLS):
@@ -34,7 +34,7 @@ def seconds(call: Callable[[], Any]) -> float:
 
 
 def measure(rows: int, classes: int) -> dict[str, Any]:
-    """Measure one size under uniform and vector bounds, beside softmax and a copy of as many bytes."""
+    """Measure one size with uniform and vector bounds, softmax and a copy of as many bytes."""
     logits, lower, upper = (part.cuda() for part in paper_problem(rows, classes, seed=0))
     half = float(logits.softmax(-1).amax(-1).median())
     target = torch.empty_like(logits)
@@ -63,9 +63,9 @@ def measure(rows: int, classes: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print the table, write the results."""
     if not torch.cuda.is_available():
-        sys.exit("no CUDA device: this benchmark measures one")
+        sys.exit("this benchmark requires a CUDA device")
     results = []
     for rows, classes in SIZES:
         entry = measure(rows, classes)

@@ -1,9 +1,10 @@
-"""How far every fit stays above the best of many random starts, on validation sets given as `.npz` files.
+"""Compares fits with the best of many random starting points, on validation sets in `.npz` files.
 
     python -m benchmarks.optima FILE... [--starts 200] [--methods pb,ts+pb,dpb,ets,lb]
 
-A file holds `logits` (N, K) or `probabilities`, and `labels`. Random starts are uniform in the limits of the
-search (in the lowest part of wide ones), and each is followed by the descent that a fit uses, to its end.
+A file contains `logits` (N, K) or `probabilities`, and `labels`. Random starting points are uniform within
+the limits of the search (in the lowest part of wide limits). Each is optimised until convergence with the
+method of the fit.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def read(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def objective_for(method: str, logits: Tensor, labels: Tensor) -> tuple[Objective, Limits]:
-    """Give the objective that a fit of the method descends on, and the limits of its coordinates."""
+    """Return the objective of a fit of the method, and the limits of its coordinates."""
     parts = parse(method)
     num_classes = logits.shape[1]
     if method == "pb":
@@ -56,7 +57,7 @@ def objective_for(method: str, logits: Tensor, labels: Tensor) -> tuple[Objectiv
 
 
 def best_random(method: str, logits: Tensor, labels: Tensor, starts: range) -> tuple[float, int]:
-    """Give the lowest NLL that descents from random starts reach, and how many come within 1e-7 of it."""
+    """Return the lowest NLL from random starting points, and how many come within 1e-7 of it."""
     objective, limits = objective_for(method, logits, labels)
     ends = []
     for number in starts:
@@ -68,7 +69,7 @@ def best_random(method: str, logits: Tensor, labels: Tensor, starts: range) -> t
 
 
 def _uniform(rng: np.random.Generator, low: float | None, high: float | None) -> float:
-    """Draw one coordinate: of a weight from 0 up to 1.5, of a logarithm from a wide range."""
+    """Draw one coordinate: a weight from 0 to 1.5, a logarithm from a wide range."""
     if low == 0.0:
         return rng.uniform(0.0, min(high or 1.5, 1.5))
     return rng.uniform(max(low or -WIDE, -14.0), min(high or WIDE, WIDE))

@@ -1,10 +1,10 @@
-"""The service at a multiple of what it can do: `python -m benchmarks.overload [SECONDS] [--times 3]`.
+"""Measures the service under overload: `python -m benchmarks.overload [SECONDS] [--times 3]`.
 
-It first measures the capacity: answers a second with enough connections to keep the service busy. Then
-images arrive at three times that rate, on a fixed schedule and for five minutes unless told otherwise, each
-with a timeout. Printed is what matters on a bad day: how many answers come in time beside the capacity, how
-soon the others are refused, whether health answers, and what memory does. Service, load and health checks
-are processes of their own on one machine, so the load takes its share of the cores.
+It first measures the capacity: responses/s with enough connections to keep the service busy. Then images
+arrive at three times that rate, on a fixed schedule, by default for five minutes, each with a timeout. It
+prints the throughput of successful responses relative to the capacity, the latency of rejections and of
+health checks, and the memory. Service, load generator and health checks are separate processes on one
+machine.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from benchmarks.serving.payloads import JPEG, Request, free_port
 HOST = "127.0.0.1"
 SATURATING = 16
 CONNECTIONS = 512
-"""More than the service holds requests at once under overload, so that none waits for a connection."""
+"""More connections than concurrent requests under overload, so that no request waits for one."""
 
 
 def generate(port: int, requests: list[bytes], phase: Phase) -> Outcome:
-    """Run one phase of load in this process."""
+    """Run one phase of load."""
     return Generator(port, requests).run(phase)
 
 
 def check_health(port: int, seconds: float) -> list[float]:
-    """Ask for health ten times a second; give how long every answer took, infinity for another than 200."""
+    """Check health ten times per second; return each latency, infinity if the status is not 200."""
     connection = Connection(port)
     took = []
     until = time.perf_counter() + seconds
@@ -60,7 +60,7 @@ def check_health(port: int, seconds: float) -> list[float]:
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
-    """Ask until the service says that it is ready."""
+    """Wait until the service is ready."""
     while True:
         if process.poll() is not None:
             raise SystemExit("the service did not start")
@@ -74,7 +74,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
 
 @contextmanager
 def serving(model: str) -> Iterator[tuple[int, psutil.Process]]:
-    """Run the service for as long as the block lasts."""
+    """Run the service while the block runs."""
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
         settings = {
@@ -94,7 +94,7 @@ def serving(model: str) -> Iterator[tuple[int, psutil.Process]]:
 
 
 def photographs(side: int, count: int) -> list[bytes]:
-    """Cut JPEG images from the photograph that scikit-learn brings."""
+    """Cut JPEG images from the photograph in scikit-learn."""
     photograph = Image.fromarray(load_sample_image("china.jpg"))
     images = []
     for left in np.linspace(0, photograph.width - side, count).astype(int).tolist():
@@ -107,7 +107,7 @@ def photographs(side: int, count: int) -> list[bytes]:
 def watch(
     load: Future[Outcome], port: int, service: psutil.Process, seconds: float
 ) -> tuple[Outcome, list[float], list[float]]:
-    """While the load runs, ask for health and read memory (in MB)."""
+    """While the load runs, check health and read the memory (in MB)."""
     late: list[float] = []
     memory: list[float] = []
     while not load.done():
@@ -117,12 +117,12 @@ def watch(
 
 
 def quantile(values: list[float], share: float) -> float:
-    """Give a quantile in milliseconds; NaN of nothing."""
+    """Return a quantile in milliseconds; NaN without values."""
     return float(np.quantile(values, share)) * 1e3 if values else math.nan
 
 
 def main() -> None:
-    """Measure the capacity, then the overload, and say what came of it."""
+    """Measure the capacity, then the overload, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seconds", type=float, nargs="?", default=300.0)
     parser.add_argument("--times", type=float, default=3.0, help="of the capacity")

@@ -1,8 +1,7 @@
-"""The comparison of methods on real data sets: `python -m benchmarks.results DATA` writes `docs/results.md`.
+"""Compares methods on real data sets: `python -m benchmarks.results DATA` writes `docs/results.md`.
 
-DATA is a folder with a folder per data set, `NAME/val.npz` and `NAME/test.npz`; sets that are not there
-keep the figures of their last run. Each set's figures are kept in `docs/results/NAME.json` as soon as they
-are there.
+DATA is a folder with a folder per data set, `NAME/val.npz` and `NAME/test.npz`; for a missing data
+set the results of its last run are used. The results of each data set are stored in `docs/results/NAME.json`.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ FOLDS = 3
 DRAWS = 5000
 """Resamples of the paired comparisons of `auto`."""
 QUICK = ("uncalibrated", "pb", "pb-lower", "pb-upper", "lb", "ts", "ts+pb", "ets", "vector", "beta")
-"""What is fitted in seconds, or a minute, to many classes; four fits of each make the page."""
+"""Methods whose fit takes at most a minute with many classes; each is fitted four times."""
 LARGE = (*QUICK, "dpb", "pts", "pb-mlp")
 OTHERS = ("vector", "matrix", "beta", "histogram", "isotonic", "venn-abers")
-"""What users would pick besides the paper's methods."""
+"""Common methods that are not in the paper."""
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set of the page: its folder's name, what people call it, and the methods run on it."""
+    """A data set: the name of its folder, its title, and the methods that are run."""
 
     name: str
     title: str
@@ -71,7 +70,7 @@ def read(path: Path) -> ValidationSet:
 
 
 def run(data: Path, data_set: DataSet) -> bool:
-    """Compare the methods on one data set and keep the figures; False where it is not there."""
+    """Compare the methods on one data set and store the results; False if it does not exist."""
     folder = data / data_set.name
     if not (folder / "val.npz").exists() or not (folder / "test.npz").exists():
         print(f"{data_set.name}: not in {data}, skipped")
@@ -103,7 +102,7 @@ def run(data: Path, data_set: DataSet) -> bool:
 def _auto(
     chosen: FitResult, methods: Sequence[str], validation: ValidationSet, test: ValidationSet
 ) -> dict[str, Any]:
-    """Hold the choice of `auto` against the best of the methods and the raw network, on the test set.
+    """Compare `auto` with the best method and with no calibration, on the test set.
 
     The best is found on the test set, so its difference is also given with an interval that holds for the
     differences to all methods at once.

@@ -1,8 +1,8 @@
-"""Start and answer of the service beside what they are made of: `python -m benchmarks.service [ROUNDS]`.
+"""Measures startup and latency of the service: `python -m benchmarks.service [ROUNDS]`.
 
-Every round measures, one after the other: a bare `python -c "import torch, torchvision"`; the service from
-the start of its process until it is ready; a digit over HTTP, asked by a lone client; and the same digit
-decoded and run through the backbone in this process.
+Each round measures, one after the other: `python -c "import torch, torchvision"`; the service from the start
+of its process until it is ready; the latency of one image of a digit over HTTP with a single client; and
+decoding and running the same image in this process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def bare_import() -> float:
 
 
 def start_and_ask(image: bytes) -> tuple[float, float]:
-    """Time the start until ready, and the median of a digit's answer."""
+    """Return the time from start until ready, and the median latency of an image."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         settings = {"BOXCAL_PORT": str(port), "BOXCAL_DATA_DIR": folder, "BOXCAL_MODEL": "digits"}
@@ -64,7 +64,7 @@ def start_and_ask(image: bytes) -> tuple[float, float]:
 
 
 def decode_and_run(image: bytes) -> float:
-    """Time the median of decoding a digit and running it through the backbone."""
+    """Return the median time to decode an image and run the backbone."""
     backbone = load_backbone("digits", device="cpu")
     read = decoder_of(backbone, max_pixels=10**6).decode
     sent = EncodedImage(image)
@@ -74,7 +74,7 @@ def decode_and_run(image: bytes) -> float:
 
 
 def main(rounds: int) -> None:
-    """Measure, and print every round and the medians."""
+    """Measure, print every round and the medians."""
     image = load_digits_split().test.png(0)
     rows = []
     for _ in range(rounds):

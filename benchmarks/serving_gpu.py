@@ -1,11 +1,10 @@
-"""ViT-B/16 in bfloat16 on a GPU: the service against the bare network, from tensors and from JPEG.
+"""Compares the service with the network alone on a GPU: ViT-B/16 in bfloat16, tensors and JPEG.
 
     python -m benchmarks.serving_gpu
 
-Four rates in images a second, all in one run: the network alone on a batch of 64 that lies on the device;
-the backbone from host memory, as the service calls it; the service fed with `.npy` batches over loopback; the
-service fed with JPEG, beside the rate at which this machine decodes JPEG at all. Weights are random: they
-cost the same as trained ones.
+It measures, in images/s: the network on a batch of 64 in device memory; the backbone from host memory, as the
+service calls it; the service with `.npy` batches over loopback; the service with JPEG images, and the
+throughput of JPEG decoding on this machine. Weights are random, which does not change the time.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def _launch(python: Path, model: Model, port: int, folder: Path) -> Launch:
 
 
 def bare_network(seconds: float) -> float:
-    """Images a second of the network alone, its input already on the device."""
+    """Return images/s of the network, with its input in device memory."""
     from torchvision.models import vit_b_16  # noqa: PLC0415 - only where there is a GPU
 
     network = vit_b_16(weights=None).to("cuda", torch.bfloat16).eval()
@@ -72,7 +71,7 @@ def bare_network(seconds: float) -> float:
 
 
 def backbone(seconds: float) -> float:
-    """Images a second of the backbone, from host memory to logits in host memory."""
+    """Return images/s of the backbone, from host memory to logits in host memory."""
     model = load_backbone(SPEC, weights="random", device="cuda", precision=PRECISION)
     model.warm_up([BATCH])
     batch = torch.randn(BATCH, *model.input_shape)
@@ -80,7 +79,7 @@ def backbone(seconds: float) -> float:
 
 
 def decoding(images: list[bytes], seconds: float) -> float:
-    """JPEG files a second that all cores together bring to 224 × 224."""
+    """Return how many JPEG files/s all cores decode and resize to 224 × 224."""
     cores = os.cpu_count() or 1
     stop = time.perf_counter() + seconds
 
@@ -96,7 +95,7 @@ def decoding(images: list[bytes], seconds: float) -> float:
 
 
 def some_images(folder: Path | None) -> list[bytes]:
-    """Return the JPEG files of a folder, or 500 × 375 ones of smooth noise, as heavy as photos."""
+    """Return the JPEG files of a folder, or 500 × 375 images of smooth noise of the size of photos."""
     if folder is not None:
         return read_images(folder)
     images = []
@@ -137,13 +136,13 @@ def service(images: list[bytes], seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, and print the figures as JSON."""
+    """Measure, print the results as JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving_gpu", description=__doc__)
     parser.add_argument("--images", type=Path, default=os.environ.get("BENCH_SERVING_IMAGES"))
     parser.add_argument("--seconds", type=float, default=SECONDS)
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("benchmarks.serving_gpu needs an NVIDIA GPU, and torch finds none on this machine.")
+        raise SystemExit("benchmarks.serving_gpu requires an NVIDIA GPU, and torch finds none.")
     images = some_images(options.images)
     bare = bare_network(options.seconds)
     through = backbone(options.seconds)

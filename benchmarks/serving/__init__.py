@@ -1,5 +1,5 @@
-"""Measures the service beside the servers people would otherwise choose: same model, images, load, machine.
+"""Compares the service with other servers: same model, images, load and machine.
 
-The way through: `environments` installs each contestant apart, `running` starts one of them, `load` (its own
-process) puts it under load, `limits` measures what the machine does without any server, `report` tells.
+`environments` installs each server in its own environment, `running` starts it, `load` (a separate process)
+generates load, `limits` measures the throughput without a server, `report` writes the tables.
 """

@@ -31,12 +31,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
     )
-    parser.add_argument("--rounds", type=int, default=3, help="0 only reports what was measured before")
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of each constant rate")
     parser.add_argument(
-        "--no-rates", action="store_true", help="leave out constant rates: for models that take long"
+        "--rounds", type=int, default=3, help="number of rounds; 0 only reports existing results"
     )
-    parser.add_argument("--under", default="", help="command that runs the measuring process, such as a lock")
+    parser.add_argument("--seconds", type=float, default=4.0, help="duration of each constant rate")
+    parser.add_argument("--no-rates", action="store_true", help="skip constant rates, for slow models")
+    parser.add_argument(
+        "--under", default="", help="command that runs the measuring process, for example with a lock"
+    )
     for name, what in (
         ("model", "ONNX classifier"),
         ("labels", "its labels"),
@@ -46,7 +48,12 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(
             f"--{name}", type=Path, default=os.environ.get(variable), help=f"{what}; default ${variable}"
         )
-    parser.add_argument("--scratch", type=Path, default=Path("build/serving"), help="the peers' environments")
+    parser.add_argument(
+        "--scratch",
+        type=Path,
+        default=Path("build/serving"),
+        help="folder of the environments of the other servers",
+    )
     parser.add_argument(
         "--results", type=Path, default=Path("benchmarks/results"), help="folder of the results"
     )
@@ -54,18 +61,18 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     missing = [name for name in ("model", "labels", "images") if getattr(options, name) is None]
     if options.rounds and missing:
-        parser.error(" ".join(f"--{name} or $BENCH_SERVING_{name.upper()} is needed;" for name in missing))
+        parser.error(" ".join(f"--{name} or $BENCH_SERVING_{name.upper()} is required;" for name in missing))
     return options
 
 
 def machine() -> dict[str, Any]:
-    """Describe where it ran."""
+    """Describe the machine."""
     cpu = Path("/proc/cpuinfo").read_text().partition("model name\t: ")[2].partition("\n")[0]
     return {"processor": cpu, "cores": os.cpu_count(), "python": platform.python_version()}
 
 
 def measure(task: Task, chosen: list[Contestant], options: argparse.Namespace) -> dict[str, Any]:
-    """Start every contestant, check its answers, and have the measuring process go round them."""
+    """Start all servers, check their responses, and run the measuring process."""
     model = Model(options.model.absolute(), options.labels.absolute())
     os.environ["BENCH_MODEL"] = str(model.path)
     bodies = read_images(options.images) if task == "images" else random_logits(64)
@@ -106,7 +113,7 @@ def measure(task: Task, chosen: list[Contestant], options: argparse.Namespace) -
 
 
 def main() -> None:
-    """Run what the command line asks for."""
+    """Measure the requested tasks, print the tables and draw the plot."""
     options = arguments()
     chosen = [contestant for contestant in CONTESTANTS if contestant.name in options.only]
     options.results.mkdir(parents=True, exist_ok=True)

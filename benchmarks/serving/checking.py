@@ -1,4 +1,4 @@
-"""Refuses a server that does not do the same work as the others, before it is measured."""
+"""Checks before the measurement that a server returns correct responses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.serving.running import Server
 
 
 def reference(task: Task, bodies: list[bytes]) -> list[list[float]]:
-    """Return the answers that every server has to give; for images `BENCH_MODEL` names the model."""
+    """Return the expected responses; for images `BENCH_MODEL` is the model."""
     if task == "logits":
         return [read_answer(task, json.loads(softmax_json(body))) for body in bodies]
     classifier = Classifier(threads=1)
@@ -25,7 +25,7 @@ def reference(task: Task, bodies: list[bytes]) -> list[list[float]]:
 
 
 def ask(server: Server, request: Request) -> Any:
-    """Send one request and return the parsed answer."""
+    """Send one request and return the parsed response."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     try:
         connection.request("POST", request.path, request.body, {"Content-Type": request.media_type})
@@ -39,12 +39,12 @@ def ask(server: Server, request: Request) -> Any:
 
 
 def check(server: Server, task: Task, requests: list[Request], expected: list[list[float]]) -> None:
-    """Ask everything once: the top class of 90 % of the images, or every probability, must be as expected.
+    """Send each request once: the top class of 90 % of the images, or every probability, must be correct.
 
     Raises
     ------
     SystemExit
-        When too few answers agree, with their number.
+        If too few responses are correct, with their number.
     """
     answers = [read_answer(task, ask(server, request)) for request in requests]
     if task == "images":

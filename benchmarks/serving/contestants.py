@@ -1,4 +1,4 @@
-"""Who takes part: how each is installed, started and asked. The service under test is the first of them."""
+"""The servers: how each is installed, started and called. The first is the service under test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMON = ("onnxruntime==1.31.1", "pillow==13.0.0", "orjson==3.13.0")
 
 @dataclass(frozen=True)
 class Model:
-    """What every contestant serves: an ONNX classifier of 224 × 224 images and its labels."""
+    """The model of all servers: an ONNX classifier of 224 × 224 images, and its labels."""
 
     path: Path
     labels: Path
@@ -31,7 +31,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Launch:
-    """A command and what it needs around it; `folder` is a scratch folder of this start alone."""
+    """A command and its environment; `folder` is a temporary folder for this start."""
 
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
@@ -44,15 +44,15 @@ class Contestant:
     Attributes
     ----------
     name
-        Key in results and folder of its virtual environment.
+        Key in the results, and folder of its virtual environment.
     requirements
-        Pinned packages of that environment; none for the service under test, which runs in this one.
+        Pinned packages of that environment; empty for the service under test.
     launch
-        (python, model, port, scratch folder) → how it is started.
+        Function of (python, model, port, folder) that returns how it is started.
     ready
-        Path that answers 200 once the model is loaded.
+        Path that returns 200 when the model is loaded.
     request
-        (task, body) → what is sent: a JPEG for `images`, a JSON document of logits for `logits`.
+        Function of (task, body) that returns the request: JPEG for `images`, JSON logits for `logits`.
     """
 
     name: str

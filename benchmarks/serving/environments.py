@@ -1,4 +1,4 @@
-"""Gives every peer a virtual environment of its own, kept as long as its pinned packages stay the same."""
+"""Creates a virtual environment for each server; it is reused until its pinned packages change."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from benchmarks.serving.contestants import Contestant
 
 
 def python_of(contestant: Contestant, scratch: Path) -> Path:
-    """Return the interpreter that runs a contestant, installing its packages where that is still to be done.
+    """Return the interpreter of a server; installs its packages if necessary.
 
     Raises
     ------
     SystemExit
-        With the installer's last words, when the packages cannot be installed.
+        If the packages cannot be installed, with the last output of the installer.
     """
     if not contestant.requirements:
         return Path(sys.executable)

@@ -1,11 +1,11 @@
-"""What the machine does without any server. A process of its own.
+"""Measures the throughput of the machine without a server, in a separate process.
 
     python -m benchmarks.serving.limits images|logits SECONDS PLAN.json RESULT.json
 
-The plan names the model and holds the bodies. For images the limit is the fastest of several loops that
-decode and run the model on all cores, in sessions like those of the peers; beside it stand the model's batch
-throughput alone, and the same loop in sessions opened as the service opens them. For logits it is one thread
-that parses, takes a softmax and writes.
+The plan contains the model and the bodies. For images the limit is the fastest of several loops that decode
+and run the model on all cores, with sessions like those of the other servers. Also measured: the model
+without decoding, and the same loop with sessions like those of the service. For logits the limit is one
+thread that parses, computes softmax and serialises.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BATCHES = (1, 8, 32)
 
 
 def rate(step: Callable[[int], object], seconds: float) -> float:
-    """Return how often a second `step(i)` runs, after one unmeasured call."""
+    """Return calls/s of `step(i)`, after one call that is not measured."""
     step(0)
     count, start = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - start) < seconds:
@@ -60,10 +60,10 @@ def _run_batch(classifier: Classifier, batch: Array, _: int) -> None:
 
 
 def images(bodies: list[bytes], seconds: float) -> dict[str, float]:
-    """Return the loops' rates in images a second."""
+    """Return the rates of the loops in images/s."""
     with ThreadPoolExecutor(CORES) as threads:
         in_threads = _together(threads, bodies, seconds)
-    # Processes have no lock in common, and so should be the fastest; whichever is, is the limit.
+    # Processes share no interpreter lock and should be fastest; the fastest variant is the limit.
     with ProcessPoolExecutor(CORES, mp_context=multiprocessing.get_context("spawn")) as processes:
         in_processes = _together(processes, bodies, seconds)
         as_served = _together(processes, bodies, seconds, as_served=True)
@@ -83,7 +83,7 @@ def images(bodies: list[bytes], seconds: float) -> dict[str, float]:
 
 
 def logits(bodies: list[bytes], seconds: float) -> dict[str, float]:
-    """Return the loop's rate in rows a second."""
+    """Return the rate of the loop in rows/s."""
     return {"limit": rate(lambda i: softmax_json(bodies[i % len(bodies)]), seconds)}
 
 

@@ -1,11 +1,10 @@
-"""The load generator: one process, one thread, plain sockets, to take little of the cores it shares.
+"""The load generator: one process with one thread and plain sockets, to use little CPU time.
 
     python -m benchmarks.serving.load PLAN.json RESULT.json
 
-A plan holds a port, the requests in base64, and phases. A phase without a rate keeps every connection busy
-(saturation, or one lone client). A phase with a rate sends on a fixed schedule whether or not earlier answers
-have come, and counts each latency from the moment the request was *due*, so that a stalled server cannot hide
-its stall (coordinated omission).
+A plan contains a port, the requests in base64, and phases. A phase without a rate keeps every connection busy
+(saturation, or a single client). A phase with a rate sends on a fixed schedule, independent of earlier
+responses, and measures latency from the scheduled time, which avoids coordinated omission.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ OK = 200
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of load; `rate` in requests a second, or None for as many as the connections carry."""
+    """One phase of load; `rate` in requests/s, or None to keep all connections busy."""
 
     name: str
     seconds: float
@@ -37,9 +36,9 @@ class Phase:
 
 @dataclass
 class Outcome:
-    """What came back. Latencies in seconds, of answered requests alone; everything else is a failure.
+    """The results. Latencies in seconds, of successful requests only; all others are failures.
 
-    `refused` has the latencies of those failures that were answers too, by their status.
+    `refused` has the latencies of the failures that have a status, by status.
     """
 
     name: str
@@ -52,15 +51,15 @@ class Outcome:
 
     @property
     def throughput(self) -> float:
-        """Answers a second."""
+        """Responses per second."""
         return len(self.latencies) / self.elapsed
 
     def fail(self, reason: str, count: int = 1) -> None:
-        """Count a request that did not get its answer."""
+        """Count a request without a successful response."""
         self.failures[reason] = self.failures.get(reason, 0) + count
 
     def answered(self, status: int, seconds: float) -> None:
-        """Count a request that got an answer."""
+        """Count a request with a successful response."""
         if status == OK:
             self.latencies.append(seconds)
             return
@@ -79,19 +78,19 @@ class Connection:
         self._expected = -1
 
     def send(self, request: bytes, due: float) -> None:
-        """Write a request that was due at a time of `perf_counter`."""
+        """Send a request that was due at this time of `perf_counter`."""
         self.due = due
         self._received.clear()
         self._expected = -1
         self.socket.sendall(request)
 
     def receive(self) -> int | None:
-        """Read what is there; return the status once the answer is whole.
+        """Read available bytes; return the status when the response is complete.
 
         Raises
         ------
         ConnectionError
-            When the server closed the connection before that.
+            If the server closed the connection before that.
         """
         data = self.socket.recv(1 << 18)
         if not data:
@@ -110,7 +109,7 @@ class Connection:
 
 
 class Generator:
-    """Runs phases against one port; the requests are sent in turn, again and again."""
+    """Runs phases against one port; the requests are sent cyclically."""
 
     def __init__(self, port: int, requests: list[bytes]) -> None:
         self._port = port
@@ -118,7 +117,7 @@ class Generator:
         self._next = 0
 
     def run(self, phase: Phase) -> Outcome:
-        """Run one phase, then wait a bounded time for the answers still outstanding."""
+        """Run one phase, then wait a limited time for outstanding responses."""
         outcome = Outcome(phase.name, phase.rate)
         waiting: deque[float] = deque()
         with select.epoll() as poller:
@@ -134,7 +133,7 @@ class Generator:
                     break
                 while waiting and pool.idle:
                     pool.send(self._request(), waiting.popleft())
-                # epoll counts whole milliseconds; select on its descriptor counts microseconds.
+                # epoll has a resolution of milliseconds; select on its descriptor has microseconds.
                 if not select.select([poller], [], [], _pause(phase, outcome, start, stop))[0]:
                     continue
                 for descriptor, _ in poller.poll(0):
@@ -147,7 +146,7 @@ class Generator:
         return outcome
 
     def _settle(self) -> None:
-        """Wait until the server has worked off what an earlier phase left behind."""
+        """Wait until the server has finished the requests of an earlier phase."""
         connection = Connection(self._port)
         connection.send(self._request(), 0.0)
         while connection.receive() is None:
@@ -183,7 +182,7 @@ class Pool:
         connection.send(request, due)
 
     def receive(self, descriptor: int, outcome: Outcome) -> bool:
-        """Read from a connection and count what came; say whether an answer is whole."""
+        """Read from a connection, count the result; return whether a response is complete."""
         connection = self.busy.get(descriptor) or self.idle[descriptor]
         try:
             status = connection.receive()
@@ -209,7 +208,7 @@ class Pool:
 
 
 def _come_due(phase: Phase, outcome: Outcome, free: int, start: float) -> Iterator[float]:
-    """Yield the moments at which new requests are due: for every free connection, or by the schedule."""
+    """Yield the times of new requests: at once for every free connection, or by the schedule."""
     now = time.perf_counter()
     if phase.rate is None:
         outcome.offered += free
@@ -228,7 +227,7 @@ def _pause(phase: Phase, outcome: Outcome, start: float, stop: float) -> float:
 
 
 def main(plan: Path, result: Path) -> None:
-    """Carry out a plan."""
+    """Run a plan."""
     asked = json.loads(plan.read_text())
     requests = [base64.b64decode(request) for request in asked["requests"]]
     generator = Generator(asked["port"], requests)

@@ -1,4 +1,4 @@
-"""The same question in every server's words, ready to be written to a socket."""
+"""The same request in the format of each server, as bytes for a socket."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def for_boxcal(task: str, body: bytes) -> Request:
 
 
 def raw(task: str, body: bytes) -> Request:
-    """Send the body as it is to a path of the task's name."""
+    """Send the body unchanged to the path with the name of the task."""
     return Request(f"/{task}", JPEG if task == "images" else JSON, body)
 
 
 def raw_to(path: str, media_type: str = "application/octet-stream") -> Callable[[str, bytes], Request]:
-    """Send the body as it is, and unlooked at, to the one path a server has."""
+    """Send the body unchanged, as binary data, to the only path of the server."""
     return lambda task, body: Request(path, media_type, body)
 
 
@@ -86,7 +86,7 @@ def open_inference(task: str, body: bytes) -> Request:
 
 
 def read_answer(task: str, document: Any) -> list[float]:
-    """Return the indices of the top 5 or the 1000 probabilities from any contestant's JSON."""
+    """Return the indices of the top 5, or the 1000 probabilities, from the JSON of any server."""
     if isinstance(document, list):
         first: list[float] = document[0]
         return first

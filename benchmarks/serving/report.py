@@ -1,4 +1,4 @@
-"""Condenses rounds to percentiles, and tells them as a table and as a plot of latency against load."""
+"""Computes percentiles of the rounds; writes a table and a plot of latency against load."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def table(task: str, results: dict[str, Any]) -> str:
 
 
 def plot(folder: Path, target: Path) -> None:
-    """Draw p50 and p99 against the offered share of the limit, one image a task."""
+    """Plot p50 and p99 against the load as a share of the limit, one file per task."""
     mpl.use("svg")
     mpl.rcParams["svg.hashsalt"] = "serving"
     files = [(task, folder / f"serving-{task}.json") for task in TASKS]

@@ -1,9 +1,9 @@
-"""The measuring process: in every round the limit, then each server in turn, all of them started before.
+"""The measuring process: each round measures the limit, then each server in turn; all are running.
 
     python -m benchmarks.serving.rounds PLAN.json RESULT.json
 
-The servers run side by side for the whole measurement, each idle while another is under load, so that rounds
-alternate quickly and whatever else the machine does meets all of them alike.
+All servers run during the whole measurement, idle while another one is measured, so rounds alternate quickly
+and other load on the machine affects all servers alike.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from benchmarks.serving.load import Generator, Phase
 from benchmarks.serving.running import run_part
 
 FRACTIONS: dict[Task, tuple[float, ...]] = {"images": (0.5, 0.75, 0.9), "logits": (0.05, 0.15, 0.3)}
-"""Of the limit: the constant rates. With logits the protocol costs more than the work: none comes near it."""
+"""Constant rates as shares of the limit. None for logits: no server comes near the limit."""
 SATURATING = 16
 """Connections that are always busy at saturation."""
 CONNECTIONS = 128
-"""Connections for a constant rate; a request that finds none free waits, and its wait is counted."""
+"""Connections for a constant rate; if none is free, the waiting time is part of the latency."""
 
 
 def phases(task: Task, limit: float, seconds: float, *, constant_rates: bool) -> list[Phase]:
-    """Return the load that every contestant meets: warm-up, lone client, saturation, constant rates."""
+    """Return the phases: warm-up, single client, saturation, constant rates."""
     fractions = FRACTIONS[task] if constant_rates else ()
     return [
         Phase("warm-up", 0.5, SATURATING),
@@ -58,9 +58,9 @@ def run_round(plan: dict[str, Any], first: int) -> dict[str, Any]:
 
 
 def main(asked: Path, answered: Path) -> None:
-    """Carry out a plan."""
+    """Run a plan."""
     plan = json.loads(asked.read_text())
-    # Another one begins each time, so that no one always meets the machine in the same state.
+    # The order changes, so that no server is always measured in the same state of the machine.
     rounds = [run_round(plan, number % len(plan["servers"])) for number in range(plan["rounds"])]
     answered.write_text(json.dumps(rounds))
 

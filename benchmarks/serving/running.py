@@ -1,4 +1,4 @@
-"""Starts one contestant, waits until it is ready, and ends it with all its processes."""
+"""Starts a server, waits until it is ready, and stops it with all its processes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ READY_SECONDS = 180
 
 @dataclass(frozen=True)
 class Server:
-    """A contestant that is ready on a port."""
+    """A server that is ready on a port."""
 
     contestant: Contestant
     port: int
     process: subprocess.Popen[bytes]
 
     def memory_bytes(self) -> int:
-        """Return what all its processes hold together, shared pages counted once (PSS)."""
+        """Return the memory of all its processes; shared pages are counted once (PSS)."""
         total = 0
         for process in _family(self.process.pid):
             with contextlib.suppress(psutil.Error):
@@ -41,7 +41,7 @@ class Server:
         return total
 
     def processor_seconds(self) -> float:
-        """Return the processor time that all its processes have used."""
+        """Return the CPU time of all its processes."""
         total = 0.0
         for process in _family(self.process.pid):
             with contextlib.suppress(psutil.Error):
@@ -84,12 +84,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def serving(contestant: Contestant, python: Path, model: Model, task: Task) -> Iterator[Server]:
-    """Yield a contestant that is ready; its scratch files and processes are gone afterwards.
+    """Yield a server that is ready; delete its files and processes afterwards.
 
     Raises
     ------
     SystemExit
-        With the end of its log, when it ends or is not ready within 180 s.
+        If it ends or is not ready within 180 s, with the end of its log.
     """
     port = free_port()
     with tempfile.TemporaryDirectory(
@@ -127,7 +127,7 @@ def serving(contestant: Contestant, python: Path, model: Model, task: Task) -> I
 
 
 def run_part(name: str, *arguments: str, plan: dict[str, Any], under: Sequence[str] = ()) -> Any:
-    """Run a module of this package in its own process: a plan goes in and a result comes out, as files.
+    """Run a module of this package in a process; plan and result are files.
 
     `under` is a command that takes the process's own command as its arguments.
     """

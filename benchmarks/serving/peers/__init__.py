@@ -1,1 +1,1 @@
-"""One small server per peer, written as the peer's own documentation advises, run in its environment."""
+"""One small server per framework, as its documentation recommends, run in its own environment."""

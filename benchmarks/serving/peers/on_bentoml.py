@@ -1,7 +1,7 @@
-"""BentoML with one worker process a core; the image is the root input, so that the body is the JPEG itself.
+"""BentoML with one worker process per core; the image is the root input, so the body is the JPEG file.
 
-Its adaptive batching is left out: it takes lists only, and the wrapper service that its documentation gives
-for single inputs answers 500 under load.
+Adaptive batching is not used: it supports lists only, and the wrapper service of its documentation for single
+inputs returns status 500 under load.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""LitServe with one inference worker a core, as its documentation advises for work bound to the processor.
+"""LitServe with one inference worker per core, as its documentation recommends for CPU-bound work.
 
-Batching stays off: on a processor a batch costs as much as its members one by one, and waiting costs more.
+Batching is disabled: on a CPU a batch takes as long as its samples one by one, and waiting adds latency.
 """
 
 import os
@@ -21,7 +21,7 @@ class Images(litserve.LitAPI):
         self.classifier = work.Classifier(threads=1)
 
     def decode_request(self, request: RawBody) -> bytes:
-        """Hand the worker the image's bytes."""
+        """Pass the bytes of the image to the worker."""
         return request
 
     def predict(self, image: bytes) -> dict[str, Any]:
@@ -29,7 +29,7 @@ class Images(litserve.LitAPI):
         return self.classifier.classify(image)
 
     def encode_response(self, output: dict[str, Any]) -> dict[str, Any]:
-        """Let the server write the JSON."""
+        """Let the server serialise the JSON."""
         return output
 
 
@@ -40,7 +40,7 @@ class Logits(litserve.LitAPI):
         """Nothing to load."""
 
     def decode_request(self, request: RawBody) -> bytes:
-        """Hand the worker the body, so that only the worker parses it."""
+        """Pass the body to the worker, so that only the worker parses it."""
         return request
 
     def predict(self, body: bytes) -> bytes:

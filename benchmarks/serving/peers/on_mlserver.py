@@ -1,4 +1,4 @@
-"""MLServer's runtime for both tasks: Open Inference Protocol, images as base64, one worker a core."""
+"""MLServer's runtime for both tasks: Open Inference Protocol, images as base64, one worker per core."""
 
 import base64
 

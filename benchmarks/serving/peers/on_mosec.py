@@ -1,4 +1,4 @@
-"""mosec with one worker process a core, JSON read and written by orjson."""
+"""mosec with one worker process per core; JSON with orjson."""
 
 import os
 from typing import Any
@@ -17,7 +17,7 @@ class Images(Worker):
         self.classifier = work.Classifier(threads=1)
 
     def deserialize(self, data: bytes) -> bytes:
-        """Hand on the body as it came."""
+        """Pass the body on unchanged."""
         return data
 
     def forward(self, data: bytes) -> dict[str, Any]:
@@ -33,7 +33,7 @@ class Logits(Worker):
     """1000 logits → softmax."""
 
     def deserialize(self, data: bytes) -> bytes:
-        """Hand on the body as it came."""
+        """Pass the body on unchanged."""
         return data
 
     def forward(self, data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Ray Serve with one replica a core and the settings that its performance guide gives for throughput."""
+"""Ray Serve with one replica per core and the throughput settings of its performance guide."""
 
 import os
 import signal

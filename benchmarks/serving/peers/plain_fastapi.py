@@ -1,4 +1,4 @@
-"""Plain FastAPI under uvicorn, one process: images in the thread pool, the short work in the loop."""
+"""Plain FastAPI with uvicorn, one process: images in the thread pool, logits in the event loop."""
 
 import os
 from typing import Any
@@ -13,7 +13,7 @@ app = FastAPI()
 
 @app.get("/ready")
 async def ready() -> dict[str, str]:
-    """Say that the model is loaded."""
+    """Return 200 when the model is loaded."""
     return {"status": "ready"}
 
 

@@ -1,7 +1,7 @@
-"""The work that every peer serves, written once: JPEG → top 5, and 1000 logits → softmax.
+"""The computation of all other servers: JPEG to top 5, and 1000 logits to softmax.
 
-It runs in the peers' own environments and so imports nothing of this project. Images are decoded at the
-smallest scale the JPEG allows, as the service under test does, so that servers are compared and not decoders.
+It runs in their environments and therefore imports nothing of this project. Images are decoded at the
+smallest scale that JPEG allows, as in the service under test, so that servers are compared and not decoders.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orjson
 from PIL import Image
 
 RESIZE, CROP = 256, 224
-# Whether weights that a file keeps in 8 bits are expanded once, not in every pass.
+# Whether weights in 8 bits are converted once, not in every pass.
 EXPANDED = os.environ.get("BENCH_EXPANDED") == "1"
 Array = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
@@ -49,9 +49,9 @@ class Classifier:
     Parameters
     ----------
     threads
-        Threads of the session. Spinning is off: it hurts beside a server.
+        Threads of the session. Spinning is disabled, because it is slow in a server.
     session
-        One that is open already, in place of it.
+        An open session to use instead.
     """
 
     def __init__(self, threads: int, *, session: Any = None) -> None:
