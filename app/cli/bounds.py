@@ -5,8 +5,6 @@ from collections.abc import Sequence
 
 from boxcal.app.cli.failures import UsageError
 
-__all__ = ["read_bounds"]
-
 
 def read_bounds(side: str, typed: Sequence[str]) -> float | dict[str, float] | None:
     """Read the values of `--lower` or `--upper`: one number for all classes, or any number of LABEL=NUMBER.

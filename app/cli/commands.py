@@ -7,15 +7,12 @@ errors appear at once.
 # ruff: noqa: PLC0415 - see above
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from boxcal.app.cli.failures import EXIT_CODES, failure_of
-
-__all__ = ["cli", "main"]
 
 cli = typer.Typer(
     name="boxcal",
@@ -28,17 +25,17 @@ cli = typer.Typer(
 )
 
 
-class Activate(StrEnum):
-    """When to activate a new calibrator."""
-
-    IF_BETTER = "if_better"
-    ALWAYS = "always"
-    NEVER = "never"
-
-
 Url = Annotated[
     str | None,
     typer.Option(envvar="BOXCAL_URL", help="Use the service at this address.", show_default=False),
+]
+CalibratorName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|VERSION",
+        help="A calibrator saved by `boxcal fit --output`; with --url a version of the registry.",
+        show_default=False,
+    ),
 ]
 Json = Annotated[
     bool, typer.Option("--json", help="Write one JSON document to stdout and messages to stderr.")
@@ -72,12 +69,14 @@ def serve(
     ] = None,
 ) -> None:
     """Start the service. Options take precedence over the environment variables BOXCAL_*."""
+    options = locals()
     from boxcal.app.cli.huge_pages import ask_for_huge_pages
 
-    ask_for_huge_pages()  # before the imports that take a second
-    from boxcal.app.cli import serve as command
+    ask_for_huge_pages()  # before the imports, which take a second
+    from boxcal.app.cli.settings import read_settings
+    from boxcal.app.server import serve as run
 
-    command.run(host=host, port=port, model=model, data_dir=data_dir)
+    run(read_settings(**options))
 
 
 @cli.command()
@@ -96,29 +95,15 @@ def predict(
         list[str] | None, typer.Option(metavar="BOUND", help="Upper bound, in the same form.")
     ] = None,
     top_k: Annotated[int, typer.Option(help="Number of classes to list.")] = 5,
-    calibrator: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|VERSION",
-            help="A calibrator saved by `boxcal fit --output`; with --url a version of the registry.",
-            show_default=False,
-        ),
-    ] = None,
+    calibrator: CalibratorName = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Classify images with calibrated probabilities within bounds that you set."""
-    from boxcal.app.cli import predict as command
+    options = locals()
+    from boxcal.app.cli.predict import run
 
-    command.run(
-        images,
-        lower=lower or [],
-        upper=upper or [],
-        top_k=top_k,
-        calibrator=calibrator,
-        url=url,
-        as_json=as_json,
-    )
+    run(**options)
 
 
 @cli.command()
@@ -137,45 +122,32 @@ def fit(
         Path | None, typer.Option(help="Save the reliability diagram to this file (SVG).")
     ] = None,
     activate: Annotated[
-        Activate, typer.Option(help="With --url: when to activate the new calibrator.")
-    ] = Activate.IF_BETTER,
+        Literal["if_better", "always", "never"],
+        typer.Option(help="With --url: when to activate the new calibrator."),
+    ] = "if_better",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Fit a calibrator to validation data and report its effect on data that the fit did not use."""
-    from boxcal.app.cli import fit as command
+    options = locals()
+    from boxcal.app.cli.fit import run
 
-    command.run(
-        file,
-        method=method,
-        output=output,
-        report=report,
-        diagram=diagram,
-        activate=activate.value,
-        url=url,
-        as_json=as_json,
-    )
+    run(**options)
 
 
 @cli.command()
 def evaluate(
     file: ValidationFile,
     *,
-    calibrator: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|VERSION",
-            help="A calibrator saved by `boxcal fit --output`; with --url a version of the registry.",
-            show_default=False,
-        ),
-    ] = None,
+    calibrator: CalibratorName = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Measure the calibration of a model, without and with a calibrator."""
-    from boxcal.app.cli import evaluate as command
+    options = locals()
+    from boxcal.app.cli.evaluate import run
 
-    command.run(file, calibrator=calibrator, url=url, as_json=as_json)
+    run(**options)
 
 
 @cli.command()
@@ -201,9 +173,9 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Fit several methods to the same data and compare them."""
-    from boxcal.app.cli import compare as command
+    from boxcal.app.cli.compare import run
 
-    command.run(file, test=test, methods=method or [], markdown_file=markdown, csv_file=csv, as_json=as_json)
+    run(file, test=test, methods=method or [], markdown_file=markdown, csv_file=csv, as_json=as_json)
 
 
 def main() -> None:

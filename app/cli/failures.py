@@ -4,8 +4,6 @@ import sys
 
 from typer.exceptions import TyperException
 
-__all__ = ["EXIT_CODES", "UsageError", "failure_of"]
-
 FAILED, MISUSED, UNAVAILABLE = 1, 2, 3
 
 EXIT_CODES = (

@@ -19,9 +19,6 @@ from boxcal.models.decoding import decode
 from boxcal.models.errors import InvalidImage
 from boxcal.models.loading import load_backbone
 
-__all__ = ["predict"]
-
-
 Bound = float | dict[str, float] | None
 
 

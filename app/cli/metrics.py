@@ -6,8 +6,6 @@ from rich.table import Table
 
 from boxcal.app.cli.output import plain_table
 
-__all__ = ["TITLES", "judgement_table", "metrics_table"]
-
 TITLES = {
     "error_rate": "error rate",
     "nll": "NLL",

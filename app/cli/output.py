@@ -10,8 +10,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-__all__ = ["Advance", "messages", "progress_bar", "screen", "write_json"]
-
 screen = Console(highlight=False)
 messages = Console(stderr=True, highlight=False)
 

@@ -18,8 +18,8 @@ IMAGES_PER_REQUEST = 32
 def run(
     images: Sequence[Path],
     *,
-    lower: Sequence[str],
-    upper: Sequence[str],
+    lower: Sequence[str] | None,
+    upper: Sequence[str] | None,
     top_k: int,
     calibrator: str | None,
     url: str | None,
@@ -28,7 +28,7 @@ def run(
     """Predict every image and show the classes of each, most probable first."""
     if top_k < 1:
         raise UsageError(f"top_k is {top_k}; it must be at least 1")
-    bounds = {"lower": read_bounds("lower", lower), "upper": read_bounds("upper", upper)}
+    bounds = {"lower": read_bounds("lower", lower or ()), "upper": read_bounds("upper", upper or ())}
     if url is not None:
         answer = _through_service(images, {"top_k": top_k, **bounds}, calibrator, url)
     else:

@@ -7,8 +7,6 @@ from pydantic import ValidationError
 from boxcal.app.cli.failures import UsageError
 from boxcal.app.settings import Settings
 
-__all__ = ["read_settings"]
-
 
 def read_settings(**given: Any) -> Settings:
     """Read the settings; options that are None come from the environment.

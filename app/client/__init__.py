@@ -1,57 +1,12 @@
-"""A typed client of the service, blocking and for asyncio: the caller's end of both paths."""
+"""A typed client of the service, blocking and for asyncio; the public names of its modules."""
 
-from boxcal.app.client.clients import DEFAULT_URL, AsyncBoxcalClient, BoxcalClient
-from boxcal.app.client.errors import (
-    AnswerTimeoutError,
-    ClientError,
-    ConflictError,
-    ConnectionLostError,
-    FitNotSucceededError,
-    InvalidRequestError,
-    InvalidUrlError,
-    NotFoundError,
-    ProblemError,
-    ServiceFaultError,
-    TransportError,
-    UnavailableError,
-    UnreachableError,
-    UnreadableAnswerError,
-)
+from boxcal.app.client import clients, errors, results
+from boxcal.app.client.clients import *  # noqa: F403
+from boxcal.app.client.errors import *  # noqa: F403
 from boxcal.app.client.exchange import RetryPolicy
-from boxcal.app.client.results import (
-    Activation,
-    Answer,
-    CalibratorRecord,
-    Fit,
-    Health,
-    LabelProbability,
-    Prediction,
-)
+from boxcal.app.client.results import *  # noqa: F403
 
-__all__ = [
-    "DEFAULT_URL",
-    "Activation",
-    "Answer",
-    "AnswerTimeoutError",
-    "AsyncBoxcalClient",
-    "BoxcalClient",
-    "CalibratorRecord",
-    "ClientError",
-    "ConflictError",
-    "ConnectionLostError",
-    "Fit",
-    "FitNotSucceededError",
-    "Health",
-    "InvalidRequestError",
-    "InvalidUrlError",
-    "LabelProbability",
-    "NotFoundError",
-    "Prediction",
-    "ProblemError",
-    "RetryPolicy",
-    "ServiceFaultError",
-    "TransportError",
-    "UnavailableError",
-    "UnreachableError",
-    "UnreadableAnswerError",
-]
+__all__ = ["RetryPolicy"]
+__all__ += clients.__all__
+__all__ += errors.__all__
+__all__ += results.__all__

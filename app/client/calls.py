@@ -19,8 +19,6 @@ from pydantic import BaseModel
 from boxcal.app.client.exchange import Call
 from boxcal.app.client.results import ActivatePolicy, Activation, Answer, CalibratorRecord, Fit, Health
 
-__all__ = ["AnswerOptions", "BoundValue", "ImageSource", "options_document", "pack_images"]
-
 BoundValue = float | Mapping[str, float] | Sequence[float]
 """One number for every class, numbers by label, or one number per class."""
 

@@ -20,8 +20,6 @@ from pydantic import ValidationError
 
 from boxcal.app.client import errors
 
-__all__ = ["Call", "RetryPolicy", "attempts", "parsed", "transport_error"]
-
 T = TypeVar("T")
 
 REFUSED_BEFORE_WORK = frozenset(

@@ -10,8 +10,6 @@ from pydantic import ValidationError
 
 from boxcal.app.client.results import Fit
 
-__all__ = ["SILENCE_SECONDS", "Following"]
-
 STREAM_FAILURES = 3
 SILENCE_SECONDS = 45.0  # a stream that is silent for longer is closed
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 2.0

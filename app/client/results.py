@@ -9,14 +9,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
-    "ActivatePolicy",
     "Activation",
     "Answer",
     "BackboneName",
     "CalibratorName",
     "CalibratorRecord",
     "Fit",
-    "FitState",
     "FitWarning",
     "Health",
     "LabelProbability",
