@@ -41,3 +41,17 @@ def test_every_module_says_its_place(package: str) -> None:
         if not ast.get_docstring(ast.parse(source.read_text()))
     ]
     assert not silent
+
+
+def test_the_command_line_uses_public_parts_only() -> None:
+    """It reads files by the code of uploads, serves, and otherwise uses the client and the two libraries."""
+    allowed = {f"boxcal.app.{part}" for part in ("cli", "client", "server", "settings", "fitting.reading")}
+    allowed |= {"boxcal.app.fitting.requirements", "boxcal.calibrators", "boxcal.models"}
+    imported = {
+        node.module
+        for source in (ROOT / "app" / "cli").glob("*.py")
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("boxcal")
+    }
+    assert imported
+    assert not {name for name in imported if not any(f"{name}.".startswith(f"{part}.") for part in allowed)}
