@@ -1,4 +1,4 @@
-"""The error tree of the service, and the handler that turns each error into an HTTP response.
+"""The error tree of the service, and the problem documents that describe its errors.
 
     BoxcalError                     500  base class
       + BadRequest                  400  the request cannot be parsed
@@ -10,6 +10,7 @@
       |   - BodyTooLarge            413  more bytes than the limit
       |   - ImageTooLarge           413  more pixels than the limit; checked before decoding
       |   - TooManySamples          413  more samples in one request than the queue can hold
+      |   - RequestTooLarge         413  the logits and the response would take too much memory
       + UnsupportedMediaType        415  the route does not accept this content type
       + InvalidRequest              422  parsed, but not valid; the detail quotes the value
       |   - InvalidParameter        422  an option or field of the wrong type or out of range
@@ -20,7 +21,8 @@
       |   - NotReady                503  the service is starting or stopping
       |   - QueueFull               503  the queue holds its maximum number of samples
       + DeadlineExceeded            504  `timeout_ms` passed before the request was done
-      - InternalError               500  a defect; the server log has the traceback
+      + InternalError               500  a defect; the server log has the traceback
+          - BackboneFailed          500  the backbone failed, or its logits are not finite
 
 Other packages of `app` define further leaves next to the code that raises them.
 """
@@ -28,16 +30,13 @@ Other packages of `app` define further leaves next to the code that raises them.
 from __future__ import annotations
 
 import http
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import orjson
-from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.responses import Response
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 PROBLEM_SCHEMA: dict[str, Any] = {
@@ -84,6 +83,13 @@ class BoxcalError(Exception):
 
 class InternalError(BoxcalError):
     """Internal error; see the server log."""
+
+
+class BackboneFailed(InternalError):
+    """The backbone failed on an input, or returned logits that cannot be calibrated."""
+
+    type = "backbone-failed"
+    title = "The backbone failed"
 
 
 class BadRequest(BoxcalError):
@@ -151,6 +157,13 @@ class TooManySamples(PayloadTooLarge):
 
     type = "too-many-samples"
     title = "Too many samples"
+
+
+class RequestTooLarge(PayloadTooLarge):
+    """The logits and the response would take more memory than the limit."""
+
+    type = "request-too-large"
+    title = "The request needs too much memory"
 
 
 class UnsupportedMediaType(BoxcalError):
@@ -293,19 +306,18 @@ class Problem:
             return cls(error.status_code, kind, title, str(error.detail), error.headers or {})
         return cls.of(InternalError("Internal error; see the server log."))
 
-    def response(self) -> Response:
-        """Return the HTTP response."""
+    def document(self) -> bytes:
+        """Write the JSON document."""
         # The detail quotes the request, which may contain a lone surrogate; UTF-8 cannot encode it.
         detail = self.detail.encode("utf-8", "backslashreplace").decode()
-        document = {
-            "type": f"urn:boxcal:problem:{self.kind}",
-            "title": self.title,
-            "status": self.status,
-            "detail": detail,
-            "error": detail,
-        }
-        return Response(
-            orjson.dumps(document), self.status, headers=dict(self.headers), media_type=PROBLEM_MEDIA_TYPE
+        return orjson.dumps(
+            {
+                "type": f"urn:boxcal:problem:{self.kind}",
+                "title": self.title,
+                "status": self.status,
+                "detail": detail,
+                "error": detail,
+            }
         )
 
 
@@ -318,36 +330,3 @@ def describe_validation(errors: Sequence[Any], *prefix: str) -> str:
         message += f", got {first['input']!r:.200}"
     more = len(errors) - 1
     return message + (f" (and {more} more)" if more else "") + "."
-
-
-def install(app: FastAPI, count: Callable[[str], None]) -> None:
-    """Register the handler for every error of `app`, FastAPI's own errors included.
-
-    Parameters
-    ----------
-    app
-        The application.
-    count
-        Called with the kind of every problem that is returned.
-    """
-
-    async def handle(request: Request, error: Exception) -> Response:
-        if isinstance(error, HTTPException) and error.status_code == http.HTTPStatus.NOT_FOUND:
-            error = RouteNotFound(f"No route has the path {request.url.path}; /docs lists all routes.")
-        elif isinstance(error, HTTPException) and error.status_code == http.HTTPStatus.METHOD_NOT_ALLOWED:
-            detail = f"{request.url.path} does not support the method {request.method}."
-            error = MethodNotAllowed(detail, headers=error.headers)
-        return answer(error, count)
-
-    for kind in (BoxcalError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
-        app.add_exception_handler(kind, handle)
-
-
-def answer(error: Exception, count: Callable[[str], None]) -> Response:
-    """Turn an exception of a route into its response, and count it."""
-    if isinstance(error, ClientDisconnect):
-        count("disconnected")
-        return Response(status_code=CLIENT_CLOSED)
-    problem = Problem.of(error)
-    count(problem.kind)
-    return problem.response()

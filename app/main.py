@@ -1,4 +1,4 @@
-"""Puts the rooms of the service together into one ASGI application."""
+"""Builds the ASGI application from the routes of the packages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.routing import APIRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from boxcal.app import documentation, errors, health
 from boxcal.app.fitting import routes as refit
-from boxcal.app.middleware import AnswerDirectly, LimitBodies, MeasureRequests
+from boxcal.app.middleware import RequestMiddleware
 from boxcal.app.predict import routes as predict
 from boxcal.app.registry import routes as registry
 from boxcal.app.settings import Settings
@@ -20,38 +21,36 @@ from boxcal.app.state import lifespan
 from boxcal.app.telemetry import UNMATCHED, Telemetry
 
 DOCUMENTS = ("/openapi.json", "/docs")
+ROUTERS = (predict.router, refit.router, registry.router, health.router)
 
 
 class Application(FastAPI):
-    """The application, and around it what every request meets first; FastAPI's own layers come after that."""
+    """FastAPI with one layer around its router: `RequestMiddleware`, which renders every error."""
 
-    _outermost: ASGIApp | None = None
-
-    def surround(self, settings: Settings, telemetry: Telemetry) -> None:
-        """Measure requests, limit their bodies and answer the hot routes before anything else."""
-        direct = AnswerDirectly(super().__call__, predict.ENDPOINTS, telemetry.rejected)
-        limited = LimitBodies(direct, {"/fit": None}, settings.max_body_bytes)
-        self._outermost = MeasureRequests(limited, telemetry, {*DOCUMENTS, *predict.ENDPOINTS})
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if self._outermost is None:
-            await super().__call__(scope, receive, send)
-        else:
-            await self._outermost(scope, receive, send)
+    def build_middleware_stack(self) -> ASGIApp:
+        """Return the application's outermost layer."""
+        settings: Settings = self.state.settings
+        return RequestMiddleware(
+            AsyncExitStackMiddleware(self.router),
+            [*self.router.routes, *(route for router in ROUTERS for route in router.routes)],
+            self.state.telemetry,
+            direct=predict.ENDPOINTS,
+            documents=DOCUMENTS,
+            max_body_bytes=settings.max_body_bytes,
+            unlimited={"/fit"},
+        )
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """Build the application; everything that costs time waits for its lifespan.
+    """Build the application; its lifespan does everything that takes time.
 
     Parameters
     ----------
     settings
-        By default, what the environment says.
+        By default from the environment.
     """
     settings = settings or Settings()
-    routers = (predict.router, refit.router, registry.router, health.router)
-    measured = Telemetry(declared_statuses(routers))
+    measured = Telemetry(declared_statuses(ROUTERS))
     app = Application(
         title="boxcal",
         summary="Calibrated classifier probabilities inside the hard bounds that each request sets.",
@@ -65,16 +64,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.settings = settings
     app.state.telemetry = measured
-    app.surround(settings, measured)
-    errors.install(app, measured.rejected)
-    for router in routers:
+    for router in ROUTERS:
         app.include_router(router)
     describe(app)
     return app
 
 
 def declared_statuses(routers: Sequence[APIRouter]) -> dict[str, set[int]]:
-    """List which statuses each route may answer with, so that every series is there from the start."""
+    """List the statuses of each route, so that every series exists from the start."""
     statuses: dict[str, set[int]] = {UNMATCHED: {404, 405}, **{path: {200} for path in DOCUMENTS}}
     for router in routers:
         for route in router.routes:
@@ -85,7 +82,7 @@ def declared_statuses(routers: Sequence[APIRouter]) -> dict[str, set[int]]:
 
 
 def describe(app: FastAPI) -> None:
-    """Say in the OpenAPI document that every error is a problem, FastAPI's own validation errors included."""
+    """Declare in the OpenAPI document that every error is a problem, FastAPI's validation errors included."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:

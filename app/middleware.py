@@ -1,159 +1,276 @@
-"""What surrounds every request: its measurement, the limit on its body, and the short way to the hot routes.
+"""The first layer of the application: measures every request, limits its body and renders every error.
 
-Plain ASGI, for they stand in the way of every request.
+It also calls the endpoints of the hot routes directly. FastAPI's routing and dependencies would cost half as
+much again as a small request (docs/benchmarks.md has the figure). They are routes of the application all the
+same, and so part of its OpenAPI document.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from http import HTTPStatus
 
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from boxcal.app.errors import BodyTooLarge, BoxcalError, answer
+from boxcal.app import errors
+from boxcal.app.budget import Budget
 from boxcal.app.telemetry import UNMATCHED, Telemetry
+from boxcal.models.errors import BackboneError
 
 logger = logging.getLogger("boxcal")
-METHOD_NOT_ALLOWED = HTTPStatus.METHOD_NOT_ALLOWED
+
+SMALL_BODY = 256 * 1024
+"""Bytes of each body that the limit on all bodies does not count; so large bodies do not block small ones."""
+CHUNK = 256 * 1024
+"""Bytes of a response that are sent at once; the next ones wait until the client has read most of them."""
 
 
-class MeasureRequests:
-    """Counts every request by the template of its route and its status.
+class DirectRequest(Request):
+    """A request whose endpoint sends the response itself."""
 
-    Parameters
+    async def reply(
+        self, media_type: str, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), status: int = 200
+    ) -> None:
+        """Send a whole response."""
+        fixed = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type.encode())]
+        await self._send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
+        for start in range(CHUNK, len(body), CHUNK):
+            chunk = body[start - CHUNK : start]
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        rest = body if len(body) <= CHUNK else body[(len(body) - 1) // CHUNK * CHUNK :]
+        await self._send({"type": "http.response.body", "body": rest})
+
+
+class Exchange:
+    """Counts the body of one request as it is received, and notes the status that is sent.
+
+    Attributes
     ----------
-    app
-        What answers.
-    telemetry
-        Where they are counted.
-    paths
-        Those that are answered without a route of the application; each is its own template.
+    announced
+        The content length; 0 if there is none.
+    status
+        Of the response; 0 until it begins.
     """
 
-    def __init__(self, app: ASGIApp, telemetry: Telemetry, paths: Collection[str]) -> None:
-        self._app = app
-        self._telemetry = telemetry
-        self._paths = paths
+    __slots__ = ("_bodies", "_counted", "_limit", "_receive", "_send", "_total", "announced", "status")
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, and count."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        began = time.perf_counter()
-        status = 500
+    def __init__(self, receive: Receive, send: Send, limit: int | None, bodies: Budget) -> None:
+        self._receive = receive
+        self._send = send
+        self._limit = limit
+        self._bodies = bodies
+        self._total = self._counted = self.announced = self.status = 0
 
-        async def observed(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
+    async def receive(self) -> Message:
+        """Receive a message of the request.
 
-        try:
-            await self._app(scope, receive, observed)
-        finally:
-            self._telemetry.request(self._template(scope, status), status, time.perf_counter() - began)
-
-    def _template(self, scope: Scope, status: int) -> str:
-        """Name the route that answered, never the path that was asked for."""
-        if status == METHOD_NOT_ALLOWED:
-            return UNMATCHED
-        if "route" in scope:
-            return str(scope["route"].path_format)
-        return scope["path"] if scope["path"] in self._paths else UNMATCHED
-
-
-class LimitBodies:
-    """Stops reading a body that is longer than the limit of its path.
-
-    Parameters
-    ----------
-    app
-        What answers.
-    limits
-        Bytes by path; None for a path that limits its bodies itself.
-    default
-        Bytes for every other path.
-    """
-
-    def __init__(self, app: ASGIApp, limits: Mapping[str, int | None], default: int) -> None:
-        self._app = app
-        self._default = default
-        self._limits = limits
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, counting the bytes of the body as they come."""
-        limit = self._limits.get(scope["path"], self._default) if scope["type"] == "http" else None
+        Raises
+        ------
+        BodyTooLarge, QueueFull
+            The body is longer than its limit; all bodies together are.
+        """
+        limit = self._limit
         if limit is None:
-            await self._app(scope, receive, send)
-            return
-        total = announced = 0
-        for name, value in scope["headers"]:
-            # What is declared too large is refused as soon as the route begins to read.
-            if name == b"content-length" and value.isdigit() and int(value) > limit:
-                total = announced = int(value)
+            return await self._receive()
+        if self.announced > limit:
+            raise errors.BodyTooLarge(f"The body has {self.announced:,} bytes; the limit is {limit:,}.")
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._total += len(message.get("body", b""))
+            if self._total > limit:
+                raise errors.BodyTooLarge(f"The body has more bytes than the limit; the limit is {limit:,}.")
+            if (more := self._total - SMALL_BODY - self._counted) > 0:
+                self._bodies.add(more)
+                self._counted += more
+        return message
 
-        async def counted() -> Message:
-            nonlocal total
-            if announced:
-                raise too_large(announced, limit)
-            message = await receive()
-            if message["type"] == "http.request":
-                total += len(message.get("body", b""))
-                if total > limit:
-                    raise too_large(total, limit)
-            return message
+    async def send(self, message: Message) -> None:
+        """Send a message of the response."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._send(message)
 
-        await self._app(scope, counted, send)
+    def end(self) -> None:
+        """Release what the body held."""
+        self._bodies.release(self._counted)
 
 
-class AnswerDirectly:
-    """Answers the routes on which every microsecond counts before the application looks for one that matches.
-
-    They are routes of the application too, so that they stand in its OpenAPI document.
+class RequestMiddleware:
+    """Measures requests, limits bodies, calls direct endpoints, and turns exceptions into problems.
 
     Parameters
     ----------
     app
-        What answers everything else.
-    endpoints
-        By path; each takes POST.
-    count
-        Told the kind of every problem that is answered.
+        Handles everything except the direct endpoints.
+    routes
+        All of them; they have the methods that a path supports.
+    telemetry
+        Counts requests and problems.
+    direct
+        Endpoints by path; each handles POST.
+    documents
+        Paths that are no routes of FastAPI's; each is its own label in the metrics.
+    max_body_bytes
+        Of every path but those of `unlimited`; eight times it is the limit on all bodies together.
+    unlimited
+        Paths that limit their bodies themselves.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        endpoints: Mapping[str, Callable[[Request], Awaitable[Response]]],
-        count: Callable[[str], None],
+        routes: Sequence[BaseRoute],
+        telemetry: Telemetry,
+        *,
+        direct: Mapping[str, Callable[[DirectRequest], Awaitable[None]]],
+        documents: Collection[str],
+        max_body_bytes: int,
+        unlimited: Collection[str],
     ) -> None:
         self._app = app
-        self._endpoints = endpoints
-        self._count = count
+        self._lifespan = StartupErrorReporter(app)
+        self._routes = routes
+        self._telemetry = telemetry
+        self._direct = direct
+        self._labels = {*documents, *direct}
+        self._max_body_bytes = max_body_bytes
+        self._unlimited = unlimited
+        self._bodies = Budget("bytes of bodies", 8 * max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
-        endpoint = None
-        if scope["type"] == "http" and scope["method"] == "POST":
-            endpoint = self._endpoints.get(scope["path"])
-        if endpoint is None:
-            await self._app(scope, receive, send)
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self._lifespan(scope, receive, send)
             return
+        began = time.perf_counter()
+        limit = None if scope["path"] in self._unlimited else self._max_body_bytes
+        exchange = Exchange(receive, send, limit, self._bodies)
+        routed = scope
         try:
-            response = await endpoint(Request(scope, receive, send))
+            exchange.announced = content_length(scope)
+            if scope["method"] == "HEAD":  # the server leaves the body of the response out
+                routed = {**scope, "method": "GET"}
+            endpoint = self._direct.get(scope["path"]) if scope["method"] == "POST" else None
+            if endpoint is None:
+                await self._app(routed, exchange.receive, exchange.send)
+            else:
+                await endpoint(DirectRequest(scope, exchange.receive, exchange.send))
+        except asyncio.CancelledError:  # the server is stopping and does not wait any longer
+            if not exchange.status:
+                await self._fail(errors.NotReady("The service stopped during the request."), scope, exchange)
         except Exception as error:
-            if not isinstance(error, BoxcalError | HTTPException | ClientDisconnect):
-                logger.exception("%s failed", scope["path"])
-            response = answer(error, self._count)
-        await response(scope, receive, send)
+            if exchange.status:
+                logger.error("%s %s failed after its response had begun", scope["method"], _path(scope))
+                raise
+            await self._fail(error, scope, exchange)
+        finally:
+            exchange.end()
+            label = self._label(routed, exchange.status)
+            self._telemetry.request(label, exchange.status or 500, time.perf_counter() - began)
+
+    async def _fail(self, error: Exception, scope: Scope, exchange: Exchange) -> None:
+        """Send the problem that describes an exception."""
+        if isinstance(error, ClientDisconnect):
+            self._telemetry.rejected("disconnected")
+            exchange.status = errors.CLIENT_CLOSED
+            return
+        if not isinstance(error, errors.BoxcalError | HTTPException | RequestValidationError):
+            logger.error("%s %s failed", scope["method"], _path(scope), exc_info=error)
+        elif isinstance(error, errors.InternalError):
+            logger.error("%s %s failed: %s", scope["method"], _path(scope), error)
+        problem = errors.Problem.of(self._explained(error, scope))
+        self._telemetry.rejected(problem.kind)
+        headers = [
+            (name.lower().encode(), value.encode("latin-1")) for name, value in problem.headers.items()
+        ]
+        request = DirectRequest(scope, send=exchange.send)
+        await request.reply(errors.PROBLEM_MEDIA_TYPE, problem.document(), headers, problem.status)
+
+    def _explained(self, error: Exception, scope: Scope) -> Exception:
+        """Describe the errors of the router."""
+        status = error.status_code if isinstance(error, HTTPException) else None
+        path = _path(scope)
+        if status == HTTPStatus.NOT_FOUND:
+            return errors.RouteNotFound(f"No route has the path {path}; /docs lists all routes.")
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:
+            matching = [route for route in self._routes if route.matches(dict(scope))[0] != Match.NONE]
+            allowed = {method for route in matching for method in getattr(route, "methods", None) or ()}
+            if "GET" in allowed:
+                allowed.add("HEAD")
+            detail = f"{path} does not support the method {scope['method']}."
+            return errors.MethodNotAllowed(detail, headers={"Allow": ", ".join(sorted(allowed))})
+        return error
+
+    def _label(self, scope: Scope, status: int) -> str:
+        """Return the template of the route, never the path of the request."""
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:
+            return UNMATCHED
+        if "route" in scope:
+            return str(scope["route"].path_format)
+        return scope["path"] if scope["path"] in self._labels else UNMATCHED
 
 
-def too_large(size: int, limit: int) -> HTTPException:
-    """Refuse a body; as FastAPI's own kind of error, which it lets pass while it is reading a form."""
-    return HTTPException(BodyTooLarge.status, f"The body has {size:,} bytes or more; the limit is {limit:,}.")
+class StartupErrorReporter:
+    """Reports in one line, without a traceback, why the service cannot start with its settings or database.
+
+    Parameters
+    ----------
+    app
+        The application.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the lifespan; replace the report of a failed startup."""
+        failures: list[Message] = []
+
+        async def held(message: Message) -> None:
+            if message["type"] == "lifespan.startup.failed":
+                failures.append(message)
+            else:
+                await send(message)
+
+        try:
+            await self._app(scope, receive, held)
+        except (BackboneError, errors.BoxcalError) as error:
+            if not failures:
+                raise
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+        except BaseException:
+            for message in failures:
+                await send(message)
+            raise
+
+
+def content_length(scope: Scope) -> int:
+    """Return the announced size of the body, 0 if there is none.
+
+    Raises
+    ------
+    BadRequest
+        An HTTP/1.1 request has no Host header, or several (RFC 9112, section 3.2).
+    """
+    size = hosts = 0
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            size = int(value)
+        elif name == b"host":
+            hosts += 1
+    if hosts != 1 and scope["http_version"] == "1.1":
+        raise errors.BadRequest(f"The request has {hosts} Host headers; HTTP/1.1 requires exactly one.")
+    return size
+
+
+def _path(scope: Scope) -> str:
+    """Return the path without control characters, which a terminal that shows the log would obey."""
+    path: str = scope["path"]
+    return path if path.isprintable() else ascii(path)

@@ -9,13 +9,10 @@ import socket
 import sys
 
 import uvicorn
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from boxcal.app.errors import BoxcalError
 from boxcal.app.main import create_app
 from boxcal.app.protocol import WholeAnswers
 from boxcal.app.settings import Settings
-from boxcal.models.errors import BackboneError
 
 SWITCH_SECONDS = 0.001
 KEEP_ALIVE_SECONDS = 75
@@ -31,7 +28,7 @@ between two turns closes no connection whose request lies unread.
 def server_config(settings: Settings) -> uvicorn.Config:
     """Configure uvicorn: its fast loop and parser, no log of requests, an end that waits for the work."""
     return uvicorn.Config(
-        StartupErrorReporter(create_app(settings)),
+        create_app(settings),
         host=settings.host,
         port=settings.port,
         loop="uvloop",
@@ -74,43 +71,6 @@ class ProcessServer(Server):
         """
         await super().startup(sockets)
         gc.freeze()
-
-
-class StartupErrorReporter:
-    """Says in one line why the service cannot start, where the reason is the operator's to mend.
-
-    Parameters
-    ----------
-    app
-        The application; the traceback of anything else that stops its start is logged.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass everything on but the report of a start that failed."""
-        if scope["type"] != "lifespan":
-            await self._app(scope, receive, send)
-            return
-        failures: list[Message] = []
-
-        async def held(message: Message) -> None:
-            if message["type"] == "lifespan.startup.failed":
-                failures.append(message)
-            else:
-                await send(message)
-
-        try:
-            await self._app(scope, receive, held)
-        except (BackboneError, BoxcalError) as error:
-            if not failures:
-                raise
-            await send({"type": "lifespan.startup.failed", "message": str(error)})
-        except BaseException:
-            for message in failures:
-                await send(message)
-            raise
 
 
 def serve(settings: Settings) -> None:

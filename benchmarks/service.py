@@ -22,10 +22,10 @@ import torch
 
 from benchmarks.overload import wait_until_ready
 from benchmarks.serving.payloads import free_port
-from boxcal.app.predict.build import decoder_of
-from boxcal.app.predict.inputs import EncodedImage
+from boxcal.models.decoding import decode
 from boxcal.models.digits_data import load_digits_split
 from boxcal.models.loading import load_backbone
+from boxcal.models.preprocessing import DigitLevels
 
 REQUESTS = 300
 
@@ -66,10 +66,9 @@ def start_and_ask(image: bytes) -> tuple[float, float]:
 def decode_and_run(image: bytes) -> float:
     """Return the median time to decode an image and run the backbone."""
     backbone = load_backbone("digits", device="cpu")
-    read = decoder_of(backbone, max_pixels=10**6).decode
-    sent = EncodedImage(image)
+    read = partial(decode, preprocessing=DigitLevels(), max_pixels=10**6)
     return statistics.median(
-        seconds(lambda: backbone(torch.from_numpy(read(sent)[None]))) for _ in range(REQUESTS)
+        seconds(lambda: backbone(torch.from_numpy(read(image)[None]))) for _ in range(REQUESTS)
     )
 
 

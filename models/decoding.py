@@ -9,10 +9,11 @@ ignored, as they were in training. Animations are refused, because no frame of t
 from __future__ import annotations
 
 import io
+import time
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from PIL import Image, ImageFile, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError, WebPImagePlugin
 
 from boxcal.models.errors import InvalidImage, TooManyPixels
 from boxcal.models.preprocessing import Preprocessing
@@ -20,7 +21,18 @@ from boxcal.models.preprocessing import Preprocessing
 # check_size replaces Pillow's own limit; its error names the size and the limit.
 Image.MAX_IMAGE_PIXELS = None
 
+MAX_SIDE = 32_768
+"""Longest side of an image, in pixels."""
+MAX_ASPECT = 200
+"""Longest side divided by the shortest."""
+MAX_SCANS = 100
+"""Of a progressive JPEG; encoders write about ten. Each is a pass over all pixels."""
+DECODE_SECONDS = 10.0
+
 PLUGINS = (JpegImagePlugin, PngImagePlugin, WebPImagePlugin)
+START_OF_SCAN = b"\xff\xda"
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+"""Markers of a JPEG's frame header, which holds its size."""
 ORIENTATION = 0x0112
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -58,22 +70,25 @@ def decode(data: bytes, *, preprocessing: Preprocessing, max_pixels: int) -> NDA
         The header announces more than `max_pixels`.
     """
     kind = image_format(data)
-    if kind == "WEBP":
-        # Pillow would allocate the canvas while opening it.
-        width, height, animated = webp_header(data)
-        check_size(width, height, max_pixels)
-        if animated:
-            raise InvalidImage("The WebP image is an animation; send one still image.")
+    check_size(*image_size(data), max_pixels)
+    if kind == "JPEG" and (scans := data.count(START_OF_SCAN)) > MAX_SCANS:
+        raise InvalidImage(f"The JPEG image has {scans:,} scans; at most {MAX_SCANS} are decoded.")
     try:
-        with Image.open(io.BytesIO(data), formats=[kind]) as image:
+        with Image.open(_TimedReader(data), formats=[kind]) as image:
             check_size(image.width, image.height, max_pixels)
-            if kind == "PNG" and getattr(image, "is_animated", False):
-                raise InvalidImage("The PNG image is an animation; send one still image.")
+            if getattr(image, "is_animated", False):
+                raise InvalidImage(f"The {kind} image is an animation; send one still image.")
             if kind == "JPEG":
                 image.draft("RGB", preprocessing.needed_size(image.width, image.height))
+                if isinstance(image, ImageFile.ImageFile):
+                    image.decodermaxblock = 4096  # so that the time is checked often
             image.load()
             turn = TURNS.get(_orientation(image))
             flat = flatten(image, preprocessing.background)
+    except UnidentifiedImageError as error:  # its message has the address of an object
+        raise InvalidImage(
+            f"The {kind} image of {len(data):,} bytes is damaged: no readable header."
+        ) from error
     except (InvalidImage, MemoryError):
         raise
     except Exception as error:  # decoders answer damaged bytes with nearly every kind of exception
@@ -103,17 +118,48 @@ def image_format(data: bytes) -> str:
 
 
 def check_size(width: int, height: int, max_pixels: int) -> None:
-    """Refuse an image with more than `max_pixels` pixels.
+    """Refuse an image with more than `max_pixels` pixels, or with sides that are too long or too unequal.
 
     Raises
     ------
     TooManyPixels
         Names its size and the limit.
     """
+    shorter, longer = sorted((width, height))
     if width * height > max_pixels:
-        raise TooManyPixels(
-            f"The image has {width:,} x {height:,} pixels; at most {max_pixels:,} are decoded."
-        )
+        limit = f"at most {max_pixels:,} are decoded"
+    elif longer > MAX_SIDE:
+        limit = f"a side has at most {MAX_SIDE:,}"
+    elif longer > MAX_ASPECT * max(shorter, 1):
+        limit = f"the longer side is at most {MAX_ASPECT} times the shorter"
+    else:
+        return
+    raise TooManyPixels(f"The image has {width:,} x {height:,} pixels; {limit}.")
+
+
+def image_size(data: bytes) -> tuple[int, int]:
+    """Read width and height of a JPEG, PNG or WebP file from its header, without decoding it.
+
+    Raises
+    ------
+    InvalidImage
+        The format is not supported, or the header cannot be read.
+    """
+    kind = image_format(data)
+    if kind == "WEBP":
+        return webp_header(data)[:2]
+    if kind == "PNG" and len(data) >= 24:
+        return int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
+    position = 2
+    while kind == "JPEG" and position + 9 <= len(data) and data[position] == 0xFF:
+        marker = data[position + 1]
+        if marker in FRAMES:
+            return int.from_bytes(data[position + 7 : position + 9]), int.from_bytes(
+                data[position + 5 : position + 7]
+            )
+        # 0xFF may be repeated before a marker.
+        position += 1 if marker == 0xFF else 2 + int.from_bytes(data[position + 2 : position + 4])
+    raise InvalidImage(f"The {kind} image of {len(data):,} bytes is damaged: its header cannot be read.")
 
 
 def webp_header(data: bytes) -> tuple[int, int, bool]:
@@ -160,3 +206,16 @@ def _orientation(image: Image.Image) -> int:
         return int(image.getexif().get(ORIENTATION, 1))
     except Exception:  # damaged EXIF is ignored; the pixels are unaffected
         return 1
+
+
+class _TimedReader(io.BytesIO):
+    """The bytes of an image; reading them fails `DECODE_SECONDS` after the first, which ends the decoding."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._end = time.monotonic() + DECODE_SECONDS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if time.monotonic() > self._end:
+            raise InvalidImage(f"The image takes more than {DECODE_SECONDS:g} s to decode.")
+        return super().read(size)

@@ -11,6 +11,7 @@ from PIL import Image
 
 GREY_LEVELS = 16
 DIGIT_SIDE = 8
+LARGEST_SQUARE = 128 * DIGIT_SIDE
 
 
 class Preprocessing(Protocol):
@@ -137,6 +138,8 @@ class DigitLevels:
         """Turn an image in mode RGB into float32 (1, 8, 8), integers 0 to 16."""
         grey = image.convert("L")
         if grey.width != grey.height:
+            # Averaged first where it is large: the square has the area of the longer side.
+            grey = grey.reduce(max(1, max(grey.size) // LARGEST_SQUARE))
             side = max(grey.size)
             square = Image.new("L", (side, side), self.background)
             square.paste(grey, ((side - grey.width) // 2, (side - grey.height) // 2))

@@ -6,7 +6,7 @@ names belong together whatever is activated meanwhile.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,25 +25,32 @@ class ServedCalibrator:
         The name it was fitted under, such as ``ts+pb``.
     calibrator
         The map from logits to probabilities.
+    reads
+        What the calibrator takes: `logits`, `features` or `inputs`.
     """
 
     version: int
     method: str
     calibrator: Calibrator
+    reads: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reads", self.calibrator.reads)
 
 
 class ActiveCalibrator:
-    """Holds the active calibrator; replacing it is one assignment, so no reader sees half of two."""
+    """Holds the active calibrator; replacing it is one assignment, so no reader sees half of two.
+
+    Attributes
+    ----------
+    current
+        The active calibrator; read it once per request.
+    """
 
     def __init__(self, served: ServedCalibrator) -> None:
-        self._current = served
-
-    @property
-    def current(self) -> ServedCalibrator:
-        """The active calibrator; read it once per request."""
-        return self._current
+        self.current = served
 
     def swap(self, new: ServedCalibrator) -> ServedCalibrator:
         """Activate `new` and return the one it replaces, which requests under way may still hold."""
-        old, self._current = self._current, new
+        old, self.current = self.current, new
         return old

@@ -6,7 +6,7 @@ Members that a newer service adds are kept (`model_extra`) and never break an ol
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from boxcal.app.responses import Answer, CalibratorName, Document, LabelProbability, Prediction
 
 __all__ = [
     "Activation",
@@ -25,48 +25,7 @@ ActivatePolicy = Literal["if_better", "always", "never"]
 FitState = Literal["queued", "running", "succeeded", "failed", "cancelled", "interrupted"]
 
 
-class _Result(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-
-class CalibratorName(_Result):
-    """Which calibrator gave an answer: its version (0 is `uncalibrated`) and its method."""
-
-    version: int
-    method: str
-
-
-class LabelProbability(_Result):
-    """One class of an answer; `bound` says which of its bounds holds the probability, if any does."""
-
-    label: str
-    index: int
-    probability: float
-    bound: Literal["lower", "upper"] | None = None
-
-
-class Prediction(_Result):
-    """The answer for one input; `probabilities` and `logits` (K numbers each) are there when asked for."""
-
-    label: str
-    index: int
-    probability: float
-    top: tuple[LabelProbability, ...] = ()
-    probabilities: tuple[float, ...] | None = None
-    logits: tuple[float, ...] | None = None
-
-
-class Answer(_Result):
-    """What `/predict` and `/calibrate` answer, one prediction for each input, in the order sent."""
-
-    model: str
-    calibrator: CalibratorName
-    bounds_relaxed: bool
-    predictions: tuple[Prediction, ...]
-    timing_ms: dict[str, float] = Field(default_factory=dict)
-
-
-class FitWarning(_Result):
+class FitWarning(Document):
     """What is probably wrong with the data of a fit; a `serious` one keeps its calibrator from activation."""
 
     code: str
@@ -75,7 +34,7 @@ class FitWarning(_Result):
     rows: int
 
 
-class Fit(_Result):
+class Fit(Document):
     """A fit's state.
 
     Attributes
@@ -121,7 +80,7 @@ class Fit(_Result):
         return self.calibrator
 
 
-class BackboneName(_Result):
+class BackboneName(Document):
     """What a calibrator was fitted to; `fingerprint` is the SHA-256 of the weights."""
 
     name: str
@@ -129,7 +88,7 @@ class BackboneName(_Result):
     fingerprint: str
 
 
-class CalibratorRecord(_Result):
+class CalibratorRecord(Document):
     """A calibrator in the registry; exactly one is active, and version 0 was never fitted.
 
     Attributes
@@ -153,7 +112,7 @@ class CalibratorRecord(_Result):
     created_at: datetime | None = None
 
 
-class Activation(_Result):
+class Activation(Document):
     """What an activation or a rollback activated, and why."""
 
     version: int
@@ -162,7 +121,7 @@ class Activation(_Result):
     activated_at: datetime | None = None
 
 
-class Health(_Result):
+class Health(Document):
     """The answer of a health route; `ready` is False while the service starts or stops."""
 
     ready: bool

@@ -1,4 +1,4 @@
-"""The last step: calibrated rows become an answer, ranked and written as JSON or `.npy`."""
+"""Writes the response of a request: its calibrated rows, ranked, as JSON or as `.npy`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from boxcal.app.activation.active import ServedCalibrator
 from boxcal.app.predict.options import Options
-from boxcal.app.telemetry import STAGES
+from boxcal.app.responses import STAGES
 
 Float64Array = NDArray[np.float64]
 
-
-FEW = 16
-"""Up to so many classes are ranked in one pass over all."""
+COMPILED_TOP_K = 16
+"""The compiled loop ranks up to this many classes; it is quadratic in their number."""
+PIECE_NUMBERS = 16_384
+"""A response with more numbers is written prediction by prediction, so that other threads can run between."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,14 +32,13 @@ class Rows:
     probabilities
         (N, K) float64.
     logits
-        (N, K) float64, the backbone's.
+        (N, K) float64, from the backbone or the client.
     mapped
-        (N, K) float64, the calibrated logits or others in their order: they order classes of equal
-        probability.
+        (N, K) float64, the calibrated logits; they order classes of equal probability.
     box
-        (N, K) float64 each, the lower and upper effective bounds; None where they bound nothing.
+        (N, K) float64 each, the lower and upper effective bounds; None if every probability satisfies them.
     relaxed
-        (N,) bool, where fitted bounds yielded to the request's.
+        (N,) bool, whether fitted bounds were relaxed.
     """
 
     probabilities: Float64Array
@@ -50,55 +50,39 @@ class Rows:
     def __len__(self) -> int:
         return len(self.probabilities)
 
-    @property
-    def relaxed_count(self) -> int:
-        """How many samples had fitted bounds yield."""
-        return int(np.count_nonzero(self.relaxed))
-
     def part(self, start: int, stop: int) -> Rows:
         """View some consecutive rows."""
         span = slice(start, stop)
-        return Rows(
-            self.probabilities[span],
-            self.logits[span],
-            self.mapped[span],
-            None if self.box is None else (self.box[0][span], self.box[1][span]),
-            self.relaxed[span],
-        )
+        box = None if self.box is None else (self.box[0][span], self.box[1][span])
+        return Rows(self.probabilities[span], self.logits[span], self.mapped[span], box, self.relaxed[span])
 
     @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:
-        """Put the rows of a request together again."""
+        """Concatenate the rows of a request that was split over batches."""
         if len(parts) == 1:
             return parts[0]
+        box = None
+        if any(part.box for part in parts):
+            # A batch in which no request had bounds has no box; (0, 1) has the same meaning.
+            boxes = [p.box or (np.zeros_like(p.logits), np.ones_like(p.logits)) for p in parts]
+            box = np.concatenate([b[0] for b in boxes]), np.concatenate([b[1] for b in boxes])
         return cls(
             np.concatenate([p.probabilities for p in parts]),
             np.concatenate([p.logits for p in parts]),
             np.concatenate([p.mapped for p in parts]),
-            cls._join_boxes(parts),
+            box,
             np.concatenate([p.relaxed for p in parts]),
         )
 
-    @staticmethod
-    def _join_boxes(parts: Sequence[Rows]) -> tuple[Float64Array, Float64Array] | None:
-        """Join boxes; a part that has none, for it shared its batch with no bounded request, gets (0, 1)."""
-        if all(part.box is None for part in parts):
-            return None
-        boxes = [
-            part.box or (np.zeros(part.probabilities.shape), np.ones(part.probabilities.shape))
-            for part in parts
-        ]
-        return np.concatenate([lower for lower, _ in boxes]), np.concatenate([upper for _, upper in boxes])
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
-    """What a request gets: its rows, and by which calibrator.
+class CalibratedAnswer:
+    """The result of one request; `boxcal.app.responses.Answer` defines the document that it becomes.
 
     Attributes
     ----------
     seconds
-        Time spent, by stage.
+        Duration of each stage.
     """
 
     model: str
@@ -109,7 +93,7 @@ class Answer:
     seconds: Mapping[str, float]
 
     def confidences(self) -> list[float]:
-        """Give the largest probability of each row."""
+        """Return the largest probability of each row."""
         if len(self.rows) == 1:
             row = self.rows.probabilities[0]
             return [row[row.argmax()].item()]
@@ -117,7 +101,7 @@ class Answer:
         return values
 
     def bound_hits(self) -> tuple[int, int]:
-        """Count the classes that sit on a lower and on an upper bound that bounds anything."""
+        """Count the probabilities that are equal to a lower bound above 0 and to an upper bound below 1."""
         if self.rows.box is None:
             return 0, 0
         lower, upper = self.rows.box
@@ -126,16 +110,18 @@ class Answer:
         return int(np.count_nonzero(at_lower)), int(np.count_nonzero(at_upper))
 
     def to_json(self) -> bytes:
-        """Write the JSON document; every number in it reads back as the very float64 that was computed."""
-        return orjson.dumps(
+        """Write the JSON document; every number in it reads back as the same float64."""
+        rows = map(self._prediction, range(len(self.rows)))
+        in_pieces = self.rows.probabilities.size > PIECE_NUMBERS
+        predictions = [orjson.Fragment(_dumps(p)) for p in rows] if in_pieces else list(rows)
+        return _dumps(
             {
                 "model": self.model,
                 "calibrator": {"version": self.served.version, "method": self.served.method},
-                "bounds_relaxed": self.rows.relaxed_count > 0,
-                "predictions": [self._prediction(row) for row in range(len(self.rows))],
+                "bounds_relaxed": bool(self.rows.relaxed.any()),
+                "predictions": predictions,
                 "timing_ms": {stage: round(self.seconds.get(stage, 0.0) * 1e6) / 1e3 for stage in STAGES},
-            },
-            option=orjson.OPT_SERIALIZE_NUMPY,
+            }
         )
 
     def _prediction(self, row: int) -> dict[str, Any]:
@@ -145,24 +131,20 @@ class Answer:
                 "label": self.labels[index],
                 "index": index,
                 "probability": probabilities[index].item(),
-                "bound": self._held_by(row, index),
+                "bound": self._bound_hit(row, index),
             }
             for index in rank(probabilities, self.rows.mapped[row], self.options.top_k)
         ]
-        prediction: dict[str, Any] = {
-            "label": top[0]["label"],
-            "index": top[0]["index"],
-            "probability": top[0]["probability"],
-            "top": top,
-        }
+        first = top[0]
+        prediction = {name: first[name] for name in ("label", "index", "probability")} | {"top": top}
         if self.options.probabilities:
             prediction["probabilities"] = probabilities
         if self.options.logits:
             prediction["logits"] = self.rows.logits[row]
         return prediction
 
-    def _held_by(self, row: int, index: int) -> Literal["lower", "upper"] | None:
-        """Say which bound holds a probability, where one does that is not 0 or 1 anyway."""
+    def _bound_hit(self, row: int, index: int) -> Literal["lower", "upper"] | None:
+        """Return which bound the probability is equal to, except 0 and 1, which bound every probability."""
         if self.rows.box is None:
             return None
         lower, upper = self.rows.box
@@ -174,21 +156,25 @@ class Answer:
         return None
 
 
+def _dumps(document: Any) -> bytes:
+    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
 def rank(probabilities: Float64Array, mapped: Float64Array, count: int) -> list[int]:
-    """Order the most probable classes; ties, which bounds create, go to the larger calibrated logit.
+    """Return the most probable classes; classes of equal probability are ordered by calibrated logit.
 
     Parameters
     ----------
     probabilities, mapped
         (K,) of one sample.
     count
-        How many classes to list, K at most.
+        Number of classes to return, K at most.
     """
     count = min(count, len(probabilities))
-    if count <= FEW:
-        few = np.empty(count, np.int64)
-        _compiled_ranking()(probabilities, mapped, few)
-        return few.tolist()
+    if count <= COMPILED_TOP_K:
+        top = np.empty(count, np.int64)
+        _compiled_ranking()(probabilities, mapped, top)
+        return top.tolist()
     least = np.partition(probabilities, -count)[-count]
     candidates = np.flatnonzero(probabilities >= least)
     order = np.lexsort((-mapped[candidates], -probabilities[candidates]))
@@ -198,6 +184,6 @@ def rank(probabilities: Float64Array, mapped: Float64Array, count: int) -> list[
 
 @cache
 def _compiled_ranking() -> Callable[[Float64Array, Float64Array, NDArray[np.int64]], None]:
-    from boxcal.calibrators.operator.ranking import most_probable  # noqa: PLC0415 - numba loads when needed
+    from boxcal.calibrators.operator.ranking import most_probable  # noqa: PLC0415 - imports numba
 
     return most_probable

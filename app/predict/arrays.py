@@ -1,4 +1,4 @@
-"""Arrays in and out: `.npy` bodies, checked before a byte of them is trusted, and JSON rows of numbers."""
+"""Arrays of a request: `.npy` bodies, whose header is checked against their size, and numbers in JSON."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from boxcal.app.errors import InvalidInput, InvalidLogits, MalformedBody
 
+MAX_DIMENSIONS = 32
+
 
 def read_npy(body: bytes) -> NDArray[Any]:
     """View an `.npy` body as the array it holds, without a copy.
@@ -21,7 +23,7 @@ def read_npy(body: bytes) -> NDArray[Any]:
     Raises
     ------
     MalformedBody
-        It is not `.npy`, holds objects (which would be unpickled), or has not the bytes its header promises.
+        It is not `.npy`, does not hold numbers, or its size is not what its header announces.
     """
     stream = io.BytesIO(body)
     try:
@@ -32,15 +34,15 @@ def read_npy(body: bytes) -> NDArray[Any]:
             shape, fortran_order, dtype = npy.read_array_header_2_0(stream)
         else:
             raise ValueError(f"version {version} is not supported")
-    except (ValueError, EOFError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+    except Exception as error:  # numpy evaluates the header as Python: nearly every kind of error occurs
         raise MalformedBody(f"The body is not an .npy array: {error!s:.200}.") from error
-    if dtype.kind not in "fiu":
+    if dtype.kind not in "fiu" or not dtype.itemsize:
         raise MalformedBody(f"The .npy array has the type {dtype}; it must hold numbers.")
     count = math.prod(shape)
     held = len(body) - stream.tell()
-    if any(size < 0 for size in shape) or count * dtype.itemsize != held:
+    if any(size < 0 for size in shape) or len(shape) > MAX_DIMENSIONS or count * dtype.itemsize != held:
         raise MalformedBody(
-            f"The .npy header promises shape {shape} of {dtype}, {count * dtype.itemsize} bytes; "
+            f"The .npy header announces the shape {shape} of {dtype}, {count * dtype.itemsize} bytes; "
             f"{held} bytes follow."
         )
     flat = np.frombuffer(body, dtype, count, stream.tell())
@@ -55,7 +57,7 @@ def write_npy(values: NDArray[Any]) -> bytes:
 
 
 def read_rows(rows: Any, num_classes: int) -> NDArray[np.float64]:
-    """Read the rows of a JSON document as logits (N, K).
+    """Read the rows of a JSON document as logits (N, K); empties `rows`.
 
     Raises
     ------
@@ -76,18 +78,19 @@ def read_rows(rows: Any, num_classes: int) -> NDArray[np.float64]:
                 f"logits[{position}] has {len(row)} numbers, but the model has {num_classes} classes."
             )
     values = np.empty((len(rows), num_classes))
-    # Of all ways from a list of floats to an array the quickest by half.
+    # Twice as fast as any numpy function that takes a list.
     numbers = f"{num_classes}d"
     for position, row in enumerate(rows):
         try:
             struct.pack_into(numbers, values.data, position * values.strides[0], *row)
         except (struct.error, OverflowError):
             raise InvalidLogits(_not_a_number(f"logits[{position}]", row)) from None
+        rows[position] = None  # frees the row here and not all rows at once
     return finite_logits(values)
 
 
 def check_logits(values: NDArray[Any], num_classes: int) -> NDArray[np.float64]:
-    """Check an array that came as logits, and bring it to float64.
+    """Check an array of logits, and convert it to float64.
 
     Raises
     ------
@@ -121,7 +124,7 @@ def finite_logits(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def check_samples(values: NDArray[Any], shape: Sequence[int]) -> NDArray[np.float32]:
-    """Check an array that came as a batch of inputs (N, *shape), and bring it to float32.
+    """Check an array of inputs (N, *shape), and convert it to float32.
 
     Raises
     ------
@@ -133,31 +136,53 @@ def check_samples(values: NDArray[Any], shape: Sequence[int]) -> NDArray[np.floa
         raise InvalidInput(f"The array has the shape {values.shape}; the model takes ({expected}).")
     with np.errstate(over="ignore"):
         samples = values.astype(np.float32)
-    if not np.isfinite(samples).all():
-        raise InvalidInput("The array holds NaN, or numbers that are infinite in float32.")
-    return samples
+    return _finite(samples, "array")
 
 
 def read_tensor(value: Any, shape: Sequence[int]) -> NDArray[np.float32]:
-    """Read one input that came as nested JSON lists.
+    """Read one input from nested JSON lists.
 
     Raises
     ------
     InvalidInput
         It is ragged, of another shape, or not made of finite numbers.
     """
+    if (actual := _shape(value)) != tuple(shape):
+        raise InvalidInput(f"The tensor has the shape {actual}; the model takes {tuple(shape)}.")
+    samples = np.empty(actual, np.float32)
+    _fill(samples, value)
+    return _finite(samples, "tensor")
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """Return the shape of nested lists, by the first item of each."""
+    shape: tuple[int, ...] = ()
+    while isinstance(value, list) and len(shape) <= MAX_DIMENSIONS:
+        shape = (*shape, len(value))
+        value = value[0] if value else None
+    return shape
+
+
+def _fill(target: NDArray[np.float32], value: Any) -> None:
+    """Fill an array from nested lists, one innermost list at a time; other threads can run between."""
+    if not isinstance(value, list) or len(value) != len(target):
+        raise InvalidInput("The tensor is ragged: its lists differ in length.")
+    if target.ndim > 1:
+        for part, item in zip(target, value, strict=True):
+            _fill(part, item)
+        return
     try:
-        values = np.array(value)
-    except ValueError:
-        raise InvalidInput("The tensor is ragged: its lists differ in length.") from None
-    if values.dtype.kind not in "fiu":
-        raise InvalidInput("The tensor holds something that is not a number.")
-    if values.shape != tuple(shape):
-        raise InvalidInput(f"The tensor has the shape {values.shape}; the model takes {tuple(shape)}.")
-    with np.errstate(over="ignore"):
-        samples = values.astype(np.float32)
+        if not all(type(number) in (float, int) for number in value):
+            raise InvalidInput("The tensor holds something that is not a number.")
+        with np.errstate(over="ignore"):
+            target[...] = np.array(value, np.float64)
+    except OverflowError:
+        raise InvalidInput("The tensor holds an integer that is too large.") from None
+
+
+def _finite(samples: NDArray[np.float32], name: str) -> NDArray[np.float32]:
     if not np.isfinite(samples).all():
-        raise InvalidInput("The tensor holds NaN, or numbers that are infinite in float32.")
+        raise InvalidInput(f"The {name} holds NaN, or numbers that are infinite in float32.")
     return samples
 
 

@@ -1,13 +1,19 @@
-"""How large the batcher's batches should be and how long to gather them, from what batches cost."""
+"""Decides how large batches are and how long to gather them, from the measured durations of batches."""
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 
 SMOOTHING = 0.2
 """Weight of the newest measurement in every running mean."""
 FIXED_SHARE = 0.05
-"""A batch is large enough where its fixed cost is at most this share of the whole."""
+"""A batch is large enough if its fixed cost is at most this share of the whole."""
+LARGEST_STEP = 2.0
+"""One measurement counts at most this many times the mean: one stall says nothing about the next batch."""
+HALF_LIFE_SECONDS = 5.0
+"""Without new measurements, what throughput lies below the passes' own is forgotten by half in this time."""
 
 
 def of_few_sizes(size: int) -> int:
@@ -21,76 +27,96 @@ def of_few_sizes(size: int) -> int:
 
 
 class BatchSizer:
-    """Learns that a batch of n samples costs about a + b·n seconds, and what follows from it.
+    """Estimates that a batch of n samples takes a + b·n seconds, and chooses sizes by it.
 
-    A larger batch spreads the fixed cost `a` over more samples, but every sample waits for the whole of it.
-    So a batch is as large as makes `a` a small share of its cost, unless it would then exceed the target.
+    A larger batch spreads the fixed cost `a` over more samples, but every sample waits for the whole batch.
+    So a batch is so large that `a` is a small share of its cost, if that meets the target.
 
-    Passes side by side share a processor with everything else, and what a batch costs there besides, mostly
-    waits of threads for the interpreter, is not in the measured `a`. So theirs are as large as the target
-    allows.
+    Passes side by side share the processor with other threads, and their waits for the interpreter are not
+    part of the measured `a`. So their batches are as large as the target allows.
 
     Parameters
     ----------
     max_batch_size
-        Never more samples than this.
+        Maximum number of samples.
     target_seconds
-        What one batch may take, unless a single sample takes longer already.
+        Maximum duration of a batch of more than one sample.
     passes
         How many batches are in the backbone at once.
+    clock
+        Seconds, never decreasing.
     """
 
-    def __init__(self, max_batch_size: int, target_seconds: float, passes: int = 1) -> None:
+    def __init__(
+        self,
+        max_batch_size: int,
+        target_seconds: float,
+        passes: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._limit = max_batch_size
         self._target = target_seconds
         self.passes = passes
         self._costs: dict[int, tuple[float, float]] = {}
+        self._clock = clock
         self._interval: float | None = None
+        self._observed = 0.0
         self.fixed = 0.0
         self.per_sample = 0.0
         self.batch_size = min(2, max_batch_size)
 
     def measured(self, samples: int, seconds: float) -> None:
-        """Learn what one batch cost."""
+        """Record the duration of one batch."""
         bucket = samples.bit_length()
         n, cost = self._costs.get(bucket, (float(samples), seconds))
-        # One stall of the machine is no news about the model: a measurement counts at most twice the mean.
-        seconds = min(seconds, 2 * cost)
+        seconds = min(seconds, LARGEST_STEP * cost)
         self._costs[bucket] = (n + SMOOTHING * (samples - n), cost + SMOOTHING * (seconds - cost))
         self._fit()
 
     def observe_throughput(self, samples: int, seconds: float) -> None:
-        """Learn how long the whole service took for these samples while others were waiting."""
+        """Record how long the whole service took for these samples while others were waiting."""
+        known = self._seconds_per_sample()
         interval = seconds / samples
-        self._interval = interval if self._interval is None else self._mean(self._interval, interval)
+        if known > 0:
+            interval = min(interval, LARGEST_STEP * known)
+            interval = known + SMOOTHING * (interval - known)
+        self._interval, self._observed = interval, self._clock()
+
+    def _seconds_per_sample(self) -> float:
+        """Return the smoothed interval between samples; it decays to what the passes alone would take."""
+        passes_alone = (self.fixed / self.batch_size + self.per_sample) / self.passes
+        if self._interval is None:
+            return passes_alone
+        remaining = math.exp2((self._observed - self._clock()) / HALF_LIFE_SECONDS)
+        return passes_alone + remaining * max(self._interval - passes_alone, 0.0)
 
     def ran_out_of_memory(self, samples: int) -> None:
-        """Never again make a batch of so many samples."""
+        """Limit all later batches to half as many samples."""
         self._limit = max(1, min(self._limit, samples // 2))
         self.batch_size = min(self.batch_size, self._limit)
 
     def wait_for(self, samples: int) -> float:
-        """Expect so many samples to be worked off in this many seconds; 0 before anything was measured."""
-        return samples * (self.per_sample / self.passes if self._interval is None else self._interval)
+        """Estimate the seconds that so many samples take; 0 before anything was measured."""
+        return samples * self._seconds_per_sample()
 
     def size_of(self, share: int) -> int:
-        """How many samples the next batch takes where so many are its share of those that wait."""
+        """Return the size of the next batch, given its share of the waiting samples."""
         size = min(self.batch_size, share)
         return size if self.passes == 1 else of_few_sizes(size)
 
     def gather_seconds(self, queued: int, last: int, idle: float) -> float:
-        """How long to wait for a fuller batch once `queued` samples are there.
+        """Return how long to wait for a fuller batch once `queued` samples are there.
 
-        Not at all where the device was idle: then a wait would only be added to the answer. Where it is busy,
-        the clients that the last batch answered are about to come back, and a batch without them costs `a`
-        once more. So waiting for `a` seconds is the most that can pay.
+        0 if the device was idle: a wait would only delay the response. If it is busy, the clients of the last
+        batch are about to send their next requests, and a batch without them costs `a` once more. So at most
+        `a` seconds are worth waiting.
         """
         if queued >= min(last, self.batch_size) or idle > self.fixed:
             return 0.0
         return min(self.fixed, self._target / 2)
 
     def _fit(self) -> None:
-        """Least squares of cost on size, each size weighing by its relative error, then the size to use."""
+        """Fit cost to size by least squares, weighted by relative error, and choose the batch size."""
         sizes = [(n, cost, 1 / cost**2) for n, cost in self._costs.values() if cost > 0]
         if len(sizes) < 2:
             n, cost, _ = sizes[0] if sizes else (1.0, 0.0, 0.0)
@@ -115,7 +141,3 @@ class BatchSizer:
         if self.per_sample > 0:
             in_time = math.floor((self._target - self.fixed) / self.per_sample)
         return max(1, min(known, enough, in_time, self._limit))
-
-    @staticmethod
-    def _mean(old: float, new: float) -> float:
-        return old + SMOOTHING * (new - old)

@@ -1,9 +1,9 @@
-"""Groups the samples of concurrent requests into batches for the backbone and hands each request its own.
+"""Groups the samples of concurrent requests into batches for the backbone and returns each request its own.
 
-A request enters with `run`, on the event loop. Threads ("lanes"), one for each pass that the backbone bears
-side by side, take what waits, in order, and leave their share to lanes that are free. While requests wait, a
-lane goes on to the next batch at once and so keeps its core, and another thread finishes what came out of
-the pass. Every request fails, expires or is cancelled alone: the batch goes on.
+A request enters with `run`, on the event loop. Threads ("lanes"), one for each pass that the backbone can run
+side by side, take waiting samples in order and leave their share to free lanes. While requests wait, a lane
+takes the next batch at once, and another thread finishes the previous one. Every request fails, expires or is
+cancelled alone: the batch goes on.
 """
 
 from __future__ import annotations
@@ -16,23 +16,99 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from queue import Queue
-from typing import Generic
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from boxcal.app.errors import DeadlineExceeded, InternalError, QueueFull, TooManySamples
+from boxcal.app.errors import BackboneFailed, DeadlineExceeded, NotReady, QueueFull, TooManySamples
 from boxcal.app.predict.batch_sizer import BatchSizer
-from boxcal.app.predict.entries import Context, Entry, Finished, Part, Pass, Result, Samples
 
 logger = logging.getLogger("boxcal")
 
 ADMISSION_SAFETY_FACTOR = 1.4
-"""How much longer than expected a wait may turn out; who would then come too late is refused at once."""
+"""A request is refused at once if this many times the expected wait exceeds its timeout."""
+
+Context = TypeVar("Context")
+Result = TypeVar("Result")
+Samples = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Generic[Result]):
+    """The results of one request, one for each batch that held some of its samples, in their order.
+
+    Attributes
+    ----------
+    queue, forward, finish
+        Seconds of waiting, in the backbone, and in what follows it.
+    """
+
+    results: list[Result]
+    queue: float
+    forward: float
+    finish: float
+
+
+@dataclass(eq=False, slots=True)
+class Entry(Generic[Context, Result]):
+    """The samples of one request, waiting or in progress.
+
+    The future is done if the request has failed, expired or been cancelled; its samples are then skipped.
+    """
+
+    samples: Samples
+    context: Context
+    deadline: float
+    future: asyncio.Future[Finished[Result]]
+    entered: float
+    taken: int = 0
+    parts: list[tuple[int, int, Result]] = field(default_factory=list)
+    stages: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Generic[Context, Result]):
+    """Samples of one request in one batch: rows `start` to `stop` of that batch."""
+
+    entry: Entry[Context, Result]
+    offset: int
+    start: int
+    stop: int
+
+    @property
+    def context(self) -> Context:
+        """What the request asked for."""
+        return self.entry.context
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass(Generic[Context, Result]):
+    """The output of the backbone for one batch.
+
+    Attributes
+    ----------
+    size
+        Samples of the batch.
+    began, seconds
+        When it entered the backbone, by `time.perf_counter`, and for how long.
+    logits
+        Of the samples of `scored`.
+    scored, failed
+        The parts to finish, and those that the backbone failed on, each with its error.
+    """
+
+    size: int
+    began: float
+    seconds: float
+    logits: Tensor
+    scored: Sequence[Part[Context, Result]]
+    failed: Sequence[tuple[Part[Context, Result], Exception]]
 
 
 class Batcher(Generic[Context, Result]):
@@ -41,19 +117,24 @@ class Batcher(Generic[Context, Result]):
     Parameters
     ----------
     forward
-        The backbone: from samples (N, *shape), and whether this pass has it to itself, to logits (N, K);
-        called from a lane.
+        The backbone: from samples (N, *shape), and whether no other pass runs, to logits (N, K); called in a
+        lane.
     finish
-        From the logits of a batch and its parts to one result or one error for each part; called from a
-        lane, or, while requests wait, from a thread of its own.
+        From the logits of a batch and its parts to one result or one error for each part; called in a lane,
+        or, while requests wait, in a thread of its own.
     batch_sizer
-        Says how many passes run side by side, how large batches are and how long to gather them.
+        Decides how many passes run side by side, how large batches are and how long to gather them.
     max_queue_samples
-        Samples of all requests that may be here at once.
+        Maximum number of samples of all requests.
     on_batch
-        Told the size of every batch, on the event loop.
+        Called with the size of every batch, on the event loop.
     on_thread
-        Called first in every lane and in the thread that finishes.
+        Called first in every thread.
+
+    Attributes
+    ----------
+    failure
+        The exception that ended a thread; None while all threads run. The batcher then refuses every request.
     """
 
     def __init__(
@@ -69,32 +150,38 @@ class Batcher(Generic[Context, Result]):
         self._forward = forward
         self._finish = finish
         self._batch_sizer = batch_sizer
-        self._max_queue_samples = max_queue_samples
+        self.max_queue_samples = max_queue_samples
         self._on_batch = on_batch
         self._on_thread = on_thread
+        self.failure: BaseException | None = None
         self._loop = asyncio.get_running_loop()
         self._queue: deque[Entry[Context, Result]] = deque()
+        self._open: set[asyncio.Future[Finished[Result]]] = set()
         self._waiting = 0
         self._held = 0
         self._closing = False
         self._changed = threading.Condition()
         self._passes = batch_sizer.passes
         self._running = 0
-        # Lanes further ahead than this wait, so that `batch_sizer` learns the rate of the slower side.
+        # Bounded, so that `batch_sizer` learns the rate of the slower side.
         self._finishing: Queue[Pass[Context, Result] | None] = Queue(maxsize=batch_sizer.passes)
         self._last = 0
         self._throughput_since: float | None = None
         self._lanes = [
-            threading.Thread(target=self._drive, name=f"backbone-{lane}", daemon=True)
+            threading.Thread(
+                target=self._supervise, args=(self._drive,), name=f"backbone-{lane}", daemon=True
+            )
             for lane in range(batch_sizer.passes)
         ]
-        self._finisher = threading.Thread(target=self._finish_passes, name="finisher", daemon=True)
+        self._finisher = threading.Thread(
+            target=self._supervise, args=(self._finish_passes,), name="finisher", daemon=True
+        )
         for thread in (*self._lanes, self._finisher):
             thread.start()
 
     @property
     def held(self) -> int:
-        """Samples of requests that have a place: being decoded, waiting or in work."""
+        """Samples of admitted requests: being decoded, waiting or in progress."""
         return self._held
 
     def check_room(self, samples: int, deadline: float = math.inf) -> None:
@@ -114,9 +201,13 @@ class Batcher(Generic[Context, Result]):
         QueueFull
             They do not fit now, or would only be reached after the deadline.
         DeadlineExceeded
-            The deadline has passed, or leaves no time for the work even if nobody else were here.
+            The deadline has passed, or leaves no time for the work even in an empty queue.
+        NotReady
+            A thread has ended with an error; the service is about to stop.
         """
-        limit = self._max_queue_samples
+        if self.failure is not None:
+            raise NotReady("The backbone has failed and the service is stopping; see the server log.")
+        limit = self.max_queue_samples
         if samples > limit:
             raise TooManySamples(f"The request holds {samples} samples; the queue takes at most {limit}.")
         wait = self._batch_sizer.wait_for(self._held)
@@ -128,7 +219,7 @@ class Batcher(Generic[Context, Result]):
             )
         left = deadline - time.monotonic()
         if left < wait * ADMISSION_SAFETY_FACTOR or left <= 0:
-            # A client repeats what a full queue refused, which is no use where the queue is not to blame.
+            # A client retries a 503, which is useless if the timeout is too short for an empty queue.
             if left <= self._batch_sizer.wait_for(samples):
                 raise DeadlineExceeded("The request's timeout is shorter than its work alone would take.")
             raise QueueFull(
@@ -139,7 +230,7 @@ class Batcher(Generic[Context, Result]):
 
     @contextmanager
     def reserve_slot(self, samples: int, deadline: float = math.inf) -> Iterator[None]:
-        """Hold room for the samples of one request, from before they are decoded until it is answered.
+        """Hold room for the samples of one request, from before they are decoded until the response.
 
         Takes and raises what `check_room` does.
         """
@@ -158,7 +249,7 @@ class Batcher(Generic[Context, Result]):
         samples
             (n, *shape) of one request; more than a batch takes are split.
         context
-            Given to `finish` with these samples.
+            Passed to `finish` with these samples.
         deadline
             Of `time.monotonic`.
 
@@ -169,36 +260,56 @@ class Batcher(Generic[Context, Result]):
         BoxcalError
             What `forward` or `finish` raised for these samples.
         """
-        entry: Entry[Context, Result] = Entry(
-            samples, context, deadline, self._loop.create_future(), time.perf_counter()
-        )
+        if self.failure is not None:
+            raise NotReady("The backbone has failed and the service is stopping; see the server log.")
+        future: asyncio.Future[Finished[Result]] = self._loop.create_future()
+        entry: Entry[Context, Result] = Entry(samples, context, deadline, future, time.perf_counter())
         timer = None
         if deadline < math.inf:
-            timer = self._loop.call_later(deadline - time.monotonic(), _expire, entry.future)
+            timer = self._loop.call_later(deadline - time.monotonic(), _expire, future)
+        self._open.add(future)
         with self._changed:
             self._queue.append(entry)
             self._waiting += len(samples)
             self._changed.notify()
         try:
-            return await entry.future
+            return await future
         finally:
+            self._open.discard(future)
             if timer is not None:
                 timer.cancel()
 
     def close(self) -> None:
-        """Finish what waits, then stop the threads."""
+        """Finish waiting requests, then stop the threads."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        if self.failure is not None:
+            return  # the other threads may wait for the one that has ended; all are daemons
         for lane in self._lanes:
             lane.join()
         self._finishing.put(None)
         self._finisher.join()
 
-    # -- the lanes -------------------------------------------------------------------------------------------
+    # -- the threads -----------------------------------------------------------------------------------------
+
+    def _supervise(self, work: Callable[[], None]) -> None:
+        """Run a thread; if it ends with an error, fail every open request and refuse all others."""
+        try:
+            self._on_thread()
+            work()
+        except BaseException as error:
+            logger.critical("a thread of the batcher has ended; the service cannot predict", exc_info=error)
+            self.failure = error
+            with suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(self._fail_all)
+
+    def _fail_all(self) -> None:
+        for future in list(self._open):
+            if not future.done():
+                future.set_exception(BackboneFailed("The backbone has failed; see the server log."))
 
     def _drive(self) -> None:
-        self._on_thread()
         while True:
             parts, alone = self._next()
             if not parts:
@@ -211,12 +322,12 @@ class Batcher(Generic[Context, Result]):
             passed = Pass(parts[-1].stop, began, seconds, logits, scored, failed)
             if self._queue:
                 self._finishing.put(passed)
-            else:  # a change of threads would only delay the answer
+            else:  # a change of threads would only delay the response
                 self._finish_pass(passed)
             del parts, logits, scored, failed, passed
 
     def _next(self) -> tuple[list[Part[Context, Result]], bool]:
-        """Wait for work and take a batch of it, and say whether its pass is alone in the backbone.
+        """Wait for samples, and return a batch of them and whether no other pass runs.
 
         An empty batch means that the batcher is closing.
         """
@@ -240,7 +351,7 @@ class Batcher(Generic[Context, Result]):
                     return parts, self._running == 1 and (self._passes == 1 or not self._queue)
 
     def _note_throughput(self) -> None:
-        """Learn the rate at which the whole service works while there is always something waiting."""
+        """Measure the rate of the whole service while samples are always waiting."""
         now = time.perf_counter()
         if self._last and self._throughput_since is not None:
             self._batch_sizer.observe_throughput(self._last, now - self._throughput_since)
@@ -271,14 +382,14 @@ class Batcher(Generic[Context, Result]):
             self._waiting -= count
             if count < left:
                 again.append(entry)
-        # What is left of a large request goes behind those that wait, so it cannot keep them waiting long.
+        # The rest of a large request goes to the end of the queue: others need not wait for all of it.
         self._queue.extend(again)
         return parts
 
     def _score(
         self, parts: list[Part[Context, Result]], alone: bool
     ) -> tuple[Tensor, list[Part[Context, Result]], list[tuple[Part[Context, Result], Exception]]]:
-        """Run the backbone; parts whose samples it cannot take fail without the others."""
+        """Run the backbone; parts whose samples it fails on fail without the others."""
         pieces = [p.entry.samples[p.offset : p.offset + p.stop - p.start] for p in parts]
         runs = self._runs(pieces[0] if len(pieces) == 1 else np.concatenate(pieces), alone)
         if len(runs) == 1 and isinstance(runs[0], Tensor):
@@ -297,12 +408,12 @@ class Batcher(Generic[Context, Result]):
                 continue
             scored.append(replace(part, start=len(logits), stop=len(logits) + len(outcomes)))
             logits.extend(row for row in outcomes if isinstance(row, Tensor))
-        # Runs may differ in width where features came to be wanted in between; what is missing, nobody reads.
+        # Runs differ in width if a request for features came between them; nobody reads the padding.
         rows_left = pad_sequence(logits, batch_first=True) if logits else torch.empty(0)
         return rows_left, scored, failed
 
     def _runs(self, samples: Samples, alone: bool) -> list[Tensor | Exception]:
-        """Score rows in runs, with an error for a row that fails: a batch that fails is tried by halves."""
+        """Score samples; a batch that fails is split in halves until the samples that fail are found."""
         began = time.perf_counter()
         try:
             logits = self._forward(samples, alone)
@@ -311,24 +422,23 @@ class Batcher(Generic[Context, Result]):
                 with self._changed:
                     self._batch_sizer.ran_out_of_memory(len(samples))
                 logger.warning("out of memory with a batch of %d samples", len(samples))
+            elif _is_permanent(error):
+                raise
             if len(samples) == 1:
                 logger.exception("the backbone failed on a sample")
-                return [InternalError("The backbone failed on this input; see the server log.")]
+                return [BackboneFailed("The backbone failed on this input; see the server log.")]
         else:
-            if self._passes == 1 or not alone:  # what a pass costs that has more than its share is no measure
+            if self._passes == 1 or not alone:  # a pass that has every core measures something else
                 with self._changed:
                     self._batch_sizer.measured(len(samples), time.perf_counter() - began)
             return [logits]
         half = len(samples) // 2
         return [*self._runs(samples[:half], alone), *self._runs(samples[half:], alone)]
 
-    # -- behind the lanes ------------------------------------------------------------------------------------
-
     def _finish_passes(self) -> None:
-        self._on_thread()
         while (passed := self._finishing.get()) is not None:
             self._finish_pass(passed)
-            del passed  # nothing of a batch outlives it while the thread waits
+            del passed  # otherwise the batch stays in memory while the thread waits
 
     def _finish_pass(self, passed: Pass[Context, Result]) -> None:
         began = time.perf_counter()
@@ -336,11 +446,13 @@ class Batcher(Generic[Context, Result]):
         try:
             results = self._finish(passed.logits, passed.scored) if passed.scored else []
         except Exception as error:
+            if _is_permanent(error):
+                raise
             logger.exception("a batch of %d samples could not be finished", passed.size)
             results = [error] * len(passed.scored)
         outcomes = [*zip(passed.scored, results, strict=True), *passed.failed]
         seconds = time.perf_counter() - began
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._deliver, passed, outcomes, seconds)
 
     # -- back on the event loop ------------------------------------------------------------------------------
@@ -375,5 +487,10 @@ def _expire(future: asyncio.Future[Finished[Result]]) -> None:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether a device has no memory left; torch has an error for it, onnxruntime only words."""
+    """Whether a device has no memory left; torch has an exception for it, onnxruntime only a message."""
     return type(error).__name__ == "OutOfMemoryError" or "Failed to allocate memory" in str(error)
+
+
+def _is_permanent(error: Exception) -> bool:
+    """Whether the device fails every pass from now on: a CUDA context does not recover from its errors."""
+    return "CUDA error" in str(error)

@@ -1,79 +1,118 @@
-"""From the bytes of a request to inputs and options: one reader for each kind of body in the contract."""
+"""Reads the body of a request: from each content type of the contract to inputs and options."""
 
 from __future__ import annotations
 
+import asyncio
+import binascii
 import json
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 
-from boxcal.app.errors import BadRequest, InvalidParameter, MalformedBody, UnsupportedMediaType
+from boxcal.app.errors import (
+    BadRequest,
+    InvalidInput,
+    InvalidParameter,
+    MalformedBody,
+    TooManySamples,
+    UnsupportedMediaType,
+)
+from boxcal.app.predict import large_json
 from boxcal.app.predict import options as request_options
-from boxcal.app.predict.arrays import read_npy
-from boxcal.app.predict.inputs import Base64Image, EncodedImage, Input, NestedTensor
 from boxcal.app.predict.options import Options
 
 IMAGES = ("image/jpeg", "image/png", "image/webp")
 JSON = "application/json"
 FORM = "multipart/form-data"
 NPY = "application/x-npy"
-NOT_A_NUMBER_LIMIT = 2**20
-"""Up to so many bytes are read again to tell which number is NaN; larger bodies are just called malformed."""
+PREDICT_TYPES = (*IMAGES, FORM, JSON, NPY)
+CALIBRATE_TYPES = (JSON, NPY)
+NAN_LIMIT = 2**20
+"""Bodies up to this size that are JSON except for NaN are parsed again to name the number."""
+
+Input = bytes | list[Any]
+"""An encoded image, or a tensor as nested lists of numbers."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Posted:
-    """What a client posted to `/predict`: inputs, or an array of samples, and options."""
+    """What a client posted.
 
-    inputs: list[Input] | NDArray[np.generic]
+    Attributes
+    ----------
+    kind
+        The content type.
+    content
+        The body's bytes; of JSON and forms, its inputs: the member that the route names, or the files.
+    size
+        Bytes of the body.
+    """
+
+    kind: str
+    content: Any
     options: Options
+    size: int
 
 
-async def read_predict(request: Request, check_room: Callable[[Options], None]) -> Posted:
-    """Read a body of `/predict`.
+async def read(
+    request: Request, kinds: tuple[str, ...], member: str, check_room: Callable[[Options], None] | None = None
+) -> Posted:
+    """Read a body and the options, which JSON and forms hold and other bodies have in the query string.
 
     Parameters
     ----------
+    kinds
+        The content types that the route accepts.
+    member
+        Name of the inputs in a JSON body.
     check_room
-        Called before a byte of the body is read; raises where that would be in vain. It is given the options
-        as far as they are known by then: those of the query string.
+        Called before any byte of the body is read, with the options as far as they are known; may refuse.
 
     Raises
     ------
     UnsupportedMediaType, MalformedBody, InvalidParameter
         What is wrong with it.
     """
-    kind = media_type(request)
-    if kind in IMAGES:
-        options = request_options.from_query(request.query_params)
+    kind = header(request, b"content-type").partition(";")[0].strip().lower()
+    if kind not in kinds:
+        sent = f"{kind!r:.100}" if kind else "missing"
+        raise UnsupportedMediaType(f"The content type is {sent}; this route accepts {', '.join(kinds)}.")
+    holds_options = kind in (JSON, FORM)
+    if holds_options and request.scope["query_string"]:
+        raise InvalidParameter(
+            "Options of a JSON or multipart body belong in its `options`, not in the query string."
+        )
+    options = request_options.DEFAULT if holds_options else request_options.from_query(request.query_params)
+    if check_room is not None:
         check_room(options)
-        return Posted([EncodedImage(await body_of(request))], options)
-    if kind == JSON:
-        refuse_query(request)
-        check_room(request_options.DEFAULT)
-        document = object_of(await body_of(request), ("inputs", "options"))
-        return Posted(_inputs(document.get("inputs")), request_options.from_json(document.get("options")))
     if kind == FORM:
-        refuse_query(request)
-        check_room(request_options.DEFAULT)
-        return await _read_form(request)
-    if kind == NPY:
-        options = request_options.from_query(request.query_params)
-        check_room(options)
-        return Posted(read_npy(await body_of(request)), options)
-    raise unsupported(kind, (*IMAGES, FORM, JSON, NPY))
+        files, document = await _read_form(request)
+        return Posted(kind, files, request_options.from_json(document), sum(map(len, files)))
+    body = await _body(request)
+    if kind != JSON:
+        return Posted(kind, body, options, len(body))
+    parsed = await unblocked(len(body), _object, body, (member, "options"))
+    options = request_options.from_json(parsed.get("options"))
+    return Posted(kind, parsed.get(member), options, len(body))
+
+
+async def unblocked(size: int, work: Callable[..., T], *arguments: Any) -> T:
+    """Call `work` directly for up to `large_json.PIECE` bytes, in a thread for more."""
+    if size <= large_json.PIECE:
+        return work(*arguments)
+    return await asyncio.to_thread(work, *arguments)
 
 
 def header(request: Request, name: bytes) -> str:
-    """Give a header by its name in lower case, or nothing, without a mapping of them all."""
+    """Return a header by its name in lower case, or an empty string."""
     for key, value in request.scope["headers"]:
         if key == name:
             text: str = value.decode("latin-1")
@@ -81,25 +120,50 @@ def header(request: Request, name: bytes) -> str:
     return ""
 
 
-def media_type(request: Request) -> str:
-    """Give the content type without its parameters."""
-    return header(request, b"content-type").partition(";")[0].strip().lower()
-
-
-def unsupported(kind: str, known: tuple[str, ...]) -> UnsupportedMediaType:
-    """Say which content types a route reads."""
-    sent = f"{kind!r:.100}" if kind else "missing"
-    return UnsupportedMediaType(f"The content type is {sent}; this route reads {', '.join(known)}.")
-
-
-async def body_of(request: Request) -> bytes:
-    """Read the body, which must not be empty.
+def inputs_of(posted: Posted, limit: int) -> list[Input]:
+    """Return the inputs of a body of `/predict` that is not `.npy`; large JSON bodies take a while.
 
     Raises
     ------
-    MalformedBody, ClientDisconnect
-        It is empty; the client left before its end.
+    InvalidParameter, InvalidInput, TooManySamples
+        Naming the input.
     """
+    if posted.kind in IMAGES:
+        return [posted.content]
+    sent = posted.content
+    if not isinstance(sent, list) or not sent:
+        raise InvalidParameter("inputs must be a list of at least one object with `image` or `tensor`.")
+    if len(sent) > limit:
+        raise TooManySamples(f"The request holds {len(sent)} samples; the queue takes at most {limit}.")
+    return sent if posted.kind == FORM else [_input(item, f"inputs[{n}]") for n, item in enumerate(sent)]
+
+
+def _input(item: Any, name: str) -> Input:
+    if isinstance(item, dict) and len(item) == 1:
+        if isinstance(text := item.get("image"), str):
+            return _from_base64(text, name)
+        if isinstance(values := item.get("tensor"), list):
+            return values
+    raise InvalidParameter(
+        f'{name} must be {{"image": "<base64>"}} or {{"tensor": [...]}}, got {reprlib.repr(item)}.'
+    )
+
+
+def _from_base64(text: str, name: str) -> bytes:
+    """Decode base64 in pieces, so that other threads can run between."""
+    piece = 16 * large_json.PIECE
+    decoded = []
+    try:
+        for start in range(0, len(text), piece):
+            decoded.append(binascii.a2b_base64(text[start : start + piece], strict_mode=True))
+            if start + piece < len(text) and len(decoded[-1]) != piece // 4 * 3:
+                raise ValueError("excess data after padding")
+    except ValueError as error:
+        raise InvalidInput(f"{name}: The image is not base64: {error}.") from error
+    return b"".join(decoded)
+
+
+async def _body(request: Request) -> bytes:
     chunks: list[bytes] = []
     more = True
     while more:
@@ -114,15 +178,7 @@ async def body_of(request: Request) -> bytes:
     return body
 
 
-def refuse_query(request: Request) -> None:
-    """Refuse a query string where the options belong into the body, rather than ignore it."""
-    if request.scope["query_string"]:
-        raise InvalidParameter(
-            "Options of a JSON or multipart body belong into its `options`, not into the query string."
-        )
-
-
-def object_of(body: bytes, members: tuple[str, ...]) -> Mapping[str, Any]:
+def _object(body: bytes, members: tuple[str, ...]) -> Mapping[str, Any]:
     """Parse a JSON object that has these members and no others.
 
     Raises
@@ -131,9 +187,9 @@ def object_of(body: bytes, members: tuple[str, ...]) -> Mapping[str, Any]:
         It is not JSON; it is no object, or has other members.
     """
     try:
-        document = orjson.loads(body)
+        document = large_json.parse(body)
     except orjson.JSONDecodeError as error:
-        document = _with_not_a_numbers(body)
+        document = _with_nan(body)
         if document is None:
             raise MalformedBody(f"The body is not JSON: {error}.") from error
     if not isinstance(document, dict):
@@ -144,9 +200,9 @@ def object_of(body: bytes, members: tuple[str, ...]) -> Mapping[str, Any]:
     return document
 
 
-def _with_not_a_numbers(body: bytes) -> Any:
-    """Parse what is JSON but for NaN and Infinity, so that the check of the values can name the place."""
-    if len(body) > NOT_A_NUMBER_LIMIT:
+def _with_nan(body: bytes) -> Any:
+    """Parse JSON that contains NaN or Infinity, so that the check of the values can name the place."""
+    if len(body) > NAN_LIMIT:
         return None
     try:
         return json.loads(body)
@@ -154,37 +210,21 @@ def _with_not_a_numbers(body: bytes) -> Any:
         return None
 
 
-def _inputs(sent: Any) -> list[Input]:
-    if not isinstance(sent, list) or not sent:
-        raise InvalidParameter("inputs must be a list of at least one object with `image` or `tensor`.")
-    return [_input(item, f"inputs[{position}]") for position, item in enumerate(sent)]
-
-
-def _input(item: Any, name: str) -> Input:
-    if isinstance(item, dict) and len(item) == 1:
-        if isinstance(text := item.get("image"), str):
-            return Base64Image(text)
-        if isinstance(values := item.get("tensor"), list):
-            return NestedTensor(values)
-    raise InvalidParameter(
-        f'{name} must be {{"image": "<base64>"}} or {{"tensor": [...]}}, got {reprlib.repr(item)}.'
-    )
-
-
-async def _read_form(request: Request) -> Posted:
-    inputs: list[Input] = []
-    options: Options | None = None
+async def _read_form(request: Request) -> tuple[list[bytes], Any]:
+    """Return the `file` parts and the `options` document of a form."""
+    files: list[bytes] = []
+    options: list[Any] = []
     try:
         form = await request.form(max_fields=16)
     except MultiPartException as error:
-        raise MalformedBody(f"The form cannot be read: {error.message}") from error
+        raise MalformedBody(f"The form cannot be parsed: {error.message}") from error
     try:
         for name, value in form.multi_items():
             if name == "file" and isinstance(value, UploadFile):
-                inputs.append(EncodedImage(await value.read()))
-            elif name == "options" and options is None:
+                files.append(await value.read())
+            elif name == "options" and not options:
                 text = await value.read() if isinstance(value, UploadFile) else value
-                options = request_options.from_json(request_options.parse("options", text))
+                options.append(request_options.parse("options", text))
             else:
                 raise InvalidParameter(
                     f"The form has an unexpected part {name!r:.100}; it takes `file` parts, sent as files, "
@@ -192,8 +232,8 @@ async def _read_form(request: Request) -> Posted:
                 )
     finally:
         await form.close()
-    if not inputs:
+    if not files:
         raise InvalidParameter("The form has no `file` part.")
-    if any(isinstance(sent, EncodedImage) and not sent.data for sent in inputs):
+    if not all(files):
         raise BadRequest("A `file` part is empty.")
-    return Posted(inputs, options or request_options.DEFAULT)
+    return files, options[0] if options else None

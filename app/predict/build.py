@@ -1,4 +1,4 @@
-"""Puts the predict path together at start-up: pool, batcher and pipeline, warmed before the first request."""
+"""Builds the predict path at startup: pool, batcher and pipeline, warmed up before the first request."""
 
 from __future__ import annotations
 
@@ -9,33 +9,32 @@ import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
 
 import numpy as np
+import torch
 
 from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.active import ServedCalibrator
 from boxcal.app.predict.answers import Rows
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.batcher import Batcher
-from boxcal.app.predict.calibration import CalibrationRequest, calibrate_batch, calibrate_rows
-from boxcal.app.predict.inputs import Decoder
+from boxcal.app.predict.calibration import CalibrationRequest, Scoring, calibrate, calibrate_batch
+from boxcal.app.predict.options import Labels, RequestBounds
 from boxcal.app.predict.pipeline import Pipeline
-from boxcal.app.predict.request_bounds import Labels, RequestBounds
-from boxcal.app.predict.scoring import Scoring
 from boxcal.app.settings import Settings
 from boxcal.app.telemetry import Telemetry
 from boxcal.models.backbone import Backbone
-from boxcal.models.decoding import decode
 
 NICENESS = 5
+MEMORY_FACTOR = 16
+"""Logits and responses under way may take this many times the largest body."""
 
 
 @asynccontextmanager
 async def open_pipeline(
     settings: Settings, backbone: Backbone, activator: Activator, telemetry: Telemetry
 ) -> AsyncIterator[Pipeline]:
-    """Start the threads of the predict path, answer once to warm it, and stop them in the end."""
+    """Start the threads of the predict path, make one prediction to warm up, and stop them at the end."""
     scoring = Scoring(backbone)
     batcher: Batcher[CalibrationRequest, Rows] = Batcher(
         scoring,
@@ -52,13 +51,17 @@ async def open_pipeline(
         pipeline = Pipeline(
             model=backbone.name,
             labels=Labels(backbone.labels),
-            decoder=decoder_of(backbone, settings.max_pixels),
+            preprocessing=backbone.preprocessing,
+            max_pixels=settings.max_pixels,
+            input_shape=backbone.input_shape,
             activator=activator,
             batcher=batcher,
             scoring=scoring,
             pool=pool,
+            threads=settings.decode_threads,
             telemetry=telemetry,
             timeout_seconds=settings.timeout_ms / 1e3,
+            max_memory_bytes=MEMORY_FACTOR * settings.max_body_bytes,
         )
         try:
             await asyncio.to_thread(warm, backbone, activator.active.current, settings.max_batch_size)
@@ -68,7 +71,7 @@ async def open_pipeline(
 
 
 def warm(backbone: Backbone, served: ServedCalibrator, max_batch_size: int) -> None:
-    """Run everything once that is slow the first time: the backbone, and the operator with bounds."""
+    """Run once what is slow the first time: the backbone, and the operator with bounds."""
     sizes = [1]
     if backbone.device != "cpu":  # a GPU prepares for every new size; batches come in any
         sizes += [2**power for power in range(1, max_batch_size.bit_length())]
@@ -78,22 +81,14 @@ def warm(backbone: Backbone, served: ServedCalibrator, max_batch_size: int) -> N
     scoring = Scoring(backbone)
     with scoring.requested_by(served):
         scores = scoring(np.zeros((1, *backbone.input_shape), dtype=np.float32), True)
-    calibrate_rows(scores, CalibrationRequest(served, bounds))
+    calibrate(scores.to(torch.float64).numpy(), CalibrationRequest(served, bounds))
 
 
 def lower_thread_priority() -> None:
-    """Let the event loop's thread go before this one, which computes: refusals and health must come in time.
+    """Lower the priority of this thread below the event loop's: health checks must be answered under load.
 
-    Linux schedules threads one by one, and those that a thread starts (OpenMP's) follow it.
+    Linux has a priority for each thread; threads that this one starts (OpenMP's) inherit it.
     """
     if sys.platform == "linux":
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)
-
-
-def decoder_of(backbone: Backbone, max_pixels: int) -> Decoder:
-    """Build the way from what clients send to what the backbone reads."""
-    preprocessing = backbone.preprocessing
-    if preprocessing is None:
-        return Decoder(None, backbone.input_shape)
-    return Decoder(partial(decode, preprocessing=preprocessing, max_pixels=max_pixels), backbone.input_shape)

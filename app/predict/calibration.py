@@ -1,167 +1,221 @@
-"""From logits to calibrated rows: one call of the calibrator for all requests of a batch that share it."""
+"""From samples to calibrated rows: what the batcher runs on a batch, before and after the backbone.
+
+Most calibrators read logits. `fc` and `ta` read the features that the backbone's last layer takes; `nc` adds
+a constant to the samples before the backbone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from boxcal.app.activation.active import ServedCalibrator
-from boxcal.app.errors import InvalidLogits
+from boxcal.app.errors import BackboneFailed, InvalidLogits, InvalidParameter
 from boxcal.app.predict.answers import Float64Array, Rows
-from boxcal.app.predict.entries import Part
-from boxcal.app.predict.request_bounds import RequestBounds
+from boxcal.app.predict.batcher import Part
+from boxcal.app.predict.options import RequestBounds
 from boxcal.calibrators.calibrator import Calibrated, Calibrator
 from boxcal.calibrators.operator import Bounds
 from boxcal.calibrators.plain_rows import PlainRows, plain_rows
+from boxcal.models.backbone import Backbone, OpenBackbone
 
 SUM_TOLERANCE = 1e-6
-"""How far a row of probabilities may be from adding up to 1."""
+"""Largest accepted distance of a row's sum of probabilities from 1."""
+
+Samples = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CalibrationRequest:
-    """What one request wants done to the logits of its samples."""
+    """The calibrator and the bounds that one request asks for."""
 
     served: ServedCalibrator
     bounds: RequestBounds | None
 
 
-def calibrate_rows(logits: Tensor, wanted: CalibrationRequest) -> Rows:
-    """Calibrate the logits (N, K) of one request, behind which may be features (N, D).
+class Scoring:
+    """The backbone as the batcher calls it.
+
+    A batch holds samples of many requests. While the calibrator of any request under way reads features,
+    every pass returns features too, and the logits that the last layer makes of them.
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone = backbone
+        self._readers_of_features = 0
+
+    @contextmanager
+    def requested_by(self, served: ServedCalibrator) -> Iterator[None]:
+        """Register a request under way; runs on the event loop."""
+        needed = served.reads == "features"
+        self._readers_of_features += needed
+        try:
+            yield
+        finally:
+            self._readers_of_features -= needed
+
+    def __call__(self, samples: Samples, alone: bool) -> Tensor:
+        """Return logits (N, K), or (N, K + D) with the features behind them."""
+        batch = torch.from_numpy(samples)
+        if not self._readers_of_features:
+            return self._backbone(batch, alone=alone)
+        if not isinstance(self._backbone, OpenBackbone) or self._backbone.head is None:
+            raise InvalidParameter(
+                f"The backbone {self._backbone.name} has no features, which the active calibrator reads."
+            )
+        features = self._backbone.features(batch)
+        weight, bias = self._backbone.head
+        return torch.cat([features @ weight.T + bias, features], dim=1)
+
+
+def shifted(samples: Samples, served: ServedCalibrator) -> Samples:
+    """Add the calibrator's constant to the backbone's inputs, if it has one."""
+    shift = served.calibrator.input_shift
+    return samples if shift is None else (samples + shift.numpy()).astype(np.float32)
+
+
+def check_reads_logits(served: ServedCalibrator) -> None:
+    """Refuse a calibrator that reads more than logits.
+
+    Raises
+    ------
+    InvalidParameter
+        It reads features or inputs.
+    """
+    if served.reads != "logits":
+        raise InvalidParameter(
+            f"The calibrator {served.version} (`{served.method}`) reads {served.reads}, which only /predict "
+            "has; for logits set `calibrator` to another version, such as 0."
+        )
+
+
+def calibrate(scores: Float64Array, requested: CalibrationRequest) -> Rows:
+    """Calibrate the logits (N, K) of one request, behind which may be features (N, D); finite float64.
 
     Raises
     ------
     InvalidLogits
-        They are not finite, or so large that the calibrator's arithmetic overflows.
+        They are so large that the calibrator's arithmetic overflows.
     """
-    bounds = wanted.bounds
+    bounds = requested.bounds
     box = None if bounds is None else Bounds(torch.from_numpy(bounds.lower), torch.from_numpy(bounds.upper))
-    return _calibrate(logits, wanted.served, box)
-
-
-def calibrate_logits(logits: Float64Array, wanted: CalibrationRequest) -> Rows:
-    """Calibrate logits (N, K) of a request: finite float64, row after row; the short way where there is one.
-
-    Raises
-    ------
-    InvalidLogits
-        As `calibrate_rows`.
-    """
-    short = _short_way(wanted.served.calibrator) if wanted.bounds is None else None
-    if short is None:
-        return calibrate_rows(torch.from_numpy(logits), wanted)
-    try:
-        probabilities, mapped = short(logits)
-    except ValueError as error:
-        raise InvalidLogits(f"The logits cannot be calibrated: {error}.") from error
-    _check_sums(probabilities)
-    box = None
-    if short.box is not None:
-        box = np.broadcast_to(short.box[0], logits.shape), np.broadcast_to(short.box[1], logits.shape)
-    return Rows(probabilities, logits, mapped, box, np.zeros(len(logits), np.bool_))
-
-
-@lru_cache(maxsize=16)
-def _short_way(calibrator: Calibrator) -> PlainRows | None:
-    return plain_rows(calibrator.logit_map, calibrator.bound_map, calibrator.num_classes)
+    return _calibrate(scores, requested.served, box)
 
 
 def calibrate_batch(
-    logits: Tensor, parts: Sequence[Part[CalibrationRequest, Rows]]
+    scores: Tensor, parts: Sequence[Part[CalibrationRequest, Rows]]
 ) -> list[Rows | Exception]:
-    """Calibrate a batch (N, K), or (N, K + D) with features: one call for each calibrator that is named.
+    """Calibrate the backbone's output (N, K) or (N, K + D): one call for each calibrator in the batch.
 
     A request whose rows cannot be calibrated gets an error; the others get their rows.
     """
+    wide = scores.to(torch.float64).numpy()
     groups: dict[int, list[int]] = {}
     for position, part in enumerate(parts):
         groups.setdefault(id(part.context.served), []).append(position)
     outcomes: dict[int, Rows | Exception] = {}
     for members in groups.values():
         chosen = [parts[position] for position in members]
-        whole = len(groups) == 1
-        rows = logits if whole else torch.cat([logits[part.start : part.stop] for part in chosen])
+        rows = wide if len(groups) == 1 else np.concatenate([wide[p.start : p.stop] for p in chosen])
         outcomes.update(zip(members, _calibrate_together(rows, chosen), strict=True))
     return [outcomes[position] for position in range(len(parts))]
 
 
 def _calibrate_together(
-    logits: Tensor, parts: Sequence[Part[CalibrationRequest, Rows]]
+    scores: Float64Array, parts: Sequence[Part[CalibrationRequest, Rows]]
 ) -> list[Rows | Exception]:
-    """Calibrate the rows of requests that share a calibrator, which lie one after another in `logits`."""
-    sizes = [part.stop - part.start for part in parts]
-    stops = np.cumsum(sizes).tolist()
-    spans = [(stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
+    """Calibrate the consecutive rows of requests that share a calibrator."""
+    stops = np.cumsum([part.stop - part.start for part in parts]).tolist()
+    spans = list(zip([0, *stops], stops, strict=False))
     try:
-        rows = _calibrate(logits, parts[0].context.served, _joint_box(parts, sizes))
-    except InvalidLogits:
+        _check_backbone(scores)
+        rows = _calibrate(scores, parts[0].context.served, _joint_box(parts, spans))
+    except (InvalidLogits, BackboneFailed):
         return [
-            _calibrate_alone(logits[a:b], part.context) for (a, b), part in zip(spans, parts, strict=True)
+            _calibrate_alone(scores[a:b], part.context) for (a, b), part in zip(spans, parts, strict=True)
         ]
     return [rows.part(start, stop) for start, stop in spans]
 
 
-def _calibrate_alone(logits: Tensor, wanted: CalibrationRequest) -> Rows | Exception:
+def _calibrate_alone(scores: Float64Array, requested: CalibrationRequest) -> Rows | Exception:
     try:
-        return calibrate_rows(logits, wanted)
-    except InvalidLogits as error:
+        _check_backbone(scores)
+        return calibrate(scores, requested)
+    except BackboneFailed as error:
         return error
+    except InvalidLogits as error:
+        return BackboneFailed(f"The backbone's output cannot be calibrated: {error}")
 
 
-def _joint_box(parts: Sequence[Part[CalibrationRequest, Rows]], sizes: Sequence[int]) -> Bounds | None:
-    """Give every row the bounds of its request; rows share one pair where they may."""
-    num_classes = parts[0].context.served.calibrator.num_classes
+def _check_backbone(scores: Float64Array) -> None:
+    """Refuse output that is not finite: a defect of the model, not of a request."""
+    if not np.isfinite(scores).all():
+        raise BackboneFailed("The backbone returned NaN or infinity; see the server log.")
+
+
+def _joint_box(
+    parts: Sequence[Part[CalibrationRequest, Rows]], spans: Sequence[tuple[int, int]]
+) -> Bounds | None:
+    """Return the bounds of every row; one pair for all rows if there is one request."""
     bounds = [part.context.bounds for part in parts]
-    if all(b is None for b in bounds):
+    if all(pair is None for pair in bounds):
         return None
     if len(bounds) == 1 and bounds[0] is not None:
         return Bounds(torch.from_numpy(bounds[0].lower), torch.from_numpy(bounds[0].upper))
-    lower = np.zeros((sum(sizes), num_classes))
-    upper = np.ones((sum(sizes), num_classes))
-    row = 0
-    for pair, size in zip(bounds, sizes, strict=True):
+    shape = spans[-1][1], parts[0].context.served.calibrator.num_classes
+    lower, upper = np.zeros(shape), np.ones(shape)
+    for pair, (start, stop) in zip(bounds, spans, strict=True):
         if pair is not None:
-            lower[row : row + size], upper[row : row + size] = pair.lower, pair.upper
-        row += size
+            lower[start:stop], upper[start:stop] = pair.lower, pair.upper
     return Bounds(torch.from_numpy(lower), torch.from_numpy(upper))
 
 
-def _calibrate(scores: Tensor, served: ServedCalibrator, box: Bounds | None) -> Rows:
-    wide = scores.to(torch.float64)
+def _calibrate(scores: Float64Array, served: ServedCalibrator, box: Bounds | None) -> Rows:
+    plain = _plain_rows(served.calibrator) if box is None and served.reads == "logits" else None
     num_classes = served.calibrator.num_classes
-    logits = wide[:, :num_classes]
+    logits = scores if scores.shape[1] == num_classes else np.ascontiguousarray(scores[:, :num_classes])
+    effective: tuple[Float64Array, Float64Array] | tuple[float, float] | None
     try:
-        read = wide[:, num_classes:] if served.calibrator.reads == "features" else logits
-        calibrated = served.calibrator.calibrate(read, box)
+        if plain is not None:
+            probabilities, mapped = plain(logits)
+            effective, relaxed = plain.box, np.zeros(len(logits), np.bool_)
+        else:
+            read = scores[:, num_classes:] if served.reads == "features" else logits
+            calibrated = served.calibrator.calibrate(torch.from_numpy(read), box)
+            probabilities, mapped = calibrated.probabilities.numpy(), calibrated.logits.numpy()
+            effective, relaxed = _box(calibrated), calibrated.relaxed.numpy()
     except ValueError as error:
         raise InvalidLogits(f"The logits cannot be calibrated: {error}.") from error
-    probabilities = calibrated.probabilities.numpy()
     _check_sums(probabilities)
-    return Rows(
-        probabilities,
-        logits.numpy(),
-        calibrated.logits.numpy(),
-        _box(calibrated, probabilities.shape),
-        calibrated.relaxed.numpy(),
-    )
+    if effective is None:
+        return Rows(probabilities, logits, mapped, None, relaxed)
+    lower, upper = (np.broadcast_to(side, probabilities.shape) for side in effective)
+    return Rows(probabilities, logits, mapped, (lower, upper), relaxed)
+
+
+@lru_cache(maxsize=16)
+def _plain_rows(calibrator: Calibrator) -> PlainRows | None:
+    return plain_rows(calibrator.logit_map, calibrator.bound_map, calibrator.num_classes)
 
 
 def _check_sums(probabilities: Float64Array) -> None:
-    """Hold every row to the promised sum, which NaN breaks too."""
+    """Check that every row has the sum 1, which a NaN prevents too."""
     sums = np.add.reduce(probabilities, axis=1)
     off = abs(sums.item() - 1.0) if len(sums) == 1 else np.abs(sums - 1.0).max()
     if not off <= SUM_TOLERANCE:
         raise InvalidLogits("The logits are too large: the calibrator's arithmetic overflows.")
 
 
-def _box(calibrated: Calibrated, shape: tuple[int, ...]) -> tuple[Float64Array, Float64Array] | None:
-    """Give every row the effective box; None where it holds every probability."""
+def _box(calibrated: Calibrated) -> tuple[Float64Array, Float64Array] | None:
+    """Return the effective box; None if every probability satisfies it."""
     lower, upper = calibrated.lower, calibrated.upper
     if lower.ndim == 0 and upper.ndim == 0 and lower.item() <= 0.0 and upper.item() >= 1.0:
         return None
-    return np.broadcast_to(lower.numpy(), shape), np.broadcast_to(upper.numpy(), shape)
+    return lower.numpy(), upper.numpy()

@@ -1,15 +1,21 @@
-"""What a request may ask for beside its inputs: the options, from JSON or from the query string."""
+"""Options of a request: from JSON or the query string to checked values, its bounds to two vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from boxcal.app.errors import InvalidParameter, describe_validation
+from boxcal.app.errors import InvalidBounds, InvalidParameter, describe_validation
+from boxcal.calibrators.operator.bounds import sum_tolerance
 
 NUMBER = {"type": "number", "minimum": 0, "maximum": 1}
 Bound = Annotated[
@@ -25,7 +31,7 @@ Bound = Annotated[
         }
     ),
 ]
-"""A bound as it was sent; `request_bounds` reads it, for it knows the labels."""
+"""A bound as sent; `check_bounds` reads it, because it knows the labels."""
 
 
 def _version(value: Any) -> Any:
@@ -37,7 +43,7 @@ def _version(value: Any) -> Any:
 
 
 class BoundsOption(BaseModel):
-    """Hard bounds on the probabilities of this request's answer."""
+    """Hard bounds on the probabilities of this request's response."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -46,12 +52,12 @@ class BoundsOption(BaseModel):
 
 
 class Options(BaseModel):
-    """How a request wants to be answered.
+    """Options of a request.
 
     Attributes
     ----------
     bounds
-        Hard bounds; fitted ones yield to them.
+        Hard bounds; fitted bounds are relaxed to satisfy them.
     top_k
         How many classes `top` lists, K at most.
     probabilities, logits
@@ -59,7 +65,7 @@ class Options(BaseModel):
     calibrator
         The active one, or a version of the registry; 0 is `uncalibrated`.
     timeout_ms
-        Timeout in seconds; work that has not begun by then is dropped and the answer is 504.
+        Timeout in milliseconds; work that has not begun by then is dropped and the response is 504.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -79,26 +85,25 @@ class Options(BaseModel):
 
 
 DEFAULT = Options()
-FLAT = ("top_k", "probabilities", "logits", "calibrator", "timeout_ms")
+SIDES = ("lower", "upper")
+FLAT = tuple(name for name in Options.model_fields if name != "bounds")
 
 
 def from_json(document: Any) -> Options:
-    """Read the `options` member of a JSON body or part.
+    """Read the `options` member of a JSON body or form.
 
     Raises
     ------
     InvalidParameter
         Naming the option and the value.
     """
-    if document is None:
-        return DEFAULT
-    return _checked(document, strict=True)
+    return DEFAULT if document is None else _checked(document, strict=True)
 
 
 def from_query(query: Mapping[str, str]) -> Options:
     """Read options from a query string: `options` as one JSON document, or one parameter each.
 
-    `lower` and `upper` stand for the two members of `bounds`.
+    The parameters `lower` and `upper` are the two members of `bounds`.
 
     Raises
     ------
@@ -118,13 +123,13 @@ def from_query(query: Mapping[str, str]) -> Options:
             document[name] = text
         elif name == "bounds":
             document["bounds"] = parse(name, text)
-        elif name in ("lower", "upper"):
+        elif name in SIDES:
             bounds = document.setdefault("bounds", {})
             if not isinstance(bounds, dict) or name in bounds:
                 raise InvalidParameter(f"Give the {name} bounds once, in `bounds` or as `{name}`.")
             bounds[name] = parse(name, text)
         else:
-            known = ", ".join(("options", "bounds", "lower", "upper", *FLAT))
+            known = ", ".join(("options", "bounds", *SIDES, *FLAT))
             raise InvalidParameter(f"There is no option {name!r:.100}; the query string takes {known}.")
     return _checked(document, strict=False)
 
@@ -135,7 +140,7 @@ def parse(name: str, text: str | bytes) -> Any:
     Raises
     ------
     InvalidParameter
-        Where it is not JSON.
+        It is not JSON.
     """
     try:
         return orjson.loads(text)
@@ -145,7 +150,123 @@ def parse(name: str, text: str | bytes) -> Any:
 
 
 def _checked(document: Any, *, strict: bool) -> Options:
+    # pydantic would describe every unknown member, and a body may hold a million.
+    _refuse_unknown(document, Options, "options")
+    if isinstance(document, dict):
+        _refuse_unknown(document.get("bounds"), BoundsOption, "options.bounds")
     try:
         return Options.model_validate(document, strict=strict)
     except ValidationError as error:
         raise InvalidParameter(describe_validation(error.errors(), "options")) from error
+
+
+def _refuse_unknown(document: Any, model: type[BaseModel], name: str) -> None:
+    for member in document if isinstance(document, dict) else ():
+        if member not in model.model_fields:
+            known = ", ".join(model.model_fields)
+            raise InvalidParameter(f"{name}.{member!s:.100} is unknown; {name} takes {known}.")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestBounds:
+    """Feasible hard bounds of one request.
+
+    Attributes
+    ----------
+    lower, upper
+        (K,) float64; 0 <= lower <= upper <= 1 and, up to rounding, sum(lower) <= 1 <= sum(upper).
+    """
+
+    lower: NDArray[np.float64]
+    upper: NDArray[np.float64]
+
+
+class Labels:
+    """The K class names of the backbone, in the order of its logits, and the position of each.
+
+    Attributes
+    ----------
+    longest
+        Characters of the longest name.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.index = {name: position for position, name in enumerate(self.names)}
+        self.longest = max(map(len, self.names), default=0)
+        self._by_start: dict[str, list[str]] = {}
+        for name in self.names:
+            self._by_start.setdefault(name[:3].lower(), []).append(name)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def similar(self, name: str) -> str | None:
+        """Return a label like `name`: one of the first few with the same three letters at the start."""
+        candidates = self._by_start.get(name[:3].lower(), [])[:20]
+        return next(iter(difflib.get_close_matches(name[:100], candidates, n=1)), None)
+
+
+def check_bounds(bounds: BoundsOption | None, labels: Labels) -> RequestBounds | None:
+    """Check the bounds of a request and bring them to vectors; None if they bound nothing.
+
+    Raises
+    ------
+    InvalidBounds
+        Naming the class, the sum or the value.
+    """
+    if bounds is None or (_is(bounds.lower, 0) and _is(bounds.upper, 1)):
+        return None
+    lower = _vector("lower", bounds.lower, labels, default=0.0)
+    upper = _vector("upper", bounds.upper, labels, default=1.0)
+    crossed = lower > upper
+    if crossed.any():
+        worst = int(crossed.argmax())
+        raise InvalidBounds(
+            f"The lower bound {lower[worst]!s} of class {labels.names[worst]!r} is above its upper bound "
+            f"{upper[worst]!s}."
+        )
+    tolerance = sum_tolerance(len(labels))
+    if (total := math.fsum(lower)) > 1.0 + tolerance:
+        raise InvalidBounds(f"The lower bounds of the {len(labels)} classes add up to {total!r}, above 1.")
+    if (total := math.fsum(upper)) < 1.0 - tolerance:
+        raise InvalidBounds(f"The upper bounds of the {len(labels)} classes add up to {total!r}, below 1.")
+    return RequestBounds(lower, upper)
+
+
+def _is(value: Any, number: float) -> bool:
+    return isinstance(value, int | float) and value == number
+
+
+def _vector(side: str, value: Any, labels: Labels, *, default: float) -> NDArray[np.float64]:
+    """Bring one side to a (K,) vector."""
+    if isinstance(value, Mapping):
+        vector = np.full(len(labels), default)
+        for name, number in value.items():
+            position = labels.index.get(name)
+            if position is None:
+                close = labels.similar(str(name))
+                hint = f"; did you mean {close!r}?" if close else ""
+                raise InvalidBounds(
+                    f"bounds.{side} names {name!r:.100}, a class the model does not have{hint}."
+                )
+            vector[position] = _number(side, number, f" of class {name!r}")
+        return vector
+    if isinstance(value, list | tuple):
+        if len(value) != len(labels):
+            raise InvalidBounds(
+                f"bounds.{side} has {len(value)} numbers, but the model has {len(labels)} classes."
+            )
+        numbers = zip(labels.names, value, strict=True)
+        return np.array([_number(side, number, f" of class {name!r}") for name, number in numbers])
+    return np.full(len(labels), _number(side, value, ""))
+
+
+def _number(side: str, value: Any, where: str) -> float:
+    if type(value) is float and 0.0 <= value <= 1.0:
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidBounds(f"bounds.{side}{where} is {value!r:.100}; a bound is a number.")
+    if not 0 <= value <= 1:
+        raise InvalidBounds(f"bounds.{side}{where} is {value!r:.100}; a bound is a probability in [0, 1].")
+    return float(value)

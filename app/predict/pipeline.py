@@ -1,8 +1,8 @@
-"""The predict path as one object, without HTTP: inputs or logits and options in, calibrated answers out.
+"""Answers requests, without HTTP: from inputs or logits and options to calibrated rows.
 
-    inputs → decode (a small pool) → batcher → backbone → calibrate (in the batch) → rows → answer
+    inputs → decode (a small pool) → batcher → backbone → calibrate (in the batch) → rows → response
 
-Nothing computes on the event loop but rows so few that a change of thread would cost more than they do.
+Only rows so few that a change of thread would cost more are computed on the event loop.
 """
 
 from __future__ import annotations
@@ -18,23 +18,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.app.activation.activator import Activator
-from boxcal.app.errors import DeadlineExceeded, QueueFull
-from boxcal.app.predict import request_bounds
-from boxcal.app.predict.answers import Answer, Rows
-from boxcal.app.predict.arrays import check_samples
+from boxcal.app.budget import Budget
+from boxcal.app.errors import (
+    BoxcalError,
+    DeadlineExceeded,
+    ImageTooLarge,
+    InvalidInput,
+    RequestTooLarge,
+)
+from boxcal.app.predict.answers import CalibratedAnswer, Rows
+from boxcal.app.predict.arrays import check_samples, read_tensor
 from boxcal.app.predict.batcher import Batcher
-from boxcal.app.predict.calibration import CalibrationRequest, calibrate_logits
-from boxcal.app.predict.inputs import Decoder, Input
-from boxcal.app.predict.options import Options
-from boxcal.app.predict.request_bounds import Labels
-from boxcal.app.predict.scoring import Scoring, check_reads_logits, shifted
+from boxcal.app.predict.bodies import Input
+from boxcal.app.predict.calibration import (
+    CalibrationRequest,
+    Scoring,
+    calibrate,
+    check_reads_logits,
+    shifted,
+)
+from boxcal.app.predict.options import BoundsOption, Labels, Options, check_bounds
 from boxcal.app.telemetry import Telemetry
+from boxcal.models.decoding import check_size, decode, image_size
+from boxcal.models.errors import InvalidImage, TooManyPixels
+from boxcal.models.preprocessing import Preprocessing
 
 INLINE_NUMBERS = 16_384
-"""Up to so many numbers are dealt with on the event loop: well under a millisecond."""
+"""Up to this many numbers are processed on the event loop, in well under a millisecond."""
+BYTES_PER_NUMBER = 32
+"""Memory that calibration takes for each logit: float64 logits, mapped logits, probabilities and bounds."""
+DIGITS = 20
+"""Usual length of a float64 in JSON, with its comma."""
+IMAGES_PER_REQUEST = 20
+"""Images of the largest size whose pixels one request may hold; all requests may hold twice as many."""
+LARGE_IMAGE_PIXELS = 4_000_000
 
-LARGE_AT_ONCE = 32
-"""So many requests with more numbers than that may wait for the pool."""
+Inputs = Sequence[Input] | NDArray[np.generic]
+"""Encoded images and nested lists, or an array (N, *shape) of samples."""
 
 T = TypeVar("T")
 
@@ -45,19 +65,27 @@ class Pipeline:
     Parameters
     ----------
     model
-        The name that answers carry.
+        The name that responses contain.
     labels
         The class names, in the order of the logits.
-    decoder
-        From one input as it was sent to one sample.
+    preprocessing
+        From an image to one sample; None if the backbone reads tensors only.
+    max_pixels
+        Of one image.
+    input_shape
+        Of one sample.
     activator
-        Gives the active calibrator, and others by version.
+        Has the active calibrator, and others by version.
     batcher
         Leads to the backbone; its `forward` is `scoring`, its `finish` is `calibrate_batch`.
     scoring
-        Is told which requests need features.
-    pool
-        Where decoding, and other work too long for the event loop, is done.
+        Registers which requests need features.
+    pool, threads
+        For decoding and other work that is too long for the event loop, and how many threads it has.
+    timeout_seconds
+        Of requests that set none.
+    max_memory_bytes
+        What the logits and responses of all requests together may take.
     """
 
     def __init__(
@@ -65,168 +93,257 @@ class Pipeline:
         *,
         model: str,
         labels: Labels,
-        decoder: Decoder,
+        preprocessing: Preprocessing | None,
+        max_pixels: int,
+        input_shape: tuple[int, ...],
         activator: Activator,
         batcher: Batcher[CalibrationRequest, Rows],
         scoring: Scoring,
         pool: ThreadPoolExecutor,
+        threads: int,
         telemetry: Telemetry,
         timeout_seconds: float,
+        max_memory_bytes: int,
     ) -> None:
         self.model = model
         self.labels = labels
-        self._decoder = decoder
+        self.batcher = batcher
+        self._preprocessing = preprocessing
+        self._max_pixels = max_pixels
+        self._input_shape = input_shape
         self._activator = activator
-        self._batcher = batcher
         self._scoring = scoring
         self._pool = pool
+        self._threads = threads
         self._telemetry = telemetry
         self._timeout = timeout_seconds
-        self._large = 0
+        self._memory = Budget("bytes", max_memory_bytes)
+        self._pixels = Budget("pixels", 2 * IMAGES_PER_REQUEST * max_pixels)
+        # One thread of the pool, if it has more, is left to small images.
+        self._large_images = asyncio.Semaphore(max(1, threads - 1))
 
     def check_room(self, options: Options) -> None:
-        """Refuse a request before its body is read, where not even one sample would find a place in time.
+        """Refuse a request before its body is read, if not even one sample would be admitted.
 
         Raises
         ------
-        QueueFull, DeadlineExceeded
+        QueueFull, DeadlineExceeded, NotReady
             As the batcher would, once it is read.
         """
-        self._batcher.check_room(1, time.monotonic() + self._timeout_of(options))
+        self.batcher.check_room(1, time.monotonic() + self._timeout_of(options))
 
-    async def predict(self, inputs: Sequence[Input] | NDArray[np.generic], options: Options) -> Answer:
+    @contextmanager
+    def memory_for(self, rows: int, options: Options, *, as_json: bool) -> Iterator[None]:
+        """Hold the memory that a request is estimated to need, until its response is sent.
+
+        Raises
+        ------
+        RequestTooLarge
+            It is more than all requests together may hold.
+        QueueFull
+            Other requests hold too much.
+        """
+        numbers = rows * len(self.labels)
+        if numbers <= INLINE_NUMBERS:
+            yield
+            return
+        response = 8 * numbers
+        if as_json:
+            listed = min(options.top_k, len(self.labels)) * (100 + self.labels.longest)
+            response = 200 * rows + listed * rows
+            response += DIGITS * numbers * (options.probabilities + options.logits)
+        needed = BYTES_PER_NUMBER * numbers + response
+        if needed > self._memory.limit:
+            raise RequestTooLarge(
+                f"{rows:,} samples of {len(self.labels)} classes need about {needed:,} bytes, of which the "
+                f"response has {response:,}; the limit is {self._memory.limit:,}."
+            )
+        with self._memory.holding(needed):
+            yield
+
+    async def predict(self, inputs: Inputs, options: Options) -> CalibratedAnswer:
         """Classify inputs.
 
         Parameters
         ----------
         inputs
-            What the request holds, undecoded; or an array (N, *shape) of samples.
+            What to classify.
         options
-            How it wants to be answered.
+            Options of the request.
 
         Raises
         ------
         BoxcalError
-            What is wrong with an input, the bounds or the version; no place in the queue; too late.
+            What is wrong with an input, the bounds or the version; no room in the queue; timeout.
         """
         arrived = time.perf_counter()
         deadline = time.monotonic() + self._timeout_of(options)
-        wanted = await self._wanted(options)
-        with self._batcher.reserve_slot(len(inputs), deadline), self._scoring.requested_by(wanted.served):
+        requested = await self._requested(options)
+        with self.batcher.reserve_slot(len(inputs), deadline), self._scoring.requested_by(requested.served):
             samples = await within(deadline - time.monotonic(), self._decode(inputs))
-            if wanted.served.calibrator.reads == "inputs":
-                samples = await self.off_the_loop(shifted, samples, wanted.served)
+            if requested.served.reads == "inputs":
+                samples = await self._in_pool(shifted, samples, requested.served)
             decoded = time.perf_counter()
-            finished = await self._batcher.run(samples, wanted, deadline)
+            finished = await self.batcher.run(samples, requested, deadline)
         seconds = {
             "decode": decoded - arrived,
             "queue": finished.queue,
             "backbone": finished.forward,
             "calibrate": finished.finish,
         }
-        return self._answer(wanted, Rows.join(finished.results), options, arrived, seconds)
+        return self._answer(requested, Rows.join(finished.results), options, arrived, seconds)
 
     async def calibrate(
         self, read: Callable[[], NDArray[np.float64]], numbers: int, options: Options
-    ) -> Answer:
-        """Calibrate logits that a model elsewhere computed.
+    ) -> CalibratedAnswer:
+        """Calibrate logits that another model computed.
 
         Parameters
         ----------
         read
-            Gives the logits (N, K), checked.
+            Returns the logits (N, K), checked.
         numbers
-            About how many there are; many are read and calibrated off the event loop.
+            How many there are; many are read and calibrated in the pool.
         options
-            How the request wants to be answered.
+            Options of the request.
 
         Raises
         ------
         BoxcalError
-            What is wrong with the logits, the bounds or the version; too many large requests; too late.
+            What is wrong with the logits, the bounds or the version; timeout.
         """
         arrived = time.perf_counter()
-        wanted = await self._wanted(options)
-        check_reads_logits(wanted.served)
+        requested = await self._requested(options)
+        check_reads_logits(requested.served)
 
         def work() -> tuple[Rows, float]:
             logits = read()
             decoded = time.perf_counter()
-            return calibrate_logits(logits, wanted), decoded
+            return calibrate(logits, requested), decoded
 
         if numbers <= INLINE_NUMBERS:
             rows, decoded = work()
         else:
-            with self._large_one():
-                rows, decoded = await within(self._timeout_of(options), self.off_the_loop(work))
+            rows, decoded = await within(self._timeout_of(options), self._in_pool(work))
         seconds = {"decode": decoded - arrived, "calibrate": time.perf_counter() - decoded}
-        return self._answer(wanted, rows, options, arrived, seconds)
+        return self._answer(requested, rows, options, arrived, seconds)
 
-    async def write(self, answer: Answer, writer: Callable[[Answer], bytes]) -> bytes:
-        """Count an answer and turn it into bytes."""
+    async def write(self, answer: CalibratedAnswer, writer: Callable[[CalibratedAnswer], bytes]) -> bytes:
+        """Count a response and turn it into bytes."""
 
         def work() -> bytes:
             self._telemetry.stages(answer.seconds)
-            self._telemetry.answered(answer.confidences(), *answer.bound_hits(), answer.rows.relaxed_count)
+            hits = answer.bound_hits()
+            self._telemetry.answered(answer.confidences(), *hits, int(np.count_nonzero(answer.rows.relaxed)))
             return writer(answer)
 
-        if answer.rows.probabilities.size <= INLINE_NUMBERS:
-            return work()
-        return await self.off_the_loop(work)
+        return work() if answer.rows.probabilities.size <= INLINE_NUMBERS else await self._in_pool(work)
 
-    async def off_the_loop(self, work: Callable[..., T], *arguments: object) -> T:
-        """Do work in the pool."""
+    async def _in_pool(self, work: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
 
     def _timeout_of(self, options: Options) -> float:
         return self._timeout if options.timeout_ms is None else options.timeout_ms / 1e3
 
-    @contextmanager
-    def _large_one(self) -> Iterator[None]:
-        """Count the requests that wait for the pool with their logits in memory."""
-        if self._large >= LARGE_AT_ONCE:
-            raise QueueFull(f"{self._large} large requests are waiting and at most {LARGE_AT_ONCE} may.")
-        self._large += 1
-        try:
-            yield
-        finally:
-            self._large -= 1
-
-    async def _wanted(self, options: Options) -> CalibrationRequest:
-        bounds = request_bounds.check(options.bounds, self.labels)
+    async def _requested(self, options: Options) -> CalibrationRequest:
+        if _size(options.bounds) <= INLINE_NUMBERS // 16:
+            bounds = check_bounds(options.bounds, self.labels)
+        else:
+            bounds = await self._in_pool(check_bounds, options.bounds, self.labels)
         served = self._activator.active.current
         version = served.version if options.calibrator == "active" else options.calibrator
         if version != served.version:
             served = await asyncio.to_thread(self._activator.load, version)
         return CalibrationRequest(served, bounds)
 
-    async def _decode(self, inputs: Sequence[Input] | NDArray[np.generic]) -> NDArray[np.float32]:
+    async def _decode(self, inputs: Inputs) -> NDArray[np.float32]:
         if isinstance(inputs, np.ndarray):
-            return await self.off_the_loop(check_samples, inputs, self._decoder.input_shape)
-        if len(inputs) == 1:
-            return (await self.off_the_loop(self._decoder.decode, inputs[0]))[None]
-        samples = await asyncio.gather(
-            *(
-                self.off_the_loop(self._decoder.decode, sent, f"inputs[{position}]")
-                for position, sent in enumerate(inputs)
+            return await self._in_pool(check_samples, inputs, self._input_shape)
+        names = [f"inputs[{n}]: " for n in range(len(inputs))] if len(inputs) > 1 else [""]
+        pixels = [self._pixels_of(sent, name) for sent, name in zip(inputs, names, strict=True)]
+        limit = self._pixels.limit // 2
+        if sum(pixels) > limit:
+            raise ImageTooLarge(
+                f"The images have {sum(pixels):,} pixels; the limit of a request is {limit:,}."
             )
-        )
-        return np.stack(samples)
+        samples = np.empty((len(inputs), *self._input_shape), np.float32)
+        left = iter(zip(range(len(inputs)), inputs, names, pixels, strict=True))
+
+        async def decode_next() -> None:
+            for position, sent, name, size in left:
+                if size > LARGE_IMAGE_PIXELS:
+                    async with self._large_images:
+                        samples[position] = await self._in_pool(self._sample, sent, name)
+                else:
+                    samples[position] = await self._in_pool(self._sample, sent, name)
+
+        with self._pixels.holding(sum(pixels)):
+            if len(inputs) == 1:
+                await decode_next()
+                return samples
+            # No more than the pool has threads, so that images of other requests need not wait for all.
+            tasks = [asyncio.create_task(decode_next()) for _ in range(self._threads)]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+        return samples
+
+    def _pixels_of(self, sent: Input, name: str) -> int:
+        """Return how many pixels the header of an image announces; 0 for a tensor."""
+        if not isinstance(sent, bytes):
+            return 0
+        if self._preprocessing is None:
+            raise InvalidInput(
+                f"{name}The model takes tensors of the shape {self._input_shape}; its declaration does not "
+                "say how an image becomes one."
+            )
+        with _naming(name):
+            width, height = image_size(sent)
+            check_size(width, height, self._max_pixels)
+        return width * height
+
+    def _sample(self, sent: Input, name: str) -> NDArray[np.float32]:
+        with _naming(name):
+            if isinstance(sent, bytes) and self._preprocessing is not None:
+                return decode(sent, preprocessing=self._preprocessing, max_pixels=self._max_pixels)
+            return read_tensor(sent, self._input_shape)
 
     def _answer(
         self,
-        wanted: CalibrationRequest,
+        requested: CalibrationRequest,
         rows: Rows,
         options: Options,
         arrived: float,
         seconds: dict[str, float],
-    ) -> Answer:
+    ) -> CalibratedAnswer:
         seconds["total"] = time.perf_counter() - arrived
-        return Answer(self.model, self.labels.names, wanted.served, rows, options, seconds)
+        return CalibratedAnswer(self.model, self.labels.names, requested.served, rows, options, seconds)
+
+
+def _size(bounds: BoundsOption | None) -> int:
+    """Count the numbers of bounds as sent."""
+    if bounds is None:
+        return 0
+    return sum(len(side) for side in (bounds.lower, bounds.upper) if isinstance(side, dict | list))
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Turn an error about an input into the service's, with the input's name in front."""
+    try:
+        yield
+    except TooManyPixels as error:
+        raise ImageTooLarge(f"{name}{error}") from error
+    except InvalidImage as error:
+        raise InvalidInput(f"{name}{error}") from error
+    except BoxcalError as error:
+        raise type(error)(f"{name}{error.detail}") from error
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:
-    """Wait for work that a timeout stops; what the pool has not begun by then it will not do.
+    """Wait for work until a timeout; what the pool has not begun by then is dropped.
 
     Raises
     ------

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar, cast
+from collections.abc import Awaitable
+from typing import TypeVar
 
+import numpy as np
 from fastapi import APIRouter
-from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from boxcal.app.errors import (
+    BackboneFailed,
     BodyTooLarge,
     DeadlineExceeded,
     ImageTooLarge,
@@ -20,27 +21,29 @@ from boxcal.app.errors import (
     InvalidLogits,
     InvalidParameter,
     MalformedBody,
+    NotReady,
     QueueFull,
+    RequestTooLarge,
     TooManySamples,
     UnsupportedMediaType,
     problems,
 )
-from boxcal.app.predict import options as request_options
+from boxcal.app.middleware import DirectRequest
 from boxcal.app.predict import schemas
-from boxcal.app.predict.answers import Answer
+from boxcal.app.predict.answers import CalibratedAnswer, Float64Array
 from boxcal.app.predict.arrays import check_logits, read_npy, read_rows, write_npy
 from boxcal.app.predict.bodies import (
+    CALIBRATE_TYPES,
     JSON,
     NPY,
-    body_of,
+    PREDICT_TYPES,
     header,
-    media_type,
-    object_of,
-    read_predict,
-    refuse_query,
-    unsupported,
+    inputs_of,
+    read,
+    unblocked,
 )
-from boxcal.app.predict.pipeline import Pipeline
+from boxcal.app.predict.large_json import release
+from boxcal.app.predict.pipeline import Inputs, Pipeline
 from boxcal.app.registry.errors import CalibratorNotFound, DamagedArtifact, ForeignCalibrator
 from boxcal.app.state import State
 
@@ -49,114 +52,109 @@ T = TypeVar("T")
 COMMON = (
     MalformedBody,
     BodyTooLarge,
+    RequestTooLarge,
     UnsupportedMediaType,
     InvalidParameter,
     InvalidBounds,
     CalibratorNotFound,
     ForeignCalibrator,
     DamagedArtifact,
+    QueueFull,
+    NotReady,
+    DeadlineExceeded,
 )
 
 
-class DirectRoute(APIRoute):
-    """A route whose endpoint reads the request itself.
-
-    It stands in the OpenAPI document as any other, but FastAPI's parsing and dependencies, which would cost
-    as much as the work of a small request, are not run for it.
-    """
-
-    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
-        """Let the endpoint answer."""
-        return cast("Callable[[Request], Awaitable[Response]]", self.endpoint)
-
-
-class Written(Response):
-    """A JSON document that is bytes already: none of what other answers need to be looked through."""
-
-    def __init__(self, body: bytes) -> None:
-        self.status_code = 200
-        self.background = None
-        self.body = body
-        self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", JSON.encode())]
-
-
-router = APIRouter(tags=["predict"], route_class=DirectRoute)
+router = APIRouter(tags=["predict"])
 
 
 @router.post(
     "/predict",
+    response_model=None,
     response_class=Response,
     openapi_extra=schemas.predict_body(),
     responses={
         **schemas.ANSWER,
-        **problems(*COMMON, InvalidInput, ImageTooLarge, TooManySamples, QueueFull, DeadlineExceeded),
+        **problems(*COMMON, InvalidInput, ImageTooLarge, TooManySamples, BackboneFailed),
     },
 )
-async def predict(request: Request) -> Response:
+async def predict(request: DirectRequest) -> None:
     """Classify images or tensors with calibrated probabilities, inside the bounds that the request sets."""
     pipeline = pipeline_of(request)
-    posted = await read_predict(request, pipeline.check_room)
-    answer = await unless_disconnected(request, pipeline.predict(posted.inputs, posted.options))
-    return await respond(request, pipeline, answer)
+    posted = await read(request, PREDICT_TYPES, "inputs", pipeline.check_room)
+    if posted.kind == NPY:
+        inputs: Inputs = np.atleast_1d(read_npy(posted.content))
+    else:
+        size = posted.size if posted.kind == JSON else 0
+        inputs = await unblocked(size, inputs_of, posted, pipeline.batcher.max_queue_samples)
+    as_npy = NPY in header(request, b"accept")
+    with pipeline.memory_for(len(inputs), posted.options, as_json=not as_npy):
+        answer = await unless_disconnected(request, pipeline.predict(inputs, posted.options))
+        await respond(request, pipeline, answer, as_npy=as_npy)
 
 
 @router.post(
     "/calibrate",
+    response_model=None,
     response_class=Response,
     openapi_extra=schemas.calibrate_body(),
-    responses={**schemas.ANSWER, **problems(*COMMON, InvalidLogits, QueueFull, DeadlineExceeded)},
+    responses={**schemas.ANSWER, **problems(*COMMON, InvalidLogits)},
 )
-async def calibrate(request: Request) -> Response:
+async def calibrate(request: DirectRequest) -> None:
     """Turn logits of a model that runs elsewhere into calibrated probabilities, inside the bounds given."""
     pipeline = pipeline_of(request)
     num_classes = len(pipeline.labels)
-    kind = media_type(request)
-    if kind == JSON:
-        refuse_query(request)
-        body = await body_of(request)
-        document = object_of(body, ("logits", "options"))
-        options = request_options.from_json(document.get("options"))
-        rows = document.get("logits")
-        answer = await pipeline.calibrate(lambda: read_rows(rows, num_classes), len(body) // 8, options)
-    elif kind == NPY:
-        options = request_options.from_query(request.query_params)
-        values = read_npy(await body_of(request))
-        answer = await pipeline.calibrate(lambda: check_logits(values, num_classes), values.size, options)
-    else:
-        raise unsupported(kind, (JSON, NPY))
-    return await respond(request, pipeline, answer)
+    posted = await read(request, CALIBRATE_TYPES, "logits")
+    content = read_npy(posted.content) if posted.kind == NPY else posted.content
+    rows = len(content) if isinstance(content, list) or getattr(content, "ndim", 0) == 2 else 0
+
+    def logits() -> Float64Array:
+        if posted.kind == NPY:
+            return check_logits(content, num_classes)
+        try:
+            return read_rows(content, num_classes)
+        finally:
+            release(content)
+
+    as_npy = NPY in header(request, b"accept")
+    with pipeline.memory_for(rows, posted.options, as_json=not as_npy):
+        answer = await pipeline.calibrate(logits, max(rows * num_classes, posted.size // 8), posted.options)
+        await respond(request, pipeline, answer, as_npy=as_npy)
 
 
 ENDPOINTS = {"/predict": predict, "/calibrate": calibrate}
-"""What the service answers without a search for the route."""
+"""Routes that the middleware calls directly."""
 
 
 def pipeline_of(request: Request) -> Pipeline:
-    """Give the pipeline of the service that answers this request."""
+    """Return the pipeline of the service that answers this request."""
     state: State = request.scope["state"]["boxcal"]
     return state.pipeline
 
 
-async def respond(request: Request, pipeline: Pipeline, answer: Answer) -> Response:
-    """Write an answer in the form that the client accepts."""
-    if NPY in header(request, b"accept"):
-        headers = {
-            "Boxcal-Calibrator-Version": str(answer.served.version),
-            "Boxcal-Calibrator-Method": answer.served.method,
-            "Boxcal-Bounds-Relaxed": str(bool(answer.rows.relaxed.any())).lower(),
-        }
-        content = await pipeline.write(answer, lambda a: write_npy(a.rows.probabilities))
-        return Response(content, media_type=NPY, headers=headers)
-    return Written(await pipeline.write(answer, Answer.to_json))
+async def respond(
+    request: DirectRequest, pipeline: Pipeline, answer: CalibratedAnswer, *, as_npy: bool
+) -> None:
+    """Send the response in the form that the client accepts."""
+    if not as_npy:
+        await request.reply(JSON, await pipeline.write(answer, CalibratedAnswer.to_json))
+        return
+    content = await pipeline.write(answer, lambda a: write_npy(a.rows.probabilities))
+    headers = {
+        b"boxcal-calibrator-version": str(answer.served.version),
+        b"boxcal-calibrator-method": answer.served.method,
+        b"boxcal-bounds-relaxed": str(bool(answer.rows.relaxed.any())).lower(),
+    }
+    await request.reply(NPY, content, [(name, value.encode()) for name, value in headers.items()])
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
-    """Wait for work, but stop it where the client leaves, so that its place in the queue is free.
+    """Wait for work, and cancel it if the client disconnects, which frees its room in the queue.
 
     Raises
     ------
     ClientDisconnect
-        The client left.
+        The client has disconnected.
     """
     task = asyncio.current_task()
     gone = False

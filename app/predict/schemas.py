@@ -1,65 +1,14 @@
-"""What bodies and answers of the predict path look like, for the OpenAPI document alone."""
+"""Bodies and query parameters of the predict path, for the OpenAPI document."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, Field
+from typing import Any
 
 from boxcal.app.predict.bodies import FORM, IMAGES, JSON, NPY
 from boxcal.app.predict.options import Options
+from boxcal.app.responses import Answer
 
 BINARY = {"type": "string", "format": "binary"}
-
-
-class CalibratorName(BaseModel):
-    """The calibrator that made the probabilities."""
-
-    version: int
-    method: str
-
-
-class Class(BaseModel):
-    """One class of a prediction."""
-
-    label: str
-    index: int
-    probability: float
-    bound: Annotated[
-        Literal["lower", "upper"] | None,
-        Field(description="The bound that holds the probability, if one does."),
-    ]
-
-
-class Prediction(BaseModel):
-    """What one sample is."""
-
-    label: str
-    index: int
-    probability: float
-    top: list[Class]
-    probabilities: Annotated[list[float], Field(description="All K, when asked for.")] = []
-    logits: Annotated[list[float], Field(description="The backbone's K logits, when asked for.")] = []
-
-
-class Timing(BaseModel):
-    """Milliseconds spent in each stage; stages that a route does not have are 0."""
-
-    decode: float
-    queue: float
-    backbone: float
-    calibrate: float
-    total: float
-
-
-class Answer(BaseModel):
-    """Calibrated predictions, one for each sample, in the order in which they were sent."""
-
-    model: str
-    calibrator: CalibratorName
-    bounds_relaxed: Annotated[bool, Field(description="Whether fitted bounds had to yield to the request's.")]
-    predictions: list[Prediction]
-    timing_ms: Timing
 
 
 ANSWER: dict[int | str, dict[str, Any]] = {
@@ -71,7 +20,7 @@ ANSWER: dict[int | str, dict[str, Any]] = {
 }
 
 QUERY_DESCRIPTIONS = {
-    "options": "All options as one JSON document, in place of the other parameters.",
+    "options": "All options as one JSON document, instead of the other parameters.",
     "bounds": "JSON object with `lower` and `upper`.",
     "lower": "JSON: the lower bounds.",
     "upper": "JSON: the upper bounds.",
@@ -84,14 +33,14 @@ QUERY_DESCRIPTIONS = {
 
 
 def options_schema() -> dict[str, Any]:
-    """Write the schema of the options without references, so that it can stand inside any body."""
+    """Return the schema of the options without references, so that it can be part of any body."""
     schema = Options.model_json_schema()
     schema["properties"]["bounds"] = {"anyOf": [schema.pop("$defs")["BoundsOption"], {"type": "null"}]}
     return schema
 
 
 def query_parameters() -> list[dict[str, Any]]:
-    """Describe the options of bodies that hold nothing but data."""
+    """Describe the options of bodies that contain data alone."""
     properties = options_schema()["properties"]
     schemas = {name: properties[name] for name in ("top_k", "probabilities", "logits", "calibrator")}
     schemas["timeout_ms"] = {"type": "number", "exclusiveMinimum": 0}

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from boxcal.app.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, TooManySamples
 from boxcal.app.predict.batch_sizer import BatchSizer
-from boxcal.app.predict.batcher import Batcher
-from boxcal.app.predict.entries import Finished, Part
+from boxcal.app.predict.batcher import Batcher, Finished, Part
 
 pytestmark = pytest.mark.anyio
 

@@ -8,17 +8,15 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boxcal.app.activation.active import ServedCalibrator
 from boxcal.app.errors import InvalidBounds
 from boxcal.app.predict import options as request_options
-from boxcal.app.predict import request_bounds
-from boxcal.app.predict.answers import Answer
-from boxcal.app.predict.calibration import CalibrationRequest, calibrate_rows
-from boxcal.app.predict.request_bounds import Labels
+from boxcal.app.predict.answers import CalibratedAnswer
+from boxcal.app.predict.calibration import CalibrationRequest, calibrate
+from boxcal.app.predict.options import Labels
 from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.calibrator import Calibrator
 from boxcal.calibrators.logit_maps.identity import Identity
@@ -34,10 +32,10 @@ def answer(logits: np.ndarray[Any, Any], sent: dict[str, Any], fitted: tuple[flo
     options = request_options.from_json({"bounds": document, "probabilities": True, "top_k": 3})
     calibrator = Calibrator("pb", Identity(num_classes), ConstantBounds(num_classes, *fitted), num_classes)
     wanted = CalibrationRequest(
-        ServedCalibrator(1, "pb", calibrator), request_bounds.check(options.bounds, labels)
+        ServedCalibrator(1, "pb", calibrator), request_options.check_bounds(options.bounds, labels)
     )
-    rows = calibrate_rows(torch.from_numpy(logits), wanted)
-    document = orjson.loads(Answer("any", labels.names, wanted.served, rows, options, {}).to_json())
+    rows = calibrate(logits, wanted)
+    document = orjson.loads(CalibratedAnswer("any", labels.names, wanted.served, rows, options, {}).to_json())
     assert isinstance(document, dict)
     return document
 
@@ -156,7 +154,7 @@ def test_fitted_bounds_yield_and_say_so() -> None:
 def test_bounds_that_cannot_be_met_are_refused_by_name(sent: dict[str, Any], words: str) -> None:
     options = request_options.from_json({"bounds": sent})
     with pytest.raises(InvalidBounds) as refused:
-        request_bounds.check(options.bounds, Labels(["class 0", "class 1", "class 2"]))
+        request_options.check_bounds(options.bounds, Labels(["class 0", "class 1", "class 2"]))
     assert words in refused.value.detail
 
 
@@ -164,10 +162,13 @@ def test_bounds_that_cannot_be_met_are_refused_by_name(sent: dict[str, Any], wor
 def test_bounds_that_are_feasible_but_for_rounding_are_taken(num_classes: int) -> None:
     labels = Labels([str(k) for k in range(num_classes)])
     for sent in ({"upper": 1 / num_classes}, {"lower": 1 / num_classes}):
-        assert request_bounds.check(request_options.from_json({"bounds": sent}).bounds, labels) is not None
+        assert (
+            request_options.check_bounds(request_options.from_json({"bounds": sent}).bounds, labels)
+            is not None
+        )
 
 
 @pytest.mark.parametrize("sent", [None, {}, {"lower": 0}, {"lower": 0.0, "upper": 1}])
 def test_bounds_that_bound_nothing_cost_nothing(sent: Any) -> None:
     bounds = request_options.from_json({"bounds": sent}).bounds
-    assert request_bounds.check(bounds, Labels(["a", "b"])) is None
+    assert request_options.check_bounds(bounds, Labels(["a", "b"])) is None

@@ -113,7 +113,7 @@ async def test_a_full_queue_refuses_before_the_body_has_come(service: Service, d
 
     reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(service.url).port)
     try:
-        with service.state.pipeline._batcher.reserve_slot(1024):
+        with service.state.pipeline.batcher.reserve_slot(1024):
             writer.write(head_bytes)
             assert await status(reader) == 503
         # The body that nobody waited for, and the next request behind it.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from boxcal.app.predict.answers import FEW, rank
+from boxcal.app.predict.answers import COMPILED_TOP_K, rank
 from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.calibrator import Calibrator
 from boxcal.calibrators.logit_maps.base import LogitMap
@@ -56,7 +56,7 @@ def test_a_calibrator_that_is_more_than_a_temperature_and_a_box_has_no_short_way
     assert plain_rows(VectorScaling(4), ConstantBounds(4), 4) is None
 
 
-@pytest.mark.parametrize("count", [1, 5, FEW, FEW + 1, 100])
+@pytest.mark.parametrize("count", [1, 5, COMPILED_TOP_K, COMPILED_TOP_K + 1, 100])
 def test_ranking_is_by_probability_then_logit_then_index(count: int) -> None:
     rng = np.random.default_rng(count)
     for classes in (2, 5, 17, 60):

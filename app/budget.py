@@ -1,0 +1,53 @@
+"""A limit on what all requests together may hold at once, such as bytes of bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from boxcal.app.errors import QueueFull
+
+
+class Budget:
+    """Counts what requests under way hold; used on the event loop alone.
+
+    Parameters
+    ----------
+    what
+        What is counted, for the error.
+    limit
+        Most of it at once.
+    """
+
+    def __init__(self, what: str, limit: int) -> None:
+        self._what = what
+        self.limit = limit
+        self.held = 0
+
+    def add(self, amount: int) -> None:
+        """Hold more.
+
+        Raises
+        ------
+        QueueFull
+            It would exceed the limit.
+        """
+        if self.held + amount > self.limit:
+            raise QueueFull(
+                f"Requests under way hold {self.held:,} {self._what}; {amount:,} more would exceed the limit "
+                f"of {self.limit:,}."
+            )
+        self.held += amount
+
+    def release(self, amount: int) -> None:
+        """Hold less."""
+        self.held -= amount
+
+    @contextmanager
+    def holding(self, amount: int) -> Iterator[None]:
+        """Hold an amount for the duration of a block; raises what `add` does."""
+        self.add(amount)
+        try:
+            yield
+        finally:
+            self.release(amount)

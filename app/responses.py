@@ -1,0 +1,68 @@
+"""Documents that the service returns for predictions: the one definition of their names and types.
+
+The OpenAPI document declares these models, the client parses responses with them, and a test compares them
+with what the server writes. This module imports pydantic alone, so the client needs no server.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict
+
+
+class Document(BaseModel):
+    """A frozen response; members that a newer service adds are kept in `model_extra`."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+class CalibratorName(Document):
+    """The calibrator that made the probabilities; version 0 is `uncalibrated`."""
+
+    version: int
+    method: str
+
+
+class LabelProbability(Document):
+    """One class of a prediction."""
+
+    label: str
+    index: int
+    probability: float
+    bound: Literal["lower", "upper"] | None = Field(
+        None, description="The bound that the probability is equal to, if any."
+    )
+
+
+class Prediction(Document):
+    """The classes of one sample, most probable first."""
+
+    label: str
+    index: int
+    probability: float
+    top: tuple[LabelProbability, ...] = ()
+    probabilities: tuple[float, ...] | None = Field(None, description="All K probabilities, on request.")
+    logits: tuple[float, ...] | None = Field(None, description="The backbone's K logits, on request.")
+
+
+class Timing(TypedDict, total=False):
+    """Milliseconds spent in each stage; the service sends all, and 0 for a stage that a route does not have."""
+
+    decode: float
+    queue: float
+    backbone: float
+    calibrate: float
+    total: float
+
+
+STAGES: tuple[str, ...] = tuple(Timing.__annotations__)
+
+
+class Answer(Document):
+    """Calibrated predictions of `/predict` and `/calibrate`, one for each sample, in the order sent."""
+
+    model: str
+    calibrator: CalibratorName
+    bounds_relaxed: bool = Field(description="Whether fitted bounds were relaxed for the request's bounds.")
+    predictions: tuple[Prediction, ...]
+    timing_ms: Timing
