@@ -99,7 +99,8 @@ class Exchange:
 
     def end(self) -> None:
         """Release what the body held."""
-        self._bodies.release(self._counted)
+        if self._counted:
+            self._bodies.release(self._counted)
 
 
 class RequestMiddleware:

@@ -1,114 +1,26 @@
-"""Groups the samples of concurrent requests into batches for the backbone and returns each request its own.
+"""Admits requests, queues their samples for the backbone, and returns the results of each request.
 
-A request enters with `run`, on the event loop. Threads ("lanes"), one for each pass that the backbone can run
-side by side, take waiting samples in order and leave their share to free lanes. While requests wait, a lane
-takes the next batch at once, and another thread finishes the previous one. Every request fails, expires or is
+This is the part of the batcher on the event loop; `lanes` has its threads. Every request fails, expires or is
 cancelled alone: the batch goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from queue import Queue
-from typing import Generic, TypeVar
+from contextlib import contextmanager
+from typing import Generic
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from boxcal.app.errors import BackboneFailed, DeadlineExceeded, NotReady, QueueFull, TooManySamples
 from boxcal.app.predict.batch_sizer import BatchSizer
-
-logger = logging.getLogger("boxcal")
+from boxcal.app.predict.lanes import Context, Entry, Finished, Lanes, Outcomes, Part, Pass, Result, Samples
 
 ADMISSION_SAFETY_FACTOR = 1.4
 """A request is refused at once if this many times the expected wait exceeds its timeout."""
-
-Context = TypeVar("Context")
-Result = TypeVar("Result")
-Samples = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Finished(Generic[Result]):
-    """The results of one request, one for each batch that held some of its samples, in their order.
-
-    Attributes
-    ----------
-    queue, forward, finish
-        Seconds of waiting, in the backbone, and in what follows it.
-    """
-
-    results: list[Result]
-    queue: float
-    forward: float
-    finish: float
-
-
-@dataclass(eq=False, slots=True)
-class Entry(Generic[Context, Result]):
-    """The samples of one request, waiting or in progress.
-
-    The future is done if the request has failed, expired or been cancelled; its samples are then skipped.
-    """
-
-    samples: Samples
-    context: Context
-    deadline: float
-    future: asyncio.Future[Finished[Result]]
-    entered: float
-    taken: int = 0
-    parts: list[tuple[int, int, Result]] = field(default_factory=list)
-    stages: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-
-
-@dataclass(frozen=True, slots=True)
-class Part(Generic[Context, Result]):
-    """Samples of one request in one batch: rows `start` to `stop` of that batch."""
-
-    entry: Entry[Context, Result]
-    offset: int
-    start: int
-    stop: int
-
-    @property
-    def context(self) -> Context:
-        """What the request asked for."""
-        return self.entry.context
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pass(Generic[Context, Result]):
-    """The output of the backbone for one batch.
-
-    Attributes
-    ----------
-    size
-        Samples of the batch.
-    began, seconds
-        When it entered the backbone, by `time.perf_counter`, and for how long.
-    logits
-        Of the samples of `scored`.
-    scored, failed
-        The parts to finish, and those that the backbone failed on, each with its error.
-    """
-
-    size: int
-    began: float
-    seconds: float
-    logits: Tensor
-    scored: Sequence[Part[Context, Result]]
-    failed: Sequence[tuple[Part[Context, Result], Exception]]
 
 
 class Batcher(Generic[Context, Result]):
@@ -131,10 +43,6 @@ class Batcher(Generic[Context, Result]):
     on_thread
         Called first in every thread.
 
-    Attributes
-    ----------
-    failure
-        The exception that ended a thread; None while all threads run. The batcher then refuses every request.
     """
 
     def __init__(
@@ -147,37 +55,26 @@ class Batcher(Generic[Context, Result]):
         on_batch: Callable[[int], None] = lambda _: None,
         on_thread: Callable[[], None] = lambda: None,
     ) -> None:
-        self._forward = forward
-        self._finish = finish
-        self._batch_sizer = batch_sizer
         self.max_queue_samples = max_queue_samples
+        self._batch_sizer = batch_sizer
         self._on_batch = on_batch
-        self._on_thread = on_thread
-        self.failure: BaseException | None = None
-        self._loop = asyncio.get_running_loop()
-        self._queue: deque[Entry[Context, Result]] = deque()
         self._open: set[asyncio.Future[Finished[Result]]] = set()
-        self._waiting = 0
         self._held = 0
-        self._closing = False
-        self._changed = threading.Condition()
-        self._passes = batch_sizer.passes
-        self._running = 0
-        # Bounded, so that `batch_sizer` learns the rate of the slower side.
-        self._finishing: Queue[Pass[Context, Result] | None] = Queue(maxsize=batch_sizer.passes)
-        self._last = 0
-        self._throughput_since: float | None = None
-        self._lanes = [
-            threading.Thread(
-                target=self._supervise, args=(self._drive,), name=f"backbone-{lane}", daemon=True
-            )
-            for lane in range(batch_sizer.passes)
-        ]
-        self._finisher = threading.Thread(
-            target=self._supervise, args=(self._finish_passes,), name="finisher", daemon=True
+        self._loop = loop = asyncio.get_running_loop()
+        self._lanes: Lanes[Context, Result] = Lanes(
+            forward,
+            finish,
+            batch_sizer=batch_sizer,
+            on_thread=on_thread,
+            deliver=lambda *batch: loop.call_soon_threadsafe(self._deliver, *batch),
+            on_failure=lambda: loop.call_soon_threadsafe(self._fail_all),
         )
-        for thread in (*self._lanes, self._finisher):
-            thread.start()
+        self.close = self._lanes.close
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The exception that ended a thread, after which every request is refused; None while all run."""
+        return self._lanes.failure
 
     @property
     def held(self) -> int:
@@ -205,7 +102,7 @@ class Batcher(Generic[Context, Result]):
         NotReady
             A thread has ended with an error; the service is about to stop.
         """
-        if self.failure is not None:
+        if self._lanes.failure is not None:
             raise NotReady("The backbone has failed and the service is stopping; see the server log.")
         limit = self.max_queue_samples
         if samples > limit:
@@ -260,7 +157,7 @@ class Batcher(Generic[Context, Result]):
         BoxcalError
             What `forward` or `finish` raised for these samples.
         """
-        if self.failure is not None:
+        if self._lanes.failure is not None:
             raise NotReady("The backbone has failed and the service is stopping; see the server log.")
         future: asyncio.Future[Finished[Result]] = self._loop.create_future()
         entry: Entry[Context, Result] = Entry(samples, context, deadline, future, time.perf_counter())
@@ -268,10 +165,7 @@ class Batcher(Generic[Context, Result]):
         if deadline < math.inf:
             timer = self._loop.call_later(deadline - time.monotonic(), _expire, future)
         self._open.add(future)
-        with self._changed:
-            self._queue.append(entry)
-            self._waiting += len(samples)
-            self._changed.notify()
+        self._lanes.put(entry)
         try:
             return await future
         finally:
@@ -279,188 +173,15 @@ class Batcher(Generic[Context, Result]):
             if timer is not None:
                 timer.cancel()
 
-    def close(self) -> None:
-        """Finish waiting requests, then stop the threads."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        if self.failure is not None:
-            return  # the other threads may wait for the one that has ended; all are daemons
-        for lane in self._lanes:
-            lane.join()
-        self._finishing.put(None)
-        self._finisher.join()
-
-    # -- the threads -----------------------------------------------------------------------------------------
-
-    def _supervise(self, work: Callable[[], None]) -> None:
-        """Run a thread; if it ends with an error, fail every open request and refuse all others."""
-        try:
-            self._on_thread()
-            work()
-        except BaseException as error:
-            logger.critical("a thread of the batcher has ended; the service cannot predict", exc_info=error)
-            self.failure = error
-            with suppress(RuntimeError):  # the event loop is closed
-                self._loop.call_soon_threadsafe(self._fail_all)
-
     def _fail_all(self) -> None:
         for future in list(self._open):
             if not future.done():
                 future.set_exception(BackboneFailed("The backbone has failed; see the server log."))
 
-    def _drive(self) -> None:
-        while True:
-            parts, alone = self._next()
-            if not parts:
-                return
-            began = time.perf_counter()
-            logits, scored, failed = self._score(parts, alone)
-            seconds = time.perf_counter() - began
-            with self._changed:
-                self._running -= 1
-            passed = Pass(parts[-1].stop, began, seconds, logits, scored, failed)
-            if self._queue:
-                self._finishing.put(passed)
-            else:  # a change of threads would only delay the response
-                self._finish_pass(passed)
-            del parts, logits, scored, failed, passed
-
-    def _next(self) -> tuple[list[Part[Context, Result]], bool]:
-        """Wait for samples, and return a batch of them and whether no other pass runs.
-
-        An empty batch means that the batcher is closing.
-        """
-        with self._changed:
-            self._note_throughput()
-            while True:
-                asleep = time.perf_counter()
-                while not self._queue and not self._closing:
-                    self._throughput_since = None
-                    self._changed.wait()
-                if not self._queue:
-                    return [], False
-                if self._passes == 1:
-                    self._gather(time.perf_counter() - asleep)
-                share = math.ceil(self._waiting / (self._passes - self._running))
-                if parts := self._take(self._batch_sizer.size_of(share)):
-                    self._last = parts[-1].stop
-                    self._running += 1
-                    if self._queue:
-                        self._changed.notify()
-                    return parts, self._running == 1 and (self._passes == 1 or not self._queue)
-
-    def _note_throughput(self) -> None:
-        """Measure the rate of the whole service while samples are always waiting."""
-        now = time.perf_counter()
-        if self._last and self._throughput_since is not None:
-            self._batch_sizer.observe_throughput(self._last, now - self._throughput_since)
-        self._throughput_since = now if self._queue else None
-
-    def _gather(self, idle: float) -> None:
-        until = time.perf_counter() + self._batch_sizer.gather_seconds(self._waiting, self._last, idle)
-        while self._waiting < min(self._last, self._batch_sizer.batch_size) and not self._closing:
-            left = until - time.perf_counter()
-            if left <= 0:
-                return
-            self._changed.wait(left)
-
-    def _take(self, size: int) -> list[Part[Context, Result]]:
-        parts: list[Part[Context, Result]] = []
-        filled = 0
-        again: list[Entry[Context, Result]] = []
-        while self._queue and filled < size:
-            entry = self._queue.popleft()
-            left = len(entry.samples) - entry.taken
-            if entry.future.done() or time.monotonic() >= entry.deadline:
-                self._waiting -= left
-                continue
-            count = min(left, size - filled)
-            parts.append(Part(entry, entry.taken, filled, filled + count))
-            entry.taken += count
-            filled += count
-            self._waiting -= count
-            if count < left:
-                again.append(entry)
-        # The rest of a large request goes to the end of the queue: others need not wait for all of it.
-        self._queue.extend(again)
-        return parts
-
-    def _score(
-        self, parts: list[Part[Context, Result]], alone: bool
-    ) -> tuple[Tensor, list[Part[Context, Result]], list[tuple[Part[Context, Result], Exception]]]:
-        """Run the backbone; parts whose samples it fails on fail without the others."""
-        pieces = [p.entry.samples[p.offset : p.offset + p.stop - p.start] for p in parts]
-        runs = self._runs(pieces[0] if len(pieces) == 1 else np.concatenate(pieces), alone)
-        if len(runs) == 1 and isinstance(runs[0], Tensor):
-            return runs[0], parts, []
-        scored: list[Part[Context, Result]] = []
-        failed: list[tuple[Part[Context, Result], Exception]] = []
-        logits: list[Tensor] = []
-        rows: list[Tensor | Exception] = []
-        for run in runs:
-            rows.extend(run if isinstance(run, Tensor) else [run])
-        for part in parts:
-            outcomes = rows[part.start : part.stop]
-            error = next((row for row in outcomes if isinstance(row, Exception)), None)
-            if error is not None:
-                failed.append((part, error))
-                continue
-            scored.append(replace(part, start=len(logits), stop=len(logits) + len(outcomes)))
-            logits.extend(row for row in outcomes if isinstance(row, Tensor))
-        # Runs differ in width if a request for features came between them; nobody reads the padding.
-        rows_left = pad_sequence(logits, batch_first=True) if logits else torch.empty(0)
-        return rows_left, scored, failed
-
-    def _runs(self, samples: Samples, alone: bool) -> list[Tensor | Exception]:
-        """Score samples; a batch that fails is split in halves until the samples that fail are found."""
-        began = time.perf_counter()
-        try:
-            logits = self._forward(samples, alone)
-        except Exception as error:
-            if _is_out_of_memory(error):
-                with self._changed:
-                    self._batch_sizer.ran_out_of_memory(len(samples))
-                logger.warning("out of memory with a batch of %d samples", len(samples))
-            elif _is_permanent(error):
-                raise
-            if len(samples) == 1:
-                logger.exception("the backbone failed on a sample")
-                return [BackboneFailed("The backbone failed on this input; see the server log.")]
-        else:
-            if self._passes == 1 or not alone:  # a pass that has every core measures something else
-                with self._changed:
-                    self._batch_sizer.measured(len(samples), time.perf_counter() - began)
-            return [logits]
-        half = len(samples) // 2
-        return [*self._runs(samples[:half], alone), *self._runs(samples[half:], alone)]
-
-    def _finish_passes(self) -> None:
-        while (passed := self._finishing.get()) is not None:
-            self._finish_pass(passed)
-            del passed  # otherwise the batch stays in memory while the thread waits
-
-    def _finish_pass(self, passed: Pass[Context, Result]) -> None:
-        began = time.perf_counter()
-        results: Sequence[Result | Exception] = []
-        try:
-            results = self._finish(passed.logits, passed.scored) if passed.scored else []
-        except Exception as error:
-            if _is_permanent(error):
-                raise
-            logger.exception("a batch of %d samples could not be finished", passed.size)
-            results = [error] * len(passed.scored)
-        outcomes = [*zip(passed.scored, results, strict=True), *passed.failed]
-        seconds = time.perf_counter() - began
-        with suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(self._deliver, passed, outcomes, seconds)
-
-    # -- back on the event loop ------------------------------------------------------------------------------
-
     def _deliver(
         self,
         passed: Pass[Context, Result],
-        outcomes: Sequence[tuple[Part[Context, Result], Result | Exception]],
+        outcomes: Outcomes[Context, Result],
         finish_seconds: float,
     ) -> None:
         self._on_batch(passed.size)
@@ -484,13 +205,3 @@ class Batcher(Generic[Context, Result]):
 def _expire(future: asyncio.Future[Finished[Result]]) -> None:
     if not future.done():
         future.set_exception(DeadlineExceeded("The request's timeout passed before its work was done."))
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether a device has no memory left; torch has an exception for it, onnxruntime only a message."""
-    return type(error).__name__ == "OutOfMemoryError" or "Failed to allocate memory" in str(error)
-
-
-def _is_permanent(error: Exception) -> bool:
-    """Whether the device fails every pass from now on: a CUDA context does not recover from its errors."""
-    return "CUDA error" in str(error)

@@ -19,7 +19,7 @@ from torch import Tensor
 from boxcal.app.activation.active import ServedCalibrator
 from boxcal.app.errors import BackboneFailed, InvalidLogits, InvalidParameter
 from boxcal.app.predict.answers import Float64Array, Rows
-from boxcal.app.predict.batcher import Part
+from boxcal.app.predict.lanes import Part
 from boxcal.app.predict.options import RequestBounds
 from boxcal.calibrators.calibrator import Calibrated, Calibrator
 from boxcal.calibrators.operator import Bounds

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
 import numpy as np
@@ -277,7 +277,8 @@ class Pipeline:
                 else:
                     samples[position] = await self._in_pool(self._sample, sent, name)
 
-        with self._pixels.holding(sum(pixels)):
+        large = sum(pixels) > LARGE_IMAGE_PIXELS
+        with self._pixels.holding(sum(pixels)) if large else nullcontext():
             if len(inputs) == 1:
                 await decode_next()
                 return samples

@@ -72,7 +72,7 @@ def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path, digits: Di
         told = threading.Event()
 
         def client(number: int) -> None:
-            with httpx.Client(base_url=process.url, timeout=20) as http:
+            with httpx.Client(base_url=process.url, timeout=60) as http:
                 for n in range(100_000):
                     try:
                         response = http.post("/predict", content=digits.png((number + n) % 300), headers=PNG)
@@ -89,16 +89,15 @@ def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path, digits: Di
         clients = [threading.Thread(target=client, args=(number,)) for number in range(12)]
         for thread in clients:
             thread.start()
-        time.sleep(1.5)
-        before = len(answered)
+        while len(answered) <= 20:
+            time.sleep(0.01)
         told.set()
         process.popen.send_signal(signal.SIGTERM)
-        assert process.popen.wait(20) == 0
+        assert process.popen.wait(60) == 0
         for thread in clients:
-            thread.join(20)
+            thread.join(60)
     assert not lost, lost
     assert len(refused) == 12
-    assert before > 20
     assert set(answered) == {200}
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from boxcal.app.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, TooManySamples
 from boxcal.app.predict.batch_sizer import BatchSizer
-from boxcal.app.predict.batcher import Batcher, Finished, Part
+from boxcal.app.predict.batcher import Batcher
+from boxcal.app.predict.lanes import Finished, Part
 
 pytestmark = pytest.mark.anyio
 
@@ -92,12 +93,15 @@ async def batching(device: Device, *, size: int = 8, queue: int = 100) -> AsyncI
         await asyncio.to_thread(batcher.close)
 
 
+async def queued(batcher: Doubling, samples: int) -> None:
+    await until(lambda: batcher._lanes._waiting == samples)
+
+
 async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("did not come about")
+    """Wait for a condition that threads bring about."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - threads bring it about, and know no asyncio.Event
+            await asyncio.sleep(0.001)
 
 
 async def test_concurrent_requests_share_a_pass_and_get_their_own_back() -> None:
@@ -107,7 +111,7 @@ async def test_concurrent_requests_share_a_pass_and_get_their_own_back() -> None
         first = asyncio.create_task(batcher.run(rows(1), 0.5))
         await until(lambda: len(device.batches) == 1)
         others = [asyncio.create_task(batcher.run(rows(n, n + 0.25), n)) for n in (2.0, 3.0, 4.0)]
-        await asyncio.sleep(0.01)
+        await queued(batcher, 6)
         device.gate.set()
         assert values(await first) == [2.5]
         assert [values(await other) for other in others] == [[3 * n, 3 * n + 0.5] for n in (2.0, 3.0, 4.0)]
@@ -129,7 +133,7 @@ async def test_a_large_request_does_not_keep_a_small_one_waiting_to_its_end() ->
         large = asyncio.create_task(batcher.run(rows(*range(100, 140)), 0.0))
         await until(lambda: len(device.batches) == 1)
         small = asyncio.create_task(batcher.run(rows(1), 0.0))
-        await asyncio.sleep(0.01)
+        await queued(batcher, 37)
         device.gate.set()
         await small
         assert not large.done()
@@ -145,7 +149,7 @@ async def test_a_sample_the_backbone_cannot_take_fails_alone() -> None:
         first = asyncio.create_task(batcher.run(rows(0), 0.0))
         await until(lambda: len(device.batches) == 1)
         tasks = [asyncio.create_task(batcher.run(rows(n, n + 10), 0.0)) for n in range(1, 5)]
-        await asyncio.sleep(0.01)
+        await queued(batcher, 8)
         device.gate.set()
         await first
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -163,7 +167,7 @@ async def test_a_request_whose_rows_cannot_be_finished_fails_alone() -> None:
         tasks = [
             asyncio.create_task(batcher.run(rows(n), c)) for n, c in ((1, 1.0), (2, float("nan")), (3, 3.0))
         ]
-        await asyncio.sleep(0.01)
+        await queued(batcher, 3)
         device.gate.set()
         await first
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -191,10 +195,10 @@ async def test_a_cancelled_request_is_not_worked_on_and_disturbs_nobody() -> Non
         await until(lambda: len(device.batches) == 1)
         leaves = asyncio.create_task(batcher.run(rows(2), 0.0))
         stays = asyncio.create_task(batcher.run(rows(3), 0.0))
-        await asyncio.sleep(0.01)
+        await queued(batcher, 2)
         leaves.cancel()
         first.cancel()  # in the backbone already: its batch goes on, its answer is dropped
-        await asyncio.sleep(0.01)
+        await until(lambda: leaves.done() and first.done())
         device.gate.set()
         assert values(await stays) == [6]
         outcomes = await asyncio.gather(first, leaves, return_exceptions=True)
@@ -208,12 +212,10 @@ async def test_an_expired_request_is_told_at_once_and_not_worked_on() -> None:
         device.gate.clear()
         first = asyncio.create_task(batcher.run(rows(1), 0.0))
         await until(lambda: len(device.batches) == 1)
-        began = time.monotonic()
-        late = asyncio.create_task(batcher.run(rows(2), 0.0, began + 0.05))
-        patient = asyncio.create_task(batcher.run(rows(3), 0.0, began + 60))
+        late = asyncio.create_task(batcher.run(rows(2), 0.0, time.monotonic() + 0.05))
+        patient = asyncio.create_task(batcher.run(rows(3), 0.0, time.monotonic() + 600))
         with pytest.raises(DeadlineExceeded):
-            await late
-        assert 0.045 < time.monotonic() - began < 2
+            await late  # though the backbone is still busy with the first
         device.gate.set()
         assert values(await patient) == [6]
         await first
@@ -289,7 +291,7 @@ async def test_passes_side_by_side_share_what_waits() -> None:
         whole = asyncio.create_task(batcher.run(rows(*range(8)), 0.0))
         await until(lambda: len(device.batches) == 2)
         later = asyncio.create_task(batcher.run(rows(9), 0.0))
-        await asyncio.sleep(0.01)
+        await queued(batcher, 1)
         assert len(device.batches) == 2
         device.gate.set()
         assert values(await whole) == [2.0 * n for n in range(8)]
