@@ -46,7 +46,7 @@ class Prediction(Document):
 
 
 class Timing(TypedDict, total=False):
-    """Milliseconds spent in each stage; the service sends all, and 0 for a stage that a route does not have."""
+    """Milliseconds spent in each stage; the service sends 0 for a stage that a route does not have."""
 
     decode: float
     queue: float
