@@ -41,6 +41,7 @@ REJECTIONS = (
     "backbone-failed",
 )
 FIT_STATES = ("succeeded", "failed", "cancelled", "interrupted")
+BACKGROUND_TASKS = ("follower",)
 UNMATCHED = "unmatched"
 REMEMBERED = 1000
 """`expected_accuracy` gives each new prediction the weight 1/1000, after a plain mean of the first 1000."""
@@ -191,6 +192,19 @@ class Telemetry:
             registry=registry,
         )
         self._fits = Counter("boxcal_fits", "Fits that ended, by final state.", ["state"], registry=registry)
+        self._registry_silence = Gauge(
+            "boxcal_registry_last_contact_seconds",
+            "Seconds since the database of the registry last answered.",
+            registry=registry,
+        )
+        self._restarts = Counter(
+            "boxcal_background_restarts",
+            "Background tasks that failed and were started again.",
+            ["task"],
+            registry=registry,
+        )
+        for task in BACKGROUND_TASKS:
+            self._restarts.labels(task)
         self._lock = threading.Lock()
         self._answers = 0
         self._accuracy = 0.0
@@ -209,6 +223,14 @@ class Telemetry:
     def watch_queue(self, held: Callable[[], int]) -> None:
         """Read the gauge of the queue from the batcher itself."""
         self._queue_samples.set_function(held)
+
+    def watch_registry(self, silence: Callable[[], float]) -> None:
+        """Read how long the registry has not answered from its database."""
+        self._registry_silence.set_function(silence)
+
+    def restarted(self, task: str) -> None:
+        """Count a background task that failed."""
+        self._restarts.labels(task).inc()
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """Count one request, by the template of its route."""

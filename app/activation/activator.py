@@ -1,12 +1,11 @@
 """Activates calibrators of the registry: build, check, warm up, commit, then replace the active one.
 
-Whatever goes wrong before the swap leaves the active calibrator as it was. One lock spans the commit and
-the swap, so the order in the registry is the order in which the service answered.
+A failure before the commit leaves the active calibrator as it was. No lock is held while the database works:
+where several are activated at once, the number of the activation decides which one stays.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from boxcal.app.activation.active import ActiveCalibrator, ServedCalibrator
-from boxcal.app.registry.errors import DamagedArtifact
-from boxcal.app.registry.records import Activation, Decision, FittedCalibrator
+from boxcal.app.activation.local_copy import LocalCopy
+from boxcal.app.registry.errors import DamagedArtifact, RegistryUnavailable
+from boxcal.app.registry.records import Activation, Decision, FitRecord, FittedCalibrator
 from boxcal.app.registry.store import UNCALIBRATED, Registry
 from boxcal.calibrators.calibrator import Calibrator
 
@@ -26,36 +26,51 @@ KEPT = 16
 
 
 class Activator:
-    """Activates calibrators, and hands out others to requests that name them.
+    """Activates calibrators, and loads others for requests that name them.
 
-    Its methods block, so the service calls them in a thread; any number of threads may.
+    Its methods but `fetch` block, so the service calls them by `registry.run`; any number of threads may.
 
     Parameters
     ----------
     registry
-        Where they come from.
+        Holds the calibrators.
     num_classes
         K of the backbone.
     telemetry
-        Is told which calibrator is active.
+        Shows which calibrator is active.
+    copy
+        Keeps the active calibrator for a start without the registry; None where the registry itself is a file
+        in the data folder.
 
     Attributes
     ----------
     active
-        The reference that predictions read; holds the last activation from the start.
+        The reference that predictions read; from the start, the last activation.
+
+    Raises
+    ------
+    RegistryUnavailable
+        The database does not answer, and there is no copy for this backbone.
     """
 
-    def __init__(self, registry: Registry, num_classes: int, telemetry: Telemetry) -> None:
+    def __init__(
+        self, registry: Registry, num_classes: int, telemetry: Telemetry, copy: LocalCopy | None = None
+    ) -> None:
         self._registry = registry
         self._num_classes = num_classes
         self._telemetry = telemetry
-        self._lock = threading.Lock()
+        self._copy = copy
         self._kept: OrderedDict[int, ServedCalibrator] = OrderedDict()
-        self.active = ActiveCalibrator(self.load(registry.active_version()))
-        self._tell()
+        try:
+            last = registry.active()
+            self.active = ActiveCalibrator(self.load(last.version), last.id)
+            self._write_copy(self.active.current, last)
+        except RegistryUnavailable:
+            self.active = self._read_copy()
+        self._show()
 
     def load(self, version: int) -> ServedCalibrator:
-        """Give a calibrator of the registry, ready to answer; the ones loaded last are kept.
+        """Load a calibrator; the last few stay in memory.
 
         Raises
         ------
@@ -63,9 +78,12 @@ class Activator:
             There is no such version; it belongs to another backbone; it cannot be read.
         """
         kept = self._kept.get(version)
-        if kept is not None:
-            return kept
-        return self._keep(self._build(version))
+        return self._keep(self._build(version)) if kept is None else kept
+
+    async def fetch(self, version: int) -> ServedCalibrator:
+        """Load a calibrator, without a thread if it is in memory; errors as for `load`."""
+        kept = self._kept.get(version)
+        return await self._registry.run(self.load, version) if kept is None else kept
 
     def activate(self, version: int) -> Activation:
         """Activate a calibrator of the registry.
@@ -73,12 +91,11 @@ class Activator:
         Raises
         ------
         CalibratorNotFound, ForeignCalibrator, DamagedArtifact
-            As `load`; the active calibrator stays.
+            As for `load`; the active calibrator stays.
         """
-        with self._lock:
-            new = self.load(version)
-            activation = self._registry.activate(version)
-            self._swap(new)
+        new = self.load(version)
+        activation = self._registry.activate(version)
+        self._swap(new, activation)
         return activation
 
     def rollback(self) -> Activation:
@@ -89,10 +106,9 @@ class Activator:
         NothingToRollBack
             No activation came before it.
         """
-        with self._lock:
-            new = self.load(self._registry.rollback_target())
-            activation = self._registry.rollback()
-            self._swap(new if new.version == activation.version else self.load(activation.version))
+        new = self.load(self._registry.rollback_target())
+        activation = self._registry.rollback()
+        self._swap(new if new.version == activation.version else self.load(activation.version), activation)
         return activation
 
     def follow(self) -> None:
@@ -101,30 +117,29 @@ class Activator:
         Raises
         ------
         DamagedArtifact
-            As `load`; the active calibrator stays.
+            As for `load`; the active calibrator stays.
         """
-        with self._lock:
-            version = self._registry.active_version()
-            if version != self.active.current.version:
-                self._swap(self.load(version))
+        last = self._registry.active()
+        if last.id > self.active.activation:
+            self._swap(self.load(last.version), last)
 
     def accept(
-        self, fit_id: str, fitted: FittedCalibrator, decide: Callable[[int], Decision]
-    ) -> tuple[int, Decision]:
-        """Record a finished fit and, where `decide` says so, activate its calibrator.
+        self, fit: FitRecord, fitted: FittedCalibrator, decide: Callable[[int], Decision]
+    ) -> tuple[int, Activation | None]:
+        """Record a finished fit and, if `decide` says so, activate its calibrator; returns as `record_fit`.
 
         Raises
         ------
-        DamagedArtifact
-            The fit's calibrator does not answer as one of this backbone; nothing is recorded.
+        DamagedArtifact, FitLost
+            The calibrator does not fit this backbone; the fit belongs to this process no more. Nothing is
+            recorded.
         """
         calibrator = read(fitted.artifact, self._num_classes)
-        with self._lock:
-            version, decision = self._registry.record_fit(fit_id, fitted, decide)
-            new = self._keep(ServedCalibrator(version, fitted.method, calibrator))
-            if decision.activate:
-                self._swap(new)
-        return version, decision
+        version, activation = self._registry.record_fit(fit, fitted, decide)
+        new = self._keep(ServedCalibrator(version, fitted.method, calibrator))
+        if activation is not None:
+            self._swap(new, activation)
+        return version, activation
 
     def _build(self, version: int) -> ServedCalibrator:
         record = self._registry.check_belongs(version)
@@ -140,13 +155,28 @@ class Activator:
             self._kept.popitem(last=False)
         return served
 
-    def _swap(self, new: ServedCalibrator) -> None:
-        self.active.swap(new)
-        self._tell()
+    def _swap(self, new: ServedCalibrator, activation: Activation) -> None:
+        if self.active.swap(new, activation.id):
+            self._show()
+            self._write_copy(new, activation)
 
-    def _tell(self) -> None:
+    def _show(self) -> None:
         current = self.active.current
         self._telemetry.calibrator_active(current.version, current.method)
+
+    def _write_copy(self, served: ServedCalibrator, activation: Activation) -> None:
+        if self._copy is not None:
+            self._copy.write(activation.id, served.version, served.method, served.calibrator.to_bytes())
+
+    def _read_copy(self) -> ActiveCalibrator:
+        kept = None if self._copy is None else self._copy.read()
+        if kept is None:
+            raise RegistryUnavailable(
+                "The registry does not answer, and the data folder has no calibrator of this model."
+            )
+        activation, version, method, artifact = kept
+        served = ServedCalibrator(version, method, read(artifact, self._num_classes))
+        return ActiveCalibrator(self._keep(served), activation)
 
 
 def read(artifact: bytes, num_classes: int) -> Calibrator:

@@ -1,11 +1,12 @@
-"""The one reference that ties the two paths together: refits put a calibrator in, predictions read it out.
+"""The active calibrator: fits and activations replace it, predictions read it.
 
 A request reads `current` once and uses that object to the end, so that its probabilities and the version it
-names belong together whatever is activated meanwhile.
+names belong together, whatever is activated meanwhile.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServedCalibrator:
-    """A calibrator as the service uses it: checked, warmed, and tied to its version in the registry.
+    """A calibrator, checked and warmed, with its version in the registry.
 
     Attributes
     ----------
@@ -39,18 +40,35 @@ class ServedCalibrator:
 
 
 class ActiveCalibrator:
-    """Holds the active calibrator; replacing it is one assignment, so no reader sees half of two.
+    """Holds the active calibrator.
+
+    Parameters
+    ----------
+    served
+        The calibrator active at the start.
+    activation
+        Number of the activation that it came with.
 
     Attributes
     ----------
     current
         The active calibrator; read it once per request.
+    activation
+        Number of the activation that it came with.
     """
 
-    def __init__(self, served: ServedCalibrator) -> None:
+    def __init__(self, served: ServedCalibrator, activation: int = 0) -> None:
         self.current = served
+        self.activation = activation
+        self._lock = threading.Lock()
 
-    def swap(self, new: ServedCalibrator) -> ServedCalibrator:
-        """Activate `new` and return the one it replaces, which requests under way may still hold."""
-        old, self.current = self.current, new
-        return old
+    def swap(self, new: ServedCalibrator, activation: int) -> bool:
+        """Activate `new`, unless a later activation came first; returns whether it did.
+
+        Threads may come here in another order than the registry committed their activations in.
+        """
+        with self._lock:
+            if activation <= self.activation:
+                return False
+            self.current, self.activation = new, activation
+            return True

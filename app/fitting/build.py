@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from boxcal.app.activation.activator import Activator
-from boxcal.app.errors import BoxcalError
+from boxcal.app.activation.follower import follow
+from boxcal.app.activation.local_copy import LocalCopy
+from boxcal.app.background import background
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.jobs import FitJobs, FitLimits
+from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.records import BackboneIdentity
 from boxcal.app.registry.store import Registry
 from boxcal.app.uploads.workspace import Workspace
@@ -23,12 +23,6 @@ from boxcal.app.uploads.workspace import Workspace
 if TYPE_CHECKING:
     from boxcal.app.telemetry import Telemetry
     from boxcal.models.backbone import Backbone
-
-
-logger = logging.getLogger("boxcal")
-
-FOLLOW_SECONDS = 2.0
-SWEEP_EVERY = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,48 +66,26 @@ async def open_refits(
 
     Raises
     ------
-    RegistryUnusable, DamagedArtifact
-        The database cannot be used; the active calibrator cannot be read.
+    RegistryUnusable, RegistryUnavailable, DamagedArtifact
+        The database cannot be used; it does not answer, and the data folder has no copy of the active
+        calibrator; the active calibrator cannot be read.
     """
     async with AsyncExitStack() as stack:
         workspace = await asyncio.to_thread(Workspace, data_dir)
         stack.callback(workspace.close)
         living = await asyncio.to_thread(workspace.sweep)
-        registry = await asyncio.to_thread(Registry.open, url, identity, owner=workspace.name, living=living)
-        stack.callback(registry.close)
-        activator = await asyncio.to_thread(Activator, registry, identity.num_classes, telemetry)
+        registry = Registry(url, identity, owner=workspace.name)
+        stack.push_async_callback(asyncio.to_thread, registry.close)
+        telemetry.watch_registry(registry.database.contact.silence)
+        copy = None if registry.database.is_sqlite else LocalCopy(data_dir, identity)
+        activator = await registry.run(Activator, registry, identity.num_classes, telemetry, copy)
+        with suppress(RegistryUnavailable):
+            await registry.run(registry.fits.interrupt_abandoned, living)
         summary = await asyncio.to_thread(BackboneSummary.of, backbone, workspace.folder)
         jobs = FitJobs(
             registry, activator, workspace, telemetry, source=source, summary=summary, limits=limits
         )
         stack.push_async_callback(jobs.close)
-        stack.push_async_callback(cancelled, asyncio.create_task(follow(registry, activator, workspace)))
+        following = background("follower", lambda: follow(registry, activator, workspace), telemetry)
+        await stack.enter_async_context(following)
         yield Refits(registry, activator, jobs)
-
-
-async def follow(registry: Registry, activator: Activator, workspace: Workspace) -> None:
-    """Do what other processes that share the registry make necessary, for as long as the service runs.
-
-    They activate calibrators, which this one then activates as well, and they die in the middle of a fit.
-    """
-    while True:
-        for _ in range(SWEEP_EVERY):
-            await asyncio.sleep(FOLLOW_SECONDS)
-            await logged(activator.follow)
-        await logged(registry.fits.keep_alive)
-        await logged(lambda: registry.fits.interrupt_abandoned(workspace.sweep()))
-
-
-async def logged(work: Callable[[], object]) -> None:
-    """Run it in a thread; a database that is away for a while is no reason to stop following."""
-    try:
-        await asyncio.to_thread(work)
-    except (SQLAlchemyError, BoxcalError, OSError):
-        logger.exception("What other processes changed in the registry could not be followed")
-
-
-async def cancelled(task: asyncio.Task[None]) -> None:
-    """End a task and wait until it has."""
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task

@@ -16,9 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
-
-from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.gate import decide
@@ -35,6 +33,7 @@ from boxcal.app.fitting.errors import (
 from boxcal.app.fitting.messages import Checked, CheckTask, FitOutcome, FitTask, Refused
 from boxcal.app.fitting.requirements import reads_of_methods
 from boxcal.app.fitting.worker import Worker, WorkerFailed
+from boxcal.app.registry.errors import FitLost, RegistryUnavailable
 from boxcal.app.registry.fits import INTERRUPTED
 from boxcal.app.registry.records import Decision, FitRecord, FitState
 from boxcal.app.registry.store import UNCALIBRATED, Registry
@@ -51,11 +50,13 @@ MAX_PER_CLIENT = 4
 RECORD_SECONDS = 1.0
 CHECK_SECONDS = 120.0
 CHECK_MEMORY_BYTES = 2**30
-RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
+RETRY_SECONDS = 2.0
 CANCELLED = "Cancelled on request."
 SERVICE_FAILED = "The service failed while it ran the fit or recorded its result; see the server log."
+WAITING = "waiting for the registry"
 GOING_DOWN = "The service is shutting down and takes no more fits."
 
+P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
@@ -221,7 +222,7 @@ class FitJobs:
         checked = await self._check(folder, content_type)
         if self._closing.is_set():
             raise NotReady(GOING_DOWN)
-        record = await asyncio.to_thread(
+        record = await self._registry.run(
             self._registry.fits.add, folder.name, checked.method, checked.activate, checked.samples
         )
         job = self._jobs[record.id] = Job(record, folder)
@@ -240,11 +241,11 @@ class FitJobs:
             No fit has the id.
         """
         job = self._jobs.get(fit_id)
-        return job.record if job else await asyncio.to_thread(self._registry.fits.get, fit_id)
+        return job.record if job else await self._registry.run(self._registry.fits.get, fit_id)
 
     async def list(self, limit: int) -> list[FitRecord]:
         """Say how the newest fits stand, newest first."""
-        records = await asyncio.to_thread(self._registry.fits.list, limit)
+        records = await self._registry.run(self._registry.fits.list, limit)
         return [self._jobs[record.id].record if record.id in self._jobs else record for record in records]
 
     async def wait(self, fit_id: str, seconds: float) -> FitRecord:
@@ -294,6 +295,8 @@ class FitJobs:
         ------
         FitNotFound, FitAlreadyOver, FitElsewhere
             No fit has the id; it has ended; another process runs it.
+        RegistryUnavailable
+            The fit is stopped, but its end cannot be recorded yet.
         """
         job = self._jobs.get(fit_id)
         if job is not None:
@@ -301,6 +304,8 @@ class FitJobs:
             async for record in self.watch(fit_id):
                 if record.state.is_final:
                     break
+                if record.stage == WAITING:
+                    raise RegistryUnavailable(f"Fit {fit_id} ends as soon as the registry answers.")
         record = await self.get(fit_id)
         if not record.state.is_final:
             raise FitElsewhere(f"Fit {fit_id} runs in another replica; cancel it there.")
@@ -334,12 +339,12 @@ class FitJobs:
         """Wait for the turn of a fit, and have it done."""
         await self._turn.acquire()
         job.started = time.monotonic()
-        job.update(await asyncio.to_thread(self._registry.fits.start, job.record.id))
+        job.update(await self._recorded(job, self._registry.fits.start, job.record))
         active = self._activator.active.current
         job.compared_with, against, known = active.version, None, None
         if active.version != UNCALIBRATED:
-            against = await asyncio.to_thread(self._registry.artifact, active.version)
-            known = (await asyncio.to_thread(self._registry.report, active.version)).get("sketch")
+            against = await self._recorded(job, self._registry.artifact, active.version)
+            known = (await self._recorded(job, self._registry.report, active.version)).get("sketch")
         memory = self._limits.memory_bytes
         task = FitTask(job.folder, self._source, job.record.method, against, known, memory)
         recorder = asyncio.create_task(self._record_progress(job))
@@ -359,6 +364,8 @@ class FitJobs:
             record = await self._record(job, await work)
         except asyncio.CancelledError:
             record = await self._end(job, *(job.ending or (FitState.INTERRUPTED, INTERRUPTED)))
+        except FitLost:
+            record = await self._end(job, FitState.INTERRUPTED, INTERRUPTED)
         except WorkerFailed as error:
             record = await self._end(job, FitState.FAILED, str(error))
         except Exception:
@@ -387,31 +394,35 @@ class FitJobs:
 
         # Space for the result, where the disk is full.
         await asyncio.to_thread(shutil.rmtree, job.folder, ignore_errors=True)
-        await self._until_recorded(
-            job, lambda: self._activator.accept(job.record.id, outcome.fitted, decision)
-        )
-        return await asyncio.to_thread(self._registry.fits.get, job.record.id)
+        await self._recorded(job, self._activator.accept, job.record, outcome.fitted, decision)
+        return await self._recorded(job, self._registry.fits.get, job.record.id)
 
     async def _end(self, job: Job, state: FitState, why: str) -> FitRecord:
+        fits = self._registry.fits
         try:
-            return await self._until_recorded(job, lambda: self._registry.fits.end(job.record.id, state, why))
+            try:
+                return await self._recorded(job, fits.end, job.record, state, why)
+            except FitLost:  # it is recorded otherwise: by another process, or before a connection broke
+                return await self._recorded(job, fits.get, job.record.id)
+        except RegistryUnavailable as error:
+            logger.warning("The end of fit %s was not recorded: %s", job.record.id, error)
         except Exception:
             logger.exception("The end of fit %s could not be recorded", job.record.id)
-            return replace(job.record, state=state, error=why)
+        return replace(job.record, state=state, error=why)
 
-    async def _until_recorded(self, job: Job, record: Callable[[], Result]) -> Result:
-        """Write to the registry, and retry while it is away or its disk is full: a result is not lost."""
-        delays = iter(RETRY_SECONDS)
+    async def _recorded(
+        self, job: Job, call: Callable[P, Result], *arguments: P.args, **named: P.kwargs
+    ) -> Result:
+        """Call the registry, and retry while it does not answer or its disk is full: a result is not lost."""
         while True:
             try:
-                return await asyncio.to_thread(record)
-            except (OperationalError, InterfaceError) as error:
+                return await self._registry.run(call, *arguments, **named)
+            except RegistryUnavailable:
                 if self._closing.is_set():
                     raise
-                logger.warning("The end of fit %s could not be recorded: %s", job.record.id, error.orig)
-                job.update(replace(job.record, stage="waiting for the database"))
+                job.update(replace(job.record, stage=WAITING))
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), next(delays, RETRY_SECONDS[-1]))
+                await asyncio.wait_for(self._closing.wait(), RETRY_SECONDS)
 
     async def _record_progress(self, job: Job) -> None:
         """Record progress now and then, which also tells other replicas that the fit is alive."""
@@ -419,9 +430,11 @@ class FitJobs:
             await asyncio.sleep(RECORD_SECONDS)
             record = job.record
             try:
-                await asyncio.to_thread(self._registry.fits.advance, record.id, record.progress, record.stage)
-            except SQLAlchemyError as error:
-                logger.warning("The progress of fit %s could not be recorded: %s", record.id, error)
+                await self._registry.run(self._registry.fits.advance, record, record.progress, record.stage)
+            except RegistryUnavailable:
+                continue  # the registry logs that it is lost, once
+            except FitLost:
+                job.stop(FitState.INTERRUPTED, INTERRUPTED)  # another process gave it up
 
     def _seconds_to_a_slot(self) -> int:
         """Estimate when the fit that runs is over, from how long it took so far."""

@@ -22,7 +22,7 @@ from boxcal.app.fitting.errors import (
 )
 from boxcal.app.fitting.messages import BODY_FILE
 from boxcal.app.fitting.schemas import Fit, Fits
-from boxcal.app.registry.errors import FitNotFound
+from boxcal.app.registry.errors import FitNotFound, RegistryUnavailable
 from boxcal.app.registry.records import ActivatePolicy
 from boxcal.app.state import CurrentState
 from boxcal.app.uploads.upload import receive
@@ -86,6 +86,7 @@ BODY: dict[str, Any] = {
             FitQueueFull,
             NotReady,
             StorageFull,
+            RegistryUnavailable,
         ),
     },
 )
@@ -111,13 +112,17 @@ async def start_fit(
     return Fit.of(record)
 
 
-@router.get("/fits", response_model_exclude_none=True, responses=problems(InvalidParameter))
+@router.get(
+    "/fits", response_model_exclude_none=True, responses=problems(InvalidParameter, RegistryUnavailable)
+)
 async def list_fits(state: CurrentState, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Fits:
     """List the newest fits."""
     return Fits(fits=[Fit.of(record) for record in await state.fit_jobs.list(limit)])
 
 
-@router.get("/fits/{fit_id}", response_model_exclude_none=True, responses=problems(FitNotFound))
+@router.get(
+    "/fits/{fit_id}", response_model_exclude_none=True, responses=problems(FitNotFound, RegistryUnavailable)
+)
 async def get_fit(fit_id: str, state: CurrentState) -> Fit:
     """Say how a fit stands."""
     return Fit.of(await state.fit_jobs.get(fit_id))
@@ -126,7 +131,7 @@ async def get_fit(fit_id: str, state: CurrentState) -> Fit:
 @router.delete(
     "/fits/{fit_id}",
     response_model_exclude_none=True,
-    responses=problems(FitNotFound, FitAlreadyOver, FitElsewhere),
+    responses=problems(FitNotFound, FitAlreadyOver, FitElsewhere, RegistryUnavailable),
 )
 async def cancel_fit(fit_id: str, state: CurrentState) -> Fit:
     """Cancel a fit that waits or runs."""
@@ -143,7 +148,7 @@ async def known_fit(fit_id: str, state: CurrentState) -> str:
     "/fits/{fit_id}/events",
     response_class=EventSourceResponse,
     response_model_exclude_none=True,
-    responses=problems(FitNotFound),
+    responses=problems(FitNotFound, RegistryUnavailable),
 )
 async def follow_fit(fit_id: Annotated[str, Depends(known_fit)], state: CurrentState) -> AsyncIterator[Fit]:
     """Stream how a fit stands, now and after every change, until it is over."""

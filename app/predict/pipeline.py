@@ -253,7 +253,7 @@ class Pipeline:
         served = self._activator.active.current
         version = served.version if options.calibrator == "active" else options.calibrator
         if version != served.version:
-            served = await asyncio.to_thread(self._activator.load, version)
+            served = await within(self._timeout_of(options), self._activator.fetch(version))
         return CalibrationRequest(served, bounds)
 
     async def _decode(self, inputs: Inputs) -> NDArray[np.float32]:

@@ -1,83 +1,141 @@
-"""The one database: opened, brought up to date, and entered by short transactions that read or write."""
+"""The database of the registry: opened on first use, migrated, and entered by short transactions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from sqlite3 import OperationalError as SqliteError
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, create_engine, event, inspect, text
+import psycopg
+from psycopg.pq import TransactionStatus
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from boxcal.app.registry.errors import RegistryUnusable
+from boxcal.app.registry.contact import Contact
+from boxcal.app.registry.errors import RegistryFull, RegistryUnavailable, RegistryUnusable
 from boxcal.app.registry.migrations import HEAD
 
+CONNECTIONS = 3
+CONNECT_SECONDS = 2
+ANSWER_SECONDS = 3.0
+"""How long a statement may take on PostgreSQL; the server enforces it and, in case it hangs, the client."""
+MIGRATION_SECONDS = 60.0
 BUSY_SECONDS = 15.0
 MIGRATION_LOCK = 0x626F7863616C  # "boxcal": replicas that start together migrate one after the other
+SQLITE_UNAVAILABLE = (
+    "SQLITE_BUSY",
+    "SQLITE_LOCKED",
+    "SQLITE_IOERR",
+    "SQLITE_FULL",
+    "SQLITE_CANTOPEN",
+    "SQLITE_READONLY",
+)
 
 
 class Database:
-    """A SQLite file or a PostgreSQL database, with the tables of this release.
+    """A SQLite file or a PostgreSQL database with the tables of this release.
 
     Parameters
     ----------
     url
-        SQLAlchemy URL. The folder of a SQLite file is made where it is missing.
+        SQLAlchemy URL. The folder of a SQLite file is created.
+    prepare
+        Called once with a connection, in the transaction of the migrations and after them.
+
+    Attributes
+    ----------
+    contact
+        When the database last answered.
 
     Raises
     ------
     RegistryUnusable
-        The URL cannot be read, the database cannot be reached, or it was written by a newer release.
+        The URL is invalid; from `open`, `read` and `write` also: a newer release wrote the database.
     """
 
-    def __init__(self, url: str) -> None:
-        parsed = _parse(url)
+    def __init__(self, url: str, prepare: Callable[[Connection], None] | None = None) -> None:
+        try:
+            parsed = make_url(url)
+        except ArgumentError as error:
+            raise RegistryUnusable(f"BOXCAL_DATABASE_URL is not a database URL: {error}") from error
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         self._shown = parsed.render_as_string(hide_password=True)
+        self.contact = Contact(self._shown)
+        self._prepare = prepare
+        self._is_open = False
         try:
-            if self.is_sqlite and parsed.database:
-                Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
-            self._engine = create_engine(parsed, json_serializer=_dumps, json_deserializer=orjson.loads)
-            if self.is_sqlite:
-                event.listen(self._engine, "connect", _prepare_sqlite)
-                event.listen(self._engine, "begin", _begin_sqlite)
-            self._writing = self._engine.execution_options(writes=True)
-            self._migrate()
+            self._engine = _sqlite(parsed) if self.is_sqlite else _postgresql(parsed)
         except (SQLAlchemyError, OSError, ImportError) as error:
-            raise RegistryUnusable(f"The registry at {self._shown} cannot be opened: {error}") from error
+            raise self._unusable(error) from error
+        self._writing = self._engine.execution_options(writes=True)
+
+    def open(self) -> None:
+        """Apply missing migrations; `read` and `write` do so on first use.
+
+        Raises
+        ------
+        RegistryUnavailable
+            The database does not answer.
+        """
+        try:
+            with self._transaction(self._writing.execution_options(seconds=MIGRATION_SECONDS)) as connection:
+                if not self.is_sqlite:
+                    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+                self._migrate(connection)
+                if self._prepare is not None:
+                    self._prepare(connection)
+        except SQLAlchemyError as error:
+            raise self._unusable(error) from error
+        self._is_open = True
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """One consistent view."""
-        with self._engine.begin() as connection:
+        if not self._is_open:
+            self.open()
+        with self._transaction(self._engine) as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """One transaction: committed whole, or not at all."""
-        with self._writing.begin() as connection:
+        if not self._is_open:
+            self.open()
+        with self._transaction(self._writing) as connection:
             yield connection
 
     def close(self) -> None:
-        """Give every connection back."""
+        """Close every connection."""
         self._engine.dispose()
 
-    def _migrate(self) -> None:
-        with self.read() as connection:
-            if _revision(connection) == HEAD:
-                return
-        with self.write() as connection:
-            if not self.is_sqlite:
-                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-            revision = _revision(connection)
-            if revision != HEAD:
-                self._upgrade(connection, revision)
+    @contextmanager
+    def _transaction(self, engine: Engine) -> Iterator[Connection]:
+        try:
+            with engine.begin() as connection:
+                yield connection
+        except (OperationalError, InterfaceError, PoolTimeout) as error:
+            cause = getattr(error, "orig", None) or error
+            name = getattr(cause, "sqlite_errorname", "")
+            if isinstance(cause, SqliteError) and not name.startswith(SQLITE_UNAVAILABLE):
+                raise
+            reason = str(cause).strip().partition("\n")[0]
+            if name == "SQLITE_FULL" or isinstance(cause, psycopg.errors.DiskFull):
+                raise RegistryFull(f"The registry cannot store more: {reason}") from error
+            self.contact.lost(reason)
+            raise RegistryUnavailable(f"The registry does not answer: {reason}") from error
+        self.contact.made()
 
-    def _upgrade(self, connection: Connection, revision: str | None) -> None:
-        # Loaded only by the first start after an upgrade: Alembic costs every other start for nothing.
+    def _migrate(self, connection: Connection) -> None:
+        revision = _revision(connection)
+        if revision == HEAD:
+            return
+        # Imported here: only the first start after an upgrade needs Alembic.
         from alembic import command  # noqa: PLC0415
         from alembic.config import Config  # noqa: PLC0415
         from alembic.script import ScriptDirectory  # noqa: PLC0415
@@ -92,16 +150,8 @@ class Database:
             )
         command.upgrade(config, "head")
 
-
-def _parse(url: str) -> URL:
-    try:
-        return make_url(url)
-    except ArgumentError as error:
-        raise RegistryUnusable(f"BOXCAL_DATABASE_URL is not a database URL: {error}") from error
-
-
-def _dumps(value: Any) -> str:
-    return orjson.dumps(value).decode()
+    def _unusable(self, error: Exception) -> RegistryUnusable:
+        return RegistryUnusable(f"The registry at {self._shown} cannot be opened: {error}")
 
 
 def _revision(connection: Connection) -> str | None:
@@ -110,18 +160,86 @@ def _revision(connection: Connection) -> str | None:
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
-def _prepare_sqlite(dbapi_connection: Any, _record: Any) -> None:
-    # The driver's own transactions begin late and leave schema changes outside: `_begin_sqlite` takes over.
-    dbapi_connection.isolation_level = None
-    cursor = dbapi_connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
-    cursor.execute("PRAGMA journal_mode = WAL")
-    cursor.execute("PRAGMA synchronous = FULL")
-    cursor.execute("PRAGMA foreign_keys = ON")
-    cursor.close()
+def _engine(url: URL, **options: Any) -> Engine:
+    return create_engine(
+        url,
+        json_serializer=lambda value: orjson.dumps(value).decode(),
+        json_deserializer=orjson.loads,
+        pool_size=1,
+        max_overflow=CONNECTIONS - 1,
+        **options,
+    )
 
 
-def _begin_sqlite(connection: Connection) -> None:
-    # A writer takes the lock at once: one that upgrades a read lock late fails instead of waiting its turn.
-    writes = connection.get_execution_options().get("writes", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+def _sqlite(url: URL) -> Engine:
+    if url.database:
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = _engine(url)
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _record: Any) -> None:
+        # The driver's own transactions begin late and exclude schema changes: `begin` replaces them.
+        connection.isolation_level = None
+        connection.create_function("utc_now", 0, lambda: f"{datetime.now(UTC):%F %T.%f}")
+        connection.executescript(
+            f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}; PRAGMA journal_mode = WAL; "
+            "PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;"
+        )
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A writer takes the lock at once: upgrading a read lock later would fail instead of waiting.
+        writes = connection.get_execution_options().get("writes", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _postgresql(url: URL) -> Engine:
+    # Statements are never prepared: PgBouncer in transaction mode gives each transaction another session.
+    arguments = {
+        "connect_timeout": CONNECT_SECONDS,
+        "prepare_threshold": None,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+    }
+    engine = _engine(url, connect_args=arguments, pool_pre_ping=True, pool_timeout=ANSWER_SECONDS)
+
+    @event.listens_for(engine, "do_connect")
+    def connect(_dialect: Any, _record: Any, positional: Any, named: Any) -> Any:
+        return BoundedConnection.connect(*positional, **named)
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        seconds = connection.get_execution_options().get("seconds", ANSWER_SECONDS)
+        # The pool's wrapper would keep the attribute to itself.
+        bounded: Any = connection.connection.dbapi_connection
+        bounded.seconds = seconds
+        connection.exec_driver_sql(
+            f"SET LOCAL statement_timeout = {int(1000 * seconds)}; "
+            f"SET LOCAL idle_in_transaction_session_timeout = {int(10_000 * seconds)}"
+        )
+
+    return engine
+
+
+class BoundedConnection(psycopg.Connection[Any]):
+    """A connection whose waits for the server are bounded, so that a server that hangs holds up no thread.
+
+    Attributes
+    ----------
+    seconds
+        The bound. A connection whose answer is overdue is closed.
+    """
+
+    seconds = ANSWER_SECONDS
+
+    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+        """Wait for the server as `psycopg.Connection.wait` does, at most `seconds`."""
+        try:
+            return super().wait(gen, interval, self.seconds if timeout is None else timeout)
+        except psycopg.OperationalError:
+            if self.info.transaction_status is TransactionStatus.ACTIVE:
+                self.close()
+            raise

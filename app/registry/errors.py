@@ -8,13 +8,17 @@ BoxcalError
   + Conflict                409  the request conflicts with the registry
   |   - ForeignCalibrator   409  the calibrator was fitted to another backbone
   |   - NothingToRollBack   409  there is no earlier activation
+  |   - FitLost             409  this process may no longer change the fit
+  + Unavailable             503
+  |   + RegistryUnavailable 503  the database does not answer
+  |   |   - RegistryFull    507  the disk of the database is full
   + RegistryUnusable        500  this release cannot use the database
   - DamagedArtifact         500  the stored artifact does not match its checksum
 
 Each message names the version, the fit or the backbone.
 """
 
-from boxcal.app.errors import BoxcalError, NotFound
+from boxcal.app.errors import BoxcalError, NotFound, Unavailable
 
 
 class CalibratorNotFound(NotFound):
@@ -58,6 +62,31 @@ class NothingToRollBack(Conflict):
 
     type = "nothing-to-roll-back"
     title = "Nothing to roll back"
+
+
+class FitLost(Conflict):
+    """The fit has ended, or another process or attempt owns it; nothing was changed."""
+
+    type = "fit-lost"
+    title = "The fit belongs to another process"
+
+
+class RegistryUnavailable(Unavailable):
+    """The database does not answer; what is active in memory still serves."""
+
+    type = "registry-unavailable"
+    title = "The registry does not answer"
+
+    def __init__(self, detail: str, *, retry_after: int = 2) -> None:
+        super().__init__(detail, retry_after=retry_after)
+
+
+class RegistryFull(RegistryUnavailable):
+    """The disk of the database is full; nothing was changed."""
+
+    status = 507
+    type = "storage-full"
+    title = "Insufficient storage"
 
 
 class RegistryUnusable(BoxcalError):

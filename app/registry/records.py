@@ -146,8 +146,15 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """An activation."""
+    """An activation.
 
+    Attributes
+    ----------
+    id
+        Grows with every activation; 0 where there has been none, and version 0 is active.
+    """
+
+    id: int
     version: int
     method: str
     reason: Reason
@@ -160,6 +167,8 @@ class FitRecord:
 
     Attributes
     ----------
+    attempt
+        How often it was started: only the process of the last attempt may change the fit.
     method
         What was asked for, possibly `auto`.
     progress
@@ -177,6 +186,7 @@ class FitRecord:
     """
 
     id: str
+    attempt: int
     state: FitState
     method: str
     activate: ActivatePolicy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ from boxcal.app.registry.errors import (
     ForeignCalibrator,
     NoReport,
     NothingToRollBack,
+    RegistryUnavailable,
 )
 from boxcal.app.registry.schemas import Activated, Calibrator, Calibrators
 from boxcal.app.state import CurrentState
@@ -35,44 +35,46 @@ def part(path: str, media_type: str, description: str, *errors: type[BoxcalError
     success: dict[int | str, dict[str, Any]] = {
         200: {"description": description, "content": {media_type: {"schema": schema}}}
     }
-    refusals = problems(CalibratorNotFound, NoReport, InvalidParameter, *errors)
+    refusals = problems(CalibratorNotFound, NoReport, InvalidParameter, RegistryUnavailable, *errors)
     return router.get(f"/{{version}}/{path}", response_class=Response, responses={**success, **refusals})
 
 
-@router.get("", response_model_exclude_none=True, responses=problems())
+@router.get("", response_model_exclude_none=True, responses=problems(RegistryUnavailable))
 async def list_calibrators(state: CurrentState) -> Calibrators:
     """List the calibrators of every backbone, newest first, the active one marked."""
-    records = await asyncio.to_thread(state.registry.list)
+    records = await state.registry.run(state.registry.list)
     active = state.active.current.version
     return Calibrators(calibrators=[Calibrator.of(record, active) for record in records])
 
 
-@router.post("/rollback", responses=problems(NothingToRollBack, DamagedArtifact))
+@router.post("/rollback", responses=problems(NothingToRollBack, DamagedArtifact, RegistryUnavailable))
 async def rollback(state: CurrentState) -> Activated:
     """Return to the calibrator before the active one; twice goes back twice."""
-    return Activated.of(await asyncio.to_thread(state.activator.rollback))
+    return Activated.of(await state.registry.run(state.activator.rollback))
 
 
 @router.get(
-    "/{version}", response_model_exclude_none=True, responses=problems(CalibratorNotFound, InvalidParameter)
+    "/{version}",
+    response_model_exclude_none=True,
+    responses=problems(CalibratorNotFound, InvalidParameter, RegistryUnavailable),
 )
 async def get_calibrator(version: Version, state: CurrentState) -> Calibrator:
     """Describe one calibrator."""
-    record = await asyncio.to_thread(state.registry.get, version)
+    record = await state.registry.run(state.registry.get, version)
     return Calibrator.of(record, state.active.current.version)
 
 
 @part("report", "application/json", "The report.")
 async def get_report(version: Version, state: CurrentState) -> Response:
     """Return the report: metrics before and after on data the fit never saw, with intervals."""
-    report = await asyncio.to_thread(state.registry.report, version)
+    report = await state.registry.run(state.registry.report, version)
     return Response(orjson.dumps(report), media_type="application/json")
 
 
 @part("reliability.json", "application/json", "The data.")
 async def get_reliability_data(version: Version, state: CurrentState) -> Response:
     """Return the numbers that the reliability diagram draws."""
-    report = await asyncio.to_thread(state.registry.report, version)
+    report = await state.registry.run(state.registry.report, version)
     return Response(orjson.dumps(report["reliability"]), media_type="application/json")
 
 
@@ -80,7 +82,7 @@ async def get_reliability_data(version: Version, state: CurrentState) -> Respons
 async def get_reliability_diagram(version: Version, state: CurrentState) -> Response:
     """Return the report's reliability diagram, before and after, as an SVG."""
     return Response(
-        await asyncio.to_thread(state.registry.reliability, version, "svg"), media_type="image/svg+xml"
+        await state.registry.run(state.registry.reliability, version, "svg"), media_type="image/svg+xml"
     )
 
 
@@ -88,7 +90,7 @@ async def get_reliability_diagram(version: Version, state: CurrentState) -> Resp
 async def get_reliability_image(version: Version, state: CurrentState) -> Response:
     """Return the same as a PNG."""
     return Response(
-        await asyncio.to_thread(state.registry.reliability, version, "png"), media_type="image/png"
+        await state.registry.run(state.registry.reliability, version, "png"), media_type="image/png"
     )
 
 
@@ -97,7 +99,7 @@ async def get_artifact(version: Version, state: CurrentState) -> Response:
     """Return the calibrator itself, for `Calibrator.from_bytes`."""
     disposition = f'attachment; filename="calibrator-{version}.safetensors"'
     return Response(
-        await asyncio.to_thread(state.registry.artifact, version),
+        await state.registry.run(state.registry.artifact, version),
         media_type="application/octet-stream",
         headers={"Content-Disposition": disposition},
     )
@@ -105,8 +107,10 @@ async def get_artifact(version: Version, state: CurrentState) -> Response:
 
 @router.post(
     "/{version}/activate",
-    responses=problems(CalibratorNotFound, ForeignCalibrator, InvalidParameter, DamagedArtifact),
+    responses=problems(
+        CalibratorNotFound, ForeignCalibrator, InvalidParameter, DamagedArtifact, RegistryUnavailable
+    ),
 )
 async def activate(version: Version, state: CurrentState) -> Activated:
     """Activate a calibrator; if it already is active, nothing changes."""
-    return Activated.of(await asyncio.to_thread(state.activator.activate, version))
+    return Activated.of(await state.registry.run(state.activator.activate, version))

@@ -1,18 +1,15 @@
 """The registry: which calibrators there are, which one is active, and what became of every fit.
 
-It is where a refit ends and every start begins. Its methods block, so the service calls them in a thread.
+Its methods block, so the service calls them through `run`, in threads of the registry's own.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection
-from contextlib import suppress
-from datetime import UTC, datetime
+from collections.abc import Callable
 from typing import Any, Literal
 
 from sqlalchemy import Connection, func, insert, select
-from sqlalchemy.exc import IntegrityError
 
 from boxcal.app.registry.database import Database
 from boxcal.app.registry.errors import (
@@ -28,53 +25,64 @@ from boxcal.app.registry.records import (
     BackboneIdentity,
     CalibratorRecord,
     Decision,
+    FitRecord,
     FittedCalibrator,
     Reason,
 )
-from boxcal.app.registry.tables import activations, backbones, calibrators
+from boxcal.app.registry.tables import activations, backbones, calibrators, utc_now
+from boxcal.app.registry.threads import RegistryThreads
 
 UNCALIBRATED = 0
 
 
 class Registry:
-    """The record, as the backbone that this process serves sees it.
+    """The registry, as the backbone that this process serves sees it; connects on first use.
 
     Parameters
     ----------
-    database
-        Opened and up to date; the registry closes it.
+    url
+        SQLAlchemy URL.
     backbone
         What this process serves. Calibrators of other backbones are listed, and refused.
     owner
         Names this process among those that share the database.
+
+    Attributes
+    ----------
+    run
+        Calls a blocking function in one of the registry's threads: ``await registry.run(registry.get, 3)``.
+
+    Raises
+    ------
+    RegistryUnusable, RegistryUnavailable
+        This release cannot use the database; from every method: the database does not answer.
     """
 
-    def __init__(self, database: Database, backbone: BackboneIdentity, *, owner: str) -> None:
-        self._database = database
+    def __init__(self, url: str, backbone: BackboneIdentity, *, owner: str) -> None:
         self._backbone = backbone
-        self._backbone_id = _backbone_id(database, backbone)
-        self.fits = FitLog(database, self._backbone_id, owner)
-
-    @classmethod
-    def open(cls, url: str, backbone: BackboneIdentity, *, owner: str, living: Collection[str]) -> Registry:
-        """Open the database at `url`, up to date, its abandoned fits marked as interrupted."""
-        database = Database(url)
-        registry = cls(database, backbone, owner=owner)
-        registry.fits.interrupt_abandoned({*living, owner})
-        return registry
+        known = select(backbones.c.id).where(
+            backbones.c.name == backbone.name,
+            backbones.c.fingerprint == backbone.fingerprint,
+            backbones.c.labels_sha256 == backbone.labels_sha256,
+        )
+        self._backbone_id = known.scalar_subquery()
+        self.database = Database(url, self._add_backbone)
+        self.fits = FitLog(self.database, self._backbone_id, owner)
+        self._threads = RegistryThreads(self.database.contact)
+        self.run = self._threads.run
 
     def close(self) -> None:
-        """Give the database back."""
-        self._database.close()
+        """Wait for the calls that run, and close the connections."""
+        self._threads.close()
+        self.database.close()
 
     # -- calibrators -----------------------------------------------------------------------------------------
 
     def list(self) -> list[CalibratorRecord]:
         """Every calibrator, newest first."""
-        with self._database.read() as connection:
-            return [
-                _record(row) for row in connection.execute(_records().order_by(calibrators.c.version.desc()))
-            ]
+        with self.database.read() as connection:
+            rows = connection.execute(_records().order_by(calibrators.c.version.desc()))
+            return [_record(row) for row in rows]
 
     def get(self, version: int) -> CalibratorRecord:
         """Look one up, whichever backbone it belongs to.
@@ -84,16 +92,16 @@ class Registry:
         CalibratorNotFound
             There is no such version.
         """
-        with self._database.read() as connection:
+        with self.database.read() as connection:
             return self._get(connection, version)
 
     def artifact(self, version: int) -> bytes:
-        """Return the safetensors bytes of a fitted calibrator, once they match the hash recorded with them.
+        """Return the safetensors bytes of a fitted calibrator, after a check of their SHA-256.
 
         Raises
         ------
         CalibratorNotFound, NoReport, DamagedArtifact
-            No such version; version 0, which has none; other bytes than were recorded.
+            No such version; version 0, which has none; the bytes are not those that were recorded.
         """
         data, sha256 = self._parts(version, calibrators.c.artifact, calibrators.c.sha256)
         if hashlib.sha256(data).hexdigest() != sha256:
@@ -112,11 +120,10 @@ class Registry:
 
     # -- activations -----------------------------------------------------------------------------------------
 
-    def active_version(self) -> int:
-        """Return the active version for this backbone; 0 before any activation."""
-        with self._database.read() as connection:
-            current = self._current(connection)
-            return UNCALIBRATED if current is None else current.version
+    def active(self) -> Activation:
+        """Return the last activation for this backbone; before any, version 0 is active."""
+        with self.database.read() as connection:
+            return self._active(connection)
 
     def check_belongs(self, version: int) -> CalibratorRecord:
         """Look a calibrator up, and refuse it unless it was fitted to the backbone served here.
@@ -135,7 +142,7 @@ class Registry:
         return record
 
     def activate(self, version: int) -> Activation:
-        """Activate a calibrator; where it already is, nothing is added.
+        """Activate a calibrator; if it already is active, nothing is added.
 
         Raises
         ------
@@ -143,7 +150,7 @@ class Registry:
             As `check_belongs`.
         """
         self.check_belongs(version)
-        with self._database.write() as connection:
+        with self.database.write() as connection:
             return self._activate(connection, version, Reason.REQUEST)
 
     def rollback_target(self) -> int:
@@ -154,7 +161,7 @@ class Registry:
         NothingToRollBack
             No activation came before the active one.
         """
-        with self._database.read() as connection:
+        with self.database.read() as connection:
             return self._before(connection)[0]
 
     def rollback(self) -> Activation:
@@ -165,14 +172,14 @@ class Registry:
         NothingToRollBack
             As `rollback_target`.
         """
-        with self._database.write() as connection:
+        with self.database.write() as connection:
             self._lock(connection)
             version, previous = self._before(connection)
             return self._append(connection, version, Reason.ROLLBACK, previous)
 
     def record_fit(
-        self, fit_id: str, fitted: FittedCalibrator, decide: Callable[[int], Decision]
-    ) -> tuple[int, Decision]:
+        self, fit: FitRecord, fitted: FittedCalibrator, decide: Callable[[int], Decision]
+    ) -> tuple[int, Activation | None]:
         """Add a fit's calibrator, perhaps its activation, and the fit's success: one transaction.
 
         Parameters
@@ -182,69 +189,66 @@ class Registry:
 
         Returns
         -------
-        The new version and the decision.
+        The new version, and its activation if there was one.
+
+        Raises
+        ------
+        FitLost
+            The fit has ended, or belongs to another process or attempt; nothing is recorded.
         """
-        with self._database.write() as connection:
+        with self.database.write() as connection:
             self._lock(connection)
             version = self._add(connection, fitted)
-            current = self._current(connection)
-            decision = decide(UNCALIBRATED if current is None else current.version)
-            if decision.activate:
-                self._activate(connection, version, Reason.FIT)
-            self.fits.succeed(connection, fit_id, version, decision, fitted.report["warnings"])
-        return version, decision
+            decision = decide(self._active(connection).version)
+            self.fits.succeed(connection, fit, version, decision, fitted.report["warnings"])
+            return version, self._activate(connection, version, Reason.FIT) if decision.activate else None
 
     def _add(self, connection: Connection, fitted: FittedCalibrator) -> int:
-        version: int = connection.execute(
-            insert(calibrators)
-            .values(
-                backbone_id=self._backbone_id,
-                method=fitted.method,
-                spec=fitted.spec,
-                artifact=fitted.artifact,
-                sha256=hashlib.sha256(fitted.artifact).hexdigest(),
-                report=fitted.report,
-                reliability_svg=fitted.reliability_svg,
-                reliability_png=fitted.reliability_png,
-                samples=fitted.samples,
-                created_at=datetime.now(UTC),
-            )
-            .returning(calibrators.c.version)
-        ).scalar_one()
+        values = {
+            "method": fitted.method,
+            "spec": fitted.spec,
+            "artifact": fitted.artifact,
+            "sha256": hashlib.sha256(fitted.artifact).hexdigest(),
+            "report": fitted.report,
+            "reliability_svg": fitted.reliability_svg,
+            "reliability_png": fitted.reliability_png,
+            "samples": fitted.samples,
+        }
+        added = insert(calibrators).values(backbone_id=self._backbone_id, created_at=utc_now(), **values)
+        version: int = connection.execute(added.returning(calibrators.c.version)).scalar_one()
         return version
 
     def _activate(self, connection: Connection, version: int, reason: Reason) -> Activation:
         self._lock(connection)
-        current = self._current(connection)
-        if current is None and version == UNCALIBRATED:
-            return self._activation(connection, version, reason, datetime.now(UTC))
-        if current is not None and current.version == version:
-            return self._activation(connection, version, Reason(current.reason), current.created_at)
-        return self._append(connection, version, reason, None if current is None else current.id)
+        current = self._active(connection)
+        return (
+            current if current.version == version else self._append(connection, version, reason, current.id)
+        )
 
     def _append(
         self, connection: Connection, version: int, reason: Reason, previous: int | None
     ) -> Activation:
-        now = datetime.now(UTC)
-        connection.execute(
-            insert(activations).values(
-                backbone_id=self._backbone_id,
-                version=version,
-                reason=reason,
-                previous=previous,
-                created_at=now,
-            )
+        added = insert(activations).values(
+            backbone_id=self._backbone_id,
+            version=version,
+            reason=reason,
+            previous=previous or None,
+            created_at=utc_now(),
         )
-        return self._activation(connection, version, reason, now)
+        connection.execute(added)
+        return self._active(connection)
 
-    def _activation(
-        self, connection: Connection, version: int, reason: Reason, moment: datetime
-    ) -> Activation:
-        return Activation(version, self._get(connection, version).method, reason, moment)
+    def _active(self, connection: Connection) -> Activation:
+        row = self._last(connection)
+        if row is None:
+            now = connection.execute(select(utc_now())).scalar_one()
+            return Activation(0, UNCALIBRATED, "uncalibrated", Reason.REQUEST, now)
+        method = self._get(connection, row.version).method
+        return Activation(row.id, row.version, method, Reason(row.reason), row.created_at)
 
     def _before(self, connection: Connection) -> tuple[int, int | None]:
-        # Version 0 is active before the first activation, without a row of its own.
-        current = self._current(connection)
+        """Return the version that a rollback activates, and the activation before that one."""
+        current = self._last(connection)
         if current is None:
             raise NothingToRollBack("Version 0 (uncalibrated) is active, and no activation came before it.")
         if current.previous is None:
@@ -256,16 +260,12 @@ class Registry:
         ).one()
         return row.version, row.previous
 
-    def _current(self, connection: Connection) -> Any:
-        return connection.execute(
-            select(activations)
-            .where(activations.c.backbone_id == self._backbone_id)
-            .order_by(activations.c.id.desc())
-            .limit(1)
-        ).one_or_none()
+    def _last(self, connection: Connection) -> Any:
+        own = select(activations).where(activations.c.backbone_id == self._backbone_id)
+        return connection.execute(own.order_by(activations.c.id.desc()).limit(1)).one_or_none()
 
     def _lock(self, connection: Connection) -> None:
-        # SQLite's writers come one at a time anyway; on PostgreSQL this row keeps two replicas in order.
+        # SQLite has one writer at a time; on PostgreSQL this row keeps the activations of replicas in order.
         connection.execute(
             select(backbones.c.id).where(backbones.c.id == self._backbone_id).with_for_update()
         )
@@ -278,7 +278,7 @@ class Registry:
         return _record(row)
 
     def _parts(self, version: int, *columns: Any) -> tuple[Any, ...]:
-        with self._database.read() as connection:
+        with self.database.read() as connection:
             self._get(connection, version)
             row = connection.execute(select(*columns).where(calibrators.c.version == version)).one()
         if row[0] is None:
@@ -287,54 +287,31 @@ class Registry:
             raise NoReport(f"Calibrator {version} has no PNG: an older release recorded it.")
         return tuple(row)
 
-
-def _backbone_id(database: Database, backbone: BackboneIdentity) -> int:
-    """Find the row of a backbone, or make it on first sight."""
-    known = select(backbones.c.id).where(
-        backbones.c.name == backbone.name,
-        backbones.c.fingerprint == backbone.fingerprint,
-        backbones.c.labels_sha256 == backbone.labels_sha256,
-    )
-    with database.read() as connection:
-        row = connection.execute(known).scalar_one_or_none()
-    if row is None:
-        # Another replica may make it at the same moment; then there is nothing left to do.
-        with suppress(IntegrityError), database.write() as connection:
+    def _add_backbone(self, connection: Connection) -> None:
+        if connection.execute(select(self._backbone_id)).scalar() is None:
             connection.execute(
                 insert(backbones).values(
-                    name=backbone.name,
-                    fingerprint=backbone.fingerprint,
-                    num_classes=backbone.num_classes,
-                    labels=list(backbone.labels),
-                    labels_sha256=backbone.labels_sha256,
-                    created_at=datetime.now(UTC),
+                    name=self._backbone.name,
+                    fingerprint=self._backbone.fingerprint,
+                    num_classes=self._backbone.num_classes,
+                    labels=list(self._backbone.labels),
+                    labels_sha256=self._backbone.labels_sha256,
+                    created_at=utc_now(),
                 )
             )
-        with database.read() as connection:
-            row = connection.execute(known).scalar_one()
-    return int(row)
 
 
 def _records() -> Any:
-    summary = [
-        calibrators.c[name] for name in ("version", "method", "spec", "sha256", "samples", "created_at")
-    ]
+    columns = ("version", "method", "spec", "sha256", "samples", "created_at")
     size = func.length(calibrators.c.artifact).label("size")
     owner = [backbones.c.name, backbones.c.fingerprint, backbones.c.labels]
-    return select(*summary, size, *owner).select_from(calibrators.outerjoin(backbones))
+    return select(*(calibrators.c[name] for name in columns), size, *owner).select_from(
+        calibrators.outerjoin(backbones)
+    )
 
 
 def _record(row: Any) -> CalibratorRecord:
-    backbone = None
-    if row.fingerprint is not None:
-        backbone = BackboneIdentity(row.name, row.fingerprint, tuple(row.labels))
-    return CalibratorRecord(
-        version=row.version,
-        method=row.method,
-        backbone=backbone,
-        spec=row.spec,
-        sha256=row.sha256,
-        size=row.size,
-        samples=row.samples,
-        created_at=row.created_at,
-    )
+    values = dict(row._mapping)
+    name, fingerprint, labels = (values.pop(column) for column in ("name", "fingerprint", "labels"))
+    identity = None if fingerprint is None else BackboneIdentity(name, fingerprint, tuple(labels))
+    return CalibratorRecord(backbone=identity, **values)

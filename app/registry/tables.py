@@ -1,7 +1,6 @@
-"""The tables of the registry; what a refit leaves behind and every start reads first.
+"""The tables of the registry, with types that SQLite and PostgreSQL share.
 
-`calibrators` and `activations` only ever grow: the migrations forbid the database itself to change or delete
-their rows. The types are those of SQLite and of PostgreSQL alike.
+`calibrators` and `activations` are append-only: triggers, created by the migrations, refuse any other change.
 """
 
 from __future__ import annotations
@@ -27,6 +26,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
 metadata = MetaData(
@@ -42,13 +44,13 @@ Document = JSON().with_variant(JSONB(), "postgresql")
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A moment in UTC; SQLite keeps no time zone, so it is put back on the way out."""
+    """A moment in UTC; SQLite stores no time zone, so it is added to what is read."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Refuse a moment without time zone, and store the rest in UTC."""
+        """Convert to UTC; a moment without time zone is refused."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -56,11 +58,28 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.astimezone(UTC)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
-        """Give every moment its time zone."""
+        """Add the time zone."""
         if value is None:
             return None
         moment: datetime = value
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+class utc_now(FunctionElement[datetime]):  # noqa: N801 - an SQL function
+    """The time of the database: the clocks of replicas may differ."""
+
+    type = UtcDateTime()
+    inherit_cache = True
+
+
+@compiles(utc_now)
+def _sqlite_now(_element: utc_now, _compiler: SQLCompiler, **_options: Any) -> str:
+    return "utc_now()"  # defined for each connection
+
+
+@compiles(utc_now, "postgresql")
+def _postgresql_now(_element: utc_now, _compiler: SQLCompiler, **_options: Any) -> str:
+    return "clock_timestamp()"
 
 
 backbones = Table(
@@ -114,6 +133,7 @@ fits = Table(
     Column("id", String(32), primary_key=True),
     Column("backbone_id", ForeignKey("backbones.id"), nullable=False),
     Column("owner", String(64), nullable=False),
+    Column("attempt", Integer, nullable=False, server_default="0"),
     Column("state", String(16), nullable=False),
     Column("method", String(128), nullable=False),
     Column("activate", String(16), nullable=False),

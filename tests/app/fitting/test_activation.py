@@ -20,7 +20,7 @@ LOGITS, LABELS = overconfident()
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[Registry]:
-    registry = Registry.open(f"sqlite:///{tmp_path / 'boxcal.db'}", DIGITS, owner="me", living=set())
+    registry = Registry(f"sqlite:///{tmp_path / 'boxcal.db'}", DIGITS, owner="me")
     yield registry
     registry.close()
 
@@ -31,8 +31,8 @@ def fitted(artifact: bytes) -> FittedCalibrator:
 
 def accept(activator: Activator, registry: Registry, artifact: bytes, *, activate: bool) -> int:
     fit_id = str(len(registry.fits.list(1000)))
-    registry.fits.add(fit_id, "ts", ActivatePolicy.ALWAYS, 7)
-    return activator.accept(fit_id, fitted(artifact), lambda _: Decision(activate, "so"))[0]
+    fit = registry.fits.add(fit_id, "ts", ActivatePolicy.ALWAYS, 7)
+    return activator.accept(fit, fitted(artifact), lambda _: Decision(activate, "so"))[0]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_what_cannot_answer_never_comes_into_force(registry: Registry, artifact:
         with pytest.raises(DamagedArtifact):
             accept(activator, registry, wrong, activate=True)
         assert [record.version for record in registry.list()] == [0]
-        assert activator.active.current.version == registry.active_version() == 0
+        assert activator.active.current.version == registry.active().version == 0
     with pytest.raises(CalibratorNotFound):
         activator.activate(1)
 

@@ -23,6 +23,12 @@ def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'deep' / 'boxcal.db'}"
 
 
+def opened(url: str) -> Database:
+    database = Database(url)
+    database.open()
+    return database
+
+
 def test_the_migrations_make_exactly_the_tables_that_the_code_uses(url: str) -> None:
     database = Database(url)
     with database.read() as connection:
@@ -37,10 +43,10 @@ def test_head_names_the_newest_step() -> None:
 
 
 def test_a_database_that_is_up_to_date_opens_without_alembic(url: str) -> None:
-    Database(url).close()
+    opened(url).close()
     program = (
         "import sys; from boxcal.app.registry.database import Database; "
-        f"Database({url!r}).close(); sys.exit('alembic' in sys.modules)"
+        f"Database({url!r}).open(); sys.exit('alembic' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
@@ -65,7 +71,8 @@ def test_a_database_of_the_first_release_is_brought_up_to_date_with_what_it_hold
     database = Database(url)
     with database.write() as connection:
         connection.exec_driver_sql("ALTER TABLE calibrators DROP COLUMN reliability_png")
-        connection.exec_driver_sql("ALTER TABLE fits DROP COLUMN warnings")
+        for column in ("warnings", "attempt"):
+            connection.exec_driver_sql(f"ALTER TABLE fits DROP COLUMN {column}")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
         connection.exec_driver_sql(
             "INSERT INTO calibrators (version, method, created_at) VALUES (1, 'ts', '2026-01-01 00:00:00')"
@@ -80,12 +87,12 @@ def test_a_database_of_the_first_release_is_brought_up_to_date_with_what_it_hold
 
 
 def test_a_newer_database_is_refused_by_name(url: str, tmp_path: Path) -> None:
-    Database(url).close()
+    opened(url).close()
     with sqlite3.connect(tmp_path / "deep" / "boxcal.db") as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
     with pytest.raises(RegistryUnusable, match="revision '9999', written by a newer release"):
-        Database(url)
+        Database(url).open()
 
 
 @pytest.mark.parametrize(
@@ -110,4 +117,4 @@ def test_a_password_is_not_shown() -> None:
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "boxcal.db").write_bytes(b"something else entirely" * 100)
     with pytest.raises(RegistryUnusable, match="file is not a database"):
-        Database(f"sqlite:///{tmp_path / 'boxcal.db'}")
+        Database(f"sqlite:///{tmp_path / 'boxcal.db'}").open()

@@ -27,11 +27,8 @@ def url(postgresql: PostgreSQL) -> str:
 @pytest.fixture(scope="module")
 def replicas(url: str) -> Iterator[list[Registry]]:
     """Three that start at the same moment on an empty database."""
-    opened: list[Registry] = []
-    starting = [
-        Thread(target=lambda n=n: opened.append(Registry.open(url, DIGITS, owner=f"r{n}", living={f"r{n}"})))
-        for n in range(3)
-    ]
+    opened = [Registry(url, DIGITS, owner=f"r{number}") for number in range(3)]
+    starting = [Thread(target=registry.list) for registry in opened]
     for thread in starting:
         thread.start()
     for thread in starting:
@@ -52,9 +49,9 @@ def test_replicas_that_start_together_find_one_database(replicas: list[Registry]
 
 def test_what_one_replica_records_another_reads(replicas: list[Registry]) -> None:
     one, other, _ = replicas
-    one.fits.add("fit", "auto", ActivatePolicy.ALWAYS, 7)
-    version, _ = one.record_fit("fit", FITTED, lambda _: Decision(True, "so"))
-    assert (other.active_version(), other.artifact(version), other.report(version)) == (
+    fit = one.fits.add("fit", "auto", ActivatePolicy.ALWAYS, 7)
+    version, _ = one.record_fit(fit, FITTED, lambda _: Decision(True, "so"))
+    assert (other.active().version, other.artifact(version), other.report(version)) == (
         version, b"\x00\xff", {"warnings": []},
     )  # fmt: skip
     assert other.get(version) == one.get(version)
@@ -65,8 +62,8 @@ def test_what_one_replica_records_another_reads(replicas: list[Registry]) -> Non
 def test_replicas_that_activate_at_once_leave_one_chain(replicas: list[Registry]) -> None:
     versions = []
     for number in range(3):
-        replicas[0].fits.add(f"chain-{number}", "ts", ActivatePolicy.NEVER, 7)
-        versions.append(replicas[0].record_fit(f"chain-{number}", FITTED, lambda _: Decision(False, "so"))[0])
+        fit = replicas[0].fits.add(f"chain-{number}", "ts", ActivatePolicy.NEVER, 7)
+        versions.append(replicas[0].record_fit(fit, FITTED, lambda _: Decision(False, "so"))[0])
 
     def work(registry: Registry, version: int) -> None:
         for _ in range(20):
@@ -78,14 +75,17 @@ def test_replicas_that_activate_at_once_leave_one_chain(replicas: list[Registry]
         thread.start()
     for thread in threads:
         thread.join()
-    walked = [replicas[0].active_version()]
+    walked = [replicas[0].active().version]
     while walked[-1] != 0:
         walked.append(replicas[len(walked) % 3].rollback().version)
     assert all(one != other for one, other in pairwise(walked))
 
 
-def test_a_fit_elsewhere_is_given_up_only_once_it_was_silent(replicas: list[Registry], url: str) -> None:
+def test_a_fit_elsewhere_is_given_up_only_once_it_was_silent(
+    replicas: list[Registry], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, other, _ = replicas
+    monkeypatch.setattr(other.database.contact, "steady", lambda: 61.0)
     one.fits.add("alive", "ts", ActivatePolicy.NEVER, 7)
     assert other.fits.interrupt_abandoned({"other"}) == 0
     database = Database(url)

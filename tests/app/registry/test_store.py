@@ -4,6 +4,7 @@ import hashlib
 import sqlite3
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
     DamagedArtifact,
+    FitLost,
     FitNotFound,
     ForeignCalibrator,
     NoReport,
@@ -43,7 +45,7 @@ def fitted(method: str = "ts", artifact: bytes = b"bytes") -> FittedCalibrator:
 
 
 def opened(path: Path, backbone: BackboneIdentity = DIGITS, owner: str = "me") -> Registry:
-    return Registry.open(f"sqlite:///{path}", backbone, owner=owner, living={owner})
+    return Registry(f"sqlite:///{path}", backbone, owner=owner)
 
 
 @pytest.fixture
@@ -61,15 +63,15 @@ def registry(path: Path) -> Iterator[Registry]:
 def add(registry: Registry, *, activate: bool = False, artifact: bytes = b"bytes") -> int:
     """Record a fit and its calibrator."""
     fit_id = f"fit-{threading.get_ident()}-{len(registry.fits.list(1000))}"
-    registry.fits.add(fit_id, "ts", ActivatePolicy.ALWAYS, 7)
-    version, _ = registry.record_fit(fit_id, fitted(artifact=artifact), lambda _: Decision(activate, "so"))
+    fit = registry.fits.add(fit_id, "ts", ActivatePolicy.ALWAYS, 7)
+    version, _ = registry.record_fit(fit, fitted(artifact=artifact), lambda _: Decision(activate, "so"))
     return version
 
 
 def test_a_new_registry_holds_version_0_active_version(registry: Registry) -> None:
     (only,) = registry.list()
     assert (only.version, only.method, only.backbone, only.sha256) == (0, "uncalibrated", None, None)
-    assert registry.active_version() == 0
+    assert registry.active().version == 0
 
 
 def test_a_calibrator_comes_back_as_it_was_given(registry: Registry, path: Path) -> None:
@@ -88,19 +90,20 @@ def test_a_calibrator_comes_back_as_it_was_given(registry: Registry, path: Path)
 
 
 def test_a_result_and_its_activation_are_one(registry: Registry) -> None:
-    registry.fits.add("fit", "auto", ActivatePolicy.IF_BETTER, 7)
+    fit = registry.fits.add("fit", "auto", ActivatePolicy.IF_BETTER, 7)
 
     def fails(active_version: int) -> Decision:
         assert active_version == 0
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        registry.record_fit("fit", fitted(), fails)
+        registry.record_fit(fit, fitted(), fails)
     assert [record.version for record in registry.list()] == [0]
     assert registry.fits.get("fit").state is FitState.QUEUED
 
-    version, decision = registry.record_fit("fit", fitted(), lambda _: Decision(True, "better"))
-    assert (version, decision.why, registry.active_version()) == (1, "better", 1)
+    version, activation = registry.record_fit(fit, fitted(), lambda _: Decision(True, "better"))
+    assert (version, activation) == (1, registry.active())
+    assert registry.active().reason is Reason.FIT
     record = registry.fits.get("fit")
     assert (record.state, record.calibrator, record.activated, record.decision) == (
         FitState.SUCCEEDED, 1, True, "better",
@@ -133,7 +136,7 @@ def test_the_activation_active_version_survives_the_process(registry: Registry, 
     add(registry, activate=True)
     add(registry, activate=False)
     other = opened(path)
-    assert other.active_version() == 1
+    assert other.active().version == 1
     other.close()
 
 
@@ -143,15 +146,15 @@ def test_another_backbone_refuses_a_calibrator(
 ) -> None:
     add(registry, activate=True)
     foreign = opened(path, other)
-    assert foreign.active_version() == 0
+    assert foreign.active().version == 0
     assert [record.version for record in foreign.list()] == [1, 0]
     with pytest.raises(
         ForeignCalibrator, match=r"Calibrator 1 belongs to the backbone 'digits' \(10 classes"
     ):
         foreign.activate(1)
-    assert foreign.active_version() == 0
+    assert foreign.active().version == 0
     assert foreign.fits.list(10) == []
-    assert registry.active_version() == 1
+    assert registry.active().version == 1
     foreign.close()
 
 
@@ -190,18 +193,22 @@ def test_threads_that_activate_at_once_leave_one_chain(registry: Registry) -> No
         thread.start()
     for thread in threads:
         thread.join()
-    walked = [registry.active_version()]
+    walked = [registry.active().version]
     while walked[-1] != 0:
         walked.append(registry.rollback().version)
     assert all(one != other for one, other in pairwise(walked))
 
 
 def test_a_fit_that_is_over_stays_as_it_ended(registry: Registry) -> None:
-    registry.fits.add("fit", "ts", ActivatePolicy.NEVER, 7)
-    registry.fits.start("fit")
-    registry.fits.end("fit", FitState.CANCELLED, "asked to")
-    registry.fits.advance("fit", 0.9, "late news")
-    registry.fits.end("fit", FitState.FAILED, "later still")
+    fit = registry.fits.start(registry.fits.add("fit", "ts", ActivatePolicy.NEVER, 7))
+    registry.fits.end(fit, FitState.CANCELLED, "asked to")
+    with pytest.raises(FitLost, match="attempt 1"):
+        registry.fits.advance(fit, 0.9, "late news")
+    with pytest.raises(FitLost):
+        registry.fits.end(fit, FitState.FAILED, "later still")
+    with pytest.raises(FitLost):
+        registry.record_fit(fit, fitted(), lambda _: Decision(True, "so"))
+    assert (len(registry.list()), registry.active().version) == (1, 0)
     record = registry.fits.get("fit")
     assert (record.state, record.error, record.progress) == (FitState.CANCELLED, "asked to", 0.0)
     assert record.finished_at is not None
@@ -211,9 +218,10 @@ def test_only_fits_of_dead_processes_are_interrupted(path: Path) -> None:
     dead, living = opened(path, owner="dead"), opened(path, owner="living")
     for registry in (dead, living):
         for state in ("queued", "running"):
-            registry.fits.add(f"{registry is dead}-{state}", "ts", ActivatePolicy.NEVER, 7)
-        registry.fits.start(f"{registry is dead}-running")
-    new = Registry.open(f"sqlite:///{path}", DIGITS, owner="new", living={"living"})
+            fit = registry.fits.add(f"{registry is dead}-{state}", "ts", ActivatePolicy.NEVER, 7)
+        registry.fits.start(fit)
+    new = opened(path, owner="new")
+    assert new.fits.interrupt_abandoned({"living"}) == 2
     states = {record.id: (record.state, record.error) for record in new.fits.list(10)}
     assert states["False-queued"] == (FitState.QUEUED, None)
     assert states["False-running"] == (FitState.RUNNING, None)
@@ -224,12 +232,25 @@ def test_only_fits_of_dead_processes_are_interrupted(path: Path) -> None:
         registry.close()
 
 
+def test_only_the_owner_and_the_last_attempt_may_change_a_fit(registry: Registry, path: Path) -> None:
+    queued = registry.fits.add("fit", "ts", ActivatePolicy.NEVER, 7)
+    other = opened(path, owner="other")
+    with pytest.raises(FitLost, match="other may not change fit fit"):
+        other.fits.start(queued)
+    running = registry.fits.start(queued)
+    for stale in (queued, replace(running, attempt=2)):
+        with pytest.raises(FitLost):
+            registry.record_fit(stale, fitted(), lambda _: Decision(True, "so"))
+    assert registry.record_fit(running, fitted(), lambda _: Decision(False, "so")) == (1, None)
+    other.close()
+
+
 def test_old_fits_are_forgotten_but_never_one_that_is_not_over(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("boxcal.app.registry.fits.KEPT", 3)
     registry.fits.add("waiting", "ts", ActivatePolicy.NEVER, 7)
     for number in range(5):
-        registry.fits.add(f"over-{number}", "ts", ActivatePolicy.NEVER, 7)
-        registry.fits.end(f"over-{number}", FitState.FAILED, "so")
+        fit = registry.fits.add(f"over-{number}", "ts", ActivatePolicy.NEVER, 7)
+        registry.fits.end(fit, FitState.FAILED, "so")
     assert [record.id for record in registry.fits.list(10)] == ["over-4", "over-3", "over-2", "waiting"]
