@@ -18,6 +18,8 @@ from boxcal.models.digits_data import Digits
 from tests.app.running import Service
 
 PROMISED = {
+    "boxcal_background_restarts_total",
+    "boxcal_registry_last_contact_seconds",
     "boxcal_request_seconds",
     "boxcal_stage_seconds",
     "boxcal_batch_size",
