@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,8 @@ class PostgreSQL:
     def resume(self) -> None:
         """Let the server continue."""
         for process in self._processes():
-            process.resume()
+            with suppress(psutil.NoSuchProcess):  # some end as soon as others continue
+                process.resume()
 
     def new_database(self) -> str:
         """Create an empty database, and give its URL."""
