@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from boxcal.calibrators.bound_maps.base import BoundMap
-from boxcal.calibrators.fitting import kernels
 from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.operator.cpu_losses import nll_rows
 from boxcal.calibrators.parametrised import Limits
 from boxcal.calibrators.threads import over_rows
 
@@ -33,7 +33,7 @@ def dense_loss(scores: Array, labels: Array, lower: Array, upper: Array) -> tupl
 
     def work(rows: slice) -> None:
         arrays = (scores, labels, lower, upper, losses, d_scores, d_lower, d_upper)
-        kernels.dense_nll(*(array[rows] for array in arrays))
+        nll_rows(*(array[rows] for array in arrays))
 
     over_rows(work, len(scores), worth=scores.size > SMALL)
     return losses, d_scores, d_lower, d_upper

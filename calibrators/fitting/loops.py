@@ -6,7 +6,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from boxcal.calibrators.operator.uniform_kernel import solve_row
+from boxcal.calibrators.operator.uniform import solve_row
 
 Array = np.ndarray[Any, Any]
 

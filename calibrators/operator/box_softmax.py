@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from boxcal.calibrators.operator.bounds import sum_tolerance
-from boxcal.calibrators.operator.op import is_plain, refuse_forward_mode
-from boxcal.calibrators.operator.transforms import solve_rows
+from boxcal.calibrators.operator.op import is_plain, is_traced, refuse_forward_mode, solve_rows
+from boxcal.calibrators.operator.torch_solver import solve
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -72,13 +72,13 @@ def box_constrained_softmax(
     """
     plain = _plain_bounds(logits, lower, upper, temperature, dim)
     if plain is not None:
-        from boxcal.calibrators.operator import cpu_autograd, cpu_kernel  # noqa: PLC0415 - numba loads when needed
+        from boxcal.calibrators.operator import cpu_kernel  # noqa: PLC0415 - numba loads when first needed
 
         if torch.is_grad_enabled() and (
             logits.requires_grad
             or any(isinstance(bound, Tensor) and bound.requires_grad for bound in (lower, upper))
         ):
-            differentiable: Tensor = cpu_autograd.PlainRows.apply(logits, *plain)
+            differentiable: Tensor = cpu_kernel.PlainRows.apply(logits, *plain)
             return differentiable
         return cpu_kernel.forward_plain(logits, *plain)
     refuse_forward_mode(logits, lower, upper, temperature)
@@ -102,10 +102,13 @@ def box_constrained_softmax(
         raise ValueError(f"temperature has {divisor.shape[1]} values along dimension {dim}; it takes one")
     low = _as_rows("lower", 0.0 if lower is None else lower, logits, dim, dtype).to(work)
     high = _as_rows("upper", 1.0 if upper is None else upper, logits, dim, dtype).to(work)
-    slack = sum_tolerance(shape[dim], *(_rounding(value, dtype) for value in (lower, upper)))
     flat = logits.movedim(dim, -1)
     rows = flat.reshape(-1, shape[dim]).to(work)
-    probabilities, _ = solve_rows(rows, low, high, divisor, slack)
+    if is_traced():  # which would record nothing of a registered op
+        probabilities = solve(rows, low, high, divisor)[0]
+    else:
+        slack = sum_tolerance(shape[dim], *(_rounding(value, dtype) for value in (lower, upper)))
+        probabilities = solve_rows(rows, low, high, divisor, slack)[0]
     return probabilities.to(dtype).reshape(flat.shape).movedim(-1, dim)
 
 
@@ -136,12 +139,10 @@ def _plain_bounds(
     temperature: float | Tensor,
     dim: int,
 ) -> tuple[float | Tensor, float | Tensor, float, float] | None:
-    """Bounds, temperature and tolerance for the short way to the CPU engine, or None for the long way.
+    """Bounds, temperature and tolerance for the CPU engine's shortcut, or None where it does not apply.
 
-    The short way is for rows on the CPU that nobody traces or maps: the arguments need no shaping, and the
-    dispatcher would cost more than a small batch does.
+    It is for rows on the CPU that need no reshaping and no dispatcher.
     """
-    tensors = [value for value in (lower, upper) if isinstance(value, Tensor)]
     if (
         not is_plain(logits)
         or logits.ndim != 2
@@ -155,7 +156,7 @@ def _plain_bounds(
         return None
     classes = logits.shape[1]
     low, high = 0.0 if lower is None else lower, 1.0 if upper is None else upper
-    if tensors:
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
         rows = []
         for value in (low, high):
             if not isinstance(value, Tensor):

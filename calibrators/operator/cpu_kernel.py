@@ -1,4 +1,4 @@
-"""The CPU engine: tensors of rows handed to the fused loops as arrays that share their memory.
+"""The CPU engine: tensors of rows handed to the compiled loops as arrays that share their memory.
 
 Importing it costs numba's import; the loops are compiled once per machine and kept on disk (see `warm`).
 """
@@ -14,21 +14,25 @@ from boxcal.calibrators.operator.cpu_backward import backward_rows
 from boxcal.calibrators.operator.cpu_loops import forward_rows
 from boxcal.calibrators.operator.exact_row import Array
 from boxcal.calibrators.operator.gradients import GradientMask, Gradients
+from boxcal.calibrators.operator.op import is_plain
 
 NO_SIDE: Array = np.empty((1, 0), np.int8)
-"""For those who will not ask for the gradient, which needs to know the side of its box each class is on."""
+"""For callers that need no gradient, which reads the side of its box each class is on."""
 
 NO_HELD: Array = np.empty(0, np.bool_)
 """Likewise for the rows in which bounds hold any class."""
 
 MAYBE_HELD: Array = np.ones(1, np.bool_)
-"""Where nobody remembers which rows those are."""
+"""Any row may have a class on a bound."""
 
 UNWANTED: dict[Any, Array] = {np.dtype(kind): np.empty((0, 0), kind) for kind in (np.float32, np.float64)}
-"""The place of a bound's gradient that nobody needs."""
+"""In place of a bound's gradient that is not needed."""
 
 NO_TEMPERATURE: Array = np.empty(0)
-"""The place of the temperature's."""
+"""In place of the temperature's."""
+
+Bound = float | Tensor
+"""A number, or a tensor of shape (N or 1, K)."""
 
 
 def forward(
@@ -39,50 +43,36 @@ def forward(
         low, high = _array(lower)[:, 0], _array(upper)[:, 0]
     else:
         low, high = _array(lower.expand(-1, logits.shape[1])), _array(upper.expand(-1, logits.shape[1]))
-    probabilities = torch.empty(logits.shape, dtype=logits.dtype)
-    side = torch.empty(logits.shape, dtype=torch.int8)
+    probabilities, side = torch.empty(logits.shape, dtype=logits.dtype), np.empty(logits.shape, np.int8)
     refused = forward_rows(
-        _array(logits),
-        low,
-        high,
-        _inverse(temperature),
-        tolerance,
-        probabilities.numpy(),
-        side.numpy(),
-        NO_HELD,
+        _array(logits), low, high, _inverse(temperature), tolerance, probabilities.numpy(), side, NO_HELD
     )
     if refused >= 0:
         raise_for_row(logits, lower, upper, tolerance, refused)
-    return probabilities, side
+    return probabilities, torch.from_numpy(side)
 
 
-def forward_plain(
-    logits: Tensor,
-    lower: float | Tensor,
-    upper: float | Tensor,
-    temperature: float,
-    tolerance: float,
-) -> Tensor:
-    """Solve rows that nobody traces or maps, with as little around the loops as can be.
+def forward_plain(logits: Tensor, lower: Bound, upper: Bound, temperature: float, tolerance: float) -> Tensor:
+    """Solve rows that need no gradient, with as little around the loops as can be.
 
-    Bounds are two numbers, or two tensors of shape (N or 1, K), of the logits' dtype.
+    Bounds are two numbers, or two tensors of shape (N or 1, K) and of the logits' dtype.
     """
     probabilities = torch.empty(logits.shape, dtype=logits.dtype)
-    fill_plain(logits, lower, upper, temperature, tolerance, probabilities.numpy(), NO_SIDE, NO_HELD)
+    _fill(logits, lower, upper, temperature, tolerance, probabilities.numpy(), NO_SIDE, NO_HELD)
     return probabilities
 
 
-def fill_plain(  # noqa: PLR0917 - the order of the operator's own arguments
+def _fill(  # noqa: PLR0917 - the order of the operator's own arguments
     logits: Tensor,
-    lower: float | Tensor,
-    upper: float | Tensor,
+    lower: Bound,
+    upper: Bound,
     temperature: float,
     tolerance: float,
     probabilities: Array,
     side: Array,
     held: Array,
 ) -> tuple[Array, Array]:
-    """Fill what `forward_plain` answers and what its gradient needs; return the logits and 1/T as arrays."""
+    """Fill the answer and what its gradient needs; return the logits and 1 / temperature as arrays."""
     rows = _array(logits)
     if isinstance(lower, Tensor) and isinstance(upper, Tensor):
         low, high = _array(lower), _array(upper)
@@ -96,6 +86,48 @@ def fill_plain(  # noqa: PLR0917 - the order of the operator's own arguments
     return rows, inverse
 
 
+class PlainRows(torch.autograd.Function):
+    """`forward_plain`, differentiable in the logits and in bounds that are tensors.
+
+    The registered op gives the same numbers, but torch's dispatcher costs a small batch several times its
+    work.
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - torch passes arguments by position
+        ctx: Any, logits: Tensor, lower: Bound, upper: Bound, temperature: float, tolerance: float
+    ) -> Tensor:
+        """Solve, and keep on which side of its box every class is, and which rows are softmax throughout."""
+        side, held = np.empty(logits.shape, np.int8), np.empty(len(logits), np.bool_)
+        probabilities = torch.empty(logits.shape, dtype=logits.dtype)
+        # A view without a history: an array over the answer itself would keep what leads here alive for ever.
+        answer = probabilities.detach().numpy()
+        rows, inverse = _fill(logits, lower, upper, temperature, tolerance, answer, side, held)
+        ctx.save_for_backward(logits, probabilities)
+        ctx.arrays = answer, side, held, rows, inverse
+        ctx.box = (lower, upper), temperature
+        return probabilities
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        """Multiply by the Jacobians; where that may be recorded, by the registered op."""
+        logits, probabilities = ctx.saved_tensors  # Refused if they were modified since.
+        box, temperature = ctx.box
+        mask = GradientMask(*ctx.needs_input_grad[1:3])
+        if is_plain(upstream) and not torch.is_grad_enabled():
+            found = _products(upstream, *ctx.arrays, box=box, mask=mask)
+        else:
+            low, high, divisor = (
+                value if isinstance(value, Tensor) else logits.new_full((1, 1), value)
+                for value in (*box, temperature)
+            )
+            found = torch.ops.boxcal.box_softmax_backward(
+                upstream.contiguous(), probabilities, torch.from_numpy(ctx.arrays[1]), logits,
+                low, high, divisor, list(mask),
+            )  # fmt: skip
+        return found[0], found[1] if mask.lower else None, found[2] if mask.upper else None, None, None
+
+
 def backward(  # noqa: PLR0917 - the order of the operator's own arguments
     upstream: Tensor,
     probabilities: Tensor,
@@ -104,82 +136,52 @@ def backward(  # noqa: PLR0917 - the order of the operator's own arguments
     lower: Tensor,
     upper: Tensor,
     temperature: Tensor,
-    wanted: GradientMask,
+    mask: GradientMask,
 ) -> Gradients:
-    """Gradients in logits, lower, upper and temperature; an empty tensor where none is wanted."""
-    by_logits = torch.empty_like(probabilities)
-    out = by_logits.numpy()
-    by_lower, by_upper = [
-        np.empty((len(out), bound.shape[1]), out.dtype) if wants else UNWANTED[out.dtype]
-        for bound, wants in ((lower, wanted.lower), (upper, wanted.upper))
-    ]
-    by_temperature = np.empty(len(out)) if wanted.temperature else NO_TEMPERATURE
-    backward_rows(
-        _array(upstream),
-        _array(probabilities),
-        side.numpy(),
-        MAYBE_HELD,
-        _array(logits),
-        _inverse(temperature),
-        out,
-        by_lower,
-        by_upper,
-        by_temperature,
+    """Gradients in logits, lower, upper and temperature; an empty tensor where none is asked for."""
+    rows, inverse = _array(logits), _inverse(temperature)
+    found = _products(
+        upstream, _array(probabilities), side.numpy(), MAYBE_HELD, rows, inverse, (lower, upper), mask
     )
-    return Gradients(
-        by_logits,
-        torch.from_numpy(by_lower).sum_to_size(lower.shape) if wanted.lower else logits.new_empty(0),
-        torch.from_numpy(by_upper).sum_to_size(upper.shape) if wanted.upper else logits.new_empty(0),
-        torch.from_numpy(by_temperature)[:, None].sum_to_size(temperature.shape).to(temperature.dtype)
-        if wanted.temperature
-        else logits.new_empty(0),
-    )
+    by_logits, *others = (logits.new_empty(0) if gradient is None else gradient for gradient in found)
+    if mask.temperature:
+        others[2] = others[2][:, None].sum_to_size(temperature.shape).to(temperature.dtype)
+    return by_logits, others[0], others[1], others[2]
 
 
-def backward_plain(  # noqa: PLR0917 - the order of the operator's own arguments
+def _products(  # noqa: PLR0917 - as above
     upstream: Tensor,
     probabilities: Array,
     side: Array,
     held: Array,
     logits: Array,
     inverse: Array,
-    lower: float | Tensor,
-    upper: float | Tensor,
-    wanted: tuple[bool, bool],
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of `forward_plain` in the logits and, where wanted, in bounds that are tensors."""
+    box: Any,
+    mask: GradientMask,
+) -> tuple[Tensor | None, ...]:
+    """Gradients in logits, lower, upper and each row's temperature; None where none is asked for."""
     by_logits = torch.empty(logits.shape, dtype=upstream.dtype)
     out = by_logits.numpy()
-    unwanted = UNWANTED[out.dtype]
-    by_lower = np.empty_like(out) if wanted[0] else unwanted
-    by_upper = np.empty_like(out) if wanted[1] else unwanted
-    backward_rows(
-        upstream.contiguous().numpy(),
-        probabilities,
-        side,
-        held,
-        logits,
-        inverse,
-        out,
-        by_lower,
-        by_upper,
-        NO_TEMPERATURE,
+    by_lower, by_upper = (
+        np.empty((len(out), bound.shape[1]), out.dtype) if wants else UNWANTED[out.dtype]
+        for bound, wants in zip(box, mask, strict=False)
     )
-    if not (wanted[0] or wanted[1]):
-        return by_logits, None, None
+    by_temperature = np.empty(len(out)) if mask.temperature else NO_TEMPERATURE
+    backward_rows(
+        _array(upstream), probabilities, side, held, logits, inverse, out, by_lower, by_upper, by_temperature
+    )
+    if not any(mask):
+        return by_logits, None, None, None
     return (
         by_logits,
-        torch.from_numpy(by_lower).sum_to_size(lower.shape)
-        if isinstance(lower, Tensor) and wanted[0]
-        else None,
-        torch.from_numpy(by_upper).sum_to_size(upper.shape)
-        if isinstance(upper, Tensor) and wanted[1]
-        else None,
+        torch.from_numpy(by_lower).sum_to_size(box[0].shape) if mask.lower else None,
+        torch.from_numpy(by_upper).sum_to_size(box[1].shape) if mask.upper else None,
+        torch.from_numpy(by_temperature) if mask.temperature else None,
     )
 
 
 def _array(values: Tensor) -> Array:
-    """Lend a tensor's memory to numpy, copying only what is not laid out row by row."""
+    """Give numpy the tensor's memory, copying only what is not stored row by row."""
     return values.detach().contiguous().numpy()
 
 

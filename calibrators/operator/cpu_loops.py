@@ -260,7 +260,7 @@ def _search(  # noqa: PLR0917 - compiled loops take arrays by position
 
 
 @njit(error_model="numpy")
-def _solve_row(  # noqa: PLR0917 - compiled loops take arrays by position
+def solve_row(  # noqa: PLR0917 - compiled loops take arrays by position
     row: Array, lower: Bound, upper: Bound, inverse: float, tolerance: float, weights: Array, side: Array
 ) -> int:
     """Solve one row in place of its weights."""
@@ -316,7 +316,7 @@ def forward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
             return n
         rate = inverse[own(n, inverse)]
         marks = side[own(n, side)]
-        outcome = _solve_row(logits[n], low, high, rate, tolerance, probabilities[n], marks)
+        outcome = solve_row(logits[n], low, high, rate, tolerance, probabilities[n], marks)
         if outcome == REFUSED:
             return n
         if held.shape[0]:

@@ -19,15 +19,16 @@ ON_CHIP = 16_384
 PIECE = 4096
 """How much of a longer row is looked at at a time."""
 
-PASSES, LAST_STEPS, STRIDE, UNDERFLOW = (
-    tl.constexpr(value)
-    for value in (
-        torch_solver.MAX_PASSES,
-        torch_solver.LAST_STEPS,
-        torch_solver.STRIDE,
-        torch_solver.UNDERFLOW,
-    )
-)
+PASSES = tl.constexpr(400)
+"""Far above what picking breakpoints at random needs (about 30); reaching it would be a defect."""
+
+LAST_STEPS = tl.constexpr(4)
+"""Newton steps that only rounding can call for, once no class meets a bound inside the bracket."""
+
+STRIDE = tl.constexpr(7919)
+"""A prime by which the picks of breakpoints move on from pass to pass."""
+
+UNDERFLOW = tl.constexpr(torch_solver.UNDERFLOW)
 
 SHUFFLE = tl.constexpr(2_654_435_761)
 """An odd number (Knuth's for hashing): multiples of it, modulo 2 to the 32nd, shuffle the classes."""
@@ -93,7 +94,11 @@ def _forward(  # type: ignore[no-untyped-def] # noqa: PLR0912, PLR0915, PLR0917 
     low_row, low_column, high_row, high_column, inverse_row,
     WIDTH: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Solve the row of this program: the search of `torch_solver`, pass by pass over what WIDTH holds."""
+    """Solve the row of this program, pass by pass over what WIDTH holds.
+
+    Newton steps inside a bracket; where one leaves it, the next point is one at which some class inside the
+    bracket meets a bound, picked by a hash of its index: such picks alone would end the search, too.
+    """
     row = tl.program_id(0).to(tl.int64)
     rate = tl.minimum(2.0 * tl.load(inverse + row * inverse_row), 1.7e308)
     offsets = tl.arange(0, WIDTH)

@@ -1,8 +1,6 @@
-"""The CPU engine's careful form for one row: whatever the vectorised loops of `cpu_loops` give up on.
+"""The CPU engine's careful form for one row: whatever the vectorised loops of `cpu_loops` do not solve.
 
-The same search as `torch_solver`, on plain numbers, with sums that lose nothing to cancellation. Like there,
-a scale 1/Z is kept as a pair (anchor, scale), which stands for scale · exp(-anchor / temperature): finite
-logits of any size keep the digits of their differences.
+It is the algorithm of `torch_solver` with sums that lose nothing to cancellation.
 """
 
 import math
@@ -11,22 +9,14 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from boxcal.calibrators.operator.torch_solver import (
-    AT_LOWER,
-    AT_UPPER,
-    FREE,
-    LAST_STEPS,
-    MAX_PASSES,
-    STRIDE,
-    UNDERFLOW,
-)
+from boxcal.calibrators.operator.torch_solver import AT_LOWER, AT_UPPER, FREE, UNDERFLOW
 
 Array = np.ndarray[Any, Any]
+Sum = tuple[float, float, float]
+"""An unevaluated sum of three numbers, which together keep about 160 bits."""
 
-SOLVED = 0
-REFUSED = 1
-PLAIN = 2
-"""Solved, and nothing else than a softmax."""
+SOLVED, REFUSED, PLAIN = 0, 1, 2
+"""Outcomes of a row; `PLAIN` is solved, and a softmax that obeys its bounds."""
 
 
 @njit(error_model="numpy")
@@ -38,192 +28,158 @@ def _two_sum(left: float, right: float) -> tuple[float, float]:
 
 
 @njit(error_model="numpy")
-def _add(high: float, middle: float, low: float, term: float) -> tuple[float, float, float]:
-    """Add to an unevaluated sum of three numbers, which together keep about 160 bits."""
-    high, lost = _two_sum(high, term)
-    middle, lost = _two_sum(middle, lost)
-    return high, middle, low + lost
+def _add(total: Sum, term: float) -> Sum:
+    """Add a number to an unevaluated sum."""
+    high, lost = _two_sum(total[0], term)
+    middle, lost = _two_sum(total[1], lost)
+    return high, middle, total[2] + lost
 
 
 @njit(error_model="numpy")
-def _value(high: float, middle: float, low: float) -> float:
-    """Round an unevaluated sum of three numbers to one."""
-    total, lost = _two_sum(high, middle)
-    return total + (lost + low)
+def _value(total: Sum) -> float:
+    """Round an unevaluated sum to one number."""
+    high, lost = _two_sum(total[0], total[1])
+    return high + (lost + total[2])
 
 
 @njit(error_model="numpy")
 def _beyond_one(bound: Array) -> float:
     """By how much bounds add up to more than 1."""
-    high, middle, low = -1.0, 0.0, 0.0
+    total = (-1.0, 0.0, 0.0)
     for i in range(bound.shape[0]):
-        high, middle, low = _add(high, middle, low, np.float64(bound[i]))
-    return _value(high, middle, low)
+        total = _add(total, np.float64(bound[i]))
+    return _value(total)
 
 
 @njit(error_model="numpy")
 def _halves(row: Array, inverse: float) -> Array:
-    """Half of every logit, so that no difference overflows; -inf so far below that it weighs nothing.
-
-    Classes of -inf are tied with each other.
-    """
-    halves = np.empty(row.shape[0])
+    """Half of every logit; -inf is placed so far below the others that it weighs nothing."""
+    halves: Array = 0.5 * row.astype(np.float64)
     lowest = math.inf
-    for i in range(row.shape[0]):
-        halves[i] = 0.5 * np.float64(row[i])
-        if halves[i] > -math.inf:
-            lowest = min(lowest, halves[i])
+    for half in halves:
+        if half > -math.inf:
+            lowest = min(lowest, half)
     below = min(lowest - 0.5 * UNDERFLOW / inverse, np.nextafter(lowest, -math.inf))
-    for i in range(row.shape[0]):
-        halves[i] = max(halves[i], below)
-    return halves
+    placed: Array = np.maximum(halves, below)
+    return placed
+
+
+@njit(error_model="numpy")
+def _points(halves: Array, lower: Array, upper: Array, rate: float) -> tuple[Array, Array]:
+    """Pairs of anchor and scale at which a class meets a bound above 0, in ascending order of their λ."""
+    size, count, top = halves.shape[0], 0, halves.max()
+    anchors, scales = np.empty(2 * size), np.empty(2 * size)
+    totals, losses = np.empty(2 * size), np.empty(2 * size)
+    for i in range(size):
+        for bound in (np.float64(lower[i]), np.float64(upper[i])):
+            if bound > 0.0:
+                anchors[count], scales[count] = halves[i], bound
+                far, near = _two_sum(top, -halves[i])
+                totals[count], lost = _two_sum(far, math.log(bound) / rate)
+                totals[count], losses[count] = _two_sum(totals[count], near + lost)
+                count += 1
+    order = np.argsort(totals[:count])
+    for end in range(1, count):  # what rounding tied is sorted by what rounding lost
+        k, point = end, order[end]
+        while k > 0 and totals[order[k - 1]] == totals[point] and losses[order[k - 1]] > losses[point]:
+            order[k] = order[k - 1]
+            k -= 1
+        order[k] = point
+    return anchors[order], scales[order]
+
+
+@njit(error_model="numpy")
+def _split(  # noqa: PLR0917 - compiled loops take arrays by position
+    halves: Array, lower: Array, upper: Array, rate: float, anchor: float, scale: float, side: Array
+) -> tuple[float, float]:
+    """Mark which bound holds each class at this λ; return the mass left to the free ones, and the sum - 1."""
+    mass, excess = (1.0, 0.0, 0.0), (-1.0, 0.0, 0.0)
+    for i in range(halves.shape[0]):
+        value = math.exp((halves[i] - anchor) * rate) * scale if scale > 0.0 else 0.0
+        side[i], term = FREE, value
+        if value < lower[i]:
+            side[i], term = AT_LOWER, np.float64(lower[i])
+        elif value >= upper[i]:
+            side[i], term = AT_UPPER, np.float64(upper[i])
+        excess = _add(excess, term)
+        if side[i] != FREE:
+            mass = _add(mass, -term)
+    return _value(mass), _value(excess)
+
+
+@njit(error_model="numpy")
+def _is_too_low(  # noqa: PLR0917 - as above
+    halves: Array, lower: Array, upper: Array, rate: float, anchor: float, scale: float, side: Array
+) -> bool:
+    """Whether the sum is at most 1 at this λ; it is added with all digits only where that may matter."""
+    total = 0.0
+    for i in range(halves.shape[0]):
+        total += min(max(math.exp((halves[i] - anchor) * rate) * scale, lower[i]), upper[i])
+    if abs(total - 1.0) > 1e-9:
+        return total < 1.0
+    return _split(halves, lower, upper, rate, anchor, scale, side)[1] <= 0.0
 
 
 @njit(error_model="numpy")
 def _free_one(halves: Array, lower: Array, upper: Array, rate: float, side: Array) -> None:
-    """With no class free, free the one that loosened bounds would move first (all at a lower bound of 0)."""
-    chosen, rising = -1, False
-    for i in range(side.shape[0]):
-        if side[i] == AT_LOWER and lower[i] < upper[i]:
-            rising = True
-            if lower[i] == 0.0:
-                side[i] = FREE
-                chosen = -2
-            elif chosen == -1 or (
-                chosen >= 0 and _is_above(halves[chosen], lower[chosen], halves[i], lower[i], rate)
-            ):
-                chosen = i
-    if not rising:
+    """With no class free, free the one that looser bounds would move first (all at a lower bound of 0)."""
+    chosen, any_rises, any_freed = -1, False, False
+    for which, bounds, sign in ((AT_LOWER, lower, 1.0), (AT_UPPER, upper, -1.0)):
         for i in range(side.shape[0]):
-            if (
-                side[i] == AT_UPPER
-                and lower[i] < upper[i]
-                and (chosen < 0 or _is_above(halves[i], upper[i], halves[chosen], upper[chosen], rate))
-            ):
+            if side[i] != which or lower[i] >= upper[i] or (any_rises and sign < 0.0):
+                continue
+            any_rises |= sign > 0.0
+            if bounds[i] == 0.0:
+                side[i], any_freed = FREE, True
+            elif chosen < 0:
                 chosen = i
-    if chosen >= 0:
+            else:
+                apart = math.log(np.float64(bounds[i])) - math.log(np.float64(bounds[chosen]))
+                if sign * (apart - (halves[i] - halves[chosen]) * rate) < 0.0:
+                    chosen = i
+    if chosen >= 0 and not any_freed:
         side[chosen] = FREE
 
 
 @njit(error_model="numpy")
-def _is_above(anchor: float, scale: float, other_anchor: float, other_scale: float, rate: float) -> bool:
-    """Whether the first pair of anchor and scale stands for more than the second."""
-    return math.log(np.float64(scale)) - math.log(np.float64(other_scale)) > (anchor - other_anchor) * rate
-
-
-@njit(error_model="numpy")
-def _classify(  # noqa: PLR0917 - compiled loops take arrays by position
-    halves: Array, lower: Array, upper: Array, rate: float, anchor: float, scale: float, side: Array
-) -> tuple[float, float, float, float, bool, bool]:
-    """Put every class on its side: mass left to the free, what they have beyond it, their largest and weight.
-
-    What is beyond is summed without loss: where bounds alone add up to 1, a class of almost no mass decides
-    how far the search goes on. The last answers are whether any class changed sides, and whether a free one
-    is on the very bound that takes hold of it when the search goes on.
-    """
-    high, middle, low, top = 1.0, 0.0, 0.0, -math.inf
-    whole, part, rest = 0.0, 0.0, 0.0
-    changed = on_lower = on_upper = False
-    for i in range(halves.shape[0]):
-        value = math.exp((halves[i] - anchor) * rate) * scale
-        now = FREE
-        if value < lower[i] or (lower[i] == upper[i] and value <= upper[i]):
-            now = AT_LOWER
-            high, middle, low = _add(high, middle, low, -np.float64(lower[i]))
-        elif value > upper[i]:
-            now = AT_UPPER
-            high, middle, low = _add(high, middle, low, -np.float64(upper[i]))
-        else:
-            whole, part, rest = _add(whole, part, rest, value)
-            top = max(top, halves[i])
-            on_lower |= value == lower[i] > 0.0
-            on_upper |= value == upper[i]
-        changed |= now != side[i]
-        side[i] = now
-    weight = 0.0
-    for i in range(halves.shape[0]):
-        if side[i] == FREE:
-            weight += math.exp((halves[i] - top) * rate)
-    mass = _value(high, middle, low)
-    for term in (-high, -middle, -low):
-        whole, part, rest = _add(whole, part, rest, term)
-    excess = _value(whole, part, rest)
-    return mass, excess, top, weight, changed, (excess > 0.0 and on_lower) or (excess < 0.0 and on_upper)
-
-
-@njit(error_model="numpy")
-def _pick(  # noqa: PLR0917 - compiled loops take arrays by position
-    halves: Array,
-    lower: Array,
-    upper: Array,
-    rate: float,
-    floor: tuple[float, float],
-    ceiling: tuple[float, float],
-    count: int,
-) -> tuple[float, float]:
-    """Find a pair between two at which a class meets one of its bounds; its scale is 0 if there is none.
-
-    Which class depends on the count of passes: no order of the classes makes every pick a bad one.
-    """
-    inside = 0
-    for attempt in range(2):
-        wanted = STRIDE * count % max(inside, 1) if attempt else -1
-        inside = 0
-        for i in range(halves.shape[0]):
-            for bound in (np.float64(lower[i]), np.float64(upper[i])):
-                if (
-                    bound > 0.0
-                    and (floor[1] == 0.0 or _is_above(halves[i], bound, floor[0], floor[1], rate))
-                    and (ceiling[1] == 0.0 or _is_above(ceiling[0], ceiling[1], halves[i], bound, rate))
-                ):
-                    if inside == wanted:
-                        return halves[i], bound
-                    inside += 1
-    return 0.0, 0.0
+def _is_above(pair: tuple[float, float], other: tuple[float, float], rate: float) -> bool:
+    """Whether the λ of one pair is larger than that of another."""
+    return math.log(pair[1]) - math.log(other[1]) > (pair[0] - other[0]) * rate
 
 
 @njit(error_model="numpy")
 def _search(halves: Array, lower: Array, upper: Array, rate: float, side: Array) -> tuple[float, float]:
-    """Find the pair of anchor and scale at which the sum is 1, where the bounds leave room for it.
+    """Find the pair of anchor and scale at which the sum is 1; its scale is 0 where no free class has mass.
 
-    Newton's steps inside a bracket; where one leaves it, the point at which some class inside meets a bound.
-    With none left the sum is linear, and Newton's next steps are the last ones.
+    Points closer than rounding may be out of order, so the sides are taken in the middle of the piece found.
     """
-    anchor, total = halves.max(), 0.0
-    for i in range(halves.shape[0]):
-        side[i] = -1
-        total += math.exp((halves[i] - anchor) * rate)
-    scale, by_newton, last_steps = 1.0 / total, False, 0
-    floor, ceiling = (0.0, 0.0), (0.0, 0.0)
-    for count in range(MAX_PASSES):
-        mass, excess, largest, weight, changed, on_edge = _classify(
-            halves, lower, upper, rate, anchor, scale, side
-        )
-        if excess == 0.0 or (by_newton and not changed and not on_edge):
-            break
-        if excess > 0.0:
-            ceiling = anchor, scale
+    anchors, scales = _points(halves, lower, upper, rate)
+    first, last = 0, anchors.shape[0]
+    while first < last:
+        middle = (first + last) // 2
+        if _is_too_low(halves, lower, upper, rate, anchors[middle], scales[middle], side):
+            first = middle + 1
         else:
-            floor = anchor, scale
-        step = mass / weight if weight > 0.0 else 0.0
-        by_newton = (
-            step > 0.0
-            and not on_edge
-            and not (count > 6 and count % 3 == 2)
-            and not (floor[1] > 0.0 and _is_above(floor[0], floor[1], largest, step, rate))
-            and not (ceiling[1] > 0.0 and _is_above(largest, step, ceiling[0], ceiling[1], rate))
-        )
-        if not by_newton:
-            met, bound = _pick(halves, lower, upper, rate, floor, ceiling, count)
-            if bound > 0.0:
-                anchor, scale = met, bound
-                continue
-            if step <= 0.0 or last_steps == LAST_STEPS:
-                break
-            last_steps += 1
-            by_newton = True
-        anchor, scale = largest, step
-    return anchor, scale
+            last = middle
+    left = (anchors[first - 1], scales[first - 1]) if first > 0 else (halves.max(), 0.0)
+    right = (anchors[first], scales[first]) if first < anchors.shape[0] else left
+    if _split(halves, lower, upper, rate, left[0], left[1], side)[1] == 0.0:
+        return left
+    anchor, scale = 0.5 * (left[0] + right[0]), math.sqrt(left[1]) * math.sqrt(right[1])
+    mass = _split(halves, lower, upper, rate, anchor, scale, side)[0]
+    top, weight = -math.inf, 0.0
+    for i in range(halves.shape[0]):
+        if side[i] == FREE:
+            top = max(top, halves[i])
+    for i in range(halves.shape[0]):
+        if side[i] == FREE:
+            weight += math.exp((halves[i] - top) * rate)
+    if weight == 0.0:
+        return anchor, 0.0
+    root = (top, mass / weight)
+    if _is_above(left, root, rate):
+        return left
+    return right if _is_above(root, right, rate) else root
 
 
 @njit(error_model="numpy")
@@ -242,17 +198,20 @@ def solve_exactly(  # noqa: PLR0917 - compiled loops take arrays by position
         return REFUSED
     halves, rate = _halves(row, inverse), min(2.0 * inverse, np.finfo(np.float64).max)
     if low_over >= 0.0 or high_over <= 0.0:
-        pinned, bound = (AT_LOWER, lower) if low_over >= 0.0 else (AT_UPPER, upper)
-        for i in range(row.shape[0]):
-            probabilities[i] = bound[i]
-            side[i] = pinned
-        _free_one(halves, lower, upper, rate, side)
-        return SOLVED
-    anchor, scale = _search(halves, lower, upper, rate, side)
+        side[:] = AT_LOWER if low_over >= 0.0 else AT_UPPER
+        anchor, scale = 0.0, 0.0
+    else:
+        anchor, scale = _search(halves, lower, upper, rate, side)
     free = False
     for i in range(row.shape[0]):
-        value = math.exp((halves[i] - anchor) * rate) * scale
-        probabilities[i] = min(max(value, np.float64(lower[i])), np.float64(upper[i]))
+        low, high = np.float64(lower[i]), np.float64(upper[i])
+        if scale > 0.0:
+            value = math.exp((halves[i] - anchor) * rate) * scale
+            is_under = value < low or (low == high and value <= high)
+            side[i] = AT_LOWER if is_under else AT_UPPER if value > high else FREE
+            probabilities[i] = min(max(value, low), high)
+        else:
+            probabilities[i] = low if side[i] != AT_UPPER else high
         free |= side[i] == FREE
     if not free:
         _free_one(halves, lower, upper, rate, side)

@@ -1,4 +1,4 @@
-"""What the engines' backward passes are asked for and answer, and the reference form of it in plain torch."""
+"""The operator's gradient in plain torch, for rows on a GPU: nothing waits for the device."""
 
 from typing import NamedTuple
 
@@ -7,22 +7,16 @@ from torch import Tensor
 
 from boxcal.calibrators.operator.torch_solver import AT_LOWER, AT_UPPER, FREE
 
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Gradients in logits, lower, upper, temperature, each of its argument's shape; empty where not asked for."""
+
 
 class GradientMask(NamedTuple):
-    """Which gradients somebody needs; the logits' one is always computed."""
+    """Which gradients are needed; that of the logits always is."""
 
     lower: bool
     upper: bool
-    temperature: bool
-
-
-class Gradients(NamedTuple):
-    """Gradients in the operator's arguments, each of its argument's shape, or empty where not wanted."""
-
-    logits: Tensor
-    lower: Tensor
-    upper: Tensor
-    temperature: Tensor
+    temperature: bool = False
 
 
 def jacobian_products(  # noqa: PLR0917 - the order of the operator's own arguments
@@ -33,7 +27,7 @@ def jacobian_products(  # noqa: PLR0917 - the order of the operator's own argume
     lower: Tensor,
     upper: Tensor,
     temperature: Tensor,
-    wanted: GradientMask,
+    mask: GradientMask,
 ) -> Gradients:
     """Multiply the upstream gradient by the Jacobians of the paper's appendix, in O(K) per row.
 
@@ -55,16 +49,13 @@ def jacobian_products(  # noqa: PLR0917 - the order of the operator's own argume
     centred = torch.where(total > 0, centred, 0.0)
     by_logits = torch.where(free, probabilities * centred * inverse, 0.0)
 
-    empty = logits.new_empty(0)
-    by_lower = by_upper = by_temperature = empty
-    if wanted.lower:
-        by_lower = torch.where(side == AT_LOWER, centred, 0.0).sum_to_size(lower.shape).to(lower.dtype)
-    if wanted.upper:
-        by_upper = torch.where(side == AT_UPPER, centred, 0.0).sum_to_size(upper.shape).to(upper.dtype)
-    if wanted.temperature:
-        moving = by_logits != 0
-        nearest = torch.where(moving, scores, -torch.inf).amax(-1, keepdim=True)
-        below = torch.where(moving, scores - nearest, 0.0)
-        products = -(by_logits * below).sum(-1, keepdim=True) * inverse
-        by_temperature = products.sum_to_size(temperature.shape).to(temperature.dtype)
-    return Gradients(by_logits.to(logits.dtype), by_lower, by_upper, by_temperature)
+    found = [by_logits.to(logits.dtype)]
+    for wanted, which, bound in ((mask.lower, AT_LOWER, lower), (mask.upper, AT_UPPER, upper)):
+        held = torch.where(side == which, centred, 0.0) if wanted else None
+        found.append(logits.new_empty(0) if held is None else held.sum_to_size(bound.shape).to(bound.dtype))
+    if not mask.temperature:
+        return found[0], found[1], found[2], logits.new_empty(0)
+    moving = by_logits != 0
+    nearest = torch.where(moving, scores, -torch.inf).amax(-1, keepdim=True)
+    products = -(by_logits * torch.where(moving, scores - nearest, 0.0)).sum(-1, keepdim=True) * inverse
+    return found[0], found[1], found[2], products.sum_to_size(temperature.shape).to(temperature.dtype)

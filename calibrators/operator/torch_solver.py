@@ -1,43 +1,28 @@
-"""The exact solver in plain torch: the operator's reference engine, for any device and any dtype.
+"""The reference solver, in plain torch: what the compiled engines are tested against, and what is traced.
 
-It stands below `box_softmax`, which checks the arguments and brings them to two dimensions.
+It contains no control flow that depends on values, so `torch.jit.trace` and ONNX can record it.
 """
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-AT_LOWER = 1
-AT_UPPER = 2
-FREE = 0
-
-MAX_PASSES = 400
-"""Far above what picking breakpoints at random needs (about 30); reaching it would be a defect."""
-
-LAST_STEPS = 4
-"""Newton steps that only rounding can call for, once no class meets a bound inside the bracket."""
-
-STRIDE = 7919
-"""A prime, by which the choice of breakpoints varies."""
-
-VERTEX = 1e-15
-"""With no free class, the bounds alone add up to 1; so close, they do."""
+FREE, AT_LOWER, AT_UPPER = 0, 1, 2
 
 UNDERFLOW = 800.0
 """exp(-800) is zero in float64: how far below every finite logit a logit of -inf is placed."""
 
 
 def solve(logits: Tensor, lower: Tensor, upper: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Box-constrained softmax of each row, and on which side of its box every class ended.
+    """Box-constrained softmax of each row, and which bound holds each class.
 
     The optimum is p_i = clip(λ w_i, a_i, b_i) with w_i = exp(g_i / τ) and the one λ = 1/Z for which the sum
-    is 1. The sum is piecewise linear and non-decreasing in λ, so that a Newton step from a point with the
-    right sets of clipped classes is the exact answer. Where a step leaves the bracket, the next point is one
-    at which some class inside the bracket meets a bound; such picks alone would end the search, too.
+    is 1. The sum is non-decreasing in λ and piecewise linear in it; it bends where a class meets a bound, at
+    λ = a_i / w_i and b_i / w_i. These 2K points are sorted and bisected for the piece that holds the root, on
+    which λ = (1 - sum of the bounds that hold classes) / (sum of the other classes' w_i).
 
-    λ is kept as a pair (anchor, scale) that stands for scale · exp(-anchor / τ), where the anchor is the
-    logit of a class that matters: nothing underflows, and finite logits of any size keep their digits.
+    λ is stored as a pair (anchor, scale), which means scale · exp(-anchor / τ), where the anchor is a class's
+    logit: nothing underflows, and finite logits of any size keep the digits of their differences. Logits are
+    halved so that no difference overflows.
 
     Parameters
     ----------
@@ -53,135 +38,84 @@ def solve(logits: Tensor, lower: Tensor, upper: Tensor, temperature: Tensor) -> 
     side : int8 Tensor of shape (N, K)
         `FREE`, `AT_LOWER` or `AT_UPPER`.
     """
-    lower = lower.to(torch.float64).expand_as(logits)
-    upper = upper.to(torch.float64).expand_as(logits)
+    lower, upper = (bound.to(torch.float64).expand_as(logits) for bound in (lower, upper))
     rate = (2.0 / temperature.to(torch.float64)).clamp(max=torch.finfo(torch.float64).max)
-    rate = rate.expand(len(logits), 1)
     halves = 0.5 * logits.to(torch.float64)
     top = halves.amax(-1, keepdim=True)
-    refused = ~(halves - top <= 0).all(-1)
-    halves = _lift_minus_infinity(halves, rate)
-
-    weights = ((halves - top) * rate).exp()
-    probabilities = weights / weights.sum(-1, keepdim=True)
-    side = torch.zeros_like(probabilities, dtype=torch.int8)
-    outside = ((probabilities < lower) | (probabilities > upper)).any(-1) & ~refused
-    rows = outside.nonzero().squeeze(-1)
-    if rows.numel():
-        probabilities[rows], side[rows] = _solve_clipped(halves[rows], lower[rows], upper[rows], rate[rows])
-    probabilities[refused] = torch.nan
-    return probabilities, side
-
-
-def _lift_minus_infinity(halves: Tensor, rate: Tensor) -> Tensor:
-    """Place -inf so far below the finite logits that it weighs nothing beside them, yet ties with itself."""
+    refused = ~(halves - top <= 0).all(-1, keepdim=True)
     lowest = torch.where(halves.isfinite(), halves, torch.inf).amin(-1, keepdim=True)
-    below = torch.minimum(lowest - UNDERFLOW / rate, lowest.nextafter(lowest.new_tensor(-torch.inf)))
-    return torch.where(halves.isneginf(), below, halves)
+    below = torch.minimum(lowest - UNDERFLOW / rate, lowest - lowest.abs() * 2.3e-16)
+    halves = torch.where(halves == -torch.inf, below, halves)
+
+    anchors, scales = torch.cat([halves, halves], -1), torch.cat([lower, upper], -1)
+    order = _ascending(anchors, scales, top, rate)
+    first, last = torch.zeros_like(order[:, :1]), torch.full_like(order[:, :1], scales.shape[-1])
+    for _ in range(int(scales.shape[-1]).bit_length()):
+        middle = (first + last) // 2
+        point = order.gather(-1, middle.clamp(max=scales.shape[-1] - 1))
+        values = _values(halves, rate, anchors.gather(-1, point), scales.gather(-1, point))
+        is_low = (values.clamp(lower, upper).sum(-1, keepdim=True) <= 1.0) & (middle < last)
+        first, last = torch.where(is_low, middle + 1, first), torch.where(is_low, last, middle)
+    ends = [order.gather(-1, place.clamp(0, scales.shape[-1] - 1)) for place in (first - 1, first)]
+    (anchor, next_anchor), (scale, next_scale) = (
+        [of.gather(-1, end) for end in ends] for of in (anchors, scales)
+    )
+    at_left = _values(halves, rate, anchor, scale)
+    is_root = at_left.clamp(lower, upper).sum(-1, keepdim=True) == 1.0
+    # Points closer than rounding may be out of order, so the sides are taken in the middle of the piece.
+    values = _values(halves, rate, 0.5 * (anchor + next_anchor), scale.sqrt() * next_scale.sqrt())
+    under, over = values < lower, values >= upper
+    free = ~(under | over)
+    mass = 1.0 - torch.where(under, lower, torch.where(over, upper, 0.0)).sum(-1, keepdim=True)
+    top = torch.where(free, halves, -torch.inf).amax(-1, keepdim=True)
+    weight = torch.where(free, ((halves - top) * rate).exp(), 0.0).sum(-1, keepdim=True)
+    values = torch.where(is_root, at_left, _values(halves, rate, top, mass / weight))
+    is_moved = is_root | (mass > 0) & (weight > 0)  # else no free class has any mass, and the sides stay
+    under = (is_moved & ((values < lower) | ((lower == upper) & (values <= upper)))) | (~is_moved & under)
+    over = ((is_moved & (values > upper)) | (~is_moved & over)) & ~under
+
+    full_lower, full_upper = lower.sum(-1, keepdim=True) >= 1.0, upper.sum(-1, keepdim=True) <= 1.0
+    under, over = (under & ~full_upper) | full_lower, (over | full_upper) & ~full_lower
+    values = torch.where(under, lower, torch.where(over, upper, values.clamp(lower, upper)))
+    side = torch.where(under, AT_LOWER, torch.where(over, AT_UPPER, FREE))
+    side = _free_one(halves, lower, upper, rate, side).to(torch.int8)
+    return torch.where(refused, torch.nan, values), side
 
 
-class _Pair(NamedTuple):
-    """Anchors and scales (M, 1), of one λ per row: scale · exp(-anchor · rate). A scale of 0 is no pair."""
-
-    anchor: Tensor
-    scale: Tensor
-
-    def where(self, condition: Tensor, other: "_Pair") -> "_Pair":
-        """Take these where the condition holds, the other ones elsewhere."""
-        return _Pair(*(torch.where(condition, own, its) for own, its in zip(self, other, strict=True)))
-
-    def of(self, rows: Tensor) -> "_Pair":
-        """Take those of some rows."""
-        return _Pair(self.anchor[rows], self.scale[rows])
-
-    def is_above(self, other: "_Pair", rate: Tensor) -> Tensor:
-        """Whether these stand for more."""
-        return self.scale.log() - other.scale.log() > (self.anchor - other.anchor) * rate
+def _values(halves: Tensor, rate: Tensor, anchor: Tensor, scale: Tensor) -> Tensor:
+    """λ w_i of every class, for the λ of a pair."""
+    values = ((halves - anchor) * rate).exp() * scale
+    return torch.where(scale > 0, values, 0.0)
 
 
-def _solve_clipped(halves: Tensor, lower: Tensor, upper: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
-    """Solve rows (M, K) whose plain softmax leaves its box; halves of logits are finite."""
-    probabilities = torch.empty_like(halves)
-    side = torch.empty_like(halves, dtype=torch.int8)
-    every = halves, lower, upper, rate
-    at_end = _pin_if_full(lower, upper)
-    probabilities[:] = torch.where((at_end == AT_LOWER)[:, None], lower, upper)
-    side[:] = at_end[:, None]
-    rows = (at_end == FREE).nonzero().squeeze(-1)
-    halves, lower, upper, rate = halves[rows], lower[rows], upper[rows], rate[rows]
-    top = halves.amax(-1, keepdim=True)
-    here = _Pair(top, 1.0 / ((halves - top) * rate).exp().sum(-1, keepdim=True))
-    floor = ceiling = _Pair(torch.zeros_like(top), torch.zeros_like(top))
-    last = torch.full_like(halves, -1, dtype=torch.int8)
-    by_newton = torch.zeros_like(top, dtype=torch.bool)
-    last_steps = torch.zeros_like(top, dtype=torch.int8)
-    for count in range(MAX_PASSES):
-        if not len(rows):
-            break
-        values = ((halves - here.anchor) * rate).exp() * here.scale
-        now = _sides(values, lower, upper)
-        free = now == FREE
-        pinned = torch.where(free, 0.0, torch.where(now == AT_LOWER, lower, upper))
-        free_mass = 1.0 - pinned.sum(-1, keepdim=True)
-        excess = torch.where(free, values, 0.0).sum(-1, keepdim=True) - free_mass
-        ceiling = here.where(excess > 0, ceiling)
-        floor = here.where(excess < 0, floor)
+def _ascending(anchors: Tensor, scales: Tensor, top: Tensor, rate: Tensor) -> Tensor:
+    """Order in which the λ of pairs ascend, by the sum (top - anchor) + log(scale) / rate.
 
-        largest = torch.where(free, halves, -torch.inf).amax(-1, keepdim=True)
-        weight = torch.where(free, ((halves - largest) * rate).exp(), 0.0).sum(-1, keepdim=True)
-        newton = _Pair(largest, free_mass / weight)
-        possible = free.any(-1, keepdim=True) & (newton.scale > 0)
-        steps = possible & (count % 3 != 2 or count <= 6)
-        steps &= (floor.scale == 0) | ~floor.is_above(newton, rate)
-        steps &= (ceiling.scale == 0) | ~newton.is_above(ceiling, rate)
-        meetings = _Pair(torch.cat([halves, halves], -1), torch.cat([lower, upper], -1))
-        met = _meeting(meetings, rate, floor, ceiling, count)
-        at_last = ~steps & (met.scale == 0)
-        settled = (by_newton & (now == last).all(-1, keepdim=True)) | (excess == 0)
-        settled |= ~free.any(-1, keepdim=True) & (excess.abs() <= VERTEX)
-        settled |= at_last & (~possible | (last_steps == LAST_STEPS))
-        settled = settled.squeeze(-1)
-        if settled.any():
-            done = rows[settled]
-            probabilities[done] = values[settled].clamp(lower[settled], upper[settled])
-            side[done] = now[settled]
-        last_steps = last_steps + at_last
-        by_newton = steps | at_last
-        here = newton.where(by_newton, met)
-        going = ~settled
-        rows, halves, lower, upper, rate = (part[going] for part in (rows, halves, lower, upper, rate))
-        here, floor, ceiling = (pair.of(going) for pair in (here, floor, ceiling))
-        last, by_newton, last_steps = now[going], by_newton[going], last_steps[going]
-    return probabilities, _free_one(*every, side)
-
-
-def _sides(values: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """On which side of its box every class is."""
-    side = torch.where(values < lower, AT_LOWER, torch.where(values > upper, AT_UPPER, FREE))
-    return torch.where((side == FREE) & (lower == upper), AT_LOWER, side).to(torch.int8)
-
-
-def _meeting(points: _Pair, rate: Tensor, floor: _Pair, ceiling: _Pair, count: int) -> _Pair:
-    """Per row, one of the points that lie between two others; its scale is 0 if there is none.
-
-    Which class depends on the count of passes: no order of the classes makes every pick a bad one.
+    It is sorted as an unevaluated sum of two numbers, as a rounded sum would tie classes far below top.
     """
-    inside = points.scale > 0
-    inside &= (floor.scale == 0) | points.is_above(floor, rate)
-    inside &= (ceiling.scale == 0) | ceiling.is_above(points, rate)
-    rank = inside.cumsum(-1)
-    chosen = inside & (rank == STRIDE * count % rank[:, -1:].clamp(min=1) + 1)
-    return _Pair(*(torch.where(chosen, part, 0.0).sum(-1, keepdim=True) for part in points))
+    far, near = _two_sum(top, -anchors)
+    total, lost = _two_sum(far, scales.log() / rate)
+    total, lost = _two_sum(total, torch.where(scales > 0, near + lost, 0.0))
+    order = _argsort(torch.where(scales > 0, lost, 0.0))
+    return order.gather(-1, _argsort(total.gather(-1, order)))
 
 
-def _pin_if_full(lower: Tensor, upper: Tensor) -> Tensor:
-    """Per row: `AT_LOWER` where the lower bounds take all the mass, `AT_UPPER` where the upper bounds do."""
-    full = torch.where(upper.sum(-1) <= 1.0, AT_UPPER, FREE)
-    return torch.where(lower.sum(-1) >= 1.0, AT_LOWER, full)
+def _argsort(values: Tensor) -> Tensor:
+    """Sort each row stably; every sort of ONNX is stable, and its exporter does not know the argument."""
+    if torch.onnx.is_in_onnx_export():
+        return values.sort(-1).indices
+    return values.sort(stable=True, dim=-1).indices
+
+
+def _two_sum(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Add two numbers: their rounded sum, and what rounding lost (Knuth)."""
+    total = left + right
+    shadow = total - left
+    return total, (left - (total - shadow)) + (right - shadow)
 
 
 def _free_one(halves: Tensor, lower: Tensor, upper: Tensor, rate: Tensor, side: Tensor) -> Tensor:
-    """With no class free, free the one that loosened bounds would move first (all at a lower bound of 0)."""
+    """Free the class that looser bounds would move first where none is (all those at a lower bound of 0)."""
     stuck = ~(side == FREE).any(-1, keepdim=True)
     rising = (side == AT_LOWER) & (lower < upper)
     falling = (side == AT_UPPER) & (lower < upper)
@@ -191,6 +125,7 @@ def _free_one(halves: Tensor, lower: Tensor, upper: Tensor, rate: Tensor, side: 
     first_to_rise = torch.where(rising, lower.log() - (halves - near_top) * rate, torch.inf)
     first_to_fall = torch.where(falling, (halves - near_bottom) * rate - upper.log(), torch.inf)
     distance = torch.where(rising.any(-1, keepdim=True), first_to_rise, first_to_fall)
-    chosen = torch.zeros_like(side, dtype=torch.bool).scatter_(-1, distance.argmin(-1, keepdim=True), True)
-    chosen = torch.where((distance == -torch.inf).any(-1, keepdim=True), distance == -torch.inf, chosen)
-    return torch.where(stuck & chosen & (distance < torch.inf), FREE, side).to(torch.int8)
+    nearest = distance.amin(-1, keepdim=True)
+    first = (distance == nearest).cumsum(-1) == 1
+    chosen = (distance == nearest) & (first | (nearest == -torch.inf))
+    return torch.where(stuck & chosen & (distance < torch.inf), FREE, side)

@@ -1,72 +1,64 @@
-"""The operator under uniform bounds, evaluated for many bounds on the same rows: what fits of bounds use.
+"""The CPU engine's form for fits of uniform bounds: many bounds evaluated on the same rows.
 
 Each row is sorted once. Any pair (lower, upper) then costs O(log K) per row, with the closed-form gradient of
 the label's log-probability, where the general operator costs O(K).
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
+from numba import njit
+from numpy.typing import NDArray
 from torch import Tensor
 
-from boxcal.calibrators.operator import uniform_kernel
 from boxcal.calibrators.operator.bounds import sum_tolerance
+from boxcal.calibrators.operator.compiling import compiled
 from boxcal.calibrators.operator.torch_solver import UNDERFLOW
 from boxcal.calibrators.threads import over_rows
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
+Cuts = NDArray[np.int32]
 
 BLOCK = 1 << 16
 """Entries that are sorted at a time: half a megabyte."""
 MANY = 500_000
 """Entries above which the rows are shared among threads."""
-
-
-class LabelLogProbability(NamedTuple):
-    """Log-probability of each row's label, and its derivatives in the row's two bounds.
-
-    Attributes
-    ----------
-    value, by_lower, by_upper : float64 ndarray of shape (N,)
-    """
-
-    value: Floats
-    by_lower: Floats
-    by_upper: Floats
+MAX_PASSES, VERTEX = 400, 1e-15
+"""Far more Newton steps than any row needs; and a mass below which the bounds alone add up to 1."""
 
 
 class UniformNll(NamedTuple):
-    """Mean negative log-likelihood of the labels, and its derivatives in the two bounds."""
+    """Mean negative log-likelihood of the labels in nats, and its derivatives in the two bounds."""
 
     value: float
     by_lower: float
     by_upper: float
 
 
+class LabelLogProbability(NamedTuple):
+    """Log-probability of each row's label, and its derivatives in the row's two bounds: float64 (N,) each."""
+
+    value: Floats
+    by_lower: Floats
+    by_upper: Floats
+
+
 class SortedRows:
-    """Logits sorted along the classes, ready to be put under any uniform bounds.
+    """Logits sorted along the classes, for evaluation under any uniform bounds.
 
     With w = exp(g) in ascending order and T_j the sum of w up to j, BCSoftmax(g; a, b) under the same a and b
-    for every class gives b to the last classes, a to the first, and in between w times what mass is left,
-    divided by T_j - T_i. Where the two cuts lie follows from log Z by a search that starts at those of the
-    bounds asked for before, so that Newton on log Z never looks at a whole row again, and bounds near the
-    last ones cost next to nothing. One thread at a time may ask.
-
-    Two float64 arrays of the logits' shape are kept: 0.8 GB for N = 50,000 and K = 1000.
+    for every class gives b to the last classes, a to the first, and in between w times the remaining mass,
+    divided by T_j - T_i. The search for the two cuts starts at those of the last bounds. It keeps two float64
+    arrays of the logits' shape (0.8 GB for N = 50,000 and K = 1000). Use it from one thread at a time.
 
     Parameters
     ----------
     logits : Tensor or ndarray of shape (N, K)
         Without NaN and +inf, at least one finite logit in each row. A logit of -inf counts as one 800 below
         the row's lowest finite one, so that a label there costs much, not infinitely much.
-        Scores are measured from the row's largest logit: where an upper bound pushes mass onto classes 1e6
-        below it, log-probabilities are right to 1e-11, at 1e12 to 1e-4; beyond that, ask the operator itself.
+        Where an upper bound pushes mass onto classes 1e6 below the largest logit, log-probabilities are right
+        to 1e-11, at 1e12 to 1e-4; beyond that, use `box_constrained_softmax`.
     labels : Tensor or ndarray of shape (N,)
         Class indices.
 
@@ -75,17 +67,20 @@ class SortedRows:
     scores : float64 ndarray of shape (N, K)
         Each row less its largest logit, ascending.
     label_scores : float64 ndarray of shape (N,)
-        What became of the label's logit.
+        The label's entry of each row.
 
     Raises
     ------
     ValueError
-        Naming the row whose logits or label do not serve.
+        Naming the row whose logits or label are invalid.
     """
 
     def __init__(self, logits: Tensor | NDArray[np.floating], labels: Tensor | NDArray[np.integer]) -> None:
-        scores = np.array(_as_array(logits), dtype=np.float64, order="C")
-        indices = np.asarray(_as_array(labels)).astype(np.int64)
+        given, indices = (
+            array.detach().cpu().double().numpy() if isinstance(array, Tensor) else array
+            for array in (logits, labels)
+        )
+        scores, indices = np.array(given, dtype=np.float64, order="C"), np.asarray(indices).astype(np.int64)
         if scores.ndim != 2 or 0 in scores.shape or indices.shape != scores.shape[:1]:
             raise ValueError(
                 f"expected logits (N, K) and labels (N,), got shapes {scores.shape} and {indices.shape}"
@@ -94,8 +89,7 @@ class SortedRows:
         top = scores.max(axis=1, keepdims=True)
         bad = ~np.isfinite(top[:, 0])
         if bad.any():
-            row = int(bad.argmax())
-            raise ValueError(f"the logits of row {row} hold NaN or +inf, or nothing but -inf")
+            raise ValueError(f"the logits of row {bad.argmax()} hold NaN or +inf, or nothing but -inf")
         wrong = (indices < 0) | (indices >= self.num_classes)
         if wrong.any():
             row = int(wrong.argmax())
@@ -103,9 +97,7 @@ class SortedRows:
         self.scores = scores
         self._sums: Floats = np.empty_like(scores)
         self.label_scores: Floats = np.empty(self.num_rows)
-        self._cuts: uniform_kernel.Cuts = np.tile(
-            np.array([0, self.num_classes], np.int32), (self.num_rows, 1)
-        )
+        self._cuts: Cuts = np.tile(np.array([0, self.num_classes], np.int32), (self.num_rows, 1))
 
         def prepare(rows: slice) -> None:
             block = max(1, BLOCK // self.num_classes)
@@ -115,7 +107,7 @@ class SortedRows:
         over_rows(prepare, self.num_rows, worth=scores.size > MANY)
 
     def _sort(self, rows: slice, top: Floats, labels: NDArray[np.int64]) -> None:
-        """Prepare a block of rows while it lies in the processor's cache."""
+        """Prepare a block of rows that fits into the processor's cache."""
         scores = self.scores[rows]
         scores -= top[rows]
         finite = np.isfinite(scores)
@@ -124,7 +116,7 @@ class SortedRows:
             scores[:] = np.where(finite, scores, lowest - UNDERFLOW)
         self.label_scores[rows] = np.take_along_axis(scores, labels[rows, None], axis=1)[:, 0]
         scores.sort(axis=1)
-        uniform_kernel.running_sums(scores, self._sums[rows])
+        _running_sums(scores, self._sums[rows])
 
     def log_probability(self, lower: float | Floats, upper: float | Floats) -> LabelLogProbability:
         """Log-probability of each row's label under its row's bounds.
@@ -139,8 +131,9 @@ class SortedRows:
         ValueError
             Naming the row whose bounds are infeasible.
         """
-        low = np.broadcast_to(np.asarray(lower, dtype=np.float64), (self.num_rows,))
-        high = np.broadcast_to(np.asarray(upper, dtype=np.float64), (self.num_rows,))
+        low, high = (
+            np.broadcast_to(np.asarray(bound, dtype=np.float64), (self.num_rows,)) for bound in (lower, upper)
+        )
         slack = sum_tolerance(self.num_classes)
         feasible = (low >= 0) & (low * self.num_classes <= 1 + slack)
         feasible &= (high <= 1) & (high * self.num_classes >= 1 - slack)
@@ -151,30 +144,144 @@ class SortedRows:
                 f" for {self.num_classes} classes"
             )
         result = LabelLogProbability(*(np.empty(self.num_rows) for _ in range(3)))
-
-        def solve(rows: slice) -> None:
-            uniform_kernel.label_log_probability(
-                self.scores[rows],
-                self._sums[rows],
-                self.label_scores[rows],
-                low[rows],
-                high[rows],
-                self._cuts[rows],
-                *(part[rows] for part in result),
-            )
-
-        over_rows(solve, self.num_rows, worth=self.scores.size > MANY)
+        arrays: Any = (self.scores, self._sums, self.label_scores, low, high, self._cuts, *result)
+        over_rows(
+            lambda rows: _label_log_probability(*(array[rows] for array in arrays)),
+            self.num_rows,
+            worth=self.scores.size > MANY,
+        )
         return result
 
     def nll(self, lower: float, upper: float) -> UniformNll:
         """Mean negative log-likelihood under one pair of bounds, with its gradient."""
-        value, by_lower, by_upper = self.log_probability(lower, upper)
-        return UniformNll(-float(value.mean()), -float(by_lower.mean()), -float(by_upper.mean()))
+        return UniformNll(*(-float(part.mean()) for part in self.log_probability(lower, upper)))
 
 
-def _as_array(values: Tensor | NDArray[np.generic]) -> NDArray[np.generic]:
-    """Look at a tensor as an array, without copying it where its dtype allows."""
-    if not isinstance(values, Tensor):
-        return values
-    values = values.detach().cpu()
-    return (values.float() if values.dtype is torch.bfloat16 else values).numpy()
+@compiled
+def _running_sums(scores: Floats, sums: Floats) -> None:
+    """Fill sums[n, j] with the sum over i <= j of exp(scores[n, i] - scores[n, j]), rows ascending."""
+    for n in range(scores.shape[0]):
+        sums[n, 0] = 1.0
+        for j in range(1, scores.shape[1]):
+            sums[n, j] = 1.0 + sums[n, j - 1] * math.exp(scores[n, j - 1] - scores[n, j])
+
+
+@njit(error_model="numpy")
+def _balance(  # noqa: PLR0917 - compiled loops take arrays by position
+    scores: Floats, sums: Floats, first: int, end: int, lower: float, upper: float
+) -> tuple[float, float]:
+    """Mass that the two bounds leave, and the log of 1/Z at which the classes between the cuts take it."""
+    mass = 1.0 - first * lower - (scores.shape[0] - end) * upper
+    if mass <= 0.0 or end <= first:
+        return mass, -math.inf
+    weight = sums[end - 1]
+    if first > 0:
+        weight -= sums[first - 1] * math.exp(scores[first - 1] - scores[end - 1])
+    return mass, math.log(mass / weight) - scores[end - 1]
+
+
+@njit(error_model="numpy")
+def _cut(scores: Floats, threshold: float, guess: int) -> int:
+    """First class whose score is not below the threshold, looked for in growing steps from a guess."""
+    low, high, step = guess, guess, 1
+    while low > 0 and scores[low - 1] >= threshold:
+        high = low - 1
+        low = max(0, low - step)
+        step *= 2
+    while high < scores.shape[0] and scores[high] < threshold:
+        low = high + 1
+        high = min(scores.shape[0], high + step)
+        step *= 2
+    return low + int(np.searchsorted(scores[low:high], threshold))
+
+
+@njit(error_model="numpy")
+def solve_row(  # noqa: PLR0917 - as above
+    scores: Floats,
+    sums: Floats,
+    lower: float,
+    upper: float,
+    log_lower: float,
+    log_upper: float,
+    first: int,
+    end: int,
+) -> tuple[float, int, int, float]:
+    """Log of 1/Z, the first class above its lower bound, the first at its upper bound, and the free mass.
+
+    Newton's steps on log Z inside a bracket. They start from the cuts given: with those of bounds nearby, one
+    pass confirms the answer.
+    """
+    classes = scores.shape[0]
+    low_end, high_end = -UNDERFLOW, log_upper - scores[0]
+    mass, log_scale = _balance(scores, sums, first, end, lower, upper)
+    by_newton = low_end <= log_scale <= high_end
+    if not by_newton:
+        log_scale = -math.log(sums[classes - 1])
+    last_first, last_end = first, end
+    for count in range(MAX_PASSES):
+        first = _cut(scores, log_lower - log_scale, first)
+        end = max(first, _cut(scores, log_upper - log_scale, end))
+        if by_newton and first == last_first and end == last_end:
+            break
+        mass, newton = _balance(scores, sums, first, end, lower, upper)
+        if log_scale == newton or (end <= first and abs(mass) <= VERTEX):
+            break
+        if log_scale > newton if end > first else mass <= 0.0:
+            high_end = min(high_end, log_scale)
+        else:
+            low_end = max(low_end, log_scale)
+        middle = 0.5 * (low_end + high_end)
+        if middle <= low_end or middle >= high_end:
+            break
+        by_newton = low_end <= newton <= high_end and not (count > 6 and count % 3 == 2)
+        log_scale = newton if by_newton else middle
+        last_first, last_end = first, end
+    return log_scale, first, end, mass
+
+
+@compiled
+def _label_log_probability(  # noqa: PLR0917 - as above
+    scores: Floats,
+    sums: Floats,
+    label_scores: Floats,
+    lower: Floats,
+    upper: Floats,
+    cuts: Cuts,
+    value: Floats,
+    by_lower: Floats,
+    by_upper: Floats,
+) -> None:
+    """Fill each row's log-probability of its label and the derivatives in the row's bounds.
+
+    `cuts` (N, 2) holds where the last call found the cuts of each row, and is updated.
+    """
+    classes = scores.shape[1]
+    a, b, log_a, log_b = 0.0, 1.0, -math.inf, 0.0
+    for n in range(scores.shape[0]):
+        if lower[n] != a:
+            a = lower[n]
+            log_a = math.log(a) if a > 0.0 else -math.inf
+        if upper[n] != b:
+            b = upper[n]
+            log_b = math.log(b)
+        by_lower[n] = by_upper[n] = 0.0
+        is_at_lower, is_at_upper = a * classes >= 1.0, b * classes <= 1.0
+        if not (is_at_lower or is_at_upper):
+            log_scale = -math.log(sums[n, classes - 1])
+            if scores[n, 0] + log_scale >= log_a and log_scale <= log_b:
+                value[n] = label_scores[n] + log_scale
+                continue
+            log_scale, first, end, mass = solve_row(
+                scores[n], sums[n], a, b, log_a, log_b, cuts[n, 0], cuts[n, 1]
+            )
+            cuts[n, 0], cuts[n, 1] = first, end
+            log_p = label_scores[n] + log_scale
+            is_at_lower, is_at_upper = first > 0 and log_p < log_a, end < classes and log_p > log_b
+        if is_at_lower:
+            value[n], by_lower[n] = log_a, 1.0 / a
+        elif is_at_upper:
+            value[n], by_upper[n] = log_b, 1.0 / b
+        else:
+            value[n] = log_p
+            if mass > 0.0:
+                by_lower[n], by_upper[n] = -first / mass, -(classes - end) / mass
