@@ -115,7 +115,8 @@ class PlainRows(torch.autograd.Function):
         box, temperature = ctx.box
         mask = GradientMask(*ctx.needs_input_grad[1:3])
         if is_plain(upstream) and not torch.is_grad_enabled():
-            found = _products(upstream, *ctx.arrays, box=box, mask=mask)
+            answer, side, held, rows, inverse = ctx.arrays
+            found = _products(upstream, answer, side, held, rows, inverse, box, mask)
         else:
             low, high, divisor = (
                 value if isinstance(value, Tensor) else logits.new_full((1, 1), value)
