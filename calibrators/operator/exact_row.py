@@ -68,21 +68,26 @@ def _halves(row: Array, inverse: float) -> Array:
 def _points(halves: Array, lower: Array, upper: Array, rate: float) -> tuple[Array, Array]:
     """Pairs of anchor and scale at which a class meets a bound above 0, in ascending order of their λ."""
     size, count, top = halves.shape[0], 0, halves.max()
-    anchors, scales = np.empty(2 * size), np.empty(2 * size)
-    totals, losses = np.empty(2 * size), np.empty(2 * size)
+    anchors, scales, keys = np.empty(2 * size), np.empty(2 * size), np.empty((3, 2 * size))
     for i in range(size):
         for bound in (np.float64(lower[i]), np.float64(upper[i])):
             if bound > 0.0:
                 anchors[count], scales[count] = halves[i], bound
                 far, near = _two_sum(top, -halves[i])
-                totals[count], lost = _two_sum(far, math.log(bound) / rate)
-                totals[count], losses[count] = _two_sum(totals[count], near + lost)
+                high, lost = _two_sum(far, math.log(bound) / rate)
+                middle, keys[2, count] = _two_sum(near, lost)
+                keys[0, count], keys[1, count] = _two_sum(high, middle)
                 count += 1
-    order = np.argsort(totals[:count])
+    order = np.argsort(keys[0, :count])
     for end in range(1, count):  # what rounding tied is sorted by what rounding lost
         k, point = end, order[end]
-        while k > 0 and totals[order[k - 1]] == totals[point] and losses[order[k - 1]] > losses[point]:
-            order[k] = order[k - 1]
+        while k > 0 and keys[0, order[k - 1]] == keys[0, point]:
+            before = order[k - 1]
+            if keys[1, before] < keys[1, point] or (
+                keys[1, before] == keys[1, point] and keys[2, before] <= keys[2, point]
+            ):
+                break
+            order[k] = before
             k -= 1
         order[k] = point
     return anchors[order], scales[order]

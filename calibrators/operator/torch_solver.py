@@ -91,13 +91,15 @@ def _values(halves: Tensor, rate: Tensor, anchor: Tensor, scale: Tensor) -> Tens
 def _ascending(anchors: Tensor, scales: Tensor, top: Tensor, rate: Tensor) -> Tensor:
     """Order in which the λ of pairs ascend, by the sum (top - anchor) + log(scale) / rate.
 
-    It is sorted as an unevaluated sum of two numbers, as a rounded sum would tie classes far below top.
+    It is sorted as an unevaluated sum of three numbers, as a rounded sum would tie classes far below top.
     """
     far, near = _two_sum(top, -anchors)
-    total, lost = _two_sum(far, scales.log() / rate)
-    total, lost = _two_sum(total, torch.where(scales > 0, near + lost, 0.0))
-    order = _argsort(torch.where(scales > 0, lost, 0.0))
-    return order.gather(-1, _argsort(total.gather(-1, order)))
+    high, lost = _two_sum(far, scales.log() / rate)
+    middle, low = _two_sum(near, torch.where(scales > 0, lost, 0.0))
+    high, middle = _two_sum(high, middle)
+    order = _argsort(low)
+    order = order.gather(-1, _argsort(torch.where(scales > 0, middle, 0.0).gather(-1, order)))
+    return order.gather(-1, _argsort(high.gather(-1, order)))
 
 
 def _argsort(values: Tensor) -> Tensor:
