@@ -1,5 +1,7 @@
 """Settings of the service, read once from the environment variables `BOXCAL_*` at startup."""
 
+import difflib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -67,3 +69,13 @@ class Settings(BaseSettings):
     def registry_url(self) -> str:
         """The SQLAlchemy URL of the registry: `database_url`, or SQLite in `data_dir`."""
         return self.database_url or f"sqlite:///{(self.data_dir / 'boxcal.sqlite3').absolute()}"
+
+
+def unknown_variable(environment: Iterable[str]) -> str | None:
+    """Describe the first BOXCAL_* variable that is not a setting, with the nearest one; None without any."""
+    known = {*(name.upper() for name in Settings.model_fields), "URL"}  # BOXCAL_URL is read by the client
+    given = (name.upper().removeprefix("BOXCAL_") for name in environment if name.upper()[:7] == "BOXCAL_")
+    for name in sorted(set(given) - known):
+        nearest = [f"; did you mean BOXCAL_{near}?" for near in difflib.get_close_matches(name, known, n=1)]
+        return "".join([f"BOXCAL_{name} is not a setting", *nearest])
+    return None

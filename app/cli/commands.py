@@ -16,7 +16,6 @@ from boxcal.app.cli.failures import EXIT_CODES, failure_of
 
 cli = typer.Typer(
     name="boxcal",
-    help="Calibrated classifier probabilities within bounds that you set.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
@@ -176,6 +175,33 @@ def compare(
     from boxcal.app.cli.compare import run
 
     run(file, test=test, methods=method or [], markdown_file=markdown, csv_file=csv, as_json=as_json)
+
+
+@cli.command()
+def doctor(*, as_json: Json = False) -> None:
+    """Check the settings, the model, the registry, the disk and the port; exit code 1 if one fails."""
+    from boxcal.app.cli.doctor import run
+
+    run(as_json=as_json)
+
+
+def show_version(asked: bool) -> None:
+    """Print the version and end."""
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"boxcal {version('boxcal')}")
+        raise typer.Exit
+
+
+@cli.callback()
+def options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Calibrated classifier probabilities within bounds that you set."""
 
 
 def main() -> None:

@@ -1,11 +1,12 @@
-"""The settings as a command reads them: options first, then the environment; a mistake gets one line."""
+"""The settings of a command: its options take precedence over the environment."""
 
+import os
 from typing import Any
 
 from pydantic import ValidationError
 
 from boxcal.app.cli.failures import UsageError
-from boxcal.app.settings import Settings
+from boxcal.app.settings import Settings, unknown_variable
 
 
 def read_settings(**given: Any) -> Settings:
@@ -14,8 +15,10 @@ def read_settings(**given: Any) -> Settings:
     Raises
     ------
     UsageError
-        Naming the variable or option and the value that is wrong.
+        Naming the variable or option and the value that is wrong, or a misspelt variable.
     """
+    if (wrong := unknown_variable(os.environ)) is not None:
+        raise UsageError(wrong)
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:

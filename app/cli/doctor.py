@@ -1,0 +1,91 @@
+"""`boxcal doctor`: whether the service can start here, one line per check; nothing is changed."""
+
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import sqlalchemy
+import typer
+from rich.markup import escape
+
+from boxcal.app.cli.output import screen, write_json
+from boxcal.app.cli.settings import read_settings
+from boxcal.app.settings import Settings
+from boxcal.models.loading import load_backbone
+
+DATABASE_SECONDS = 5
+
+
+def run(*, as_json: bool) -> None:
+    """Run every check and show its result; exit code 1 where one failed."""
+    settings = read_settings()
+    checks: dict[str, Callable[[Settings], str]] = {
+        "model": model, "registry": registry, "disk": disk, "port": port,
+    }  # fmt: skip
+    found = []
+    for name, check in checks.items():
+        try:
+            found.append({"check": name, "ok": True, "found": check(settings)})
+        except (ValueError, OSError, sqlalchemy.exc.SQLAlchemyError) as error:
+            found.append({"check": name, "ok": False, "found": " ".join(str(error).split())})
+    if as_json:
+        write_json(found)
+    else:
+        for entry in found:
+            mark = "[green]ok    [/]" if entry["ok"] else "[red]failed[/]"
+            screen.print(f"{mark} {entry['check']:<9} {escape(str(entry['found']))}", soft_wrap=True)
+    if not all(entry["ok"] for entry in found):
+        raise typer.Exit(1)
+
+
+def model(settings: Settings) -> str:
+    """Load the model."""
+    backbone = load_backbone(
+        settings.model,
+        weights=settings.weights,
+        labels=settings.labels,
+        device=settings.device,
+        precision=settings.precision,
+        optimize=settings.optimize == "on",
+    )
+    return f"{backbone.name}: {backbone.num_classes} classes on {backbone.device}"
+
+
+def registry(settings: Settings) -> str:
+    """Connect to the database; a SQLite file that does not exist is not created."""
+    url = sqlalchemy.make_url(settings.registry_url)
+    if url.drivername == "postgresql":
+        url = url.set(drivername="postgresql+psycopg", query={"connect_timeout": str(DATABASE_SECONDS)})
+    is_sqlite = url.get_backend_name() == "sqlite"
+    if is_sqlite and not Path(url.database or "").exists():
+        return f"{url} does not exist; it will be created"
+    with sqlalchemy.create_engine(url).connect() as connection:
+        tables = len(sqlalchemy.inspect(connection).get_table_names())
+    return f"{url} answers and has {tables} tables"
+
+
+def disk(settings: Settings) -> str:
+    """Compare the free space of the data directory with the largest upload."""
+    folder = settings.data_dir.absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(f"{existing} is not writable")
+    free = shutil.disk_usage(existing).free
+    if free < settings.max_upload_bytes:
+        raise OSError(
+            f"{existing} has {free:,} bytes free; an upload may have BOXCAL_MAX_UPLOAD_BYTES = "
+            f"{settings.max_upload_bytes:,}"
+        )
+    return f"{existing} is writable and has {free / 2**30:.1f} GiB free"
+
+
+def port(settings: Settings) -> str:
+    """Listen on the address for a moment."""
+    address = f"{settings.host}:{settings.port}"
+    try:
+        socket.create_server((settings.host, settings.port)).close()
+    except OSError as error:
+        raise OSError(f"cannot listen on {address}: {error.strerror or error}") from error
+    return f"{address} is free"

@@ -1,0 +1,77 @@
+"""`boxcal doctor`, `--version` and misspelt variables: what a user meets before the service starts."""
+
+import socket
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from boxcal.app.settings import unknown_variable
+from tests.app.cli.conftest import Boxcal
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BOXCAL_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("BOXCAL_DEVICE", "cpu")
+    monkeypatch.setenv("BOXCAL_PORT", "0")
+
+
+def checks(boxcal: Boxcal, code: int) -> dict[str, Any]:
+    ended = boxcal("doctor", "--json")
+    assert ended.code == code, ended.stderr
+    return {entry["check"]: (entry["ok"], entry["found"]) for entry in ended.json}
+
+
+def test_doctor_finds_nothing_wrong_and_changes_nothing(boxcal: Boxcal, tmp_path: Path) -> None:
+    found = checks(boxcal, 0)
+    assert found["model"] == (True, "digits: 10 classes on cpu")
+    assert "will be created" in found["registry"][1]
+    assert "is writable" in found["disk"][1]
+    assert found["port"] == (True, "127.0.0.1:0 is free")
+    assert not list(tmp_path.iterdir())
+
+
+def test_doctor_reports_every_failure(
+    boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.sqlite3").write_text("this is not a database, it is a text file")
+    monkeypatch.setenv("BOXCAL_MODEL", "onnx:nowhere.onnx")
+    monkeypatch.setenv("BOXCAL_DATABASE_URL", f"sqlite:///{tmp_path}/broken.sqlite3")
+    monkeypatch.setenv("BOXCAL_MAX_UPLOAD_BYTES", str(2**62))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("BOXCAL_PORT", str(port))
+        found = checks(boxcal, 1)
+    assert [ok for ok, _ in found.values()] == [False] * 4
+    assert "nowhere.onnx does not exist" in found["model"][1]
+    assert "not a database" in found["registry"][1]
+    assert "BOXCAL_MAX_UPLOAD_BYTES" in found["disk"][1]
+    assert f"cannot listen on 127.0.0.1:{port}" in found["port"][1]
+
+
+def test_doctor_shows_people_a_line_per_check(boxcal: Boxcal) -> None:
+    lines = boxcal("doctor").stdout.splitlines()
+    assert [line.split()[:2] for line in lines] == [["ok", c] for c in ("model", "registry", "disk", "port")]
+
+
+def test_version(boxcal: Boxcal) -> None:
+    ended = boxcal("--version")
+    assert (ended.code, ended.stdout) == (0, f"boxcal {version('boxcal')}\n")
+
+
+@pytest.mark.parametrize("command", [("serve",), ("doctor",), ("predict", __file__)])
+def test_a_misspelt_variable_stops_the_command(
+    boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", "")  # else `serve` starts this process anew
+    monkeypatch.setenv("BOXCAL_MAX_BATCHSIZE", "8")
+    ended = boxcal(*command)
+    assert ended.code == 2
+    assert "BOXCAL_MAX_BATCHSIZE is not a setting; did you mean BOXCAL_MAX_BATCH_SIZE?" in ended.stderr
+
+
+def test_settings_the_clients_variable_and_other_names_are_known() -> None:
+    assert unknown_variable(["BOXCAL_URL", "BOXCAL_MODEL", "boxcal_port", "PATH", "BOX"]) is None
+    assert unknown_variable(["BOXCAL_QQQQ"]) == "BOXCAL_QQQQ is not a setting"
