@@ -20,7 +20,8 @@ class Backbone(Protocol):
     labels
         The K class names, in the order of the logits.
     fingerprint
-        sha256 of the weights, hexadecimal: identifies the backbone that a calibrator belongs to.
+        sha256, hexadecimal, of the weights and of every deviation from the defaults that changes the logits
+        (declared preprocessing and outputs, precision): identifies the backbone of a calibrator.
     device
         Where the forward pass runs, such as `cpu` or `cuda:0`.
     input_shape

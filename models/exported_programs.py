@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from boxcal.models.errors import UnusableWeights
 from boxcal.models.spec import read_spec
 from boxcal.models.torch_backbone import TorchBackbone, resolve_device
-from boxcal.models.weights import file_fingerprint
+from boxcal.models.weights import file_fingerprint, fingerprint_with
 
 # The entries of an archive without pickles, below its root folder.
 RAW = re.compile(
@@ -68,7 +68,7 @@ def load_exported_program(path: Path, *, labels: Path | None, device: str) -> To
         preprocessing=preprocessing,
         device=device,
         precision="float32",
-        fingerprint=file_fingerprint(path),
+        fingerprint=fingerprint_with(file_fingerprint(path), preprocessing=preprocessing),
         batch_sizes=_batch_sizes(program),
     )
 

@@ -21,7 +21,7 @@ from boxcal.models.errors import UnusableDevice, UnusableInput, UnusableWeights
 from boxcal.models.onnx_file import OnnxFile
 from boxcal.models.spec import read_spec
 from boxcal.models.torch_backbone import resolve_device
-from boxcal.models.weights import file_fingerprint
+from boxcal.models.weights import file_fingerprint, fingerprint_with
 
 DTYPES: dict[str, type[np.floating[Any]]] = {
     "tensor(float)": np.float32,
@@ -77,7 +77,11 @@ class OnnxBackbone:
             session = self._sessions[0]
         probe = self._check_outputs(self._run(session, torch.zeros(1, *self.input_shape)))
         self.labels = spec.labels_for(probe.shape[1], path, labels)
-        self.fingerprint = file_fingerprint(path)
+        self.fingerprint = fingerprint_with(
+            file_fingerprint(path, *file.external),
+            outputs="probabilities" if self._takes_logarithm else None,
+            preprocessing=self.preprocessing,
+        )
 
     @property
     def num_classes(self) -> int:

@@ -25,6 +25,8 @@ class OnnxFile:
     ----------
     rewritten
         Whether sessions open the rewritten graph instead of the file's.
+    external
+        The files of its external weights.
 
     Raises
     ------
@@ -37,12 +39,14 @@ class OnnxFile:
             raise UnusableWeights(f"The model file {path} does not exist.")
         self._path = path
         self.rewritten = False
+        self.external: list[Path] = []
         self._graph = b""
         self._weights_alone_quantised = False
         try:
             model = onnx.load(path, format="protobuf", load_external_data=False)
         except DecodeError:  # damaged, or in onnxruntime's own format: opening it will tell
             return
+        self.external = [path.parent / name for name in sorted(external_data(model.graph))]
         self._weights_alone_quantised = weights_alone_quantised(model)
         if optimize and take_class_token_early(model):
             self.rewritten, self._graph = True, model.SerializeToString()
@@ -68,6 +72,19 @@ class OnnxFile:
             raise UnusableWeights(f"{self._path} is not a usable ONNX model: {error}") from error
         session._model_bytes = None  # only needed to change providers; as large as the weights
         return session
+
+
+def external_data(graph: onnx.GraphProto) -> set[str]:
+    """Name the files, beside the model file, that tensors of a graph and of its subgraphs are stored in."""
+    attributes = [attribute for node in graph.node for attribute in node.attribute]
+    tensors = chain(
+        graph.initializer,
+        (values for sparse in graph.sparse_initializer for values in (sparse.values, sparse.indices)),
+        (tensor for attribute in attributes for tensor in (attribute.t, *attribute.tensors)),
+    )
+    names = {entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
+    subgraphs = (subgraph for each in attributes for subgraph in (each.g, *each.graphs) if subgraph.node)
+    return names.union(*map(external_data, subgraphs))
 
 
 def weights_alone_quantised(model: onnx.ModelProto) -> bool:

@@ -18,6 +18,7 @@ from boxcal.models.core_pool import ThreadPerCorePool, padded, usable_cores
 from boxcal.models.cuda_graphs import CudaGraphs
 from boxcal.models.errors import UnusableDevice, UnusableInput
 from boxcal.models.preprocessing import Preprocessing
+from boxcal.models.weights import fingerprint_with
 
 logger = logging.getLogger("boxcal")
 SMALL = 500_000  # parameters
@@ -66,7 +67,10 @@ class TorchBackbone:
         self.labels = tuple(labels)
         self.input_shape = input_shape
         self.preprocessing = preprocessing
-        self.fingerprint = fingerprint or tensors_fingerprint(network.state_dict())
+        self.fingerprint = fingerprint_with(
+            fingerprint or tensors_fingerprint(network.state_dict()),
+            precision=None if precision == "float32" else precision,
+        )
         self._smallest, self._largest = batch_sizes
         self._device = resolve_device(device)
         self._dtype = PRECISIONS[precision]

@@ -86,11 +86,19 @@ def _some(keys: list[str]) -> str:
     return ", ".join(keys[:SHOWN]) + more
 
 
-def file_fingerprint(path: Path) -> str:
-    """Compute sha256 over a model file and the weights that an ONNX file may keep beside it."""
+def file_fingerprint(*paths: Path) -> str:
+    """Compute sha256 over model files, one after the other."""
     digest = hashlib.sha256()
-    beside = (path.with_name(path.name + suffix) for suffix in (".data", "_data"))
-    for part in (path, *(file for file in beside if file.is_file())):
-        with part.open("rb") as stream:
+    for path in paths:
+        with path.open("rb") as stream:
             hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()
+
+
+def fingerprint_with(fingerprint: str, **declared: object) -> str:
+    """Extend the fingerprint of the weights by what else changes the logits; None stands for the default.
+
+    Where everything is default, the fingerprint is that of the weights.
+    """
+    deviating = sorted((name, repr(value)) for name, value in declared.items() if value is not None)
+    return hashlib.sha256(f"{fingerprint} {deviating}".encode()).hexdigest() if deviating else fingerprint

@@ -193,6 +193,37 @@ def test_the_fingerprint_is_of_the_file(tmp_path: Path) -> None:
     assert load(write_onnx(tmp_path / "c.onnx", metadata={"version": "2"})).fingerprint != one
 
 
+def test_the_fingerprint_covers_what_is_declared(tmp_path: Path) -> None:
+    path = write_onnx(tmp_path / "m.onnx")
+    fingerprints = [load(path).fingerprint]
+    for declared in (
+        {"preprocessing": COLOUR_SPEC},
+        {"preprocessing": COLOUR_SPEC | {"std": [0.1, 0.2, 0.4]}},
+        {"preprocessing": COLOUR_SPEC | {"interpolation": "nearest"}},
+    ):
+        declare(path, **declared)
+        fingerprints.append(load(path).fingerprint)
+    assert len(set(fingerprints)) == len(fingerprints)
+    declare(path, labels=list("abcde"), outputs="logits")
+    assert load(path).fingerprint == fingerprints[0]
+
+
+def test_the_fingerprint_covers_external_weights_of_any_name(tmp_path: Path) -> None:
+    model = onnx.load(write_onnx(tmp_path / "whole.onnx"))
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="parameters", size_threshold=0)
+    one = load(path).fingerprint
+    weights = bytearray((tmp_path / "parameters").read_bytes())
+    weights[0] ^= 1
+    (tmp_path / "parameters").write_bytes(weights)
+    assert load(path).fingerprint != one
+
+
+def test_the_fingerprint_covers_the_precision() -> None:
+    digits = {name: load_backbone("digits", device="cpu", precision=name) for name in ("float32", "bfloat16")}
+    assert digits["float32"].fingerprint != digits["bfloat16"].fingerprint
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
