@@ -1,4 +1,4 @@
-"""Liveness, readiness and metrics, for those who run the service; they answer under load."""
+"""Routes for operators: liveness, readiness and metrics. They respond under load."""
 
 from typing import Literal
 
@@ -14,13 +14,13 @@ router = APIRouter(tags=["monitoring"])
 
 
 class Live(BaseModel):
-    """The process runs."""
+    """The process is alive."""
 
     status: Literal["live"] = "live"
 
 
 class Ready(BaseModel):
-    """The service answers predictions."""
+    """The service is ready for predictions."""
 
     status: Literal["ready"] = "ready"
     model: str
@@ -29,13 +29,13 @@ class Ready(BaseModel):
 
 @router.get("/health/live", responses=problems())
 async def live() -> Live:
-    """Say that the process runs and its event loop turns."""
+    """Return 200 while the process and its event loop run."""
     return Live()
 
 
 @router.get("/health/ready", responses=problems(NotReady))
 async def ready(state: CurrentState) -> Ready:
-    """Say that the weights are loaded and warm and a calibrator is active."""
+    """Return 200 if the weights are loaded and a calibrator is active."""
     return Ready(model=state.backbone.name, calibrator=state.active.current.version)
 
 
@@ -45,5 +45,5 @@ async def ready(state: CurrentState) -> Ready:
     responses={200: {"content": {"text/plain": {}}, "description": "Prometheus' text format."}, **problems()},
 )
 async def metrics(state: CurrentState) -> Response:
-    """Expose what the service measures, for Prometheus."""
+    """Return the metrics in the text format of Prometheus."""
     return Response(state.telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)

@@ -1,22 +1,22 @@
 """Errors of uploads and fits, as leaves of the service's error tree.
 
 BoxcalError
-  - UploadStalled            408  the upload came slower than the minimum rate
+  - UploadStalled            408  the upload is slower than the minimum rate
   + PayloadTooLarge          413
   |   - UploadTooLarge       413  more bytes than the limit, as sent or as stored
   + UnsupportedMediaType     415
-  |   - UnknownUploadFormat  415  neither `.npz` nor `.parquet` nor `.zip`
+  |   - UnknownUploadFormat  415  not `.npz`, `.parquet` or `.zip`
   + InvalidRequest           422
-  |   - InvalidUpload        422  a validation set that cannot be fitted; names the array, row and value
-  |   - UnknownMethod        422  no calibration method has this name, or what it reads is missing
+  |   - InvalidUpload        422  an invalid validation set; the detail quotes the array, row and value
+  |   - UnknownMethod        422  unknown method, or its requirements are missing
   + Conflict                 409
-  |   - FitAlreadyOver       409  too late to cancel
-  |   - FitElsewhere         409  another replica runs it
+  |   - FitAlreadyOver       409  the fit has ended and cannot be cancelled
+  |   - FitElsewhere         409  another replica runs the fit
   + Unavailable              503
-  |   - FitQueueFull         503  as many fits are waiting as may
-  + StorageFull              507  no space left in the data folder
+  |   - FitQueueFull         503  too many fits or uploads
+  + StorageFull              507  no space left in the data directory
 
-Each quotes what was sent and what would have been accepted.
+Each message quotes the offending value and the accepted values.
 """
 
 import errno
@@ -36,68 +36,68 @@ from boxcal.app.registry.errors import Conflict
 
 
 class UploadStalled(BoxcalError):
-    """The upload came slower than the minimum rate, and others wait for its slot."""
+    """The upload is slower than the minimum rate."""
 
     status = 408
     type = "upload-stalled"
-    title = "The upload stalled"
+    title = "Upload stalled"
 
 
 class UploadTooLarge(PayloadTooLarge):
     """The upload has more bytes than the limit, as sent or as stored."""
 
     type = "upload-too-large"
-    title = "The upload is too large"
+    title = "Upload too large"
 
 
 class UnknownUploadFormat(UnsupportedMediaType):
-    """The uploaded file is neither `.npz` nor `.parquet` nor `.zip`."""
+    """The uploaded file is not `.npz`, `.parquet` or `.zip`."""
 
     type = "unknown-upload-format"
-    title = "The file format is not supported"
+    title = "Unsupported file format"
 
 
 class InvalidUpload(InvalidRequest):
-    """The uploaded file holds no validation set that can be fitted."""
+    """The uploaded file contains no valid validation set."""
 
     type = "invalid-upload"
-    title = "The validation set is not valid"
+    title = "Invalid validation set"
 
 
 class UnknownMethod(InvalidRequest):
-    """No method has this name, or the upload or the backbone does not give what it reads."""
+    """No method has this name, or the upload or backbone does not provide its requirements."""
 
     type = "unknown-method"
-    title = "The method cannot be fitted here"
+    title = "Unsupported method"
 
 
 class FitAlreadyOver(Conflict):
-    """The fit has ended, so it can no longer be cancelled."""
+    """The fit has ended and cannot be cancelled."""
 
     type = "fit-already-over"
-    title = "The fit is over"
+    title = "Fit already ended"
 
 
 class FitElsewhere(Conflict):
-    """Another process that shares the registry runs the fit, and only that one can cancel it."""
+    """Another replica runs the fit; only that replica can cancel it."""
 
     type = "fit-elsewhere"
-    title = "Another replica runs the fit"
+    title = "Fit runs elsewhere"
 
 
 class FitQueueFull(Unavailable):
-    """As many fits are waiting, or as many uploads are arriving, as may."""
+    """Too many fits are waiting, or too many uploads are arriving."""
 
     type = "fit-queue-full"
-    title = "Too many fits are waiting"
+    title = "Fit queue full"
 
 
 class StorageFull(BoxcalError):
-    """The data folder has no space left."""
+    """The data directory has no space left."""
 
     status = 507
     type = "storage-full"
-    title = "The data folder is full"
+    title = "Insufficient storage"
 
 
 REFUSALS: dict[str, type[BoxcalError]] = {
@@ -112,15 +112,17 @@ REFUSALS: dict[str, type[BoxcalError]] = {
         StorageFull,
     )
 }
-"""What the check of an upload may refuse it with, by `type`."""
+"""Errors that the check of an upload can return, by `type`."""
 
 
 @contextmanager
 def full_disk_as_problem() -> Iterator[None]:
-    """Turn the operating system's errors about a full disk into `StorageFull`."""
+    """Convert errors of the operating system about a full disk to `StorageFull`."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        raise StorageFull(f"No space left in the data folder: {error.strerror}. Try again later.") from error
+        raise StorageFull(
+            f"No space left in the data directory: {error.strerror}. Try again later."
+        ) from error

@@ -44,7 +44,7 @@ BODY: dict[str, Any] = {
                             "type": "string",
                             "format": "binary",
                             "description": "`.npz` with `logits` or `probabilities` (N, K), `labels`, and "
-                            "perhaps `features` (N, D) for the methods that read them; "
+                            "optionally `features` (N, D) for the methods that read them; "
                             "`.parquet` with the columns `logits` (lists) and `label`; or a `.zip` of "
                             "images with a folder for each class.",
                         },
@@ -73,7 +73,7 @@ BODY: dict[str, Any] = {
     response_model_exclude_none=True,
     openapi_extra=BODY,
     responses={
-        200: {"model": Fit, "description": "The fit was over within `wait` seconds."},
+        200: {"model": Fit, "description": "The fit ended within `wait` seconds."},
         **problems(
             MalformedBody,
             UploadStalled,
@@ -95,10 +95,15 @@ async def start_fit(
     response: Response,
     state: CurrentState,
     wait: Annotated[
-        float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Answer once the fit is over, if by then.")
+        float,
+        Query(
+            ge=0,
+            le=LONGEST_WAIT_SECONDS,
+            description="Maximum number of seconds to wait for the end of the fit.",
+        ),
     ] = 0,
 ) -> Fit:
-    """Fit a calibrator to validation data, judge it on unseen folds, and activate it if it is better."""
+    """Fit a calibrator to validation data, evaluate it by cross-fitting, and activate it if it is better."""
     client = request.client.host if request.client else ""
     async with state.fit_jobs.reserve_slot(client) as folder:
         limit = state.settings.max_upload_bytes
@@ -116,7 +121,7 @@ async def start_fit(
     "/fits", response_model_exclude_none=True, responses=problems(InvalidParameter, RegistryUnavailable)
 )
 async def list_fits(state: CurrentState, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Fits:
-    """List the newest fits."""
+    """List recent fits."""
     return Fits(fits=[Fit.of(record) for record in await state.fit_jobs.list(limit)])
 
 
@@ -124,7 +129,7 @@ async def list_fits(state: CurrentState, limit: Annotated[int, Query(ge=1, le=10
     "/fits/{fit_id}", response_model_exclude_none=True, responses=problems(FitNotFound, RegistryUnavailable)
 )
 async def get_fit(fit_id: str, state: CurrentState) -> Fit:
-    """Say how a fit stands."""
+    """Return the state of a fit."""
     return Fit.of(await state.fit_jobs.get(fit_id))
 
 
@@ -134,7 +139,7 @@ async def get_fit(fit_id: str, state: CurrentState) -> Fit:
     responses=problems(FitNotFound, FitAlreadyOver, FitElsewhere, RegistryUnavailable),
 )
 async def cancel_fit(fit_id: str, state: CurrentState) -> Fit:
-    """Cancel a fit that waits or runs."""
+    """Cancel a queued or running fit."""
     return Fit.of(await state.fit_jobs.cancel(fit_id))
 
 
@@ -151,6 +156,6 @@ async def known_fit(fit_id: str, state: CurrentState) -> str:
     responses=problems(FitNotFound, RegistryUnavailable),
 )
 async def follow_fit(fit_id: Annotated[str, Depends(known_fit)], state: CurrentState) -> AsyncIterator[Fit]:
-    """Stream how a fit stands, now and after every change, until it is over."""
+    """Stream the state of a fit, now and after every change, until it ends."""
     async for record in state.fit_jobs.watch(fit_id):
         yield Fit.of(record)

@@ -1,4 +1,4 @@
-"""How a fit looks over HTTP."""
+"""Schemas of fits in the HTTP API."""
 
 from __future__ import annotations
 
@@ -11,32 +11,34 @@ from boxcal.app.registry.records import ActivatePolicy, FitRecord, FitState
 
 
 class FitWarning(BaseModel):
-    """What is probably wrong with the data of a fit, or with its method for these data."""
+    """A probable problem of the data of a fit, or of its method for these data."""
 
-    code: str = Field(description="A stable name of the finding, such as `duplicates`.")
+    code: str = Field(description="Stable identifier, for example `duplicates`.")
     severity: Literal["warning", "serious"] = Field(
         description="`serious`: the calibrator is not activated unless `activate` is `always`."
     )
     message: str
-    rows: int = Field(description="How many rows are concerned.")
+    rows: int = Field(description="Number of affected rows.")
 
 
 class Fit(BaseModel):
-    """How a fit stands; members that are not known yet are left out."""
+    """The state of a fit; members without a value are omitted."""
 
     model_config = ConfigDict(from_attributes=True)
 
     id: str
     state: FitState
     progress: float = Field(ge=0, le=1)
-    stage: str = Field(description="What is being done.")
-    method: str = Field(description="What was asked for; the calibrator names what `auto` chose.")
+    stage: str = Field(description="Current step.")
+    method: str = Field(
+        description="Requested method; if it is `auto`, the calibrator has the selected method."
+    )
     activate: ActivatePolicy
     samples: int = Field(description="Size of the validation set.")
-    calibrator: int | None = Field(None, description="The version that the fit made.")
-    activated: bool | None = Field(None, description="Whether that version was activated.")
-    decision: str | None = Field(None, description="Why it was, or was not.")
-    warnings: list[FitWarning] | None = Field(None, description="What is probably wrong with the data.")
+    calibrator: int | None = Field(None, description="Version of the new calibrator.")
+    activated: bool | None = Field(None, description="Whether this version was activated.")
+    decision: str | None = Field(None, description="Reason for this decision.")
+    warnings: list[FitWarning] | None = Field(None, description="Probable problems of the data.")
     error: str | None = Field(None, description="Why the fit failed, was cancelled or was interrupted.")
     created_at: datetime
     started_at: datetime | None = None
@@ -44,11 +46,11 @@ class Fit(BaseModel):
 
     @classmethod
     def of(cls, record: FitRecord) -> Self:
-        """Show a record."""
+        """Return the schema of a record."""
         return cls.model_validate(record)
 
 
 class Fits(BaseModel):
-    """The newest fits, newest first."""
+    """Recent fits, newest first."""
 
     fits: list[Fit]

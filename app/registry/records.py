@@ -1,4 +1,4 @@
-"""What the registry hands out: plain, frozen records, with nothing of the database left in them."""
+"""Immutable records that the registry returns; they do not depend on the database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import ConfigDict
 
 
 class FitState(StrEnum):
-    """Where a fit stands; the last four are final."""
+    """State of a fit; the last four are final."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -24,7 +24,7 @@ class FitState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing will change any more."""
+        """Whether the state will not change again."""
         return self not in UNFINISHED
 
 
@@ -32,7 +32,7 @@ UNFINISHED = (FitState.QUEUED, FitState.RUNNING)
 
 
 class ActivatePolicy(StrEnum):
-    """What becomes of a fit's calibrator: the field `activate` of `/fit`."""
+    """When the calibrator of a fit is activated: the field `activate` of `/fit`."""
 
     IF_BETTER = "if_better"
     ALWAYS = "always"
@@ -40,7 +40,7 @@ class ActivatePolicy(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a calibrator was activated."""
+    """Reason of an activation."""
 
     FIT = "fit"
     REQUEST = "request"

@@ -24,7 +24,9 @@ router = APIRouter(prefix="/calibrators", tags=["calibrators"])
 
 LARGEST_VERSION = 2**31 - 1
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-Version = Annotated[int, Path(ge=0, le=LARGEST_VERSION, description="0 is `uncalibrated`.")]
+Version = Annotated[
+    int, Path(ge=0, le=LARGEST_VERSION, description="Version of the calibrator; 0 is uncalibrated.")
+]
 
 
 def part(path: str, media_type: str, description: str, *errors: type[BoxcalError]) -> Decorator:
@@ -41,7 +43,7 @@ def part(path: str, media_type: str, description: str, *errors: type[BoxcalError
 
 @router.get("", response_model_exclude_none=True, responses=problems(RegistryUnavailable))
 async def list_calibrators(state: CurrentState) -> Calibrators:
-    """List the calibrators of every backbone, newest first, the active one marked."""
+    """List the calibrators of all backbones, newest first."""
     records = await state.registry.run(state.registry.list)
     active = state.active.current.version
     return Calibrators(calibrators=[Calibrator.of(record, active) for record in records])
@@ -49,7 +51,7 @@ async def list_calibrators(state: CurrentState) -> Calibrators:
 
 @router.post("/rollback", responses=problems(NothingToRollBack, DamagedArtifact, RegistryUnavailable))
 async def rollback(state: CurrentState) -> Activated:
-    """Return to the calibrator before the active one; twice goes back twice."""
+    """Activate the previous calibrator; a second call goes back by one more."""
     return Activated.of(await state.registry.run(state.activator.rollback))
 
 
@@ -59,28 +61,28 @@ async def rollback(state: CurrentState) -> Activated:
     responses=problems(CalibratorNotFound, InvalidParameter, RegistryUnavailable),
 )
 async def get_calibrator(version: Version, state: CurrentState) -> Calibrator:
-    """Describe one calibrator."""
+    """Return one calibrator."""
     record = await state.registry.run(state.registry.get, version)
     return Calibrator.of(record, state.active.current.version)
 
 
 @part("report", "application/json", "The report.")
 async def get_report(version: Version, state: CurrentState) -> Response:
-    """Return the report: metrics before and after on data the fit never saw, with intervals."""
+    """Return the report: metrics before and after calibration, on data that the fit did not use."""
     report = await state.registry.run(state.registry.report, version)
     return Response(orjson.dumps(report), media_type="application/json")
 
 
 @part("reliability.json", "application/json", "The data.")
 async def get_reliability_data(version: Version, state: CurrentState) -> Response:
-    """Return the numbers that the reliability diagram draws."""
+    """Return the data of the reliability diagram."""
     report = await state.registry.run(state.registry.report, version)
     return Response(orjson.dumps(report["reliability"]), media_type="application/json")
 
 
 @part("reliability.svg", "image/svg+xml", "The image.")
 async def get_reliability_diagram(version: Version, state: CurrentState) -> Response:
-    """Return the report's reliability diagram, before and after, as an SVG."""
+    """Return the reliability diagram before and after calibration as SVG."""
     return Response(
         await state.registry.run(state.registry.reliability, version, "svg"), media_type="image/svg+xml"
     )
@@ -88,7 +90,7 @@ async def get_reliability_diagram(version: Version, state: CurrentState) -> Resp
 
 @part("reliability.png", "image/png", "The image.")
 async def get_reliability_image(version: Version, state: CurrentState) -> Response:
-    """Return the same as a PNG."""
+    """Return the reliability diagram as PNG."""
     return Response(
         await state.registry.run(state.registry.reliability, version, "png"), media_type="image/png"
     )
@@ -96,7 +98,7 @@ async def get_reliability_image(version: Version, state: CurrentState) -> Respon
 
 @part("artifact", "application/octet-stream", "A safetensors file.", DamagedArtifact)
 async def get_artifact(version: Version, state: CurrentState) -> Response:
-    """Return the calibrator itself, for `Calibrator.from_bytes`."""
+    """Return the artifact (safetensors), for `Calibrator.from_bytes`."""
     disposition = f'attachment; filename="calibrator-{version}.safetensors"'
     return Response(
         await state.registry.run(state.registry.artifact, version),
@@ -112,5 +114,5 @@ async def get_artifact(version: Version, state: CurrentState) -> Response:
     ),
 )
 async def activate(version: Version, state: CurrentState) -> Activated:
-    """Activate a calibrator; if it already is active, nothing changes."""
+    """Activate a calibrator; if it is already active, nothing changes."""
     return Activated.of(await state.registry.run(state.activator.activate, version))

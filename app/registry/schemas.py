@@ -1,4 +1,4 @@
-"""How a calibrator looks over HTTP."""
+"""Schemas of calibrators in the HTTP API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from boxcal.app.registry.records import Activation, BackboneIdentity, Calibrator
 
 
 class Backbone(BaseModel):
-    """What a calibrator was fitted to."""
+    """The backbone to which a calibrator was fitted."""
 
     name: str
     num_classes: int
@@ -19,7 +19,7 @@ class Backbone(BaseModel):
 
     @classmethod
     def of(cls, identity: BackboneIdentity) -> Self:
-        """Show an identity."""
+        """Return the schema of an identity."""
         return cls(name=identity.name, num_classes=identity.num_classes, fingerprint=identity.fingerprint)
 
 
@@ -28,17 +28,19 @@ class Calibrator(BaseModel):
 
     version: int
     method: str
-    active: bool = Field(description="Whether it is the active one.")
-    backbone: Backbone | None = Field(None, description="Absent for version 0, which fits every backbone.")
+    active: bool = Field(description="Whether this calibrator is active.")
+    backbone: Backbone | None = Field(
+        None, description="Absent for version 0, which works with every backbone."
+    )
     spec: dict[str, Any] | None = Field(None, description="The fitted parameters.")
     samples: int | None = Field(None, description="Size of the validation set.")
-    sha256: str | None = Field(None, description="Of the artifact.")
-    size: int | None = Field(None, description="Bytes of the artifact.")
+    sha256: str | None = Field(None, description="SHA-256 of the artifact.")
+    size: int | None = Field(None, description="Size of the artifact in bytes.")
     created_at: datetime | None = None
 
     @classmethod
     def of(cls, record: CalibratorRecord, active: int) -> Self:
-        """Show a record, given the active version."""
+        """Return the schema of a record, given the active version."""
         return cls(
             version=record.version,
             method=record.method,
@@ -63,12 +65,12 @@ class Activated(BaseModel):
 
     version: int
     method: str
-    reason: Reason = Field(description="Why it was activated.")
+    reason: Reason = Field(description="Reason of the activation.")
     activated_at: datetime
 
     @classmethod
     def of(cls, activation: Activation) -> Self:
-        """Show an activation."""
+        """Return the schema of an activation."""
         return cls(
             version=activation.version,
             method=activation.method,
