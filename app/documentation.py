@@ -158,6 +158,40 @@ ANSWERS: dict[tuple[str, str, str], tuple[str, Any]] = {
     ("get", "/calibrators/{version}/reliability.json", "200"): ("", RELIABILITY),
     ("post", "/calibrators/rollback", "200"): ("The active calibrator.", ROLLED_BACK),
     ("post", "/calibrators/{version}/activate", "200"): ("The active calibrator.", ACTIVATED),
+    ("get", "/activations", "200"): (
+        "The newest activations.",
+        {"activations": [ROLLED_BACK, ACTIVATED], "rollback_to": None},
+    ),
+    ("get", "/model", "200"): (
+        "The model.",
+        {
+            "name": "digits",
+            "num_classes": 10,
+            "labels": list("0123456789"),
+            "input_shape": [1, 8, 8],
+            "formats": ["image/jpeg", "image/png", "image/webp"],
+            "device": "cpu",
+            "limits": {
+                "body_bytes": 33554432,
+                "upload_bytes": 1073741824,
+                "pixels": 50000000,
+                "queue_samples": 1024,
+                "timeout_ms": 30000.0,
+            },
+            "examples": [{"name": "digit 9", "png": IMAGE}],
+        },
+    ),
+    ("get", "/methods", "200"): ("The methods.", {"methods": [{"name": "ts", "reads": "logits"}]}),
+    ("get", "/stats", "200"): (
+        "",
+        {
+            "every_seconds": 5.0,
+            "requests_per_second": 12.4,
+            "p50_ms": 2.9,
+            "p99_ms": 8.1,
+            "history": {"requests_per_second": [11.8, 12.4], "p99_ms": [7.9, 8.1]},
+        },
+    ),
     ("get", "/health/live", "200"): ("The process is alive.", {"status": "live"}),
     ("get", "/health/ready", "200"): (
         "The service is ready for predictions.",
@@ -172,6 +206,7 @@ PARAMETERS: dict[str, tuple[str, Any]] = {
     "top_k": ("", 3),
     "probabilities": ("", True),
     "logits": ("", True),
+    "explain": ("", True),
     "calibrator": ("", "active"),
     "timeout_ms": ("", 500),
     "wait": ("", 60),
@@ -183,6 +218,7 @@ TAGS = {
     "predict": "Calibrated probabilities within the bounds of each request.",
     "fits": "Fit a calibrator to validation data and get a report.",
     "calibrators": "List, activate and roll back calibrators.",
+    "model": "The model that is served, and the calibration methods.",
     "monitoring": "Liveness, readiness and metrics.",
 }
 

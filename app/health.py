@@ -47,3 +47,19 @@ async def ready(state: CurrentState) -> Ready:
 async def metrics(state: CurrentState) -> Response:
     """Return the metrics in the text format of Prometheus."""
     return Response(state.telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get(
+    "/stats",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "Rates, quantiles and their history of 15 minutes, at most 4 kB.",
+            "content": {"application/json": {"schema": {"type": "object"}}},
+        },
+        **problems(),
+    },
+)
+async def get_stats(state: CurrentState) -> Response:
+    """Return a summary for people who watch; `/metrics` has everything for machines."""
+    return Response(state.stats.response, media_type="application/json")

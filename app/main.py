@@ -11,17 +11,26 @@ from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
-from boxcal.app import documentation, errors, health
+from boxcal.app import description, documentation, errors, health
 from boxcal.app.fitting import routes as refit
 from boxcal.app.middleware import RequestMiddleware
+from boxcal.app.page import routes as page
 from boxcal.app.predict import routes as predict
 from boxcal.app.registry import routes as registry
 from boxcal.app.settings import Settings
 from boxcal.app.state import lifespan
 from boxcal.app.telemetry import UNMATCHED, Telemetry
 
-DOCUMENTS = ("/openapi.json", "/docs")
-ROUTERS = (predict.router, refit.router, registry.router, health.router)
+DOCUMENTS = ("/openapi.json",)
+ROUTERS = (
+    predict.router,
+    refit.router,
+    registry.router,
+    registry.history,
+    description.router,
+    page.router,
+    health.router,
+)
 
 
 class Application(FastAPI):
@@ -57,7 +66,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         version=version("boxcal"),
         lifespan=lifespan,
         openapi_url=DOCUMENTS[0],
-        docs_url=DOCUMENTS[1],
+        docs_url=None,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
         generate_unique_id_function=lambda route: route.name,

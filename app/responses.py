@@ -34,6 +34,14 @@ class LabelProbability(Document):
     )
 
 
+class Explanation(Document):
+    """What is needed to apply any bounds to a prediction: BCSoftmax(logits; lower, upper) is the answer."""
+
+    logits: tuple[float | None, ...] = Field(description="The K mapped logits; null for minus infinity.")
+    lower: float | tuple[float, ...] = Field(description="Fitted lower bound, one number or K.")
+    upper: float | tuple[float, ...] = Field(description="Fitted upper bound, one number or K.")
+
+
 class Prediction(Document):
     """The classes of one sample, most probable first."""
 
@@ -43,6 +51,7 @@ class Prediction(Document):
     top: tuple[LabelProbability, ...] = ()
     probabilities: tuple[float, ...] | None = Field(None, description="All K probabilities, on request.")
     logits: tuple[float, ...] | None = Field(None, description="The backbone's K logits, on request.")
+    explain: Explanation | None = Field(None, description="Mapped logits and fitted bounds, on request.")
 
 
 class Timing(TypedDict, total=False):

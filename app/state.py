@@ -20,6 +20,7 @@ from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.registry.records import BackboneIdentity
 from boxcal.app.registry.store import Registry
 from boxcal.app.settings import Settings
+from boxcal.app.stats import Stats, open_stats
 from boxcal.app.telemetry import Telemetry
 from boxcal.models.backbone import Backbone
 from boxcal.models.loading import load_backbone
@@ -37,6 +38,7 @@ class State:
     active: ActiveCalibrator
     fit_jobs: FitJobs
     pipeline: Pipeline
+    stats: Stats
 
 
 class LifespanState(TypedDict):
@@ -81,6 +83,7 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
         pipeline = await stack.enter_async_context(
             open_pipeline(settings, backbone, refits.activator, telemetry)
         )
+        stats = await stack.enter_async_context(open_stats(telemetry.registry))
         yield State(
             settings=settings,
             telemetry=telemetry,
@@ -90,6 +93,7 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
             active=refits.activator.active,
             fit_jobs=refits.jobs,
             pipeline=pipeline,
+            stats=stats,
         )
 
 

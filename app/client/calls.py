@@ -43,6 +43,8 @@ class AnswerOptions(TypedDict, total=False):
         Number of classes in `top`.
     probabilities, logits
         Whether each prediction has all K of them.
+    explain
+        Whether each prediction has its mapped logits and the fitted bounds.
     calibrator
         A version of the registry (0 is `uncalibrated`) instead of the active one.
     timeout_ms
@@ -54,6 +56,7 @@ class AnswerOptions(TypedDict, total=False):
     top_k: int
     probabilities: bool
     logits: bool
+    explain: bool
     calibrator: int | Literal["active"]
     timeout_ms: float
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -75,7 +75,7 @@ class Rows:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class CalibratedAnswer:
     """The result of one request; `boxcal.app.responses.Answer` defines the document that it becomes.
 
@@ -141,7 +141,28 @@ class CalibratedAnswer:
             prediction["probabilities"] = probabilities
         if self.options.logits:
             prediction["logits"] = self.rows.logits[row]
+        if self.options.explain:
+            prediction["explain"] = self._explain(row)
         return prediction
+
+    @cached_property
+    def _explanation(self) -> tuple[Float64Array, Float64Array, Float64Array]:
+        """Return the mapped logits (N, K) and the fitted bounds (1 or N, 1 or K)."""
+        import torch  # noqa: PLC0415 - only responses with an explanation need it here
+
+        calibrator = self.served.calibrator
+        if calibrator.reads == "features":  # the mapped logits cannot be computed from logits
+            return self.rows.mapped, np.zeros((1, 1)), np.ones((1, 1))
+        with torch.inference_mode():
+            calibrated = calibrator.calibrate(torch.from_numpy(self.rows.logits))
+        lower, upper = (np.atleast_2d(bound.numpy()) for bound in (calibrated.lower, calibrated.upper))
+        return calibrated.logits.numpy(), lower, upper
+
+    def _explain(self, row: int) -> dict[str, Any]:
+        mapped, lower, upper = self._explanation
+        bounds = (bound[row if len(bound) > 1 else 0] for bound in (lower, upper))
+        low, high = (bound.item() if bound.size == 1 else bound for bound in bounds)
+        return {"logits": mapped[row], "lower": low, "upper": high}
 
     def _bound_hit(self, row: int, index: int) -> Literal["lower", "upper"] | None:
         """Return which bound the probability is equal to, except 0 and 1, which bound every probability."""

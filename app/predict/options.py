@@ -62,6 +62,8 @@ class Options(BaseModel):
         How many classes `top` lists, K at most.
     probabilities, logits
         Whether each prediction carries all K of them; logits are the backbone's, as `/fit` takes them.
+    explain
+        Whether each prediction carries its mapped logits and the fitted bounds.
     calibrator
         The active one, or a version of the registry; 0 is `uncalibrated`.
     timeout_ms
@@ -74,6 +76,7 @@ class Options(BaseModel):
     top_k: Annotated[int, Field(ge=1)] = 5
     probabilities: bool = False
     logits: bool = False
+    explain: bool = False
     calibrator: Annotated[
         Literal["active"] | int,
         BeforeValidator(_version),

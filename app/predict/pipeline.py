@@ -151,7 +151,7 @@ class Pipeline:
         if as_json:
             listed = min(options.top_k, len(self.labels)) * (100 + self.labels.longest)
             response = 200 * rows + listed * rows
-            response += DIGITS * numbers * (options.probabilities + options.logits)
+            response += DIGITS * numbers * (options.probabilities + options.logits + 3 * options.explain)
         needed = BYTES_PER_NUMBER * numbers + response
         if needed > self._memory.limit:
             raise RequestTooLarge(

@@ -27,6 +27,7 @@ QUERY_DESCRIPTIONS = {
     "top_k": "How many classes `top` lists.",
     "probabilities": "Whether each prediction carries all K probabilities.",
     "logits": "Whether each prediction carries the K logits.",
+    "explain": "Whether each prediction carries its mapped logits and fitted bounds.",
     "calibrator": "`active`, or a version; 0 is `uncalibrated`.",
     "timeout_ms": "Timeout in milliseconds.",
 }
@@ -42,7 +43,9 @@ def options_schema() -> dict[str, Any]:
 def query_parameters() -> list[dict[str, Any]]:
     """Describe the options of bodies that contain data alone."""
     properties = options_schema()["properties"]
-    schemas = {name: properties[name] for name in ("top_k", "probabilities", "logits", "calibrator")}
+    schemas = {
+        name: properties[name] for name in ("top_k", "probabilities", "logits", "explain", "calibrator")
+    }
     schemas["timeout_ms"] = {"type": "number", "exclusiveMinimum": 0}
     return [
         {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Query, Response
 
 from boxcal.app.errors import BoxcalError, InvalidParameter, problems
 from boxcal.app.registry.errors import (
@@ -17,10 +17,12 @@ from boxcal.app.registry.errors import (
     NothingToRollBack,
     RegistryUnavailable,
 )
-from boxcal.app.registry.schemas import Activated, Calibrator, Calibrators
+from boxcal.app.registry.records import Activation
+from boxcal.app.registry.schemas import Activated, Activations, Calibrator, Calibrators
 from boxcal.app.state import CurrentState
 
 router = APIRouter(prefix="/calibrators", tags=["calibrators"])
+history = APIRouter(tags=["calibrators"])
 
 LARGEST_VERSION = 2**31 - 1
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -116,3 +118,20 @@ async def get_artifact(version: Version, state: CurrentState) -> Response:
 async def activate(version: Version, state: CurrentState) -> Activated:
     """Activate a calibrator; if it is already active, nothing changes."""
     return Activated.of(await state.registry.run(state.activator.activate, version))
+
+
+@history.get("/activations", responses=problems(InvalidParameter, RegistryUnavailable))
+async def list_activations(
+    state: CurrentState, limit: Annotated[int, Query(ge=1, le=1000, description="Maximum number.")] = 50
+) -> Activations:
+    """List the newest activations, newest first, and the version that a rollback activates."""
+
+    def read() -> tuple[Sequence[Activation], int | None]:
+        try:
+            target: int | None = state.registry.rollback_target()
+        except NothingToRollBack:
+            target = None
+        return state.registry.activations(limit), target
+
+    found, target = await state.registry.run(read)
+    return Activations(activations=[Activated.of(one) for one in found], rollback_to=target)

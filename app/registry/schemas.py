@@ -77,3 +77,10 @@ class Activated(BaseModel):
             reason=activation.reason,
             activated_at=activation.created_at,
         )
+
+
+class Activations(BaseModel):
+    """The newest activations, and where a rollback leads."""
+
+    activations: list[Activated]
+    rollback_to: int | None = Field(description="Version that a rollback activates; null if there is none.")

@@ -6,7 +6,7 @@ Its methods block, so the service calls them through `run`, in threads of the re
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from sqlalchemy import Connection, func, insert, select
@@ -152,6 +152,23 @@ class Registry:
         self.check_belongs(version)
         with self.database.write() as connection:
             return self._activate(connection, version, Reason.REQUEST)
+
+    def activations(self, limit: int) -> Sequence[Activation]:
+        """Return the newest activations for this backbone, newest first."""
+        with self.database.read() as connection:
+            rows = connection.execute(
+                select(
+                    activations.c.version,
+                    activations.c.reason,
+                    activations.c.created_at,
+                    calibrators.c.method,
+                )
+                .join(calibrators, calibrators.c.version == activations.c.version)
+                .where(activations.c.backbone_id == self._backbone_id)
+                .order_by(activations.c.id.desc())
+                .limit(limit)
+            ).all()
+        return [Activation(row.version, row.method, Reason(row.reason), row.created_at) for row in rows]
 
     def rollback_target(self) -> int:
         """Return the version that `rollback` would activate.

@@ -68,7 +68,7 @@ def add(registry: Registry, *, activate: bool = False, artifact: bytes = b"bytes
     return version
 
 
-def test_a_new_registry_holds_version_0_active_version(registry: Registry) -> None:
+def test_a_new_registry_has_version_0_active(registry: Registry) -> None:
     (only,) = registry.list()
     assert (only.version, only.method, only.backbone, only.sha256) == (0, "uncalibrated", None, None)
     assert registry.active().version == 0
@@ -254,3 +254,16 @@ def test_old_fits_are_forgotten_but_never_one_that_is_not_over(
         fit = registry.fits.add(f"over-{number}", "ts", ActivatePolicy.NEVER, 7)
         registry.fits.end(fit, FitState.FAILED, "so")
     assert [record.id for record in registry.fits.list(10)] == ["over-4", "over-3", "over-2", "waiting"]
+
+
+def test_activations_are_listed_newest_first(registry: Registry) -> None:
+    assert registry.activations(10) == []
+    first = add(registry, activate=True)
+    registry.activate(0)
+    registry.rollback()
+    assert [(one.version, one.method) for one in registry.activations(10)] == [
+        (first, "ts"),
+        (0, "uncalibrated"),
+        (first, "ts"),
+    ]
+    assert [one.version for one in registry.activations(1)] == [first]

@@ -1,0 +1,103 @@
+"""What the service is, for clients that adapt to it: `GET /model` and `GET /methods`."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+import orjson
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from boxcal.app.errors import problems
+from boxcal.app.state import CurrentState
+
+router = APIRouter(tags=["model"])
+
+IMAGE_FORMATS = ("image/jpeg", "image/png", "image/webp")
+
+
+class Limits(BaseModel):
+    """Limits of one request."""
+
+    body_bytes: int = Field(description="Maximum request body, except `/fit`.")
+    upload_bytes: int = Field(description="Maximum request body of `/fit`.")
+    pixels: int = Field(description="Maximum pixels of an image.")
+    queue_samples: int = Field(description="Maximum samples in the queue and in progress.")
+    timeout_ms: float = Field(description="Timeout of requests that set none.")
+
+
+class Example(BaseModel):
+    """An example image."""
+
+    name: str
+    png: str = Field(description="The PNG in base64.")
+
+
+class ModelDescription(BaseModel):
+    """The model that is served."""
+
+    name: str
+    num_classes: int
+    labels: list[str]
+    input_shape: list[int] = Field(description="Shape of one preprocessed input.")
+    formats: list[str] = Field(description="Image media types; empty if the model takes tensors only.")
+    device: str
+    limits: Limits
+    examples: list[Example] = Field(description="Example images, for models that come with some.")
+
+
+class MethodDescription(BaseModel):
+    """A calibration method."""
+
+    name: str
+    reads: Literal["logits", "features", "inputs"] = Field(description="What it needs besides labels.")
+
+
+class Methods(BaseModel):
+    """The calibration methods."""
+
+    methods: list[MethodDescription] = Field(description="From the simplest to the most complex.")
+
+
+@router.get("/model", responses=problems())
+async def get_model(state: CurrentState) -> ModelDescription:
+    """Describe the model: labels, limits and accepted formats."""
+    backbone, settings = state.backbone, state.settings
+    return ModelDescription(
+        name=backbone.name,
+        num_classes=backbone.num_classes,
+        labels=list(backbone.labels),
+        input_shape=list(backbone.input_shape),
+        formats=list(IMAGE_FORMATS) if backbone.preprocessing else [],
+        device=str(backbone.device),
+        limits=Limits(
+            body_bytes=settings.max_body_bytes,
+            upload_bytes=settings.max_upload_bytes,
+            pixels=settings.max_pixels,
+            queue_samples=settings.max_queue_samples,
+            timeout_ms=settings.timeout_ms,
+        ),
+        examples=list(examples(backbone.name)),
+    )
+
+
+@router.get("/methods", responses=problems())
+async def get_methods() -> Methods:
+    """List the methods that `/fit` accepts besides `auto`, and what each needs."""
+    from boxcal.calibrators.method import catalogue  # noqa: PLC0415 - a service that never fits does not need it
+
+    known = catalogue()
+    return Methods(
+        methods=[MethodDescription(name=name, reads=known[name].logit_map.reads) for name in known]
+    )
+
+
+@cache
+def examples(model: str) -> tuple[Example, ...]:
+    """Return the example images that come with a model: those of `digits` are of its test split."""
+    if model != "digits":
+        return ()
+    found = orjson.loads(files("boxcal.models").joinpath("digits_examples.json").read_bytes())
+    return tuple(Example(**one) for one in found)

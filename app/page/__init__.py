@@ -1,0 +1,1 @@
+"""The web page: static files, served under a strict Content-Security-Policy."""

@@ -1,0 +1,114 @@
+// Calls the service. Every error response becomes a Problem with the service's own message.
+
+/** The service's root: one level above this page, behind any gateway prefix. */
+const root = new URL("../", document.baseURI);
+export const url = (path) => new URL(path.replace(/^\//, ""), root);
+
+const KEY = "boxcal-api-key";
+let apiKey = sessionStorage.getItem(KEY);
+
+/** Keep an API key for this tab, or forget it with null. It is never part of a URL. */
+export function useKey(key) {
+  apiKey = key;
+  if (key) sessionStorage.setItem(KEY, key);
+  else sessionStorage.removeItem(KEY);
+}
+
+export const hasKey = () => Boolean(apiKey);
+const headers = (more) => ({ ...more, ...(apiKey && { Authorization: `Bearer ${apiKey}` }) });
+
+export class Problem extends Error {
+  constructor(status, document) {
+    super(document.detail ?? document.title ?? `HTTP ${status}`);
+    this.status = status;
+    this.title = document.title ?? "The request failed";
+    this.kind = document.type ?? "";
+  }
+}
+
+async function send(path, options) {
+  let response;
+  try {
+    response = await fetch(url(path), { ...options, headers: headers(options.headers) });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem(0, { title: "The service is unreachable", detail: "No response: is it running?" });
+  }
+  if (response.ok) return response;
+  throw await problemOf(response.status, await response.text());
+}
+
+async function problemOf(status, text) {
+  let document;
+  try {
+    document = JSON.parse(text);
+  } catch {
+    document = { detail: text.slice(0, 300) };
+  }
+  const problem = new Problem(status, document);
+  if (status === 401 || status === 403) dispatchEvent(new CustomEvent("boxcal:denied", { detail: problem }));
+  return problem;
+}
+
+const ask = async (path, options) => (await send(path, options)).json();
+
+export const get = (path, signal) => ask(path, { signal });
+export const remove = (path) => ask(path, { method: "DELETE" });
+export const blob = async (path) => (await send(path, {})).blob();
+
+export function post(path, body, signal) {
+  if (body === undefined) return ask(path, { method: "POST", signal });
+  return ask(path, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+    signal,
+  });
+}
+
+export function predict(image, options, signal) {
+  return ask(`/predict?options=${encodeURIComponent(JSON.stringify(options))}`, {
+    method: "POST",
+    headers: { "Content-Type": image.type || "image/png" },
+    body: image,
+    signal,
+  });
+}
+
+/** Upload a form with progress, which fetch cannot report. */
+export function upload(path, form, progress) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    request.open("POST", url(path));
+    for (const [name, value] of Object.entries(headers({}))) request.setRequestHeader(name, value);
+    request.upload.onprogress = (event) => event.lengthComputable && progress(event.loaded / event.total);
+    request.onload = async () => {
+      if (request.status < 300) resolve(JSON.parse(request.responseText));
+      else reject(await problemOf(request.status, request.responseText));
+    };
+    request.onerror = () =>
+      reject(new Problem(0, { title: "The upload failed", detail: "The connection was lost." }));
+    request.send(form);
+  });
+}
+
+/** Read server-sent events with fetch, which can send an API key; EventSource cannot. */
+export async function follow(path, signal, onEvent) {
+  const response = await send(path, { signal });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    text += value.replaceAll("\r\n", "\n");
+    const parts = text.split("\n\n");
+    text = parts.pop();
+    for (const part of parts) {
+      const data = part
+        .split("\n")
+        .filter((line) => line.startsWith("data:"))
+        .map((line) => line.slice(5).trimStart());
+      if (data.length) onEvent(JSON.parse(data.join("\n")));
+    }
+  }
+}

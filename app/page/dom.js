@@ -1,0 +1,63 @@
+// Builds elements without parsing strings as HTML, and formats numbers.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, properties, children) {
+  for (const [name, value] of Object.entries(properties ?? {})) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "vars")
+      for (const [key, entry] of Object.entries(value)) node.style.setProperty(key, entry);
+    else if (name === "value" && "value" in node) node.value = value;
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
+  );
+  return node;
+}
+
+export const h = (tag, properties, ...children) => fill(document.createElement(tag), properties, children);
+export const s = (tag, properties, ...children) =>
+  fill(document.createElementNS(SVG, tag), properties, children);
+
+/** A probability as a percentage that never rounds up to 100 % nor down to 0 %. */
+export function percent(p, digits = 1) {
+  if (p === null || p === undefined) return "–";
+  if (p === 0) return "0 %";
+  if (p === 1) return "100 %";
+  if (p > 0.9995) {
+    const places = Math.ceil(-Math.log10(100 * (1 - p)));
+    return places > 6 ? "> 99.9999 %" : `${(100 * p).toFixed(Math.max(digits, places))} %`;
+  }
+  if (p < 0.0005) return p < 1e-6 ? "< 0.0001 %" : `${Number((100 * p).toPrecision(1))} %`;
+  return `${(100 * p).toFixed(digits)} %`;
+}
+
+export const signed = (value, digits = 4) =>
+  value === null ? "–" : `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(digits)}`;
+
+export function milliseconds(ms) {
+  if (!Number.isFinite(ms)) return "–";
+  return ms >= 100 ? `${ms.toFixed(0)} ms` : ms >= 10 ? `${ms.toFixed(1)} ms` : `${ms.toFixed(2)} ms`;
+}
+
+export function ago(when) {
+  const seconds = (Date.now() - new Date(when)) / 1000;
+  const units = [
+    [60, "s"],
+    [3600, "min", 60],
+    [86400, "h", 3600],
+    [Infinity, "d", 86400],
+  ];
+  for (const [limit, unit, size = 1] of units)
+    if (seconds < limit) return `${Math.max(0, Math.round(seconds / size))} ${unit} ago`;
+}
+
+export function bytes(n) {
+  return n > 1e9
+    ? `${(n / 2 ** 30).toFixed(1)} GiB`
+    : n > 1e6
+      ? `${(n / 2 ** 20).toFixed(0)} MiB`
+      : `${(n / 1024).toFixed(1)} KiB`;
+}

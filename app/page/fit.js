@@ -1,0 +1,250 @@
+// Fit: upload validation data, follow the fit, and see what became of earlier fits.
+
+import { follow, get, remove, upload } from "./api.js";
+import { ago, bytes, h } from "./dom.js";
+
+export const title = "Fit";
+
+const UNFINISHED = ["queued", "running"];
+const RECONNECT_MS = 2000;
+
+export function show(main) {
+  const page = new Fit(main);
+  page.start();
+  return () => page.stopper.abort();
+}
+
+class Fit {
+  constructor(main) {
+    this.stopper = new AbortController();
+    this.file = h("input", {
+      type: "file",
+      class: "visually-hidden",
+      id: "data",
+      accept: ".npz,.parquet,.zip",
+      onchange: () => this.choose(this.file.files[0]),
+    });
+    this.drop = h(
+      "label",
+      { class: "drop tall", for: "data" },
+      h(
+        "span",
+        { class: "hint" },
+        h("b", {}, "Drop validation data"),
+        " or ",
+        h("u", {}, "choose a file"),
+        h(
+          "small",
+          {},
+          ".npz with logits (N, K) and labels (N,) · .parquet with logits and label · .zip of images, one folder per class",
+        ),
+      ),
+    );
+    this.method = h("select", { id: "method" }, h("option", { value: "auto" }, "auto: by cross-validation"));
+    this.reads = h("p", { class: "muted small" });
+    this.method.addEventListener("change", () => this.sayWhatItReads());
+    const policies = [
+      ["if_better", "if it is significantly better"],
+      ["always", "always"],
+      ["never", "never: only report"],
+    ];
+    this.policy = h(
+      "fieldset",
+      {},
+      h("legend", {}, "Activate the new calibrator"),
+      policies.map(([value, text], i) =>
+        h("label", {}, h("input", { type: "radio", name: "policy", value, checked: i === 0 }), ` ${text}`),
+      ),
+    );
+    this.go = h("button", { type: "button", disabled: true, onclick: () => this.submit() }, "Fit");
+    this.live = h("div", { class: "live", "aria-live": "polite" });
+    this.past = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table" });
+    const form = h(
+      "section",
+      { class: "card" },
+      h("h1", {}, "Fit a calibrator"),
+      this.file,
+      this.drop,
+      h("label", { class: "field", for: "method" }, h("span", {}, "Method"), this.method),
+      this.reads,
+      this.policy,
+      this.go,
+      this.live,
+    );
+    form.addEventListener("dragover", (event) => {
+      event.preventDefault();
+      this.drop.classList.add("over");
+    });
+    form.addEventListener("dragleave", () => this.drop.classList.remove("over"));
+    form.addEventListener("drop", (event) => {
+      event.preventDefault();
+      this.drop.classList.remove("over");
+      this.choose(event.dataTransfer.files[0]);
+    });
+    main.append(form, h("section", { class: "card" }, h("h2", {}, "Fits"), this.past));
+  }
+
+  async start() {
+    await Promise.all([this.list(), this.loadMethods()]);
+  }
+
+  async loadMethods() {
+    try {
+      this.methods = (await get("/methods")).methods;
+    } catch (error) {
+      this.fail(error);
+      return;
+    }
+    this.method.append(...this.methods.map(({ name }) => h("option", { value: name }, name)));
+  }
+
+  sayWhatItReads() {
+    const reads = this.methods?.find(({ name }) => name === this.method.value)?.reads ?? "logits";
+    this.reads.textContent = reads === "logits" ? "" : `This method also needs ${reads}.`;
+  }
+
+  choose(file) {
+    if (!file) return;
+    this.chosen = file;
+    this.go.disabled = false;
+    this.drop.classList.add("chosen");
+    this.drop.firstChild.replaceChildren(
+      h("b", {}, file.name),
+      ` · ${bytes(file.size)}`,
+      h("small", {}, "Another file replaces it."),
+    );
+  }
+
+  async submit() {
+    const form = new FormData();
+    form.append("method", this.method.value);
+    form.append("activate", this.policy.querySelector(":checked").value);
+    form.append("file", this.chosen);
+    this.go.disabled = true;
+    this.progress("Uploading", 0);
+    try {
+      const fit = await upload("/fit", form, (share) =>
+        this.progress(share < 1 ? "Uploading" : "Checking", share),
+      );
+      await this.follow(fit.id);
+    } catch (error) {
+      this.fail(error);
+    }
+    this.go.disabled = !this.chosen;
+  }
+
+  fail(error) {
+    this.live.replaceChildren(
+      h("div", { class: "problem", role: "alert" }, h("b", {}, `${error.title ?? "Error"}. `), error.message),
+    );
+  }
+
+  progress(stage, share, cancel) {
+    const bar = h(
+      "progress",
+      share > 0 ? { max: 1, value: share, "aria-label": stage } : { "aria-label": stage },
+    );
+    this.live.replaceChildren(
+      h(
+        "div",
+        { class: "stage" },
+        h("span", {}, stage),
+        h("span", { class: "n" }, `${Math.round(100 * share)} %`),
+      ),
+      bar,
+      cancel ? h("button", { type: "button", class: "quiet", onclick: cancel }, "Cancel") : "",
+    );
+  }
+
+  /** Follow a fit by its events; where the connection breaks, ask how it stands and follow again. */
+  async follow(id) {
+    const { signal } = this.stopper;
+    for (;;) {
+      let last = null;
+      try {
+        await follow(`/fits/${id}/events`, signal, (fit) => this.update((last = fit)));
+      } catch (error) {
+        if (signal.aborted) return;
+        if (error.status >= 400 && error.status < 500) throw error;
+      }
+      if (last && !UNFINISHED.includes(last.state)) return;
+      await new Promise((resolve) => setTimeout(resolve, RECONNECT_MS));
+      if (signal.aborted) return;
+    }
+  }
+
+  update(fit) {
+    if (UNFINISHED.includes(fit.state)) {
+      const cancel = async () => {
+        try {
+          await remove(`/fits/${fit.id}`);
+        } catch (error) {
+          if (error.status !== 409) this.fail(error);
+        }
+      };
+      this.progress(`${fit.method}: ${fit.stage ?? fit.state}`, fit.progress ?? 0, cancel);
+      return;
+    }
+    dispatchEvent(new Event("boxcal:changed"));
+    const warnings = (fit.warnings ?? []).map(({ severity, message }) =>
+      h("li", { class: severity }, h("b", {}, `${severity}: `), message),
+    );
+    this.live.replaceChildren(
+      fit.state === "succeeded"
+        ? h(
+            "div",
+            { class: "done" },
+            h("b", {}, `Fitted v${fit.calibrator}. `),
+            fit.decision,
+            " ",
+            h("a", { class: "button", href: `#/calibration/${fit.calibrator}` }, "Open the report"),
+          )
+        : h(
+            "div",
+            { class: "problem", role: "alert" },
+            h("b", {}, `The fit has ${fit.state === "failed" ? "failed" : `been ${fit.state}`}. `),
+            fit.error,
+          ),
+      warnings.length ? h("ul", { class: "warnings" }, warnings) : "",
+    );
+    this.list();
+  }
+
+  async list() {
+    let fits;
+    try {
+      ({ fits } = await get("/fits?limit=20", this.stopper.signal));
+    } catch (error) {
+      if (error.name !== "AbortError") this.fail(error);
+      return;
+    }
+    const running = fits.find((fit) => UNFINISHED.includes(fit.state));
+    if (running && !this.resumed) {
+      this.resumed = true;
+      this.follow(running.id).catch((error) => this.fail(error));
+    }
+    this.past.replaceChildren(fits.length ? table(fits) : h("p", { class: "muted" }, "None yet."));
+  }
+}
+
+function table(fits) {
+  const seconds = (fit) => ((new Date(fit.finished_at) - new Date(fit.started_at)) / 1000).toFixed(1);
+  const row = (fit) =>
+    h(
+      "tr",
+      {},
+      h("td", {}, ago(fit.created_at)),
+      h("td", {}, fit.method),
+      h("td", { class: "n" }, fit.samples?.toLocaleString("en")),
+      h("td", { class: "n" }, fit.finished_at && fit.started_at ? `${seconds(fit)} s` : ""),
+      h(
+        "td",
+        {},
+        fit.state === "succeeded"
+          ? [h("a", { href: `#/calibration/${fit.calibrator}` }, `v${fit.calibrator}`), " ", fit.decision]
+          : [h("b", {}, fit.state), " ", fit.error ?? fit.stage],
+      ),
+    );
+  const head = ["when", "method", "samples", "duration", "outcome"].map((name) => h("th", {}, name));
+  return h("table", { class: "fits" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, fits.map(row)));
+}

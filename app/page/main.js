@@ -1,0 +1,104 @@
+// The frame of the page: the view that the address names, and the active calibrator in the header.
+
+import { get, hasKey, useKey } from "./api.js";
+import { h } from "./dom.js";
+
+const views = {
+  try: () => import("./try.js"),
+  calibration: () => import("./calibration.js"),
+  fit: () => import("./fit.js"),
+  service: () => import("./service.js"),
+};
+const REFRESH_MS = 10_000;
+const main = document.getElementById("view");
+const status = document.getElementById("status");
+let leave = () => {};
+
+async function route() {
+  const [name, ...rest] = location.hash.replace(/^#\//, "").split("/");
+  if (location.hash === "#view") return;
+  const view = views[name] ? name : "try";
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.hash === `#/${view}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  leave();
+  const module = await views[view]();
+  document.title = `${module.title} · boxcal`;
+  main.className = `view-${view}`;
+  main.replaceChildren();
+  leave = module.show(main, rest) ?? (() => {});
+}
+
+let shown;
+
+/** One cheap request every ten seconds; the method is asked for only when the version changed. */
+async function refreshStatus() {
+  try {
+    const ready = await get("/health/ready");
+    if (shown === ready.calibrator) return;
+    const active = await get(`/calibrators/${ready.calibrator}`);
+    shown = ready.calibrator;
+    status.replaceChildren(
+      h("span", { class: "dot ok", "aria-hidden": "true" }),
+      h("span", { class: "model" }, ready.model),
+      h(
+        "a",
+        { class: "badge", href: `#/calibration/${active.version}`, title: "The active calibrator" },
+        `v${active.version} ${active.method}`,
+      ),
+      hasKey() ? h("button", { type: "button", class: "link", onclick: signOut }, "Sign out") : "",
+    );
+  } catch (error) {
+    shown = undefined;
+    status.replaceChildren(
+      h("span", { class: "dot bad", "aria-hidden": "true" }),
+      h("span", {}, error.title ?? "unreachable"),
+    );
+  }
+}
+
+function signOut() {
+  useKey(null);
+  location.reload();
+}
+
+let asking = false;
+
+/** Show the sign-in form where the service asks for an API key. */
+function signIn({ detail: problem }) {
+  if (asking) return;
+  asking = true;
+  const input = h("input", { type: "password", id: "key", autocomplete: "off", required: true });
+  const form = h(
+    "form",
+    { method: "dialog", class: "sign-in" },
+    h("h2", {}, problem.status === 401 ? "Sign in" : "This key is not allowed to do that"),
+    h("p", { class: "muted" }, problem.message),
+    h("label", { class: "field", for: "key" }, h("span", {}, "API key"), input),
+    h(
+      "div",
+      { class: "actions" },
+      h("button", { type: "submit" }, "Use this key"),
+      h("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, "Cancel"),
+    ),
+  );
+  const dialog = h("dialog", { "aria-label": "Sign in" }, form);
+  form.addEventListener("submit", () => {
+    useKey(input.value.trim());
+    location.reload();
+  });
+  dialog.addEventListener("close", () => {
+    dialog.remove();
+    asking = false;
+  });
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+addEventListener("hashchange", route);
+addEventListener("boxcal:changed", refreshStatus);
+addEventListener("boxcal:denied", signIn);
+refreshStatus();
+setInterval(() => document.hidden || refreshStatus(), REFRESH_MS);
+route();

@@ -1,0 +1,217 @@
+// Service: throughput, latency, stages, queue, errors and confidence, from /stats every five seconds.
+
+import { get } from "./api.js";
+import { key, lines } from "./charts.js";
+import { bytes, h, milliseconds, percent } from "./dom.js";
+
+export const title = "Service";
+
+const EVERY = 5000; // ms between requests, as often as the service reads its metrics
+
+export function show(main) {
+  const page = new Service(main);
+  page.refresh();
+  const timer = setInterval(() => document.hidden || page.refresh(), EVERY);
+  return () => clearInterval(timer);
+}
+
+class Service {
+  constructor(main) {
+    this.tiles = h("div", { class: "tiles" });
+    this.traffic = h("div");
+    this.latency = h("div");
+    this.stages = h("div");
+    this.rejected = h("div");
+    this.confidence = h("div");
+    this.lost = h("p", { class: "problem wide", role: "alert", hidden: true });
+    const card = (name, ...content) => h("section", { class: "card" }, h("h2", {}, name), ...content);
+    main.append(
+      h("h1", { class: "visually-hidden" }, "The service"),
+      this.lost,
+      this.tiles,
+      card(
+        "Requests per second",
+        this.traffic,
+        key(["line-answer", "answered"], ["line-bad", "failed or rejected"]),
+      ),
+      card("Latency", this.latency, key(["line-answer", "p50"], ["line-bad", "p99"])),
+      card("Latency by stage", this.stages),
+      h("div", { class: "stack" }, card("Confidence", this.confidence), card("Rejected", this.rejected)),
+      h(
+        "p",
+        { class: "muted small wide" },
+        "Tiles and stages show the last 30 seconds of this process, charts the last 15 minutes. ",
+        h("code", {}, "docker compose up"),
+        " starts Prometheus and Grafana for longer history, replicas and alerts.",
+      ),
+    );
+  }
+
+  async refresh() {
+    let stats;
+    try {
+      stats = await get("/stats");
+      this.model ??= await get("/model");
+      this.lost.hidden = true;
+    } catch (error) {
+      this.lost.hidden = false;
+      this.lost.replaceChildren(h("b", {}, `${error.title}. `), error.message);
+      return;
+    }
+    if (!stats.history) return;
+    this.drawTiles(stats);
+    this.drawCharts(stats);
+    this.drawStages(stats);
+    this.drawRejected(stats);
+    this.drawConfidence(stats);
+  }
+
+  drawTiles(stats) {
+    const good = stats.requests_per_second,
+      bad = stats.failed_per_second,
+      limit = this.model.limits.queue_samples;
+    const tiles = [
+      ["Requests", (good + bad).toFixed(good + bad < 10 ? 1 : 0), "per second"],
+      ["Median latency", milliseconds(stats.p50_ms ?? NaN), "p50"],
+      ["99th percentile", milliseconds(stats.p99_ms ?? NaN), "p99"],
+      ["Queue", stats.queue_samples, `of ${limit} samples`, stats.queue_samples > 0.8 * limit],
+      ["Failed", bad ? percent(bad / (good + bad)) : "0 %", "of requests", bad > 0],
+      ["Memory", bytes(stats.memory_bytes ?? 0), `${(stats.cores ?? 0).toFixed(2)} cores busy`],
+    ];
+    this.tiles.replaceChildren(
+      ...tiles.map(([name, value, unit, alarm]) =>
+        h(
+          "div",
+          { class: alarm ? "tile alarm" : "tile" },
+          h("span", {}, name),
+          h("b", {}, value),
+          h("small", {}, unit),
+        ),
+      ),
+    );
+  }
+
+  drawCharts({ at, every_seconds: step, history }) {
+    const now = 1000 * at;
+    const line = (name, kind, values) => ({
+      name,
+      kind,
+      points: values.map((v, i) => [now - 1000 * step * (values.length - 1 - i), v ?? NaN]),
+    });
+    const number = (v) => (v >= 10 ? v.toFixed(0) : v.toFixed(1).replace(".0", ""));
+    const options = { now, seconds: 900, least: 1 };
+    this.traffic.replaceChildren(
+      lines(
+        [
+          line("answered", "answer", history.requests_per_second),
+          line("failed or rejected", "bad", history.failed_per_second),
+        ],
+        { ...options, width: this.traffic.clientWidth || 560, unit: number },
+      ),
+    );
+    this.latency.replaceChildren(
+      lines([line("p50", "answer", history.p50_ms), line("p99", "bad", history.p99_ms)], {
+        ...options,
+        width: this.latency.clientWidth || 560,
+        unit: (v) => `${number(v)} ms`,
+      }),
+    );
+  }
+
+  drawStages({ stages_ms: stages, batches, median_batch: size }) {
+    const longest = Math.max(1, ...Object.values(stages).map((row) => row[2] ?? 0));
+    const head = ["stage", "", "p50", "p95", "p99"].map((name) =>
+      name ? h("th", { class: name.startsWith("p") ? "n" : "" }, name) : h("td"),
+    );
+    const rows = Object.entries(stages).map(([stage, [a, b, c]]) =>
+      h(
+        "tr",
+        {},
+        h("th", { scope: "row" }, stage),
+        h(
+          "td",
+          { class: "wide" },
+          h(
+            "div",
+            {
+              class: "whisker",
+              vars: {
+                "--a": (a ?? 0) / longest,
+                "--b": (b ?? 0) / longest,
+                "--c": (c ?? 0) / longest,
+              },
+            },
+            h("i", { class: "c" }),
+            h("i", { class: "b" }),
+            h("i", { class: "a" }),
+          ),
+        ),
+        [a, b, c].map((v) => h("td", { class: "n" }, milliseconds(v ?? NaN))),
+      ),
+    );
+    this.stages.replaceChildren(
+      h(
+        "div",
+        { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table" },
+        h("table", { class: "stages" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)),
+      ),
+      h(
+        "p",
+        { class: "muted small" },
+        size === null
+          ? "No forward pass in the last 30 seconds."
+          : `${batches} forward passes, median batch size ${Math.ceil(size)}.`,
+      ),
+    );
+  }
+
+  drawRejected({ rejected }) {
+    const rows = Object.entries(rejected);
+    this.rejected.replaceChildren(
+      rows.length
+        ? h(
+            "table",
+            { class: "plain" },
+            h("thead", {}, h("tr", {}, h("th", {}, "reason"), h("th", { class: "n" }, "since the start"))),
+            h(
+              "tbody",
+              {},
+              rows.map(([reason, count]) =>
+                h("tr", {}, h("td", {}, reason), h("td", { class: "n" }, count.toLocaleString("en"))),
+              ),
+            ),
+          )
+        : h("p", { class: "muted" }, "None since the start."),
+    );
+  }
+
+  drawConfidence({ confidence, expected_accuracy: expected, bound_hits: hits }) {
+    const most = Math.max(1, ...confidence.map(([, count]) => count));
+    this.confidence.replaceChildren(
+      h(
+        "p",
+        {},
+        "Expected accuracy: ",
+        h("b", {}, percent(expected)),
+        " (mean confidence of recent answers).",
+      ),
+      h(
+        "div",
+        { class: "columns", role: "img", "aria-label": "Number of answers by confidence" },
+        confidence.map(([bound, count]) =>
+          h(
+            "div",
+            { title: `up to ${percent(bound, 0)}: ${count}` },
+            h("i", { vars: { "--v": count / most } }),
+            h("small", {}, `${Math.round(100 * bound)}`),
+          ),
+        ),
+      ),
+      h(
+        "p",
+        { class: "muted small" },
+        `Confidence up to …, %, since the start. Probabilities equal to an upper bound: ${(hits.upper ?? 0).toLocaleString("en")}; to a lower bound: ${(hits.lower ?? 0).toLocaleString("en")}.`,
+      ),
+    );
+  }
+}

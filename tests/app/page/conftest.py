@@ -1,0 +1,102 @@
+"""A real Chromium on the page of a real service; a foreign request, an error or a violation fails the
+test."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+import torch
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    Request,
+    expect,
+    sync_playwright,
+)
+
+from boxcal.models.digits_data import Digits
+from boxcal.models.loading import load_backbone
+from tests.app.running import running
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Start Chromium once."""
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium: `apt-get install chromium`")
+    expect.set_options(timeout=60_000)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def page_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Run a service of its own for the tests of the page, which fit and activate."""
+    with running(tmp_path_factory.mktemp("page")) as service:
+        yield service.url
+
+
+class Problems:
+    """What must not happen while a page is open."""
+
+    def __init__(self, url: str) -> None:
+        self.found: list[str] = []
+        self.expected = ""
+        self._host = urlsplit(url).netloc
+
+    def watch(self, context: BrowserContext) -> None:
+        """Listen to every page of a context."""
+        context.on("console", self._console)
+        context.on("request", self._request)
+        context.on("weberror", lambda error: self.found.append(f"error: {error.error}"))
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in {"error", "warning"} and not (self.expected and self.expected in message.text):
+            self.found.append(f"{message.type}: {message.text}")
+
+    def _request(self, request: Request) -> None:
+        parts = urlsplit(request.url)
+        if parts.scheme in {"http", "https"} and parts.netloc != self._host:
+            self.found.append(f"foreign request: {request.url}")
+
+
+@pytest.fixture
+def problems(page_url: str) -> Iterator[Problems]:
+    """Collect problems, and fail on any at the end; `expected` is a part of console errors to let pass."""
+    problems = Problems(page_url)
+    yield problems
+    assert problems.found == []
+
+
+@pytest.fixture
+def page(browser: Browser, page_url: str, problems: Problems) -> Iterator[Page]:
+    """Open an empty page of 1280 × 760."""
+    context = browser.new_context(viewport={"width": 1280, "height": 760})
+    problems.watch(context)
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    yield page
+    context.close()
+
+
+@pytest.fixture(scope="session")
+def validation_file(tmp_path_factory: pytest.TempPathFactory, digits: Digits) -> Path:
+    """Write the logits of the digits backbone on its test split, with labels, as `.npz`."""
+    logits = load_backbone("digits", device="cpu")(torch.from_numpy(digits.levels)).numpy()
+    content = io.BytesIO()
+    np.savez(content, logits=logits, labels=digits.labels)
+    path = tmp_path_factory.mktemp("validation") / "validation.npz"
+    path.write_bytes(content.getvalue())
+    return path

@@ -1,0 +1,203 @@
+"""What people do on the page, in a real browser against a real service."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from tests.app.page.conftest import Problems
+
+VIEWS = ("try", "calibration", "fit", "service")
+
+
+def open_try(page: Page, url: str) -> None:
+    """Open the first view and wait for the confirmed answer to the first example."""
+    page.goto(f"{url}/")
+    expect(page).to_have_url(re.compile(r"/ui/$"))
+    expect(page.locator(".sure")).to_be_visible()
+
+
+def headline(page: Page) -> str:
+    """Return the label and the probability of the answer."""
+    return page.locator(".headline").inner_text()
+
+
+def test_the_first_view_answers_an_example(page: Page, page_url: str) -> None:
+    open_try(page, page_url)
+    assert headline(page).startswith("9")
+    expect(page.locator(".row:not(.head):not(.general)")).to_have_count(10)
+    assert page.title() == "Try · boxcal"
+    page.get_by_role("button", name="Example 3: digit 3").click()
+    expect(page.locator(".headline .label")).to_have_text("3")
+
+
+def test_a_bound_is_dragged_with_the_pointer_and_confirmed(page: Page, page_url: str) -> None:
+    open_try(page, page_url)
+    track = page.locator(".row.general .track")
+    box = track.bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] - 1, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.8 * box["width"], middle, steps=5)
+    page.mouse.move(box["x"] + 0.6 * box["width"], middle, steps=5)
+    page.mouse.up()
+    expect(page.locator(".headline .big")).to_have_text("60.0 %")
+    expect(page.locator(".sure")).to_be_visible()
+    assert "held by its upper bound" in headline(page)
+    assert float(page.locator(".result").get_attribute("data-difference") or "nan") < 1e-9
+
+
+def test_a_bound_is_set_with_the_keyboard(page: Page, page_url: str) -> None:
+    open_try(page, page_url)
+    page.get_by_label("Lower bound of 8").focus()
+    for _ in range(5):
+        page.keyboard.press("ArrowRight")
+    row = page.locator(".row", has=page.get_by_label("Lower bound of 8"))
+    expect(row.locator(".n").last).to_have_text("5.0 %")
+    expect(row.locator(".chip")).to_have_text("at least 5.0 %")
+    expect(page.locator(".sure")).to_be_visible()
+
+
+def test_infeasible_bounds_are_explained_and_corrected_in_one_click(page: Page, page_url: str) -> None:
+    open_try(page, page_url)
+    page.get_by_text("Exact bounds as JSON").click()
+    area = page.get_by_label("Bounds as JSON")
+    area.fill('{"upper": 0.05}')
+    area.blur()
+    trouble = page.locator(".trouble")
+    expect(trouble).to_contain_text("The upper bounds of the 10 classes add up to 50 %")
+    expect(trouble).to_contain_text("50 % is missing")
+    trouble.get_by_role("button", name="Raise the upper bounds").click()
+    expect(trouble).to_be_empty()
+    expect(page.locator(".sure")).to_be_visible()
+    area.fill('{"lower": {"1": 0.7, "2": 0.7}}')
+    area.blur()
+    expect(trouble).to_contain_text("add up to 140 %")
+    trouble.get_by_role("button", name="Remove all bounds").click()
+    expect(trouble).to_be_empty()
+
+
+def test_logits_are_pasted_and_the_request_is_shown_as_curl(page: Page, page_url: str) -> None:
+    open_try(page, page_url)
+    page.get_by_text("Logits", exact=True).click()
+    page.get_by_label("Logits", exact=True).last.fill("9.1, 0.3, 0.2, 0.1, 0, 0, 0.4, 0.2, 6.5, 0.1")
+    expect(page.locator(".headline .label")).to_have_text("0")
+    expect(page.locator(".sure")).to_be_visible()
+    page.get_by_text("This request as curl").click()
+    expect(page.locator("pre.code")).to_contain_text(f"curl -s {page_url}/calibrate")
+
+
+def test_wrong_logits_are_refused_with_the_services_own_words(
+    page: Page, page_url: str, problems: Problems
+) -> None:
+    problems.expected = "status of 422"
+    open_try(page, page_url)
+    page.get_by_text("Logits", exact=True).click()
+    area = page.get_by_label("Logits", exact=True).last
+    area.fill("1, two")
+    expect(page.locator(".trouble")).to_contain_text("Logits are finite numbers")
+    area.fill("1, 2, 3")
+    expect(page.locator(".trouble")).to_contain_text("3")
+
+
+def test_an_image_file_is_chosen(page: Page, page_url: str) -> None:
+    open_try(page, page_url)
+    page.locator("#image").set_input_files(Path(__file__).parents[3] / "docs" / "images" / "digit.png")
+    expect(page.locator(".thumb")).to_have_attribute("alt", "digit.png")
+    expect(page.locator(".sure")).to_be_visible()
+
+
+def test_a_calibrator_is_fitted_activated_compared_and_rolled_back(
+    page: Page, page_url: str, validation_file: Path
+) -> None:
+    for method, version in (("ts", 1), ("pb", 2)):
+        page.goto(f"{page_url}/ui/#/fit")
+        page.locator("#data").set_input_files(validation_file)
+        page.locator("#method").select_option(method)
+        page.get_by_label("always").check()
+        page.get_by_role("button", name="Fit", exact=True).click()
+        expect(page.locator(".done")).to_contain_text(f"Fitted v{version}.")
+        expect(page.locator("#status")).to_contain_text(f"v{version} {method}")
+        expect(page.locator("table.fits tbody tr")).to_have_count(version)
+    page.get_by_role("link", name="Open the report").click()
+    expect(page.locator(".lead")).to_contain_text("samples that the fit did not see")
+    expect(page.locator("svg.reliability")).to_have_count(2)
+    expect(page.locator("table.metrics tbody tr").first).to_be_visible()
+    page.get_by_label("Compare with").select_option("1")
+    expect(page.locator("figcaption").first).to_have_text("v1 ts")
+    page.get_by_role("button", name="Roll back to v1").click()
+    expect(page.locator(".notice")).to_have_text("Rolled back: v1 ts is active.")
+    expect(page.locator("#status")).to_contain_text("v1 ts")
+    page.goto(f"{page_url}/ui/#/calibration/2")
+    page.get_by_role("button", name="Activate v2").click()
+    expect(page.locator(".notice")).to_have_text("v2 pb is active.")
+    assert httpx.get(f"{page_url}/health/ready").json()["calibrator"] == 2
+
+
+def test_a_fit_is_cancelled_and_a_reload_resumes_following(
+    page: Page, page_url: str, validation_file: Path
+) -> None:
+    page.goto(f"{page_url}/ui/#/fit")
+    page.locator("#data").set_input_files(validation_file)
+    page.locator("#method").select_option("ts+pb-mlp")
+    page.get_by_label("never: only report").check()
+    page.get_by_role("button", name="Fit", exact=True).click()
+    expect(page.get_by_role("button", name="Cancel")).to_be_visible()
+    page.reload()
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator(".live .problem")).to_contain_text("The fit has been cancelled.")
+
+
+def test_the_service_view_shows_what_happens(page: Page, page_url: str) -> None:
+    page.goto(f"{page_url}/ui/#/service")
+    expect(page.locator(".tile")).to_have_count(6)
+    expect(page.locator("svg.lines")).to_have_count(2)
+    expect(page.locator("table.stages tbody tr")).to_have_count(4)
+
+
+def test_nothing_is_asked_while_the_tab_is_hidden(page: Page, page_url: str) -> None:
+    page.clock.install()
+    page.goto(f"{page_url}/ui/#/service")
+    expect(page.locator(".tile")).to_have_count(6)
+    page.evaluate("Object.defineProperty(document, 'hidden', { get: () => true })")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.clock.run_for(60_000)
+    assert asked == []
+
+
+def test_the_api_documentation_works_offline(page: Page, page_url: str) -> None:
+    page.goto(f"{page_url}/docs")
+    expect(page.locator(".opblock-summary-path", has_text="/predict").first).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_view_is_accessible(
+    browser: Browser, page_url: str, problems: Problems, width: int, scheme: Literal["light", "dark"]
+) -> None:
+    """axe-core finds nothing serious or critical, and nothing scrolls sideways."""
+    context = browser.new_context(
+        viewport={"width": width, "height": 800}, color_scheme=scheme, bypass_csp=True
+    )
+    problems.watch(context)
+    page = context.new_page()
+    for view in VIEWS:
+        page.goto(f"{page_url}/ui/#/{view}")
+        page.wait_for_load_state("networkidle")
+        found = [
+            f"{violation['id']}: {node['html'][:120]}"
+            for violation in Axe().run(page).response["violations"]
+            if violation["impact"] in {"serious", "critical"}
+            for node in violation["nodes"]
+        ]
+        assert not found, f"{view}: {found}"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
+    context.close()
