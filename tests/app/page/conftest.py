@@ -29,9 +29,9 @@ from tests.app.running import running
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Start Chromium once."""
+    """Start Chromium for the tests of one file: Playwright keeps an event loop running until it stops."""
     if CHROMIUM is None:
         pytest.skip("needs Chromium: `apt-get install chromium`")
     expect.set_options(timeout=60_000)
