@@ -158,6 +158,7 @@ class Registry:
         with self.database.read() as connection:
             rows = connection.execute(
                 select(
+                    activations.c.id,
                     activations.c.version,
                     activations.c.reason,
                     activations.c.created_at,
@@ -168,7 +169,9 @@ class Registry:
                 .order_by(activations.c.id.desc())
                 .limit(limit)
             ).all()
-        return [Activation(row.version, row.method, Reason(row.reason), row.created_at) for row in rows]
+        return [
+            Activation(row.id, row.version, row.method, Reason(row.reason), row.created_at) for row in rows
+        ]
 
     def rollback_target(self) -> int:
         """Return the version that `rollback` would activate.
