@@ -1,4 +1,4 @@
-"""The first step of every fit: validation data are checked and brought to float64 and int64."""
+"""Checks validation data and converts them to float64 and int64, as the first step of every fit."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class ValidationSet:
     labels : Tensor
         (N,) int64.
     features : Tensor or None
-        (N, D) float64: what the backbone's last layer takes.
+        (N, D) float64: input of the last layer of the backbone.
     head : tuple of Tensor or None
         Weight (K, D) and bias (K,) of that layer, float64.
     inputs : Tensor or None
-        (N, ...) float32: what the backbone takes.
+        (N, ...) float32: input of the backbone.
     backbone : callable or None
         Inputs to logits (N, K), differentiable in the inputs.
     """
@@ -51,7 +51,7 @@ class ValidationSet:
         return self.scores.shape[1]
 
     def rows(self, index: Tensor) -> ValidationSet:
-        """Keep some of the samples."""
+        """Return a subset of the samples."""
         return replace(
             self,
             scores=self.scores[index],
@@ -62,7 +62,7 @@ class ValidationSet:
 
 
 def as_array(values: Any, name: str) -> np.ndarray[Any, Any]:
-    """Return a tensor, array or nested list as a numpy array, refusing what has no numbers in it."""
+    """Return a tensor, array or nested list as a NumPy array of numbers."""
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         if values.dtype is torch.bfloat16:
@@ -84,7 +84,7 @@ def check_logits(logits: Any) -> Tensor:
     Raises
     ------
     InvalidDataError
-        Naming the first offending row, column and value.
+        If a value is invalid; the message names the first row, column and value.
     """
     array = as_array(logits, "logits")
     if array.ndim != 2:
@@ -107,7 +107,7 @@ def check_labels(labels: Any, num_samples: int, num_classes: int) -> Tensor:
     Raises
     ------
     InvalidDataError
-        Naming the first offending row and value.
+        If a label is invalid; the message names the first row and value.
     """
     array = as_array(labels, "labels")
     if array.ndim != 1:
@@ -138,7 +138,7 @@ def check_validation_set(
     Raises
     ------
     InvalidDataError
-        Saying which row, shape or value is wrong.
+        If the data are invalid; the message names the row, shape or value.
     """
     scores = check_logits(logits)
     num_samples, num_classes = scores.shape

@@ -1,4 +1,4 @@
-"""Judging probabilities: metrics, intervals, comparisons, reliability diagrams and the report."""
+"""Evaluation of probabilities: metrics, intervals, comparisons, reliability diagrams and the report."""
 
 from boxcal.calibrators.evaluation.metrics import (
     Metrics,

@@ -1,4 +1,4 @@
-"""The two partitions of [0, 1] that binned calibration errors use: bins of equal width, and of equal mass."""
+"""Partitions of [0, 1] for binned calibration errors: bins of equal width and of equal mass."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ def bin_edges(values: Vector, binning: Binning, bins: int = NUM_BINS) -> Vector:
     Parameters
     ----------
     values : float64 (N,)
-        What is to be binned; equal-width edges do not depend on it.
+        Values to bin; equal-width edges do not depend on them.
     binning : "width" or "mass"
-        Bins of equal length, or edges at the quantiles m/bins of `values`. Equal values always share a bin,
-        however many there are (an upper bound makes many), so bins of equal mass may come out unequal or
-        empty.
+        Bins of equal length, or edges at the quantiles m/bins of `values`. Equal values are always in the
+        same bin, so bins of equal mass can be unequal or empty.
     """
     if bins < 1:
         raise ValueError(f"bins must be at least 1, not {bins}")
@@ -36,5 +35,5 @@ def bin_edges(values: Vector, binning: Binning, bins: int = NUM_BINS) -> Vector:
 
 
 def bin_indices(values: Vector, edges: Vector) -> Indices:
-    """Return the bin of each value, 0 to len(edges) - 2; 0 falls into the first bin and 1 into the last."""
+    """Return the bin of each value, 0 to len(edges) - 2; 0 is in the first bin and 1 in the last."""
     return np.searchsorted(edges[1:-1], values, side="left").astype(np.int64)

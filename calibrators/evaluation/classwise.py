@@ -1,8 +1,7 @@
-"""Calibration of every class's probability: classwise ECE and the Brier score's two parts.
+"""Calibration of the probability of every class: classwise ECE and the two parts of the Brier score.
 
-Probabilities (N, K) are binned class by class into K x 15 cells in one pass. The cells hold everything but
-the intervals, which need one more pass for each sample's influence; nothing of size N x K x draws is ever
-made.
+Probabilities (N, K) are binned per class into K x 15 cells in one pass. The intervals require one more pass
+for the influence of each sample. No array of size N x K x draws is allocated.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ class ClassCells:
     Attributes
     ----------
     count, mass, hits : float64 (15 K,)
-        Probabilities in the cell; their sum; how often the cell's class was the true one among them.
+        Number of probabilities in the cell; their sum; how often the class of the cell was the true one.
     variance : float64 (15 K,)
-        Variance of mass - hits: the larger of what the samples show and what perfect calibration implies.
+        Variance of mass - hits: the larger of the sample variance and that under perfect calibration.
     """
 
     def __init__(self, scored: Outcomes) -> None:
@@ -69,13 +68,13 @@ class ClassCells:
         self.variance = np.maximum(np.maximum(squares - gap**2 / samples, implied), 0.0)
 
     def classwise_ece(self, hits: NDArray[Any]) -> Matrix:
-        """Return the classwise ECE that hits (15 K, ...) would give."""
+        """Return the classwise ECE of hits (15 K, ...)."""
         gap = np.abs(self.mass.reshape(-1, *[1] * (hits.ndim - 1)) - hits)
         result: Matrix = gap.sum(axis=0) / (self.samples * self.num_classes)
         return result
 
     def brier_calibration(self, hits: NDArray[Any]) -> Matrix:
-        """Return the calibration part of the Brier score that hits (15 K, ...) would give."""
+        """Return the calibration part of the Brier score of hits (15 K, ...)."""
         shape = (-1, *[1] * (hits.ndim - 1))
         gap = self.mass.reshape(shape) - hits
         result: Matrix = (gap**2 / np.maximum(self.count, 1).reshape(shape)).sum(axis=0) / self.samples
@@ -91,7 +90,7 @@ class ClassCells:
 
 
 class _Influenced:
-    """A metric whose deviations are its samples' influence, plus a known upward bias and its spread."""
+    """A metric whose deviations are the influence of its samples plus a known bias and its variance."""
 
     name: str
     value: float
@@ -102,12 +101,12 @@ class _Influenced:
     _stretch: float
 
     def noise(self, surplus: Matrix) -> Matrix:
-        """Return how the value moves when sample i counts 1 + surplus[i] times: (1, R)."""
+        """Return the change of the value if sample i has the weight 1 + surplus[i]: (1, R)."""
         moved: Matrix = (self._influence @ surplus)[None, :] / len(surplus)
         return moved
 
     def deviations(self, noise: Matrix) -> Pair:
-        """Return how far the value may lie above and below the truth, one number per draw."""
+        """Return the deviations of the value above and below the truth, one number per draw."""
         return self._excess + self._stretch * noise[0], noise[0]
 
 
@@ -152,7 +151,7 @@ class BrierCalibration(_Influenced):
         self._stretch = math.sqrt(float(rate.max())) / max(float(self._influence.std()), 1e-300)
 
     def deviations(self, noise: Matrix) -> Pair:
-        """Return how far the value may lie above and below the truth, one number per draw."""
+        """Return the deviations of the value above and below the truth, one number per draw."""
         above, below = super().deviations(noise)
         return self._squared(above), self._squared(below)
 
@@ -163,7 +162,7 @@ class BrierCalibration(_Influenced):
 
 
 class BrierRefinement(_Influenced):
-    """Refinement part of the Brier score: what would remain if every cell were perfectly calibrated."""
+    """Refinement part of the Brier score: its value if every cell were perfectly calibrated."""
 
     name = "brier_refinement"
 
@@ -180,7 +179,7 @@ class BrierRefinement(_Influenced):
         self._excess, self._stretch = 0.0, 1.0
 
     def deviations(self, noise: Matrix) -> Pair:
-        """Return how far the value may lie above and below the truth, one number per draw."""
+        """Return the deviations of the value above and below the truth, one number per draw."""
         return noise[0], noise[0] - self._bias
 
 

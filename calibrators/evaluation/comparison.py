@@ -1,8 +1,9 @@
-"""Methods side by side on one validation set, judged on a test set: the paper's main table for anyone's data.
+"""Compares methods on one validation set and one test set, like the main table of the paper.
 
-Every method is fitted to the whole validation set and judged on the whole test set; its standard errors
-come from the delete-a-group jackknife: fits that miss one fold of the validation set, judged on a test set
-that misses one too, so that they count the chance in both. Without a test set the methods are cross-fitted.
+Each method is fitted to the whole validation set and evaluated on the whole test set. Standard errors are
+those of the delete-a-group jackknife: each fit omits one fold of the validation set and is evaluated without
+one fold of the test set, so they include the variance of both. Without a test set the methods are
+cross-fitted.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ PAPERS_METHODS = (
     "fc",
     "dpb",
 )
-"""What the paper compares, in its order; a method that needs more than the data hold is left out."""
+"""The methods of the paper, in its order; methods whose requirements are missing are omitted."""
 
-_SLACK = 5e-5  # a smaller change does not show in two decimals of a percentage, or four of a loss
+_SLACK = 5e-5  # smaller changes are invisible in two decimals of a percentage, or four of a loss
 
 
 @dataclass(frozen=True)
@@ -65,20 +66,20 @@ class Score:
 
     @property
     def improves(self) -> bool | None:
-        """Whether it is lower than the base method's; None without one, or without a change that shows."""
+        """Whether it is lower than that of the base method; None if there is no visible change."""
         if self.change is None or not abs(self.change.value) > _SLACK:
             return None
         return self.change.value < 0
 
     @property
     def is_clear(self) -> bool:
-        """Whether the 95 % interval of the difference to the base method leaves out 0."""
+        """Whether the 95 % interval of the difference to the base method does not contain 0."""
         return (
             self.improves is not None and self.change is not None and self.change.low * self.change.high > 0
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the score as a JSON-ready document."""
+        """Return the score for JSON."""
         return {
             "value": _number(self.value),
             "standard_error": _number(self.standard_error),
@@ -99,7 +100,7 @@ class MethodScores:
     scores : dict of Score
         By metric.
     changed_labels : int
-        Test samples whose predicted label is not that of the logits.
+        Test samples whose predicted label differs from that of the logits.
     seconds : float
         Time of the fits, all folds together.
     """
@@ -118,7 +119,7 @@ class Comparison:
     Attributes
     ----------
     fit_samples, test_samples, classes, folds, seed : int
-        `test_samples` is 0 where the methods were cross-fitted.
+        `test_samples` is 0 if the methods were cross-fitted.
     rows : list of MethodScores
     left_out : dict
         Methods that could not be fitted, with the reason.
@@ -137,7 +138,7 @@ class Comparison:
         return min((row.scores[metric].value for row in self.rows), default=math.nan)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the table as a JSON-ready document."""
+        """Return the table for JSON."""
         return {
             "fit_samples": self.fit_samples,
             "test_samples": self.test_samples,
@@ -159,7 +160,7 @@ class Comparison:
 
 
 def base_of(method: str) -> str:
-    """Return the method that another builds on: `ts` for `ts+pb`, `uncalibrated` for `pb` and for `ts`."""
+    """Return the base method: `ts` for `ts+pb`, `uncalibrated` for `pb` and for `ts`."""
     if method == BASELINE:
         return ""
     return method.rpartition("+")[0] or BASELINE
@@ -174,20 +175,20 @@ def compare_methods(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Fit and judge methods on the same data.
+    """Fit and evaluate methods on the same data.
 
     Parameters
     ----------
     methods
-        Names of `methods()`, or `auto`; the base of each and `uncalibrated` are added where they are missing.
+        Names of `methods()`, or `auto`; the base of each and `uncalibrated` are added if missing.
     validation, test
-        What is fitted to and what is judged on; without a test set, cross-fitting on the validation set.
+        Data for fits and for evaluation; without a test set, cross-fitting on the validation set.
     folds : int
         Groups of the jackknife, or of the cross-fitting.
     seed : int
         Makes fits, folds and bootstrap reproducible.
     progress : callable, optional
-        Called with the fraction done and what is being done.
+        Called with the completed fraction and the current step.
 
     Raises
     ------
@@ -264,7 +265,7 @@ def _answers(
     seed: int,
     progress: Progress,
 ) -> tuple[Outcomes, list[Outcomes]]:
-    """Return the outcomes to judge, and those of each group of the jackknife."""
+    """Return the outcomes to evaluate, and those of each group of the jackknife."""
     if test is None:
         answers = cross_fit(method, validation, folds=folds, seed=seed, progress=progress)
         whole = outcomes(answers.probabilities, validation.labels, answers.predicted)

@@ -1,7 +1,7 @@
-"""Reliability diagrams as images: the data of `reliability.py` drawn by matplotlib's object interface.
+"""Draws the data of `reliability.py` with the object interface of matplotlib.
 
-No pyplot, and no figure is kept. Threads may draw at once: only the writing of the file, whose settings are
-matplotlib's own globals, waits for its turn.
+It does not use pyplot, and no figure stays in memory. Threads can draw concurrently; only the serialisation
+is locked, because its settings are global in matplotlib.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ METRIC_NAMES = {"ece_width": "ewECE", "ece_mass": "emECE", "smooth_ece": "smECE"
 
 
 def draw_report(report: dict[str, Any], form: Format = "svg") -> bytes:
-    """Draw a report's top-label reliability, before beside after.
+    """Draw the top-label reliability of a report, before and after calibration.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def draw_report(report: dict[str, Any], form: Format = "svg") -> bytes:
 
 
 def draw_classes(report: dict[str, Any], form: Format = "svg") -> bytes:
-    """Draw single classes' reliability, before and after in each panel: the worst 12, or all if fewer."""
+    """Draw the reliability of single classes, before and after in each panel: at most the worst 12."""
     panels = report["reliability"]["classes"]
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
@@ -115,7 +115,7 @@ def draw_classes(report: dict[str, Any], form: Format = "svg") -> bytes:
 
 
 def draw_class(axes: Axes, panel: dict[str, Any]) -> None:
-    """Draw one class's reliability before and after, with the band of the latter."""
+    """Draw the reliability of one class before and after, with the band of the latter."""
     draw_curve(axes, panel["after"]["curve"], BLUE, band=True)
     draw_curve(axes, panel["before"]["curve"], BEFORE, band=False)
     for when, color in (("before", BEFORE), ("after", BLUE)):
@@ -128,7 +128,7 @@ def draw_class(axes: Axes, panel: dict[str, Any]) -> None:
 
 
 def draw_curve(axes: Axes, curve: dict[str, Any], color: str, *, band: bool) -> None:
-    """Draw the diagonal, a smooth curve and its band; both break off where there are too few samples."""
+    """Draw the diagonal, a smooth curve and its band, where there are enough samples."""
     axes.plot([0, 1], [0, 1], color=FAINT, lw=1, ls=(0, (4, 3)), zorder=2)
     for run in _runs(curve["confidence"]):
         confidence = curve["confidence"][run]
@@ -139,7 +139,7 @@ def draw_curve(axes: Axes, curve: dict[str, Any], color: str, *, band: bool) -> 
 
 
 def _runs(mesh: list[float]) -> list[slice]:
-    """Stretches of a mesh without gaps."""
+    """Return the parts of a mesh without gaps."""
     steps = [after - before for before, after in pairwise(mesh)]
     least = min(steps, default=0.0)
     ends = [i + 1 for i, step in enumerate(steps) if step > 1.5 * least]
@@ -165,7 +165,7 @@ def draw_bin(axes: Axes, part: dict[str, Any], samples: int, color: str, *, inte
 
 
 def draw_diagram(axes: Axes, data: dict[str, Any]) -> None:
-    """Draw bin means, smooth curve and the band of perfect calibration into square axes."""
+    """Draw bin means, the smooth curve and the band of perfect calibration in square axes."""
     draw_curve(axes, data["curve"], BLUE, band=True)
     for part in data["bins"]:
         draw_bin(axes, part, data["samples"], ORANGE, interval=True)
@@ -175,7 +175,7 @@ def draw_diagram(axes: Axes, data: dict[str, Any]) -> None:
 
 
 def draw_histogram(axes: Axes, data: dict[str, Any], tallest: int) -> None:
-    """Draw how many samples have which confidence, with the accuracy and the mean confidence marked."""
+    """Draw the histogram of the confidence, the accuracy and the mean confidence."""
     counts = data["histogram"]["counts"]
     width = 1 / len(counts)
     axes.bar(
@@ -206,9 +206,10 @@ def draw_histogram(axes: Axes, data: dict[str, Any], tallest: int) -> None:
 
 
 def learned_bounds(bounds: dict[str, Any], classes: int) -> list[tuple[float, str, str]]:
-    """Return position, line style and name of each bound on the confidence that was learned.
+    """Return position, line style and name of each learned bound on the confidence.
 
-    An upper bound holds every class. Lower bounds on the other classes leave a ceiling to the predicted one.
+    An upper bound applies to every class. Lower bounds of the other classes limit the predicted one from
+    above.
     """
     upper, lower = bounds["upper"], bounds["lower"]
     found = []
@@ -223,7 +224,7 @@ def learned_bounds(bounds: dict[str, Any], classes: int) -> list[tuple[float, st
 
 
 def draw_bounds(axes: Axes, bounds: dict[str, Any], classes: int) -> None:
-    """Draw where the learned bounds, the mean over folds and samples, end the confidences."""
+    """Draw the learned bounds, as their mean over folds and samples."""
     for position, style, _ in learned_bounds(bounds, classes):
         axes.axvline(position, color=INK, lw=1.2, ls=style, zorder=6)
 
@@ -256,7 +257,7 @@ def write_heading(axes: Axes, title: str, metrics: dict[str, dict[str, Any]]) ->
 
 
 def write_caption(figure: Figure, report: dict[str, Any], subject: str, height: float = 0.965) -> None:
-    """Write what the image shows, above everything."""
+    """Write the caption above all panels."""
     text = (
         f"{subject}: {report['samples']:,} samples, {report['classes']:,} classes,"
         f" each judged by a fit that never saw it ({report['folds']} folds)"
@@ -281,7 +282,7 @@ CLASS_MARKS = [
 
 
 def add_legend(figure: Figure, marks: list[Any], height: float = 0.0) -> None:
-    """Explain the marks, below the diagrams."""
+    """Add the legend below the diagrams."""
     figure.legend(
         handles=marks,
         loc="lower center",

@@ -1,6 +1,6 @@
-"""Maximum calibration error: the largest gap of any bin, with an interval that holds for bins of few samples.
+"""Maximum calibration error (MCE): the largest gap of any bin, with an interval for bins with few samples.
 
-No resampling can speak for a bin of three samples, so the interval is built from exact binomial limits
+Resampling is invalid for bins with very few samples, so the interval uses exact binomial limits
 (Clopper and Pearson 1934) of every bin's accuracy.
 """
 
@@ -14,10 +14,11 @@ from boxcal.calibrators.evaluation.toplabel import Matrix
 
 
 class MaximumError:
-    """MCE over the bins of equal width (15) that hold samples.
+    """MCE over the 15 bins of equal width that are not empty.
 
     The interval is for the same bins and confidences: the gap between each bin's mean confidence and the mean
-    chance of being correct of its samples. It is conservative: its lower end allows for all bins at once.
+    chance of being correct of its samples. It is conservative: its lower limit holds for all bins
+    simultaneously.
     """
 
     name = "mce"
@@ -31,7 +32,7 @@ class MaximumError:
         self.value = self.statistic = float(self.errors(scored.residual[:, None])[0])
 
     def errors(self, residuals: Matrix) -> Vector:
-        """Return the MCE (R,) that each column of residuals (N, R) would give."""
+        """Return the MCE (R,) of each column of residuals (N, R)."""
         order = np.argsort(self._index, kind="stable")
         starts = np.searchsorted(self._index[order], np.arange(len(self._bins)))
         gaps = np.add.reduceat(residuals[order], starts, axis=0) / self._counts[:, None]
@@ -39,7 +40,7 @@ class MaximumError:
         return result
 
     def limits(self, error: float) -> tuple[float, float]:
-        """Return the interval's ends; each fails with probability at most error / 2."""
+        """Return the limits of the interval; each fails with probability at most error / 2."""
         low, high = self._accuracy_limits(error / len(self._bins))
         least = np.maximum(np.maximum(self._confidence - high, low - self._confidence), 0.0)
         low, high = self._accuracy_limits(error)

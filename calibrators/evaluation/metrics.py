@@ -1,6 +1,6 @@
-"""The numbers that judge probabilities: error rate, NLL, Brier score and calibration errors.
+"""Metrics of probabilities: error rate, NLL, Brier score and calibration errors.
 
-Probabilities and labels go in, plain floats come out; `evaluate` gives them all at once.
+Each function takes probabilities and labels and returns a float; `evaluate` returns all metrics.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Array = ArrayLike | Tensor
 
 
 def error_rate(probabilities: Array, labels: Array, predicted: Array | None = None) -> float:
-    """Share of samples whose predicted label is wrong, in [0, 1]."""
+    """Return the share of samples whose predicted label is wrong, in [0, 1]."""
     return float(1 - outcomes(probabilities, labels, predicted).correct.mean())
 
 
 def nll(probabilities: Array, labels: Array) -> float:
-    """Mean negative log-likelihood of the true labels, in nats; inf where one of them had probability 0."""
+    """Return the mean negative log-likelihood of the labels, in nats; inf if one has probability 0."""
     return float(outcomes(probabilities, labels).nll.mean())
 
 
 def brier(probabilities: Array, labels: Array) -> float:
-    """Brier score: squared distance to the one-hot labels, summed over classes and averaged, in [0, 2]."""
+    """Return the Brier score: squared error, summed over classes, averaged over samples, in [0, 2]."""
     return float(outcomes(probabilities, labels).brier.mean())
 
 
@@ -49,9 +49,9 @@ def expected_calibration_error(
     bins: int = NUM_BINS,
     binning: Binning = "width",
 ) -> float:
-    """Top-label expected calibration error (ECE): mean |confidence - accuracy| over bins.
+    """Return the top-label expected calibration error (ECE): mean |confidence - accuracy| over bins.
 
-    The paper's section 2, on its 15 bins unless told otherwise.
+    Section 2 of the paper, by default with its 15 bins.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def expected_calibration_error(
     labels : (N,)
         Class indices.
     predicted : (N,), optional
-        Predicted labels, where ties were broken by something else than the class order.
+        Predicted labels, if ties are not broken by the order of the classes.
     bins
         Number of bins M.
     binning : "width" or "mass"
@@ -70,13 +70,13 @@ def expected_calibration_error(
 
 
 def smooth_ece(probabilities: Array, labels: Array, predicted: Array | None = None) -> float:
-    """Top-label smooth calibration error, smECE of Błasiok and Nakkiran (2024), in [0, 1]."""
+    """Return the top-label smooth calibration error, smECE of Błasiok and Nakkiran (2024), in [0, 1]."""
     return SmoothError(outcomes(probabilities, labels, predicted)).value
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """What `evaluate` found; lower is better throughout, and all but `nll` and the Brier terms lie in [0, 1].
+    """The metrics that `evaluate` returns; lower is better. All but `nll` and the Brier terms are in [0, 1].
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class Metrics:
     classwise_ece : float
         Mean over classes of the ECE of their probabilities, 15 bins of equal width.
     brier_calibration, brier_refinement : float
-        The two parts of `brier`: gaps of those bins, and what would remain without them.
+        The two parts of `brier`: the calibration error of those bins, and the rest.
     """
 
     samples: int
@@ -115,26 +115,26 @@ class Metrics:
     brier_refinement: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the metrics by name, JSON-ready: a value that is not finite becomes None."""
+        """Return the metrics by name for JSON; a value that is not finite becomes None."""
         return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
 
 
 def evaluate(probabilities: Array, labels: Array, predicted: Array | None = None) -> Metrics:
-    """Judge probabilities (N, K) against labels (N,) by every metric at once.
+    """Return all metrics of probabilities (N, K) and labels (N,).
 
     Parameters
     ----------
     probabilities
-        Rows that sum to 1; logits are refused, never guessed at.
+        Rows that sum to 1. Logits are rejected.
     labels
         Class indices below K.
     predicted
-        Predicted labels (N,), where ties were broken by something else than the class order.
+        Predicted labels (N,), if ties are not broken by the order of the classes.
 
     Raises
     ------
     InvalidDataError
-        Naming the first row, class or sum that is wrong.
+        If a row, class or sum is invalid; the message names the first.
     """
     scored = outcomes(probabilities, labels, predicted)
     cells = ClassCells(scored)

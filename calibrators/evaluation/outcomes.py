@@ -1,7 +1,7 @@
-"""Where evaluation begins: probabilities and labels are checked and condensed to a few numbers per sample.
+"""Checks probabilities and labels, and reduces them to a few numbers per sample.
 
-Every metric but the classwise ones reads only these vectors, so an evaluation of 50,000 samples over 1,000
-classes needs no second copy of the probabilities.
+All metrics except the classwise ones use only these vectors, so the evaluation of 50,000 samples with 1,000
+classes requires no second copy of the probabilities.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Vector = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 ROWS_AT_ONCE = 2048
-SUM_TOLERANCE = 1e-2  # a softmax in bfloat16 is off by nearly this much
+SUM_TOLERANCE = 1e-2  # the error of a softmax in bfloat16 is almost as large
 
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """What a classifier said of each sample, and what came of it.
+    """The predictions of a classifier and whether they are correct, per sample.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class Outcomes:
     labels : int64 (N,)
         Index of the true label.
     probabilities : (N, K)
-        The probabilities themselves, in the dtype they came in, not copied.
+        The probabilities in their original dtype, not copied.
     """
 
     confidence: Vector
@@ -57,12 +57,12 @@ class Outcomes:
         return len(self.confidence)
 
     def rows(self, index: Indices) -> Outcomes:
-        """Keep some of the samples."""
+        """Return a subset of the samples."""
         return Outcomes(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
 
     @property
     def residual(self) -> Vector:
-        """Confidence minus correctness, (N,): its conditional mean is what calibration errors measure."""
+        """Confidence minus correctness, (N,); calibration errors measure its conditional mean."""
         return self.confidence - self.correct
 
 
@@ -72,7 +72,7 @@ def check_probabilities(probabilities: Any) -> NDArray[Any]:
     Raises
     ------
     InvalidDataError
-        Naming the first row that is not one: logits given by mistake end here.
+        If a row is not a distribution, for example if logits are given; the message names the first.
     """
     array = as_array(probabilities, "probabilities")
     if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] < 2:
@@ -99,7 +99,7 @@ def check_probabilities(probabilities: Any) -> NDArray[Any]:
 def outcomes(
     probabilities: ArrayLike | Tensor, labels: ArrayLike | Tensor, predicted: Any = None
 ) -> Outcomes:
-    """Condense probabilities (N, K) and labels (N,) to one `Outcomes`.
+    """Reduce probabilities (N, K) and labels (N,) to `Outcomes`.
 
     Parameters
     ----------
@@ -108,13 +108,13 @@ def outcomes(
     labels
         Class indices below K.
     predicted
-        Predicted labels (N,). Where an upper bound makes two classes equally probable the caller knows the
-        better one (the larger calibrated logit); left out, the first of the largest probabilities is taken.
+        Predicted labels (N,). If an upper bound makes classes equal, the label is the class with the larger
+        calibrated logit, which only the caller knows. By default the first of the largest probabilities.
 
     Raises
     ------
     InvalidDataError
-        Naming the first row, class or sum that is wrong.
+        If a row, class or sum is invalid; the message names the first.
     """
     array = check_probabilities(probabilities)
     count, num_classes = array.shape

@@ -1,7 +1,7 @@
-"""What metrics would be if the probabilities were true: labels drawn from the probabilities themselves.
+"""Metrics under perfect calibration: labels are drawn from the probabilities.
 
-Gives each metric of the whole probability vector its distribution under perfect calibration; the top-label
-errors draw theirs beside the bootstrap, since for them correctness is a coin with the confidence's bias.
+Computes the distribution of each metric of the whole probability vector under perfect calibration. Top-label
+errors draw theirs together with the bootstrap, because only the correctness is random.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LABEL_DRAWS = 400
 def perfect_metrics(
     scored: Outcomes, cells: ClassCells, *, draws: int = LABEL_DRAWS, seed: int = 0
 ) -> dict[str, Vector]:
-    """Return the values (draws,) of each metric of the whole vector, labels drawn anew each time."""
+    """Return the values (draws,) of each metric of the whole vector, with new labels for each draw."""
     rng = np.random.default_rng([seed, 2])
     samples = len(scored)
     nll, brier, right = np.zeros(draws), np.zeros(draws), np.zeros(draws)
@@ -45,7 +45,7 @@ def perfect_metrics(
 
 
 def _draw_labels(rows: NDArray[np.float64], uniform: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Draw labels (n, draws) of the distributions in each row (n, K), by inversion."""
+    """Draw labels (n, draws) from the distribution in each row (n, K), by inversion."""
     cumulative = rows.cumsum(axis=1)
     cumulative /= cumulative[:, -1:]
     offset = np.arange(len(rows))[:, None]

@@ -1,7 +1,7 @@
-"""Reliability data, top-label or of one class: what a reliability diagram shows, as plain JSON.
+"""Data of reliability diagrams, top-label or of one class, as JSON.
 
-Confidences and outcomes go in; bin means with their intervals, a smooth curve, a band for perfect calibration
-and a histogram come out. `figure.py` draws them.
+The data contain bin means with intervals, a smooth curve, a band for perfect calibration and a histogram.
+`figure.py` draws them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ CLASS_POINTS = 51
 MOST_CLASSES = 12
 HISTOGRAM_BINS = 40
 PERFECT_DRAWS = 300
-NARROWEST = 0.04  # a curve smoothed less than this is all noise to the eye, and twice that for one class
-FEWEST_NEAR = 4.0  # samples that a point of the curve must rest on
+NARROWEST = 0.04  # minimum bandwidth of the curve; twice this for one class
+FEWEST_NEAR = 4.0  # minimum number of samples for a point of the curve
 
 
 def reliability_data(
@@ -33,26 +33,26 @@ def reliability_data(
     points: int = CURVE_POINTS,
     narrowest: float = NARROWEST,
 ) -> dict[str, Any]:
-    """Return the data of a reliability diagram, JSON-ready.
+    """Return the data of a reliability diagram for JSON.
 
     Parameters
     ----------
     confidence : float64 (N,)
         Probability of the predicted label, or of one class.
     correct : float64 (N,)
-        1 where that label is the true one, else 0.
+        1 if that label is the true one, else 0.
     seed
         Makes the simulated band reproducible.
     points, narrowest
-        Size of the curve's mesh over [0, 1], and its least bandwidth.
+        Number of points of the curve over [0, 1], and its minimum bandwidth.
 
     Returns
     -------
     dict
-        `samples`, `accuracy`, `mean_confidence`; `bins` (15 of equal width, the empty ones left out), each
+        `samples`, `accuracy`, `mean_confidence`; `bins` (15 of equal width, without empty ones), each
         with its edges, count, mean confidence, accuracy and the accuracy's 95 % interval; `curve` with
         `confidence`, `accuracy` and the `band_low`, `band_high` between which 95 % of such curves lie when
-        labels are drawn from the confidences themselves, and the `bandwidth`; `histogram` with `counts` of
+        labels are drawn from the confidences, and the `bandwidth`; `histogram` with `counts` of
         40 equal bins.
     """
     return {
@@ -113,10 +113,10 @@ def _curve(
 
 
 def class_reliability(before: Outcomes, after: Outcomes, *, seed: int = 0) -> list[dict[str, Any]]:
-    """Return the reliability of single classes before and after: the 12 worst, or all if fewer.
+    """Return the reliability of single classes before and after calibration: at most the 12 worst.
 
-    Worst is what contributes most to the classwise ECE before. Each entry holds `class`, its index,
-    `positives`, how many samples are of it, and the data of its diagrams `before` and `after`.
+    The worst classes contribute most to the classwise ECE before calibration. Each entry has `class`, its
+    index, `positives`, its number of samples, and the data of its diagrams `before` and `after`.
     """
     cells = ClassCells(before)
     gaps = np.abs(cells.mass - cells.hits).reshape(cells.num_classes, -1).sum(axis=1)
@@ -139,28 +139,28 @@ def class_reliability(before: Outcomes, after: Outcomes, *, seed: int = 0) -> li
 
 
 def reliability_svg(report: dict[str, Any]) -> bytes:
-    """Draw a report's reliability diagrams, before beside after, as an SVG document."""
+    """Draw the reliability diagrams of a report, before and after calibration, as SVG."""
     from boxcal.calibrators.evaluation.figure import draw_report  # noqa: PLC0415 - matplotlib loads slowly
 
     return draw_report(report, "svg")
 
 
 def reliability_png(report: dict[str, Any]) -> bytes:
-    """Draw a report's reliability diagrams, before beside after, as a PNG image."""
+    """Draw the reliability diagrams of a report, before and after calibration, as PNG."""
     from boxcal.calibrators.evaluation.figure import draw_report  # noqa: PLC0415
 
     return draw_report(report, "png")
 
 
 def class_reliability_svg(report: dict[str, Any]) -> bytes:
-    """Draw the reliability of a report's single classes as an SVG document."""
+    """Draw the reliability of single classes of a report as SVG."""
     from boxcal.calibrators.evaluation.figure import draw_classes  # noqa: PLC0415
 
     return draw_classes(report, "svg")
 
 
 def class_reliability_png(report: dict[str, Any]) -> bytes:
-    """Draw the reliability of a report's single classes as a PNG image."""
+    """Draw the reliability of single classes of a report as PNG."""
     from boxcal.calibrators.evaluation.figure import draw_classes  # noqa: PLC0415
 
     return draw_classes(report, "png")

@@ -1,4 +1,4 @@
-"""Smooth ECE (smECE): the calibration error after smoothing with a kernel as wide as the error it finds.
+"""Smooth ECE (smECE): the calibration error after smoothing with a kernel whose bandwidth is the error.
 
 Błasiok and Nakkiran, "Smooth ECE: Principled Reliability Diagrams via Kernel Smoothing" (ICLR 2024), with the
 Gaussian kernel reflected at 0 and 1.
@@ -23,14 +23,14 @@ Matrix = NDArray[np.float64]
 
 
 class SmoothedResiduals:
-    """Rows of residuals at fixed confidences, ready to be smoothed at any bandwidth.
+    """Rows of residuals at fixed confidences that can be smoothed with any bandwidth.
 
     Parameters
     ----------
     confidence : float64 (N,)
-        Where the residuals sit.
+        Confidences of the residuals.
     residuals : float64 (N, R)
-        R sets of residuals over the same confidences: one for a value, many for a simulation.
+        R sets of residuals for the same confidences: one for a value, many for a simulation.
     """
 
     def __init__(self, confidence: Vector, residuals: Matrix) -> None:
@@ -40,7 +40,7 @@ class SmoothedResiduals:
         self._spectra: dict[int, tuple[Matrix, Vector]] = {}
 
     def at(self, bandwidth: float, rows: slice | NDArray[np.int64], points: int | None = None) -> Matrix:
-        """Smooth onto an even mesh of [0, 1], (points, R), scaled so that sums of |.| are errors."""
+        """Smooth on a uniform mesh of [0, 1], (points, R), scaled so that absolute sums are errors."""
         cells = self._cells(bandwidth)
         residual_spectrum, density_spectrum = self._spectra[cells]
         kernel = _kernel_spectrum(bandwidth, cells)
@@ -51,9 +51,9 @@ class SmoothedResiduals:
         return scaled
 
     def curve(self, bandwidth: float, mesh: Vector) -> tuple[Matrix, Vector]:
-        """Mean residual near each point of a mesh (points, R), and how many samples it rests on (points,).
+        """Return the mean residual near each mesh point (points, R), and its sample weight (points,).
 
-        A sample at distance u counts as exp(-(u / bandwidth)^2 / 2); the mean is 0 where none is near.
+        A sample at distance u has the weight exp(-(u / bandwidth)^2 / 2); the mean is 0 if none is near.
         """
         cells = self._cells(bandwidth)
         residual_spectrum, density_spectrum = self._spectra[cells]
@@ -64,7 +64,7 @@ class SmoothedResiduals:
         return means, near
 
     def errors(self, bandwidths: Vector) -> Vector:
-        """Smooth calibration error of each row at its own bandwidth, (R,)."""
+        """Return the smooth calibration error of each row at its own bandwidth, (R,)."""
         result = np.empty(len(bandwidths))
         for bandwidth in np.unique(bandwidths):
             rows = np.flatnonzero(bandwidths == bandwidth)
@@ -72,7 +72,7 @@ class SmoothedResiduals:
         return result
 
     def _cells(self, bandwidth: float) -> int:
-        """Prepare the grid that this bandwidth needs, once, and return its number of points."""
+        """Prepare the grid for this bandwidth, once, and return its number of points."""
         cells = max(2000, round(20 / bandwidth)) // 2 + 1
         if cells not in self._spectra:
             self._spectra[cells] = (
@@ -82,7 +82,7 @@ class SmoothedResiduals:
         return cells
 
     def fixed_points(self) -> tuple[Vector, Vector]:
-        """Return smECE (R,) and the bandwidth (R,) it was found at, by bisection for error = bandwidth."""
+        """Return smECE (R,) and its bandwidth (R,), by bisection for error = bandwidth."""
         count = self._residuals.shape[1]
         high, low = np.ones(count), np.zeros(count)
         settled = self.errors(high) > 1.0
@@ -101,7 +101,7 @@ def smooth_fixed_point(confidence: Vector, correct: Vector) -> tuple[float, floa
 
 
 def _to_grid(confidence: Vector, values: Matrix, cells: int) -> Matrix:
-    """Spread each (sorted) sample's values (N, R) over its two neighbouring grid points: (cells, R)."""
+    """Distribute the values (N, R) of the sorted samples to their neighbouring grid points: (cells, R)."""
     place = confidence * (cells - 1)
     left = np.minimum(place.astype(np.int64), cells - 2)
     share = (place - left)[:, None]
@@ -128,7 +128,7 @@ def _kernel_spectrum(bandwidth: float, cells: int) -> NDArray[np.complex128]:
 
 
 def _interpolate(values: Matrix, mesh: Vector) -> Matrix:
-    """Evaluate values given on an even grid of [0, 1], (cells, ...), linearly at each mesh point."""
+    """Interpolate values on a uniform grid of [0, 1], (cells, ...), linearly at each mesh point."""
     place = mesh * (len(values) - 1)
     left = np.minimum(place.astype(np.int64), len(values) - 2)
     share = (place - left).reshape(-1, *[1] * (values.ndim - 1))

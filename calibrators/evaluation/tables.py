@@ -1,4 +1,4 @@
-"""A comparison of methods as text: Markdown for people, CSV for spreadsheets."""
+"""Writes a comparison of methods as Markdown or CSV."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def mark(score: Score) -> str:
 
 
 def value_text(metric: str, score: Score) -> str:
-    """Write a score with its standard error: percentages with two decimals, other metrics with four."""
+    """Format a score with its standard error: percentages with two decimals, other metrics with four."""
     scale, decimals = (100, 2) if metric in _IN_PERCENT else (1, 4)
     if not math.isfinite(score.value):
         return "infinite"
@@ -41,13 +41,13 @@ def value_text(metric: str, score: Score) -> str:
 
 
 def is_best(comparison: Comparison, metric: str, score: Score) -> bool:
-    """Whether a score is the lowest of its column, as far as its digits show."""
+    """Whether a score is the lowest of its column in the digits shown."""
     best = Score(comparison.best(metric), score.standard_error, None)
     return value_text(metric, score) == value_text(metric, best)
 
 
 def markdown(comparison: Comparison) -> str:
-    """Lay the table out in Markdown, methods down and metrics across."""
+    """Return the table in Markdown, one row per method and one column per metric."""
     lines = [
         "| method | " + " | ".join(TITLES[name] for name in METRICS) + " | changed labels | fits, s |",
         "|---|" + "---:|" * (len(METRICS) + 2),
@@ -65,7 +65,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def to_csv(comparison: Comparison) -> str:
-    """Lay the table out as CSV: one row per method and metric, numbers unrounded."""
+    """Return the table as CSV, one row per method and metric, with unrounded numbers."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(

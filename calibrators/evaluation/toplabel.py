@@ -1,8 +1,7 @@
-"""Top-label calibration errors as norms of averaged residuals: ECE, smECE, KS and the debiased error.
+"""Top-label calibration errors as norms of averaged residuals: ECE, smECE, KS error and debiased error.
 
-Each takes the condensed outcomes of N samples, holds its `value`, and offers what intervals and tests need:
-how the averages move when samples are resampled, and which values other residuals at the same confidences
-would give.
+Each class takes the outcomes of N samples, has a `value`, and provides the data for intervals and tests: the
+change of the averages under resampling, and the values for other residuals at the same confidences.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _MOST_POINTS = 1000
 
 
 class Resampled(Protocol):
-    """A metric that knows its value, and how far that may lie from the truth as resampled samples move it."""
+    """A metric with its value, and its deviation from the truth under resampling."""
 
     name: str
     value: float
@@ -32,11 +31,11 @@ class Resampled(Protocol):
     centre: float
 
     def noise(self, surplus: Matrix) -> Matrix:
-        """Return what moves when sample i counts 1 + surplus[i] times, (cells, R) for surplus (N, R)."""
+        """Return the change of the averages if sample i has the weight 1 + surplus[i]: (cells, R)."""
         ...
 
     def deviations(self, noise: Matrix) -> Pair:
-        """Return how far `centre` may lie above and below the truth, one number per draw of noise."""
+        """Return the deviations of `centre` above and below the truth, one number per draw of noise."""
         ...
 
 
@@ -46,7 +45,7 @@ class Drawn(Protocol):
     name: str
 
     def errors(self, residuals: Matrix) -> Vector:
-        """Return the value (R,) that each column of residuals (N, R) would give."""
+        """Return the value (R,) of each column of residuals (N, R)."""
         ...
 
 
@@ -69,16 +68,16 @@ class _Groups:
 
 
 def clear_of_noise(averages: Matrix, noise: Matrix, count: int) -> Matrix:
-    """Keep the averages (cells, 1) that stand out from their noise (cells, draws), and put 0 for the others.
+    """Return the averages (cells, 1) that exceed their noise (cells, draws), and 0 for the others.
 
-    An average stands out at 3 standard errors; the threshold grows slowly with the number of samples.
+    The threshold is 3 standard errors, and grows slowly with the number of samples.
     """
     threshold = max(3.0, math.sqrt(math.log(count)))
     return np.where(np.abs(averages) > threshold * noise.std(axis=1, keepdims=True), averages, 0.0)
 
 
 def absolute_deviations(averages: Matrix, noise: Matrix, count: int) -> Pair:
-    """Bound how far a sum of absolute averages lies above and below the truth, one number per draw."""
+    """Bound the deviation of a sum of absolute averages above and below the truth, one number per draw."""
     kept = clear_of_noise(averages, noise, count)
     above = np.abs(kept + noise).sum(axis=0) - np.abs(kept).sum()
     below = (np.sign(averages) * noise).sum(axis=0)
@@ -86,7 +85,7 @@ def absolute_deviations(averages: Matrix, noise: Matrix, count: int) -> Pair:
 
 
 class BinnedError:
-    """Top-label ECE over 15 bins; the bins stay as they are when samples are drawn anew."""
+    """Top-label ECE over 15 bins; the bins do not change under resampling."""
 
     def __init__(self, scored: Outcomes, binning: Binning, bins: int = NUM_BINS) -> None:
         self.name = f"ece_{binning}"
@@ -98,23 +97,23 @@ class BinnedError:
         return self._groups.sums(residuals) / len(residuals)
 
     def noise(self, surplus: Matrix) -> Matrix:
-        """Return how the averages move when sample i counts 1 + surplus[i] times: (cells, R)."""
+        """Return the change of the averages if sample i has the weight 1 + surplus[i]: (cells, R)."""
         return self._project(surplus * self._residual)
 
     def errors(self, residuals: Matrix) -> Vector:
-        """Return the ECE (R,) that each column of residuals (N, R) would give."""
+        """Return the ECE (R,) of each column of residuals (N, R)."""
         result: Vector = np.abs(self._project(residuals)).sum(axis=0)
         return result
 
     def deviations(self, noise: Matrix) -> Pair:
-        """Return how far the value may lie above and below the truth, one number per draw."""
+        """Return the deviations of the value above and below the truth, one number per draw."""
         return absolute_deviations(self._project(self._residual), noise, len(self._residual))
 
 
 class SmoothError:
-    """smECE as a norm: at the bandwidth it was found at, which bounds its deviations at any other.
+    """smECE as a norm at its own bandwidth, which bounds its deviations at any other bandwidth.
 
-    Smooth calibration error falls as the bandwidth h grows, and smECE is where it equals h. If the true
+    The smooth calibration error decreases with the bandwidth h, and smECE is where it equals h. If the true
     smECE is below the estimate it is at least the true error at the estimate's bandwidth, and the other way
     round: so deviations at that one bandwidth bound those of smECE itself.
     """
@@ -132,7 +131,7 @@ class SmoothError:
         return SmoothedResiduals(self._confidence, residuals).at(self._bandwidth, slice(None), self._points)
 
     def noise(self, surplus: Matrix) -> Matrix:
-        """Return how the smoothed residuals move when sample i counts 1 + surplus[i] times: (points, R)."""
+        """Return the change of the residuals if sample i has the weight 1 + surplus[i]: (points, R)."""
         return self._project(surplus * self._residual)
 
     def errors(self, residuals: Matrix) -> Vector:
@@ -140,7 +139,7 @@ class SmoothError:
         return SmoothedResiduals(self._confidence, residuals).fixed_points()[0]
 
     def deviations(self, noise: Matrix) -> Pair:
-        """Return how far the value may lie above and below the truth, one number per draw."""
+        """Return the deviations of the value above and below the truth, one number per draw."""
         return absolute_deviations(self._project(self._residual), noise, len(self._residual))
 
 
@@ -157,17 +156,17 @@ class KolmogorovSmirnovError:
         self.value = self.statistic = self.centre = float(self.errors(self._residual)[0])
 
     def noise(self, surplus: Matrix) -> Matrix:
-        """Return how the cumulative means move, at up to 1,000 confidences: (cells, R)."""
+        """Return the change of the cumulative means at up to 1,000 confidences: (cells, R)."""
         moved: Matrix = self._coarse.sums(surplus * self._residual).cumsum(axis=0) / len(surplus)
         return moved
 
     def errors(self, residuals: Matrix) -> Vector:
-        """Return the KS error (R,) that each column of residuals (N, R) would give."""
+        """Return the KS error (R,) of each column of residuals (N, R)."""
         result: Vector = np.abs(self._levels.sums(residuals).cumsum(axis=0)).max(axis=0) / len(residuals)
         return result
 
     def deviations(self, noise: Matrix) -> Pair:
-        """Return how far the value may lie above and below the truth, one number per draw."""
+        """Return the deviations of the value above and below the truth, one number per draw."""
         averages = self._coarse.sums(self._residual).cumsum(axis=0)[:, 0]
         peak = int(np.abs(averages).argmax())
         return np.abs(noise).max(axis=0), np.sign(averages[peak]) * noise[peak]
@@ -198,11 +197,11 @@ class DebiasedError:
         return scaled
 
     def noise(self, surplus: Matrix) -> Matrix:
-        """Return how the weighted gaps move when sample i counts 1 + surplus[i] times: (cells, R)."""
+        """Return the change of the weighted gaps if sample i has the weight 1 + surplus[i]: (cells, R)."""
         return self._project(surplus * self._residual)
 
     def errors(self, residuals: Matrix) -> Vector:
-        """Return the signed debiased root (R,) that each column of residuals (N, R) would give."""
+        """Return the signed debiased root (R,) of each column of residuals (N, R)."""
         counts = self._groups.counts[:, None]
         gap = self._groups.sums(residuals) / counts
         accuracy = np.clip(self._mean - gap, 0.0, 1.0)
@@ -212,7 +211,7 @@ class DebiasedError:
         return signed
 
     def deviations(self, noise: Matrix) -> Pair:
-        """Return how far `centre` may lie above and below the truth, one number per draw."""
+        """Return the deviations of `centre` above and below the truth, one number per draw."""
         averages = self._project(self._residual)
         direction = averages / max(float(np.linalg.norm(averages)), 1e-300)
         return np.linalg.norm(noise, axis=0), (direction * noise).sum(axis=0)

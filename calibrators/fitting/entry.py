@@ -1,4 +1,4 @@
-"""`fit`, the entry to every fit: it checks the data, then fits the method that is named, or chooses one."""
+"""`fit`: checks the data and fits the named method, or selects one."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ def fit(
 ) -> FitResult:
     """Fit a calibrator to validation data by minimising the mean negative log-likelihood.
 
-    The same data, method and seed give the same calibrator. The unchanged logits are always a candidate, so
-    the fitted NLL is never above theirs.
+    The same data, method and seed give the same calibrator. The identity is always a candidate, so the NLL is
+    never higher than without calibration.
 
     Parameters
     ----------
     method : str
-        One of `methods()`, or `auto`, which chooses one by cross-validated NLL.
+        One of `methods()`, or `auto`, which selects one by cross-validated NLL.
     logits : array_like of shape (N, K)
-        Scores of a backbone on data it was not trained on; any floating dtype, computed in float64.
+        Logits of a backbone for data that it was not trained on; any floating dtype, computed in float64.
     labels : array_like of shape (N,)
         Class indices, 0 to K - 1.
     features : array_like of shape (N, D), optional
-        What the backbone's last layer takes: `fc` and `ta` read them.
+        Input of the last layer of the backbone, for `fc` and `ta`.
     head : pair of array_like, optional
         Weight (K, D) and bias (K,) of the backbone's last layer, for `fc` and `ta`.
     inputs : array_like of shape (N, ...), optional
-        What the backbone takes: `nc` reads them.
+        Input of the backbone, for `nc`.
     backbone : callable, optional
-        Maps float32 inputs to logits (N, K), differentiably, for `nc`.
+        Differentiable function from float32 inputs to logits (N, K), for `nc`.
     seed : int
-        Of the folds and of the points that a search visits.
+        Seed of the folds and of the starting points.
     progress : callable, optional
-        Called as `progress(fraction, stage)` from this thread. Whatever it raises ends the fit, which is how
-        one is cancelled.
+        Called as `progress(fraction, stage)` in this thread. An exception that it raises ends the fit; this
+        is how a fit is cancelled.
 
     Returns
     -------
@@ -64,11 +64,11 @@ def fit(
     Raises
     ------
     InvalidDataError
-        Naming the row and the value that no fit can use.
+        If the data are invalid; the message names the row and the value.
     UnknownMethodError
-        If there is no such method.
+        If the method does not exist.
     MissingDataError
-        If the method reads what was not given.
+        If the requirements of the method are missing.
     """
     data = check_validation_set(
         logits, labels, features=features, head=head, inputs=inputs, backbone=backbone

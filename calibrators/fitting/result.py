@@ -1,4 +1,4 @@
-"""What a fit gives back: the calibrator, its loss, and how good the optimum is."""
+"""The result of a fit: the calibrator, its loss, and the quality of the optimum."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Certificate:
         Largest entry of the projected gradient of the objective in the fit's coordinates; up to about 1/N at
         a kink, where a sample sits exactly at a bound; nan for methods that are not fitted by descent.
     starts, starts_agreeing : int
-        How many descents were made, and how many of them ended within 1e-6 nats of the best.
+        Number of starting points, and how many of them ended within 1e-6 nats of the best.
     on_boundary : tuple of str
-        Parameters that ended on the edge of their range, or bounds that hold nothing back.
+        Parameters at the limit of their range, and bounds that are never active.
     uncalibrated_nll : float
-        Mean negative log-likelihood of the unchanged logits; the fit's is never larger.
+        Mean negative log-likelihood without calibration; that of the fit is never higher.
     evaluations : int
-        How often the objective was computed.
+        Number of evaluations of the objective.
     notes : tuple of str
-        What a user should know about this optimum, in sentences.
+        Remarks about this optimum.
     """
 
     gradient_norm: float
@@ -43,7 +43,7 @@ class Certificate:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a plain document, with null for a gradient norm that does not apply."""
+        """Return the certificate for JSON; a gradient norm that does not apply is None."""
         document = asdict(self)
         if document["gradient_norm"] != document["gradient_norm"]:
             document["gradient_norm"] = None
@@ -52,22 +52,22 @@ class Certificate:
 
 @dataclass(frozen=True)
 class FitResult:
-    """A fitted calibrator and the account of its fit.
+    """A fitted calibrator and information about its fit.
 
     Attributes
     ----------
     calibrator : Calibrator
     method : str
-        The method fitted; for `auto`, the one chosen.
+        The fitted method; for `auto`, the selected one.
     nll : float
         Mean negative log-likelihood of the validation set, in nats.
     certificate : Certificate
     seconds : float
         Wall-clock time of the fit.
     choice : dict
-        For `auto`, the cross-validated scores the choice rests on; empty otherwise.
+        For `auto`, the cross-validated scores of the candidates; otherwise empty.
     warnings : tuple of DataWarning
-        What is probably wrong with the data, or with the method for these data.
+        Probable problems of the data, or of the method for these data.
     """
 
     calibrator: Calibrator
