@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -165,6 +167,30 @@ class Calibrator:
     def to_bytes(self) -> bytes:
         """Serialise as safetensors with a JSON spec."""
         return artifact.write(self.logit_map, self.bound_map, self.spec)
+
+    def to_onnx(self, path: str | os.PathLike[str], *, request_bounds: bool = False) -> None:
+        """Write the calibrator as an ONNX model, which onnxruntime runs without boxcal.
+
+        Its input is `logits` (or `features`) of shape (N, K), float32, its output `probabilities` of shape
+        (N, K), float64; invalid rows give NaN. Answers agree with this calibrator's to 1e-6.
+
+        Parameters
+        ----------
+        path
+            The file to write.
+        request_bounds
+            Whether the model has further inputs `lower` and `upper`, float32 of shape (N, K): feasible bounds
+            to which the fitted ones yield, as in `calibrate`.
+
+        Raises
+        ------
+        ExportError
+            For `nc`, which changes the classifier's inputs, and for the methods that look values up in a
+            table: `histogram`, `isotonic` and `venn-abers`.
+        """
+        from boxcal.calibrators.onnx_export import export  # noqa: PLC0415 - only an export needs it
+
+        Path(path).write_bytes(export(self, request_bounds=request_bounds))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:

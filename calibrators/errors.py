@@ -5,6 +5,7 @@ CalibrationError (ValueError)
   x UnknownMethodError    a method name that is not one of `methods()`
   x MissingDataError      a method without the features, head, inputs or backbone that it requires
   x ArtifactError         bytes that are not a calibrator, or are damaged
+  x ExportError           a calibrator that has no ONNX form
 """
 
 
@@ -26,3 +27,7 @@ class MissingDataError(CalibrationError):
 
 class ArtifactError(CalibrationError):
     """The bytes are not a calibrator's artifact, or they are damaged."""
+
+
+class ExportError(CalibrationError):
+    """The calibrator has no form in the format asked for."""

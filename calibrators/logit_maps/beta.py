@@ -68,5 +68,6 @@ class BetaCalibration(LogitMap):
 def _logs(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Log p and log(1 - p) of every class, floored far below what a float's rounding can tell from 0."""
     log_p = scores.log_softmax(dim=1)
-    complement = -torch.expm1(log_p)
+    half = torch.tanh(0.5 * log_p)
+    complement = -2.0 * half / (1.0 - half)  # -expm1(log_p), which ONNX does not have
     return log_p.clamp_min(-690.0), complement.clamp_min(1e-16).log()

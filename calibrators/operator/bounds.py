@@ -5,10 +5,16 @@ They stand between whoever sets bounds (a fit, a request) and the operator that 
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+
+def is_traced() -> bool:
+    """Whether `torch.jit.trace`, or the ONNX export that uses it, is recording."""
+    jit: Any = torch.jit
+    return bool(jit.is_tracing())
 
 
 def sum_tolerance(num_classes: int, *dtypes: torch.dtype) -> float:
@@ -100,19 +106,26 @@ class Bounds:
             raise ValueError("the number of classes is needed where every bound is a single number")
         self.check(known)
         request.check(known)
-        lower = self.lower.clamp(request.lower, request.upper)
-        upper = self.upper.clamp(request.lower, request.upper)
-        over = _row_sum(lower, known) > 1.0 + sum_tolerance(known)
-        under = _row_sum(upper, known) < 1.0 - sum_tolerance(known)
-        relaxed = over | under
-        if relaxed.any():
-            eased = _draw_to_sum_one(lower, request.lower, known).clamp(request.lower, lower)
-            lower = torch.where(over, eased, lower)
-            eased = _draw_to_sum_one(upper, request.upper, known).clamp(upper, request.upper)
-            upper = torch.where(under, eased, upper)
+        lower, upper, relaxed = self.meet((self.lower, self.upper), (request.lower, request.upper), known)
         rows = relaxed.squeeze(-1) if relaxed.ndim else relaxed
         per_row = (lower + upper).ndim == 2
         return EffectiveBounds(Bounds(lower, upper), rows.expand(len(lower + upper)) if per_row else rows)
+
+    @staticmethod
+    def meet(
+        fitted: tuple[Tensor, Tensor], request: tuple[Tensor, Tensor], num_classes: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Do what `yielding_to` does, unchecked; whether a row was relaxed keeps the classes' axis."""
+        lower, upper = (bound.clamp(*request) for bound in fitted)
+        over = _row_sum(lower, num_classes) > 1.0 + sum_tolerance(num_classes)
+        under = _row_sum(upper, num_classes) < 1.0 - sum_tolerance(num_classes)
+        relaxed = over | under
+        if is_traced() or relaxed.any():
+            eased = _draw_to_sum_one(lower, request[0], num_classes).clamp(request[0], lower)
+            lower = torch.where(over, eased, lower)
+            eased = _draw_to_sum_one(upper, request[1], num_classes).clamp(upper, request[1])
+            upper = torch.where(under, eased, upper)
+        return lower, upper, relaxed
 
 
 class EffectiveBounds(NamedTuple):

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from boxcal.calibrators.operator.bounds import sum_tolerance
-from boxcal.calibrators.operator.op import is_plain, is_traced, refuse_forward_mode, solve_rows
+from boxcal.calibrators.operator.bounds import is_traced, sum_tolerance
+from boxcal.calibrators.operator.op import is_plain, refuse_forward_mode, solve_rows
 from boxcal.calibrators.operator.torch_solver import solve
 
 HALF = (torch.float16, torch.bfloat16)

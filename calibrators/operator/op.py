@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from boxcal.calibrators.operator.bounds import is_traced
 from boxcal.calibrators.operator.gradients import GradientMask, Gradients, jacobian_products
 
 Rows = tuple[Tensor, Tensor]
@@ -86,12 +87,6 @@ def is_plain(rows: Tensor) -> bool:
         and not torch._C._len_torch_dispatch_stack()
         and forward_ad._current_level < 0
     )
-
-
-def is_traced() -> bool:
-    """Whether `torch.jit.trace`, or the ONNX export that uses it, is recording."""
-    jit: Any = torch.jit
-    return bool(jit.is_tracing())
 
 
 def refuse_forward_mode(*arguments: Any) -> None:

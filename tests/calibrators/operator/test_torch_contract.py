@@ -1,8 +1,10 @@
 """What torch's users may do with any function: axes, strides, dtypes, compile, export, vmap; and errors."""
 
+import io
 import math
 from typing import Any
 
+import onnxruntime
 import pytest
 import torch
 from torch import Tensor
@@ -97,6 +99,23 @@ def test_compile_without_a_graph_break_and_export() -> None:
     )
     larger = randn(7, 5, 2, seed=1)
     assert torch.allclose(exported.module()(larger, upper.detach()), model(larger, upper.detach()))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("upper", [0.4, torch.full((5,), 0.4), torch.full((1, 5), 0.4, dtype=torch.float64)])
+def test_traces_and_onnx_models_solve_the_same_problem(upper: float | Tensor) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, logits: Tensor) -> Tensor:
+            return box_constrained_softmax(logits * 2, 0.01, upper, temperature=1.5)
+
+    model, example, larger = Model(), randn(3, 5), 3 * randn(7, 5, seed=1)
+    trace: Any = torch.jit.trace
+    assert torch.allclose(trace(model, (example,))(larger), model(larger), rtol=0, atol=1e-7)
+    file: Any = io.BytesIO()
+    torch.onnx.export(model, (example,), file, dynamo=False, input_names=["g"], dynamic_axes={"g": {0: "N"}})
+    session = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
+    answer = torch.from_numpy(session.run(None, {"g": larger.numpy()})[0])
+    assert torch.allclose(answer, model(larger), rtol=0, atol=1e-7)
 
 
 def test_vmap_over_logits_and_bounds() -> None:

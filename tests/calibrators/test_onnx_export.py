@@ -1,0 +1,82 @@
+"""Calibrators as ONNX models: onnxruntime gives the calibrator's own answers."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from boxcal.calibrators import Bounds, Calibrator, fit, methods
+from boxcal.calibrators.bound_maps.constant import ConstantBounds
+from boxcal.calibrators.errors import ExportError
+from boxcal.calibrators.logit_maps.identity import Identity
+from tests.calibrators.samples import Everything, everything
+
+CLASSES = 5
+TABLES = {"histogram", "isotonic", "venn-abers"}
+
+
+@pytest.fixture(scope="module")
+def data() -> Everything:
+    return everything(240, CLASSES)
+
+
+def fitted(method: str, data: Everything) -> Calibrator:
+    return fit(method, data.logits, data.labels, **data.extras()).calibrator
+
+
+def run(path: Path, **inputs: np.ndarray) -> np.ndarray:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    answer: np.ndarray = session.run(None, inputs)[0]
+    return answer
+
+
+def has_onnx_form(method: str) -> bool:
+    parts = set(method.split("+"))
+    return not parts & TABLES and "nc" not in parts
+
+
+@pytest.mark.parametrize("method", [name for name in methods() if has_onnx_form(name)])
+def test_onnxruntime_gives_the_same_answers(method: str, data: Everything, tmp_path: Path) -> None:
+    calibrator = fitted(method, data)
+    calibrator.to_onnx(tmp_path / "calibrator.onnx")
+    scores = data.source(calibrator)[:37].float()
+    answer = run(tmp_path / "calibrator.onnx", **{calibrator.reads: scores.numpy()})
+    assert answer.dtype == np.float64
+    np.testing.assert_allclose(answer, calibrator(scores).numpy(), rtol=0, atol=1e-6)
+    assert np.abs(answer.sum(axis=1) - 1).max() < 1e-12
+
+
+@pytest.mark.parametrize("method", [name for name in methods() if not has_onnx_form(name)])
+def test_methods_without_an_onnx_form_are_named(method: str, data: Everything, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=method.replace("+", r"\+")):
+        fitted(method, data).to_onnx(tmp_path / "calibrator.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_fitted_bounds_yield_to_bounds_that_are_inputs(data: Everything, tmp_path: Path) -> None:
+    calibrator = Calibrator("pb", Identity(CLASSES), ConstantBounds(CLASSES, 0.05, 0.5), CLASSES)
+    calibrator.to_onnx(tmp_path / "calibrator.onnx", request_bounds=True)
+    logits = data.logits[:40].float()
+    rng = np.random.default_rng(0)
+    lower = (rng.dirichlet(np.ones(CLASSES), 40) * rng.uniform(0, 0.999, (40, 1))).astype(np.float32)
+    upper = np.clip(lower + rng.uniform(0, 0.5, (40, CLASSES)), 0, 1).astype(np.float32)
+    upper[upper.sum(axis=1) < 1.01] = 1.0
+    answer = run(tmp_path / "calibrator.onnx", logits=logits.numpy(), lower=lower, upper=upper)
+    bounds = Bounds(torch.from_numpy(lower), torch.from_numpy(upper))
+    expected = calibrator.calibrate(logits, bounds)
+    assert 0 < expected.relaxed.sum() < 40
+    np.testing.assert_allclose(answer, expected.probabilities.numpy(), rtol=0, atol=1e-6)
+    assert ((answer >= lower) & (answer <= upper)).all()
+
+
+def test_a_row_that_is_not_finite_gives_nan(data: Everything, tmp_path: Path) -> None:
+    fitted("pb", data).to_onnx(tmp_path / "calibrator.onnx")
+    logits = data.logits[:3].float().numpy()
+    logits[1, 2] = np.nan
+    answer = run(tmp_path / "calibrator.onnx", logits=logits)
+    assert np.isnan(answer[1]).all()
+    assert np.isfinite(answer[[0, 2]]).all()
