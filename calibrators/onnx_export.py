@@ -65,4 +65,5 @@ def export(calibrator: Calibrator, *, request_bounds: bool) -> bytes:
             raise ExportError(
                 f"the method {calibrator.method!r} cannot be exported to ONNX: {error}"
             ) from error
-    return file.getvalue()
+    content: bytes = file.getvalue()
+    return content
