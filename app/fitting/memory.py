@@ -14,5 +14,6 @@ def limit_memory(allowance: int | None) -> None:
     """
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    soft = resource.RLIM_INFINITY if allowance is None else mapped + allowance
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    limits = [mapped + allowance] if allowance is not None else []
+    limits += [hard] if hard != resource.RLIM_INFINITY else []
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits, default=hard), hard))

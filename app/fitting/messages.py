@@ -97,7 +97,7 @@ class Refused:
     problem
         `type` of the error in the service's error tree.
     trace
-        For the log; empty where the data are the cause.
+        For the log; empty where the data are the cause. Otherwise the process is not used again.
     """
 
     problem: str

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 
-from boxcal.app.fitting.messages import REPLY, TASK, Advanced, Reply, Task
+from boxcal.app.fitting.messages import REPLY, TASK, Advanced, Refused, Reply, Task
 
 logger = logging.getLogger("boxcal")
 
@@ -76,7 +76,7 @@ class Worker:
                     logger.exception("A worker sent a message that cannot be read")
                 raise WorkerFailed(describe_exit(await self.close())) from error
             finally:
-                if reply is None:
+                if reply is None or (isinstance(reply, Refused) and reply.trace):
                     await self.close()
             self._idle = asyncio.create_task(self._close_when_idle())
             return reply

@@ -71,18 +71,17 @@ def _result(task: Task, progress: _Reporter) -> Reply:
 def _refused(task: Task, error: Exception) -> Refused:
     if isinstance(error, BoxcalError):
         return Refused(error.type, error.detail)
+    trace = "".join(traceback.format_exception(error, limit=-8))
     if _is_out_of_memory(error):
         limit = f"{task.memory_bytes:,} bytes" if task.memory_bytes else "this machine"
         done = "read" if isinstance(task, CheckTask) else "fitted"
-        return Refused(
-            InvalidUpload.type, f"The file could not be {done} within the memory limit of {limit}."
-        )
+        detail = f"The file could not be {done} within the memory limit of {limit}."
+        return Refused(InvalidUpload.type, detail, trace)
     if isinstance(task, CheckTask):
         detail = f"The file cannot be read: {type(error).__name__}: {error}"[:1000]
-        return Refused(InvalidUpload.type, detail, "".join(traceback.format_exception(error, limit=-3)))
+        return Refused(InvalidUpload.type, detail, trace)
     if isinstance(error, ValueError):
         return Refused(InvalidUpload.type, str(error))
-    trace = "".join(traceback.format_exception(error))
     return Refused(InternalError.type, f"{type(error).__name__}: {error}", trace)
 
 

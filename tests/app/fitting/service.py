@@ -21,14 +21,20 @@ START_SECONDS = 240.0
 class Service:
     """`boxcal serve` over one data folder; a context manager that stops it.
 
+    Parameters
+    ----------
+    prelude
+        Python code that its process runs first.
+
     Attributes
     ----------
     url
         Where it listens; the same over restarts.
     """
 
-    def __init__(self, data_dir: Path, **settings: str) -> None:
+    def __init__(self, data_dir: Path, *, prelude: str = "", **settings: str) -> None:
         self.data_dir = data_dir
+        self._program = f"{prelude}\nfrom boxcal.app.cli import main; main()"
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._environment = {
@@ -52,7 +58,7 @@ class Service:
         log = (self.data_dir / "service.log").open("ab")
         with log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", "from boxcal.app.cli import main; main()", "serve"],
+                [sys.executable, "-c", self._program, "serve"],
                 env=self._environment,
                 stdout=log,
                 stderr=log,

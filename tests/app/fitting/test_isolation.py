@@ -1,0 +1,178 @@
+"""Uploads are parsed and fitted in worker processes, and a worker that dies costs its own upload alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from boxcal.app.fitting.jobs import Job
+from boxcal.app.fitting.worker import Worker
+from boxcal.app.registry.records import FitRecord
+from boxcal.models.digits_data import load_digits_split
+from tests.app.fitting.service import Service
+from tests.app.fitting.test_images import archive
+from tests.app.fitting.test_upload import parquet
+from tests.app.fitting.validation_data import validation_npz
+from tests.app.running import Service as RunningService
+from tests.app.running import running
+
+RECORDED = """
+import atexit, json, os, sys, zipfile
+opened, original = [], zipfile.ZipFile.__init__
+def recorded(self, file, *arguments, **options):
+    opened.append(str(file))
+    original(self, file, *arguments, **options)
+def report():
+    ours = [name for name in sys.modules if name.startswith("boxcal")]
+    users = [name for name in ours if getattr(sys.modules[name], "zipfile", None) is zipfile]
+    others = [path for path in opened if path not in sys.path]
+    with open(os.environ["REPORT"], "w") as file:
+        json.dump({"modules": sorted(sys.modules), "opened": others, "users": users}, file)
+zipfile.ZipFile.__init__ = recorded
+atexit.register(report)
+"""
+
+
+def test_the_server_never_imports_the_readers_of_uploads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch imports `zipfile`; importlib.metadata opens zip files of `sys.path`. Our modules do neither."""
+    report = tmp_path / "modules.json"
+    monkeypatch.setenv("REPORT", str(report))
+    with Service(tmp_path / "data", prelude=RECORDED) as service:
+        for data in (validation_npz(50), parquet(), archive()):
+            done = service.client.post(
+                "/fit?wait=240", files={"file": ("v", data)}, data={"method": "ts", "activate": "never"}
+            ).json()
+            assert done["state"] == "succeeded", done
+        assert service.stop() == 0
+    seen = json.loads(report.read_text())
+    readers = {
+        f"boxcal.app.fitting.{name}" for name in ("archives", "check", "form", "images", "npz", "parquet")
+    }
+    assert "boxcal.app.fitting.worker" in seen["modules"]
+    assert not readers & set(seen["modules"])
+    assert [name for name in seen["modules"] if name.startswith("pyarrow")] == []
+    assert (seen["users"], seen["opened"]) == ([], [])
+
+
+class Load:
+    """A client that predicts without a pause, and keeps the answers that were no success."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.answers = 0
+        self.failures: list[str] = []
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        image = load_digits_split().test.png(0)
+        with httpx.Client(base_url=self._url, timeout=60) as client:
+            while not self._stop.is_set():
+                answer = client.post("/predict", content=image, headers={"content-type": "image/png"})
+                self.answers += 1
+                if not answer.is_success:
+                    self.failures.append(answer.text)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    with running(tmp_path_factory.mktemp("isolation")) as service:
+        yield service
+
+
+def fit(service: RunningService, data: bytes) -> httpx.Response:
+    return httpx.post(
+        f"{service.url}/fit?wait=300",
+        files={"file": ("v", data)},
+        data={"method": "ts", "activate": "never"},
+        timeout=310,
+    )
+
+
+def pid_of(worker: Worker) -> int:
+    assert worker._process is not None
+    return worker._process.pid
+
+
+def out_of_memory(pid: int) -> None:
+    """Let no allocation succeed any more."""
+    resource.prlimit(pid, resource.RLIMIT_AS, (1, 1))
+
+
+def ends_with_its_task(worker: Worker, end: Callable[[int], None]) -> Callable[[], Any]:
+    """Replace `worker._started`: the process is stopped until it has its next task, and then ended."""
+    started = worker._started
+
+    async def started_and_stopped() -> Any:
+        streams = await started()
+        pid = pid_of(worker)
+        os.kill(pid, signal.SIGSTOP)
+
+        def end_it() -> None:
+            end(pid)
+            os.kill(pid, signal.SIGCONT)
+
+        asyncio.get_running_loop().call_soon(end_it)
+        return streams
+
+    return started_and_stopped
+
+
+CAUSES: dict[str, tuple[Callable[[int], None], str]] = {
+    "kill": (lambda pid: os.kill(pid, signal.SIGKILL), "ended by SIGKILL; the machine may have run out of"),
+    "bus": (lambda pid: os.kill(pid, signal.SIGBUS), "ended by SIGBUS"),
+    "memory": (out_of_memory, ""),
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_worker_that_dies_costs_its_own_upload_alone(
+    served: RunningService, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies during the check, the fit and the drawing, while predictions go on; then a fit succeeds."""
+    end, reason = CAUSES[cause]
+    jobs, update = served.state.fit_jobs, Job.update
+    good = validation_npz(50)
+    # The worker that the first fit started does the others, however long they take.
+    monkeypatch.setattr("boxcal.app.fitting.worker.IDLE_SECONDS", 3600.0)
+    with Load(served.url) as load:
+        assert fit(served, good).json()["state"] == "succeeded"
+        with monkeypatch.context() as patched:
+            patched.setattr(jobs._checker, "_started", ends_with_its_task(jobs._checker, end))
+            refused = fit(served, good)
+        assert refused.status_code == 422
+        assert (reason or "could not be read within the memory limit of") in refused.json()["detail"]
+        for stage in ("fitting", "drawing"):
+
+            def update_and_end(job: Job, record: FitRecord, stage: str = stage) -> None:
+                if record.stage.startswith(stage) and not job.record.stage.startswith(stage):
+                    end(pid_of(jobs._fitter))
+                update(job, record)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(Job, "update", update_and_end)
+                failed = fit(served, good).json()
+            assert failed["state"] == "failed", (stage, failed)
+            assert reason in failed["error"]
+        assert fit(served, good).json()["state"] == "succeeded"
+    assert (load.failures, load.answers > 0) == ([], True)
