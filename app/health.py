@@ -35,7 +35,9 @@ async def live() -> Live:
 
 @router.get("/health/ready", responses=problems(NotReady))
 async def ready(state: CurrentState) -> Ready:
-    """Return 200 if the weights are loaded and a calibrator is active."""
+    """Return 200 if the weights are loaded, a calibrator is active and every thread runs."""
+    if state.pipeline.batcher.failure is not None:
+        raise NotReady("The backbone has failed and the service is stopping; see the server log.")
     return Ready(model=state.backbone.name, calibrator=state.active.current.version)
 
 

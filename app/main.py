@@ -81,7 +81,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 def declared_statuses(routers: Sequence[APIRouter]) -> dict[str, set[int]]:
     """List the statuses of each route, so that every series exists from the start."""
-    statuses: dict[str, set[int]] = {UNMATCHED: {404, 405}, **{path: {200} for path in DOCUMENTS}}
+    statuses: dict[str, set[int]] = {UNMATCHED: {400, 404, 405, 503}, **{path: {200} for path in DOCUMENTS}}
     for router in routers:
         for route in router.routes:
             if isinstance(route, APIRoute):

@@ -1,49 +1,147 @@
-"""How answers reach the wire: uvicorn's protocol for HTTP, with the head of an answer sent with its body."""
+"""How bytes reach the application and leave it: uvicorn's HTTP protocol with limits on slow and large peers.
+
+It relies on these parts of uvicorn that are not documented: `HttpToolsProtocol` with its attributes `cycle`,
+`flow`, `headers`, `parser`, `scope` and `transport`, and of `cycle` the attributes `body`, `more_body`,
+`response_complete` and `transport`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+import time
+from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 CONTINUE = b"HTTP/1.1 100 "
+MAX_HEAD_BYTES = 64 * 1024
+"""Of the request line and the headers together."""
+IDLE_SECONDS = 75.0
+"""For the first byte of a connection; uvicorn's `timeout_keep_alive` limits the time between requests."""
+HEAD_SECONDS = 10.0
+"""From the first byte of a request to the end of its headers."""
+STALL_SECONDS = 20.0
+"""In this time a client sends `MIN_BODY_BYTES` of an unfinished body, or reads a buffer of the response."""
+MIN_BODY_BYTES = 20 * 1024
+TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
-class WholeAnswers(HttpToolsProtocol):
-    """uvicorn's protocol, which holds the head of an answer back until the first of its body is there.
+class LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with limits on the size of headers and on the time that a client takes.
 
-    So ASGI asks, and small answers leave in one write: two cost the system twice as much, and wake the client
-    for a head with which it cannot do anything yet.
+    The server calls `check_progress` of every connection about once a second.
+
+    The status line and the headers are sent with the first bytes of the body, as ASGI recommends: small
+    responses leave in one write. Two writes cost the system twice as much and wake the client twice.
     """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._chunk = self._head_bytes = 0
+        self._head_since: float | None = None
+        self._received = 0
+        self._checkpoint = (time.monotonic(), 0)
+        self._unread_since: float | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what a client sent; refuse headers that are too large."""
+        self._received += len(data)
+        self._chunk = len(data)
+        if self._head_since is not None:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_since is not None and self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        """Begin the head of a request."""
+        super().on_message_begin()
+        self._head_since = time.monotonic()
 
     def on_headers_complete(self) -> None:
         """Begin to answer a request, through a transport of its own."""
+        known = self._head_bytes + self._chunk
+        self._head_since = None
+        self._head_bytes = 0
+        self._checkpoint = (time.monotonic(), self._received)
+        if known > MAX_HEAD_BYTES and self._size_of_head() > MAX_HEAD_BYTES:
+            self._refuse(TOO_LARGE)
+            raise ValueError("the headers are too large")  # ends the parser, and with it `data_received`
         super().on_headers_complete()
         cycle = self.cycle
         if cycle is not None and cycle.scope is self.scope and cycle.scope["method"] != "HEAD":
             cycle.transport = cast("asyncio.Transport", BufferedHeaderTransport(cycle.transport))
 
+    def _size_of_head(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse a request that cannot be parsed."""
+        if not self.transport.is_closing():
+            super().send_400_response(msg)
+
+    def pause_writing(self) -> None:
+        """Note that the client does not read."""
+        super().pause_writing()
+        self._unread_since = time.monotonic()
+
+    def resume_writing(self) -> None:
+        """Note that the client has read."""
+        super().resume_writing()
+        self._unread_since = None
+
+    def check_progress(self, now: float) -> None:
+        """Close the connection of a client that sends or reads too slowly."""
+        if self.transport.is_closing():
+            return
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        unfinished = cycle is not None and cycle.more_body and not cycle.response_complete
+        since, received = self._checkpoint
+        if self._unread_since is not None:
+            if now - self._unread_since > STALL_SECONDS:
+                self.transport.abort()
+        elif self._head_since is not None:
+            if now - self._head_since > HEAD_SECONDS:
+                self._refuse(TOO_SLOW)
+        elif cycle is None:
+            if now - since > IDLE_SECONDS:
+                self.transport.close()
+        elif not unfinished or self.flow.read_paused:
+            self._checkpoint = (now, self._received)
+        elif now - since > STALL_SECONDS:
+            if self._received - received < MIN_BODY_BYTES:
+                self._refuse(TOO_SLOW)
+            self._checkpoint = (now, self._received)
+
+    def _refuse(self, response: bytes) -> None:
+        """Answer without the application, unless a response has begun, and close the connection."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            self.transport.write(response)
+        self.transport.close()
+
 
 class BufferedHeaderTransport:
-    """What uvicorn uses of a transport for one answer, whose first write is the head.
+    """The part of a transport that uvicorn uses for one response, whose first write is the headers.
 
     Parameters
     ----------
     transport
-        That of the connection.
+        Of the connection.
     """
 
     __slots__ = ("_head", "_transport", "close", "is_closing")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._head: bytes | None = b""  # None once it has left
+        self._head: bytes | None = b""  # None once it has been sent
         self.close = transport.close
         self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
-        """Hold the head; write it with what comes next, and then everything at once."""
+        """Keep the headers, send them with what comes next, and then send everything at once."""
         if self._head is None:
             self._transport.write(data)
         elif self._head:

@@ -1,86 +1,127 @@
-"""Runs the application under uvicorn, configured in this one place, and ends it without losing a request."""
+"""Runs the application under uvicorn, and ends it without losing a request."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import signal
 import socket
 import sys
+import time
 
 import uvicorn
 
 from boxcal.app.main import create_app
-from boxcal.app.protocol import WholeAnswers
+from boxcal.app.protocol import IDLE_SECONDS, LimitedProtocol
 from boxcal.app.settings import Settings
 
-SWITCH_SECONDS = 0.001
-KEEP_ALIVE_SECONDS = 75
-"""Longer than clients and proxies keep idle connections, so none is closed just as it brings a request."""
-LINGER_TURNS, TURN_SECONDS = 100, 0.02
-"""How long open connections may still bring a request once the service is told to stop.
+logger = logging.getLogger("boxcal")
 
-Counted in turns of the event loop, each of which reads what has come: a machine so busy that seconds pass
-between two turns closes no connection whose request lies unread.
+SWITCH_SECONDS = 0.001
+LINGER_TURNS, TURN_SECONDS = 100, 0.02
+"""How long open connections may still send a request once the service is told to stop.
+
+Counted in turns of the event loop, each of which reads what has arrived: a machine so busy that seconds pass
+between two turns closes no connection with an unread request.
 """
+TICKS_PER_CHECK = 10
+"""uvicorn calls `on_tick` ten times a second."""
+FAILED = 70
+"""Exit status of a process that can no longer predict."""
 
 
 def server_config(settings: Settings) -> uvicorn.Config:
-    """Configure uvicorn: its fast loop and parser, no log of requests, an end that waits for the work."""
+    """Configure uvicorn: its fast loop and parser, no log of requests, a shutdown that waits for requests."""
     return uvicorn.Config(
         create_app(settings),
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=WholeAnswers,
+        http=LimitedProtocol,
         ws="none",
         lifespan="on",
         access_log=False,
         log_level="info",
         server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        # Longer than clients and proxies keep idle connections, so that none is closed as a request arrives.
+        timeout_keep_alive=round(IDLE_SECONDS),
         timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)),
     )
 
 
 class Server(uvicorn.Server):
-    """A server that, told to stop, refuses new connections but still answers requests on their way."""
+    """A server that refuses new connections once told to stop, but still answers requests on their way.
+
+    Attributes
+    ----------
+    failed
+        Whether it has stopped because it could no longer predict.
+    """
+
+    failed = False
+
+    async def on_tick(self, counter: int) -> bool:
+        """Check slow clients, and say whether to stop."""
+        if counter % TICKS_PER_CHECK == 0:
+            now = time.monotonic()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, LimitedProtocol):
+                    connection.check_progress(now)
+        if self.lifespan.state["boxcal"].pipeline.batcher.failure is not None:
+            self.failed = True
+            return True
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the listeners, let open connections bring what they have sent, then end as uvicorn does."""
+        """Close the listeners, let open connections send their requests, then end as uvicorn does."""
+        deadline = time.monotonic() + (self.config.timeout_graceful_shutdown or 0)
         for server in self.servers:
             server.close()
         close = (b"connection", b"close")
         self.server_state.default_headers = [*self.server_state.default_headers, close]
-        # Those who wait for a fit or follow one would otherwise hold the end up until its limit.
+        # A request that waits for a fit or follows one would otherwise last until the limit.
         await self.lifespan.state["boxcal"].fit_jobs.close()
         for _ in range(LINGER_TURNS):
-            if not self.server_state.connections:
+            if not self.server_state.connections or time.monotonic() > deadline:
                 break
             await asyncio.sleep(TURN_SECONDS)
+        self.config.timeout_graceful_shutdown = max(0, round(deadline - time.monotonic()))
         await super().shutdown(sockets)
+        # The tasks that uvicorn has cancelled still answer their clients.
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=1)
 
 
 class ProcessServer(Server):
     """The server of a process that has no other purpose."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then take all that the start has made out of the collection of garbage for good.
+        """Start, then exclude what exists by now from garbage collection.
 
-        It lives as long as the process does, and walking over it would hold every thread up for some 200 ms.
+        It lives as long as the process, and walking over it would stop every thread for some 200 ms.
         """
         await super().startup(sockets)
         gc.freeze()
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; then finish the work in progress and return."""
-    # How long the event loop waits for the interpreter while a thread that decodes or calibrates holds it.
+    """Serve until SIGTERM or SIGINT; then finish the requests in progress and return.
+
+    Raises
+    ------
+    SystemExit
+        With the status `FAILED` if the service can no longer predict.
+    """
+    # How long the event loop waits for the interpreter while a thread that decodes or calibrates has it.
     sys.setswitchinterval(SWITCH_SECONDS)
     server = ProcessServer(server_config(settings))
     # uvicorn ends by raising the signal that stopped it once more; here that is no failure.
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, lambda *_: None)
     server.run()
-    # Libraries report at the end what the collection of garbage has not brought back to them.
+    # Some libraries report at exit what garbage collection has not returned to them.
     gc.unfreeze()
+    if server.failed:
+        logger.critical("the service could no longer predict and has stopped")
+        sys.exit(FAILED)

@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from boxcal.app.protocol import WholeAnswers
+from boxcal.app.protocol import LimitedProtocol
 from tests.app.running import listening
 
 PAUSE = 0.4
@@ -43,7 +43,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    config = uvicorn.Config(application, port=0, http=WholeAnswers, loop="uvloop", log_level="critical")
+    config = uvicorn.Config(application, port=0, http=LimitedProtocol, loop="uvloop", log_level="critical")
     with listening(uvicorn.Server(config)) as port:
         yield port
 

@@ -6,18 +6,20 @@ import io
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import numpy as np
 
+from boxcal.app.server import FAILED
 from boxcal.models.digits_data import Digits
 
 START = "from boxcal.app.server import serve; from boxcal.app.settings import Settings; serve(Settings())"
@@ -43,10 +45,10 @@ class Process:
 
 
 @contextmanager
-def started(data_dir: Path, **environment: str) -> Iterator[Process]:
+def started(data_dir: Path, program: str = START, **environment: str) -> Iterator[Process]:
     given = {"BOXCAL_PORT": "0", "BOXCAL_DATA_DIR": str(data_dir), **environment}
     popen = subprocess.Popen(
-        [sys.executable, "-c", START], env=os.environ | given, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program], env=os.environ | given, stderr=subprocess.PIPE, text=True
     )
     process = Process(popen)
     reader = threading.Thread(target=process.follow)
@@ -142,3 +144,60 @@ def test_a_model_that_is_not_there_stops_the_start_with_its_name(tmp_path: Path)
     assert ended.returncode != 0
     assert "'resnet'" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+HALF_OPEN = (
+    b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: image/png\r\ncontent-length: 1000\r\n\r\nhalf"
+)
+
+
+def test_half_open_requests_do_not_delay_the_end_and_leave_no_tracebacks(tmp_path: Path) -> None:
+    with started(tmp_path, BOXCAL_SHUTDOWN_SECONDS="3") as process, ExitStack() as stack:
+        address = ("127.0.0.1", httpx.URL(process.url).port or 0)
+        lines = [stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(40)]
+        for line in lines:
+            line.sendall(HALF_OPEN)
+        httpx.get(f"{process.url}/health/live")  # the others have been read by now
+        process.popen.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert process.popen.wait(60) == 0
+        took = time.monotonic() - began
+        answers = {line.recv(1 << 16)[:12] for line in lines}
+    assert answers == {b"HTTP/1.1 503"}
+    assert took < 30  # without a limit the requests would last for ever
+    log = "".join(process.log)
+    assert "Traceback" not in log
+    assert len(process.log) < 20, log
+
+
+FAILING = """
+from boxcal.app.predict.batch_sizer import BatchSizer
+from boxcal.app.server import serve
+from boxcal.app.settings import Settings
+def fail(self, share):
+    raise MemoryError("simulated")
+BatchSizer.size_of = fail
+serve(Settings())
+"""
+
+
+def test_a_batcher_thread_that_ends_fails_readiness_and_ends_the_process(
+    tmp_path: Path, digits: Digits
+) -> None:
+    with started(tmp_path, FAILING) as process:
+        answer = httpx.post(f"{process.url}/predict", content=digits.png(0), headers=PNG, timeout=60)
+        assert answer.status_code == 500
+        assert process.popen.wait(60) == FAILED
+    assert "a thread of the batcher has ended" in "".join(process.log)
+
+
+def test_the_log_has_no_control_characters_of_a_request(tmp_path: Path) -> None:
+    broken = START.replace(
+        "serve(Settings())", "import boxcal.app.health as h; h.Live = None; serve(Settings())"
+    )
+    with started(tmp_path, broken) as process:
+        assert httpx.get(f"{process.url}/health/live?%1b[31m").status_code == 500
+        assert httpx.get(f"{process.url}/%1b[31mred").status_code == 404
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.popen.wait(60) == 0
+    assert "\x1b" not in "".join(process.log)

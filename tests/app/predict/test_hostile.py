@@ -1,0 +1,301 @@
+"""Bodies that cost far more than their size: each is refused or bounded, and the event loop goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+import psutil
+import pytest
+from PIL import Image
+
+from boxcal.app.errors import BoxcalError
+from boxcal.app.predict import large_json
+from boxcal.app.predict.batch_sizer import BatchSizer
+from boxcal.app.responses import Answer
+from boxcal.models import decoding
+from boxcal.models.digits_data import Digits
+from tests.app.running import Service
+
+JSON = {"content-type": "application/json"}
+NPY = {"content-type": "application/x-npy"}
+PNG = {"content-type": "image/png"}
+MIB = 2**20
+RAMP = [float(k) for k in range(10)]
+
+
+class LoopWatch:
+    """Measures the longest time between two turns of the service's event loop."""
+
+    def __init__(self, service: Service) -> None:
+        self._loop: asyncio.AbstractEventLoop = service.state.pipeline.batcher._loop
+        self.longest = 0.0
+        self._stopped = False
+
+    def __enter__(self) -> LoopWatch:
+        gc.collect()
+        gc.freeze()  # as `serve` does
+        self._loop.call_soon_threadsafe(self._turn, self._loop.time())
+        return self
+
+    def _turn(self, last: float) -> None:
+        now = self._loop.time()
+        self.longest = max(self.longest, now - last)
+        if not self._stopped:
+            self._loop.call_later(0.001, self._turn, now)
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped = True
+        gc.unfreeze()
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def png(width: int, height: int) -> bytes:
+    """A black PNG with one bit for each pixel."""
+    packer = zlib.compressobj(9)
+    row, data = bytes(1 + (width + 7) // 8), b""
+    for _ in range(height):
+        data += packer.compress(row)
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", data + packer.flush())
+        + chunk(b"IEND", b"")
+    )
+
+
+def npy(values: Any) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, values)
+    return stream.getvalue()
+
+
+def progressive_jpeg(scans: int) -> bytes:
+    """A progressive JPEG whose last scan is repeated."""
+    stream = io.BytesIO()
+    Image.new("L", (64, 64)).save(stream, "JPEG", progressive=True)
+    data = stream.getvalue()
+    last = data.rindex(b"\xff\xda")
+    return data[:last] + data[last:-2] * scans + data[-2:]
+
+
+@pytest.mark.parametrize("size", [(60_000, 1), (1, 60_000), (49_000_000, 1), (3000, 1)])
+def test_images_have_limits_on_sides_and_aspect(http: httpx.Client, size: tuple[int, int]) -> None:
+    before = psutil.Process().memory_info().rss
+    refused = http.post("/predict", content=png(*size), headers=PNG)
+    assert refused.status_code == 413
+    assert f"{size[0]:,} x {size[1]:,} pixels" in refused.json()["detail"]
+    assert psutil.Process().memory_info().rss - before < 300 * MIB
+
+
+def test_a_long_image_within_the_limits_is_read(http: httpx.Client) -> None:
+    assert http.post("/predict", content=png(20_000, 150), headers=PNG).status_code == 200
+
+
+def test_a_jpeg_with_many_scans_is_refused(http: httpx.Client) -> None:
+    jpeg = {"content-type": "image/jpeg"}
+    refused = http.post("/predict", content=progressive_jpeg(1500), headers=jpeg)
+    assert refused.status_code == 422
+    assert "scans; at most 100" in refused.json()["detail"]
+    assert http.post("/predict", content=progressive_jpeg(1), headers=jpeg).status_code == 200
+
+
+def test_an_image_that_takes_too_long_frees_its_thread(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch, digits: Digits
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding, "DECODE_SECONDS", -1.0)
+        refused = http.post("/predict", content=digits.png(0), headers=PNG)
+    assert refused.status_code == 422
+    assert "to decode" in refused.json()["detail"]
+
+
+def test_a_damaged_image_is_described_without_an_address(http: httpx.Client) -> None:
+    refused = http.post(
+        "/predict", content=b"\xff\xd8\xff\xe0" + bytes(2000), headers={"content-type": "image/jpeg"}
+    )
+    assert refused.status_code == 422
+    assert "0x" not in refused.json()["detail"]
+
+
+def test_a_form_of_many_large_images_is_refused_before_it_is_decoded(
+    http: httpx.Client,
+) -> None:
+    large = png(7000, 7000)
+    files = [("file", large) for _ in range(900)]
+    refused = http.post("/predict", files=files)
+    assert refused.status_code == 413
+    assert "44,100,000,000 pixels" in refused.json()["detail"]
+    broken = http.post("/predict", files=[("file", b"broken"), *files])
+    assert broken.status_code == 422
+    assert broken.json()["detail"].startswith("inputs[0]: ")
+
+
+def test_a_broken_image_cancels_the_others_of_its_request(
+    service: Service, monkeypatch: pytest.MonkeyPatch, digits: Digits
+) -> None:
+    decoded = []
+    true_sample = service.state.pipeline._sample
+
+    def sample(sent: Any, name: str) -> Any:
+        decoded.append(name)
+        return true_sample(sent, name)
+
+    monkeypatch.setattr(service.state.pipeline, "_sample", sample)
+    damaged = digits.png(0)[:-30]
+    files = [("file", damaged), *(("file", png(2500, 2500)) for _ in range(100))]
+    assert httpx.post(f"{service.url}/predict", files=files, timeout=60).status_code == 422
+    assert httpx.post(f"{service.url}/predict", content=digits.png(0), headers=PNG).status_code == 200
+    assert len(decoded) < 20
+
+
+def json_bodies() -> Iterator[tuple[str, str, bytes, set[int]]]:
+    """Large JSON documents, the path they are posted to and the statuses they may have."""
+    count = 31 * MIB
+    options = b",".join(b'"k%d":1' % n for n in range(count // 12))
+    yield "unknown options", "/calibrate", b'{"logits":[[0]],"options":{%b}}' % options, {413, 422}
+    few = b",".join(b'"k%d":1' % n for n in range(90_000))
+    yield "some unknown options", "/calibrate", b'{"logits":[[0]],"options":{%b}}' % few, {422}
+    inputs = b",".join([b'{"tensor": [0.25]}'] * (count // 24))
+    yield "inputs", "/predict", b'{"inputs":[%b]}' % inputs, {413, 422}
+    some = b",".join([b'{"tensor": [0.25]}'] * 100_000)
+    yield "some inputs", "/predict", b'{"inputs":[%b]}' % some, {413, 422}
+    row = orjson.dumps([0.123456789] * 10)
+    yield "logits", "/calibrate", b'{"logits":[%b]}' % b",".join([row] * 60_000), {200}
+    yield "one row", "/calibrate", b'{"logits":[[%b]]}' % b",".join([b"0.125"] * (count // 6)), {413, 422}
+    labels = b",".join(b'"label %d": 0.5' % n for n in range(30_000))
+    yield "labels", "/calibrate", b'{"logits":[[0]],"options":{"bounds":{"upper":{%b}}}}' % labels, {422}
+    yield "one image", "/predict", b'{"inputs":[{"image":"%b"}]}' % (b"A" * count), {422}
+    yield "nested", "/predict", b'{"inputs":%b%b}' % (b"[" * MIB, b"]" * MIB), {400, 413}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "statuses"), [pytest.param(*body[1:], id=body[0]) for body in json_bodies()]
+)
+def test_large_json_does_not_stop_the_event_loop(
+    service: Service, path: str, body: bytes, statuses: set[int]
+) -> None:
+    """docs/benchmarks.md has the exact figures; orjson alone stops the loop for 1 to 19 s."""
+    with LoopWatch(service) as watch:
+        answer = httpx.post(f"{service.url}{path}", content=body, headers=JSON, timeout=120)
+    assert answer.status_code in statuses, answer.text[:300]
+    assert watch.longest < 1
+
+
+def test_pieces_are_parsed_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_json, "PIECE", 100)
+    monkeypatch.setattr(large_json, "MAX_DEPTH", 100)
+    rng = np.random.default_rng(0)
+
+    def value(depth: int) -> Any:
+        kind = rng.integers(0, 4 if depth < 6 else 2)
+        if kind < 2:
+            leaves = [1, 2.5, -3e-7, None, True, 'a"b\\', "[{,}]", "x" * int(rng.integers(0, 200))]
+            return leaves[rng.integers(len(leaves))]
+        if kind == 2:
+            return [value(depth + 1) for _ in range(rng.integers(0, 10))]
+        return {f'k{n}"': value(depth + 1) for n in range(rng.integers(0, 8))}
+
+    def outcome(parse: Callable[[bytes], Any], body: bytes) -> Any:
+        try:
+            return parse(body)
+        except (BoxcalError, orjson.JSONDecodeError):
+            return "refused"
+
+    for number in range(1000):
+        whole = value(0)
+        body = orjson.dumps(whole, option=orjson.OPT_INDENT_2 if number % 3 else 0)
+        assert large_json.parse(body) == whole
+        damaged = bytearray(body)
+        damaged[rng.integers(len(body))] = b'[]{},:" 1a\\'[rng.integers(11)]
+        assert outcome(large_json.parse, bytes(damaged)) == outcome(orjson.loads, bytes(damaged))
+
+
+def test_a_small_body_with_a_huge_response_is_refused(service: Service) -> None:
+    before = psutil.Process().memory_info().rss
+    query = {"probabilities": "true", "logits": "true"}
+    body = npy(np.zeros((31 * MIB // 10, 10), np.int8))
+    with LoopWatch(service) as watch:
+        refused = httpx.post(f"{service.url}/calibrate", content=body, headers=NPY, params=query, timeout=60)
+    assert refused.status_code == 413
+    assert f"the limit is {16 * 32 * MIB:,}" in refused.json()["detail"]
+    assert psutil.Process().memory_info().rss - before < 300 * MIB
+    assert watch.longest < 1
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr': '<f8', 'fortran_order': False, 'shape': (1, 10), ",
+        b"{'descr': '|S0', 'fortran_order': False, 'shape': (0, 10), }",
+        b"{'descr': '|V0', 'fortran_order': False, 'shape': (0, 10), }",
+        b"{'descr': '<f8', 'fortran_order': False, 'shape': (%s), }" % (b"0, " * 100),
+        b"{'descr': '<f8', 'fortran_order': False, 'shape': (10**30, 0), }",
+        b"{'descr': [], 'fortran_order': False, 'shape': (1, 10), }",
+        b"'''",
+        b"\xff\xfe(",
+        b"",
+    ],
+)
+def test_npy_headers_that_lie_are_refused(http: httpx.Client, header: bytes) -> None:
+    body = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) + 1) + header + b"\n" + bytes(80)
+    assert http.post("/calibrate", content=body, headers=NPY).status_code in (400, 422)
+    assert http.post("/predict", content=body, headers=NPY).status_code in (400, 422)
+
+
+def test_logits_of_the_backbone_that_are_not_finite_are_a_failure_of_the_service(
+    service: Service, monkeypatch: pytest.MonkeyPatch, digits: Digits, caplog: pytest.LogCaptureFixture
+) -> None:
+    lanes: Any = service.state.pipeline.batcher._lanes
+    forward = lanes._forward
+    monkeypatch.setattr(lanes, "_forward", lambda samples, alone: forward(samples, alone) * float("nan"))
+    value = service.state.telemetry.registry.get_sample_value
+    before = value("boxcal_rejected_total", {"reason": "backbone-failed"}) or 0
+    answer = httpx.post(f"{service.url}/predict", content=digits.png(0), headers=PNG)
+    assert answer.status_code == 500
+    assert "NaN or infinity" in answer.json()["detail"]
+    assert value("boxcal_rejected_total", {"reason": "backbone-failed"}) == before + 1
+    assert "NaN or infinity" in caplog.text
+
+
+def test_what_is_written_is_what_is_defined(http: httpx.Client) -> None:
+    options = {"probabilities": True, "logits": True, "bounds": {"upper": 0.4}}
+    for body in ({"logits": [RAMP], "options": options}, {"logits": [RAMP] * 2000}):
+        document = http.post("/calibrate", content=orjson.dumps(body), headers=JSON).json()
+        parsed = Answer.model_validate(document, strict=False)
+        assert parsed.model_dump(mode="json", exclude_unset=True) == document
+        models = [parsed, parsed.calibrator, *parsed.predictions, *parsed.predictions[0].top]
+        assert not any(model.model_extra for model in models)
+        missing = set(Answer.model_fields) - document.keys()
+        missing |= (
+            set(type(parsed.predictions[0].top[0]).model_fields) - document["predictions"][0]["top"][0].keys()
+        )
+        assert not missing
+
+
+def test_one_stall_teaches_little_and_is_forgotten() -> None:
+    now = 0.0
+    sizer = BatchSizer(32, 0.1, clock=lambda: now)
+    for _ in range(50):
+        sizer.measured(8, 0.08)
+        sizer.observe_throughput(8, 0.08)
+    before = sizer.wait_for(100)
+    sizer.observe_throughput(8, 60.0)
+    assert sizer.wait_for(100) < 1.5 * before
+    for _ in range(60):
+        sizer.observe_throughput(8, 60.0)
+    assert sizer.wait_for(100) > 100 * before
+    now = 120.0
+    assert sizer.wait_for(100) < 1.1 * before
