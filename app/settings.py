@@ -29,7 +29,7 @@ class Settings(BaseSettings):
     )
     optimize: Literal["on", "off"] = Field(
         default="on",
-        description="Whether a vision transformer may be rewritten to compute less; checked at start-up.",
+        description="Optimise vision transformers; the logits are checked at startup.",
     )
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
@@ -72,7 +72,7 @@ class Settings(BaseSettings):
 
 
 def unknown_variable(environment: Iterable[str]) -> str | None:
-    """Describe the first BOXCAL_* variable that is not a setting, with the nearest one; None without any."""
+    """Return a message about the first BOXCAL_* variable that is not a setting, or None."""
     known = {*(name.upper() for name in Settings.model_fields), "URL"}  # BOXCAL_URL is read by the client
     given = (name.upper().removeprefix("BOXCAL_") for name in environment if name.upper()[:7] == "BOXCAL_")
     for name in sorted(set(given) - known):

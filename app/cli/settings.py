@@ -15,7 +15,7 @@ def read_settings(**given: Any) -> Settings:
     Raises
     ------
     UsageError
-        Naming the variable or option and the value that is wrong, or a misspelt variable.
+        If a value is invalid, or a variable is unknown; the message names it.
     """
     if (wrong := unknown_variable(os.environ)) is not None:
         raise UsageError(wrong)
