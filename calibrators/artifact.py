@@ -77,10 +77,20 @@ def read(data: bytes) -> Content:
 
 
 def _take(tensors: dict[str, Tensor], part: str, module: nn.Module) -> set[str]:
-    """Give a map its stored parameters, and return the names of those."""
+    """Give a map its stored parameters, and return their names.
+
+    A tensor that a map was given after version 1 keeps its fresh value where older bytes do not have it.
+    """
     taken = set()
+    added_later = {
+        f"{place}.{name}".lstrip(".")
+        for place, inner in module.named_modules()
+        for name in getattr(inner, "added_later", ())
+    }
     for key, own in module.state_dict().items():
         full = f"{part}.{key}"
+        if full not in tensors and key in added_later:
+            continue
         if full not in tensors or tensors[full].shape != own.shape:
             found = tuple(tensors[full].shape) if full in tensors else "missing"
             raise ArtifactError(f"the tensor {full!r} should have shape {tuple(own.shape)}; it is {found}")

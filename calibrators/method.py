@@ -14,22 +14,26 @@ from boxcal.calibrators.errors import UnknownMethodError
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.beta import BetaCalibration
 from boxcal.calibrators.logit_maps.chain import Chain
-from boxcal.calibrators.logit_maps.dirichlet import DirichletCalibration
 from boxcal.calibrators.logit_maps.dual_bounding import DualProbabilityBounding
 from boxcal.calibrators.logit_maps.ensemble_temperature import EnsembleTemperatureScaling
-from boxcal.calibrators.logit_maps.feature_clipping import FeatureClipping
-from boxcal.calibrators.logit_maps.histogram import HistogramBinning
 from boxcal.calibrators.logit_maps.identity import Identity
-from boxcal.calibrators.logit_maps.isotonic import IsotonicCalibration
+from boxcal.calibrators.logit_maps.last_layer import FeatureClipping, TiltAndAverage
+from boxcal.calibrators.logit_maps.linear import (
+    DirichletCalibration,
+    MatrixScaling,
+    StructuredMatrixScaling,
+    VectorScaling,
+)
 from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
-from boxcal.calibrators.logit_maps.matrix import MatrixScaling
 from boxcal.calibrators.logit_maps.neural_clamping import NeuralClamping
 from boxcal.calibrators.logit_maps.parameterised_temperature import ParameterisedTemperature
-from boxcal.calibrators.logit_maps.per_class import PerClassFunction
+from boxcal.calibrators.logit_maps.per_class import (
+    HistogramBinning,
+    IsotonicCalibration,
+    PerClassFunction,
+    VennAbers,
+)
 from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
-from boxcal.calibrators.logit_maps.tilt_and_average import TiltAndAverage
-from boxcal.calibrators.logit_maps.vector import VectorScaling
-from boxcal.calibrators.logit_maps.venn_abers import VennAbers
 
 LOGIT_MAPS: tuple[type[LogitMap], ...] = (  # from the plainest to the most elaborate
     Identity,
@@ -45,6 +49,7 @@ LOGIT_MAPS: tuple[type[LogitMap], ...] = (  # from the plainest to the most elab
     HistogramBinning,
     IsotonicCalibration,
     VennAbers,
+    StructuredMatrixScaling,
     DirichletCalibration,
     MatrixScaling,
     NeuralClamping,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,34 +10,37 @@ from torch import Tensor, nn
 from boxcal.calibrators.parametrised import parameter
 
 TOP = 10
-"""How many of the largest logits it sees."""
+"""How many of the largest logits it reads."""
 HIDDEN = 5
+FLAT = 1e-3
 
 
 class TopLogitsNetwork(nn.Module):
     """Two hidden layers of five tanh units over the ten largest logits of a row, in float64.
 
-    The logits are standardised by their mean and spread on the validation set, so that any backbone's are of
-    the same size. The output layer starts at zero weights.
+    It reads the log-softmax of these ten, standardised by its mean and spread on the validation set.
 
     Parameters
     ----------
     num_classes : int
-        K; with fewer than ten classes all logits are seen.
+        K; with fewer than ten classes all logits are read.
     outputs : sequence of float
         What a fresh network answers for any row.
     """
 
+    added_later = ("normalised",)
     centre: Tensor
     spread: Tensor
+    normalised: Tensor
+    """0 in networks that were stored before they read the log-softmax: those read the logits."""
 
-    def __init__(self, num_classes: int, outputs: list[float]) -> None:
+    def __init__(self, num_classes: int, outputs: Sequence[float]) -> None:
         super().__init__()
-        seen = min(TOP, num_classes)
-        self._seen: tuple[weakref.ref[Tensor], Tensor] | None = None
-        self.register_buffer("centre", torch.zeros(seen, dtype=torch.float64))
-        self.register_buffer("spread", torch.ones(seen, dtype=torch.float64))
-        self.weight_1 = parameter(torch.zeros(HIDDEN, seen))
+        inputs = min(TOP, num_classes)
+        self.register_buffer("centre", torch.zeros(inputs, dtype=torch.float64))
+        self.register_buffer("spread", torch.ones(inputs, dtype=torch.float64))
+        self.register_buffer("normalised", torch.zeros((), dtype=torch.float64))
+        self.weight_1 = parameter(torch.zeros(HIDDEN, inputs))
         self.bias_1 = parameter(torch.zeros(HIDDEN))
         self.weight_2 = parameter(torch.zeros(HIDDEN, HIDDEN))
         self.bias_2 = parameter(torch.zeros(HIDDEN))
@@ -45,27 +48,32 @@ class TopLogitsNetwork(nn.Module):
         self.bias_3 = parameter(outputs)
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Map (N, K) logits to (N, outputs) numbers."""
-        hidden = torch.tanh((self._top(logits) - self.centre) / self.spread @ self.weight_1.T + self.bias_1)
-        hidden = torch.tanh(hidden @ self.weight_2.T + self.bias_2)
-        return hidden @ self.weight_3.T + self.bias_3
+        """Map (N, K) logits, or their ten largest, to (N, outputs) numbers."""
+        return self._hidden(logits)[1] @ self.weight_3.T + self.bias_3
 
-    def _top(self, logits: Tensor) -> Tensor:
-        """Give the largest logits; a fit that asks again for those of the same tensor waits only once."""
-        if self._seen is not None and self._seen[0]() is logits:
-            return self._seen[1]
+    def saturation(self, logits: Tensor) -> float:
+        """Share of the hidden units whose slope is below FLAT, over all rows."""
+        slopes = [1.0 - hidden.square() for hidden in self._hidden(logits)]
+        return float((torch.stack(slopes) < FLAT).double().mean())
+
+    def _hidden(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = (self._read(logits) - self.centre) / self.spread
+        first = torch.tanh(inputs @ self.weight_1.T + self.bias_1)
+        return first, torch.tanh(first @ self.weight_2.T + self.bias_2)
+
+    def _read(self, logits: Tensor) -> Tensor:
         top = logits.topk(len(self.centre), dim=1).values
-        if not logits.requires_grad:
-            self._seen = (weakref.ref(logits), top)
-        return top
+        return top.log_softmax(dim=1) if self.normalised else top
 
     def prepare(self, logits: Tensor) -> None:
-        """Learn mean and spread of the logits it will see."""
-        top = self._top(logits)
-        self.centre.copy_(top.mean(dim=0))
-        self.spread.copy_(top.std(dim=0, correction=0).clamp_min(1e-6))
+        """Learn mean and spread of what it will read."""
+        self.normalised.fill_(1.0)
+        read = self._read(logits)
+        spread = read.std(dim=0, correction=0)
+        self.centre.copy_(read.mean(dim=0))
+        self.spread.copy_(torch.where(spread > 0.0, spread, 1.0))
 
-    def start(self, outputs: list[float], seed: int) -> Tensor:
+    def start(self, outputs: Sequence[float], seed: int) -> Tensor:
         """Coordinates of a network that answers `outputs` everywhere, with random hidden layers."""
         generator = torch.Generator().manual_seed(seed)
         pieces = []
@@ -78,3 +86,10 @@ class TopLogitsNetwork(nn.Module):
                 piece = torch.tensor(outputs, dtype=torch.float64)
             pieces.append(piece.flatten())
         return torch.cat(pieces)
+
+    def coordinates_of(self, other: TopLogitsNetwork) -> Tensor:
+        """Coordinates at which this network, which reads with its own mean and spread, answers as another."""
+        weight = other.weight_1 * (self.spread / other.spread)
+        bias = other.bias_1 + other.weight_1 @ ((self.centre - other.centre) / other.spread)
+        pieces = [weight, bias, other.weight_2, other.bias_2, other.weight_3, other.bias_3]
+        return torch.cat([piece.detach().flatten() for piece in pieces])

@@ -24,7 +24,10 @@ class Parametrised(nn.Module):
     """The name that `methods()` lists, such as `ts`."""
 
     is_network: bool = False
-    """Whether its parameters are those of a network, whose fit stops early on held-out samples."""
+    """Whether its parameters are those of a network, whose fit stops early by cross-validation."""
+
+    positive: tuple[str, ...] = ()
+    """Names of tensors whose entries are above 0."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -65,7 +68,11 @@ class Parametrised(nn.Module):
 
     def invalid_reason(self) -> str | None:
         """Say which stored parameter no fit could have produced, if there is one."""
-        return None
+        tensors = self.state_dict()
+        lowest = {name: tensors[name].min().item() for name in self.positive}
+        return next(
+            (f"{name} must be positive; it is {low}" for name, low in lowest.items() if low <= 0.0), None
+        )
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], num_classes: int) -> Self:

@@ -20,6 +20,8 @@ import torch
 Result = TypeVar("Result")
 
 THREADS = min(4, os.cpu_count() or 1)
+SMALL = 100_000
+"""Entries of the logits below which a second thread is not worth its start."""
 
 
 @cache

@@ -37,6 +37,15 @@ class BoundMap(Parametrised):
         """Coordinates whose box is everywhere that of the coordinates (log of lower K, log of slack)."""
         raise NotImplementedError
 
+    def saturation(self, logits: Tensor) -> float | None:
+        """Share of a network's units that are flat on mapped logits; None where there is no network."""
+        del logits
+        return None
+
+    def coordinates_of(self, other: Parametrised) -> Tensor:
+        """Coordinates at which every row has the box that another, plainer map gives it."""
+        raise NotImplementedError
+
     def prepare(self, logits: Tensor) -> None:
         """Take from the mapped logits what is not fitted."""
         del logits

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from boxcal.calibrators.bound_maps.base import BoundMap, box_at
-from boxcal.calibrators.parametrised import Limits, parameter
+from boxcal.calibrators.parametrised import Limits, Parametrised, parameter
+
+Array = np.ndarray[Any, Any]
 
 NARROWEST, WIDEST = math.log(1e-12), math.log(1.0 - 1e-9)
 
@@ -38,6 +43,14 @@ class ConstantBounds(BoundMap):
         lower, upper = box_at(coordinates[0].exp(), coordinates[1].exp(), self.num_classes)
         return {"lower": lower, "upper": upper}
 
+    def coordinates(self) -> Array:
+        """Give the two, within the limits."""
+        fraction = self.lower.item() * self.num_classes
+        least = 1.0 / self.num_classes
+        slack = 1.0 - (self.upper.item() - least) / max((1.0 - least) * (1.0 - fraction), 1e-300)
+        within: Array = np.clip([fraction, slack], math.exp(NARROWEST), math.exp(WIDEST))
+        return np.log(within)
+
     def limits(self) -> Limits:
         """From as good as vacuous to as good as uniform."""
         return [(NARROWEST, WIDEST)] * 2
@@ -45,6 +58,10 @@ class ConstantBounds(BoundMap):
     def starts_at(self, box: Tensor) -> Sequence[Tensor]:
         """Return the coordinates themselves."""
         return [box]
+
+    def coordinates_of(self, other: Parametrised) -> Tensor:
+        """Take over constant bounds."""
+        return torch.from_numpy(other.coordinates())
 
     def invalid_reason(self) -> str | None:
         """Say so if no distribution lies in the box."""

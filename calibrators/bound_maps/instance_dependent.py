@@ -9,9 +9,12 @@ from torch import Tensor
 
 from boxcal.calibrators.bound_maps.base import BoundMap, box_at
 from boxcal.calibrators.network import TopLogitsNetwork
+from boxcal.calibrators.parametrised import Parametrised
 
 VACUOUS = -40.0
-"""An output whose logistic is nothing in float64."""
+"""An output whose logistic is 0 in float64."""
+SATURATED = -4.0
+"""Starts keep above this: below, the slope of the logistic is too small to descend along."""
 
 
 class InstanceDependentBounds(BoundMap):
@@ -30,10 +33,25 @@ class InstanceDependentBounds(BoundMap):
         return box_at(fraction, slack, self.num_classes)
 
     def starts_at(self, box: Tensor) -> Sequence[Tensor]:
-        """Answer the given box everywhere, with two draws of the hidden layers."""
-        outputs = [float(value - torch.log1p(-value.exp())) for value in box.clamp(-14.0, -1e-3)]
-        return [self.network.start(outputs, seed) for seed in range(2)]
+        """Answer the given box everywhere, as far as that leaves slopes to descend along; and the middle."""
+        near = self.constant_outputs(box.clamp(SATURATED, -0.05))
+        return [self.network.start(near, 0), self.network.start([0.0, 0.0], 1)]
+
+    def coordinates_of(self, other: Parametrised) -> Tensor:
+        """Take over constant bounds, or another network."""
+        if isinstance(other, InstanceDependentBounds):
+            return self.network.coordinates_of(other.network)
+        return self.network.start(self.constant_outputs(torch.from_numpy(other.coordinates())), 0)
+
+    @staticmethod
+    def constant_outputs(box: Tensor) -> list[float]:
+        """Give outputs whose logistics are the exponentials of (log of lower K, log of slack)."""
+        return [float(value - torch.log1p(-value.exp())) for value in box]
 
     def prepare(self, logits: Tensor) -> None:
-        """Let the network see how large the mapped logits are."""
+        """Let the network see the mapped logits."""
         self.network.prepare(logits)
+
+    def saturation(self, logits: Tensor) -> float:
+        """Ask the network."""
+        return self.network.saturation(logits)

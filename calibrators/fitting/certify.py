@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from boxcal.calibrators.bound_maps.constant import ConstantBounds
-from boxcal.calibrators.calibrator import Calibrator
-from boxcal.calibrators.logit_maps.temperature import HIGHEST, LOWEST
+from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.logit_maps.identity import Identity
+from boxcal.calibrators.logit_maps.temperature import scale_of
 
+if TYPE_CHECKING:
+    from boxcal.calibrators.fitting.fitter import Fitted
+
+LARGEST_SCALE = 1e100
+LARGEST_GRADIENT = 1e-4
+"""Remaining gradients above this are remarked on."""
 CHUNK = 1 << 20
 """Entries of the logits worked on at once."""
 
@@ -22,12 +31,26 @@ def mean_nll(scores: Tensor, labels: Tensor) -> float:
     )
 
 
-def remarks(
-    calibrator: Calibrator, bounds: str, *, unchanged: bool
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def check_scale(scores: Tensor) -> None:
+    """Refuse logits too large or too small to compute with.
+
+    Raises
+    ------
+    InvalidDataError
+        Naming their scale and the limit.
+    """
+    scale = scale_of(scores)
+    if not 1.0 / LARGEST_SCALE <= scale <= LARGEST_SCALE:
+        raise InvalidDataError(
+            f"the largest logit of a row lies {scale:g} above the row's mean on average;"
+            f" fits take {1.0 / LARGEST_SCALE:g} to {LARGEST_SCALE:g}"
+        )
+
+
+def remarks(found: Fitted, bounds: str, *, unchanged: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Name the parameters at the edge of their range, and say in words what a user should know."""
     edges, notes = [], []
-    box = calibrator.bound_map
+    box, minimum = found.bound_map, found.minimum
     if bounds and isinstance(box, ConstantBounds):
         if bounds != "pb-upper" and box.lower.item() <= 0.0:
             edges.append("lower")
@@ -35,10 +58,16 @@ def remarks(
             edges.append("upper")
         if box.is_vacuous:
             notes.append("No bound lowers the validation NLL, so the learned bounds hold nothing back.")
-    temperature = calibrator.spec["parameters"].get("temperature")
-    if temperature is not None and not LOWEST * 1.001 < temperature < HIGHEST * 0.999:
-        edges.append("temperature")
-        notes.append(f"The temperature ended at the edge of its range, {temperature:g}.")
-    if unchanged and calibrator.method != "uncalibrated":
+    at_edges = found.logit_map.edges()
+    edges += at_edges
+    notes += at_edges.values()
+    if unchanged and not isinstance(found.logit_map, Identity):
         notes.append("Nothing this method can do lowers the validation NLL; the logits are unchanged.")
+    elif minimum.gradient_norm > LARGEST_GRADIENT:
+        reason = (
+            ""
+            if minimum.epochs is None
+            else f" Cross-validation stopped it after {minimum.epochs} iterations."
+        )
+        notes.append(f"The fit ended with a gradient of {minimum.gradient_norm:.1e}.{reason}")
     return tuple(edges), tuple(notes)

@@ -18,8 +18,8 @@ Objective = Callable[[Array], tuple[float, Array]]
 """Coordinates to the loss and its gradient."""
 
 AGREE_WITHIN = 1e-6
-PATIENCE = 15
-"""Iterations without a better held-out loss after which a network's descent stops."""
+EPOCHS, PATIENCE = 200, 12
+"""Iterations of a network's descent at most, and without a lower held-out loss."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,10 @@ class Minimum:
     starts: int
     starts_agreeing: int
     evaluations: int
+    spread: float = 0.0
+    """Between the lowest and the highest loss that the starts led to."""
+    epochs: int | None = None
+    """Iterations that cross-validation chose, for networks."""
 
 
 def descend(
@@ -119,53 +123,60 @@ def best_of(
             if tick:
                 tick((len(starts) + index + 1) / total)
     gradient_norm = projected_gradient(objective, best, limits)
-    return Minimum(best, lowest, gradient_norm, len(starts), agreeing, evaluations)
+    spread = max(value for _, value in ends) - lowest
+    return Minimum(best, lowest, gradient_norm, len(starts), agreeing, evaluations, spread)
 
 
-def best_held_out(
+def best_epochs(
     objective: Objective,
-    held_out: Objective,
+    parts: Sequence[tuple[Objective, Objective, int]],
     starts: Sequence[Array],
     limits: Limits | None = None,
     *,
     tick: Callable[[float], None] | None = None,
 ) -> Minimum:
-    """Descend from every start and keep the point on the way that is best on held-out samples.
+    """Descend from the start, and for the number of iterations, that cross-validation finds best.
 
-    The answer's value is the held-out loss.
+    `parts` are pairs of objectives, on most of the rows and on the others, with how many these are. The
+    agreement of starts is that of their cross-validated losses.
     """
-    best, lowest, evaluations = np.asarray(starts[0]), math.inf, 0
-    ends: list[float] = []
+    evaluations, curves = 0, np.zeros((len(starts), EPOCHS + 1))
     for index, start in enumerate(starts):
-        watch = _Watch(held_out, start)
-        _, _, used = descend(objective, start, limits, iterations=200, tolerance=1e-9, callback=watch)
-        evaluations += used + watch.calls
-        ends.append(watch.lowest)
-        if watch.lowest < lowest:
-            best, lowest = watch.best, watch.lowest
+        for used, held_out, count in parts:
+            watch = _Watch(held_out, start)
+            _, _, calls = descend(used, start, limits, iterations=EPOCHS, tolerance=1e-9, callback=watch)
+            curve = np.array(watch.values)
+            curves[index] += count * np.pad(curve, (0, EPOCHS + 1 - len(curve)), mode="edge")
+            evaluations += calls + len(curve)
         if tick:
-            tick((index + 1) / len(starts))
-    agreeing = sum(value <= lowest + AGREE_WITHIN for value in ends)
+            tick((index + 1) / (len(starts) + 1))
+    lowest = curves.min(axis=1) / sum(count for _, _, count in parts)
+    best = int(np.argmin(lowest))
+    epochs = int(np.argmin(curves[best]))
+    point, value, calls = np.asarray(starts[best]), objective(starts[best])[0], 1
+    if epochs:
+        point, value, calls = descend(objective, point, limits, iterations=epochs, tolerance=1e-9)
     return Minimum(
-        best, lowest, projected_gradient(objective, best, limits), len(starts), agreeing, evaluations
+        coordinates=point,
+        value=value,
+        gradient_norm=projected_gradient(objective, point, limits),
+        starts=len(starts),
+        starts_agreeing=int((lowest <= lowest.min() + AGREE_WITHIN).sum()),
+        evaluations=evaluations + calls,
+        spread=float(np.ptp(lowest)),
+        epochs=epochs,
     )
 
 
 class _Watch:
-    """Follows a descent on held-out samples, and stops it once they gain nothing more."""
+    """Records the held-out loss of every iteration, and stops a descent once it falls no more."""
 
     def __init__(self, held_out: Objective, start: Array) -> None:
-        self.held_out = held_out
-        self.best, self.lowest = np.array(start, copy=True), held_out(start)[0]
-        self.calls, self.since = 1, 0
+        self.held_out, self.values = held_out, [held_out(start)[0]]
 
     def __call__(self, coordinates: Array) -> None:
-        value = self.held_out(coordinates)[0]
-        self.calls += 1
-        self.since += 1
-        if value < self.lowest:
-            self.best, self.lowest, self.since = np.array(coordinates, copy=True), value, 0
-        if self.since >= PATIENCE:
+        self.values.append(self.held_out(coordinates)[0])
+        if len(self.values) - 1 - int(np.argmin(self.values)) >= PATIENCE or len(self.values) > EPOCHS:
             raise StopIteration
 
 

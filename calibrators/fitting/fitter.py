@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,26 +15,35 @@ from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.calibrator import Calibrator
 from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.fitting.certify import mean_nll, remarks
+from boxcal.calibrators.fitting.certify import check_scale, mean_nll, remarks
 from boxcal.calibrators.fitting.closed_form_gradients import objective_of
 from boxcal.calibrators.fitting.constant_box import SAME, Sides, fit_box
-from boxcal.calibrators.fitting.descent import Minimum, best_held_out, best_of, descend, distinct
+from boxcal.calibrators.fitting.descent import (
+    Array,
+    Minimum,
+    best_epochs,
+    best_of,
+    descend,
+    distinct,
+    projected_gradient,
+)
 from boxcal.calibrators.fitting.joint import JointObjective, dense_loss
 from boxcal.calibrators.fitting.result import Certificate, FitResult, Progress
+from boxcal.calibrators.folds import fold_of_each
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.identity import Identity
 from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
 from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
-from boxcal.calibrators.method import BOUND_MAPS, parse
+from boxcal.calibrators.method import BOUND_MAPS, Method, parse
 
 SIDES: dict[str, Sides] = {"pb": "both", "pb-lower": "lower", "pb-upper": "upper"}
 SCREENED = 1000
 """Where a map has many starts: the rows on which they are compared."""
 WARMED, WARM_DISTANT = 2000, 0.1
 """Large sets: the rows on which descents begin, and how far apart two ends are that go on to all rows."""
-HELD_OUT = 5
-"""One in so many samples is held out while a network is fitted."""
+FOLDS = 5
+"""Of the cross-validation that stops a network's fit."""
 JOINT_PERTURBATIONS = 4
 
 Tick = Callable[[float], None]
@@ -55,54 +64,17 @@ def fit_checked(
     """
     started = time.perf_counter()
     method = parse(name)
-
-    def tick(fraction: float) -> None:
-        if progress:
-            progress(fraction, f"fitting {name}")
-
-    search = _Search(seed, thorough)
-    tick(0.0)
+    report = progress or (lambda fraction, stage: None)
+    report(0.0, f"fitting {name}")
+    check_scale(data.scores)
     uncalibrated = mean_nll(data.scores, data.labels)
-    logit_map = method.logit_map(data.num_classes)
-    source = logit_map.source(data)
-    logit_map.prepare(data)
-    bound_map: BoundMap = ConstantBounds(data.num_classes)
-    box_alone = isinstance(logit_map, Identity) and method.bounds in SIDES
-    if box_alone:
-        lower, upper, minimum = fit_box(
-            data.scores,
-            data.labels,
-            SIDES[method.bounds],
-            seed=seed,
-            perturbations=None if thorough else 0,
-            tick=tick,
-        )
-        bound_map = ConstantBounds(data.num_classes, lower, upper)
-    else:
-        minimum = _fit_alone(logit_map, data, source, search, _part(tick, 0.0, 0.4))
-        if method.clipped:
-            logit_map = Chain(logit_map, LogitBounding(data.num_classes))
-            minimum = _fit_chain(
-                logit_map, minimum, source, data.labels, search=search, tick=_part(tick, 0.4, 1.0)
-            )
-        elif method.bounds:
-            bound_map = BOUND_MAPS[method.bounds](data.num_classes)
-            minimum = _fit_jointly(
-                logit_map, bound_map, minimum, source, data.labels, search=search, tick=_part(tick, 0.4, 1.0)
-            )
-            bound_map = _plainest(logit_map, bound_map, data, source)
-    nll = minimum.value if box_alone else _nll(logit_map, bound_map, source, data.labels)
-    logit_map.release()
+    fits = _Fits(data, seed, thorough, lambda fraction: report(fraction, f"fitting {name}"))
+    found = fits.of(name)
+    nll = found.nll(data)
     if nll >= uncalibrated - SAME:
-        logit_map = method.logit_map(data.num_classes)
-        logit_map.prepare(data)
-        logit_map.release()
-        if method.clipped:
-            logit_map = Chain(logit_map, LogitBounding(data.num_classes))
-        bound_map = BOUND_MAPS.get(method.bounds, ConstantBounds)(data.num_classes)
-        nll = uncalibrated
-    calibrator = Calibrator(name, logit_map, bound_map, data.num_classes)
-    on_boundary, notes = remarks(calibrator, method.bounds, unchanged=nll >= uncalibrated)
+        found, nll = fits.unchanged(method, found.minimum), uncalibrated
+    minimum = found.minimum
+    on_boundary, notes = remarks(found, method.bounds, unchanged=nll >= uncalibrated)
     certificate = Certificate(
         gradient_norm=minimum.gradient_norm,
         starts=minimum.starts,
@@ -111,169 +83,261 @@ def fit_checked(
         uncalibrated_nll=uncalibrated,
         evaluations=minimum.evaluations,
         notes=notes,
+        objective=minimum.value,
+        contains={one: fits.of(one).minimum.value for one in found.contains},
+        start_spread=minimum.spread,
+        saturation=found.saturation(data),
     )
-    tick(1.0)
+    found.logit_map.release()
+    report(1.0, f"fitting {name}")
+    calibrator = Calibrator(name, found.logit_map, found.bound_map, data.num_classes)
     return FitResult(calibrator, name, nll, certificate, time.perf_counter() - started)
 
 
-def _part(tick: Tick, begin: float, end: float) -> Tick:
-    return lambda fraction: tick(begin + (end - begin) * fraction)
+@dataclass(frozen=True)
+class Fitted:
+    """A method's two maps with the parameters found, and the search that found them.
 
-
-class _Search(NamedTuple):
-    """How to look for an optimum: with which seed, and whether with perturbations."""
-
-    seed: int
-    thorough: bool
-
-
-def _minimise(
-    objective: JointObjective,
-    starts: list[Tensor],
-    *,
-    perturbations: int,
-    network: bool,
-    search: _Search,
-    tick: Tick,
-) -> Minimum:
-    """Descend over an objective: on all rows, or, for a network, on most and judged by the others."""
-    limits = objective.limits
-    points = [start.numpy() for start in starts]
-    order = torch.from_numpy(np.random.default_rng(search.seed).permutation(len(objective.labels)))
-    followed = objective.logit_map.followed
-    if len(points) > followed:
-        some = objective.rows(order[:SCREENED])
-        points.sort(key=lambda point: some(point)[0])
-        points = points[:followed]
-    if network:
-        held = torch.zeros(len(order), dtype=torch.bool)
-        held[order[::HELD_OUT]] = True
-        used = ~held if len(order) >= 2 * HELD_OUT else torch.ones_like(held)
-        return best_held_out(objective.rows(used), objective.rows(held), points, limits, tick=tick)
-    if len(points) > 1 and len(order) > 2 * WARMED:
-        some = objective.rows(order[:WARMED])
-        ends = sorted(
-            (descend(some, point, limits, tolerance=1e-10) for point in points), key=lambda end: end[1]
-        )
-        points = distinct([end[0] for end in ends], WARM_DISTANT, followed)
-    if search.thorough:
-        return best_of(objective, points, limits, perturbations=perturbations, seed=search.seed, tick=tick)
-    return best_of(objective, points[: len(points) // 2 + 1], limits, tolerance=1e-9, tick=tick)
-
-
-def _fit_alone(
-    logit_map: LogitMap, data: ValidationSet, source: Tensor, search: _Search, tick: Tick
-) -> Minimum:
-    """Fit a logit map without a box, and leave its parameters in it."""
-    solution = logit_map.solve(data, search.seed, tick)
-    if solution:
-        return Minimum(logit_map.coordinates(), math.nan, *solution)
-    objective = objective_of(logit_map, None, source, data.labels)
-    minimum = _minimise(
-        objective,
-        list(logit_map.starts()),
-        perturbations=logit_map.perturbations,
-        network=logit_map.is_network,
-        search=search,
-        tick=tick,
-    )
-    logit_map.set_coordinates(torch.from_numpy(minimum.coordinates))
-    return minimum
-
-
-def _fit_chain(
-    chain: Chain, alone: Minimum, source: Tensor, labels: Tensor, *, search: _Search, tick: Tick
-) -> Minimum:
-    """Fit two maps together, from the first one fitted alone and from its own first start."""
-    bases = [torch.from_numpy(alone.coordinates), chain.first.starts()[0]]
-    objective = JointObjective(chain, None, source, labels)
-    minimum = _minimise(
-        objective,
-        list(chain.starts_from(bases)),
-        perturbations=JOINT_PERTURBATIONS,
-        network=chain.is_network,
-        search=search,
-        tick=tick,
-    )
-    chain.set_coordinates(torch.from_numpy(minimum.coordinates))
-    return minimum
-
-
-def _fit_jointly(
-    logit_map: LogitMap,
-    bound_map: BoundMap,
-    alone: Minimum,
-    source: Tensor,
-    labels: Tensor,
-    *,
-    search: _Search,
-    tick: Tick,
-) -> Minimum:
-    """Fit a logit map and a box together, and leave their parameters in them.
-
-    It starts from the map fitted alone and from its own first start, each with its best constant box.
+    The minimum's value is the objective: the mean NLL plus the map's penalty.
     """
-    settled = torch.from_numpy(alone.coordinates)
-    bases = [settled] if logit_map.size == 0 else [settled, logit_map.starts()[0]]
-    starts = []
-    for base in bases:
-        logit_map.set_coordinates(base)
-        mapped = _mapped(logit_map, source)
-        if base is settled:
-            bound_map.prepare(mapped)
-        thorough = search.thorough and base is settled
-        _, _, box = fit_box(mapped, labels, "both", seed=search.seed, perturbations=None if thorough else 0)
-        starts += [
-            torch.cat([base, start]) for start in bound_map.starts_at(torch.from_numpy(box.coordinates))
+
+    logit_map: LogitMap
+    bound_map: BoundMap
+    minimum: Minimum
+    contains: tuple[str, ...] = ()
+    """The methods whose optima this one is never above."""
+
+    @torch.no_grad()
+    def mapped(self, data: ValidationSet) -> Tensor:
+        """Give the mapped logits (N, K)."""
+        mapped: Tensor = self.logit_map(self.logit_map.source(data))
+        return mapped
+
+    @torch.no_grad()
+    def nll(self, data: ValidationSet) -> float:
+        """Mean NLL of a set."""
+        mapped = self.mapped(data)
+        box = [
+            bound.expand(len(mapped), 1)[:, 0].contiguous().numpy() for bound in self.bound_map.box(mapped)
         ]
-    if search.thorough and isinstance(bound_map, ConstantBounds):
-        starts += _tempered_starts(logit_map, source, labels, search)
-    objective = objective_of(logit_map, bound_map, source, labels)
-    minimum = _minimise(
-        objective,
-        starts,
-        perturbations=JOINT_PERTURBATIONS,
-        network=logit_map.is_network or bound_map.is_network,
-        search=search,
-        tick=tick,
-    )
-    own, others = objective.split(torch.from_numpy(minimum.coordinates))
-    logit_map.set_coordinates(own)
-    bound_map.set_coordinates(others)
-    return minimum
+        return float(dense_loss(mapped.contiguous().numpy(), data.labels.numpy(), *box)[0].mean())
+
+    @torch.no_grad()
+    def objective(self, data: ValidationSet) -> float:
+        """Mean NLL plus the penalty."""
+        penalty = self.logit_map.penalty(dict(self.logit_map.named_parameters()))
+        return self.nll(data) + (0.0 if penalty is None else float(penalty))
+
+    @torch.no_grad()
+    def saturation(self, data: ValidationSet) -> float | None:
+        """Share of flat units on a set, of the network that has most of them; None without a network."""
+        shares = [self.logit_map.saturation(data.scores), self.bound_map.saturation(self.mapped(data))]
+        return max((share for share in shares if share is not None), default=None)
 
 
-def _tempered_starts(logit_map: LogitMap, source: Tensor, labels: Tensor, search: _Search) -> list[Tensor]:
-    """Give the optimum of `ts+pb` as a start, to a map that contains it and asks for it."""
-    if not logit_map.tempered(0.0):
-        return []
-    scaling, bounds = TemperatureScaling(logit_map.num_classes), ConstantBounds(logit_map.num_classes)
-    alone = _fit_alone(scaling, ValidationSet(source, labels), source, search, lambda _: None)
-    minimum = _fit_jointly(scaling, bounds, alone, source, labels, search=search, tick=lambda _: None)
-    log_temperature, *box = minimum.coordinates
-    return [torch.cat([start, torch.tensor(box)]) for start in logit_map.tempered(log_temperature)]
+class _Fits:
+    """Fits of methods to one set, each made once: a method begins from the optima of those it contains."""
+
+    def __init__(self, data: ValidationSet, seed: int, thorough: bool, tick: Tick) -> None:
+        self.data, self.seed, self.thorough, self.tick = data, seed, thorough, tick
+        self.known: dict[str, Fitted] = {}
+
+    def of(self, name: str) -> Fitted:
+        """Fit a method, or give what was found before."""
+        if name not in self.known:
+            method = parse(name)
+            if method.logit_map is Identity and method.bounds in SIDES:
+                found = self._constant_box(method.bounds)
+            elif method.clipped or method.bounds:
+                found = self._joined(method)
+            else:
+                found = self._alone(method)
+            self.known[name] = found
+        return self.known[name]
+
+    def unchanged(self, method: Method, minimum: Minimum) -> Fitted:
+        """Build the method's maps such that they change nothing."""
+        logit_map = self._unchanged_map(method)
+        if method.clipped:
+            logit_map = Chain(logit_map, self._clip())
+        return Fitted(logit_map, self._box(method.bounds), minimum)
+
+    def _unchanged_map(self, method: Method) -> LogitMap:
+        logit_map = method.logit_map(self.data.num_classes)
+        if logit_map.reads != "logits":
+            logit_map.prepare(self.data)
+        return logit_map
+
+    def _box(self, bounds: str = "") -> BoundMap:
+        return BOUND_MAPS.get(bounds, ConstantBounds)(self.data.num_classes)
+
+    def _clip(self) -> LogitBounding:
+        return LogitBounding(self.data.num_classes)
+
+    def _map(self, method: Method) -> LogitMap:
+        logit_map = method.logit_map(self.data.num_classes)
+        logit_map.source(self.data)
+        logit_map.prepare(self.data)
+        return logit_map
+
+    def _constant_box(self, bounds: str) -> Fitted:
+        K = self.data.num_classes
+        lower, upper, minimum = fit_box(
+            self.data.scores,
+            self.data.labels,
+            SIDES[bounds],
+            seed=self.seed,
+            perturbations=None if self.thorough else 0,
+            tick=self.tick,
+        )
+        return Fitted(Identity(K), ConstantBounds(K, lower, upper), minimum)
+
+    def _alone(self, method: Method) -> Fitted:
+        """Fit a logit map without a box."""
+        logit_map = self._map(method)
+        contains = (TemperatureScaling.name,) if logit_map.contains_ts else ()
+        solution = logit_map.solve(self.data, self.seed, self.tick)
+        if solution:
+            minimum = Minimum(logit_map.coordinates(), math.nan, *solution)
+        else:
+            kept = [logit_map.tempered(_log_temperature(self.of(name)))[0] for name in contains]
+            objective = objective_of(logit_map, None, logit_map.source(self.data), self.data.labels)
+            minimum = self._minimise(objective, list(logit_map.starts()), kept, logit_map.perturbations)
+            logit_map.set_coordinates(torch.from_numpy(minimum.coordinates))
+        return self._valued(Fitted(logit_map, self._box(), minimum, contains))
+
+    def _joined(self, method: Method) -> Fitted:
+        """Fit a logit map jointly with a box or with logit bounding, from the optima of what it contains."""
+        base, addition = method.logit_map.name, LogitBounding.name if method.clipped else method.bounds
+        alone, logit_map, box = self.of(base), self._map(method), self._box(method.bounds)
+        logit_map.adopt(alone.logit_map)
+        box.prepare(alone.mapped(self.data))
+        bases, contains = [torch.from_numpy(alone.minimum.coordinates)], [base]
+        kept: list[Tensor] = []
+        plainer: list[Fitted] = []
+        if method.logit_map is not Identity:
+            contains.append(f"{TemperatureScaling.name}+{addition}" if logit_map.contains_ts else addition)
+            other = self.of(contains[1])
+            if logit_map.contains_ts:
+                bases.append(logit_map.tempered(_log_temperature(other))[0])
+                last = other.logit_map.second if isinstance(other.logit_map, Chain) else other.bound_map
+                own = torch.from_numpy(last.coordinates()) if method.clipped else box.coordinates_of(last)
+                kept.append(torch.cat([bases[1], own]))
+            else:
+                bases += logit_map.starts()[:2]
+                fresh = self._unchanged_map(method)
+                first = Chain(fresh, other.logit_map) if method.clipped else fresh
+                plainer.append(replace(other, logit_map=first))
+        if method.clipped:
+            logit_map = Chain(logit_map, self._clip())
+            starts = list(logit_map.starts_from(bases[:1] if logit_map.is_network else bases))
+            plainer.append(replace(alone, logit_map=Chain(alone.logit_map, self._clip())))
+        elif box.is_network:
+            contains.append("pb" if method.logit_map is Identity else f"{base}+pb")
+            constant = self.of(contains[-1])
+            outputs = box.starts_at(torch.from_numpy(constant.bound_map.coordinates()))
+            starts = [torch.cat([bases[0], start]) for start in outputs]
+            same_everywhere = self._box(method.bounds)
+            same_everywhere.prepare(constant.mapped(self.data))
+            same_everywhere.set_coordinates(same_everywhere.coordinates_of(constant.bound_map))
+            plainer.append(replace(constant, bound_map=same_everywhere))
+        else:
+            starts = [torch.cat([start, self._best_box(logit_map, start)]) for start in bases]
+            plainer.append(replace(alone, bound_map=self._box()))
+        found = self._found(logit_map, box, starts, kept)
+        for one in map(self._valued, plainer):
+            if one.minimum.value < found.minimum.value - SAME:
+                found = one
+        return replace(found, contains=tuple(contains))
+
+    def _found(self, logit_map: LogitMap, box: BoundMap, starts: list[Tensor], kept: list[Tensor]) -> Fitted:
+        """Minimise over the coordinates of both maps, and leave their parameters in them."""
+        source = logit_map.source(self.data)
+        joint = None if isinstance(logit_map, Chain) else box
+        objective = objective_of(logit_map, joint, source, self.data.labels)
+        minimum = self._minimise(objective, starts, kept, JOINT_PERTURBATIONS)
+        own, others = objective.split(torch.from_numpy(minimum.coordinates))
+        logit_map.set_coordinates(own)
+        if joint:
+            box.set_coordinates(others)
+        found = Fitted(logit_map, box, minimum)
+        if not isinstance(box, ConstantBounds):
+            return self._valued(found)
+        lower, upper = box.lower.item(), box.upper.item()
+        boxes = [(0.0, 1.0), (0.0, upper), (lower, 1.0), (lower, upper)]
+        ends = [
+            self._valued(replace(found, bound_map=ConstantBounds(self.data.num_classes, *limits)))
+            for limits in dict.fromkeys(boxes)
+        ]
+        lowest = min(end.minimum.value for end in ends)
+        return next(end for end in ends if end.minimum.value <= lowest + SAME)
+
+    def _valued(self, found: Fitted) -> Fitted:
+        """Set the minimum's value to the objective at the parameters that the maps hold."""
+        return replace(found, minimum=replace(found.minimum, value=found.objective(self.data)))
+
+    def _best_box(self, logit_map: LogitMap, start: Tensor) -> Tensor:
+        """Coordinates of the best constant box behind a map."""
+        logit_map.set_coordinates(start)
+        with torch.no_grad():
+            mapped = logit_map(logit_map.source(self.data))
+        *_, box = fit_box(mapped, self.data.labels, "both", seed=self.seed, perturbations=0)
+        return torch.from_numpy(box.coordinates)
+
+    def _minimise(
+        self, objective: JointObjective, starts: list[Tensor], kept: list[Tensor], perturbations: int
+    ) -> Minimum:
+        """Descend from the starts; the answer is not above the points kept, the optima of methods contained.
+
+        A network's descent is stopped early by cross-validation, and does not go on from a point kept.
+        """
+        limits, followed = objective.limits, objective.logit_map.followed
+        points = [start.numpy() for start in starts]
+        order = torch.from_numpy(np.random.default_rng(self.seed).permutation(len(self.data)))
+        if len(points) > followed:
+            some = objective.rows(order[:SCREENED])
+            points.sort(key=lambda point: some(point)[0])
+            points = points[:followed]
+        if objective.is_network:
+            minimum = self._stopped_early(objective, points)
+        else:
+            if len(points) > 1 and len(order) > 2 * WARMED:
+                some = objective.rows(order[:WARMED])
+                ends = [descend(some, point, limits, tolerance=1e-10) for point in points]
+                ends.sort(key=lambda end: end[1])
+                points = distinct([end[0] for end in ends], WARM_DISTANT, followed)
+            if not self.thorough:
+                points, perturbations = points[: len(points) // 2 + 1], 0
+            minimum = best_of(
+                objective,
+                points,
+                limits,
+                perturbations=perturbations,
+                tolerance=1e-14 if self.thorough else 1e-9,
+                seed=self.seed,
+                tick=self.tick,
+            )
+        for point in map(Tensor.numpy, kept):
+            if objective(point)[0] < minimum.value:
+                end = point if objective.is_network else descend(objective, point, limits)[0]
+                slope = projected_gradient(objective, end, limits)
+                minimum = replace(
+                    minimum, coordinates=end, value=objective(end)[0], gradient_norm=slope, starts_agreeing=1
+                )
+        return minimum
+
+    def _stopped_early(self, objective: JointObjective, starts: Sequence[Array]) -> Minimum:
+        folds = min(FOLDS, len(self.data))
+        fold_of = torch.from_numpy(fold_of_each(self.data, folds, self.seed))
+        parts = [
+            (objective.rows(fold_of != fold), objective.rows(fold_of == fold), int((fold_of == fold).sum()))
+            for fold in range(folds)
+            if (fold_of == fold).any() and (fold_of != fold).any()
+        ]
+        return best_epochs(objective, parts, starts, objective.limits, tick=self.tick)
 
 
-def _plainest(logit_map: LogitMap, bound_map: BoundMap, data: ValidationSet, source: Tensor) -> BoundMap:
-    """Drop those of two constant bounds that lower no loss."""
-    if not isinstance(bound_map, ConstantBounds):
-        return bound_map
-    lower, upper = bound_map.lower.item(), bound_map.upper.item()
-    boxes = [(0.0, 1.0), (0.0, upper), (lower, 1.0), (lower, upper)]
-    candidates = [ConstantBounds(data.num_classes, *box) for box in boxes]
-    losses = [_nll(logit_map, candidate, source, data.labels) for candidate in candidates]
-    return next(one for one, loss in zip(candidates, losses, strict=True) if loss <= min(losses) + SAME)
-
-
-@torch.no_grad()
-def _mapped(logit_map: LogitMap, source: Tensor) -> Tensor:
-    mapped: Tensor = logit_map(source)
-    return mapped
-
-
-@torch.no_grad()
-def _nll(logit_map: LogitMap, bound_map: BoundMap, source: Tensor, labels: Tensor) -> float:
-    """Mean loss with the parameters that both maps hold."""
-    mapped = _mapped(logit_map, source)
-    box = [bound.expand(len(mapped), 1)[:, 0].contiguous().numpy() for bound in bound_map.box(mapped)]
-    return float(dense_loss(mapped.contiguous().numpy(), labels.numpy(), *box)[0].mean())
+def _log_temperature(fitted: Fitted) -> float:
+    """Log of the temperature of `ts`, or of `ts` with bounds."""
+    scaling = fitted.logit_map.first if isinstance(fitted.logit_map, Chain) else fitted.logit_map
+    return float(scaling.coordinates()[0])

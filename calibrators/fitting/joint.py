@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,9 @@ from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.operator.cpu_losses import nll_rows
 from boxcal.calibrators.parametrised import Limits
-from boxcal.calibrators.threads import over_rows
+from boxcal.calibrators.threads import SMALL, over_rows
 
 Array = np.ndarray[Any, Any]
-
-SMALL = 100_000
-"""Entries of the logits below which a second thread is not worth its start."""
 
 
 def dense_loss(scores: Array, labels: Array, lower: Array, upper: Array) -> tuple[Array, Array, Array, Array]:
@@ -67,6 +65,11 @@ class JointObjective:
         """Limits of every coordinate."""
         return [*self.logit_map.limits(), *(self.bound_map.limits() if self.bound_map else [])]
 
+    @property
+    def is_network(self) -> bool:
+        """Whether a network is among the maps."""
+        return self.logit_map.is_network or (self.bound_map is not None and self.bound_map.is_network)
+
     def rows(self, index: Tensor) -> JointObjective:
         """Look only at some rows, given as indices or as a mask."""
         labels = torch.from_numpy(self.labels)[index]
@@ -83,52 +86,60 @@ class JointObjective:
         own, others = self.split(x)
         parameters = self.logit_map.parameters_from(own)
         mapped = functional_call(self.logit_map, parameters, (self.source,))
-        outputs = [mapped, *self._box(mapped, others)]
-        losses, *derivatives = dense_loss(
+        outputs = [mapped, *self.box(mapped, others)]
+        losses, *slopes = dense_loss(
             np.ascontiguousarray(mapped.detach().numpy()),
             self.labels,
             *(np.ascontiguousarray(bound.detach().numpy()) for bound in outputs[1:]),
         )
-        value = float(losses.mean())
-        seeds = [torch.from_numpy(derivative).div_(len(losses)) for derivative in derivatives]
-        penalty = self.logit_map.penalty(parameters)
+        return self.finish(x, float(losses.mean()), outputs, slopes, self.logit_map.penalty(parameters))
+
+    def finish(
+        self,
+        x: Tensor,
+        value: float,
+        outputs: list[Tensor],
+        slopes: Sequence[Array],
+        penalty: Tensor | None = None,
+    ) -> tuple[float, Array]:
+        """Carry the derivatives of each row's loss in some outputs on to the coordinates x."""
+        pairs = [
+            (out, torch.from_numpy(slope) / len(self.labels))
+            for out, slope in zip(outputs, slopes, strict=True)
+            if out.requires_grad
+        ]
         if penalty is not None:
             value += float(penalty.detach())
-            outputs.append(penalty)
-            seeds.append(torch.ones_like(penalty))
+            pairs.append((penalty, torch.ones_like(penalty)))
         if not math.isfinite(value):
-            return math.inf, np.zeros_like(coordinates)
-        pairs = [(out, seed) for out, seed in zip(outputs, seeds, strict=True) if out.requires_grad]
+            return math.inf, np.zeros(len(x))
         if pairs:
-            torch.autograd.backward([out for out, _ in pairs], [seed for _, seed in pairs])
+            torch.autograd.backward([out for out, _ in pairs], [slope for _, slope in pairs])
         gradient = x.grad if x.grad is not None else torch.zeros_like(x)
         return value, gradient.numpy()
 
-    def _box(self, mapped: Tensor, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+    def box(self, mapped: Tensor, coordinates: Tensor) -> tuple[Tensor, Tensor]:
         """Give lower and upper of every row, each (N,)."""
         if self.bound_map is None:
             ones = torch.ones(len(mapped), dtype=torch.float64)
             return torch.zeros_like(ones), ones
-        parameters = self.bound_map.parameters_from(coordinates)
-        bounds = _functional_box(self.bound_map, parameters, mapped)
+        bounds = call(self.bound_map, "box", self.bound_map.parameters_from(coordinates), mapped)
         lower, upper = (bound.expand(len(mapped), 1)[:, 0] for bound in bounds)
         return lower, upper
 
 
-class _Box(torch.nn.Module):
-    """Lets `functional_call` reach a bound map's `box` instead of its `forward`."""
+class _Method(torch.nn.Module):
+    """Lets `functional_call` reach another method of a map than `forward`."""
 
-    def __init__(self, bound_map: BoundMap) -> None:
+    def __init__(self, module: torch.nn.Module, name: str) -> None:
         super().__init__()
-        self.map = bound_map
+        self.module, self.name = module, name
 
-    def forward(self, mapped: Tensor) -> tuple[Tensor, Tensor]:
-        return self.map.box(mapped)
+    def forward(self, given: Tensor) -> Any:
+        return getattr(self.module, self.name)(given)
 
 
-def _functional_box(
-    bound_map: BoundMap, parameters: dict[str, Tensor], mapped: Tensor
-) -> tuple[Tensor, Tensor]:
-    named = {f"map.{name}": value for name, value in parameters.items()}
-    bounds: tuple[Tensor, Tensor] = functional_call(_Box(bound_map), named, (mapped,))
-    return bounds
+def call(module: torch.nn.Module, name: str, parameters: dict[str, Tensor], given: Tensor) -> Any:
+    """Call a method of a map with other parameters than its own."""
+    named = {f"module.{key}": value for key, value in parameters.items()}
+    return functional_call(_Method(module, name), named, (given,))

@@ -11,11 +11,12 @@ Array = np.ndarray[Any, Any]
 
 @numba.njit(nogil=True, cache=True)
 def isotonic_with_one_more(counts: Array, sums: Array, label: float) -> Array:
-    """Value of the isotonic fit at a new sample, for every gap between the groups of the old ones.
+    """Value of the isotonic fit at a new sample, in every place among the groups of the old ones.
 
-    Group i holds `counts[i]` samples of equal score with `sums[i]` hits among them; gap i lies before group
-    i, the last one behind all. The blocks of the fits to everything left of a gap, and to everything right
-    of it, are chains that share their links, so that all gaps together cost little more than one fit.
+    Group i holds `counts[i]` samples of equal score with `sums[i]` hits among them. The answer has 2 M + 1
+    entries for M groups: place 2 i lies in the gap before group i, place 2 i + 1 in the group itself. The
+    blocks of the fits to everything left of a place, and to everything right of it, are chains that share
+    their links, so that all places together cost little more than one fit.
     """
     size = len(counts)
     begin, left_count, left_sum = np.empty(size, np.int64), counts.copy(), sums.copy()
@@ -36,10 +37,13 @@ def isotonic_with_one_more(counts: Array, sums: Array, label: float) -> Array:
             right_count[i] += right_count[after]
             end[i] = end[after]
             after = end[i] + 1
-    values = np.empty(size + 1)
-    for gap in range(size + 1):
+    values = np.empty(2 * size + 1)
+    for place in range(2 * size + 1):
         total, count = label, 1.0
-        before, after = gap - 1, gap
+        before, after = place // 2 - 1, (place + 1) // 2
+        if place % 2:
+            total += sums[place // 2]
+            count += counts[place // 2]
         pooled = True
         while pooled:
             pooled = False
@@ -53,7 +57,7 @@ def isotonic_with_one_more(counts: Array, sums: Array, label: float) -> Array:
                 count += right_count[after]
                 after = end[after] + 1
                 pooled = True
-        values[gap] = total / count
+        values[place] = total / count
     return values
 
 

@@ -1,4 +1,4 @@
-"""Compiled loops of `closed_form_gradients`: sums over rows of the loss and its derivatives."""
+"""Compiled loops of `closed_form_gradients`: losses of rows and their derivatives."""
 
 import math
 from typing import Any
@@ -16,75 +16,55 @@ LEAST = -700.0
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def tempered_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
-    ascending: Array, own: Array, cuts: Array, inverse: float, lower: float, upper: float
-) -> tuple[float, float, float, float]:
-    """Loss of `ts+pb` and its derivatives in the inverse temperature and both bounds.
+    ascending: Array, own: Array, inverse: Array, lower: Array, upper: Array, cuts: Array, answer: Array
+) -> None:
+    """Fill answer (N, 4): each row's loss, and its derivatives in 1 / temperature and in both bounds.
 
-    `ascending` (N, K) are rows of logits less their largest, `own` (N,) the label's entry of them; `cuts`
-    (N, 2) holds where each row met the bounds of the last call, and is brought up to date.
+    `ascending` (N, K) are rows of logits less their largest, `own` (N,) the label's entry of them; `inverse`,
+    `lower`, `upper` (N,) are each row's 1 / temperature and bounds. `cuts` (N, 2) holds where each row met
+    the bounds of the last call, and is brought up to date.
     """
     count, size = ascending.shape
     scaled, sums, moments = np.empty(size), np.empty(size), np.empty(size)
-    loss, by_inverse, by_lower, by_upper = 0.0, 0.0, 0.0, 0.0
-    log_lower = math.log(lower) if lower > 0.0 else -math.inf
-    log_upper = math.log(upper)
     for n in range(count):
+        low, high, factor = lower[n], upper[n], inverse[n]
+        log_low = math.log(low) if low > 0.0 else -math.inf
+        log_high = math.log(high)
         before, total, moment = -math.inf, 0.0, 0.0
         for k in range(size):
-            here = max(ascending[n, k] * inverse, LEAST)
+            here = max(ascending[n, k] * factor, LEAST)
             step = math.exp(before - here)
             total = 1.0 + total * step
             moment = ascending[n, k] + moment * step
             scaled[k], sums[k], moments[k] = here, total, moment
             before = here
-        score = max(own[n] * inverse, LEAST)
+        score = max(own[n] * factor, LEAST)
         log_scale = -math.log(total)
-        if scaled[0] + log_scale >= log_lower and log_scale <= log_upper:
-            loss -= score + log_scale
-            by_inverse -= own[n] - moment / total
+        answer[n, 1], answer[n, 2], answer[n, 3] = 0.0, 0.0, 0.0
+        if scaled[0] + log_scale >= log_low and log_scale <= log_high:
+            answer[n, 0] = -score - log_scale
+            answer[n, 1] = moment / total - own[n]
             continue
         log_scale, first, end, mass = solve_row(
-            scaled, sums, lower, upper, log_lower, log_upper, cuts[n, 0], cuts[n, 1]
+            scaled, sums, low, high, log_low, log_high, cuts[n, 0], cuts[n, 1]
         )
         cuts[n, 0], cuts[n, 1] = first, end
         log_p = score + log_scale
-        if first > 0 and log_p < log_lower:
-            loss -= log_lower
-            by_lower -= 1.0 / lower
-        elif end < size and log_p > log_upper:
-            loss -= log_upper
-            by_upper -= 1.0 / upper
+        if first > 0 and log_p < log_low:
+            answer[n, 0], answer[n, 2] = -log_low, -1.0 / low
+        elif end < size and log_p > log_high:
+            answer[n, 0], answer[n, 3] = -log_high, -1.0 / high
         else:
-            loss -= log_p
+            answer[n, 0] = -log_p
             if mass > 0.0 and end > first:
                 weight, moment = sums[end - 1], moments[end - 1]
                 if first > 0:
                     step = math.exp(scaled[first - 1] - scaled[end - 1])
                     weight -= sums[first - 1] * step
                     moment -= moments[first - 1] * step
-                by_inverse -= own[n] - moment / weight
-                by_lower += first / mass
-                by_upper += (size - end) / mass
-    return loss, by_inverse, by_lower, by_upper
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def label_probabilities(scores: Array, labels: Array, inverse: float, answer: Array) -> None:
-    """Fill answer (N, 2) with softmax(inverse * scores) at the label, and its derivative in `inverse`."""
-    count, size = scores.shape
-    for n in range(count):
-        largest = scores[n, 0]
-        for k in range(1, size):
-            largest = max(largest, scores[n, k])
-        total, moment = 0.0, 0.0
-        for k in range(size):
-            score = scores[n, k] - largest
-            weight = math.exp(score * inverse)
-            total += weight
-            moment += weight * score
-        own = scores[n, labels[n]] - largest
-        answer[n, 0] = math.exp(own * inverse) / total
-        answer[n, 1] = answer[n, 0] * (own - moment / total)
+                answer[n, 1] = moment / weight - own[n]
+                answer[n, 2] = first / mass
+                answer[n, 3] = (size - end) / mass
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")

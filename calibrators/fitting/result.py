@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -32,6 +33,14 @@ class Certificate:
         Number of evaluations of the objective.
     notes : tuple of str
         Remarks about this optimum.
+    objective : float
+        What the fit minimised: the NLL plus the method's penalty.
+    contains : dict
+        Methods that this one contains, with their objectives; the fit's own is not above them.
+    start_spread : float
+        Difference between the lowest and the highest loss that the starts led to.
+    saturation : float or None
+        Share of a network's hidden units that are flat on the validation set; None without a network.
     """
 
     gradient_norm: float
@@ -41,6 +50,10 @@ class Certificate:
     uncalibrated_nll: float
     evaluations: int
     notes: tuple[str, ...] = ()
+    objective: float = math.nan
+    contains: dict[str, float] = field(default_factory=dict)
+    start_spread: float = 0.0
+    saturation: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate for JSON; a gradient norm that does not apply is None."""

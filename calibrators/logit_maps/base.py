@@ -36,6 +36,9 @@ class LogitMap(Parametrised):
     combines: bool = True
     """Whether it can be fitted jointly with a box; not so where a library fits it by other means."""
 
+    contains_ts: bool = False
+    """Whether the map can be `ts`; its fit then begins there, and is never above it."""
+
     perturbations: int = 0
     """How many descents a fit makes around the best end, for maps whose loss has kinks."""
 
@@ -59,12 +62,21 @@ class LogitMap(Parametrised):
         raise NotImplementedError
 
     def tempered(self, log_temperature: float) -> Sequence[Tensor]:
-        """Coordinates at which the map only divides by a temperature, for joint fits to begin there too.
+        """Coordinates at which a map that `contains_ts` only divides by a temperature."""
+        raise NotImplementedError
 
-        There are none where the other starts reach what `ts+pb` reaches.
-        """
-        del log_temperature
-        return ()
+    def adopt(self, alone: LogitMap) -> None:
+        """Take over what the fit of the map alone has chosen besides coordinates, for a joint fit."""
+        del alone
+
+    def edges(self) -> Mapping[str, str]:
+        """Name what ended at the edge of its range, each with a sentence for users."""
+        return {}
+
+    def saturation(self, scores: Tensor) -> float | None:
+        """Share of a network's units that are flat on some logits; None where there is no network."""
+        del scores
+        return None
 
     def penalty(self, parameters: Mapping[str, Tensor]) -> Tensor | None:
         """Regularisation added to the mean loss while fitting."""

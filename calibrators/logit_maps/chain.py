@@ -66,6 +66,14 @@ class Chain(LogitMap):
         """Prepare the first map; the second one needs nothing."""
         self.first.prepare(data)
 
+    def edges(self) -> Mapping[str, str]:
+        """Only the first map may have some."""
+        return self.first.edges()
+
+    def saturation(self, scores: Tensor) -> float | None:
+        """Only the first map may have a network."""
+        return self.first.saturation(scores)
+
     def shift_of_inputs(self) -> Tensor | None:
         """Give the first map's."""
         return self.first.shift_of_inputs()

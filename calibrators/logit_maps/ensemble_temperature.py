@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.logit_maps.base import LogitMap
-from boxcal.calibrators.logit_maps.temperature import HIGHEST, LOWEST
+from boxcal.calibrators.logit_maps.temperature import HIGHEST, LOWEST, best_temperature
 from boxcal.calibrators.parametrised import Limits, parameter, vector
 
 SMALLEST = 1e-300
@@ -19,11 +20,14 @@ class EnsembleTemperatureScaling(LogitMap):
     """`T(g) = log(w1 softmax(g / temperature) + w2 softmax(g) + w3 / K)`, weights on the simplex."""
 
     name = "ets"
+    contains_ts = True
+    positive = ("temperature",)
 
     def __init__(self, num_classes: int) -> None:
         super().__init__(num_classes)
         self.temperature = parameter(1.0)
         self.mixture_weights = parameter([0.0, 1.0, 0.0])
+        self._unit = 1.0
 
     def forward(self, scores: Tensor) -> Tensor:
         """Mix three distributions over (N, K) logits and return the log."""
@@ -38,9 +42,9 @@ class EnsembleTemperatureScaling(LogitMap):
         return {"temperature": coordinates[0].exp(), "mixture_weights": masses / masses.sum()}
 
     def starts(self) -> Sequence[Tensor]:
-        """Mix some of each, at temperatures on both sides of 1."""
+        """Mix some of each, at temperatures on both sides of that of `ts`."""
         return [
-            vector(math.log(temperature), *weights)
+            vector(math.log(temperature * self._unit), *weights)
             for temperature in (2.0, 1.2, 0.7, 4.0)
             for weights in ((0.8, 0.15, 0.05), (0.3, 0.65, 0.05), (0.97, 0.02, 0.01), (0.5, 0.2, 0.3))
         ]
@@ -50,14 +54,16 @@ class EnsembleTemperatureScaling(LogitMap):
         return [vector(log_temperature, 1.0, 0.0, 0.0)]
 
     def limits(self) -> Limits:
-        """Temperatures as for `ts`; masses of 0 to 1."""
-        return [(math.log(LOWEST), math.log(HIGHEST)), *[(0.0, 1.0)] * 3]
+        """Temperatures around that of `ts`; masses of 0 to 1."""
+        return [(math.log(LOWEST * self._unit), math.log(HIGHEST * self._unit)), *[(0.0, 1.0)] * 3]
+
+    def prepare(self, data: ValidationSet) -> None:
+        """Find the temperature of `ts`."""
+        self._unit = best_temperature(data.scores, data.labels)[0]
 
     def invalid_reason(self) -> str | None:
-        """Say so if the temperature is not positive or the weights are no shares."""
-        temperature, weights = self.temperature.item(), self.mixture_weights
-        if temperature <= 0.0:
-            return f"the temperature {temperature} is not positive"
+        """Say so if the temperature is not positive, or the weights do not add up to 1."""
+        weights = self.mixture_weights
         if weights.min().item() < 0.0 or not math.isclose(weights.sum().item(), 1.0, abs_tol=1e-9):
-            return f"the mixture weights {weights.tolist()} are no shares of 1"
-        return None
+            return f"the mixture weights must be non-negative and sum to 1; they are {weights.tolist()}"
+        return super().invalid_reason()

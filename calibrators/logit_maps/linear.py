@@ -1,109 +1,203 @@
-"""What `matrix` and `dirichlet` share: an affine map, drawn towards a diagonal one by regularisation."""
+"""`vector`, `sms`, `matrix` and `dirichlet`: a temperature, then a linear map regularised to the identity."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.folds import fold_of_each
 from boxcal.calibrators.logit_maps.base import LogitMap, Solution
+from boxcal.calibrators.logit_maps.temperature import best_temperature
 from boxcal.calibrators.parametrised import parameter
 
-STRENGTHS = (1e4, 1e3, 1e2, 1e1, 1.0)
-"""Regularisation that is tried, from nearly diagonal to nearly free; the paper's lambda = mu."""
-JUDGED = 5000
-"""How many samples at most judge the strength, those held out included."""
-HELD_OUT = 5
-"""One in so many samples judges the strength."""
+FOLDS = 5
+WORSE = 2
+"""The path of strengths ends after so many that are worse than the best."""
 
 
-class RegularisedLinear(LogitMap):
-    """`T(g) = W h(g) + w'` with off-diagonal and intercept regularisation (Kull et al. 2019).
+class Ridge(NamedTuple):
+    """Factors of the squares of `diagonal(W) - 1`, of the other entries of W, and of the offsets."""
+
+    diagonal: float
+    others: float
+    offsets: float
+
+
+class LinearMap(LogitMap):
+    """`T(g) = W h(g / temperature) + w'`, with a ridge penalty that draws W to the identity and w' to 0.
+
+    `temperature` is that of `ts` on the same data: W = I and w' = 0 is `ts`, and the fit does not depend on
+    the scale of the logits. Where there are several strengths of the penalty, five-fold cross-validation
+    chooses one. The objective is convex.
+    """
+
+    contains_ts = True
+    added_later = ("temperature",)
+    strengths: ClassVar[tuple[float, ...]] = (1.0,)
+    """From the strongest penalty to the weakest."""
+    temperature: Tensor
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self.register_buffer("temperature", torch.ones((), dtype=torch.float64))
+        self.strength = self.strengths[0]
+        self._samples = 1
+
+    def reading(self, scores: Tensor) -> Tensor:
+        """Give what W takes: h in the formula above."""
+        return scores
+
+    def ridge(self, strength: float, samples: int) -> Ridge:
+        """Give the factors of the penalty on the mean loss of so many samples."""
+        raise NotImplementedError
+
+    def starts(self) -> Sequence[Tensor]:
+        """Start at the temperature alone."""
+        return [torch.from_numpy(type(self)(self.num_classes).coordinates())]
+
+    def tempered(self, log_temperature: float) -> Sequence[Tensor]:
+        """Take over the temperature, with W = I."""
+        self.temperature.fill_(np.exp(log_temperature))
+        return self.starts()
+
+    def prepare(self, data: ValidationSet) -> None:
+        """Fit the temperature."""
+        self._samples = len(data)
+        self.temperature.fill_(best_temperature(data.scores, data.labels)[0])
+
+    def penalty(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Give the penalty at the strength chosen."""
+        weight, offsets = parameters.values()
+        ridge = self.ridge(self.strength, self._samples)
+        change = weight if weight.ndim == 1 else weight.diagonal()
+        others = weight.square().sum() - change.square().sum()
+        return (
+            ridge.diagonal * (change - 1.0).square().sum()
+            + ridge.others * others
+            + ridge.offsets * offsets.square().sum()
+        )
+
+    def solve(self, data: ValidationSet, seed: int, tick: Callable[[float], None]) -> Solution:
+        """Choose the strength by cross-validation, then descend on all samples."""
+        from boxcal.calibrators.fitting.descent import descend  # noqa: PLC0415 - only fits need scipy
+        from boxcal.calibrators.fitting.linear_loss import LinearLoss  # noqa: PLC0415 - only fits need it
+
+        read, labels = self.reading(data.scores / self.temperature), data.labels
+        start, evaluations = self.starts()[0].numpy(), 0
+        shape = next(self.parameters()).shape
+
+        def loss(rows: Tensor, strength: float) -> LinearLoss:
+            return LinearLoss(read[rows], labels[rows], shape, self.ridge(strength, int(rows.sum())))
+
+        if len(self.strengths) > 1 and len(data) >= 2 * FOLDS:
+            fold_of = torch.from_numpy(fold_of_each(data, FOLDS, seed))
+            folds = [fold_of == fold for fold in range(FOLDS)]
+            folds = [inside for inside in folds if inside.any() and not inside.all()]
+            points, means = [start] * FOLDS, list[float]()
+            for strength in self.strengths:
+                total = 0.0
+                for fold, inside in enumerate(folds):
+                    points[fold], _, count = descend(
+                        loss(~inside, strength), points[fold], None, iterations=50, tolerance=1e-6
+                    )
+                    evaluations += count
+                    held_out = loss(inside, strength)
+                    total += held_out.mean_nll(points[fold]) * len(held_out.labels)
+                means.append(total / len(data))
+                tick(0.8 * len(means) / len(self.strengths))
+                if len(means) - 1 - int(np.argmin(means)) >= WORSE:
+                    break
+            self.strength = self.strengths[int(np.argmin(means))]
+        objective = loss(torch.ones(len(data), dtype=torch.bool), self.strength)
+        point, _, count = descend(objective, start, None, iterations=2000, tolerance=1e-15)
+        self.set_coordinates(torch.from_numpy(point))
+        return Solution(float(np.abs(objective(point)[1]).max()), 1, 1, evaluations + count)
+
+    def adopt(self, alone: LogitMap) -> None:
+        """Take over the strength."""
+        if isinstance(alone, LinearMap):
+            self.strength = alone.strength
+
+    def edges(self) -> Mapping[str, str]:
+        """Say so if the strength chosen is the first or the last of those tried."""
+        places = {self.strengths[0]: "strongest", self.strengths[-1]: "weakest"}
+        if len(self.strengths) <= 3 or self.strength not in places:
+            return {}
+        place = places[self.strength]
+        return {"strength": f"Cross-validation chose the {place} regularisation tried, {self.strength:g}."}
+
+
+class VectorScaling(LinearMap):
+    """`T(g) = w * g / temperature + w'`, entry by entry (Guo et al. 2017); ridge K/N on w - 1 and w'."""
+
+    name = "vector"
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self.factors = parameter(torch.ones(num_classes))
+        self.offsets = parameter(torch.zeros(num_classes))
+
+    def forward(self, scores: Tensor) -> Tensor:
+        """Scale and shift every class of (N, K) logits."""
+        return scores / self.temperature * self.factors + self.offsets
+
+    def ridge(self, strength: float, samples: int) -> Ridge:
+        """One factor for both."""
+        return Ridge(strength * self.num_classes / samples, 0.0, strength * self.num_classes / samples)
+
+
+class MatrixScaling(LinearMap):
+    """`T(g) = W g / temperature + w'` (Guo et al. 2017), regularised as by Kull et al. (2019).
 
     The penalty is lambda / (K (K - 1)) times the sum of squares off the diagonal, plus lambda / K times
-    that of the intercept. Lambda is the strongest within one standard error of the best on held-out
-    samples.
+    that of the intercept (their lambda = mu).
     """
+
+    name = "matrix"
+    strengths = tuple(10.0**power for power in range(6, -5, -1))
 
     def __init__(self, num_classes: int) -> None:
         super().__init__(num_classes)
         self.weight = parameter(torch.eye(num_classes))
         self.intercept = parameter(torch.zeros(num_classes))
-        self.strength = STRENGTHS[0]
+
+    def forward(self, scores: Tensor) -> Tensor:
+        """Map (N, K) logits."""
+        return self.reading(scores / self.temperature) @ self.weight.T + self.intercept
+
+    def ridge(self, strength: float, samples: int) -> Ridge:
+        """Leave the diagonal free."""
+        del samples
+        K = self.num_classes
+        return Ridge(0.0, strength / (K * (K - 1)), strength / K)
+
+
+class DirichletCalibration(MatrixScaling):
+    """`T(g) = W log softmax(g / temperature) + w'` (Kull et al. 2019), regularised as `matrix`."""
+
+    name = "dirichlet"
 
     def reading(self, scores: Tensor) -> Tensor:
-        """Give what the affine map takes: h in the formula above."""
-        return scores
+        """Take the log probabilities of (N, K) logits."""
+        return scores.log_softmax(dim=1)
 
-    def forward(self, scores: Tensor) -> Tensor:
-        """Map (N, K) logits affinely."""
-        return self.reading(scores) @ self.weight.T + self.intercept
 
-    def starts(self) -> Sequence[Tensor]:
-        """Start at the identity: the objective is convex."""
-        return [
-            torch.cat(
-                [torch.eye(self.num_classes, dtype=torch.float64).flatten(), torch.zeros(self.num_classes)]
-            )
-        ]
+class StructuredMatrixScaling(MatrixScaling):
+    """`T(g) = W g / temperature + w'` with a penalty for each part of W (Berta et al. 2025).
 
-    def penalty(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Squares off the diagonal and of the intercept, per entry."""
+    The penalty is K/N times the squares of `diagonal(W) - 1` and of w', and c K (K - 1) / N times those off
+    the diagonal, c chosen by cross-validation.
+    """
+
+    name = "sms"
+    strengths = (1.0, 0.1, 0.01)
+
+    def ridge(self, strength: float, samples: int) -> Ridge:
+        """Penalise the more entries a part has, the more."""
         K = self.num_classes
-        weight, intercept = parameters["weight"], parameters["intercept"]
-        off = weight.square().sum() - weight.diagonal().square().sum()
-        return self.strength * (off / (K * (K - 1)) + intercept.square().sum() / K)
-
-    def solve(self, data: ValidationSet, seed: int, tick: Callable[[float], None]) -> Solution:
-        """Follow the path of strengths on most samples, judge on the others, then fit to all."""
-        from boxcal.calibrators.fitting.descent import descend  # noqa: PLC0415 - only fits need scipy
-        from boxcal.calibrators.fitting.joint import JointObjective  # noqa: PLC0415 - and numba
-
-        read = self.reading(data.scores)
-        order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data))[:JUDGED])
-        held, used = order[::HELD_OUT], order[np.arange(len(order)) % HELD_OUT > 0]
-        if len(used) < HELD_OUT:
-            held = used = order
-        objective = JointObjective(_Affine(self), None, read[used], data.labels[used])
-        point, evaluations = self.starts()[0].numpy(), 0
-        ends, judged = [], []
-        for index, strength in enumerate(STRENGTHS):
-            self.strength = strength
-            point, _, count = descend(objective, point, None, iterations=40, tolerance=1e-6)
-            evaluations += count
-            self.set_coordinates(torch.from_numpy(point))
-            with torch.no_grad():
-                mapped = read[held] @ self.weight.T + self.intercept
-                judged.append(torch.nn.functional.cross_entropy(mapped, data.labels[held], reduction="none"))
-            ends.append(point)
-            tick(0.6 * (index + 1) / len(STRENGTHS))
-        best = min(judged, key=lambda losses: losses.mean().item())
-        chosen = next(
-            index
-            for index, losses in enumerate(judged)
-            if (losses - best).mean() <= (losses - best).std(correction=0) / math.sqrt(len(best))
-        )
-        self.strength = STRENGTHS[chosen]
-        objective = JointObjective(_Affine(self), None, read, data.labels)
-        point, _, count = descend(objective, ends[chosen], None, iterations=300, tolerance=1e-9)
-        self.set_coordinates(torch.from_numpy(point))
-        return Solution(float(np.abs(objective(point)[1]).max()), 1, 1, evaluations + count)
-
-
-class _Affine(LogitMap):
-    """The affine part alone, applied to what was read once; its parameters are the whole map's."""
-
-    def __init__(self, whole: RegularisedLinear) -> None:
-        super().__init__(whole.num_classes)
-        self.weight, self.intercept = whole.weight, whole.intercept
-        self._penalty = whole.penalty
-
-    def forward(self, scores: Tensor) -> Tensor:
-        return scores @ self.weight.T + self.intercept
-
-    def penalty(self, parameters: Mapping[str, Tensor]) -> Tensor | None:
-        return self._penalty(parameters)
+        return Ridge(K / samples, strength * K * (K - 1) / samples, K / samples)

@@ -29,6 +29,7 @@ class NeuralClamping(LogitMap):
 
     name = "nc"
     reads = "inputs"
+    positive = ("temperature",)
     backbone: Callable[[Tensor], Tensor] | None = None
 
     def __init__(self, num_classes: int, shape: Sequence[int] = (1,)) -> None:
@@ -81,11 +82,6 @@ class NeuralClamping(LogitMap):
     def penalty(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Weigh the squared size of the shift."""
         return WEIGHT * parameters["input_shift"].square().sum()
-
-    def invalid_reason(self) -> str | None:
-        """Say so if the temperature is not positive."""
-        value = self.temperature.item()
-        return None if value > 0.0 else f"the temperature {value} is not positive"
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], num_classes: int) -> Self:

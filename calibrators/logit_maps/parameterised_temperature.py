@@ -8,31 +8,50 @@ import torch
 from torch import Tensor
 
 from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.logit_maps.temperature import RowTemperature, best_temperature
 from boxcal.calibrators.network import TopLogitsNetwork
 
-WIDEST = 3.0
-"""Temperatures lie between exp(-3) and exp(3), whatever logits arrive."""
+OLD_LIMIT = 3.0
+"""Calibrators stored before the network read the log-softmax limit the log of the temperature to -3 to 3."""
 
 
-class ParameterisedTemperature(LogitMap):
-    """`T(g) = g / temperature(g)`, the temperature from a small network over the ten largest logits."""
+class ParameterisedTemperature(RowTemperature):
+    """`T(g) = g / (temperature exp(network(g / temperature)))`; `temperature` is that of `ts`."""
 
     name = "pts"
     is_network = True
+    contains_ts = True
+    positive = ("temperature",)
+    added_later = ("temperature",)
+    temperature: Tensor
 
     def __init__(self, num_classes: int) -> None:
         super().__init__(num_classes)
+        self.register_buffer("temperature", torch.ones((), dtype=torch.float64))
         self.network = TopLogitsNetwork(num_classes, [0.0])
 
-    def forward(self, scores: Tensor) -> Tensor:
-        """Divide every row of (N, K) logits by its own temperature."""
-        return scores * torch.exp(-WIDEST * torch.tanh(self.network(scores) / WIDEST))
+    def inverse_temperature(self, top: Tensor) -> Tensor:
+        """Ask the network for every row."""
+        log_change = self.network(top / self.temperature)
+        if not self.network.normalised:
+            log_change = OLD_LIMIT * torch.tanh(log_change / OLD_LIMIT)
+        return torch.exp(-log_change) / self.temperature
 
     def starts(self) -> Sequence[Tensor]:
-        """Answer 1 everywhere, with three draws of the hidden layers."""
-        return [self.network.start([0.0], seed) for seed in range(3)]
+        """Start at `ts`, with two draws of the hidden layers."""
+        return self.tempered(self.temperature.log().item())
+
+    def tempered(self, log_temperature: float) -> Sequence[Tensor]:
+        """Answer the same everywhere."""
+        return [
+            self.network.start([log_temperature - self.temperature.log().item()], seed) for seed in range(2)
+        ]
 
     def prepare(self, data: ValidationSet) -> None:
-        """Let the network see how large the logits are."""
-        self.network.prepare(data.scores)
+        """Fit the temperature that the network changes, and let it see the logits that this gives."""
+        self.temperature.fill_(best_temperature(data.scores, data.labels)[0])
+        self.network.prepare(data.scores / self.temperature)
+
+    def saturation(self, scores: Tensor) -> float:
+        """Ask the network."""
+        return self.network.saturation(scores / self.temperature)

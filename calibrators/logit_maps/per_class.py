@@ -1,4 +1,4 @@
-"""What `isotonic`, `histogram` and `venn-abers` share: a function of each class's own probability."""
+"""`histogram`, `isotonic` and `venn-abers`: a function of each class's own probability."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from boxcal.calibrators.logit_maps.base import LogitMap, Solution
 Array = np.ndarray[Any, Any]
 Curve = tuple[Array, Array]
 """Ascending places in [0, 1], and the function's values there."""
+BINS = 15
 
 
 class PerClassFunction(LogitMap):
@@ -26,7 +27,7 @@ class PerClassFunction(LogitMap):
     """
 
     combines = False
-    steps = False
+    steps = True
     places: Tensor
     values: Tensor
 
@@ -61,27 +62,24 @@ class PerClassFunction(LogitMap):
     def solve(self, data: ValidationSet, seed: int, tick: Callable[[float], None]) -> Solution:
         """Fit every class on its own."""
         del seed
-        p = data.scores.softmax(dim=1).numpy()
-        y = data.labels.numpy()
+        p, y = data.scores.softmax(dim=1).numpy(), data.labels.numpy()
         curves = []
         for k in range(self.num_classes):
-            curves.append(self.curve(p[:, k], (y == k).astype(np.float64)))
+            places, values = self.curve(p[:, k], (y == k).astype(np.float64))
+            curves.append((places, np.clip(values, 1.0 / p.size, 1.0)))
             tick((k + 1) / self.num_classes)
         longest = max(len(places) for places, _ in curves)
-        floor = 1.0 / p.size
-        rows = [
-            np.stack([_padded(c[0], longest), _padded(np.clip(c[1], floor, 1.0), longest)]) for c in curves
-        ]
-        both = torch.from_numpy(np.stack(rows))
+        padded = [[np.pad(row, (0, longest - len(row)), mode="edge") for row in curve] for curve in curves]
+        both = torch.from_numpy(np.array(padded))
         self.places, self.values = both[:, 0].contiguous(), both[:, 1].contiguous()
         return Solution(float("nan"), 1, 1, self.num_classes)
 
     def invalid_reason(self) -> str | None:
-        """Say so if places are out of order, or a value is no probability above 0."""
+        """Say so if places are out of order, or a value is not a probability above 0."""
         if self.places.numel() and bool((self.places.diff(dim=1) < 0).any()):
             return "the places of a curve are not in ascending order"
         if self.values.numel() and not bool(((self.values > 0) & (self.values <= 1)).all()):
-            return "a curve has a value that is no probability above 0"
+            return "a curve has a value that is not a probability above 0"
         return None
 
     @classmethod
@@ -95,12 +93,54 @@ class PerClassFunction(LogitMap):
         return {"places_per_class": self.places.shape[1]}
 
 
-def one_per_run(places: Array, values: Array) -> Curve:
-    """Keep only the first place of every run of equal values."""
-    keep = np.ones(len(values), dtype=bool)
-    keep[1:] = values[1:] != values[:-1]
-    return places[keep], values[keep]
+class HistogramBinning(PerClassFunction):
+    """The share of hits in each of 15 bins of equal mass (Zadrozny and Elkan 2001)."""
+
+    name = "histogram"
+
+    def curve(self, probabilities: Array, hits: Array) -> Curve:
+        """Cut at quantiles; equal probabilities stay together."""
+        edges = np.unique(np.quantile(probabilities, np.arange(1, BINS) / BINS))
+        where = np.searchsorted(edges, probabilities, side="right")
+        counts = np.bincount(where, minlength=len(edges) + 1)
+        sums = np.bincount(where, weights=hits, minlength=len(edges) + 1)
+        filled = counts > 0
+        return np.concatenate([[0.0], edges])[filled], sums[filled] / counts[filled]
 
 
-def _padded(values: Array, length: int) -> Array:
-    return np.pad(values, (0, length - len(values)), mode="edge")
+class IsotonicCalibration(PerClassFunction):
+    """A non-decreasing piecewise linear function, by scikit-learn (Zadrozny and Elkan 2002)."""
+
+    name = "isotonic"
+    steps = False
+
+    def curve(self, probabilities: Array, hits: Array) -> Curve:
+        """Fit scikit-learn's isotonic regression."""
+        from sklearn.isotonic import IsotonicRegression  # noqa: PLC0415 - only fits need it
+
+        fitted = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(probabilities, hits)
+        return fitted.X_thresholds_, fitted.y_thresholds_
+
+
+class VennAbers(PerClassFunction):
+    """Inductive Venn-Abers prediction (Vovk, Petej and Fedorova 2015): p1 / (1 - p0 + p1).
+
+    p0 and p1 are the values, at a new sample, of the isotonic fits that it has joined with label 0 or 1. A
+    sample whose probability equals one that was seen joins the group of that value.
+    """
+
+    name = "venn-abers"
+
+    def curve(self, probabilities: Array, hits: Array) -> Curve:
+        """Let a new sample of either label join every group of equal probabilities, and every gap."""
+        from boxcal.calibrators.fitting.kernels import isotonic_with_one_more  # noqa: PLC0415 - needs numba
+
+        groups, index, counts = np.unique(probabilities, return_inverse=True, return_counts=True)
+        sums = np.bincount(index, weights=hits)
+        p0, p1 = (isotonic_with_one_more(counts.astype(np.float64), sums, label) for label in (0.0, 1.0))
+        places = np.column_stack([groups, np.nextafter(groups, 2.0)]).ravel()
+        places, values = np.concatenate([[0.0], places]), p1 / (1.0 - p0 + p1)
+        first = np.concatenate([places[1:] > places[:-1], [True]])  # a group at 0 leaves no gap before it
+        places, values = places[first], values[first]
+        changes = np.concatenate([[True], values[1:] != values[:-1]])
+        return places[changes], values[changes]

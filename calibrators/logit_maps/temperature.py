@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,14 +20,33 @@ CHUNK = 1 << 20
 """Entries of the logits worked on at once."""
 
 
-class TemperatureScaling(LogitMap):
+class RowTemperature(LogitMap):
+    """A map that divides every row by a temperature of its own, and so keeps the order of the classes."""
+
+    def inverse_temperature(self, top: Tensor) -> Tensor:
+        """Give 1 / temperature, () or (N, 1), for the ten largest logits of each row in descending order."""
+        raise NotImplementedError
+
+    def forward(self, scores: Tensor) -> Tensor:
+        """Divide (N, K) logits by the temperature."""
+        return scores * self.inverse_temperature(scores)
+
+
+class TemperatureScaling(RowTemperature):
     """`T(g) = g / temperature`: above 1 it softens overconfident predictions, below 1 it sharpens them."""
 
     name = "ts"
+    positive = ("temperature",)
 
     def __init__(self, num_classes: int) -> None:
         super().__init__(num_classes)
         self.temperature = parameter(1.0)
+        self._unit, self._at_edge = 1.0, False
+
+    def inverse_temperature(self, top: Tensor) -> Tensor:
+        """Give the same for every row."""
+        del top
+        return 1.0 / self.temperature
 
     def forward(self, scores: Tensor) -> Tensor:
         """Divide (N, K) logits by the temperature."""
@@ -42,24 +61,37 @@ class TemperatureScaling(LogitMap):
         return np.array([math.log(self.temperature.item())])
 
     def starts(self) -> Sequence[Tensor]:
-        """No change, and twice as soft."""
-        return [vector(0.0), vector(math.log(2.0))]
+        """Sharper than the temperature of `ts`, where joint fits with bounds often end."""
+        return [vector(math.log(self._unit / divisor)) for divisor in (1.5, 2.5)]
 
     def limits(self) -> Limits:
-        """Temperatures of 0.001 to 10,000; the certificate says where the data would have one beyond."""
-        return [(math.log(LOWEST), math.log(HIGHEST))]
+        """Limit it to 0.001 to 10,000 times the best temperature."""
+        return [(math.log(LOWEST * self._unit), math.log(HIGHEST * self._unit))]
 
-    def invalid_reason(self) -> str | None:
-        """Say so if the temperature is not positive."""
-        value = self.temperature.item()
-        return None if value > 0.0 else f"the temperature {value} is not positive"
+    def edges(self) -> Mapping[str, str]:
+        """Say so if the temperature of `ts` is the lowest or the highest that is tried."""
+        value, at_edge = self.temperature.item(), self._at_edge
+        return (
+            {"temperature": f"The temperature ended at the edge of its range, {value:g}."} if at_edge else {}
+        )
+
+    def prepare(self, data: ValidationSet) -> None:
+        """Find the best temperature, around which joint fits look."""
+        self._unit = best_temperature(data.scores, data.labels)[0]
 
     def solve(self, data: ValidationSet, seed: int, tick: Callable[[float], None]) -> Solution:
         """Find the temperature by Newton's method: the loss is convex in its inverse."""
         del seed, tick
         temperature, slope, rounds = best_temperature(data.scores, data.labels)
+        ratio = temperature / scale_of(data.scores)
+        self._at_edge = not LOWEST * 1.001 < ratio < HIGHEST * 0.999
         self.set_parameters({"temperature": torch.tensor(temperature)})
         return Solution(abs(slope), 1, 1, rounds)
+
+
+def scale_of(scores: Tensor) -> float:
+    """Mean distance of the largest logit to the mean of its row; 1 where all logits of all rows are equal."""
+    return float((scores.amax(dim=1) - scores.mean(dim=1)).mean()) or 1.0
 
 
 def best_temperature(scores: Tensor, labels: Tensor) -> tuple[float, float, int]:
@@ -71,14 +103,15 @@ def best_temperature(scores: Tensor, labels: Tensor) -> tuple[float, float, int]
     Returns
     -------
     temperature : float
-        Between 0.001 and 10,000; at either end where the data would have it beyond.
+        Between 0.001 and 10,000 times the scale of the logits.
     slope : float
         What remains of the derivative of the mean loss in the log of the temperature.
     rounds : int
         Passes over the data.
     """
-    low, high = 1.0 / HIGHEST, 1.0 / LOWEST
-    inverse, slope, rounds = 1.0, 0.0, 0
+    unit = scale_of(scores)
+    low, high = 1.0 / (HIGHEST * unit), 1.0 / (LOWEST * unit)
+    inverse, slope, rounds = 1.0 / unit, 0.0, 0
     while rounds < ROUNDS:
         rounds += 1
         slope, curvature = _derivatives(scores, labels, inverse)

@@ -5,7 +5,8 @@ the label's log-probability, where the general operator costs O(K).
 """
 
 import math
-from typing import Any, NamedTuple
+from copy import copy
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numba import njit
@@ -117,6 +118,14 @@ class SortedRows:
         self.label_scores[rows] = np.take_along_axis(scores, labels[rows, None], axis=1)[:, 0]
         scores.sort(axis=1)
         _running_sums(scores, self._sums[rows])
+
+    def rows(self, index: NDArray[Any]) -> Self:
+        """Keep some rows, given as indices or as a mask, without sorting them again."""
+        part = copy(self)
+        part.scores, part.label_scores = self.scores[index], self.label_scores[index]
+        part._sums, part._cuts = self._sums[index], self._cuts[index]
+        part.num_rows = len(part.scores)
+        return part
 
     def log_probability(self, lower: float | Floats, upper: float | Floats) -> LabelLogProbability:
         """Log-probability of each row's label under its row's bounds.

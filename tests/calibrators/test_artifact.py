@@ -3,10 +3,12 @@ import struct
 
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 
 from boxcal.calibrators import Calibrator, fit
+from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.errors import ArtifactError
+from boxcal.calibrators.method import parse
 from tests.calibrators.samples import contaminated
 
 
@@ -75,3 +77,15 @@ def test_a_temperature_that_is_not_positive_is_refused() -> None:
     tensors["logit_map.temperature"] = number(0.0)
     with pytest.raises(ArtifactError, match="temperature"):
         Calibrator.from_bytes(with_spec({"method": "ts"}, tensors))
+
+
+@pytest.mark.parametrize("method", ["dirichlet", "pts"])
+def test_bytes_without_tensors_added_later_are_read(method: str) -> None:
+    """Before 0.2.0 there was no temperature in these maps, and networks read the logits as they are."""
+    logits = contaminated(50, 4)[0]
+    calibrator = Calibrator(method, parse(method).logit_map(4), ConstantBounds(4), 4)
+    tensors = load(calibrator.to_bytes())
+    older = {name: value for name, value in tensors.items() if not name.endswith(("temperature", "normalised"))}
+    assert len(older) < len(tensors)
+    restored = Calibrator.from_bytes(with_spec({"method": method, "num_classes": 4}, older))
+    torch.testing.assert_close(restored(logits), calibrator(logits))

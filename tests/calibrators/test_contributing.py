@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from boxcal.calibrators import Calibrator, fit, method, methods
-from boxcal.calibrators.logit_maps.vector import VectorScaling
+from boxcal.calibrators.logit_maps.linear import VectorScaling
 
 DOCUMENT = Path(__file__).parents[2] / "CONTRIBUTING.md"
 

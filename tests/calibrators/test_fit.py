@@ -19,7 +19,7 @@ from boxcal.calibrators.fitting.closed_form_gradients import objective_of
 from boxcal.calibrators.fitting.joint import JointObjective
 from boxcal.calibrators.fitting.selection import candidates
 from boxcal.calibrators.logit_maps.base import LogitMap
-from boxcal.calibrators.logit_maps.linear import RegularisedLinear
+from boxcal.calibrators.logit_maps.linear import LinearMap
 from boxcal.calibrators.method import BOUND_MAPS, LOGIT_MAPS, parse
 from boxcal.calibrators.operator.uniform import SortedRows
 from boxcal.calibrators.parametrised import vector
@@ -145,6 +145,28 @@ def test_bounds_that_help_nothing_are_vacuous_and_said_to_be() -> None:
     assert "hold nothing back" in result.certificate.notes[0]
 
 
+@pytest.mark.parametrize("method", ["pb-mlp", "ts+pb-mlp", "pts"])
+def test_a_network_says_how_its_fit_went(method: str) -> None:
+    logits, labels = contaminated(400, 5)
+    certificate = fit(method, logits, labels).certificate
+    assert certificate.saturation is not None
+    assert 0.0 <= certificate.saturation < 0.5
+    assert certificate.starts > 1
+    assert certificate.start_spread >= 0.0
+    if certificate.gradient_norm > 1e-4:
+        assert any("gradient of" in note for note in certificate.notes)
+
+
+def test_a_joint_fit_leaves_a_vacuous_start() -> None:
+    """Where constant bounds gain nothing behind a temperature, a network of bounds still can."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 4.0 * torch.randn(3000, 10, generator=generator, dtype=torch.float64)
+    unsure = logits.amax(1) - logits.mean(1) < 6.0
+    softened = torch.where(unsure[:, None], logits / 8.0, logits)
+    labels = torch.multinomial(softened.softmax(1), 1, generator=generator)[:, 0]
+    assert fit("ts+pb-mlp", logits, labels).nll < fit("ts+pb", logits, labels).nll - 0.01
+
+
 def test_joint_fit_is_no_worse_than_its_parts() -> None:
     logits, labels = contaminated(1000, 10, seed=2)
     joint = fit("ts+pb", logits, labels).nll
@@ -161,13 +183,23 @@ def test_a_mixture_in_a_box_is_no_worse_than_the_temperature_it_contains(seed: i
     assert fit("ets+pb", logits, labels).nll <= fit("ts+pb", logits, labels).nll + 1e-12
 
 
+@pytest.mark.parametrize("method", [name for name in methods() if not name.startswith("nc")])
+def test_no_method_ends_above_one_that_it_contains(method: str) -> None:
+    data = everything(120, 4, seed=5)
+    certificate = fit(method, data.logits, data.labels, **data.extras()).certificate
+    if "+" in method:
+        assert method.partition("+")[0] in certificate.contains
+    for name, objective in certificate.contains.items():
+        assert certificate.objective <= objective + 1e-6, name
+
+
 @pytest.mark.parametrize("bound_map", [None, ConstantBounds, InstanceDependentBounds])
 @pytest.mark.parametrize("logit_map", [one for one in LOGIT_MAPS if one.reads == "logits" and one.combines])
 def test_gradients_are_exact(logit_map: type[LogitMap], bound_map: type[BoundMap] | None) -> None:
     logits, labels = contaminated(50, 4)
     box = bound_map(4) if bound_map else None
     mapping = logit_map(4)
-    if isinstance(mapping, RegularisedLinear):
+    if isinstance(mapping, LinearMap):
         mapping.strength = 1.0
     objective = JointObjective(mapping, box, logits, labels)
     start = logit_map(4).starts()[-1].numpy() * 0.97 + 0.01

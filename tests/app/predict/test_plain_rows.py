@@ -11,8 +11,8 @@ from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.calibrator import Calibrator
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.identity import Identity
+from boxcal.calibrators.logit_maps.linear import VectorScaling
 from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
-from boxcal.calibrators.logit_maps.vector import VectorScaling
 from boxcal.calibrators.operator import box_constrained_softmax
 from boxcal.calibrators.plain_rows import plain_rows
 
