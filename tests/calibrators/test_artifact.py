@@ -85,7 +85,9 @@ def test_bytes_without_tensors_added_later_are_read(method: str) -> None:
     logits = contaminated(50, 4)[0]
     calibrator = Calibrator(method, parse(method).logit_map(4), ConstantBounds(4), 4)
     tensors = load(calibrator.to_bytes())
-    older = {name: value for name, value in tensors.items() if not name.endswith(("temperature", "normalised"))}
+    older = {
+        name: value for name, value in tensors.items() if not name.endswith(("temperature", "normalised"))
+    }
     assert len(older) < len(tensors)
     restored = Calibrator.from_bytes(with_spec({"method": method, "num_classes": 4}, older))
     torch.testing.assert_close(restored(logits), calibrator(logits))
