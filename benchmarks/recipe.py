@@ -10,18 +10,22 @@ alone. The time of one is extrapolated from 200 of its steps.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.optima import read
+from boxcal.calibrators import evaluate, fit
 from boxcal.calibrators.fitting.loops import tempered_in_box
 from boxcal.calibrators.operator.uniform import SortedRows
-from boxcal.calibrators.threads import over_rows
+from boxcal.calibrators.threads import SMALL, one_library_thread, over_rows
 
 METHODS = "pb-mlp,ts+pb-mlp,pts,pts+pb-mlp"
 EPOCHS, BATCH, HIDDEN = 500, 256, 5
@@ -182,7 +186,7 @@ def nll(recipe: Recipe, logits: Tensor, labels: Tensor) -> NDArray[np.float64]:
 def best_variant(
     method: str, val: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], seeds: int
 ) -> tuple[str, NDArray[np.float64], float]:
-    """Run all variants; give the name and the test NLLs of that with the lowest mean, and seconds of a run."""
+    """Run all variants; give the name and test NLLs of that with the lowest mean, and the seconds of a run."""
     variants = list(itertools.product(STARTS, INPUTS))
     runs = [(start, scaling, seed) for start, scaling in variants for seed in range(seeds)]
     with one_library_thread():
@@ -213,7 +217,7 @@ def main() -> None:
         for method in options.methods.split(","):
             variant, theirs, seconds = best_variant(method, val, test, options.seeds)
             fits = [fit(method, *val, seed=seed) for seed in range(options.seeds)]
-            ours = np.mean([evaluate(one.calibrator(test[0]), test[1]).nll for one in fits])
+            ours = np.mean([evaluate(one.calibrator(test[0]).numpy(), test[1].numpy()).nll for one in fits])
             error = theirs.std(ddof=1) / math.sqrt(len(theirs))
             print(
                 f"| {folder.name} | `{method}` | {variant} | {theirs.mean():.4f} ({error:.4f}) | {ours:.4f} "
