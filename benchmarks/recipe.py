@@ -186,7 +186,7 @@ def nll(recipe: Recipe, logits: Tensor, labels: Tensor) -> NDArray[np.float64]:
 def best_variant(
     method: str, val: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], seeds: int
 ) -> tuple[str, NDArray[np.float64], float]:
-    """Run all variants; give the name and test NLLs of that with the lowest mean, and the seconds of a run."""
+    """Run all variants; give the name and the test NLLs of the best, and the seconds of one run."""
     variants = list(itertools.product(STARTS, INPUTS))
     runs = [(start, scaling, seed) for start, scaling in variants for seed in range(seeds)]
     with one_library_thread():
