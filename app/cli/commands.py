@@ -124,6 +124,9 @@ def fit(
         Literal["if_better", "always", "never"],
         typer.Option(help="With --url: when to activate the new calibrator."),
     ] = "if_better",
+    budget_seconds: Annotated[
+        float, typer.Option(min=0.001, max=3600, help="Seconds for which `auto` compares methods.")
+    ] = 120.0,
     url: Url = None,
     as_json: Json = False,
 ) -> None:

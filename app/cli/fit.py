@@ -2,14 +2,16 @@
 
 import json
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
+from rich.table import Table
 
 from boxcal.app.cli.metrics import metrics_table
-from boxcal.app.cli.output import messages, progress_bar, screen, write_json
+from boxcal.app.cli.output import messages, plain_table, progress_bar, screen, write_json
 from boxcal.app.client import BoxcalClient
 from boxcal.app.client.results import ActivatePolicy
 
@@ -33,11 +35,15 @@ def run(
     report: Path | None,
     diagram: Path | None,
     activate: ActivatePolicy,
+    budget_seconds: float,
     url: str | None,
     as_json: bool,
 ) -> None:
     """Fit, save what is asked for, and show what the fit changes on data it never saw."""
-    fitted = _here(file, method) if url is None else _through_service(file, method, activate, url)
+    if url is None:
+        fitted = _here(file, method, budget_seconds)
+    else:
+        fitted = _through_service(file, method, activate, budget_seconds, url)
     saved = [
         (path, content)
         for path, content in (
@@ -56,7 +62,7 @@ def run(
         _show(fitted)
 
 
-def _here(file: Path, method: str) -> Fitted:
+def _here(file: Path, method: str, budget_seconds: float) -> Fitted:
     from boxcal.app.cli.settings import read_settings  # noqa: PLC0415
     from boxcal.app.fitting.reading import fit_file  # noqa: PLC0415 - imports torch
     from boxcal.calibrators.method import parse  # noqa: PLC0415
@@ -64,13 +70,15 @@ def _here(file: Path, method: str) -> Fitted:
     if method != "auto":
         parse(method)  # a mistyped name is told before a large file is read
     with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("fitting") as advance:
-        fitted = fit_file(file, Path(folder), read_settings(), method, advance)
+        fitted = fit_file(file, Path(folder), read_settings(), method, advance, budget_seconds=budget_seconds)
     return Fitted(fitted.method, fitted.report, fitted.artifact, fitted.reliability_svg, {})
 
 
-def _through_service(file: Path, method: str, activate: ActivatePolicy, url: str) -> Fitted:
+def _through_service(
+    file: Path, method: str, activate: ActivatePolicy, budget_seconds: float, url: str
+) -> Fitted:
     with BoxcalClient(url) as client:
-        queued = client.fit(file, method=method, activate=activate)
+        queued = client.fit(file, method=method, activate=activate, budget_seconds=budget_seconds)
         with progress_bar("fitting") as advance:
             done = client.wait_for_fit(queued.id, lambda fit: advance(fit.progress, fit.stage or ""))
         version = done.version
@@ -83,12 +91,24 @@ def _through_service(file: Path, method: str, activate: ActivatePolicy, url: str
         )
 
 
+def _candidates_table(candidates: Sequence[dict[str, Any]]) -> Table:
+    table = plain_table("candidate", "parameters", "cross-validated NLL", "compared")
+    for one in candidates:
+        nll = "" if one["nll"] is None else f"{one['nll']:.4f}"
+        table.add_row(escape(one["method"]), str(one["parameters"]), nll, one["status"])
+    return table
+
+
 def _show(fitted: Fitted) -> None:
     report = fitted.report
     unseen = f"judged on {report['samples']} samples, each unseen by the fit that calibrated it"
     screen.print(f"[bold]{escape(fitted.method)}[/], {unseen}", soft_wrap=True)
     screen.print(metrics_table(report["metrics"]))
     screen.print(f"{report['changed_labels']} labels changed, {report['ties']} ties")
+    choice = report["fit"]["choice"]
+    if choice:
+        screen.print(f"auto: {escape(choice['why'])}", soft_wrap=True)
+        screen.print(_candidates_table(choice["candidates"]))
     for warning in report["warnings"]:
         style = "bold red" if warning["severity"] == "serious" else "yellow"
         screen.print(f"[{style}]{warning['severity']}[/]: {escape(warning['message'])}", soft_wrap=True)

@@ -85,7 +85,12 @@ def calibrate(logits: npt.ArrayLike, /, **options: Unpack[AnswerOptions]) -> Cal
 
 
 def fit(
-    file: ImageSource, *, method: str = "auto", activate: ActivatePolicy = "if_better", wait: float = 0.0
+    file: ImageSource,
+    *,
+    method: str = "auto",
+    activate: ActivatePolicy = "if_better",
+    budget_seconds: float | None = None,
+    wait: float = 0.0,
 ) -> Call[Fit]:
     """Upload a validation set and start a fit (`POST /fit`).
 
@@ -98,6 +103,8 @@ def fit(
         A calibration method; `auto` chooses by cross-validation.
     activate
         When the new calibrator becomes the active one.
+    budget_seconds
+        How long `auto` compares methods; 120 s unless given.
     wait
         Seconds for which the service may delay its response until the fit has finished.
     """
@@ -109,7 +116,8 @@ def fit(
         name, content = _read(file)
     form = {
         "files": [("file", (name, content, "application/octet-stream"))],
-        "data": {"method": method, "activate": activate},
+        "data": {"method": method, "activate": activate}
+        | ({} if budget_seconds is None else {"budget_seconds": str(budget_seconds)}),
         "params": {"wait": str(wait)} if wait else {},
     }
     return Call("POST", "/fit", _one(Fit), form, has_effect=True, extra_seconds=wait)
@@ -131,12 +139,13 @@ def fit_arrays(
     *,
     method: str = "auto",
     activate: ActivatePolicy = "if_better",
+    budget_seconds: float | None = None,
     wait: float = 0.0,
 ) -> Call[Fit]:
     """Start a fit on logits, shape (N, K), and labels, shape (N,), held in memory (`POST /fit`)."""
     archive = io.BytesIO()
     np.savez(archive, logits=_floats(logits), labels=np.asarray(labels))
-    return fit(archive.getvalue(), method=method, activate=activate, wait=wait)
+    return fit(archive.getvalue(), method=method, activate=activate, budget_seconds=budget_seconds, wait=wait)
 
 
 def fits(limit: int = 100) -> Call[list[Fit]]:

@@ -52,7 +52,7 @@ def check(task: CheckTask) -> Checked:
         check_size({each: 4 * data.samples * sizes[each] for each in sorted(kept)}, task.max_bytes)
     else:
         body.unlink()
-    return Checked(fields.method, fields.activate, data.samples)
+    return Checked(fields.method, fields.activate, fields.budget_seconds, data.samples)
 
 
 def read_file(

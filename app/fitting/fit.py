@@ -55,7 +55,13 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
     progress(begin, "reading the validation set")
     logits, labels = (torch.from_numpy(array) for array in data.arrays())
     result = fit(
-        task.method, logits, labels, seed=SEED, progress=_part(progress, begin + 0.02, 0.5), **extras
+        task.method,
+        logits,
+        labels,
+        seed=SEED,
+        progress=_part(progress, begin + 0.02, 0.5),
+        budget_seconds=task.budget_seconds,
+        **extras,
     )
     # With more threads, sums of the library would differ in the last bit from machine to machine.
     with one_library_thread():
@@ -66,6 +72,7 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
             seed=SEED,
             progress=_part(progress, 0.5, 0.95),
             against=against,
+            selection_bias=result.choice.get("selection_bias", {}),
             known=None if task.known is None else Sketch.read(task.known),
             **extras,
         )

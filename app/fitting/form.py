@@ -15,10 +15,11 @@ from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from boxcal.app.errors import InvalidParameter, MalformedBody
 from boxcal.app.fitting.errors import InvalidUpload
+from boxcal.app.fitting.messages import BUDGET_SECONDS
 from boxcal.app.registry.records import ActivatePolicy
 
 MAX_PARTS = 8
@@ -33,6 +34,7 @@ class FitFields(BaseModel):
 
     method: str = "auto"
     activate: ActivatePolicy = ActivatePolicy.IF_BETTER
+    budget_seconds: float = Field(BUDGET_SECONDS, gt=0, le=3600, allow_inf_nan=False)
 
 
 class FilePart(io.RawIOBase):

@@ -98,6 +98,7 @@ class Job:
 
     record: FitRecord
     folder: Path
+    budget_seconds: float
     work: asyncio.Task[FitOutcome] | None = None
     conclusion: asyncio.Task[None] | None = None
     ending: tuple[FitState, str] | None = None
@@ -225,7 +226,7 @@ class FitJobs:
         record = await self._registry.run(
             self._registry.fits.add, folder.name, checked.method, checked.activate, checked.samples
         )
-        job = self._jobs[record.id] = Job(record, folder)
+        job = self._jobs[record.id] = Job(record, folder, checked.budget_seconds)
         job.work = asyncio.create_task(self._fit(job), name=f"fit {record.id}")
         job.conclusion = asyncio.create_task(self._conclude(job, job.work))
         if self._closing.is_set():
@@ -345,8 +346,15 @@ class FitJobs:
         if active.version != UNCALIBRATED:
             against = await self._recorded(job, self._registry.artifact, active.version)
             known = (await self._recorded(job, self._registry.report, active.version)).get("sketch")
-        memory = self._limits.memory_bytes
-        task = FitTask(job.folder, self._source, job.record.method, against, known, memory)
+        task = FitTask(
+            job.folder,
+            self._source,
+            job.record.method,
+            against=against,
+            known=known,
+            budget_seconds=job.budget_seconds,
+            memory_bytes=self._limits.memory_bytes,
+        )
         recorder = asyncio.create_task(self._record_progress(job))
         try:
             reply = await self._fitter.run(

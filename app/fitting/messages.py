@@ -16,6 +16,8 @@ from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.registry.records import ActivatePolicy, FittedCalibrator
 
 BODY_FILE = "body"
+BUDGET_SECONDS = 120.0
+"""How long `auto` compares methods unless the upload says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class FitTask:
         Artifact of the active calibrator, which the report compares with; None for `uncalibrated`.
     known
         Sketch of the data that it was fitted to, from its report; None where there is none.
+    budget_seconds
+        How long `auto` compares methods.
     memory_bytes
         Memory that the fit may allocate; None for no limit.
     """
@@ -65,16 +69,18 @@ class FitTask:
     method: str
     against: Base64Bytes | None = None
     known: dict[str, Any] | None = None
+    budget_seconds: float = BUDGET_SECONDS
     memory_bytes: int | None = None
     kind: Literal["fit"] = "fit"
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """From a worker: the upload can be fitted; the form asks for `method` and `activate`."""
+    """From a worker: the upload can be fitted; the other attributes are fields of the form."""
 
     method: str
     activate: ActivatePolicy
+    budget_seconds: float
     samples: int
     kind: Literal["checked"] = "checked"
 

@@ -49,7 +49,13 @@ def holds_images(path: Path) -> bool:
 
 
 def fit_file(
-    path: Path, folder: Path, settings: Settings, method: str, progress: Progress
+    path: Path,
+    folder: Path,
+    settings: Settings,
+    method: str,
+    progress: Progress,
+    *,
+    budget_seconds: float,
 ) -> FittedCalibrator:
     """Fit a method to validation data, judge it on unseen folds and draw the reliability diagram.
 
@@ -62,7 +68,7 @@ def fit_file(
 
     source = BackboneSource.of(settings)
     _read(path, folder, source)
-    return perform(FitTask(folder, source, method), progress).fitted
+    return perform(FitTask(folder, source, method, budget_seconds=budget_seconds), progress).fitted
 
 
 def extras_of(

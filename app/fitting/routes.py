@@ -20,7 +20,7 @@ from boxcal.app.fitting.errors import (
     UploadStalled,
     UploadTooLarge,
 )
-from boxcal.app.fitting.messages import BODY_FILE
+from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
 from boxcal.app.fitting.schemas import Fit, Fits
 from boxcal.app.registry.errors import FitNotFound, RegistryUnavailable
 from boxcal.app.registry.records import ActivatePolicy
@@ -58,6 +58,13 @@ BODY: dict[str, Any] = {
                             "enum": [policy.value for policy in ActivatePolicy],
                             "default": ActivatePolicy.IF_BETTER.value,
                             "description": "Whether to activate the new calibrator.",
+                        },
+                        "budget_seconds": {
+                            "type": "number",
+                            "exclusiveMinimum": 0,
+                            "maximum": 3600,
+                            "default": BUDGET_SECONDS,
+                            "description": "Seconds for which `auto` compares methods.",
                         },
                     },
                 }

@@ -6,7 +6,7 @@ Stands between the condensed outcomes and the report.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,15 +158,28 @@ def compare(first: Judgement, second: Judgement, *, seed: int = 0, draws: int = 
 
 
 def verdict(
-    first: Judgement, second: Judgement, active: str, *, seed: int = 0, draws: int = DRAWS
+    first: Judgement,
+    second: Judgement,
+    active: str,
+    *,
+    selection_bias: Mapping[str, float],
+    seed: int = 0,
+    draws: int = DRAWS,
 ) -> Verdict:
-    """Decide whether the first is better than the second, the method `active`; both as for `compare`."""
+    """Decide whether the first is better than the second, the method `active`; both as for `compare`.
+
+    `selection_bias` says by how much `nll` and `brier` of the first are too low because the first was chosen
+    by them.
+    """
     a, b = first.scored, second.scored
     with np.errstate(invalid="ignore"):
         columns = np.column_stack([a.nll - b.nll, a.brier - b.brier])
     nll, brier = mean_estimates(columns, level=JOINT_LEVEL, draws=draws, seed=seed)
     smooth = first.deviations["smooth_ece"].minus(second.deviations["smooth_ece"], JOINT_LEVEL)
-    return Verdict(active, {"nll": nll, "brier": brier, "smooth_ece": smooth})
+    shifted = {
+        name: one.plus(selection_bias.get(name, 0.0)) for name, one in (("nll", nll), ("brier", brier))
+    }
+    return Verdict(active, {**shifted, "smooth_ece": smooth})
 
 
 def _maximum_difference(first: MaximumError, second: MaximumError) -> Estimate:

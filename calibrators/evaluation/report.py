@@ -8,7 +8,7 @@ reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from boxcal.calibrators.evaluation.outcomes import outcomes
 from boxcal.calibrators.evaluation.reliability import class_reliability, reliability_data
 from boxcal.calibrators.evaluation.verdict import Verdict
 
+NO_BIAS: Mapping[str, float] = {}
 _FITTING_SHARE = 0.8  # of the progress bar; the rest goes to the bootstrap
 
 
@@ -135,6 +136,7 @@ def cross_fitted_report(
     progress: Progress | None = None,
     against: Calibrator | None = None,
     known: Sketch | None = None,
+    selection_bias: Mapping[str, float] = NO_BIAS,
     folds: int = FOLDS,
     features: Any = None,
     head: Any = None,
@@ -159,6 +161,9 @@ def cross_fitted_report(
         The active calibrator, compared on the same samples; the plain softmax unless given.
     known : Sketch, optional
         Of the data that the active calibrator was fitted to.
+    selection_bias : mapping, optional
+        For a method that `auto` chose on the same samples: how much too low its `nll` and `brier` are because
+        it was chosen by them, as `FitResult.choice` says. The verdict is corrected by it.
     folds : int
         Number of folds, at most N.
     features, head, inputs, backbone
@@ -189,14 +194,18 @@ def cross_fitted_report(
     after = judge(outcomes(answers.probabilities, truth, answers.predicted), seed=seed)
     difference = compare(after, before, seed=seed)
     tell(0.92, "comparing with the active calibrator")
-    comparison = Against(before, difference, verdict(after, before, "uncalibrated", seed=seed))
+    comparison = Against(
+        before,
+        difference,
+        verdict(after, before, "uncalibrated", selection_bias=selection_bias, seed=seed),
+    )
     if against is not None:
         active = answers_on(against, data)
         active_judged = judge(outcomes(active.probabilities, truth, active.predicted), seed=seed)
         comparison = Against(
             active_judged,
             compare(after, active_judged, seed=seed),
-            verdict(after, active_judged, against.method, seed=seed),
+            verdict(after, active_judged, against.method, selection_bias=selection_bias, seed=seed),
         )
     tell(0.97, "preparing reliability diagrams")
     changed = int((after.scored.predicted != before.scored.predicted).sum())

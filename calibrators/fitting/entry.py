@@ -14,7 +14,7 @@ from boxcal.calibrators.checks import check_fit
 from boxcal.calibrators.data import ValidationSet, check_validation_set
 from boxcal.calibrators.fitting.fitter import fit_checked
 from boxcal.calibrators.fitting.result import FitResult, Progress
-from boxcal.calibrators.fitting.selection import choose
+from boxcal.calibrators.fitting.selection import BUDGET_SECONDS, choose
 from boxcal.calibrators.threads import one_library_thread
 
 
@@ -29,6 +29,7 @@ def fit(
     backbone: Callable[[Tensor], Tensor] | None = None,
     seed: int = 0,
     progress: Progress | None = None,
+    budget_seconds: float = BUDGET_SECONDS,
 ) -> FitResult:
     """Fit a calibrator to validation data by minimising the mean negative log-likelihood.
 
@@ -56,6 +57,9 @@ def fit(
     progress : callable, optional
         Called as `progress(fraction, stage)` in this thread. An exception that it raises ends the fit; this
         is how a fit is cancelled.
+    budget_seconds : float
+        How long `auto` compares methods; then it fits the best so far. The same data and seed give the same
+        choice only if the time was enough.
 
     Returns
     -------
@@ -73,16 +77,25 @@ def fit(
     data = check_validation_set(
         logits, labels, features=features, head=head, inputs=inputs, backbone=backbone
     )
-    result = fit_data(method, data, seed=seed, progress=progress)
+    result = fit_data(method, data, seed=seed, progress=progress, budget_seconds=budget_seconds)
     return replace(result, warnings=tuple(check_fit(result.method, data)))
 
 
 def fit_data(
-    method: str, data: ValidationSet, *, seed: int = 0, progress: Progress | None = None
+    method: str,
+    data: ValidationSet,
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
+    budget_seconds: float = BUDGET_SECONDS,
 ) -> FitResult:
     """Do the same for data that `check_validation_set` has passed, without warnings."""
     started = time.perf_counter()
     with one_library_thread():
-        run = choose if method == "auto" else partial(fit_checked, method)
+        run = (
+            partial(choose, budget_seconds=budget_seconds)
+            if method == "auto"
+            else partial(fit_checked, method)
+        )
         result = run(data, seed=seed, progress=progress)
     return replace(result, seconds=time.perf_counter() - started)

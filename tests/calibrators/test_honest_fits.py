@@ -1,0 +1,216 @@
+"""The defaults with bad data: they warn, choose nothing harmful, and call no worse calibrator better."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from sklearn.datasets import make_classification
+from sklearn.ensemble import RandomForestClassifier
+
+from boxcal.calibrators import Calibrator, fit
+from boxcal.calibrators.data import check_validation_set
+from boxcal.calibrators.evaluation.bootstrap import Estimate
+from boxcal.calibrators.evaluation.report import cross_fitted_report
+from boxcal.calibrators.evaluation.verdict import Verdict
+from boxcal.calibrators.fitting import FitResult
+from boxcal.calibrators.fitting.selection import TOLERANCE, _selection_bias, candidates
+from boxcal.calibrators.method import parse
+
+Floats = NDArray[np.float64]
+Set = tuple[Floats, NDArray[np.int64]]
+
+
+def drawn(count: int, classes: int = 10, *, temperature: float = 1.5, seed: int = 0) -> Set:
+    """Logits that are `temperature` times too large, and labels of the right ones."""
+    rng = np.random.default_rng(seed)
+    logits = 2.5 * rng.normal(size=(count, classes))
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    return temperature * logits, labels
+
+
+def scores(calibrator: Calibrator | None, logits: Floats, labels: NDArray[np.int64]) -> tuple[float, float]:
+    """NLL and Brier score on new data."""
+    rows = torch.from_numpy(logits)
+    answer = (rows.softmax(dim=1) if calibrator is None else calibrator(rows)).numpy()
+    own = answer[np.arange(len(labels)), labels]
+    brier = (answer**2).sum(axis=1) - 2 * own + 1
+    return float(-np.log(np.maximum(own, 1e-300)).mean()), float(brier.mean())
+
+
+def serious(result: FitResult) -> set[str]:
+    return {warning.code for warning in result.warnings if warning.severity == "serious"}
+
+
+@pytest.fixture(scope="module")
+def forest() -> tuple[Set, Set]:
+    """Validation and test set of a random forest: log probabilities, zeros as uploads keep them."""
+    inputs, labels = make_classification(
+        2500, 20, n_informative=10, n_classes=5, class_sep=1.0, random_state=0
+    )
+    model = RandomForestClassifier(10, random_state=0).fit(inputs[:1000], labels[:1000])
+    smallest = np.finfo(np.float32).tiny
+    logits = np.log(np.maximum(model.predict_proba(inputs), smallest))
+    return (logits[1000:1600], labels[1000:1600]), (logits[1600:], labels[1600:])
+
+
+def test_a_forest_with_zeros_is_not_made_worse_by_a_temperature(forest: tuple[Set, Set]) -> None:
+    validation, _ = forest
+    report = cross_fitted_report("ts", *validation)
+    assert report.difference["nll"].value < -1.0
+    assert report.difference["brier"].low > 0
+    assert not report.is_better
+    assert "but Brier score" in report.against.verdict.reason
+    assert "smooth ECE" in report.against.verdict.reason
+    (zeros,) = (warning for warning in report.warnings if warning.code == "zero_probability")
+    rows = np.arange(len(validation[1]))
+    assert zeros.rows == (validation[0][rows, validation[1]] < -80).sum()
+    assert "give the true class probability 0" in zeros.message
+
+
+@pytest.mark.parametrize("method", ["ts+pb", "auto"])
+def test_a_forest_with_zeros_is_calibrated_by_a_floor(forest: tuple[Set, Set], method: str) -> None:
+    validation, test = forest
+    result = fit(method, *validation)
+    assert result.method != "ts"
+    nll, brier = scores(result.calibrator, *test)
+    raw_nll, raw_brier = scores(None, *test)
+    assert nll < raw_nll - 1.0
+    assert brier < raw_brier
+    bias = result.choice.get("selection_bias", {})
+    assert cross_fitted_report(result.method, *validation, selection_bias=bias).is_better
+
+
+def without(classes: list[int]) -> Set:
+    logits, labels = drawn(1000)
+    kept = ~np.isin(labels, classes)
+    return logits[kept], labels[kept]
+
+
+@pytest.mark.parametrize(
+    ("missing", "code"),
+    [([7, 8, 9], "absent_classes"), ([3], "absent_classes"), ([0, *range(2, 10)], "one_class")],
+)
+def test_missing_classes_are_told_and_do_no_harm(missing: list[int], code: str) -> None:
+    result = fit("auto", *without(missing), budget_seconds=10)
+    assert code in serious(result)
+    assert not parse(result.method).is_per_class
+    test = drawn(4000, seed=9)
+    assert scores(result.calibrator, *test)[0] < scores(None, *test)[0] + 0.1
+
+
+def test_a_named_method_with_parameters_per_class_is_told_that_a_class_is_missing() -> None:
+    assert {"absent_classes", "no_data_for_class"} <= serious(fit("vector", *without([3])))
+
+
+def test_labels_of_other_rows_are_told() -> None:
+    logits, labels = drawn(600)
+    result = fit("dirichlet", logits, (labels + 1) % 10)
+    assert "error_rate" in serious(result)
+
+
+def test_probabilities_sent_as_logits_are_told() -> None:
+    logits, labels = drawn(600)
+    probabilities = torch.from_numpy(logits).softmax(dim=1).numpy()
+    assert "rows_sum_to_constant" in serious(fit("ts", probabilities, labels))
+
+
+def test_copies_do_not_lead_the_choice_astray() -> None:
+    logits, labels = drawn(60)
+    result = fit("auto", np.tile(logits, (20, 1)), np.tile(labels, 20), budget_seconds=10)
+    assert "duplicates" in serious(result)
+    test = drawn(4000, seed=9)
+    assert scores(result.calibrator, *test)[0] < scores(None, *test)[0] + 0.05
+
+
+@pytest.fixture(scope="module")
+def chosen() -> FitResult:
+    return fit("auto", *drawn(1000, 4))
+
+
+def test_auto_takes_a_temperature_where_that_is_the_truth(chosen: FitResult) -> None:
+    assert chosen.method == "ts"
+
+
+def test_auto_never_takes_a_larger_method_with_a_higher_loss(chosen: FitResult) -> None:
+    means = chosen.choice["cross_validated_nll"]
+    size = {name: parse(name).num_parameters(4) for name in means}
+    assert all(
+        means[name] >= means[chosen.method] - TOLERANCE for name in means if size[name] <= size[chosen.method]
+    )
+
+
+def test_auto_explains_its_choice(chosen: FitResult) -> None:
+    choice = chosen.choice
+    assert choice["chosen"] == chosen.method
+    assert choice["why"].startswith(f"`{chosen.method}` has the lowest cross-validated NLL of")
+    table: dict[str, dict[str, Any]] = {row["method"]: row for row in choice["candidates"]}
+    assert table["ts"]["parameters"] == 1
+    assert table["ts"]["nll"] == choice["cross_validated_nll"]["ts"]
+    assert {row["status"] for row in table.values()} <= {
+        "compared",
+        "behind on the first fold",
+        "no time left",
+    }
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_auto_finds_a_real_improvement(seed: int) -> None:
+    logits, labels = drawn(400, 3, temperature=1.0, seed=seed)
+    biased = logits + np.array([1.0, -1.0, 0.0])
+    assert fit("auto", biased, labels).method not in ("uncalibrated", "ts")
+
+
+def test_auto_ends_in_time_with_the_best_so_far() -> None:
+    result = fit("auto", *drawn(300), budget_seconds=1e-6)
+    assert result.method == "uncalibrated"
+    assert {row["status"] for row in result.choice["candidates"]} == {"compared", "no time left"}
+
+
+def test_the_bias_of_a_choice_is_what_the_lowest_of_equals_gains() -> None:
+    """Of 20 equal candidates the lowest looks better than it is; the correction undoes that on average."""
+    apparent, corrected = [], []
+    for seed in range(40):
+        losses = np.random.default_rng(seed).normal(size=(300, 1, 20)).repeat(2, axis=1)
+        means = losses[:, 0].mean(axis=0)
+        bias = _selection_bias(losses, int(means.argmin()), np.arange(300))
+        apparent.append(means.min())
+        corrected.append(means.min() + bias["nll"])
+    assert np.mean(apparent) < -0.08
+    assert abs(np.mean(corrected)) < 0.04
+
+
+def test_one_candidate_has_no_bias() -> None:
+    losses = np.random.default_rng(0).normal(size=(100, 2, 1))
+    assert _selection_bias(losses, 0, np.arange(100)) == {"nll": 0.0, "brier": 0.0}
+
+
+def test_the_unchanged_logits_are_not_better_than_themselves() -> None:
+    report = cross_fitted_report("uncalibrated", *drawn(100))
+    assert not report.is_better
+    equal = Estimate(-3e-17, -4e-17, -2e-17)
+    zero = Estimate(0.0, 0.0, 0.0)
+    assert not Verdict("uncalibrated", {"nll": equal, "brier": zero, "smooth_ece": zero}).is_better
+
+
+def test_a_verdict_needs_all_three_scores() -> None:
+    better, worse, open_ = Estimate(-0.1, -0.2, -0.05), Estimate(0.1, 0.05, 0.2), Estimate(0.1, -0.1, 0.2)
+    assert Verdict("ts", {"nll": better, "brier": open_, "smooth_ece": open_}).is_better
+    assert not Verdict("ts", {"nll": better, "brier": worse, "smooth_ece": open_}).is_better
+    assert not Verdict("ts", {"nll": better, "brier": open_, "smooth_ece": worse}).is_better
+    assert not Verdict("ts", {"nll": open_, "brier": better, "smooth_ece": better}).is_better
+
+
+@pytest.mark.parametrize(("count", "classes"), [(50, 10), (100, 100)])
+def test_no_default_method_does_much_harm_with_few_samples(count: int, classes: int) -> None:
+    harm: dict[str, list[float]] = {}
+    for seed in range(4):
+        validation = drawn(count, classes, temperature=1.0, seed=seed)
+        test = drawn(4000, classes, temperature=1.0, seed=seed + 100)
+        raw = scores(None, *test)[0]
+        for name in candidates(check_validation_set(*validation)):
+            if not parse(name).is_network:
+                harm.setdefault(name, []).append(scores(fit(name, *validation).calibrator, *test)[0] - raw)
+    assert {"uncalibrated", "ts", "pb"} <= harm.keys()
+    assert {name: np.mean(values) for name, values in harm.items() if np.mean(values) > 0.05} == {}
