@@ -210,7 +210,9 @@ PARAMETERS: dict[str, tuple[str, Any]] = {
     "calibrator": ("", "active"),
     "timeout_ms": ("", 500),
     "wait": ("", 60),
-    "limit": ("Maximum number of fits to return.", 10),
+    "limit": ("Maximum number of entries to return.", 10),
+    "before_version": ("", 10),
+    "before_fit": ("", QUEUED["id"]),
     "fit_id": ("The fit's `id`.", QUEUED["id"]),
     "version": ("", 1),
 }

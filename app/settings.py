@@ -39,6 +39,15 @@ class Settings(BaseSettings):
         default=None, description="SQLAlchemy URL of the registry; default: SQLite in the data directory."
     )
 
+    keep_versions: int | None = Field(
+        default=None,
+        ge=1,
+        description="Newest calibrators per model to keep; older ones are pruned. Default: all.",
+    )
+    keep_days: float = Field(
+        default=30, ge=0, description="Days for which calibrators that were active are not pruned."
+    )
+
     max_batch_size: int = Field(
         default=32, ge=1, description="Maximum number of samples in one forward pass."
     )

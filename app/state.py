@@ -77,6 +77,7 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
                 backbone=backbone,
                 source=BackboneSource.of(settings),
                 limits=FitLimits.of(settings),
+                keep=(settings.keep_versions, settings.keep_days) if settings.keep_versions else None,
                 telemetry=telemetry,
             )
         )

@@ -16,10 +16,19 @@ logger = logging.getLogger("boxcal")
 
 FOLLOW_SECONDS = 2.0
 SWEEP_EVERY = 10
+PRUNE_EVERY = 1800
 
 
-async def follow(registry: Registry, activator: Activator, workspace: Workspace) -> None:
-    """Follow without end; what fails is tried again in the next turn, and logged once."""
+async def follow(
+    registry: Registry, activator: Activator, workspace: Workspace, keep: tuple[int, float] | None = None
+) -> None:
+    """Follow without end; what fails is tried again in the next turn, and logged once.
+
+    Parameters
+    ----------
+    keep
+        Versions and days as for `Registry.prune`, done every hour; None to keep everything.
+    """
     logged = ""
     for turn in itertools.count(1):
         await asyncio.sleep(FOLLOW_SECONDS)
@@ -29,6 +38,10 @@ async def follow(registry: Registry, activator: Activator, workspace: Workspace)
                 living = await asyncio.to_thread(workspace.sweep)
                 await registry.run(registry.fits.interrupt_abandoned, living)
             await registry.run(activator.follow)
+            if keep is not None and turn % PRUNE_EVERY == 1:
+                pruned = await registry.run(registry.prune, *keep)
+                if pruned:
+                    logger.info("Pruned the calibrators %s.", ", ".join(map(str, pruned)))
             logged = ""
         except RegistryUnavailable:
             continue  # the registry logs that it is lost, once

@@ -181,6 +181,21 @@ def compare(
 
 
 @cli.command()
+def prune(
+    *,
+    keep_versions: Annotated[int, typer.Option(min=1, help="Newest calibrators of each model to keep.")],
+    keep_days: Annotated[
+        float, typer.Option(min=0, help="Days for which calibrators that were active are kept.")
+    ] = 30,
+    as_json: Json = False,
+) -> None:
+    """Delete artifacts and reports of old calibrators from the registry; their entries stay."""
+    from boxcal.app.cli.prune import run
+
+    run(keep_versions, keep_days, as_json=as_json)
+
+
+@cli.command()
 def doctor(*, as_json: Json = False) -> None:
     """Check the settings, the model, the registry, the disk and the port; exit code 1 if one fails."""
     from boxcal.app.cli.doctor import run

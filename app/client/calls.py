@@ -148,9 +148,9 @@ def fit_arrays(
     return fit(archive.getvalue(), method=method, activate=activate, budget_seconds=budget_seconds, wait=wait)
 
 
-def fits(limit: int = 100) -> Call[list[Fit]]:
-    """List the newest fits, newest first (`GET /fits`)."""
-    return Call("GET", "/fits", _list_of(Fit, "fits"), {"params": {"limit": limit}})
+def fits(limit: int = 100, before: str | None = None) -> Call[list[Fit]]:
+    """List fits, newest first; only fits older than the fit `before` (`GET /fits`)."""
+    return Call("GET", "/fits", _list_of(Fit, "fits"), {"params": _page(limit, before_fit=before)})
 
 
 def fit_state(fit_id: str) -> Call[Fit]:
@@ -168,9 +168,10 @@ def fit_events(fit_id: str) -> Call[None]:
     return Call("GET", f"/fits/{fit_id}/events", lambda _: None)
 
 
-def calibrators() -> Call[list[CalibratorRecord]]:
-    """List the calibrators, newest first, the active one marked (`GET /calibrators`)."""
-    return Call("GET", "/calibrators", _list_of(CalibratorRecord, "calibrators"))
+def calibrators(limit: int = 100, before: int | None = None) -> Call[list[CalibratorRecord]]:
+    """List calibrators, newest first; only versions lower than `before` (`GET /calibrators`)."""
+    parse = _list_of(CalibratorRecord, "calibrators")
+    return Call("GET", "/calibrators", parse, {"params": _page(limit, before_version=before)})
 
 
 def calibrator(version: int) -> Call[CalibratorRecord]:
@@ -285,6 +286,10 @@ def _read(path: str | Path) -> tuple[str, bytes]:
 
 def _one(kind: type[Result]) -> Callable[[httpx.Response], Result]:
     return lambda response: kind.model_validate_json(response.content)
+
+
+def _page(limit: int, **cursor: str | int | None) -> dict[str, str | int]:
+    return {"limit": limit} | {name: value for name, value in cursor.items() if value is not None}
 
 
 def _list_of(kind: type[Result], member: str) -> Callable[[httpx.Response], list[Result]]:

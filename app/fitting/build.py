@@ -50,6 +50,7 @@ async def open_refits(
     source: BackboneSource,
     limits: FitLimits,
     telemetry: Telemetry,
+    keep: tuple[int, float] | None = None,
 ) -> AsyncIterator[Refits]:
     """Open the registry, restore the active calibrator and take fits; all is closed in reverse.
 
@@ -63,6 +64,8 @@ async def open_refits(
         What calibrators belong to, the backbone itself, and how another process loads it.
     limits
         Of uploads and fits.
+    keep
+        Newest versions and days to keep, as for `Registry.prune`; None to keep every calibrator.
 
     Raises
     ------
@@ -86,6 +89,6 @@ async def open_refits(
             registry, activator, workspace, telemetry, source=source, summary=summary, limits=limits
         )
         stack.push_async_callback(jobs.close)
-        following = background("follower", lambda: follow(registry, activator, workspace), telemetry)
+        following = background("follower", lambda: follow(registry, activator, workspace, keep), telemetry)
         await stack.enter_async_context(following)
         yield Refits(registry, activator, jobs)

@@ -244,9 +244,9 @@ class FitJobs:
         job = self._jobs.get(fit_id)
         return job.record if job else await self._registry.run(self._registry.fits.get, fit_id)
 
-    async def list(self, limit: int) -> list[FitRecord]:
-        """Say how the newest fits stand, newest first."""
-        records = await self._registry.run(self._registry.fits.list, limit)
+    async def list(self, limit: int, before: str | None = None) -> list[FitRecord]:
+        """Say how the newest fits stand, newest first; only fits older than the fit `before`."""
+        records = await self._registry.run(self._registry.fits.list, limit, before)
         return [self._jobs[record.id].record if record.id in self._jobs else record for record in records]
 
     async def wait(self, fit_id: str, seconds: float) -> FitRecord:

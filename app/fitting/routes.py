@@ -127,9 +127,13 @@ async def start_fit(
 @router.get(
     "/fits", response_model_exclude_none=True, responses=problems(InvalidParameter, RegistryUnavailable)
 )
-async def list_fits(state: CurrentState, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Fits:
-    """List recent fits."""
-    return Fits(fits=[Fit.of(record) for record in await state.fit_jobs.list(limit)])
+async def list_fits(
+    state: CurrentState,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    before_fit: Annotated[str | None, Query(description="Only fits older than the fit with this id.")] = None,
+) -> Fits:
+    """List fits, newest first."""
+    return Fits(fits=[Fit.of(record) for record in await state.fit_jobs.list(limit, before_fit)])
 
 
 @router.get(

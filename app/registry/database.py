@@ -110,6 +110,13 @@ class Database:
         with self._transaction(self._writing) as connection:
             yield connection
 
+    def compact(self) -> None:
+        """Return the space of deleted data to the disk. SQLite only: PostgreSQL does so itself."""
+        if self.is_sqlite:
+            connection = self._engine.raw_connection()
+            connection.cursor().execute("VACUUM")
+            connection.close()
+
     def close(self) -> None:
         """Close every connection."""
         self._engine.dispose()

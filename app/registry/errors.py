@@ -4,6 +4,7 @@ BoxcalError
   + NotFound                404
   |   - CalibratorNotFound  404  no calibrator has this version
   |   - FitNotFound         404  no fit has this id
+  |   - CalibratorPruned    410  its artifact and report were deleted
   |   - NoReport            404  version 0 was never fitted: no report, no diagram
   + Conflict                409  the request conflicts with the registry
   |   - ForeignCalibrator   409  the calibrator was fitted to another backbone
@@ -33,6 +34,14 @@ class FitNotFound(NotFound):
 
     type = "fit-not-found"
     title = "Fit not found"
+
+
+class CalibratorPruned(NotFound):
+    """The artifact and the report of the calibrator were deleted."""
+
+    status = 410
+    type = "calibrator-pruned"
+    title = "Calibrator pruned"
 
 
 class NoReport(NotFound):

@@ -79,9 +79,13 @@ class FitLog:
         with self._database.read() as connection:
             return self._get(connection, fit_id)
 
-    def list(self, limit: int) -> list[FitRecord]:
-        """Newest first, at most `limit`."""
+    def list(self, limit: int, before: str | None = None) -> list[FitRecord]:
+        """At most `limit`, newest first; only fits older than the fit `before`."""
         newest = select(*_columns).where(fits.c.backbone_id == self._backbone_id)
+        if before is not None:
+            moment = select(fits.c.created_at).where(fits.c.id == before).scalar_subquery()
+            older = (fits.c.created_at == moment) & (fits.c.id > before)
+            newest = newest.where((fits.c.created_at < moment) | older)
         with self._database.read() as connection:
             rows = connection.execute(newest.order_by(fits.c.created_at.desc(), fits.c.id).limit(limit))
             return [_record(row._mapping) for row in rows]

@@ -93,6 +93,8 @@ class CalibratorRecord:
         Bytes of the artifact.
     samples
         How many validation samples it was fitted to.
+    pruned_at
+        When its artifact, specification and report were deleted.
     """
 
     version: int
@@ -103,6 +105,7 @@ class CalibratorRecord:
     size: int | None
     samples: int | None
     created_at: datetime
+    pruned_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Path, Query, Response
 from boxcal.app.errors import BoxcalError, InvalidParameter, problems
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
+    CalibratorPruned,
     DamagedArtifact,
     ForeignCalibrator,
     NoReport,
@@ -39,19 +40,29 @@ def part(path: str, media_type: str, description: str, *errors: type[BoxcalError
     success: dict[int | str, dict[str, Any]] = {
         200: {"description": description, "content": {media_type: {"schema": schema}}}
     }
-    refusals = problems(CalibratorNotFound, NoReport, InvalidParameter, RegistryUnavailable, *errors)
+    refusals = problems(
+        CalibratorNotFound, CalibratorPruned, NoReport, InvalidParameter, RegistryUnavailable, *errors
+    )
     return router.get(f"/{{version}}/{path}", response_class=Response, responses={**success, **refusals})
 
 
-@router.get("", response_model_exclude_none=True, responses=problems(RegistryUnavailable))
-async def list_calibrators(state: CurrentState) -> Calibrators:
+@router.get("", response_model_exclude_none=True, responses=problems(InvalidParameter, RegistryUnavailable))
+async def list_calibrators(
+    state: CurrentState,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    before_version: Annotated[
+        int | None, Query(ge=0, le=LARGEST_VERSION, description="Only lower versions than this one.")
+    ] = None,
+) -> Calibrators:
     """List the calibrators of all backbones, newest first."""
-    records = await state.registry.run(state.registry.list)
+    records = await state.registry.run(state.registry.list, limit, before_version)
     active = state.active.current.version
     return Calibrators(calibrators=[Calibrator.of(record, active) for record in records])
 
 
-@router.post("/rollback", responses=problems(NothingToRollBack, DamagedArtifact, RegistryUnavailable))
+@router.post(
+    "/rollback", responses=problems(NothingToRollBack, CalibratorPruned, DamagedArtifact, RegistryUnavailable)
+)
 async def rollback(state: CurrentState) -> Activated:
     """Activate the previous calibrator; a second call goes back by one more."""
     return Activated.of(await state.registry.run(state.activator.rollback))
@@ -112,7 +123,12 @@ async def get_artifact(version: Version, state: CurrentState) -> Response:
 @router.post(
     "/{version}/activate",
     responses=problems(
-        CalibratorNotFound, ForeignCalibrator, InvalidParameter, DamagedArtifact, RegistryUnavailable
+        CalibratorNotFound,
+        CalibratorPruned,
+        ForeignCalibrator,
+        InvalidParameter,
+        DamagedArtifact,
+        RegistryUnavailable,
     ),
 )
 async def activate(version: Version, state: CurrentState) -> Activated:

@@ -37,6 +37,7 @@ class Calibrator(BaseModel):
     sha256: str | None = Field(None, description="SHA-256 of the artifact.")
     size: int | None = Field(None, description="Size of the artifact in bytes.")
     created_at: datetime | None = None
+    pruned_at: datetime | None = Field(None, description="When its artifact and report were deleted, if so.")
 
     @classmethod
     def of(cls, record: CalibratorRecord, active: int) -> Self:
@@ -51,11 +52,12 @@ class Calibrator(BaseModel):
             sha256=record.sha256,
             size=record.size,
             created_at=record.created_at if record.backbone else None,
+            pruned_at=record.pruned_at,
         )
 
 
 class Calibrators(BaseModel):
-    """All calibrators, newest first."""
+    """Some calibrators, newest first."""
 
     calibrators: list[Calibrator]
 

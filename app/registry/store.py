@@ -9,11 +9,12 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, func, insert, select, true
 
 from boxcal.app.registry.database import Database
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
+    CalibratorPruned,
     DamagedArtifact,
     ForeignCalibrator,
     NoReport,
@@ -29,6 +30,7 @@ from boxcal.app.registry.records import (
     FittedCalibrator,
     Reason,
 )
+from boxcal.app.registry.retention import prune
 from boxcal.app.registry.tables import activations, backbones, calibrators, utc_now
 from boxcal.app.registry.threads import RegistryThreads
 
@@ -71,6 +73,10 @@ class Registry:
         self._threads = RegistryThreads(self.database.contact)
         self.run = self._threads.run
 
+    def prune(self, keep_versions: int, keep_days: float) -> list[int]:
+        """Delete the large parts of old calibrators, as `retention.prune` does."""
+        return prune(self.database, keep_versions=keep_versions, keep_days=keep_days)
+
     def close(self) -> None:
         """Wait for the calls that run, and close the connections."""
         self._threads.close()
@@ -78,11 +84,12 @@ class Registry:
 
     # -- calibrators -----------------------------------------------------------------------------------------
 
-    def list(self) -> list[CalibratorRecord]:
-        """Every calibrator, newest first."""
+    def list(self, limit: int = 1000, before: int | None = None) -> list[CalibratorRecord]:
+        """At most `limit` calibrators, newest first; only versions lower than `before`."""
+        older = true() if before is None else calibrators.c.version < before
+        page = _records().where(older).order_by(calibrators.c.version.desc()).limit(limit)
         with self.database.read() as connection:
-            rows = connection.execute(_records().order_by(calibrators.c.version.desc()))
-            return [_record(row) for row in rows]
+            return [_record(row) for row in connection.execute(page)]
 
     def get(self, version: int) -> CalibratorRecord:
         """Look one up, whichever backbone it belongs to.
@@ -100,8 +107,8 @@ class Registry:
 
         Raises
         ------
-        CalibratorNotFound, NoReport, DamagedArtifact
-            No such version; version 0, which has none; the bytes are not those that were recorded.
+        CalibratorNotFound, NoReport, CalibratorPruned, DamagedArtifact
+            No such version; version 0, which has none; deleted; the bytes are not those that were recorded.
         """
         data, sha256 = self._parts(version, calibrators.c.artifact, calibrators.c.sha256)
         if hashlib.sha256(data).hexdigest() != sha256:
@@ -146,8 +153,8 @@ class Registry:
 
         Raises
         ------
-        CalibratorNotFound, ForeignCalibrator
-            As `check_belongs`.
+        CalibratorNotFound, ForeignCalibrator, CalibratorPruned
+            As `check_belongs`; its artifact was deleted.
         """
         self.check_belongs(version)
         with self.database.write() as connection:
@@ -189,8 +196,8 @@ class Registry:
 
         Raises
         ------
-        NothingToRollBack
-            As `rollback_target`.
+        NothingToRollBack, CalibratorPruned
+            As `rollback_target`; the artifact of that calibrator was deleted.
         """
         with self.database.write() as connection:
             self._lock(connection)
@@ -248,6 +255,7 @@ class Registry:
     def _append(
         self, connection: Connection, version: int, reason: Reason, previous: int | None
     ) -> Activation:
+        _refuse_pruned(self._get(connection, version))
         added = insert(activations).values(
             backbone_id=self._backbone_id,
             version=version,
@@ -299,9 +307,10 @@ class Registry:
 
     def _parts(self, version: int, *columns: Any) -> tuple[Any, ...]:
         with self.database.read() as connection:
-            self._get(connection, version)
+            record = self._get(connection, version)
             row = connection.execute(select(*columns).where(calibrators.c.version == version)).one()
         if row[0] is None:
+            _refuse_pruned(record)
             if version == UNCALIBRATED:
                 raise NoReport("Calibrator 0 has no report: it was never fitted.")
             raise NoReport(f"Calibrator {version} has no PNG: an older release recorded it.")
@@ -322,12 +331,17 @@ class Registry:
 
 
 def _records() -> Any:
-    columns = ("version", "method", "spec", "sha256", "samples", "created_at")
+    columns = ("version", "method", "spec", "sha256", "samples", "created_at", "pruned_at")
     size = func.length(calibrators.c.artifact).label("size")
     owner = [backbones.c.name, backbones.c.fingerprint, backbones.c.labels]
     return select(*(calibrators.c[name] for name in columns), size, *owner).select_from(
         calibrators.outerjoin(backbones)
     )
+
+
+def _refuse_pruned(record: CalibratorRecord) -> None:
+    if record.pruned_at is not None:
+        raise CalibratorPruned(f"Calibrator {record.version} was pruned at {record.pruned_at:%F %T} UTC.")
 
 
 def _record(row: Any) -> CalibratorRecord:

@@ -110,6 +110,7 @@ calibrators = Table(
     Column("samples", Integer),
     Column("created_at", UtcDateTime, nullable=False),
     Column("reliability_png", LargeBinary),
+    Column("pruned_at", UtcDateTime),
     sqlite_autoincrement=True,
 )
 

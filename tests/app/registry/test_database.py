@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy import create_engine
 from sqlalchemy.exc import IntegrityError
 
 from boxcal.app.registry.database import Database
@@ -67,17 +69,17 @@ def test_the_database_itself_refuses_to_change_the_record(url: str, table: str, 
     database.close()
 
 
-def test_a_database_of_the_first_release_is_brought_up_to_date_with_what_it_holds(url: str) -> None:
-    database = Database(url)
-    with database.write() as connection:
-        connection.exec_driver_sql("ALTER TABLE calibrators DROP COLUMN reliability_png")
-        for column in ("warnings", "attempt"):
-            connection.exec_driver_sql(f"ALTER TABLE fits DROP COLUMN {column}")
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
+def test_a_database_of_the_first_release_is_brought_up_to_date_with_what_it_holds(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'boxcal.db'}"
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        config = Config(attributes={"connection": connection})
+        config.set_main_option("script_location", "boxcal.app.registry:migrations")
+        command.upgrade(config, "0001")
         connection.exec_driver_sql(
             "INSERT INTO calibrators (version, method, created_at) VALUES (1, 'ts', '2026-01-01 00:00:00')"
         )
-    database.close()
+    engine.dispose()
     database = Database(url)
     with database.read() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []

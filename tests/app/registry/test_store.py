@@ -1,6 +1,7 @@
 """The registry keeps what it is given, answers what is active, and refuses what contradicts its record."""
 
 import hashlib
+import secrets
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
+    CalibratorPruned,
     DamagedArtifact,
     FitLost,
     FitNotFound,
@@ -62,8 +64,7 @@ def registry(path: Path) -> Iterator[Registry]:
 
 def add(registry: Registry, *, activate: bool = False, artifact: bytes = b"bytes") -> int:
     """Record a fit and its calibrator."""
-    fit_id = f"fit-{threading.get_ident()}-{len(registry.fits.list(1000))}"
-    fit = registry.fits.add(fit_id, "ts", ActivatePolicy.ALWAYS, 7)
+    fit = registry.fits.add(secrets.token_hex(8), "ts", ActivatePolicy.ALWAYS, 7)
     version, _ = registry.record_fit(fit, fitted(artifact=artifact), lambda _: Decision(activate, "so"))
     return version
 
@@ -267,3 +268,40 @@ def test_activations_are_listed_newest_first(registry: Registry) -> None:
         (first, "ts"),
     ]
     assert [one.version for one in registry.activations(1)] == [first]
+
+
+def test_lists_come_in_pages(registry: Registry) -> None:
+    for _ in range(5):
+        add(registry)
+    assert [record.version for record in registry.list(2)] == [5, 4]
+    assert [record.version for record in registry.list(3, before=4)] == [3, 2, 1]
+    newest = registry.fits.list(10)
+    assert newest == [*registry.fits.list(2), *registry.fits.list(10, before=newest[1].id)]
+    assert registry.fits.list(10, before=newest[-1].id) == []
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_pruning_keeps_the_newest_the_active_and_the_last_ones(
+    database: str, path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = f"sqlite:///{path}" if database == "sqlite" else request.getfixturevalue("url")
+    registry = Registry(url, DIGITS, owner="me")
+    other = Registry(url, OTHERS[0], owner="other")
+    versions = [add(registry) for _ in range(6)]
+    foreign = add(other)
+    for version in (2, 3, 4):
+        registry.activate(version)
+    assert registry.prune(1, 1.0) == [1, 5]  # 2 was active within the day, 3 is the target of a rollback
+    assert registry.prune(1, 0.0) == [2]
+    assert registry.prune(1, 0.0) == []
+    assert [record.version for record in registry.list() if record.pruned_at is None] == [foreign, 6, 4, 3, 0]
+    record = registry.get(1)
+    assert (record.method, record.size, record.spec) == ("ts", None, None)
+    for call in (registry.artifact, registry.report, registry.activate):
+        with pytest.raises(CalibratorPruned, match="Calibrator 1 was pruned at 20"):
+            call(versions[0])
+    assert registry.rollback().version == 3
+    with pytest.raises(CalibratorPruned, match="Calibrator 2"):
+        registry.rollback()
+    for own in (registry, other):
+        own.close()
