@@ -2,8 +2,7 @@
 
 from boxcal.app.cli.output import screen, write_json
 from boxcal.app.cli.settings import read_settings
-from boxcal.app.registry.database import Database
-from boxcal.app.registry.retention import prune
+from boxcal.app.registry.retention import prune_and_compact
 
 
 def run(keep_versions: int, keep_days: float, *, as_json: bool) -> None:
@@ -14,12 +13,8 @@ def run(keep_versions: int, keep_days: float, *, as_json: bool) -> None:
     BoxcalError
         The registry does not answer, or cannot be used.
     """
-    database = Database(read_settings().registry_url)
-    try:
-        pruned = prune(database, keep_versions=keep_versions, keep_days=keep_days)
-        database.compact()
-    finally:
-        database.close()
+    url = read_settings().registry_url
+    pruned = prune_and_compact(url, keep_versions=keep_versions, keep_days=keep_days)
     if as_json:
         write_json({"pruned": pruned})
     else:
