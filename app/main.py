@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from boxcal.app import description, documentation, errors, health
 from boxcal.app.fitting import routes as refit
+from boxcal.app.logs import RequestLog
 from boxcal.app.middleware import RequestMiddleware
 from boxcal.app.page import routes as page
 from boxcal.app.predict import routes as predict
@@ -34,12 +35,12 @@ ROUTERS = (
 
 
 class Application(FastAPI):
-    """FastAPI with one layer around its router: `RequestMiddleware`, which renders every error."""
+    """FastAPI with two layers around its router: ids for requests, and `RequestMiddleware` for errors."""
 
     def build_middleware_stack(self) -> ASGIApp:
         """Return the application's outermost layer."""
         settings: Settings = self.state.settings
-        return RequestMiddleware(
+        answering = RequestMiddleware(
             AsyncExitStackMiddleware(self.router),
             [*self.router.routes, *(route for router in ROUTERS for route in router.routes)],
             self.state.telemetry,
@@ -48,6 +49,7 @@ class Application(FastAPI):
             max_body_bytes=settings.max_body_bytes,
             unlimited={"/fit"},
         )
+        return RequestLog(answering)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:

@@ -12,6 +12,7 @@ import time
 
 import uvicorn
 
+from boxcal.app.logs import log_config
 from boxcal.app.main import create_app
 from boxcal.app.protocol import IDLE_SECONDS, LimitedProtocol
 from boxcal.app.settings import Settings
@@ -42,7 +43,7 @@ def server_config(settings: Settings) -> uvicorn.Config:
         ws="none",
         lifespan="on",
         access_log=False,
-        log_level="info",
+        log_config=log_config(settings),
         server_header=False,
         # Longer than clients and proxies keep idle connections, so that none is closed as a request arrives.
         timeout_keep_alive=round(IDLE_SECONDS),

@@ -73,6 +73,10 @@ class Settings(BaseSettings):
     shutdown_seconds: float = Field(
         default=20.0, gt=0, description="Seconds to finish open requests after SIGTERM."
     )
+    log_format: Literal["text", "json"] = Field(default="text", description="Format of log lines on stderr.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe level that is logged; `debug` adds one line per request."
+    )
 
     @property
     def registry_url(self) -> str:

@@ -89,7 +89,7 @@ def service(folder: Path, boxcal: Path | None = None) -> Iterator[str]:
         settings["PYTHONPATH"] = ""
     command = [str(boxcal or Path(sys.executable).with_name("boxcal")), "serve"]
     with running(command, folder / "service.log", **settings) as process:
-        wait_until(lambda: httpx.get(f"{url}/health/ready").is_success, "the service", 60, process)
+        wait_until(lambda: httpx.get(f"{url}/health/ready").is_success, "the service", 120, process)
         yield url
 
 

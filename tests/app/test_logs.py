@@ -1,0 +1,75 @@
+"""Log lines in both formats, one per request, and the id that ties them to a response."""
+
+import contextvars
+import json
+import logging
+import re
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from boxcal.app import logs
+from tests.deploy import processes
+
+NEW_ID = re.compile(r"[0-9a-f]{16}")
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/nowhere", "/metrics"])
+def test_a_valid_id_is_returned(http: httpx.Client, path: str) -> None:
+    response = http.get(path, headers={"X-Request-Id": "order-17:a.b_C"})
+    assert response.headers.get_list("x-request-id") == ["order-17:a.b_C"]
+
+
+def test_every_request_without_an_id_gets_its_own(http: httpx.Client) -> None:
+    ids = {http.post("/calibrate", json={"logits": [[0.0] * 10]}).headers["x-request-id"] for _ in range(3)}
+    ids.add(http.post("/calibrate", content=b"not JSON").headers["x-request-id"])
+    assert len(ids) == 4
+    assert all(NEW_ID.fullmatch(each) for each in ids)
+
+
+@pytest.mark.parametrize("given", ["", "two words", "x" * 129, "a;b", "ä"])
+def test_an_invalid_id_is_replaced(http: httpx.Client, given: str) -> None:
+    response = http.get("/health/live", headers=[(b"X-Request-Id", given.encode())])
+    assert NEW_ID.fullmatch(response.headers["x-request-id"])
+
+
+def lines_after_one_request(folder: Path, **settings: str) -> list[str]:
+    """Serve one request in a process of its own and read its log."""
+    port, log = processes.free_port(), folder / "service.log"
+    environment = {"BOXCAL_PORT": str(port), "BOXCAL_DATA_DIR": str(folder / "data"), "BOXCAL_DEVICE": "cpu"}
+    command = [str(Path(sys.executable).with_name("boxcal")), "serve"]
+    with processes.running(command, log, **environment, **settings) as process:
+        url = f"http://127.0.0.1:{port}"
+        processes.wait_until(lambda: httpx.get(f"{url}/health/ready").is_success, "ready", 200, process)
+        httpx.get(f"{url}/nowhere/%0A", headers={"X-Request-Id": "abc"})
+    return log.read_text().splitlines()
+
+
+def test_json_lines_hold_one_object_per_record_and_request(tmp_path: Path) -> None:
+    settings = {"BOXCAL_LOG_FORMAT": "json", "BOXCAL_LOG_LEVEL": "debug"}
+    records = [json.loads(line) for line in lines_after_one_request(tmp_path, **settings)]
+    assert all({"time", "level", "logger", "message"} <= record.keys() for record in records)
+    assert "uvicorn.error" in {record["logger"] for record in records}
+    (one,) = [record for record in records if record.get("request_id") == "abc"]
+    assert (one["level"], one["logger"]) == ("debug", "boxcal.request")
+    assert (one["method"], one["path"], one["status"]) == ("GET", r"'/nowhere/\n'", 404)
+    assert one["milliseconds"] > 0
+
+
+def test_text_lines_leave_requests_out_by_default(tmp_path: Path) -> None:
+    lines = lines_after_one_request(tmp_path)
+    assert not [line for line in lines if "nowhere" in line]
+    assert [line for line in lines if line.startswith("INFO:") and "Uvicorn running on" in line]
+
+
+def test_a_text_line_names_the_request_and_an_exception_follows() -> None:
+    def format_it() -> str:
+        logs._request_id.set("abc")
+        error = (ValueError, ValueError("bad"), None)
+        record = logging.LogRecord("boxcal", logging.ERROR, __file__, 1, "%s failed", ("it",), error)
+        return logs.TextFormatter().format(record)
+
+    lines = contextvars.copy_context().run(format_it).splitlines()
+    assert (lines[0], lines[-1]) == ("ERROR:    [abc] it failed", "ValueError: bad")
