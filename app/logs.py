@@ -9,6 +9,7 @@ import re
 import time
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,6 +21,8 @@ VALID_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 REQUEST_MEMBERS = ("method", "path", "status", "milliseconds")
 
 logger = logging.getLogger("boxcal.request")
+_PROCESS = os.urandom(4).hex().encode()
+_numbers = count(int.from_bytes(os.urandom(4)))
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
@@ -44,13 +47,13 @@ class RequestLog:
             return
         began, status = time.perf_counter(), 0
         header = (HEADER, id_of(scope))
-        _request_id.set(header[1].decode())  # of this request's task
+        _request_id.set(header[1].decode())  # for the records of this request's task
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), header]}
+                message["headers"] = [*message["headers"], header]
             await send(message)
 
         try:
@@ -70,7 +73,7 @@ def id_of(scope: Scope) -> bytes:
         if name == HEADER and VALID_ID.fullmatch(value):
             given: bytes = value
             return given
-    return os.urandom(8).hex().encode()
+    return b"%s%08x" % (_PROCESS, next(_numbers) & 0xFFFFFFFF)
 
 
 class JsonFormatter(logging.Formatter):
