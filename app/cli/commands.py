@@ -120,6 +120,7 @@ def fit(
     diagram: Annotated[
         Path | None, typer.Option(help="Save the reliability diagram to this file (SVG).")
     ] = None,
+    html: Annotated[Path | None, typer.Option(help="Save the report to this file as a web page.")] = None,
     activate: Annotated[
         Literal["if_better", "always", "never"],
         typer.Option(help="With --url: when to activate the new calibrator."),

@@ -34,6 +34,7 @@ def run(
     output: Path | None,
     report: Path | None,
     diagram: Path | None,
+    html: Path | None,
     activate: ActivatePolicy,
     budget_seconds: float,
     url: str | None,
@@ -50,6 +51,7 @@ def run(
             (output, fitted.artifact),
             (report, json.dumps(fitted.report, indent=1, allow_nan=False).encode()),
             (diagram, fitted.diagram),
+            (html, _page(fitted) if html else b""),
         )
         if path is not None
     ]
@@ -60,6 +62,14 @@ def run(
         write_json({"method": fitted.method, "fit": fitted.fit or None, "report": fitted.report})
     else:
         _show(fitted)
+
+
+def _page(fitted: Fitted) -> bytes:
+    from boxcal.calibrators.evaluation.html_report import html_report  # noqa: PLC0415 - rarely needed
+
+    version, decision = fitted.fit.get("calibrator"), str(fitted.fit.get("decision") or "")
+    title = "Calibration report" if version is None else f"Calibrator {version}"
+    return html_report(fitted.report, fitted.diagram, title=title, decision=decision).encode()
 
 
 def _here(file: Path, method: str, budget_seconds: float) -> Fitted:

@@ -26,6 +26,8 @@ router = APIRouter(prefix="/calibrators", tags=["calibrators"])
 history = APIRouter(tags=["calibrators"])
 
 LARGEST_VERSION = 2**31 - 1
+REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""What the report's page may load: nothing but what is in it."""
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 Version = Annotated[
     int, Path(ge=0, le=LARGEST_VERSION, description="Version of the calibrator; 0 is uncalibrated.")
@@ -84,6 +86,17 @@ async def get_report(version: Version, state: CurrentState) -> Response:
     """Return the report: metrics before and after calibration, on data that the fit did not use."""
     report = await state.registry.run(state.registry.report, version)
     return Response(orjson.dumps(report), media_type="application/json")
+
+
+@part("report.html", "text/html", "The page.")
+async def get_report_page(version: Version, state: CurrentState) -> Response:
+    """Return the report as one HTML page that loads nothing else."""
+    from boxcal.calibrators.evaluation.html_report import html_report  # noqa: PLC0415 - rarely needed
+
+    report = await state.registry.run(state.registry.report, version)
+    diagram = await state.registry.run(state.registry.reliability, version, "svg")
+    page = html_report(report, diagram, title=f"Calibrator {version}")
+    return Response(page, media_type="text/html", headers={"Content-Security-Policy": REPORT_POLICY})
 
 
 @part("reliability.json", "application/json", "The data.")

@@ -47,9 +47,9 @@ def test_fit_is_the_same_here_and_through_a_service(
     boxcal: Boxcal, validation_file: Path, url: str, tmp_path: Path
 ) -> None:
     here, there = tmp_path / "here.safetensors", tmp_path / "there.safetensors"
-    report, diagram = tmp_path / "report.json", tmp_path / "diagram.svg"
+    report, diagram, page = (tmp_path / name for name in ("report.json", "diagram.svg", "report.html"))
     arguments = ("fit", validation_file, "--method", "ts", "--json")
-    local = boxcal(*arguments, "--output", here, "--report", report, "--diagram", diagram)
+    local = boxcal(*arguments, "--output", here, "--report", report, "--diagram", diagram, "--html", page)
     remote = boxcal(*arguments, "--output", there, "--url", url, "--activate", "never").json
     assert here.read_bytes() == there.read_bytes()
     assert local.json["fit"] is None
@@ -57,6 +57,7 @@ def test_fit_is_the_same_here_and_through_a_service(
     assert local.json["report"]["metrics"] == remote["report"]["metrics"]
     assert b"<svg" in diagram.read_bytes()
     assert '"metrics"' in report.read_text()
+    assert page.read_text().startswith("<!doctype html>")
     assert str(here) in local.stderr
 
 

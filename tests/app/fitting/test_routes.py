@@ -124,6 +124,7 @@ def test_an_impossible_wait_is_refused(service: Service, wait: str) -> None:
         ("GET", "/calibrators/seven", 422),
         ("GET", "/calibrators/99999999999999999999", 422),
         ("GET", "/calibrators/0/report", 404),
+        ("GET", "/calibrators/0/report.html", 404),
         ("GET", "/calibrators/0/reliability.svg", 404),
         ("GET", "/calibrators/0/reliability.png", 404),
         ("GET", "/calibrators/0/reliability.json", 404),
@@ -164,6 +165,10 @@ def test_from_upload_to_rollback(service: Service) -> None:
     report = client.get(f"/calibrators/{version}/report").json()
     nll = report["metrics"]["nll"]
     assert nll["after"]["value"] < nll["before"]["value"]
+    page = client.get(f"/calibrators/{version}/report.html")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.headers["content-security-policy"].startswith("default-src 'none';")
+    assert f"<h1>Calibrator {version}</h1>" in page.text
     image = client.get(f"/calibrators/{version}/reliability.svg")
     assert image.headers["content-type"] == "image/svg+xml"
     assert b"<svg" in image.content

@@ -1,0 +1,90 @@
+"""The report as a web page: complete, escaped, and without anything that a browser would have to fetch."""
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from boxcal.calibrators.evaluation.html_report import html_report
+from boxcal.calibrators.evaluation.reliability import reliability_svg
+from boxcal.calibrators.evaluation.report import cross_fitted_report
+from tests.calibrators.evaluation.test_report import METRICS, overconfident
+
+HOSTILE = "<script>alert('&')</script>\""
+
+
+class Tags(HTMLParser):
+    """Collects tags, their attributes and the text between them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return cross_fitted_report("pb", *overconfident(300), folds=2).to_dict()
+
+
+def test_the_page_tells_verdict_metrics_and_changes(document: dict[str, Any]) -> None:
+    page = Tags(html_report(document, reliability_svg(document), title="Calibrator 3", decision="activated"))
+    assert "Calibrator 3" in page.text
+    assert document["against"]["reason"].replace("`", "") in page.text
+    assert "Better than the active calibrator" in page.text
+    assert "activated" in page.text
+    rows = [attributes for tag, attributes in page.found if tag == "tr"]
+    assert len(rows) == 1 + len(METRICS)
+    value = document["metrics"]["nll"]["difference"]["value"]
+    assert f"{value:+.4f}" in page.text
+    assert f"changed: {document['changed_labels']}" in page.text
+    assert "upper bound" in page.text
+
+
+def test_what_auto_found_is_shown(document: dict[str, Any]) -> None:
+    candidates = [{"method": "ts", "nll": 0.5123456789, "parameters": 1}, {"method": "pb", "nll": None}]
+    extra = {**document, "chosen": "ts", "why": "ts has the lowest NLL", "candidates": candidates}
+    text = Tags(html_report(extra, b"<svg/>")).text
+    assert "ts has the lowest NLL" in text
+    assert "0.512346" in text
+
+
+def test_nothing_is_loaded(document: dict[str, Any]) -> None:
+    page = Tags(html_report(document, reliability_svg(document)))
+    assert {"script", "link", "iframe", "object", "form"}.isdisjoint(tag for tag, _ in page.found)
+    (source,) = [attributes["src"] for tag, attributes in page.found if tag == "img"]
+    assert source is not None
+    assert source.startswith("data:image/svg+xml;base64,")
+    assert not any("href" in attributes for _, attributes in page.found)
+    assert not re.search(r"url\(|@import|http", page.text)
+
+
+def test_all_text_is_escaped(document: dict[str, Any]) -> None:
+    hostile = json.loads(json.dumps(document))
+    hostile |= {"method": HOSTILE, "chosen": HOSTILE, "why": HOSTILE}
+    hostile["against"]["reason"] = HOSTILE
+    hostile["metrics"][HOSTILE] = hostile["metrics"]["nll"]
+    hostile["bounds"] = {HOSTILE: hostile["bounds"]["upper"]}
+    hostile["warnings"] = [{"code": HOSTILE, "severity": HOSTILE, "message": HOSTILE, "rows": [1]}]
+    hostile["candidates"] = [{HOSTILE: HOSTILE, "method": HOSTILE}]
+    text = html_report(hostile, HOSTILE.encode(), title=HOSTILE, decision=HOSTILE)
+    page = Tags(text)
+    assert "script" not in {tag for tag, _ in page.found}
+    assert "<script" not in text
+    assert page.text.count("alert('&')") >= 10
+
+
+def test_an_infinite_loss_has_a_place(document: dict[str, Any]) -> None:
+    changed = json.loads(json.dumps(document))
+    for side in ("before", "difference"):
+        changed["metrics"]["nll"][side] |= {"value": None, "low": None, "high": None}
+    assert "infinite" in Tags(html_report(changed, b"<svg/>")).text
