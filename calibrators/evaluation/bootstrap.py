@@ -124,10 +124,11 @@ def mean_estimates(
 
 def proportion_estimate(hits: Vector) -> Estimate:
     """Return a proportion with its 95 % score interval (Wilson 1927), which holds near 0 and 1 too."""
-    count, share = len(hits), float(hits.mean())
-    centre = (share + _Z**2 / (2 * count)) / (1 + _Z**2 / count)
-    half = _Z * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2)) / (1 + _Z**2 / count)
-    return Estimate(share, max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half)))
+    from scipy.stats import binomtest  # noqa: PLC0415 - a service that only predicts needs no scipy
+
+    share = float(hits.mean())
+    low, high = binomtest(int(hits.sum()), len(hits)).proportion_ci(LEVEL, method="wilson")
+    return Estimate(share, min(share, float(low)), max(share, float(high)))
 
 
 def proportion_difference(after: Vector, before: Vector) -> Estimate:

@@ -26,7 +26,6 @@ BLUE = "#1f6fb4"
 GREEN = "#2a8f5b"
 ORANGE = "#c8601b"
 PURPLE = "#7b4fa3"
-BEFORE = "#8f9aa6"
 _writing = threading.Lock()
 METRIC_NAMES = {"ece_width": "ewECE", "ece_mass": "emECE", "smooth_ece": "smECE"}
 
@@ -71,7 +70,7 @@ def draw_report(report: dict[str, Any], form: Format = "svg") -> bytes:
         if column == 0:
             diagram.set_ylabel("accuracy", color=INK)
             histogram.set_ylabel("samples", color=INK)
-    write_caption(figure, report, "Top-label reliability")
+    write_caption(figure, report)
     marks = bound_marks(report["bounds"], report["classes"])
     add_legend(figure, BAR_MARKS, height=0.022 if marks else 0.0)
     if marks:
@@ -79,63 +78,14 @@ def draw_report(report: dict[str, Any], form: Format = "svg") -> bytes:
     return render(figure, form)
 
 
-def draw_classes(report: dict[str, Any], form: Format = "svg") -> bytes:
-    """Draw the reliability of single classes, before and after in each panel: at most the worst 12."""
-    panels = report["reliability"]["classes"]
-    columns = min(4, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(3.0 * columns + 0.6, 3.1 * rows + 1.3), facecolor="white")
-    height = 3.1 * rows + 1.3
-    grid = figure.add_gridspec(
-        rows,
-        columns,
-        left=0.07,
-        right=0.985,
-        top=1 - 0.85 / height,
-        bottom=0.95 / height,
-        hspace=0.34,
-        wspace=0.2,
-    )
-    for number, panel in enumerate(panels):
-        axes = figure.add_subplot(grid[divmod(number, columns)])
-        draw_class(axes, panel)
-        for side, style in (("lower", "-."), ("upper", ":")):
-            if 0 < report["bounds"][side]["mean"] < 1:
-                axes.axvline(report["bounds"][side]["mean"], color=INK, lw=1, ls=style, zorder=6)
-        if number % columns == 0:
-            axes.set_ylabel("observed frequency", color=INK, fontsize=9)
-        if number >= len(panels) - columns:
-            axes.set_xlabel("probability of the class", color=INK, fontsize=9)
-    which = "all classes"
-    if len(panels) < report["classes"]:
-        which = f"the {len(panels)} worst calibrated classes"
-    write_caption(figure, report, f"Reliability of {which}", 1 - 0.32 / height)
-    add_legend(figure, CLASS_MARKS)
-    return render(figure, form)
-
-
-def draw_class(axes: Axes, panel: dict[str, Any]) -> None:
-    """Draw the reliability of one class before and after, with the band of the latter."""
-    draw_curve(axes, panel["after"]["curve"], BLUE, band=True)
-    draw_curve(axes, panel["before"]["curve"], BEFORE, band=False)
-    for when, color in (("before", BEFORE), ("after", BLUE)):
-        for part in panel[when]["bins"]:
-            draw_bin(axes, part, panel[when]["samples"], color, interval=when == "after")
-    axes.set(xlim=(0, 1), ylim=(0, 1))
-    axes.set_title(f"class {panel['class']}, {panel['positives']:,} samples", fontsize=9.5, color=INK)
-    axes.tick_params(colors=INK, labelsize=8)
-    _plain(axes)
-
-
-def draw_curve(axes: Axes, curve: dict[str, Any], color: str, *, band: bool) -> None:
+def draw_curve(axes: Axes, curve: dict[str, Any]) -> None:
     """Draw the diagonal, a smooth curve and its band, where there are enough samples."""
     axes.plot([0, 1], [0, 1], color=FAINT, lw=1, ls=(0, (4, 3)), zorder=2)
     for run in _runs(curve["confidence"]):
         confidence = curve["confidence"][run]
-        if band:
-            limits = curve["band_low"][run], curve["band_high"][run]
-            axes.fill_between(confidence, *limits, color=BAND, lw=0, zorder=1)
-        axes.plot(confidence, curve["accuracy"][run], color=color, lw=2, zorder=4)
+        limits = curve["band_low"][run], curve["band_high"][run]
+        axes.fill_between(confidence, *limits, color=BAND, lw=0, zorder=1)
+        axes.plot(confidence, curve["accuracy"][run], color=BLUE, lw=2, zorder=4)
 
 
 def _runs(mesh: list[float]) -> list[slice]:
@@ -146,17 +96,16 @@ def _runs(mesh: list[float]) -> list[slice]:
     return [slice(start, end) for start, end in pairwise([0, *ends, len(mesh)])]
 
 
-def draw_bin(axes: Axes, part: dict[str, Any], samples: int, color: str, *, interval: bool) -> None:
+def draw_bin(axes: Axes, part: dict[str, Any], samples: int) -> None:
     """Draw one bin's mean, larger for more samples, and the interval of its accuracy."""
-    if interval:
-        limits = [part["accuracy_low"], part["accuracy_high"]]
-        axes.plot([part["confidence"]] * 2, limits, color=color, lw=1.2, alpha=0.6, zorder=3)
+    limits = [part["accuracy_low"], part["accuracy_high"]]
+    axes.plot([part["confidence"]] * 2, limits, color=ORANGE, lw=1.2, alpha=0.6, zorder=3)
     axes.plot(
         part["confidence"],
         part["accuracy"],
         marker="o",
         ms=4 + 7 * (part["count"] / samples) ** 0.5,
-        color=color,
+        color=ORANGE,
         mec="white",
         mew=0.8,
         clip_on=False,
@@ -166,9 +115,9 @@ def draw_bin(axes: Axes, part: dict[str, Any], samples: int, color: str, *, inte
 
 def draw_diagram(axes: Axes, data: dict[str, Any]) -> None:
     """Draw bin means, the smooth curve and the band of perfect calibration in square axes."""
-    draw_curve(axes, data["curve"], BLUE, band=True)
+    draw_curve(axes, data["curve"])
     for part in data["bins"]:
-        draw_bin(axes, part, data["samples"], ORANGE, interval=True)
+        draw_bin(axes, part, data["samples"])
     axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.tick_params(labelbottom=False, colors=INK)
     _plain(axes)
@@ -256,13 +205,13 @@ def write_heading(axes: Axes, title: str, metrics: dict[str, dict[str, Any]]) ->
     axes.text(1, 1.225, side, fontsize=9.5, ha="right", va="bottom", **place)
 
 
-def write_caption(figure: Figure, report: dict[str, Any], subject: str, height: float = 0.965) -> None:
+def write_caption(figure: Figure, report: dict[str, Any]) -> None:
     """Write the caption above all panels."""
     text = (
-        f"{subject}: {report['samples']:,} samples, {report['classes']:,} classes,"
+        f"Top-label reliability: {report['samples']:,} samples, {report['classes']:,} classes,"
         f" each judged by a fit that never saw it ({report['folds']} folds)"
     )
-    figure.text(0.065, height, text, fontsize=11, color=INK)
+    figure.text(0.065, 0.965, text, fontsize=11, color=INK)
 
 
 BAR_MARKS = [
@@ -271,13 +220,6 @@ BAR_MARKS = [
     Patch(color=BAND, label="95 % band if calibrated"),
     Line2D([], [], color=GREEN, lw=1.8, label="accuracy"),
     Line2D([], [], color=PURPLE, lw=1.8, ls=(0, (3, 1.5)), label="mean confidence"),
-]
-CLASS_MARKS = [
-    Line2D([], [], color=BEFORE, marker="o", mec="white", lw=1.8, label="before"),
-    Line2D([], [], color=BLUE, marker="o", mec="white", lw=1.8, label="after"),
-    Patch(color=BAND, label="95 % band if calibrated, after"),
-    Line2D([], [], color=INK, lw=1, ls="-.", label="learned lower bound"),
-    Line2D([], [], color=INK, lw=1, ls=":", label="learned upper bound"),
 ]
 
 

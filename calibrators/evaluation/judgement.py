@@ -29,14 +29,13 @@ from boxcal.calibrators.evaluation.classwise import (
     ClassCells,
     ClasswiseError,
 )
-from boxcal.calibrators.evaluation.maximum import MaximumError
 from boxcal.calibrators.evaluation.outcomes import Outcomes, Vector
 from boxcal.calibrators.evaluation.perfect import perfect_metrics
 from boxcal.calibrators.evaluation.toplabel import (
     BinnedError,
     DebiasedError,
-    Drawn,
     KolmogorovSmirnovError,
+    MaximumError,
     Resampled,
     SmoothError,
     TopLabelError,
@@ -189,7 +188,7 @@ def _maximum_difference(first: MaximumError, second: MaximumError) -> Estimate:
 
 
 def _perfect_top_label(
-    metrics: Sequence[Drawn], confidence: Vector, draws: int, seed: int
+    metrics: Sequence[TopLabelError | MaximumError], confidence: Vector, draws: int, seed: int
 ) -> dict[str, Vector]:
     """Values (draws,) of the top-label metrics where correctness is a coin with the confidence's bias."""
     rng = np.random.default_rng([seed, 1])

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from boxcal.calibrators.evaluation.bins import NUM_BINS, Binning
 from boxcal.calibrators.evaluation.classwise import ClassCells
-from boxcal.calibrators.evaluation.maximum import MaximumError
 from boxcal.calibrators.evaluation.outcomes import outcomes
 from boxcal.calibrators.evaluation.toplabel import (
     BinnedError,
     DebiasedError,
     KolmogorovSmirnovError,
+    MaximumError,
     SmoothError,
 )
 

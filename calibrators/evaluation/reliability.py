@@ -150,17 +150,3 @@ def reliability_png(report: dict[str, Any]) -> bytes:
     from boxcal.calibrators.evaluation.figure import draw_report  # noqa: PLC0415
 
     return draw_report(report, "png")
-
-
-def class_reliability_svg(report: dict[str, Any]) -> bytes:
-    """Draw the reliability of single classes of a report as SVG."""
-    from boxcal.calibrators.evaluation.figure import draw_classes  # noqa: PLC0415
-
-    return draw_classes(report, "svg")
-
-
-def class_reliability_png(report: dict[str, Any]) -> bytes:
-    """Draw the reliability of single classes of a report as PNG."""
-    from boxcal.calibrators.evaluation.figure import draw_classes  # noqa: PLC0415
-
-    return draw_classes(report, "png")

@@ -17,15 +17,17 @@ from torch import Tensor
 
 from boxcal.calibrators.calibrator import Calibrator
 from boxcal.calibrators.checks import DataWarning, check_changed, check_data, check_fit, check_known
-from boxcal.calibrators.data import FEWEST_SAMPLES, check_validation_set
+from boxcal.calibrators.data import FEWEST_SAMPLES, ValidationSet, check_validation_set
 from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.bootstrap import DRAWS, LEVEL, Estimate
-from boxcal.calibrators.evaluation.crossfit import FOLDS, Answers, Progress, answers_on, cross_fit
+from boxcal.calibrators.evaluation.crossfit import FOLDS, Answers, Progress, answers_on, cross_fit, fit_set
 from boxcal.calibrators.evaluation.judgement import Judgement, compare, judge, verdict
 from boxcal.calibrators.evaluation.outcomes import outcomes
 from boxcal.calibrators.evaluation.reliability import class_reliability, reliability_data
+from boxcal.calibrators.evaluation.theory import SmoothCalibrationBound, smooth_calibration_bound
 from boxcal.calibrators.evaluation.verdict import Verdict
+from boxcal.calibrators.method import BOUND_MAPS
 
 NO_BIAS: Mapping[str, float] = {}
 _FITTING_SHARE = 0.8  # of the progress bar; the rest goes to the bootstrap
@@ -79,6 +81,8 @@ class Report:
         What is probably wrong with the data, with the method for these data, or with what it does to them.
     sketch : Sketch
         Hashes of some rows, by which a later fit tells that it is given the same data.
+    smooth_bound : SmoothCalibrationBound or None
+        The paper's limit on the smooth calibration error, for `pb` on two classes where a bound was learned.
     """
 
     method: str
@@ -95,6 +99,7 @@ class Report:
     against: Against
     warnings: list[DataWarning]
     sketch: Sketch
+    smooth_bound: SmoothCalibrationBound | None
 
     @property
     def is_better(self) -> bool:
@@ -124,6 +129,7 @@ class Report:
             "is_better": self.is_better,
             "warnings": [warning.to_dict() for warning in self.warnings],
             "sketch": self.sketch.to_dict(),
+            "smooth_calibration_bound": self.smooth_bound.to_dict() if self.smooth_bound else None,
         }
 
 
@@ -232,9 +238,21 @@ def cross_fitted_report(
         against=comparison,
         warnings=warnings,
         sketch=sketch,
+        smooth_bound=_smooth_bound(method, data, seed),
     )
     tell(1.0, "done")
     return report
+
+
+def _smooth_bound(method: str, data: ValidationSet, seed: int) -> SmoothCalibrationBound | None:
+    """Evaluate the theorem, which is about bounds fitted to all the samples."""
+    if data.num_classes != 2 or method not in BOUND_MAPS:
+        return None
+    calibrator = fit_set(method, data, seed=seed)
+    bounds = calibrator.fitted_bounds
+    if bounds is None:
+        return None
+    return smooth_calibration_bound(calibrator(data.scores)[:, 1].numpy(), data.labels.numpy(), *bounds)
 
 
 def _silent(fraction: float, stage: str) -> None:

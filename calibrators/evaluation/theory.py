@@ -1,13 +1,9 @@
-"""The paper's guarantee for two classes: a limit on probability bounding's smooth calibration error.
-
-Takes fitted bounds and the validation set they were fitted to; the bound holds for the distribution the
-samples come from.
-"""
+"""The paper's guarantee for two classes: a limit on probability bounding's smooth calibration error."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +13,7 @@ from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.outcomes import Vector
 
 UPDATE_LIMIT = 4.0
+"""The theorem's limit on the update of a logit."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +23,12 @@ class SmoothCalibrationBound:
     Attributes
     ----------
     bound : float
-        smCE is at most this with probability at least 1 - delta; above 1, where it says nothing, it is given
-        all the same.
+        smCE is at most this with probability at least 1 - delta. Above 1 it says nothing.
     gap : float
         Empirical post-processing gap: the NLL, in nats, that the best 1-Lipschitz update of the logit would
         still gain on the validation set.
     deviation : float
-        The part that chance in N samples accounts for.
+        The part due to chance in N samples.
     delta : float
         Probability with which the bound may fail.
     """
@@ -41,6 +37,10 @@ class SmoothCalibrationBound:
     gap: float
     deviation: float
     delta: float
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the four numbers by name."""
+        return asdict(self)
 
 
 def smooth_calibration_bound(
@@ -62,7 +62,7 @@ def smooth_calibration_bound(
     labels : (N,)
         0 or 1.
     lower, upper : float
-        The fitted bounds a in [0, 1/2] and b in [1/2, 1]; at least one must hold something back.
+        The fitted bounds a in [0, 1/2] and b in [1/2, 1]; at least one must be tighter than 0 and 1.
     delta : float
         Probability, in (0, 1), with which the bound may fail.
 
@@ -73,13 +73,25 @@ def smooth_calibration_bound(
     """
     values, truth = np.asarray(probability, dtype=np.float64), np.asarray(labels)
     tight = max(lower, 1 - upper)
-    _check(values, truth, tight, delta)
+    if values.ndim != 1 or values.shape != truth.shape or not len(values):
+        raise InvalidDataError(
+            f"probability and labels must be of shape (N,), not {values.shape}, {truth.shape}"
+        )
+    if not 0 < tight <= 0.5:
+        raise InvalidDataError(f"max(lower, 1 - upper) must lie in (0, 1/2], not {tight}: vacuous bounds")
+    if not 0 < delta < 1:
+        raise InvalidDataError(f"delta must lie between 0 and 1, not be {delta}")
+    for wrong, what in (
+        (~((values >= tight - 1e-9) & (values <= 1 - tight + 1e-9)), f"outside [{tight}, {1 - tight}]"),
+        (~np.isin(truth, (0, 1)), "whose label is neither 0 nor 1"),
+    ):
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise InvalidDataError(f"row {row} has probability {values[row]}, label {truth[row]}: {what}")
     k = max(1, math.ceil(-math.log2(tight)))
     size = math.log(2.0**k - 1)
-    count = len(values)
-    deviation = (42 * size + 144 + (size + 2) * math.sqrt(math.log(2.0 ** (k + 2) / delta) / 2)) / math.sqrt(
-        count
-    )
+    chance = (size + 2) * math.sqrt(math.log(2.0 ** (k + 2) / delta) / 2)
+    deviation = (42 * size + 144 + chance) / math.sqrt(len(values))
     gap = post_processing_gap(np.log(values) - np.log1p(-values), truth.astype(np.float64))
     return SmoothCalibrationBound(math.sqrt(gap / 2 + deviation), gap, deviation, delta)
 
@@ -88,9 +100,9 @@ def post_processing_gap(logit: Vector, labels: Vector) -> float:
     """Return the NLL that the best 1-Lipschitz update of the logit could gain, in nats: never too small.
 
     Only the update's values at the samples matter, so it is sought as its first value, at most 4 in size,
-    and its slopes between neighbouring logits, each in [-1, 1]: a convex problem in a box, whose distance
-    to the optimum the gradient bounds; that distance is added to what was found. The theorem's limit of 4
-    on every other value is dropped, which can only enlarge the gap.
+    and its slopes between neighbouring logits, each in [-1, 1]: a convex problem in a box. The gradient
+    bounds the distance to the optimum, and that distance is added. The theorem's limit of 4 on every other
+    value is dropped, which can only enlarge the gap.
 
     Parameters
     ----------
@@ -102,8 +114,7 @@ def post_processing_gap(logit: Vector, labels: Vector) -> float:
     from scipy.optimize import minimize  # noqa: PLC0415 - a service that only predicts needs no scipy
 
     knots, place = np.unique(logit, return_inverse=True)
-    count = np.bincount(place).astype(np.float64)
-    ones = np.bincount(place, labels)
+    count, ones = np.bincount(place).astype(np.float64), np.bincount(place, labels)
     span = np.concatenate([[UPDATE_LIMIT], np.diff(knots)])
 
     def loss(slopes: Vector) -> tuple[float, Vector]:
@@ -113,37 +124,11 @@ def post_processing_gap(logit: Vector, labels: Vector) -> float:
         return float(value), span * np.cumsum(of_moved[::-1])[::-1]
 
     start = np.zeros(len(knots))
-    result = minimize(
-        loss,
-        start,
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(-1.0, 1.0)] * len(knots),
-        options={"maxiter": 5000, "maxfun": 20000, "ftol": 1e-13, "gtol": 1e-9},
-    )
+    options: Any = {"maxiter": 5000, "maxfun": 20000, "ftol": 1e-13, "gtol": 1e-9}
+    box = [(-1.0, 1.0)] * len(knots)
+    result = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=box, options=options)
     found, gradient = loss(result.x)
     to_optimum = float(
         (gradient * result.x + np.abs(gradient)).sum()
     )  # the most that a step in the box gains
     return max(0.0, loss(start)[0] - found + to_optimum)
-
-
-def _check(values: Vector, labels: Any, tight: float, delta: float) -> None:
-    if values.ndim != 1 or values.shape != labels.shape or not len(values):
-        raise InvalidDataError(
-            f"probability and labels must be of shape (N,), not {values.shape}, {labels.shape}"
-        )
-    if not 0 < tight <= 0.5:
-        raise InvalidDataError(
-            f"max(lower, 1 - upper) must lie in (0, 1/2], not be {tight}: bounds that hold nothing"
-        )
-    if not 0 < delta < 1:
-        raise InvalidDataError(f"delta must lie between 0 and 1, not be {delta}")
-    outside = ~((values >= tight - 1e-9) & (values <= 1 - tight + 1e-9))
-    if outside.any():
-        row = int(np.argmax(outside))
-        raise InvalidDataError(f"row {row} has probability {values[row]}, outside [{tight}, {1 - tight}]")
-    wrong = ~np.isin(labels, (0, 1))
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise InvalidDataError(f"labels must be 0 or 1; row {row} is {labels[row]}")

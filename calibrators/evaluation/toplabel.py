@@ -1,7 +1,8 @@
-"""Top-label calibration errors as norms of averaged residuals: ECE, smECE, KS error and debiased error.
+"""Top-label calibration errors as norms of averaged residuals: ECE, smECE, KS, the debiased error and MCE.
 
-Each class takes the outcomes of N samples, has a `value`, and provides the data for intervals and tests: the
-change of the averages under resampling, and the values for other residuals at the same confidences.
+Each takes the condensed outcomes of N samples and has its `value`, and what intervals and tests need:
+how the averages move when samples are resampled, and which values other residuals at the same confidences
+would give.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _MOST_POINTS = 1000
 
 
 class Resampled(Protocol):
-    """A metric with its value, and its deviation from the truth under resampling."""
+    """A metric whose distance from the truth resampling shows; `statistic` is what a p-value compares."""
 
     name: str
     value: float
@@ -31,26 +32,12 @@ class Resampled(Protocol):
     centre: float
 
     def noise(self, surplus: Matrix) -> Matrix:
-        """Return the change of the averages if sample i has the weight 1 + surplus[i]: (cells, R)."""
+        """Return what moves when sample i counts 1 + surplus[i] times, (cells, R) for surplus (N, R)."""
         ...
 
     def deviations(self, noise: Matrix) -> Pair:
-        """Return the deviations of `centre` above and below the truth, one number per draw of noise."""
+        """Return how far `centre` may lie above and below the truth, one number per draw of noise."""
         ...
-
-
-class Drawn(Protocol):
-    """A metric that can be computed for other outcomes at the same confidences."""
-
-    name: str
-
-    def errors(self, residuals: Matrix) -> Vector:
-        """Return the value (R,) of each column of residuals (N, R)."""
-        ...
-
-
-class TopLabelError(Resampled, Drawn, Protocol):
-    """A calibration error of the predicted label's probability."""
 
 
 class _Groups:
@@ -67,53 +54,63 @@ class _Groups:
         return result
 
 
-def clear_of_noise(averages: Matrix, noise: Matrix, count: int) -> Matrix:
-    """Return the averages (cells, 1) that exceed their noise (cells, draws), and 0 for the others.
+class TopLabelError:
+    """A calibration error of the predicted label's probability: here the sum of absolute averages.
 
-    The threshold is 3 standard errors, and grows slowly with the number of samples.
+    Attributes
+    ----------
+    name : str
+    value, statistic, centre : float
+        What is reported, what p-values compare, and what the intervals are built around.
     """
-    threshold = max(3.0, math.sqrt(math.log(count)))
-    return np.where(np.abs(averages) > threshold * noise.std(axis=1, keepdims=True), averages, 0.0)
 
+    name: str
 
-def absolute_deviations(averages: Matrix, noise: Matrix, count: int) -> Pair:
-    """Bound the deviation of a sum of absolute averages above and below the truth, one number per draw."""
-    kept = clear_of_noise(averages, noise, count)
-    above = np.abs(kept + noise).sum(axis=0) - np.abs(kept).sum()
-    below = (np.sign(averages) * noise).sum(axis=0)
-    return above, below
-
-
-class BinnedError:
-    """Top-label ECE over 15 bins; the bins do not change under resampling."""
-
-    def __init__(self, scored: Outcomes, binning: Binning, bins: int = NUM_BINS) -> None:
-        self.name = f"ece_{binning}"
-        self._groups = _Groups(bin_indices(scored.confidence, bin_edges(scored.confidence, binning, bins)))
+    def __init__(self, scored: Outcomes) -> None:
         self._residual = scored.residual[:, None]
         self.value = self.statistic = self.centre = float(self.errors(self._residual)[0])
 
     def _project(self, residuals: Matrix) -> Matrix:
-        return self._groups.sums(residuals) / len(residuals)
-
-    def noise(self, surplus: Matrix) -> Matrix:
-        """Return the change of the averages if sample i has the weight 1 + surplus[i]: (cells, R)."""
-        return self._project(surplus * self._residual)
+        """Average residuals (N, R) over cells: (cells, R)."""
+        raise NotImplementedError
 
     def errors(self, residuals: Matrix) -> Vector:
-        """Return the ECE (R,) of each column of residuals (N, R)."""
+        """Return the value (R,) that each column of residuals (N, R) would give."""
         result: Vector = np.abs(self._project(residuals)).sum(axis=0)
         return result
 
+    def noise(self, surplus: Matrix) -> Matrix:
+        """Return how the averages move when sample i counts 1 + surplus[i] times: (cells, R)."""
+        return self._project(surplus * self._residual)
+
     def deviations(self, noise: Matrix) -> Pair:
-        """Return the deviations of the value above and below the truth, one number per draw."""
-        return absolute_deviations(self._project(self._residual), noise, len(self._residual))
+        """Return how far `centre` may lie above and below the truth, one number per draw of noise.
+
+        An average counts as nonzero from 3 standard errors on; the threshold grows slowly with N.
+        """
+        averages = self._project(self._residual)
+        threshold = max(3.0, math.sqrt(math.log(len(self._residual)))) * noise.std(axis=1, keepdims=True)
+        kept = np.where(np.abs(averages) > threshold, averages, 0.0)
+        above = np.abs(kept + noise).sum(axis=0) - np.abs(kept).sum()
+        return above, (np.sign(averages) * noise).sum(axis=0)
 
 
-class SmoothError:
-    """smECE as a norm at its own bandwidth, which bounds its deviations at any other bandwidth.
+class BinnedError(TopLabelError):
+    """Top-label ECE over 15 bins; the bins stay as they are when samples are drawn anew."""
 
-    The smooth calibration error decreases with the bandwidth h, and smECE is where it equals h. If the true
+    def __init__(self, scored: Outcomes, binning: Binning, bins: int = NUM_BINS) -> None:
+        self.name = f"ece_{binning}"
+        self._groups = _Groups(bin_indices(scored.confidence, bin_edges(scored.confidence, binning, bins)))
+        super().__init__(scored)
+
+    def _project(self, residuals: Matrix) -> Matrix:
+        return self._groups.sums(residuals) / len(residuals)
+
+
+class SmoothError(TopLabelError):
+    """smECE as a norm: at the bandwidth it was found at, which bounds its deviations at any other.
+
+    Smooth calibration error falls as the bandwidth h grows, and smECE is where it equals h. If the true
     smECE is below the estimate it is at least the true error at the estimate's bandwidth, and the other way
     round: so deviations at that one bandwidth bound those of smECE itself.
     """
@@ -121,8 +118,7 @@ class SmoothError:
     name = "smooth_ece"
 
     def __init__(self, scored: Outcomes) -> None:
-        self._confidence = scored.confidence
-        self._residual = scored.residual[:, None]
+        self._confidence, self._residual = scored.confidence, scored.residual[:, None]
         self.value, self._bandwidth = smooth_fixed_point(scored.confidence, scored.correct)
         self.statistic = self.centre = self.value
         self._points = min(max(round(10 / self._bandwidth), 200), _MOST_POINTS)
@@ -130,20 +126,12 @@ class SmoothError:
     def _project(self, residuals: Matrix) -> Matrix:
         return SmoothedResiduals(self._confidence, residuals).at(self._bandwidth, slice(None), self._points)
 
-    def noise(self, surplus: Matrix) -> Matrix:
-        """Return the change of the residuals if sample i has the weight 1 + surplus[i]: (points, R)."""
-        return self._project(surplus * self._residual)
-
     def errors(self, residuals: Matrix) -> Vector:
         """Return the smECE (R,) of each column of residuals (N, R), each at its own bandwidth."""
         return SmoothedResiduals(self._confidence, residuals).fixed_points()[0]
 
-    def deviations(self, noise: Matrix) -> Pair:
-        """Return the deviations of the value above and below the truth, one number per draw."""
-        return absolute_deviations(self._project(self._residual), noise, len(self._residual))
 
-
-class KolmogorovSmirnovError:
+class KolmogorovSmirnovError(TopLabelError):
     """Largest absolute mean residual over the samples up to some confidence (Gupta et al. 2021), bin-free."""
 
     name = "ks"
@@ -152,27 +140,26 @@ class KolmogorovSmirnovError:
         self._levels = _Groups(np.unique(scored.confidence, return_inverse=True)[1].astype(np.int64))
         coarse = bin_edges(scored.confidence, "mass", _MOST_POINTS)
         self._coarse = _Groups(bin_indices(scored.confidence, coarse))
-        self._residual = scored.residual[:, None]
-        self.value = self.statistic = self.centre = float(self.errors(self._residual)[0])
+        super().__init__(scored)
 
-    def noise(self, surplus: Matrix) -> Matrix:
-        """Return the change of the cumulative means at up to 1,000 confidences: (cells, R)."""
-        moved: Matrix = self._coarse.sums(surplus * self._residual).cumsum(axis=0) / len(surplus)
+    def _project(self, residuals: Matrix) -> Matrix:
+        """Give the cumulative means at up to 1,000 confidences."""
+        moved: Matrix = self._coarse.sums(residuals).cumsum(axis=0) / len(residuals)
         return moved
 
     def errors(self, residuals: Matrix) -> Vector:
-        """Return the KS error (R,) of each column of residuals (N, R)."""
+        """Return the KS error (R,) that each column of residuals (N, R) would give."""
         result: Vector = np.abs(self._levels.sums(residuals).cumsum(axis=0)).max(axis=0) / len(residuals)
         return result
 
     def deviations(self, noise: Matrix) -> Pair:
-        """Return the deviations of the value above and below the truth, one number per draw."""
-        averages = self._coarse.sums(self._residual).cumsum(axis=0)[:, 0]
+        """Return how far the value may lie above and below the truth, one number per draw."""
+        averages = self._project(self._residual)[:, 0]
         peak = int(np.abs(averages).argmax())
         return np.abs(noise).max(axis=0), np.sign(averages[peak]) * noise[peak]
 
 
-class DebiasedError:
+class DebiasedError(TopLabelError):
     """Root of the debiased squared calibration error over 15 bins of equal mass.
 
     Each bin's squared gap is reduced by the variance of its accuracy, which makes the square unbiased
@@ -183,12 +170,10 @@ class DebiasedError:
     name = "debiased_ece"
 
     def __init__(self, scored: Outcomes) -> None:
-        index = bin_indices(scored.confidence, bin_edges(scored.confidence, "mass"))
-        self._groups = _Groups(index)
+        self._groups = _Groups(bin_indices(scored.confidence, bin_edges(scored.confidence, "mass")))
         self._weight = 1 / np.sqrt(self._groups.counts / len(scored))[:, None]
         self._mean = self._groups.sums(scored.confidence[:, None]) / self._groups.counts[:, None]
-        self._residual = scored.residual[:, None]
-        self.statistic = float(self.errors(self._residual)[0])
+        super().__init__(scored)
         self.value = max(0.0, self.statistic)
         self.centre = float(np.linalg.norm(self._project(self._residual)))
 
@@ -196,12 +181,8 @@ class DebiasedError:
         scaled: Matrix = self._weight * self._groups.sums(residuals) / len(residuals)
         return scaled
 
-    def noise(self, surplus: Matrix) -> Matrix:
-        """Return the change of the weighted gaps if sample i has the weight 1 + surplus[i]: (cells, R)."""
-        return self._project(surplus * self._residual)
-
     def errors(self, residuals: Matrix) -> Vector:
-        """Return the signed debiased root (R,) of each column of residuals (N, R)."""
+        """Return the signed debiased root (R,) that each column of residuals (N, R) would give."""
         counts = self._groups.counts[:, None]
         gap = self._groups.sums(residuals) / counts
         accuracy = np.clip(self._mean - gap, 0.0, 1.0)
@@ -211,7 +192,49 @@ class DebiasedError:
         return signed
 
     def deviations(self, noise: Matrix) -> Pair:
-        """Return the deviations of `centre` above and below the truth, one number per draw."""
+        """Return how far `centre` may lie above and below the truth, one number per draw."""
         averages = self._project(self._residual)
         direction = averages / max(float(np.linalg.norm(averages)), 1e-300)
         return np.linalg.norm(noise, axis=0), (direction * noise).sum(axis=0)
+
+
+class MaximumError:
+    """MCE: the largest gap of the 15 bins of equal width that hold samples.
+
+    No resampling can speak for a bin of three samples, so the interval is built from exact binomial limits
+    (Clopper and Pearson 1934) of every bin's accuracy. It is for the same bins and confidences: the gap
+    between each bin's mean confidence and the mean chance of being correct of its samples. It is
+    conservative, as its lower end allows for all bins at once.
+    """
+
+    name = "mce"
+
+    def __init__(self, scored: Outcomes) -> None:
+        index = bin_indices(scored.confidence, bin_edges(scored.confidence, "width"))
+        self._groups = _Groups(index)
+        self._correct, self._confidence = (
+            self._groups.sums(values[:, None])[:, 0] for values in (scored.correct, scored.confidence)
+        )
+        self._confidence /= self._groups.counts
+        self.value = self.statistic = float(self.errors(scored.residual[:, None])[0])
+
+    def errors(self, residuals: Matrix) -> Vector:
+        """Return the MCE (R,) that each column of residuals (N, R) would give."""
+        result: Vector = np.abs(self._groups.sums(residuals) / self._groups.counts[:, None]).max(axis=0)
+        return result
+
+    def limits(self, error: float) -> tuple[float, float]:
+        """Return the interval's ends; each fails with probability at most error / 2."""
+        low, high = self._accuracy_limits(error / len(self._correct))
+        least = np.maximum(np.maximum(self._confidence - high, low - self._confidence), 0.0)
+        low, high = self._accuracy_limits(error)
+        most = np.maximum(np.abs(self._confidence - high), np.abs(self._confidence - low))
+        return min(float(least.max()), self.value), max(float(most.max()), self.value)
+
+    def _accuracy_limits(self, error: float) -> Pair:
+        from scipy.special import betaincinv  # noqa: PLC0415 - a service that only predicts needs no scipy
+
+        wrong = self._groups.counts - self._correct
+        low = betaincinv(np.maximum(self._correct, 1e-9), wrong + 1, error / 2)
+        high = betaincinv(self._correct + 1, np.maximum(wrong, 1e-9), 1 - error / 2)
+        return np.where(self._correct > 0, low, 0.0), np.where(wrong > 0, high, 1.0)

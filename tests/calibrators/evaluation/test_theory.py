@@ -8,6 +8,7 @@ import torch
 
 from boxcal.calibrators import fit
 from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.evaluation.report import cross_fitted_report
 from boxcal.calibrators.evaluation.theory import post_processing_gap, smooth_calibration_bound
 
 
@@ -91,12 +92,27 @@ def test_the_bound_holds_for_fitted_probability_bounding() -> None:
     assert true_error <= found.bound
 
 
+def test_the_report_of_two_classes_holds_the_bound() -> None:
+    rng = np.random.default_rng(1)
+    honest = rng.normal(size=600) * 1.2
+    labels = (rng.random(600) < 1 / (1 + np.exp(-honest))).astype(int)
+    logits = np.column_stack([np.zeros(600), 2.5 * honest])
+    document = cross_fitted_report("pb", logits, labels, folds=2).to_dict()
+    calibrator = fit("pb", logits, labels).calibrator
+    bounds = calibrator.fitted_bounds
+    assert bounds is not None
+    probability = calibrator(torch.from_numpy(logits))[:, 1].numpy()
+    expected = smooth_calibration_bound(probability, labels, *bounds).to_dict()
+    assert document["smooth_calibration_bound"] == expected
+    assert cross_fitted_report("ts", logits, labels, folds=2).to_dict()["smooth_calibration_bound"] is None
+
+
 @pytest.mark.parametrize(
     ("probability", "labels", "lower", "upper", "message"),
     [
         ([0.5, 0.95], [0, 1], 0.1, 0.9, "row 1 has probability 0.95"),
-        ([0.5, 0.6], [0, 2], 0.1, 0.9, "row 1 is 2"),
-        ([0.5, 0.6], [0, 1], 0.0, 1.0, "hold nothing"),
+        ([0.5, 0.6], [0, 2], 0.1, 0.9, "row 1 has probability 0.6, label 2"),
+        ([0.5, 0.6], [0, 1], 0.0, 1.0, "vacuous"),
         ([0.5], [0, 1], 0.1, 0.9, r"shape \(N,\)"),
     ],
 )
