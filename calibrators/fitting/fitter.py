@@ -334,6 +334,7 @@ class _Fits:
             for fold in range(folds)
             if (fold_of == fold).any() and (fold_of != fold).any()
         ]
+        parts = parts if self.thorough else parts[:2]
         return best_epochs(objective, parts, starts, objective.limits, tick=self.tick)
 
 
