@@ -1,0 +1,121 @@
+"""A replica whose database goes away: it starts from its copy, keeps results, and never follows in silence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from boxcal.app import background as tasks
+from boxcal.app.activation.local_copy import FILE_NAME, LocalCopy
+from boxcal.app.background import background
+from boxcal.app.fitting.build import Refits, open_refits
+from boxcal.app.fitting.jobs import WAITING, FitLimits
+from boxcal.app.registry.errors import DamagedArtifact, RegistryUnavailable
+from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, FitState
+from boxcal.app.telemetry import Telemetry
+from tests.app.fitting.test_jobs import BACKBONE, DIGITS, QUICK, SOURCE, ended, submit, until
+from tests.app.registry.postgresql import PostgreSQL
+
+
+@asynccontextmanager
+async def replica(folder: Path, url: str) -> AsyncIterator[Refits]:
+    limits = FitLimits(10**7, 2**32, 600)
+    async with open_refits(
+        folder, url, DIGITS, backbone=BACKBONE, source=SOURCE, limits=limits, telemetry=Telemetry({})
+    ) as opened:
+        yield opened
+
+
+def test_a_fit_that_ends_during_an_outage_is_recorded_afterwards(
+    tmp_path: Path, url: str, postgresql: PostgreSQL
+) -> None:
+    async def scenario() -> None:
+        async with replica(tmp_path, url) as opened:
+            fit_id = await submit(opened.jobs, QUICK, activate=ActivatePolicy.ALWAYS)
+            await until(opened.jobs, fit_id, lambda record: record.state is FitState.RUNNING)
+            await asyncio.to_thread(postgresql.stop)
+            try:
+                await until(opened.jobs, fit_id, lambda record: record.stage == WAITING)
+                with pytest.raises(RegistryUnavailable):
+                    await opened.registry.run(opened.registry.list)
+            finally:
+                await asyncio.to_thread(postgresql.start)
+            record = await until(opened.jobs, fit_id, ended)
+            assert (record.state, record.calibrator, record.activated) == (FitState.SUCCEEDED, 1, True)
+            assert opened.activator.active.current.version == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_starts_from_its_copy_and_follows_once_the_database_is_back(
+    tmp_path: Path, url: str, postgresql: PostgreSQL
+) -> None:
+    async def scenario(stack: AsyncExitStack) -> None:
+        async with replica(tmp_path / "one", url) as one:
+            fit_id = await submit(one.jobs, QUICK, activate=ActivatePolicy.ALWAYS)
+            await until(one.jobs, fit_id, ended)
+        await asyncio.to_thread(postgresql.stop)
+        try:
+            with pytest.raises(RegistryUnavailable, match="no calibrator of this model"):
+                async with replica(tmp_path / "other", url):
+                    pass
+            opened = await stack.enter_async_context(replica(tmp_path / "one", url))
+            assert opened.activator.active.current.version == 1
+            assert (await opened.activator.fetch(1)) is opened.activator.active.current
+            with pytest.raises(RegistryUnavailable):
+                await opened.activator.fetch(0)
+        finally:
+            await asyncio.to_thread(postgresql.start)
+        async with replica(tmp_path / "other", url) as other:
+            await other.registry.run(other.activator.activate, 0)
+        async with asyncio.timeout(120):
+            while opened.activator.active.current.version != 0:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.1)
+
+    async def whole() -> None:
+        async with AsyncExitStack() as stack:
+            await scenario(stack)
+
+    asyncio.run(whole())
+
+
+def test_the_copy_is_of_one_backbone_and_is_checked(tmp_path: Path) -> None:
+    copy = LocalCopy(tmp_path, DIGITS)
+    assert copy.read() is None
+    copy.write(7, 3, "ts", b"artifact")
+    copy.write(6, 2, "pb", b"earlier")
+    assert copy.read() == (7, 3, "ts", b"artifact")
+    assert LocalCopy(tmp_path, BackboneIdentity("digits", "cd" * 32, DIGITS.labels)).read() is None
+    file = tmp_path / FILE_NAME
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(DamagedArtifact, match="SHA-256 differs"):
+        copy.read()
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_a_background_task_that_fails_or_ends_starts_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tasks, "SHORTEST_PAUSE", 0.0)
+    monkeypatch.setattr(tasks, "LONGEST_PAUSE", 0.0)
+    telemetry, runs, third = Telemetry({}), [0], asyncio.Event()
+
+    async def work() -> None:
+        runs[0] += 1
+        if runs[0] == 1:
+            raise RuntimeError("first")
+        if runs[0] == 3:
+            third.set()
+            await asyncio.sleep(3600)
+
+    async def scenario() -> None:
+        async with background("follower", work, telemetry):
+            await third.wait()
+
+    asyncio.run(scenario())
+    assert b'boxcal_background_restarts_total{task="follower"} 2.0' in telemetry.exposition()
+    assert [record.exc_info is not None for record in caplog.records] == [True, False]
