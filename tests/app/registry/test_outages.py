@@ -1,4 +1,4 @@
-"""A replica whose database goes away: it starts from its copy, keeps results, and never follows in silence."""
+"""A replica whose database goes away starts from its copy, keeps results, and follows again afterwards."""
 
 from __future__ import annotations
 
