@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SERVICE = "http://127.0.0.1:8000"
-COMMAND_SECONDS = 120
+COMMAND_SECONDS = 300
 
 FENCE = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GENERATED = re.compile(r"^(<!-- (\w+) -->\n).*?^(<!-- /\2 -->)$", re.MULTILINE | re.DOTALL)
