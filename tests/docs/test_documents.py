@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from boxcal.app.predict.options import Options
 from boxcal.calibrators import methods
 from tests.deploy import processes
 from tests.docs.__main__ import PLAYED
@@ -61,3 +62,8 @@ def test_every_generated_part_is_in_a_document() -> None:
     """A marker that is removed or misspelt would keep a part from being updated."""
     found = [name for document in PLAYED for _, name, _ in GENERATED.findall((ROOT / document).read_text())]
     assert sorted(found) == sorted(PARTS)
+
+
+def test_every_option_is_in_the_table_of_options() -> None:
+    text = (ROOT / "docs" / "http.md").read_text()
+    assert not {name for name in Options.model_fields if f"| `{name}` |" not in text}
