@@ -49,7 +49,7 @@ def html_report(
     Parameters
     ----------
     report : mapping
-        What `Report.to_dict` gives; the keys that `auto` adds are shown where they are present.
+        What `Report.to_dict` gives; where it has `fit.choice`, the choice of `auto` is shown.
     diagram : bytes
         The reliability diagram as an SVG document, shown as an image.
     title : str
@@ -64,16 +64,17 @@ def html_report(
         `default-src 'none'; style-src 'unsafe-inline'; img-src data:`.
     """
     image = base64.b64encode(diagram).decode("ascii")
+    choice = (report.get("fit") or {}).get("choice") or {}
     parts = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="faint">{_summary(report)}</p>',
-        *_verdict(report, decision),
+        f'<p class="faint">{_summary(report, choice)}</p>',
+        *_verdict(report, choice, decision),
         *_warnings(report.get("warnings") or ()),
         "<h2>Reliability</h2>",
         f'<img alt="Reliability before and after calibration" src="data:image/svg+xml;base64,{image}">',
         *_metrics(report),
         *_changes(report),
-        *_candidates(report.get("candidates") or ()),
+        *_candidates(choice.get("candidates") or ()),
     ]
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -83,9 +84,9 @@ def html_report(
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
 
 
-def _summary(report: Mapping[str, Any]) -> str:
+def _summary(report: Mapping[str, Any], choice: Mapping[str, Any]) -> str:
     method = f"Method <code>{escape(str(report['method']))}</code>"
-    chosen = report.get("chosen")
+    chosen = choice.get("chosen")
     if chosen:
         method += f", which chose <code>{escape(str(chosen))}</code>"
     return (
@@ -94,11 +95,11 @@ def _summary(report: Mapping[str, Any]) -> str:
     )
 
 
-def _verdict(report: Mapping[str, Any], decision: str) -> Iterable[str]:
+def _verdict(report: Mapping[str, Any], choice: Mapping[str, Any], decision: str) -> Iterable[str]:
     kind = "verdict better" if report["is_better"] else "verdict"
     answer = "Better than the active calibrator" if report["is_better"] else "Not clearly better"
     yield f'<p class="{kind}"><strong>{answer}:</strong> {_prose(report["against"]["reason"])}.</p>'
-    for name, text in (("Choice", report.get("why")), ("Activation", decision)):
+    for name, text in (("Choice", choice.get("why")), ("Activation", decision)):
         if text:
             yield f"<p><strong>{name}:</strong> {_prose(text)}</p>"
 

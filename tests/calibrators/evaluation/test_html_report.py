@@ -52,8 +52,8 @@ def test_the_page_tells_verdict_metrics_and_changes(document: dict[str, Any]) ->
 
 def test_what_auto_found_is_shown(document: dict[str, Any]) -> None:
     candidates = [{"method": "ts", "nll": 0.5123456789, "parameters": 1}, {"method": "pb", "nll": None}]
-    extra = {**document, "chosen": "ts", "why": "ts has the lowest NLL", "candidates": candidates}
-    text = Tags(html_report(extra, b"<svg/>")).text
+    choice = {"chosen": "ts", "why": "ts has the lowest NLL", "candidates": candidates}
+    text = Tags(html_report({**document, "fit": {"choice": choice}}, b"<svg/>")).text
     assert "ts has the lowest NLL" in text
     assert "0.512346" in text
 
@@ -70,12 +70,13 @@ def test_nothing_is_loaded(document: dict[str, Any]) -> None:
 
 def test_all_text_is_escaped(document: dict[str, Any]) -> None:
     hostile = json.loads(json.dumps(document))
-    hostile |= {"method": HOSTILE, "chosen": HOSTILE, "why": HOSTILE}
+    candidates = [{HOSTILE: HOSTILE, "method": HOSTILE}]
+    choice = {"chosen": HOSTILE, "why": HOSTILE, "candidates": candidates}
+    hostile |= {"method": HOSTILE, "fit": {"choice": choice}}
     hostile["against"]["reason"] = HOSTILE
     hostile["metrics"][HOSTILE] = hostile["metrics"]["nll"]
     hostile["bounds"] = {HOSTILE: hostile["bounds"]["upper"]}
     hostile["warnings"] = [{"code": HOSTILE, "severity": HOSTILE, "message": HOSTILE, "rows": [1]}]
-    hostile["candidates"] = [{HOSTILE: HOSTILE, "method": HOSTILE}]
     text = html_report(hostile, HOSTILE.encode(), title=HOSTILE, decision=HOSTILE)
     page = Tags(text)
     assert "script" not in {tag for tag, _ in page.found}
