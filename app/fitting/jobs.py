@@ -340,7 +340,11 @@ class FitJobs:
         """Wait for the turn of a fit, and have it done."""
         await self._turn.acquire()
         job.started = time.monotonic()
-        job.update(await self._recorded(job, self._registry.fits.start, job.record))
+        start = asyncio.create_task(self._recorded(job, self._registry.fits.start, job.record))
+        try:
+            await asyncio.shield(start)
+        finally:
+            job.update(await start)  # also where the fit is cancelled: its end names the attempt that began
         active = self._activator.active.current
         job.compared_with, against, known = active.version, None, None
         if active.version != UNCALIBRATED:
@@ -411,7 +415,9 @@ class FitJobs:
             try:
                 return await self._recorded(job, fits.end, job.record, state, why)
             except FitLost:  # it is recorded otherwise: by another process, or before a connection broke
-                return await self._recorded(job, fits.get, job.record.id)
+                record = await self._recorded(job, fits.get, job.record.id)
+                if record.state.is_final:
+                    return record
         except RegistryUnavailable as error:
             logger.warning("The end of fit %s was not recorded: %s", job.record.id, error)
         except Exception:

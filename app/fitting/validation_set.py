@@ -194,7 +194,7 @@ def _check_finite(name: str, values: Array, sent: Array, first: int) -> None:
     row, column = (int(index) for index in np.argwhere(~np.isfinite(values))[0])
     range_ = "" if not np.isfinite(sent[row, column]) else f" in {values.dtype}"
     raise InvalidUpload(
-        f"{name}[{first + row}, {column}] is {sent[row, column]}; every value must be finite{range_}."
+        f"{name}[{first + row}, {column}] is {sent[row, column]!s}; every value must be finite{range_}."
     )
 
 

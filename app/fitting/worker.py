@@ -71,7 +71,7 @@ class Worker:
                 raise WorkerFailed(
                     f"It took longer than the time limit of {self._seconds:,.0f} s."
                 ) from error
-            except (OSError, ValueError, asyncio.IncompleteReadError) as error:
+            except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
                 if isinstance(error, ValidationError):
                     logger.exception("A worker sent a message that cannot be read")
                 raise WorkerFailed(describe_exit(await self.close())) from error
@@ -112,8 +112,8 @@ class Worker:
             await self.close()
         if self._streams is None:
             ours, theirs = socket.socketpair()
-            with theirs:
-                self._process = await asyncio.to_thread(_spawn, theirs.fileno())
+            with theirs:  # without a pause, in which a cancellation would lose the process
+                self._process = _spawn(theirs.fileno())
             self._streams = await asyncio.open_connection(sock=ours, limit=MAX_REPLY_BYTES)
         return self._streams
 
