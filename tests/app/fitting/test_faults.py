@@ -1,0 +1,185 @@
+"""A full disk, slow uploads and calls that come at a bad moment cost no fit and no slot."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from boxcal.app.fitting.build import Refits
+from boxcal.app.fitting.errors import FitAlreadyOver, FitQueueFull, StorageFull
+from boxcal.app.fitting.jobs import MAX_PER_CLIENT
+from boxcal.app.registry.records import FitState
+from boxcal.app.telemetry import Telemetry
+from tests.app.fitting.service import Service
+from tests.app.fitting.test_hostile import left_behind
+from tests.app.fitting.test_jobs import QUICK, ended, run, submit, until
+from tests.app.fitting.validation_data import CONTENT_TYPE, validation_npz
+
+DISK_BYTES = 12 * 2**20
+
+
+def test_a_cancel_that_meets_the_start_or_the_result_leaves_the_next_fit_alone(tmp_path: Path) -> None:
+    async def scenario(opened: Refits, _: Telemetry) -> None:
+        jobs, fits = opened.jobs, opened.registry.fits
+        reached, go = threading.Event(), threading.Event()
+
+        def held(call: Any) -> Any:
+            def waits(*arguments: Any) -> Any:
+                result = call(*arguments)
+                reached.set()
+                go.wait(60)
+                return result
+
+            return waits
+
+        start, accept = fits.start, opened.activator.accept
+        fits.start = held(start)  # type: ignore[method-assign]
+        early = await submit(jobs, QUICK)
+        await asyncio.to_thread(reached.wait, 60)
+        cancelling = asyncio.create_task(jobs.cancel(early))
+        await asyncio.sleep(0)
+        go.set()
+        assert (await asyncio.wait_for(cancelling, 60)).state is FitState.CANCELLED
+
+        reached.clear()
+        go.clear()
+        fits.start = start  # type: ignore[method-assign]
+        opened.activator.accept = held(accept)  # type: ignore[method-assign]
+        late = await submit(jobs, QUICK)
+        await asyncio.to_thread(reached.wait, 240)
+        process = jobs._fitter._process
+        assert process is not None
+        cancelling = asyncio.create_task(jobs.cancel(late))
+        await asyncio.sleep(0)
+        go.set()
+        with pytest.raises(FitAlreadyOver, match="it has succeeded"):
+            await asyncio.wait_for(cancelling, 60)
+
+        def fails(*_: object) -> Any:
+            raise ZeroDivisionError("unexpected")
+
+        opened.activator.accept = fails  # type: ignore[method-assign, assignment]
+        unexpected = await until(jobs, await submit(jobs, QUICK), ended)
+        assert (unexpected.state, "see the server log" in (unexpected.error or "")) == (FitState.FAILED, True)
+        opened.activator.accept = accept  # type: ignore[method-assign]
+        assert (await until(jobs, await submit(jobs, QUICK), ended)).state is FitState.SUCCEEDED
+        assert jobs._fitter._process is process
+
+    run(tmp_path, scenario)
+
+
+def test_slots_are_released_whatever_goes_wrong(tmp_path: Path) -> None:
+    async def scenario(opened: Refits, _: Telemetry) -> None:
+        jobs, make = opened.jobs, opened.jobs._workspace.new_folder
+        for number in (errno.ENOSPC, errno.EACCES):
+
+            def fails(name: str, number: int = number) -> Path:
+                raise OSError(number, "made to fail", name)
+
+            jobs._workspace.new_folder = fails  # type: ignore[method-assign]
+            for _turn in range(12):
+                with pytest.raises((StorageFull, OSError), match="made to fail"):
+                    async with jobs.reserve_slot("one"):
+                        raise AssertionError("a folder was made")
+        jobs._workspace.new_folder = make  # type: ignore[method-assign]
+        assert await hold(jobs, "one", MAX_PER_CLIENT) == MAX_PER_CLIENT
+        assert jobs._arriving.total() == 0
+
+    run(tmp_path, scenario)
+
+
+async def hold(jobs: Any, client: str, count: int) -> int:
+    """Hold `count` slots of one client: one more is refused, and another client is served."""
+    if count == 0:
+        with pytest.raises(FitQueueFull, match=f"{MAX_PER_CLIENT} uploads are arriving from {client}"):
+            async with jobs.reserve_slot(client):
+                pass
+        async with jobs.reserve_slot("another"):
+            return 0
+    async with jobs.reserve_slot(client):
+        return 1 + await hold(jobs, client, count - 1)
+
+
+def test_slow_uploads_are_given_up(service: Service) -> None:
+    """Nine clients send one byte each and wait; the service ends them, and takes a fit."""
+    head = (
+        f"POST /fit HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {CONTENT_TYPE}\r\n"
+        "Content-Length: 100000\r\n\r\n-"
+    ).encode()
+    address = httpx.URL(service.url)
+    slow = [socket.create_connection((address.host, address.port or 0), timeout=60) for _ in range(9)]
+    try:
+        for connection in slow:
+            connection.sendall(head)
+        answers = [connection.recv(2**16) for connection in slow]
+    finally:
+        for connection in slow:
+            connection.close()
+    statuses = sorted(int(answer.split()[1]) for answer in answers)
+    assert statuses == [408] * MAX_PER_CLIENT + [503] * (9 - MAX_PER_CLIENT)
+    accepted = service.client.post("/fit", files={"file": ("v", validation_npz(50))}, data={"method": "ts"})
+    assert accepted.status_code == 202, accepted.text
+    service.client.delete(accepted.headers["location"])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 12 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    options = f"size={DISK_BYTES}"
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", disk], check=False).returncode:
+        pytest.skip("mounting a file system takes root")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def fill(disk: Path, room: int) -> Path:
+    """Take all space of a file system but `room` bytes; gives the file to remove."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        with suppress(OSError):
+            while True:
+                file.write(bytes(2**12))
+        file.truncate(max(0, file.tell() - room))
+    return filler
+
+
+def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
+    with Service(small_disk / "data") as service:
+        client = service.client
+        request: dict[str, Any] = {
+            "files": {"file": ("v", validation_npz(3000))},
+            "data": {"method": "ts+pb", "activate": "always"},
+        }
+        filler = fill(small_disk, 2**16)
+        refused = client.post("/fit", **request)
+        assert (refused.status_code, refused.json()["title"]) == (507, StorageFull.title), refused.text
+        assert left_behind(service) == set()
+        filler.unlink()
+
+        accepted = client.post("/fit", **request)
+        assert accepted.status_code == 202, accepted.text
+        filler = fill(small_disk, 0)
+        stages = []
+        with client.stream("GET", f"{accepted.headers['location']}/events") as events:
+            for line in events.iter_lines():
+                if line.startswith("data: "):
+                    stages.append(line)
+                    if "waiting for the registry" in line and filler.exists():
+                        assert client.post("/calibrate", json={"logits": [[0.0] * 10]}).is_success
+                        filler.unlink()
+        done = client.get(accepted.headers["location"]).json()
+        assert (done["state"], done["activated"]) == ("succeeded", True), done
+        assert any("waiting for the registry" in stage for stage in stages)
+        assert client.get("/health/ready").json()["calibrator"] == done["calibrator"]
