@@ -31,6 +31,8 @@ UNWANTED: dict[Any, Array] = {np.dtype(kind): np.empty((0, 0), kind) for kind in
 NO_TEMPERATURE: Array = np.empty(0)
 """In place of the temperature's."""
 
+MASKS = {(lower, upper): GradientMask(lower, upper) for lower in (False, True) for upper in (False, True)}
+
 Bound = float | Tensor
 """A number, or a tensor of shape (N or 1, K)."""
 
@@ -113,10 +115,10 @@ class PlainRows(torch.autograd.Function):
         """Multiply by the Jacobians; where that may be recorded, by the registered op."""
         logits, probabilities = ctx.saved_tensors  # Refused if they were modified since.
         box, temperature = ctx.box
-        mask = GradientMask(*ctx.needs_input_grad[1:3])
+        mask = MASKS[ctx.needs_input_grad[1:3]]
         if is_plain(upstream) and not torch.is_grad_enabled():
             answer, side, held, rows, inverse = ctx.arrays
-            found = _products(upstream, answer, side, held, rows, inverse, box, mask)
+            found = _products(upstream.contiguous().numpy(), answer, side, held, rows, inverse, box, mask)
         else:
             low, high, divisor = (
                 value if isinstance(value, Tensor) else logits.new_full((1, 1), value)
@@ -142,7 +144,7 @@ def backward(  # noqa: PLR0917 - the order of the operator's own arguments
     """Gradients in logits, lower, upper and temperature; an empty tensor where none is asked for."""
     rows, inverse = _array(logits), _inverse(temperature)
     found = _products(
-        upstream, _array(probabilities), side.numpy(), MAYBE_HELD, rows, inverse, (lower, upper), mask
+        _array(upstream), _array(probabilities), side.numpy(), MAYBE_HELD, rows, inverse, (lower, upper), mask
     )
     by_logits, *others = (logits.new_empty(0) if gradient is None else gradient for gradient in found)
     if mask.temperature:
@@ -151,7 +153,7 @@ def backward(  # noqa: PLR0917 - the order of the operator's own arguments
 
 
 def _products(  # noqa: PLR0917 - as above
-    upstream: Tensor,
+    upstream: Array,
     probabilities: Array,
     side: Array,
     held: Array,
@@ -161,17 +163,16 @@ def _products(  # noqa: PLR0917 - as above
     mask: GradientMask,
 ) -> tuple[Tensor | None, ...]:
     """Gradients in logits, lower, upper and each row's temperature; None where none is asked for."""
-    by_logits = torch.empty(logits.shape, dtype=upstream.dtype)
-    out = by_logits.numpy()
-    by_lower, by_upper = (
-        np.empty((len(out), bound.shape[1]), out.dtype) if wants else UNWANTED[out.dtype]
-        for bound, wants in zip(box, mask, strict=False)
-    )
+    by_logits = torch.from_numpy(np.empty_like(upstream))
+    out: Array = by_logits.numpy()
+    none = UNWANTED[out.dtype]
+    by_lower = np.empty((len(out), box[0].shape[1]), out.dtype) if mask.lower else none
+    by_upper = np.empty((len(out), box[1].shape[1]), out.dtype) if mask.upper else none
     by_temperature = np.empty(len(out)) if mask.temperature else NO_TEMPERATURE
     backward_rows(
-        _array(upstream), probabilities, side, held, logits, inverse, out, by_lower, by_upper, by_temperature
+        upstream, probabilities, side, held, logits, inverse, out, by_lower, by_upper, by_temperature
     )
-    if not any(mask):
+    if not (mask.lower or mask.upper or mask.temperature):
         return by_logits, None, None, None
     return (
         by_logits,
