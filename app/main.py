@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.routing import APIRoute
+from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from boxcal.app import description, documentation, errors, health
@@ -36,6 +37,9 @@ ROUTERS = (
 
 class Application(FastAPI):
     """FastAPI with two layers around its router: ids for requests, and `RequestMiddleware` for errors."""
+
+    # FastAPI's own looks up a tracer for every request.
+    __call__ = Starlette.__call__
 
     def build_middleware_stack(self) -> ASGIApp:
         """Return the application's outermost layer."""

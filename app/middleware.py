@@ -41,11 +41,12 @@ class DirectRequest(Request):
         """Send a whole response."""
         fixed = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
-        for start in range(CHUNK, len(body), CHUNK):
-            chunk = body[start - CHUNK : start]
-            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
-        rest = body if len(body) <= CHUNK else body[(len(body) - 1) // CHUNK * CHUNK :]
-        await self._send({"type": "http.response.body", "body": rest})
+        start = 0
+        while len(body) - start > CHUNK:
+            part = body[start : start + CHUNK]
+            await self._send({"type": "http.response.body", "body": part, "more_body": True})
+            start += CHUNK
+        await self._send({"type": "http.response.body", "body": body[start:]})
 
 
 class Exchange:

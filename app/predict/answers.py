@@ -118,7 +118,7 @@ class CalibratedAnswer:
             {
                 "model": self.model,
                 "calibrator": {"version": self.served.version, "method": self.served.method},
-                "bounds_relaxed": bool(self.rows.relaxed.any()),
+                "bounds_relaxed": np.count_nonzero(self.rows.relaxed) > 0,
                 "predictions": predictions,
                 "timing_ms": {stage: round(self.seconds.get(stage, 0.0) * 1e6) / 1e3 for stage in STAGES},
             }
@@ -136,7 +136,12 @@ class CalibratedAnswer:
             for index in rank(probabilities, self.rows.mapped[row], self.options.top_k)
         ]
         first = top[0]
-        prediction = {name: first[name] for name in ("label", "index", "probability")} | {"top": top}
+        prediction: dict[str, Any] = {
+            "label": first["label"],
+            "index": first["index"],
+            "probability": first["probability"],
+            "top": top,
+        }
         if self.options.probabilities:
             prediction["probabilities"] = probabilities
         if self.options.logits:

@@ -42,7 +42,7 @@ Input = bytes | list[Any]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Posted:
     """What a client posted.
 

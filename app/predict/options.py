@@ -89,7 +89,8 @@ class Options(BaseModel):
 
 DEFAULT = Options()
 SIDES = ("lower", "upper")
-FLAT = tuple(name for name in Options.model_fields if name != "bounds")
+NAMES = tuple(Options.model_fields)
+FLAT = tuple(name for name in NAMES if name != "bounds")
 
 
 def from_json(document: Any) -> Options:
@@ -153,21 +154,20 @@ def parse(name: str, text: str | bytes) -> Any:
 
 
 def _checked(document: Any, *, strict: bool) -> Options:
-    # pydantic would describe every unknown member, and a body may hold a million.
-    _refuse_unknown(document, Options, "options")
+    _refuse_many(document, NAMES, "options")
     if isinstance(document, dict):
-        _refuse_unknown(document.get("bounds"), BoundsOption, "options.bounds")
+        _refuse_many(document.get("bounds"), SIDES, "options.bounds")
     try:
         return Options.model_validate(document, strict=strict)
     except ValidationError as error:
         raise InvalidParameter(describe_validation(error.errors(), "options")) from error
 
 
-def _refuse_unknown(document: Any, model: type[BaseModel], name: str) -> None:
-    for member in document if isinstance(document, dict) else ():
-        if member not in model.model_fields:
-            known = ", ".join(model.model_fields)
-            raise InvalidParameter(f"{name}.{member!s:.100} is unknown; {name} takes {known}.")
+def _refuse_many(document: Any, known: Sequence[str], name: str) -> None:
+    """Refuse more members than there are options; pydantic would describe each of a million."""
+    if isinstance(document, dict) and len(document) > len(known):
+        unknown = next(member for member in document if member not in known)
+        raise InvalidParameter(f"{name}.{unknown!s:.100} is unknown; {name} takes {', '.join(known)}.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 import numpy as np
@@ -55,6 +55,8 @@ LARGE_IMAGE_PIXELS = 4_000_000
 
 Inputs = Sequence[Input] | NDArray[np.generic]
 """Encoded images and nested lists, or an array (N, *shape) of samples."""
+
+NOTHING = nullcontext()
 
 T = TypeVar("T")
 
@@ -132,34 +134,30 @@ class Pipeline:
         """
         self.batcher.check_room(1, time.monotonic() + self._timeout_of(options))
 
-    @contextmanager
-    def memory_for(self, rows: int, options: Options, *, as_json: bool) -> Iterator[None]:
-        """Hold the memory that a request is estimated to need, until its response is sent.
+    def memory_for(self, rows: int, options: Options, *, as_json: bool) -> AbstractContextManager[None]:
+        """Hold, for a block, the memory that a request is estimated to need until its response is sent.
 
         Raises
         ------
         RequestTooLarge
             It is more than all requests together may hold.
         QueueFull
-            Other requests hold too much.
+            On entering the block: other requests hold too much.
         """
         numbers = rows * len(self.labels)
         if numbers <= INLINE_NUMBERS:
-            yield
-            return
+            return NOTHING
         response = 8 * numbers
         if as_json:
             listed = min(options.top_k, len(self.labels)) * (100 + self.labels.longest)
-            response = 200 * rows + listed * rows
-            response += DIGITS * numbers * (options.probabilities + options.logits + 3 * options.explain)
+            response = rows * (200 + listed) + DIGITS * numbers * (options.probabilities + options.logits)
         needed = BYTES_PER_NUMBER * numbers + response
         if needed > self._memory.limit:
             raise RequestTooLarge(
                 f"{rows:,} samples of {len(self.labels)} classes need about {needed:,} bytes, of which the "
                 f"response has {response:,}; the limit is {self._memory.limit:,}."
             )
-        with self._memory.holding(needed):
-            yield
+        return self._memory.holding(needed)
 
     async def predict(self, inputs: Inputs, options: Options) -> CalibratedAnswer:
         """Classify inputs.
@@ -278,7 +276,7 @@ class Pipeline:
                     samples[position] = await self._in_pool(self._sample, sent, name)
 
         large = sum(pixels) > LARGE_IMAGE_PIXELS
-        with self._pixels.holding(sum(pixels)) if large else nullcontext():
+        with self._pixels.holding(sum(pixels)) if large else NOTHING:
             if len(inputs) == 1:
                 await decode_next()
                 return samples

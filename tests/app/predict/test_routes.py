@@ -151,7 +151,7 @@ def test_a_version_is_used_where_it_is_named(http: httpx.Client) -> None:
         ({"top_k": 0}, "options.top_k: Input should be greater than or equal to 1, got 0"),
         ({"top_k": "5"}, "options.top_k"),
         ({"top_k": 2.5}, "options.top_k"),
-        ({"topk": 5}, "options.topk is unknown; options takes bounds, top_k"),
+        ({"topk": 5}, "options.topk: Extra inputs are not permitted"),
         ({"calibrator": -1}, 'options.calibrator: should be "active" or the number of a version, got -1'),
         ({"calibrator": "best"}, "got 'best'"),
         ({"timeout_ms": 0}, "options.timeout_ms"),
