@@ -199,6 +199,31 @@ def reliability_data(version: int) -> Call[dict[str, Any]]:
     return Call("GET", f"/calibrators/{version}/reliability.json", _object)
 
 
+def report_page(version: int) -> Call[bytes]:
+    """Fetch the report as one HTML page (`GET /calibrators/{n}/report.html`)."""
+    return Call("GET", f"/calibrators/{version}/report.html", _content)
+
+
+def activations(limit: int = 50) -> Call[dict[str, Any]]:
+    """List the newest activations and the version that a rollback activates (`GET /activations`)."""
+    return Call("GET", "/activations", _object, {"params": {"limit": limit}})
+
+
+def model() -> Call[dict[str, Any]]:
+    """Describe the model: labels, limits and accepted formats (`GET /model`)."""
+    return Call("GET", "/model", _object)
+
+
+def calibration_methods() -> Call[dict[str, Any]]:
+    """List the calibration methods and what each needs (`GET /methods`)."""
+    return Call("GET", "/methods", _object)
+
+
+def stats() -> Call[dict[str, Any]]:
+    """Fetch rates and latencies of the last 15 minutes (`GET /stats`)."""
+    return Call("GET", "/stats", _object)
+
+
 def artifact(version: int) -> Call[bytes]:
     """Fetch the calibrator itself, for `Calibrator.from_bytes` (`GET /calibrators/{n}/artifact`)."""
     return Call("GET", f"/calibrators/{version}/artifact", _content)

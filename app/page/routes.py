@@ -75,13 +75,13 @@ def index() -> bytes:
     return page.replace("{assets}", assets()[0]).encode()
 
 
-@router.get("/")
+@router.get("/", status_code=307)
 async def root() -> Response:
     """Redirect to the page; relative, so that it works behind a gateway prefix."""
     return RedirectResponse("ui/", status_code=307)
 
 
-@router.get("/ui")
+@router.get("/ui", status_code=307)
 async def without_slash() -> Response:
     """Redirect to the page: relative links need the slash."""
     return RedirectResponse("ui/", status_code=307)

@@ -58,7 +58,7 @@ class RowTemperatureObjective(JointObjective):
         """Look only at some rows, which stay sorted."""
         part = copy.copy(self)
         part.sorted, part.top = self.sorted.rows(index.numpy()), self.top[index]
-        part.labels, part.cuts = self.labels[index], self.cuts[index]
+        part.labels, part.cuts = self.labels[index.numpy()], self.cuts[index.numpy()]
         return part
 
     def __call__(self, coordinates: Array) -> tuple[float, Array]:
@@ -105,7 +105,7 @@ class Ensemble(RowTemperatureObjective):
     def rows(self, index: Tensor) -> Self:
         """Look only at some rows."""
         part = super().rows(index)
-        part.raw = self.raw[index]
+        part.raw = self.raw[index.numpy()]
         return part
 
     def __call__(self, coordinates: Array) -> tuple[float, Array]:

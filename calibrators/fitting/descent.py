@@ -150,7 +150,8 @@ def best_epochs(
             evaluations += calls + len(curve)
         if tick:
             tick((index + 1) / (len(starts) + 1))
-    lowest = curves.min(axis=1) / sum(count for _, _, count in parts)
+    # Too few samples for folds leave no parts: the fit then stays at its first start.
+    lowest = curves.min(axis=1) / max(1, sum(count for _, _, count in parts))
     best = int(np.argmin(lowest))
     epochs = int(np.argmin(curves[best]))
     point, value, calls = np.asarray(starts[best]), objective(starts[best])[0], 1

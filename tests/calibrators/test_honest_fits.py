@@ -79,7 +79,12 @@ def test_a_forest_with_zeros_is_calibrated_by_a_floor(forest: tuple[Set, Set], m
     assert nll < raw_nll - 1.0
     assert brier < raw_brier + 0.01
     bias = result.choice.get("selection_bias", {})
-    assert cross_fitted_report(result.method, *validation, selection_bias=bias).is_better
+    report = cross_fitted_report(result.method, *validation, selection_bias=bias)
+    if method == "ts+pb":
+        assert report.is_better
+    else:  # `auto` takes the lowest NLL, a floor alone; where that costs smooth ECE, the gate refuses it
+        assert result.method in {"pb-lower", "pb", "ts+pb"}
+        assert report.is_better or "smooth ECE" in report.against.verdict.reason
 
 
 def without(classes: list[int]) -> Set:
