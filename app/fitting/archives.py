@@ -12,7 +12,8 @@ import zipfile
 import zlib
 from typing import IO
 
-from boxcal.app.fitting.errors import InvalidUpload, UploadTooLarge
+from boxcal.app.fitting.errors import InvalidUpload
+from boxcal.app.uploads.errors import UploadTooLarge
 
 MAX_DIRECTORY_BYTES = 16 * 2**20
 LOCAL_HEADER_BYTES = 30

@@ -1,9 +1,6 @@
-"""Errors of uploads and fits, as leaves of the service's error tree.
+"""Errors of fits and of the check of an upload, as leaves of the service's error tree.
 
 BoxcalError
-  - UploadStalled            408  the upload is slower than the minimum rate
-  + PayloadTooLarge          413
-  |   - UploadTooLarge       413  more bytes than the limit, as sent or as stored
   + UnsupportedMediaType     415
   |   - UnknownUploadFormat  415  not `.npz`, `.parquet` or `.zip`
   + InvalidRequest           422
@@ -13,41 +10,21 @@ BoxcalError
   |   - FitAlreadyOver       409  the fit has ended and cannot be cancelled
   |   - FitElsewhere         409  another replica runs the fit
   + Unavailable              503
-  |   - FitQueueFull         503  too many fits or uploads
-  + StorageFull              507  no space left in the data directory
+      - FitQueueFull         503  too many fits or uploads
 
 Each message quotes the offending value and the accepted values.
 """
-
-import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from boxcal.app.errors import (
     BoxcalError,
     InvalidParameter,
     InvalidRequest,
     MalformedBody,
-    PayloadTooLarge,
     Unavailable,
     UnsupportedMediaType,
 )
 from boxcal.app.registry.errors import Conflict
-
-
-class UploadStalled(BoxcalError):
-    """The upload is slower than the minimum rate."""
-
-    status = 408
-    type = "upload-stalled"
-    title = "Upload stalled"
-
-
-class UploadTooLarge(PayloadTooLarge):
-    """The upload has more bytes than the limit, as sent or as stored."""
-
-    type = "upload-too-large"
-    title = "Upload too large"
+from boxcal.app.uploads.errors import StorageFull, UploadTooLarge
 
 
 class UnknownUploadFormat(UnsupportedMediaType):
@@ -92,14 +69,6 @@ class FitQueueFull(Unavailable):
     title = "Fit queue full"
 
 
-class StorageFull(BoxcalError):
-    """The data directory has no space left."""
-
-    status = 507
-    type = "storage-full"
-    title = "Insufficient storage"
-
-
 REFUSALS: dict[str, type[BoxcalError]] = {
     leaf.type: leaf
     for leaf in (
@@ -113,16 +82,3 @@ REFUSALS: dict[str, type[BoxcalError]] = {
     )
 }
 """Errors that the check of an upload can return, by `type`."""
-
-
-@contextmanager
-def full_disk_as_problem() -> Iterator[None]:
-    """Convert errors of the operating system about a full disk to `StorageFull`."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise StorageFull(
-            f"No space left in the data directory: {error.strerror}. Try again later."
-        ) from error

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from boxcal.app.fitting.archives import DAMAGE
-from boxcal.app.fitting.errors import InvalidUpload, UploadTooLarge
+from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.form import FilePart
 from boxcal.app.fitting.validation_set import LISTING, MIN_SAMPLES, ArrayWriter, ValidationSet, keep_labels
+from boxcal.app.uploads.errors import UploadTooLarge
 from boxcal.models.decoding import decode, image_format
 from boxcal.models.errors import InvalidImage
 

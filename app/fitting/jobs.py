@@ -1,63 +1,42 @@
-"""The queue of fits, on the event loop: uploads are checked at once, and fits run one after the other.
+"""The fits of this process, for the routes: takes uploads, and reports, waits for and cancels fits.
 
-Two workers do the work, one for checks and one for fits, so that a check never waits for a fit. Registry
-calls run in threads.
+`slots` limits the uploads, a worker checks them, and `runner` runs the fits. Checks have a worker of their
+own, so that a check never waits for a fit.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import secrets
-import shutil
-import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from boxcal.app.activation.activator import Activator
-from boxcal.app.activation.gate import decide
 from boxcal.app.errors import NotReady
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
-from boxcal.app.fitting.errors import (
-    REFUSALS,
-    FitAlreadyOver,
-    FitElsewhere,
-    FitQueueFull,
-    InvalidUpload,
-    full_disk_as_problem,
-)
-from boxcal.app.fitting.messages import Checked, CheckTask, FitOutcome, FitTask, Refused
+from boxcal.app.fitting.errors import REFUSALS, FitAlreadyOver, FitElsewhere, InvalidUpload
+from boxcal.app.fitting.job import Job
+from boxcal.app.fitting.messages import Checked, CheckTask
 from boxcal.app.fitting.requirements import reads_of_methods
-from boxcal.app.fitting.worker import Worker, WorkerFailed
-from boxcal.app.registry.errors import FitLost, RegistryUnavailable
+from boxcal.app.fitting.runner import RECORD_SECONDS, WAITING, FitRunner
+from boxcal.app.fitting.slots import UploadSlots
+from boxcal.app.fitting.worker import TaskRefused, Worker, WorkerFailed
+from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.fits import INTERRUPTED
-from boxcal.app.registry.records import Decision, FitRecord, FitState
-from boxcal.app.registry.store import UNCALIBRATED, Registry
+from boxcal.app.registry.records import FitRecord, FitState
+from boxcal.app.registry.store import Registry
 from boxcal.app.uploads.workspace import Workspace
 
 if TYPE_CHECKING:
     from boxcal.app.settings import Settings
     from boxcal.app.telemetry import Telemetry
 
-logger = logging.getLogger("boxcal")
-
-MAX_WAITING = 8
-MAX_PER_CLIENT = 4
-RECORD_SECONDS = 1.0
 CHECK_SECONDS = 120.0
 CHECK_MEMORY_BYTES = 2**30
-RETRY_SECONDS = 2.0
 CANCELLED = "Cancelled on request."
-SERVICE_FAILED = "The service failed while it ran the fit or recorded its result; see the server log."
-WAITING = "waiting for the registry"
 GOING_DOWN = "The service is shutting down and takes no more fits."
-
-P = ParamSpec("P")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,59 +59,23 @@ class FitLimits:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """Take them from the service's settings."""
+        """Return the limits of the service's settings."""
         return cls(settings.max_upload_bytes, settings.fit_memory_bytes, settings.fit_timeout_seconds)
 
 
-@dataclass(eq=False)
-class Job:
-    """A fit that is not over, and those who watch it.
-
-    Attributes
-    ----------
-    work
-        Waits for its turn and for the worker; cancelling it stops the fit.
-    ending
-        As what it shall end, and why, once someone asked it to.
-    """
-
-    record: FitRecord
-    folder: Path
-    budget_seconds: float
-    work: asyncio.Task[FitOutcome] | None = None
-    conclusion: asyncio.Task[None] | None = None
-    ending: tuple[FitState, str] | None = None
-    started: float = 0.0
-    compared_with: int = UNCALIBRATED
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def update(self, record: FitRecord) -> None:
-        """Show a new state to everyone who watches."""
-        self.record = record
-        watched, self.changed = self.changed, asyncio.Event()
-        watched.set()
-
-    def stop(self, state: FitState, why: str) -> None:
-        """End the fit, unless its result is there already; the first who asks says as what."""
-        if self.ending is None and self.work is not None and self.work.cancel():
-            self.ending = (state, why)
-
-
 class FitJobs:
-    """Takes uploads, has them checked and fitted, and sees every fit to its end.
+    """The fits of this process that have not ended, and the record of all others.
 
     Parameters
     ----------
     registry, activator
-        Where results go.
+        Record the results.
     workspace
-        Where uploads and validation sets are while they wait.
+        Contains uploads and validation sets.
     telemetry
-        Is told of every fit that ends.
+        Counts the fits that end.
     source, summary
-        The backbone, as fits load it and as checks compare with it.
-    max_waiting
-        How many fits may wait beside the one that runs.
+        The backbone, as workers load it and as checks compare with it.
     """
 
     def __init__(
@@ -145,73 +88,49 @@ class FitJobs:
         source: BackboneSource,
         summary: BackboneSummary,
         limits: FitLimits,
-        max_waiting: int = MAX_WAITING,
     ) -> None:
         self._registry = registry
         self._activator = activator
-        self._workspace = workspace
-        self._telemetry = telemetry
-        self._source = source
         self._summary = summary
-        self._limits = limits
-        self._max_waiting = max_waiting
-        self._checker = Worker(CHECK_SECONDS)
-        self._fitter = Worker(limits.seconds)
-        self._turn = asyncio.Lock()
-        self._arriving: Counter[str] = Counter()
-        self._jobs: dict[str, Job] = {}
+        self._max_bytes = limits.upload_bytes
         self._closing = asyncio.Event()
+        self._jobs: dict[str, Job] = {}
+        self._slots = UploadSlots(workspace, self._jobs)
+        self._checker = Worker(CHECK_SECONDS)
+        self._runner = FitRunner(
+            registry,
+            activator,
+            telemetry,
+            source=source,
+            seconds=limits.seconds,
+            memory_bytes=limits.memory_bytes,
+            closing=self._closing,
+        )
 
     async def close(self) -> None:
-        """Stop every fit and check; fits are recorded as interrupted, and those who watch them are told."""
+        """Stop every fit and check; fits are recorded as interrupted, and those who watch them see it."""
         self._closing.set()
         for job in self._jobs.values():
             job.stop(FitState.INTERRUPTED, INTERRUPTED)
         await self._checker.close()
         while self._jobs:
-            await next(iter(self._jobs.values())).changed.wait()
-        await self._fitter.close()
+            await asyncio.wait([job.conclusion for job in self._jobs.values()])
+        await self._runner.close()
 
-    @asynccontextmanager
-    async def reserve_slot(self, client: str = "") -> AsyncIterator[Path]:
-        """Hold a slot of the queue, and a folder, while an upload arrives and is checked.
-
-        The folder is removed at the end, unless it was submitted.
+    def reserve_slot(self, client: str = "") -> AbstractAsyncContextManager[Path]:
+        """Reserve a slot and a folder for an upload, as `UploadSlots.reserve`.
 
         Raises
         ------
-        FitQueueFull
-            As many fits are running, waiting and arriving, or arriving from this client, as may.
         NotReady
             The service is shutting down.
         """
         if self._closing.is_set():
             raise NotReady(GOING_DOWN)
-        arriving = self._arriving.total()
-        if len(self._jobs) + arriving > self._max_waiting:
-            raise FitQueueFull(
-                f"{len(self._jobs)} fits are running or waiting and {arriving} uploads are arriving; "
-                f"at most {self._max_waiting} may wait.",
-                retry_after=self._seconds_to_a_slot(),
-            )
-        if self._arriving[client] >= MAX_PER_CLIENT:
-            raise FitQueueFull(
-                f"{self._arriving[client]} uploads are arriving from {client}; the limit is {MAX_PER_CLIENT}."
-            )
-        self._arriving[client] += 1
-        folder = None
-        try:
-            with full_disk_as_problem():
-                folder = await asyncio.to_thread(self._workspace.new_folder, secrets.token_hex(8))
-            yield folder
-        finally:
-            self._arriving[client] -= 1
-            self._arriving += Counter()  # forgets clients without uploads
-            if folder is not None and folder.name not in self._jobs:
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        return self._slots.reserve(client)
 
     async def submit(self, folder: Path, content_type: str) -> FitRecord:
-        """Have the body in a folder of `reserve_slot` checked, and queue its fit.
+        """Check the request body in a folder of `reserve_slot`, and queue its fit.
 
         Raises
         ------
@@ -226,15 +145,14 @@ class FitJobs:
         record = await self._registry.run(
             self._registry.fits.add, folder.name, checked.method, checked.activate, checked.samples
         )
-        job = self._jobs[record.id] = Job(record, folder, checked.budget_seconds)
-        job.work = asyncio.create_task(self._fit(job), name=f"fit {record.id}")
-        job.conclusion = asyncio.create_task(self._conclude(job, job.work))
+        job = self._jobs[record.id] = self._runner.start(record, folder, checked.budget_seconds)
+        job.conclusion = asyncio.create_task(self._conclude(job))
         if self._closing.is_set():
             job.stop(FitState.INTERRUPTED, INTERRUPTED)
         return job.record
 
     async def get(self, fit_id: str) -> FitRecord:
-        """Say how a fit stands.
+        """Return the record of a fit.
 
         Raises
         ------
@@ -245,12 +163,12 @@ class FitJobs:
         return job.record if job else await self._registry.run(self._registry.fits.get, fit_id)
 
     async def list(self, limit: int, before: str | None = None) -> list[FitRecord]:
-        """Say how the newest fits stand, newest first; only fits older than the fit `before`."""
+        """Return the records of the newest fits, newest first; only fits older than the fit `before`."""
         records = await self._registry.run(self._registry.fits.list, limit, before)
         return [self._jobs[record.id].record if record.id in self._jobs else record for record in records]
 
     async def wait(self, fit_id: str, seconds: float) -> FitRecord:
-        """Wait for a fit to end, but not longer than `seconds`, and say how it stands."""
+        """Wait for a fit to end, but not longer than `seconds`, and return its record."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 async for record in self.watch(fit_id):
@@ -259,7 +177,7 @@ class FitJobs:
         return await self.get(fit_id)
 
     async def watch(self, fit_id: str) -> AsyncIterator[FitRecord]:
-        """Yield how a fit stands, now and after every change, until it is over.
+        """Yield the record of a fit, now and after every change, until it has ended.
 
         Raises
         ------
@@ -267,30 +185,11 @@ class FitJobs:
             No fit has the id.
         """
         job = self._jobs.get(fit_id)
-        if job is None:
-            async for record in self._watch_elsewhere(fit_id):
-                yield record
-            return
-        while True:
-            changed, record = job.changed, job.record
+        async for record in job.watch() if job else self._poll(fit_id):
             yield record
-            if record.state.is_final:
-                return
-            await changed.wait()
-
-    async def _watch_elsewhere(self, fit_id: str) -> AsyncIterator[FitRecord]:
-        """Watch a fit that is over, or whose progress another process records."""
-        last = await self.get(fit_id)
-        yield last
-        while not last.state.is_final:
-            await asyncio.sleep(RECORD_SECONDS)
-            record = await self.get(fit_id)
-            if record != last:
-                yield record
-            last = record
 
     async def cancel(self, fit_id: str) -> FitRecord:
-        """Cancel a fit that waits or runs; one that is cancelled stays so.
+        """Cancel a waiting or running fit; cancelling it again has no effect.
 
         Raises
         ------
@@ -302,10 +201,8 @@ class FitJobs:
         job = self._jobs.get(fit_id)
         if job is not None:
             job.stop(FitState.CANCELLED, CANCELLED)
-            async for record in self.watch(fit_id):
-                if record.state.is_final:
-                    break
-                if record.stage == WAITING:
+            async for record in job.watch():
+                if record.stage == WAITING and not record.state.is_final:
                     raise RegistryUnavailable(f"Fit {fit_id} ends as soon as the registry answers.")
         record = await self.get(fit_id)
         if not record.state.is_final:
@@ -322,147 +219,31 @@ class FitJobs:
             self._summary,
             await asyncio.to_thread(reads_of_methods),
             (active.method, active.calibrator.reads),
-            self._limits.upload_bytes,
-            CHECK_MEMORY_BYTES + self._limits.upload_bytes,
+            self._max_bytes,
+            CHECK_MEMORY_BYTES + self._max_bytes,
         )
         try:
-            reply = await self._checker.run(task)
+            return await self._checker.run(task, Checked)
+        except TaskRefused as error:
+            raise REFUSALS.get(error.problem, InvalidUpload)(str(error)) from error
         except WorkerFailed as error:
             if self._closing.is_set():
                 raise NotReady(GOING_DOWN) from error
             raise InvalidUpload(f"The file could not be read. {error}") from error
-        if isinstance(reply, Checked):
-            return reply
-        detail, kind = _refusal(reply, "The check of an upload failed")
-        raise REFUSALS.get(kind, InvalidUpload)(detail)
 
-    async def _fit(self, job: Job) -> FitOutcome:
-        """Wait for the turn of a fit, and have it done."""
-        await self._turn.acquire()
-        job.started = time.monotonic()
-        start = asyncio.create_task(self._recorded(job, self._registry.fits.start, job.record))
-        try:
-            await asyncio.shield(start)
-        finally:
-            job.update(await start)  # also where the fit is cancelled: its end names the attempt that began
-        active = self._activator.active.current
-        job.compared_with, against, known = active.version, None, None
-        if active.version != UNCALIBRATED:
-            against = await self._recorded(job, self._registry.artifact, active.version)
-            known = (await self._recorded(job, self._registry.report, active.version)).get("sketch")
-        task = FitTask(
-            job.folder,
-            self._source,
-            job.record.method,
-            against=against,
-            known=known,
-            budget_seconds=job.budget_seconds,
-            memory_bytes=self._limits.memory_bytes,
-        )
-        recorder = asyncio.create_task(self._record_progress(job))
-        try:
-            reply = await self._fitter.run(
-                task, lambda progress, stage: job.update(replace(job.record, progress=progress, stage=stage))
-            )
-        finally:
-            recorder.cancel()
-        if isinstance(reply, FitOutcome):
-            return reply
-        raise WorkerFailed(_refusal(reply, f"Fit {job.record.id} failed")[0])
-
-    async def _conclude(self, job: Job, work: asyncio.Task[FitOutcome]) -> None:
-        """Record how a fit ended, whatever ended it, and give its turn to the next."""
-        try:
-            record = await self._record(job, await work)
-        except asyncio.CancelledError:
-            record = await self._end(job, *(job.ending or (FitState.INTERRUPTED, INTERRUPTED)))
-        except FitLost:
-            record = await self._end(job, FitState.INTERRUPTED, INTERRUPTED)
-        except WorkerFailed as error:
-            record = await self._end(job, FitState.FAILED, str(error))
-        except Exception:
-            logger.exception("Fit %s failed in the service", job.record.id)
-            record = await self._end(job, FitState.FAILED, SERVICE_FAILED)
-        if job.started:
-            self._turn.release()
-        await asyncio.to_thread(shutil.rmtree, job.folder, ignore_errors=True)
+    async def _conclude(self, job: Job) -> None:
+        """Wait for the end of a fit, and tell those who watch it."""
+        record = await self._runner.finish(job)
         del self._jobs[record.id]
         job.update(record)
-        seconds = time.monotonic() - job.started if job.started else 0.0
-        self._telemetry.fit_ended(record.state.value, record.method, seconds)
 
-    async def _record(self, job: Job, outcome: FitOutcome) -> FitRecord:
-        """Keep a result: record it and, where the gate says so, activate it."""
-
-        def decision(active_version: int) -> Decision:
-            return decide(
-                job.record.activate,
-                is_better=outcome.is_better,
-                reason=outcome.fitted.report["against"]["reason"],
-                warnings=outcome.fitted.report["warnings"],
-                compared_with=job.compared_with,
-                active_version=active_version,
-            )
-
-        # Space for the result, where the disk is full.
-        await asyncio.to_thread(shutil.rmtree, job.folder, ignore_errors=True)
-        await self._recorded(job, self._activator.accept, job.record, outcome.fitted, decision)
-        return await self._recorded(job, self._registry.fits.get, job.record.id)
-
-    async def _end(self, job: Job, state: FitState, why: str) -> FitRecord:
-        fits = self._registry.fits
-        try:
-            try:
-                return await self._recorded(job, fits.end, job.record, state, why)
-            except FitLost:  # it is recorded otherwise: by another process, or before a connection broke
-                record = await self._recorded(job, fits.get, job.record.id)
-                if record.state.is_final:
-                    return record
-        except RegistryUnavailable as error:
-            logger.warning("The end of fit %s was not recorded: %s", job.record.id, error)
-        except Exception:
-            logger.exception("The end of fit %s could not be recorded", job.record.id)
-        return replace(job.record, state=state, error=why)
-
-    async def _recorded(
-        self, job: Job, call: Callable[P, Result], *arguments: P.args, **named: P.kwargs
-    ) -> Result:
-        """Call the registry, and retry while it does not answer or its disk is full: a result is not lost."""
-        while True:
-            try:
-                return await self._registry.run(call, *arguments, **named)
-            except RegistryUnavailable:
-                if self._closing.is_set():
-                    raise
-                job.update(replace(job.record, stage=WAITING))
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), RETRY_SECONDS)
-
-    async def _record_progress(self, job: Job) -> None:
-        """Record progress now and then, which also tells other replicas that the fit is alive."""
-        while True:
+    async def _poll(self, fit_id: str) -> AsyncIterator[FitRecord]:
+        """Watch a fit that has ended, or that another process runs, in the registry."""
+        last = await self.get(fit_id)
+        yield last
+        while not last.state.is_final:
             await asyncio.sleep(RECORD_SECONDS)
-            record = job.record
-            try:
-                await self._registry.run(self._registry.fits.advance, record, record.progress, record.stage)
-            except RegistryUnavailable:
-                continue  # the registry logs that it is lost, once
-            except FitLost:
-                job.stop(FitState.INTERRUPTED, INTERRUPTED)  # another process gave it up
-
-    def _seconds_to_a_slot(self) -> int:
-        """Estimate when the fit that runs is over, from how long it took so far."""
-        running = [job for job in self._jobs.values() if job.started and job.record.progress > 0]
-        if not running:
-            return 5
-        elapsed, progress = time.monotonic() - running[0].started, running[0].record.progress
-        return max(1, min(300, round(elapsed * (1 - progress) / progress)))
-
-
-def _refusal(reply: object, what: str) -> tuple[str, str]:
-    """Detail and problem type of a worker's refusal, once it is logged."""
-    if not isinstance(reply, Refused):
-        raise TypeError(f"A worker answered with {type(reply).__name__}")
-    if reply.trace:
-        logger.error("%s:\n%s", what, reply.trace)
-    return reply.detail, reply.problem
+            record = await self.get(fit_id)
+            if record != last:
+                yield record
+            last = record

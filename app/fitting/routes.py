@@ -14,17 +14,15 @@ from boxcal.app.fitting.errors import (
     FitElsewhere,
     FitQueueFull,
     InvalidUpload,
-    StorageFull,
     UnknownMethod,
     UnknownUploadFormat,
-    UploadStalled,
-    UploadTooLarge,
 )
 from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
 from boxcal.app.fitting.schemas import Fit, Fits
 from boxcal.app.registry.errors import FitNotFound, RegistryUnavailable
 from boxcal.app.registry.records import ActivatePolicy
 from boxcal.app.state import CurrentState
+from boxcal.app.uploads.errors import StorageFull, StorageUnavailable, UploadStalled, UploadTooLarge
 from boxcal.app.uploads.upload import receive
 
 router = APIRouter(tags=["fits"])
@@ -93,6 +91,7 @@ BODY: dict[str, Any] = {
             FitQueueFull,
             NotReady,
             StorageFull,
+            StorageUnavailable,
             RegistryUnavailable,
         ),
     },

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from boxcal.app.fitting.errors import InvalidUpload, UploadTooLarge
+from boxcal.app.fitting.errors import InvalidUpload
+from boxcal.app.uploads.errors import UploadTooLarge
 
 LISTING = "images.json"
 MIN_SAMPLES = 20

@@ -1,7 +1,7 @@
-"""The service's handle on a worker process, which does one task at a time and is kept for the next one.
+"""Controls a worker process, which runs one task at a time.
 
-The process starts with the first task and is kept for a while after one, because loading the libraries takes
-longer than most tasks. A task that is cancelled or passes its time limit ends the process with it.
+The process starts with the first task and is kept for 60 s after each, because loading the libraries takes
+longer than most tasks. A task that is cancelled or exceeds its time limit ends the process.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import TypeVar
 
-from pydantic import ValidationError
-
-from boxcal.app.fitting.messages import REPLY, TASK, Advanced, Refused, Reply, Task
+from boxcal.app.fitting.messages import REPLY, TASK, Advanced, Checked, FitOutcome, Refused, Reply, Task
 
 logger = logging.getLogger("boxcal")
 
@@ -27,12 +26,29 @@ IDLE_SECONDS = 60.0
 MAX_REPLY_BYTES = 2**28
 
 
+Answer = TypeVar("Answer", Checked, FitOutcome)
+
+
 class WorkerFailed(Exception):
-    """The process ended before the task did; the message says how, for the client."""
+    """The task was not completed; the message says why, for the client."""
+
+
+class TaskRefused(WorkerFailed):
+    """The worker could not do the task.
+
+    Attributes
+    ----------
+    problem
+        `type` of the error in the service's error tree.
+    """
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(refused.detail)
+        self.problem = refused.problem
 
 
 class Worker:
-    """At most one process, used on one event loop.
+    """Controls at most one process, on one event loop.
 
     Parameters
     ----------
@@ -47,18 +63,27 @@ class Worker:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._idle: asyncio.Task[None] | None = None
 
-    async def run(self, task: Task, on_progress: Callable[[float, str], None] | None = None) -> Reply:
-        """Have a task done after those that were asked for earlier, and return its last message.
+    async def run(
+        self,
+        task: Task,
+        answer: type[Answer],
+        on_progress: Callable[[float, str], None] | None = None,
+    ) -> Answer:
+        """Run a task after those of earlier calls, and return its result.
 
         Parameters
         ----------
+        answer
+            Type of the result.
         on_progress
             Called with the progress, 0 to 1, and the stage.
 
         Raises
         ------
         WorkerFailed
-            The process died, or the task took longer than the time limit.
+            The process died, sent something else, or took longer than the time limit.
+        TaskRefused
+            The worker could not do the task; if the data are not the cause, the reason is logged.
         """
         async with self._turn:
             if self._idle is not None:
@@ -71,18 +96,25 @@ class Worker:
                 raise WorkerFailed(
                     f"It took longer than the time limit of {self._seconds:,.0f} s."
                 ) from error
-            except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-                if isinstance(error, ValidationError):
-                    logger.exception("A worker sent a message that cannot be read")
+            except (ValueError, asyncio.LimitOverrunError) as error:
+                logger.exception("A worker sent a message that cannot be read")
+                raise WorkerFailed("Its process sent a message that cannot be read.") from error
+            except (OSError, asyncio.IncompleteReadError) as error:
                 raise WorkerFailed(describe_exit(await self.close())) from error
             finally:
                 if reply is None or (isinstance(reply, Refused) and reply.trace):
                     await self.close()
             self._idle = asyncio.create_task(self._close_when_idle())
+        if isinstance(reply, answer):
             return reply
+        if not isinstance(reply, Refused):
+            raise WorkerFailed(f"Its process answered with a message of the kind {reply.kind!r}.")
+        if reply.trace:
+            logger.error("The %s %s failed:\n%s", task.kind, task.folder.name, reply.trace)
+        raise TaskRefused(reply)
 
     async def close(self) -> int | None:
-        """End the process at once, and give its exit status; None where there is none."""
+        """End the process at once, and return its exit status; None if there is no process."""
         if self._idle is not None and self._idle is not asyncio.current_task():
             self._idle.cancel()
         process, streams = self._process, self._streams
@@ -100,7 +132,7 @@ class Worker:
         await writer.drain()
         while True:
             line = await reader.readuntil()
-            # A reply may hold megabytes of parameters; the event loop does not wait for them.
+            # In a thread, because a reply may contain megabytes of parameters.
             reply = await asyncio.to_thread(REPLY.validate_json, line)
             if not isinstance(reply, Advanced):
                 return reply
@@ -112,7 +144,7 @@ class Worker:
             await self.close()
         if self._streams is None:
             ours, theirs = socket.socketpair()
-            with theirs:  # without a pause, in which a cancellation would lose the process
+            with theirs:  # no await before the assignment: a cancellation would lose the process
                 self._process = _spawn(theirs.fileno())
             self._streams = await asyncio.open_connection(sock=ours, limit=MAX_REPLY_BYTES)
         return self._streams
@@ -124,12 +156,12 @@ class Worker:
 
 
 def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
-    """Start the process with its end of the socket; it leaves half of the processors to predictions."""
+    """Start the process with its end of the socket; its libraries use half of the processors."""
     threads = {
         name: str(THREADS) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
     }
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    return subprocess.Popen(  # noqa: S603 - this interpreter, and a module of our own
+    return subprocess.Popen(  # noqa: S603 - this interpreter and a module of this package
         [sys.executable, "-P", "-m", MODULE, str(descriptor)],
         env=threads | os.environ | {"PYTHONPATH": path},
         pass_fds=[descriptor],
@@ -139,7 +171,7 @@ def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
 
 
 def describe_exit(status: int | None) -> str:
-    """Say how a worker process ended, by its exit status as `subprocess` gives it."""
+    """Describe how a worker process ended, from its exit status in the convention of `subprocess`."""
     if status is None or status >= 0:
         return f"Its process ended with status {status} before it had a result."
     hint = "; the machine may have run out of memory" if status == -signal.SIGKILL else ""

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from boxcal.app.errors import BoxcalError, InternalError
-from boxcal.app.fitting.errors import InvalidUpload, full_disk_as_problem
+from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.messages import REPLY, TASK, Advanced, CheckTask, Refused, Reply, Task
+from boxcal.app.uploads.errors import full_disk_as_problem
 
 NICENESS = 10
 OOM_SCORE = 900  # of 1000: the kernel ends this process before the service

@@ -14,7 +14,7 @@ from pathlib import Path
 from starlette.requests import ClientDisconnect
 
 from boxcal.app.errors import MalformedBody, UnsupportedMediaType
-from boxcal.app.fitting.errors import UploadStalled, UploadTooLarge, full_disk_as_problem
+from boxcal.app.uploads.errors import UploadStalled, UploadTooLarge, disk_errors_as_problems
 
 WRITE_BYTES = 2**20
 RATE_SECONDS, RATE_BYTES = 10.0, 10 * 2**14
@@ -39,8 +39,8 @@ async def receive(
         It is no multipart body, ends before its announced length, or has more bytes.
     UploadStalled
         It came slower than the minimum rate.
-    StorageFull
-        There is no space for it.
+    StorageFull, StorageUnavailable
+        There is no space for it; the file cannot be written.
     """
     kind = headers.get("content-type", "")
     if kind.partition(";")[0].strip().lower() != "multipart/form-data":
@@ -49,7 +49,7 @@ async def receive(
     announced = int(length) if length.isdecimal() else 0
     if announced > max_bytes:
         raise UploadTooLarge(f"The upload has {announced:,} bytes; the limit is {max_bytes:,}.")
-    with full_disk_as_problem(), path.open("wb", buffering=0) as file:
+    with disk_errors_as_problems(), path.open("wb", buffering=0) as file:
         descriptor, size, buffer = file.fileno(), 0, bytearray()
         if announced:
             await asyncio.to_thread(os.posix_fallocate, descriptor, 0, announced)

@@ -16,10 +16,11 @@ import httpx
 import pytest
 
 from boxcal.app.fitting.build import Refits
-from boxcal.app.fitting.errors import FitAlreadyOver, FitQueueFull, StorageFull
-from boxcal.app.fitting.jobs import MAX_PER_CLIENT
+from boxcal.app.fitting.errors import FitAlreadyOver, FitQueueFull
+from boxcal.app.fitting.slots import MAX_PER_CLIENT
 from boxcal.app.registry.records import FitState
 from boxcal.app.telemetry import Telemetry
+from boxcal.app.uploads.errors import StorageFull, StorageUnavailable
 from tests.app.fitting.service import Service
 from tests.app.fitting.test_hostile import left_behind
 from tests.app.fitting.test_jobs import QUICK, ended, run, submit, until
@@ -57,7 +58,7 @@ def test_a_cancel_that_meets_the_start_or_the_result_leaves_the_next_fit_alone(t
         opened.activator.accept = held(accept)  # type: ignore[method-assign]
         late = await submit(jobs, QUICK)
         await asyncio.to_thread(reached.wait, 240)
-        process = jobs._fitter._process
+        process = jobs._runner._worker._process
         assert process is not None
         cancelling = asyncio.create_task(jobs.cancel(late))
         await asyncio.sleep(0)
@@ -73,27 +74,28 @@ def test_a_cancel_that_meets_the_start_or_the_result_leaves_the_next_fit_alone(t
         assert (unexpected.state, "see the server log" in (unexpected.error or "")) == (FitState.FAILED, True)
         opened.activator.accept = accept  # type: ignore[method-assign]
         assert (await until(jobs, await submit(jobs, QUICK), ended)).state is FitState.SUCCEEDED
-        assert jobs._fitter._process is process
+        assert jobs._runner._worker._process is process
 
     run(tmp_path, scenario)
 
 
 def test_slots_are_released_whatever_goes_wrong(tmp_path: Path) -> None:
     async def scenario(opened: Refits, _: Telemetry) -> None:
-        jobs, make = opened.jobs, opened.jobs._workspace.new_folder
-        for number in (errno.ENOSPC, errno.EACCES):
+        jobs, workspace = opened.jobs, opened.jobs._slots._workspace
+        make = workspace.new_folder
+        for number, error in ((errno.ENOSPC, StorageFull), (errno.EACCES, StorageUnavailable)):
 
             def fails(name: str, number: int = number) -> Path:
                 raise OSError(number, "made to fail", name)
 
-            jobs._workspace.new_folder = fails  # type: ignore[method-assign]
+            workspace.new_folder = fails  # type: ignore[method-assign]
             for _turn in range(12):
-                with pytest.raises((StorageFull, OSError), match="made to fail"):
+                with pytest.raises(error, match="made to fail"):
                     async with jobs.reserve_slot("one"):
                         raise AssertionError("a folder was made")
-        jobs._workspace.new_folder = make  # type: ignore[method-assign]
+        workspace.new_folder = make  # type: ignore[method-assign]
         assert await hold(jobs, "one", MAX_PER_CLIENT) == MAX_PER_CLIENT
-        assert jobs._arriving.total() == 0
+        assert jobs._slots._arriving.total() == 0
 
     run(tmp_path, scenario)
 

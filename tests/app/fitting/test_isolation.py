@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from boxcal.app.fitting.jobs import Job
+from boxcal.app.fitting.job import Job
 from boxcal.app.fitting.worker import Worker
 from boxcal.app.registry.records import FitRecord
 from boxcal.models.digits_data import load_digits_split
@@ -166,7 +166,7 @@ def test_a_worker_that_dies_costs_its_own_upload_alone(
 
             def update_and_end(job: Job, record: FitRecord, stage: str = stage) -> None:
                 if record.stage.startswith(stage) and not job.record.stage.startswith(stage):
-                    end(pid_of(jobs._fitter))
+                    end(pid_of(jobs._runner._worker))
                 update(job, record)
 
             with monkeypatch.context() as patched:

@@ -140,7 +140,7 @@ def test_a_worker_that_dies_fails_its_fit_alone(tmp_path: Path) -> None:
         doomed = await submit(jobs, SLOW, "ts+pb")
         waiting = await submit(jobs, QUICK)
         await until(jobs, doomed, fitting)
-        worker = jobs._fitter._process
+        worker = jobs._runner._worker._process
         assert worker is not None
         os.kill(worker.pid, signal.SIGSEGV)
         failed = await until(jobs, doomed, ended)
@@ -164,10 +164,12 @@ def test_a_fit_that_cannot_be_made_says_why(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_the_queue_is_bounded_counts_arriving_uploads_and_says_when_to_come_back(tmp_path: Path) -> None:
+def test_the_queue_is_bounded_counts_arriving_uploads_and_says_when_to_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(opened: Refits, telemetry: Telemetry) -> None:
         jobs = opened.jobs
-        jobs._max_waiting = 1
+        monkeypatch.setattr("boxcal.app.fitting.slots.MAX_WAITING", 1)
         running = await submit(jobs, SLOW, "ts+pb")
         async with jobs.reserve_slot() as folder:
             with pytest.raises(FitQueueFull, match="1 fits are running or waiting and 1 uploads") as caught:

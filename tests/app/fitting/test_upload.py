@@ -17,9 +17,10 @@ import pytest
 
 from boxcal.app.errors import BoxcalError
 from boxcal.app.fitting.check import read_file
-from boxcal.app.fitting.errors import InvalidUpload, UnknownUploadFormat, UploadStalled, UploadTooLarge
+from boxcal.app.fitting.errors import InvalidUpload, UnknownUploadFormat
 from boxcal.app.fitting.form import FilePart
 from boxcal.app.fitting.validation_set import MIN_SAMPLES, ValidationSet
+from boxcal.app.uploads.errors import UploadStalled, UploadTooLarge
 from boxcal.app.uploads.upload import receive
 from tests.app.fitting.validation_data import CONTENT_TYPE, npz, overconfident
 

@@ -13,7 +13,8 @@ from boxcal.app import background as tasks
 from boxcal.app.activation.local_copy import FILE_NAME, LocalCopy
 from boxcal.app.background import background
 from boxcal.app.fitting.build import Refits, open_refits
-from boxcal.app.fitting.jobs import WAITING, FitLimits
+from boxcal.app.fitting.jobs import FitLimits
+from boxcal.app.fitting.runner import WAITING
 from boxcal.app.registry.errors import DamagedArtifact, RegistryUnavailable
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, FitState
 from boxcal.app.telemetry import Telemetry

@@ -1,0 +1,73 @@
+"""A fit that has not ended: its record as it changes, and the task that does its work."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from boxcal.app.registry.records import Decision, FitRecord, FitState, FittedCalibrator
+
+Result = tuple[FittedCalibrator, Callable[[int], Decision]]
+"""The calibrator, and the decision about its activation, given the version that is active at that moment."""
+
+
+@dataclass(eq=False)
+class Job:
+    """One fit and those who watch it.
+
+    Attributes
+    ----------
+    folder
+        Contains the checked validation set.
+    budget_seconds
+        How long `auto` compares methods.
+    work
+        Waits for the turn of the fit and for the worker; `stop` cancels it.
+    conclusion
+        Waits for `work` and records how the fit ended.
+    ending
+        The state and the reason to record, if the fit was stopped.
+    started
+        When its turn came, by `time.monotonic`; None while it waits.
+    changed
+        Set when the record changes, and then replaced.
+    """
+
+    record: FitRecord
+    folder: Path
+    budget_seconds: float
+    work: asyncio.Task[Result] = field(init=False)
+    conclusion: asyncio.Task[None] = field(init=False)
+    ending: tuple[FitState, str] | None = None
+    started: float | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def update(self, record: FitRecord) -> None:
+        """Replace the record and wake up those who watch it."""
+        self.record = record
+        watched, self.changed = self.changed, asyncio.Event()
+        watched.set()
+
+    async def watch(self) -> AsyncIterator[FitRecord]:
+        """Yield the record, now and after every change, until the fit has ended."""
+        while True:
+            changed, record = self.changed, self.record
+            yield record
+            if record.state.is_final:
+                return
+            await changed.wait()
+
+    def stop(self, state: FitState, why: str) -> None:
+        """Cancel the work, unless it is done; the first call decides the state and the reason."""
+        if self.ending is None and self.work.cancel():
+            self.ending = (state, why)
+
+    def seconds_left(self) -> float | None:
+        """Estimate the remaining time from the time and the progress so far; None without any progress."""
+        progress = self.record.progress
+        if self.started is None or progress == 0:
+            return None
+        return (time.monotonic() - self.started) * (1 - progress) / progress

@@ -1,0 +1,198 @@
+"""Runs fits one after the other on the event loop, from the first turn to the record of the end.
+
+A worker process fits. Registry calls run in threads, and are retried while the registry does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from boxcal.app.activation.activator import Activator
+from boxcal.app.activation.gate import decide
+from boxcal.app.fitting.backbones import BackboneSource
+from boxcal.app.fitting.job import Job, Result
+from boxcal.app.fitting.messages import FitOutcome, FitTask
+from boxcal.app.fitting.worker import Worker, WorkerFailed
+from boxcal.app.registry.errors import FitLost, RegistryUnavailable
+from boxcal.app.registry.fits import INTERRUPTED
+from boxcal.app.registry.records import FitRecord, FitState
+from boxcal.app.registry.store import UNCALIBRATED, Registry
+
+if TYPE_CHECKING:
+    from boxcal.app.telemetry import Telemetry
+
+logger = logging.getLogger("boxcal")
+
+RECORD_SECONDS = 1.0
+RETRY_SECONDS = 2.0
+WAITING = "waiting for the registry"
+SERVICE_FAILED = "The service failed while it ran the fit or recorded its result; see the server log."
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class FitRunner:
+    """Runs one fit at a time; the others wait in the order of their start.
+
+    Parameters
+    ----------
+    registry, activator
+        Record the results.
+    telemetry
+        Counts the fits that end.
+    source
+        Settings with which the worker loads the backbone.
+    seconds, memory_bytes
+        Time limit and memory limit of a fit.
+    closing
+        Set when the service stops: registry calls are then no longer retried.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        activator: Activator,
+        telemetry: Telemetry,
+        *,
+        source: BackboneSource,
+        seconds: float,
+        memory_bytes: int,
+        closing: asyncio.Event,
+    ) -> None:
+        self._registry = registry
+        self._activator = activator
+        self._telemetry = telemetry
+        self._source = source
+        self._memory_bytes = memory_bytes
+        self._closing = closing
+        self._worker = Worker(seconds)
+        self._turn = asyncio.Lock()
+
+    def start(self, record: FitRecord, folder: Path, budget_seconds: float) -> Job:
+        """Put a fit with a checked validation set at the end of the queue; `finish` must be called next."""
+        job = Job(record, folder, budget_seconds)
+        job.work = asyncio.create_task(self._fit(job), name=f"fit {record.id}")
+        return job
+
+    async def finish(self, job: Job) -> FitRecord:
+        """Wait for a fit, record how it ended, remove its folder, and return its last record."""
+        try:
+            record = await self._accept(job, await job.work)
+        except asyncio.CancelledError:
+            record = await self._end(job, *(job.ending or (FitState.INTERRUPTED, INTERRUPTED)))
+        except FitLost:
+            record = await self._end(job, FitState.INTERRUPTED, INTERRUPTED)
+        except WorkerFailed as error:
+            record = await self._end(job, FitState.FAILED, str(error))
+        except Exception:
+            logger.exception("Fit %s failed in the service", job.record.id)
+            record = await self._end(job, FitState.FAILED, SERVICE_FAILED)
+        if job.started is not None:
+            self._turn.release()
+        await asyncio.to_thread(shutil.rmtree, job.folder, ignore_errors=True)
+        seconds = time.monotonic() - job.started if job.started is not None else 0.0
+        self._telemetry.fit_ended(record.state.value, record.method, seconds)
+        return record
+
+    async def close(self) -> None:
+        """Stop the worker."""
+        await self._worker.close()
+
+    async def _fit(self, job: Job) -> Result:
+        """Wait for the turn of a fit, and run it in the worker."""
+        await self._turn.acquire()
+        job.started = time.monotonic()
+        start = asyncio.create_task(self._call(job, self._registry.fits.start, job.record))
+        try:
+            await asyncio.shield(start)
+        finally:
+            job.update(await start)  # also if the fit is cancelled: its end must name the attempt that began
+        active = self._activator.active.current
+        against = known = None
+        if active.version != UNCALIBRATED:
+            against = await self._call(job, self._registry.artifact, active.version)
+            known = (await self._call(job, self._registry.report, active.version)).get("sketch")
+        task = FitTask(
+            job.folder,
+            self._source,
+            job.record.method,
+            against=against,
+            known=known,
+            budget_seconds=job.budget_seconds,
+            memory_bytes=self._memory_bytes,
+        )
+        recorder = asyncio.create_task(self._record_progress(job))
+        try:
+            outcome = await self._worker.run(
+                task,
+                FitOutcome,
+                lambda progress, stage: job.update(replace(job.record, progress=progress, stage=stage)),
+            )
+        finally:
+            recorder.cancel()
+        report = outcome.fitted.report
+        return outcome.fitted, lambda active_version: decide(
+            job.record.activate,
+            is_better=outcome.is_better,
+            reason=report["against"]["reason"],
+            warnings=report["warnings"],
+            compared_with=active.version,
+            active_version=active_version,
+        )
+
+    async def _accept(self, job: Job, result: Result) -> FitRecord:
+        """Record a result and, if the gate decides so, activate it."""
+        fitted, decision = result
+        # The disk may be full; this makes space for the result.
+        await asyncio.to_thread(shutil.rmtree, job.folder, ignore_errors=True)
+        await self._call(job, self._activator.accept, job.record, fitted, decision)
+        return await self._call(job, self._registry.fits.get, job.record.id)
+
+    async def _end(self, job: Job, state: FitState, why: str) -> FitRecord:
+        """Record the end of a fit without a result; a failure is logged."""
+        fits = self._registry.fits
+        try:
+            try:
+                return await self._call(job, fits.end, job.record, state, why)
+            except FitLost:  # another process recorded its end, or this one did before a connection broke
+                record = await self._call(job, fits.get, job.record.id)
+                if record.state.is_final:
+                    return record
+        except RegistryUnavailable as error:
+            logger.warning("The end of fit %s was not recorded: %s", job.record.id, error)
+        except Exception:
+            logger.exception("The end of fit %s could not be recorded", job.record.id)
+        return replace(job.record, state=state, error=why)
+
+    async def _call(self, job: Job, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Call the registry; retry while it does not answer or its disk is full: no result is lost."""
+        while True:
+            try:
+                return await self._registry.run(call, *arguments, **named)
+            except RegistryUnavailable:
+                if self._closing.is_set():
+                    raise
+                job.update(replace(job.record, stage=WAITING))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), RETRY_SECONDS)
+
+    async def _record_progress(self, job: Job) -> None:
+        """Record the progress every second, which also tells other replicas that the fit is alive."""
+        while True:
+            await asyncio.sleep(RECORD_SECONDS)
+            record = job.record
+            try:
+                await self._registry.run(self._registry.fits.advance, record, record.progress, record.stage)
+            except RegistryUnavailable:
+                continue  # the registry logs the outage, once
+            except FitLost:
+                job.stop(FitState.INTERRUPTED, INTERRUPTED)  # another process marked it as interrupted
