@@ -3,10 +3,13 @@
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+if TYPE_CHECKING:
+    from boxcal.models.backbone import Backbone
 
 
 class Settings(BaseSettings):
@@ -83,12 +86,29 @@ class Settings(BaseSettings):
         """The SQLAlchemy URL of the registry: `database_url`, or SQLite in `data_dir`."""
         return self.database_url or f"sqlite:///{(self.data_dir / 'boxcal.sqlite3').absolute()}"
 
+    def load_backbone(self) -> "Backbone":
+        """Load the model of these settings.
+
+        Raises
+        ------
+        BackboneError
+            It cannot be loaded; the message names the file, shape, key or value.
+        """
+        from boxcal.app.fitting.backbones import BackboneSource  # noqa: PLC0415 - imports numpy
+
+        return BackboneSource.of(self).load()
+
 
 def unknown_variable(environment: Iterable[str]) -> str | None:
     """Return a message about the first BOXCAL_* variable that is not a setting, or None."""
+    given = {name.upper().removeprefix("BOXCAL_") for name in environment if name.upper()[:7] == "BOXCAL_"}
+    if "SERVICE_HOST" in given:
+        return (
+            "BOXCAL_SERVICE_HOST is not a setting: Kubernetes sets it, and BOXCAL_PORT, if a Service is named "
+            "boxcal; set `enableServiceLinks: false` in the specification of the pod, or rename the Service"
+        )
     known = {*(name.upper() for name in Settings.model_fields), "URL"}  # BOXCAL_URL is read by the client
-    given = (name.upper().removeprefix("BOXCAL_") for name in environment if name.upper()[:7] == "BOXCAL_")
-    for name in sorted(set(given) - known):
+    for name in sorted(given - known):
         nearest = [f"; did you mean BOXCAL_{near}?" for near in difflib.get_close_matches(name, known, n=1)]
         return "".join([f"BOXCAL_{name} is not a setting", *nearest])
     return None

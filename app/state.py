@@ -1,4 +1,4 @@
-"""What the running service holds: built in the lifespan, torn down in reverse, read by typed dependencies."""
+"""The state of the service: built in the lifespan, closed in reverse order, read by typed dependencies."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ from boxcal.app.settings import Settings
 from boxcal.app.stats import Stats, open_stats
 from boxcal.app.telemetry import Telemetry
 from boxcal.models.backbone import Backbone
-from boxcal.models.loading import load_backbone
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything that lives as long as the service does."""
+    """The objects that exist as long as the service runs."""
 
     settings: Settings
     telemetry: Telemetry
@@ -42,13 +41,13 @@ class State:
 
 
 class LifespanState(TypedDict):
-    """What the server hands to every request."""
+    """The state that the server passes to every request."""
 
     boxcal: State
 
 
 async def current_state(request: Request) -> State:
-    """Give a route the state of the service that answers its request."""
+    """Return the state of the service that handles a request."""
     return cast("State", request.state.boxcal)
 
 
@@ -57,17 +56,10 @@ CurrentState = Annotated[State, Depends(current_state)]
 
 @asynccontextmanager
 async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State]:
-    """Load, check and warm everything, each part after what it depends on; close it in reverse."""
+    """Load, check and warm up every part after those that it depends on; close them in reverse order."""
     async with AsyncExitStack() as stack:
-        backbone = await asyncio.to_thread(
-            load_backbone,
-            settings.model,
-            weights=settings.weights,
-            labels=settings.labels,
-            device=settings.device,
-            precision=settings.precision,
-            optimize=settings.optimize == "on",
-        )
+        source = BackboneSource.of(settings)
+        backbone = await asyncio.to_thread(source.load)
         identity = BackboneIdentity(backbone.name, backbone.fingerprint, tuple(backbone.labels))
         refits = await stack.enter_async_context(
             open_refits(
@@ -75,7 +67,7 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
                 settings.registry_url,
                 identity,
                 backbone=backbone,
-                source=BackboneSource.of(settings),
+                source=source,
                 limits=FitLimits.of(settings),
                 keep=(settings.keep_versions, settings.keep_days) if settings.keep_versions else None,
                 telemetry=telemetry,
@@ -100,6 +92,6 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[LifespanState]:
-    """Hold the state for as long as the server runs."""
+    """Keep the state as long as the server runs."""
     async with build(app.state.settings, app.state.telemetry) as state:
         yield {"boxcal": state}

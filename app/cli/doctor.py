@@ -13,7 +13,6 @@ from rich.markup import escape
 from boxcal.app.cli.output import screen, write_json
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.settings import Settings
-from boxcal.models.loading import load_backbone
 
 DATABASE_SECONDS = 5
 
@@ -42,14 +41,7 @@ def run(*, as_json: bool) -> None:
 
 def model(settings: Settings) -> str:
     """Load the model."""
-    backbone = load_backbone(
-        settings.model,
-        weights=settings.weights,
-        labels=settings.labels,
-        device=settings.device,
-        precision=settings.precision,
-        optimize=settings.optimize == "on",
-    )
+    backbone = settings.load_backbone()
     return f"{backbone.name}: {backbone.num_classes} classes on {backbone.device}"
 
 

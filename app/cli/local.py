@@ -17,7 +17,6 @@ from boxcal.calibrators import Bounds, Calibrated, Calibrator
 from boxcal.models.backbone import Backbone, OpenBackbone
 from boxcal.models.decoding import decode
 from boxcal.models.errors import InvalidImage
-from boxcal.models.loading import load_backbone
 
 Bound = float | dict[str, float] | None
 
@@ -33,14 +32,7 @@ def predict(
         Naming the image, the bound or the file that is wrong.
     """
     settings = read_settings()
-    backbone = load_backbone(
-        settings.model,
-        weights=settings.weights,
-        labels=settings.labels,
-        device=settings.device,
-        precision=settings.precision,
-        optimize=settings.optimize == "on",
-    )
+    backbone = settings.load_backbone()
     bounds = None
     if (lower, upper) != (None, None):
         try:

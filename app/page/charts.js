@@ -9,7 +9,7 @@ const SIZE = 320,
 const x = (v) => PAD.left + v * SIZE;
 const y = (v) => PAD.top + (1 - v) * SIZE;
 
-/** Stretches of a curve without gaps: it breaks off where too few samples are near. */
+/** Return the index ranges of a curve without gaps: it has no points where too few samples are near. */
 function runs(mesh) {
   const steps = mesh.slice(1).map((v, i) => v - mesh[i]);
   const least = Math.min(...steps, Infinity),
@@ -49,7 +49,6 @@ export function reliability(data, { kind, bounds = [], tallest }) {
   const lines = stretches.map(([a, b]) =>
     s("path", { class: `curve ${kind}`, d: path(curve.confidence.slice(a, b), curve.accuracy.slice(a, b)) }),
   );
-  const tip = s("g", { class: "tip" });
   const marks = bins.map((bin) => {
     const place = { cx: x(bin.confidence), cy: y(bin.accuracy), r: 3 + 6 * Math.sqrt(bin.count / samples) };
     const words = `Confidence ${percent(bin.low, 0)} to ${percent(bin.high, 0)}: ${bin.count} samples, ${percent(bin.accuracy)} correct (95 %: ${percent(bin.accuracy_low)} to ${percent(bin.accuracy_high)})`;
@@ -84,7 +83,10 @@ export function reliability(data, { kind, bounds = [], tallest }) {
   const limits = bounds.map(([v, name]) =>
     s("line", { class: "limit", x1: x(v), x2: x(v), y1: y(0), y2: y(1) }, s("title", {}, name)),
   );
-  const gap = data.mean_confidence - data.accuracy;
+  const gap = data.mean_confidence - data.accuracy,
+    beside = x(Math.min(data.accuracy, data.mean_confidence)) - 6;
+  const note = (line, words, name = "note") =>
+    s("text", { class: name, x: beside, y: floor - STRIP + 11 + 14 * line, "text-anchor": "end" }, words);
   const summary = `Reliability: accuracy ${percent(data.accuracy)}, mean confidence ${percent(data.mean_confidence)}.`;
   return s(
     "svg",
@@ -104,41 +106,17 @@ export function reliability(data, { kind, bounds = [], tallest }) {
     columns,
     mark(data.accuracy, "accuracy"),
     mark(data.mean_confidence, "confidence"),
-    s(
-      "text",
-      {
-        class: "note",
-        x: x(Math.min(data.accuracy, data.mean_confidence)) - 6,
-        y: floor - STRIP + 11,
-        "text-anchor": "end",
-      },
-      `${percent(data.accuracy)} accuracy`,
-    ),
-    s(
-      "text",
-      {
-        class: "note",
-        x: x(Math.min(data.accuracy, data.mean_confidence)) - 6,
-        y: floor - STRIP + 25,
-        "text-anchor": "end",
-      },
-      `${percent(data.mean_confidence)} confidence`,
-    ),
-    s(
-      "text",
-      {
-        class: "note strong",
-        x: x(Math.min(data.accuracy, data.mean_confidence)) - 6,
-        y: floor - STRIP + 39,
-        "text-anchor": "end",
-      },
+    note(0, `${percent(data.accuracy)} accuracy`),
+    note(1, `${percent(data.mean_confidence)} confidence`),
+    note(
+      2,
       Math.abs(gap) < 0.0005 ? "no gap" : `${percent(Math.abs(gap))} ${gap > 0 ? "over" : "under"}confident`,
+      "note strong",
     ),
     [0, 0.5, 1].map((v) =>
       s("text", { class: "tick", x: x(v), y: floor + 15, "text-anchor": "middle" }, `${100 * v}`),
     ),
     s("text", { class: "axis", x: x(0.5), y: floor + 29, "text-anchor": "middle" }, "confidence, %"),
-    tip,
   );
 }
 

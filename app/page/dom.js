@@ -21,6 +21,22 @@ export const h = (tag, properties, ...children) => fill(document.createElement(t
 export const s = (tag, properties, ...children) =>
   fill(document.createElementNS(SVG, tag), properties, children);
 
+/** Take the first of the files that are dropped on `target`; `zone` is highlighted while one is over it. */
+export function acceptDrops(target, zone, take) {
+  const highlight = (on) => zone.classList.toggle("over", on);
+  target.addEventListener("dragover", (event) => {
+    event.preventDefault();
+    highlight(true);
+  });
+  target.addEventListener("dragleave", () => highlight(false));
+  target.addEventListener("drop", (event) => {
+    event.preventDefault();
+    highlight(false);
+    const [file] = event.dataTransfer.files;
+    if (file) take(file);
+  });
+}
+
 /** A probability as a percentage that never rounds up to 100 % nor down to 0 %. */
 export function percent(p, digits = 1) {
   if (p === null || p === undefined) return "–";

@@ -1,7 +1,7 @@
-// Fit: upload validation data, follow the fit, and see what became of earlier fits.
+// Fit: upload validation data, follow the fit, and list earlier fits.
 
 import { follow, get, remove, upload } from "./api.js";
-import { ago, bytes, h } from "./dom.js";
+import { acceptDrops, ago, bytes, h } from "./dom.js";
 
 export const title = "Fit";
 
@@ -42,7 +42,14 @@ class Fit {
     );
     this.method = h("select", { id: "method" }, h("option", { value: "auto" }, "auto: by cross-validation"));
     this.reads = h("p", { class: "muted small" });
-    this.method.addEventListener("change", () => this.sayWhatItReads());
+    this.budget = h("input", { id: "budget", type: "number", min: 1, max: 3600, placeholder: "default" });
+    this.budgetField = h(
+      "label",
+      { class: "field", for: "budget" },
+      h("span", {}, "Time to compare methods, seconds"),
+      this.budget,
+    );
+    this.method.addEventListener("change", () => this.methodChanged());
     const policies = [
       ["if_better", "if it is significantly better"],
       ["always", "always"],
@@ -67,20 +74,12 @@ class Fit {
       this.drop,
       h("label", { class: "field", for: "method" }, h("span", {}, "Method"), this.method),
       this.reads,
+      this.budgetField,
       this.policy,
       this.go,
       this.live,
     );
-    form.addEventListener("dragover", (event) => {
-      event.preventDefault();
-      this.drop.classList.add("over");
-    });
-    form.addEventListener("dragleave", () => this.drop.classList.remove("over"));
-    form.addEventListener("drop", (event) => {
-      event.preventDefault();
-      this.drop.classList.remove("over");
-      this.choose(event.dataTransfer.files[0]);
-    });
+    acceptDrops(form, this.drop, (file) => this.choose(file));
     main.append(form, h("section", { class: "card" }, h("h2", {}, "Fits"), this.past));
   }
 
@@ -98,7 +97,8 @@ class Fit {
     this.method.append(...this.methods.map(({ name }) => h("option", { value: name }, name)));
   }
 
-  sayWhatItReads() {
+  methodChanged() {
+    this.budgetField.hidden = this.method.value !== "auto";
     const reads = this.methods?.find(({ name }) => name === this.method.value)?.reads ?? "logits";
     this.reads.textContent = reads === "logits" ? "" : `This method also needs ${reads}.`;
   }
@@ -119,6 +119,8 @@ class Fit {
     const form = new FormData();
     form.append("method", this.method.value);
     form.append("activate", this.policy.querySelector(":checked").value);
+    if (this.method.value === "auto" && this.budget.value)
+      form.append("budget_seconds", this.budget.value);
     form.append("file", this.chosen);
     this.go.disabled = true;
     this.progress("Uploading", 0);
@@ -156,7 +158,7 @@ class Fit {
     );
   }
 
-  /** Follow a fit by its events; where the connection breaks, ask how it stands and follow again. */
+  /** Follow a fit by its events; open the stream again if the connection breaks before the fit has ended. */
   async follow(id) {
     const { signal } = this.stopper;
     for (;;) {

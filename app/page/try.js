@@ -1,33 +1,21 @@
-// Try: an image or logits in; softmax, calibrated and bounded probabilities out, with bounds to drag.
+// Try: softmax, calibrated and bounded probabilities of an image or of logits, with bounds to drag.
 
 import { get, post, predict, url } from "./api.js";
+import { ChosenBounds } from "./bounds.js";
 import { boxSoftmax, softmax, sum, effectiveBox } from "./box.js";
 import { h, milliseconds, percent } from "./dom.js";
+import { Input } from "./input.js";
+import { Track } from "./track.js";
 
 export const title = "Try";
 
 const CONFIRM_AFTER = 120; // ms without a move before the service is asked to confirm
 const FEW = 12; // up to so many classes are all shown
 const SHOWN = 8; // of more, so many, and those with bounds of their own
-const STEPS = 100; // of a handle, over the axis
 const AXES = [1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001]; // where the axis may end
 
 // Kept while the page is open, so that other views do not reset it.
-const state = {
-  model: null,
-  mode: "image",
-  blob: null,
-  name: "",
-  logits: null,
-  text: "",
-  version: "active",
-  calibrators: [],
-  answer: null,
-  all: { lower: 0, upper: 1 },
-  lower: new Map(),
-  upper: new Map(),
-  pinned: new Set(),
-};
+const state = { model: null, version: "active", answer: null, chosen: new ChosenBounds(), pinned: new Set() };
 
 export function show(main) {
   const view = new Try(main);
@@ -35,58 +23,13 @@ export function show(main) {
   return () => view.stop();
 }
 
+/** Send an input, an image or logits, with options. */
+const send = ({ blob, logits }, options) =>
+  blob ? predict(blob, options) : post("/calibrate", { logits: [logits], options });
+
 class Try {
   constructor(main) {
-    this.preview = h("img", { class: "thumb", alt: "" });
-    this.file = h("input", {
-      type: "file",
-      accept: "image/*",
-      class: "visually-hidden",
-      id: "image",
-      onchange: () => this.file.files[0] && this.take(this.file.files[0], this.file.files[0].name),
-    });
-    this.drop = h(
-      "label",
-      { class: "drop", for: "image" },
-      this.preview,
-      h(
-        "span",
-        { class: "hint" },
-        h("b", {}, "Drop an image"),
-        ", paste one, or ",
-        h("u", {}, "choose a file"),
-      ),
-    );
-    this.examples = h("div", { class: "examples", role: "group", "aria-label": "Example images" });
-    this.area = h(
-      "textarea",
-      {
-        rows: 5,
-        spellcheck: "false",
-        "aria-label": "Logits",
-        placeholder: "Logits: K numbers, [9.1, 0.3, …] or 9.1 0.3 …",
-        oninput: () => this.readLogits(),
-      },
-      state.text,
-    );
-    this.modes = h(
-      "div",
-      { class: "segments", role: "radiogroup", "aria-label": "Input" },
-      ...["image", "logits"].map((mode) =>
-        h(
-          "label",
-          {},
-          h("input", {
-            type: "radio",
-            name: "mode",
-            value: mode,
-            checked: mode === state.mode,
-            onchange: () => this.setMode(mode),
-          }),
-          mode === "image" ? "Image" : "Logits",
-        ),
-      ),
-    );
+    this.input = new Input({ changed: () => this.ask(), refuse: (problem) => this.explain(problem) });
     this.chooser = h("select", {
       id: "which",
       onchange: () => {
@@ -102,17 +45,13 @@ class Try {
       onchange: () => this.readJson(),
     });
     this.curl = h("pre", { class: "code" });
-    this.input = h(
+    const input = h(
       "section",
       { class: "card input", "aria-label": "Input" },
-      this.modes,
-      this.file,
-      this.drop,
-      this.examples,
-      this.area,
+      this.input.parts,
       h("label", { class: "field", for: "which" }, h("span", {}, "Calibrator"), this.chooser),
     );
-    this.request = h(
+    const request = h(
       "section",
       { class: "card request", "aria-label": "The request" },
       h("details", {}, h("summary", {}, "Exact bounds as JSON"), this.json),
@@ -134,59 +73,34 @@ class Try {
       this.sums,
       this.foot,
     );
-    main.append(
-      h("h1", { class: "visually-hidden" }, "Try the model"),
-      this.input,
-      this.result,
-      this.request,
-    );
+    main.append(h("h1", { class: "visually-hidden" }, "Try the model"), input, this.result, request);
     this.stopper = new AbortController();
+    this.input.listen(input, this.stopper.signal);
     this.tracks = new Map();
   }
 
   async start() {
-    const on = (target, type, act) => target.addEventListener(type, act, { signal: this.stopper.signal });
-    on(document, "paste", (event) => {
-      const item = [...(event.clipboardData?.items ?? [])].find((i) => i.type.startsWith("image/"));
-      if (item) this.take(item.getAsFile(), "pasted image");
-    });
-    on(this.input, "dragover", (event) => {
-      event.preventDefault();
-      this.drop.classList.add("over");
-    });
-    on(this.input, "dragleave", () => this.drop.classList.remove("over"));
-    on(this.input, "drop", (event) => {
-      event.preventDefault();
-      this.drop.classList.remove("over");
-      const [file] = event.dataTransfer.files;
-      if (file) this.take(file, file.name);
-    });
-    this.applyMode();
     await Promise.all([this.loadCalibrators(), this.loadModel()]);
     if (!this.flight) this.ask();
   }
 
   stop() {
     this.stopper.abort();
-    clearTimeout(this.timer);
+    this.stopConfirming();
   }
 
   async loadCalibrators() {
     try {
-      state.calibrators = (await get("/calibrators")).calibrators;
+      const { calibrators } = await get("/calibrators");
+      const named = (c) => (c ? (c.version ? `v${c.version} ${c.method}` : "v0 uncalibrated") : "");
+      this.chooser.replaceChildren(
+        h("option", { value: "active" }, `active: ${named(calibrators.find((c) => c.active))}`),
+        ...calibrators.map((c) => h("option", { value: c.version }, named(c))),
+      );
+      this.chooser.value = state.version;
     } catch (error) {
       this.explain(error);
-      return;
     }
-    this.chooser.replaceChildren(
-      h("option", { value: "active" }, `active: ${this.named(state.calibrators.find((c) => c.active))}`),
-      ...state.calibrators.map((c) => h("option", { value: c.version }, this.named(c))),
-    );
-    this.chooser.value = state.version;
-  }
-
-  named(c) {
-    return c ? (c.version ? `v${c.version} ${c.method}` : "v0 uncalibrated") : "";
   }
 
   async loadModel() {
@@ -196,111 +110,26 @@ class Try {
       this.explain(error);
       return;
     }
-    const { examples, formats, num_classes: K } = state.model;
-    this.area.placeholder = `${K} logits: [9.1, 0.3, …] or 9.1 0.3 …`;
-    const images = this.modes.querySelector("[value=image]");
-    images.disabled = !formats.length;
-    if (images.disabled && state.mode === "image") this.setMode("logits");
-    this.examples.replaceChildren(
-      ...examples.map((example, i) =>
-        h(
-          "button",
-          {
-            type: "button",
-            title: example.name,
-            "aria-label": `Example ${i + 1}: ${example.name}`,
-            onclick: () => this.takeExample(example),
-          },
-          h("img", { src: `data:image/png;base64,${example.png}`, alt: "" }),
-        ),
-      ),
-    );
-    if (!state.blob && !state.logits && examples.length) this.takeExample(examples[0]);
-  }
-
-  takeExample(example) {
-    const raw = Uint8Array.from(atob(example.png), (c) => c.charCodeAt(0));
-    this.take(new Blob([raw], { type: "image/png" }), example.name);
-  }
-
-  setMode(mode) {
-    state.mode = mode;
-    this.applyMode();
-    this.ask();
-  }
-
-  applyMode() {
-    const image = state.mode === "image";
-    this.drop.hidden = this.examples.hidden = !image;
-    this.area.hidden = image;
-    for (const radio of this.modes.querySelectorAll("input")) radio.checked = radio.value === state.mode;
-    this.showImage();
-  }
-
-  take(blob, name) {
-    state.blob = blob;
-    state.name = name;
-    state.mode = "image";
-    this.applyMode();
-    this.ask();
-  }
-
-  showImage() {
-    if (this.url) URL.revokeObjectURL(this.url);
-    this.url = state.blob ? URL.createObjectURL(state.blob) : null;
-    this.drop.classList.toggle("filled", Boolean(this.url));
-    if (this.url) {
-      this.preview.src = this.url;
-      this.preview.alt = state.name;
-    } else this.preview.removeAttribute("src");
-  }
-
-  readLogits() {
-    state.text = this.area.value;
-    const numbers = state.text
-      .replaceAll(/[[\],;]/g, " ")
-      .trim()
-      .split(/\s+/)
-      .filter(Boolean)
-      .map(Number);
-    if (!numbers.length) {
-      state.logits = null;
-      return;
-    }
-    if (numbers.some((x) => !Number.isFinite(x))) {
-      this.explain({
-        title: "Not a number",
-        message: "Logits are finite numbers, separated by commas or spaces.",
-      });
-      return;
-    }
-    state.logits = numbers;
-    this.ask();
+    this.input.offer(state.model);
   }
 
   /** Ask the service for the unbounded answer, with what the browser needs to apply any bounds. */
   async ask() {
-    if (!state.model) return;
+    const sent = this.input.value();
+    if (!state.model || !sent) return;
     const flight = (this.flight = {});
     const version = state.version === "active" ? "active" : Number(state.version);
     const options = { probabilities: true, logits: true, explain: true, top_k: 1, calibrator: version };
     try {
-      let answer;
-      if (state.mode === "image") {
-        if (!state.blob) return;
-        answer = await predict(state.blob, options);
-      } else {
-        if (!state.logits) return;
-        answer = await post("/calibrate", { logits: [state.logits], options });
-      }
+      const answer = await send(sent, options);
       if (this.stopper.signal.aborted || flight !== this.flight) return;
-      this.accept(answer);
+      this.accept(answer, sent);
     } catch (error) {
       if (error.name !== "AbortError") this.explain(error);
     }
   }
 
-  accept(answer) {
+  accept(answer, sent) {
     const [prediction] = answer.predictions;
     const { labels } = state.model;
     const { logits: mapped, lower, upper } = prediction.explain;
@@ -309,7 +138,7 @@ class Try {
     state.answer = {
       calibrator: answer.calibrator,
       labels,
-      raw: prediction.logits,
+      sent,
       before: softmax(prediction.logits),
       calibrated,
       mapped: mapped.map((g) => g ?? -Infinity),
@@ -322,49 +151,27 @@ class Try {
     this.result.classList.add("ready");
     this.trouble.replaceChildren();
     this.build();
-    this.update("service");
-  }
-
-  /** The request's bounds, a number for each class. */
-  box() {
-    const { labels } = state.answer;
-    return {
-      lower: labels.map((_, i) => state.lower.get(i) ?? state.all.lower),
-      upper: labels.map((_, i) => state.upper.get(i) ?? state.all.upper),
-    };
-  }
-
-  /** The same as a person would write it. */
-  bounds() {
-    const { labels } = state.answer;
-    const side = (own, general, vacuous) => {
-      if (!own.size) return general === vacuous ? undefined : general;
-      if (general === vacuous) return Object.fromEntries([...own].map(([i, value]) => [labels[i], value]));
-      return labels.map((_, i) => own.get(i) ?? general);
-    };
-    const lower = side(state.lower, state.all.lower, 0),
-      upper = side(state.upper, state.all.upper, 1);
-    return lower === undefined && upper === undefined
-      ? undefined
-      : { ...(lower !== undefined && { lower }), ...(upper !== undefined && { upper }) };
+    const bounded = state.chosen.option(labels) !== undefined; // the answer was asked for without bounds
+    this.update(bounded ? "browser" : "service");
+    if (bounded) this.confirmSoon(0);
+    else this.stopConfirming();
   }
 
   visible() {
     const { labels, order, before } = state.answer;
     if (labels.length <= FEW) return order;
-    const own = new Set([...state.lower.keys(), ...state.upper.keys(), ...state.pinned]);
+    const own = new Set([...state.chosen.own.lower.keys(), ...state.chosen.own.upper.keys(), ...state.pinned]);
     const likely = new Set(order.slice(0, SHOWN));
     likely.add(before.indexOf(Math.max(...before)));
     return order.filter((i) => likely.has(i) || own.has(i));
   }
 
   build() {
-    const { labels } = state.answer;
+    const { labels, before, calibrated } = state.answer;
     this.tracks.clear();
     const shown = this.visible();
-    const { before, calibrated } = state.answer;
     const largest = Math.max(...shown.flatMap((i) => [before[i], calibrated[i]]));
-    this.axis = AXES.findLast((end) => end >= 1.1 * largest) ?? 1;
+    const axis = AXES.findLast((end) => end >= 1.1 * largest) ?? 1;
     const column = (kind, text) => h("span", { class: "n" }, h("i", { class: `key ${kind}` }), text);
     const head = h(
       "div",
@@ -373,22 +180,20 @@ class Try {
       h(
         "span",
         { class: "scale" },
-        [0, 0.25, 0.5, 0.75, 1].map((part) =>
-          h("i", {}, `${Number((100 * part * this.axis).toPrecision(3))}`),
-        ),
+        [0, 0.25, 0.5, 0.75, 1].map((part) => h("i", {}, `${Number((100 * part * axis).toPrecision(3))}`)),
       ),
       column("before", "softmax"),
       column("calibrated", "calibrated"),
       column("answer", "answer"),
     );
-    const general = new Track(this, null, "all classes");
-    this.tracks.set(null, general);
-    const rows = shown.map((i) => {
-      const track = new Track(this, i, labels[i]);
-      this.tracks.set(i, track);
-      return track.row;
-    });
-    this.rows.replaceChildren(head, general.row, ...rows);
+    const onSet = (side, index, value) => {
+      state.chosen.set(side, index, value);
+      this.moved();
+    };
+    this.general = new Track({ index: null, label: "all classes", axis, onSet });
+    for (const i of shown) this.tracks.set(i, new Track({ index: i, label: labels[i], axis, onSet }));
+    const rows = [...this.tracks.values()].map(({ row }) => row);
+    this.rows.replaceChildren(head, this.general.row, ...rows);
     const hidden = labels.length - rows.length;
     this.more.replaceChildren();
     if (hidden > 0) {
@@ -423,34 +228,12 @@ class Try {
     this.confirmSoon(CONFIRM_AFTER);
   }
 
-  set(side, index, value) {
-    const own = state[side],
-      other = side === "lower" ? "upper" : "lower";
-    const clean = Math.min(1, Math.max(0, Math.round(value * 1e6) / 1e6));
-    const beyond = (x) => (side === "lower" ? x < clean : x > clean);
-    if (index === null) {
-      state.all[side] = clean;
-      if (beyond(state.all[other])) state.all[other] = clean;
-    } else {
-      if (clean === state.all[side]) own.delete(index);
-      else own.set(index, clean);
-      const opposite = state[other].get(index) ?? state.all[other];
-      if (beyond(opposite)) state[other].set(index, clean);
-    }
-    // A bound of one class may cross the bound of all classes: the class's other bound follows.
-    for (const [i, low] of state.lower)
-      if (low > (state.upper.get(i) ?? state.all.upper)) state.upper.set(i, low);
-    for (const [i, high] of state.upper)
-      if (high < (state.lower.get(i) ?? state.all.lower)) state.lower.set(i, high);
-  }
-
   update(source, exact) {
     const { before, calibrated, mapped, fitted, labels } = state.answer;
-    const box = this.box();
+    const box = state.chosen.box(labels.length);
     const low = sum(box.lower),
       high = sum(box.upper),
-      slack = 1e-9;
-    const feasible = low <= 1 + slack && high >= 1 - slack;
+      feasible = isFeasible(box);
     this.result.classList.toggle("stale", !feasible);
     if (feasible) {
       const effective = effectiveBox(fitted, box);
@@ -458,36 +241,25 @@ class Try {
       this.effective = effective;
     }
     const now = this.now ?? calibrated;
-    for (const [i, track] of this.tracks) {
-      if (i === null) track.draw(state.all, false);
-      else {
-        const held =
-          feasible && this.effective.upper[i] < 1 && now[i] >= this.effective.upper[i] - 1e-12
-            ? "upper"
-            : feasible && this.effective.lower[i] > 0 && now[i] <= this.effective.lower[i] + 1e-12
-              ? "lower"
-              : null;
-        const byRequest =
-          held &&
-          (held === "upper"
-            ? box.upper[i] <= this.effective.upper[i] + 1e-12
-            : box.lower[i] >= this.effective.lower[i] - 1e-12);
-        track.draw(
-          { lower: box.lower[i], upper: box.upper[i] },
-          state.lower.has(i) || state.upper.has(i),
-          before[i],
-          calibrated[i],
-          now[i],
-          held && (byRequest ? held : `fitted ${held}`),
-          feasible,
-        );
-      }
-    }
+    this.general.drawGeneral(state.chosen.all);
+    for (const [i, track] of this.tracks)
+      track.draw(state.chosen, [before[i], calibrated[i], now[i]], feasible ? this.held(i, now[i], box) : null);
     if (this.rest)
-      this.rest.textContent = `${labels.length - this.tracks.size + 1} others together ${percent(sum(now.filter((_, i) => !this.tracks.has(i))))}`;
+      this.rest.textContent = `${labels.length - this.tracks.size} others together ${percent(sum(now.filter((_, i) => !this.tracks.has(i))))}`;
     this.say(now, feasible, low, high, source);
-    this.json.value = JSON.stringify(this.bounds() ?? {}, null, 1);
+    this.json.value = JSON.stringify(state.chosen.option(labels) ?? {}, null, 1);
     this.writeCurl();
+  }
+
+  /** Which effective bound a probability is equal to, "fitted …" if the bound is not the request's; or null. */
+  held(i, probability, box) {
+    const slack = 1e-12,
+      { lower, upper } = this.effective;
+    if (upper[i] < 1 && probability >= upper[i] - slack)
+      return box.upper[i] <= upper[i] + slack ? "upper" : "fitted upper";
+    if (lower[i] > 0 && probability <= lower[i] + slack)
+      return box.lower[i] >= lower[i] - slack ? "lower" : "fitted lower";
+    return null;
   }
 
   say(now, feasible, low, high, source) {
@@ -533,7 +305,7 @@ class Try {
               {
                 type: "button",
                 onclick: () => {
-                  this.mend(tooLow);
+                  state.chosen.relax(tooLow ? "upper" : "lower", K);
                   this.moved();
                 },
               },
@@ -546,7 +318,7 @@ class Try {
         ),
       );
     }
-    const bounded = this.bounds() !== undefined;
+    const bounded = state.chosen.option(labels) !== undefined;
     this.sums.replaceChildren(
       ...(bounded
         ? [
@@ -584,47 +356,14 @@ class Try {
     }
   }
 
-  mend(tooLow) {
-    const box = this.box(),
-      { labels } = state.answer;
-    const side = tooLow ? "upper" : "lower",
-      total = sum(box[side]);
-    // Every bound moves by the same share of its distance to 0 or 1.
-    const t = tooLow ? (1 - total) / (labels.length - total) : 1 / total;
-    const eased = box[side].map((x) =>
-      tooLow ? Math.min(1, Math.ceil((x + t * (1 - x)) * 1e4) / 1e4) : Math.floor(x * t * 1e4) / 1e4,
-    );
-    const general = tooLow ? state.all.upper + t * (1 - state.all.upper) : state.all.lower * t;
-    state.all[side] = tooLow ? Math.min(1, Math.ceil(general * 1e4) / 1e4) : Math.floor(general * 1e4) / 1e4;
-    for (const i of state[side].keys()) state[side].set(i, eased[i]);
-  }
-
   reset() {
-    state.all = { lower: 0, upper: 1 };
-    state.lower.clear();
-    state.upper.clear();
+    state.chosen.clear();
     this.moved();
   }
 
   readJson() {
     try {
-      const { lower = 0, upper = 1 } = JSON.parse(this.json.value || "{}"),
-        { labels } = state.answer;
-      state.lower.clear();
-      state.upper.clear();
-      for (const [side, value, vacuous] of [
-        ["lower", lower, 0],
-        ["upper", upper, 1],
-      ]) {
-        state.all[side] = typeof value === "number" ? value : vacuous;
-        if (Array.isArray(value)) value.forEach((x, i) => x !== vacuous && state[side].set(i, x));
-        else if (typeof value === "object")
-          for (const [label, x] of Object.entries(value)) {
-            const i = labels.indexOf(label);
-            if (i < 0) throw new Error(`there is no class ${JSON.stringify(label)}`);
-            state[side].set(i, x);
-          }
-      }
+      state.chosen.read(JSON.parse(this.json.value || "{}"), state.answer.labels);
       this.build();
       this.moved();
     } catch (error) {
@@ -632,23 +371,24 @@ class Try {
     }
   }
 
-  confirmSoon(wait) {
+  stopConfirming() {
     clearTimeout(this.timer);
     this.confirming = null;
+  }
+
+  confirmSoon(wait) {
+    this.stopConfirming();
     this.timer = setTimeout(() => this.confirm(), wait);
   }
 
   async confirm() {
-    const { raw, calibrator } = state.answer;
-    const box = this.box();
-    if (sum(box.lower) > 1 + 1e-9 || sum(box.upper) < 1 - 1e-9) return;
+    const { sent, calibrator, labels } = state.answer;
+    if (!isFeasible(state.chosen.box(labels.length))) return;
     const flight = (this.confirming = {});
-    const options = { probabilities: true, top_k: 1, calibrator: calibrator.version, bounds: this.bounds() };
+    const bounds = state.chosen.option(labels);
+    const options = { probabilities: true, top_k: 1, calibrator: calibrator.version, bounds };
     try {
-      const answer =
-        state.mode === "logits"
-          ? await post("/calibrate", { logits: [raw], options })
-          : await predict(state.blob, options);
+      const answer = await send(sent, options);
       if (this.stopper.signal.aborted || flight !== this.confirming) return;
       const exact = answer.predictions[0].probabilities;
       this.result.dataset.difference = Math.max(...exact.map((p, i) => Math.abs(p - this.now[i])));
@@ -666,126 +406,14 @@ class Try {
   }
 
   writeCurl() {
-    const bounds = this.bounds(),
+    const { sent, labels } = state.answer,
+      bounds = state.chosen.option(labels),
       origin = url("").href.replace(/\/$/, "");
     const options = JSON.stringify({ ...(bounds && { bounds }), top_k: 3 });
-    this.curl.textContent =
-      state.mode === "image"
-        ? `curl -s ${origin}/predict \\\n  -F file=@image.png \\\n  -F 'options=${options}'`
-        : `curl -s ${origin}/calibrate -H 'Content-Type: application/json' -d '{\n  "logits": [[${state.logits?.slice(0, 3).join(", ")}, …]],\n  "options": ${options}}'`;
+    this.curl.textContent = sent.blob
+      ? `curl -s ${origin}/predict \\\n  -F file=@image.png \\\n  -F 'options=${options}'`
+      : `curl -s ${origin}/calibrate -H 'Content-Type: application/json' -d '{\n  "logits": [[${sent.logits.slice(0, 3).join(", ")}, …]],\n  "options": ${options}}'`;
   }
 }
 
-/** One class: three bars and two handles on one axis from 0 to 1. */
-class Track {
-  constructor(view, index, label) {
-    this.view = view;
-    this.index = index;
-    this.label = label;
-    const handle = (side) =>
-      h("input", {
-        type: "range",
-        min: 0,
-        max: view.axis,
-        step: view.axis / STEPS,
-        class: `handle ${side}`,
-        "aria-label": `${side === "lower" ? "Lower" : "Upper"} bound of ${label}`,
-        oninput: (event) => this.typed(side, event),
-      });
-    this.lower = handle("lower");
-    this.upper = handle("upper");
-    this.allowed = h("i", { class: "allowed" });
-    this.bars =
-      index === null
-        ? []
-        : ["before", "calibrated", "answer"].map((kind) => h("i", { class: `bar ${kind}` }));
-    this.area = h(
-      "div",
-      { class: "track", onpointerdown: (event) => this.grab(event) },
-      this.allowed,
-      ...this.bars,
-      this.lower,
-      this.upper,
-    );
-    this.chip = h("span", { class: "chip" });
-    this.numbers = [0, 1, 2].map(() => h("span", { class: "n" }));
-    this.row = h(
-      "div",
-      { class: index === null ? "row general" : "row" },
-      h("span", { class: "name", title: label }, label, this.chip),
-      this.area,
-      ...(index === null ? [h("span", { class: "n wide" })] : this.numbers),
-    );
-  }
-
-  draw(bounds, own, before, calibrated, now, held, feasible) {
-    const end = this.view.axis;
-    const vars = { "--a": bounds.lower / end, "--b": bounds.upper / end };
-    this.held = held;
-    if (this.index !== null) {
-      Object.assign(vars, { "--v0": before / end, "--v1": calibrated / end, "--v2": now / end });
-      [before, calibrated, now].forEach((p, k) => {
-        this.numbers[k].textContent = percent(p);
-      });
-      this.row.classList.toggle("held", Boolean(held));
-      this.row.classList.toggle("own", own);
-      this.chip.textContent = held ? (held.endsWith("upper") ? "at most " : "at least ") + percent(now) : "";
-    } else {
-      const { lower, upper } = bounds;
-      this.row.lastChild.textContent =
-        lower === 0 && upper === 1 ? "no bounds" : `${percent(lower, 0)} to ${percent(upper, 0)}`;
-    }
-    for (const [name, value] of Object.entries(vars)) this.row.style.setProperty(name, value);
-    for (const [input, value] of [
-      [this.lower, bounds.lower],
-      [this.upper, bounds.upper],
-    ]) {
-      if (Number(input.value) !== value) input.value = value;
-      input.setAttribute("aria-valuetext", percent(value));
-      const side = input === this.lower ? "lower" : "upper";
-      input.classList.toggle("set", side === "lower" ? value > 0 : value < 1);
-      input.classList.toggle("own", this.index === null || state[side].has(this.index));
-    }
-  }
-
-  typed(side, event) {
-    this.view.set(side, this.index, Number(event.target.value));
-    this.view.moved();
-  }
-
-  /** A pointer drags the nearest handle; keys and screen readers use the native sliders. */
-  grab(event) {
-    if (event.button) return;
-    const area = this.area.getBoundingClientRect();
-    const axis = this.view.axis;
-    const at = (e) => Math.min(1, Math.max(0, (e.clientX - area.left) / area.width));
-    const x = at(event),
-      low = Number(this.lower.value) / axis,
-      high = Number(this.upper.value) / axis;
-    const near =
-      Math.abs(x - low) === Math.abs(x - high)
-        ? x > high
-          ? "upper"
-          : "lower"
-        : Math.abs(x - low) < Math.abs(x - high)
-          ? "lower"
-          : "upper";
-    if (Math.abs(x - (near === "lower" ? low : high)) * area.width > 24) return;
-    event.preventDefault();
-    this[near].focus({ focusVisible: false });
-    this.area.setPointerCapture(event.pointerId);
-    const move = (e) => {
-      const part = Math.round(at(e) * STEPS) / STEPS;
-      this.view.set(near, this.index, part === 1 ? 1 : part * axis); // the end of the axis means no upper bound
-      this.view.moved();
-    };
-    const end = () => {
-      this.area.removeEventListener("pointermove", move);
-      this.area.classList.remove("dragging");
-    };
-    this.area.classList.add("dragging");
-    this.area.addEventListener("pointermove", move);
-    this.area.addEventListener("pointerup", end, { once: true });
-    this.area.addEventListener("pointercancel", end, { once: true });
-  }
-}
+const isFeasible = ({ lower, upper }) => sum(lower) <= 1 + 1e-9 && sum(upper) >= 1 - 1e-9;

@@ -75,3 +75,21 @@ def test_a_misspelt_variable_stops_the_command(
 def test_settings_the_clients_variable_and_other_names_are_known() -> None:
     assert unknown_variable(["BOXCAL_URL", "BOXCAL_MODEL", "boxcal_port", "PATH", "BOX"]) is None
     assert unknown_variable(["BOXCAL_QQQQ"]) == "BOXCAL_QQQQ is not a setting"
+
+
+def test_the_variables_of_a_kubernetes_service_are_explained(
+    boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes sets these for every pod in the namespace of a Service named `boxcal`."""
+    monkeypatch.setenv("GLIBC_TUNABLES", "")  # otherwise `serve` starts this process again
+    for name, value in (
+        ("PORT", "tcp://10.0.0.7:8000"),
+        ("PORT_8000_TCP", "tcp://10.0.0.7:8000"),
+        ("PORT_8000_TCP_ADDR", "10.0.0.7"),
+        ("SERVICE_HOST", "10.0.0.7"),
+        ("SERVICE_PORT", "8000"),
+    ):
+        monkeypatch.setenv(f"BOXCAL_{name}", value)
+    ended = boxcal("serve")
+    assert ended.code == 2
+    assert "set `enableServiceLinks: false` in the specification of the pod" in ended.stderr

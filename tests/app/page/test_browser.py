@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Literal
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -139,6 +140,35 @@ def test_a_calibrator_is_fitted_activated_compared_and_rolled_back(
     page.get_by_role("button", name="Activate v2").click()
     expect(page.locator(".notice")).to_have_text("v2 pb is active.")
     assert httpx.get(f"{page_url}/health/ready").json()["calibrator"] == 2
+
+
+def test_a_time_limit_for_auto_is_sent_and_an_invalid_one_is_explained(
+    page: Page, page_url: str, validation_file: Path, problems: Problems
+) -> None:
+    problems.expected = "status of 422"
+    page.goto(f"{page_url}/ui/#/fit")
+    page.locator("#data").set_input_files(validation_file)
+    limit = page.get_by_label("Time to compare methods, seconds")
+    limit.fill("0")
+    page.get_by_role("button", name="Fit", exact=True).click()
+    expect(page.locator(".live .problem")).to_contain_text("budget_seconds")
+    page.locator("#method").select_option("ts")
+    expect(limit).to_be_hidden()
+
+
+def test_bounds_that_were_set_before_a_new_input_are_confirmed(page: Page, page_url: str) -> None:
+    open_try(page, page_url)
+    page.get_by_text("Exact bounds as JSON").click()
+    area = page.get_by_label("Bounds as JSON")
+    area.fill('{"upper": 0.6}')
+    area.blur()
+    expect(page.locator(".headline .big")).to_have_text("60.0 %")
+    expect(page.locator(".sure")).to_be_visible()
+    with page.expect_request(lambda request: '"bounds":{"upper":0.6}' in unquote(request.url)):
+        page.get_by_role("button", name="Example 3: digit 3").click()
+    expect(page.locator(".headline .label")).to_have_text("3")
+    expect(page.locator(".headline .big")).to_have_text("60.0 %")
+    expect(page.locator(".sure")).to_be_visible()
 
 
 def test_a_fit_is_cancelled_and_a_reload_resumes_following(

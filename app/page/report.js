@@ -1,0 +1,288 @@
+// The report of a calibrator, as cards; beside it the uncalibrated model, or the report of another version.
+
+import { url } from "./api.js";
+import { intervals, key, reliability, small } from "./charts.js";
+import { bytes, h, percent, signed } from "./dom.js";
+
+const METRICS = [
+  ["error_rate", "Error rate", true],
+  ["nll", "NLL", false],
+  ["brier", "Brier score", false],
+  ["smooth_ece", "Smooth ECE", true],
+  ["ece_width", "ECE, equal width", true],
+  ["ece_mass", "ECE, equal mass", true],
+  ["debiased_ece", "Debiased ECE", true],
+  ["ks", "KS error", true],
+  ["classwise_ece", "Classwise ECE", true],
+  ["brier_calibration", "Brier: calibration", false],
+  ["brier_refinement", "Brier: refinement", false],
+  ["mce", "MCE", true],
+];
+const FIRST = 5;
+
+/** Return the cards of a report under a heading; `other` is the report to show beside it, or null. */
+export function reportCards(heading, { record, report, against, other }) {
+  return [
+    h(
+      "div",
+      { class: "card" },
+      heading,
+      verdict(report),
+      warnings(report),
+      diagrams(record, report, against, other),
+    ),
+    metrics(record, report, against, other),
+    classes(report),
+    facts(record, report),
+  ];
+}
+
+function verdict(report) {
+  const { smooth_ece: e, nll } = report.metrics;
+  const sure = e.after.p_value > 0.05;
+  return h(
+    "p",
+    { class: "lead" },
+    `On ${report.samples.toLocaleString("en")} samples that the fit did not see, the calibration error ${e.after.value < e.before.value ? "falls" : "rises"} from `,
+    h("b", {}, percent(e.before.value)),
+    " to ",
+    h("b", {}, percent(e.after.value)),
+    sure ? "; perfect calibration would look the same (p = " : "; that is more than chance explains (p = ",
+    `${e.after.p_value.toFixed(2)}). `,
+    nll.difference.high < 0
+      ? "NLL is clearly lower."
+      : nll.difference.low > 0
+        ? "NLL is clearly higher."
+        : "NLL is not clearly different.",
+  );
+}
+
+/** Probable problems of the data, and why `auto` chose this method. */
+function warnings(report) {
+  const found = report.warnings ?? [];
+  return [
+    report.why ? h("p", {}, report.why) : "",
+    found.length
+      ? h(
+          "ul",
+          { class: "warnings" },
+          found.map(({ severity, message }) =>
+            h("li", { class: severity }, h("b", {}, `${severity}: `), message),
+          ),
+        )
+      : "",
+  ];
+}
+
+function limits(report) {
+  const { upper, lower } = report.bounds,
+    found = [];
+  if (upper.mean < 1) found.push([upper.mean, `learned upper bound ${percent(upper.mean)}`]);
+  const ceiling = 1 - (report.classes - 1) * lower.mean;
+  if (lower.mean > 0 && ceiling > 0)
+    found.push([ceiling, `learned lower bound ${percent(lower.mean)} leaves ${percent(ceiling)}`]);
+  return found;
+}
+
+function diagrams(record, report, against, other) {
+  const { before, after } = report.reliability,
+    left = other ? other.reliability.after : before;
+  const tallest = Math.max(...left.histogram.counts, ...after.histogram.counts);
+  const figure = (name, data, kind, bounds) =>
+    h("figure", {}, h("figcaption", {}, name), reliability(data, { kind, bounds, tallest }));
+  return h(
+    "div",
+    {},
+    h(
+      "div",
+      { class: "pair" },
+      figure(
+        other ? `v${against} ${other.method}` : "Before: softmax",
+        left,
+        "before",
+        other ? limits(other) : [],
+      ),
+      figure(
+        `${other ? "" : "After: "}v${record.version} ${report.method}`,
+        after,
+        "answer",
+        limits(report),
+      ),
+    ),
+    other
+      ? h(
+          "p",
+          { class: "muted small" },
+          `This is not a paired comparison. Each version was evaluated on its own validation data (${other.samples} and ${report.samples} samples), which the service does not keep; compare them only if both data sets come from the same distribution. `,
+          h("code", {}, "boxcal evaluate FILE --url URL --calibrator VERSION"),
+          " evaluates each version on the same file.",
+        )
+      : null,
+    key(
+      ["band", "95 % of perfectly calibrated models"],
+      ["curve", "accuracy, smoothed"],
+      ["ring", "bin, with its 95 % interval"],
+      ["accuracy", "accuracy"],
+      ["confidence", "mean confidence"],
+      ...(limits(report).length ? [["limit", "learned bound"]] : []),
+    ),
+  );
+}
+
+function metrics(record, report, against, other) {
+  const rows = METRICS.filter(([name]) => report.metrics[name]);
+  const row = ([name, label, share], i) => {
+    const own = report.metrics[name],
+      left = other ? other.metrics[name].after : own.before,
+      right = own.after;
+    const write = (v) => (v === null ? "infinite" : share ? percent(v, 2) : v.toFixed(4));
+    const high =
+      Math.max(
+        ...[left, right]
+          .flatMap((m) => [m.value, m.high, m.perfect])
+          .filter((v) => v !== null && Number.isFinite(v)),
+      ) * 1.04;
+    const d = other ? null : own.difference,
+      verdict = !d ? "" : d.high < 0 ? "better" : d.low > 0 ? "worse" : "unclear";
+    const sign = (v) =>
+        v === null ? "–" : share ? `${v < 0 ? "−" : "+"}${(100 * Math.abs(v)).toFixed(2)}` : signed(v),
+      unit = share ? " pp" : "";
+    return h(
+      "tr",
+      { class: i >= FIRST ? "extra" : "" },
+      h("th", { scope: "row" }, label),
+      h("td", { class: "n" }, write(left.value)),
+      h("td", { class: "n strong" }, write(right.value)),
+      h(
+        "td",
+        { class: "plot" },
+        intervals(
+          [
+            { ...left, kind: "before" },
+            { ...right, kind: "answer" },
+          ],
+          { low: 0, high },
+        ),
+      ),
+      d
+        ? h(
+            "td",
+            { class: `n verdict ${verdict}` },
+            h("span", { class: "mark" }, { better: "▼ ", worse: "▲ ", unclear: "≈ " }[verdict]),
+            sign(d.value),
+            unit,
+            h("small", {}, ` ${sign(d.low)} to ${sign(d.high)}`),
+          )
+        : null,
+    );
+  };
+  const table = h(
+    "table",
+    { class: "metrics short" },
+    h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        h("td"),
+        h("th", { class: "n" }, other ? `v${against}` : "before"),
+        h("th", { class: "n" }, other ? `v${record.version}` : "after"),
+        h("th", {}, "95 % intervals"),
+        other ? null : h("th", { class: "n" }, "difference, 95 %"),
+      ),
+    ),
+    h("tbody", {}, rows.map(row)),
+  );
+  const toggle = h(
+    "button",
+    {
+      type: "button",
+      class: "link",
+      "aria-expanded": "false",
+      onclick: () => {
+        const all = !table.classList.toggle("short");
+        toggle.setAttribute("aria-expanded", all);
+        toggle.textContent = all ? "Fewer metrics" : `All ${rows.length} metrics`;
+      },
+    },
+    `All ${rows.length} metrics`,
+  );
+  return h(
+    "div",
+    { class: "card" },
+    h("h2", {}, "Metrics"),
+    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table" }, table),
+    h(
+      "div",
+      { class: "under" },
+      toggle,
+      key(
+        ["before-dot", other ? `v${against}` : "before"],
+        ["answer-dot", other ? `v${record.version}` : "after"],
+        ["perfect", "if perfectly calibrated"],
+      ),
+    ),
+  );
+}
+
+function classes(report) {
+  const panels = report.reliability.classes,
+    all = panels.length === report.classes;
+  return h(
+    "details",
+    { class: "card single" },
+    h("summary", {}, all ? "Reliability of every class" : `The ${panels.length} worst calibrated classes`),
+    h(
+      "div",
+      { class: "multiples" },
+      panels.map((panel) => small(panel, String(panel.class))),
+    ),
+    key(["before-line", "before"], ["curve", "after"], ["band", "95 % if calibrated"]),
+  );
+}
+
+function facts(record, report) {
+  const parameters = Object.entries(record.spec?.parameters ?? {}).map(([name, value]) => [
+    name,
+    typeof value === "number"
+      ? String(Number(value.toPrecision(6)))
+      : Array.isArray(value)
+        ? `${value.length} numbers`
+        : JSON.stringify(value),
+  ]);
+  const entries = [
+    ...parameters,
+    ["changed labels", `${report.changed_labels}`],
+    ["folds", report.folds],
+    ["backbone", `${record.backbone.name}, ${record.backbone.num_classes} classes`],
+    ["artifact", `${bytes(record.size)}, sha256 ${record.sha256.slice(0, 12)}…`],
+    ["made", new Date(record.created_at).toLocaleString("en-GB")],
+  ];
+  const link = (name, label) =>
+    h(
+      "a",
+      {
+        href: url(`calibrators/${record.version}/${name}`).href,
+        download: name === "artifact" ? "" : null,
+      },
+      label,
+    );
+  return h(
+    "div",
+    { class: "card facts" },
+    h("h2", {}, "Details"),
+    h(
+      "dl",
+      {},
+      entries.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
+    ),
+    h(
+      "p",
+      { class: "links" },
+      link("artifact", "artifact"),
+      link("report", "report as JSON"),
+      link("reliability.svg", "diagram as SVG"),
+    ),
+  );
+}
