@@ -104,8 +104,8 @@ def unknown_variable(environment: Iterable[str]) -> str | None:
     given = {name.upper().removeprefix("BOXCAL_") for name in environment if name.upper()[:7] == "BOXCAL_"}
     if "SERVICE_HOST" in given:
         return (
-            "BOXCAL_SERVICE_HOST is not a setting: Kubernetes sets it, and BOXCAL_PORT, if a Service is named "
-            "boxcal; set `enableServiceLinks: false` in the specification of the pod, or rename the Service"
+            "BOXCAL_SERVICE_HOST is not a setting: Kubernetes sets it, and BOXCAL_PORT, if a Service is "
+            "named boxcal; set `enableServiceLinks: false` in the specification of the pod, or rename the Service"
         )
     known = {*(name.upper() for name in Settings.model_fields), "URL"}  # BOXCAL_URL is read by the client
     for name in sorted(given - known):
