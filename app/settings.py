@@ -105,7 +105,8 @@ def unknown_variable(environment: Iterable[str]) -> str | None:
     if "SERVICE_HOST" in given:
         return (
             "BOXCAL_SERVICE_HOST is not a setting: Kubernetes sets it, and BOXCAL_PORT, if a Service is "
-            "named boxcal; set `enableServiceLinks: false` in the specification of the pod, or rename the Service"
+            "named boxcal; set `enableServiceLinks: false` in the specification of the pod, or rename "
+            "the Service"
         )
     known = {*(name.upper() for name in Settings.model_fields), "URL"}  # BOXCAL_URL is read by the client
     for name in sorted(given - known):
