@@ -1,8 +1,10 @@
-"""What the service is, for clients that adapt to it: `GET /model` and `GET /methods`."""
+"""What the service is, for clients that adapt to it: `GET /model`, `GET /methods` and `GET /version`."""
 
 from __future__ import annotations
 
+import platform
 from functools import cache
+from importlib.metadata import version
 from importlib.resources import files
 from typing import Literal
 
@@ -11,6 +13,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from boxcal.app.errors import problems
+from boxcal.app.registry.migrations import HEAD
 from boxcal.app.state import CurrentState
 
 router = APIRouter(tags=["model"])
@@ -61,6 +64,17 @@ class Methods(BaseModel):
     methods: list[MethodDescription] = Field(description="From the simplest to the most complex.")
 
 
+class Release(BaseModel):
+    """The release that answers."""
+
+    version: str = Field(description="Version of boxcal.")
+    registry: str = Field(description="Revision of the tables of the registry.")
+    python: str = Field(description="Version of Python.")
+
+
+RELEASE = Release(version=version("boxcal"), registry=HEAD, python=platform.python_version())
+
+
 @router.get("/model", responses=problems())
 async def get_model(state: CurrentState) -> ModelDescription:
     """Describe the model: labels, limits and accepted formats."""
@@ -92,6 +106,12 @@ async def get_methods() -> Methods:
     return Methods(
         methods=[MethodDescription(name=name, reads=known[name].logit_map.reads) for name in known]
     )
+
+
+@router.get("/version", responses=problems())
+async def get_version() -> Release:
+    """Return the release of the service."""
+    return RELEASE
 
 
 @cache

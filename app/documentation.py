@@ -181,6 +181,10 @@ ANSWERS: dict[tuple[str, str, str], tuple[str, Any]] = {
             "examples": [{"name": "digit 9", "png": IMAGE}],
         },
     ),
+    ("get", "/version", "200"): (
+        "The release.",
+        {"version": "0.2.0", "registry": "0005", "python": "3.11.9"},
+    ),
     ("get", "/methods", "200"): ("The methods.", {"methods": [{"name": "ts", "reads": "logits"}]}),
     ("get", "/stats", "200"): (
         "",
@@ -258,7 +262,8 @@ def problem(leaf: type[BoxcalError]) -> dict[str, Any]:
     """Return an example of an error; the docstring of its class is the detail."""
     detail = (leaf.__doc__ or leaf.title).partition("\n")[0]
     kind = f"urn:boxcal:problem:{leaf.type}"
-    return {"type": kind, "title": leaf.title, "status": leaf.status, "detail": detail, "error": detail}
+    text = {"type": kind, "title": leaf.title, "status": leaf.status, "detail": detail, "error": detail}
+    return text | {"request_id": "5b0c1f6e00000017"}
 
 
 def leaves(error: type[BoxcalError]) -> Iterator[type[BoxcalError]]:

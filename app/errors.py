@@ -43,7 +43,7 @@ PROBLEM_SCHEMA: dict[str, Any] = {
     "title": "Problem",
     "description": "Problem details of a failed request (RFC 9457). `error` has the same text as `detail`.",
     "type": "object",
-    "required": ["type", "title", "status", "detail", "error"],
+    "required": ["type", "title", "status", "detail", "error", "request_id"],
     "properties": {
         "type": {"type": "string", "description": "Identifies the kind of problem."},
         "title": {"type": "string"},
@@ -53,6 +53,7 @@ PROBLEM_SCHEMA: dict[str, Any] = {
             "description": "What was wrong, with the offending value and the limit.",
         },
         "error": {"type": "string", "description": "The same as `detail`."},
+        "request_id": {"type": "string", "description": "The same as the header `X-Request-Id`."},
     },
 }
 
@@ -306,8 +307,8 @@ class Problem:
             return cls(error.status_code, kind, title, str(error.detail), error.headers or {})
         return cls.of(InternalError("Internal error; see the server log."))
 
-    def document(self) -> bytes:
-        """Write the JSON document."""
+    def document(self, request_id: str) -> bytes:
+        """Write the JSON document for the request with this id."""
         # The detail quotes the request, which may contain a lone surrogate; UTF-8 cannot encode it.
         detail = self.detail.encode("utf-8", "backslashreplace").decode()
         return orjson.dumps(
@@ -317,6 +318,7 @@ class Problem:
                 "status": self.status,
                 "detail": detail,
                 "error": detail,
+                "request_id": request_id,
             }
         )
 

@@ -26,6 +26,11 @@ _numbers = count(int.from_bytes(os.urandom(4)))
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
+def current_request_id() -> str:
+    """Return the id of the request that the current task answers; empty outside of requests."""
+    return _request_id.get()
+
+
 class RequestLog:
     """Gives every request an id, returns it as `X-Request-Id`, and logs one line per request at level debug.
 

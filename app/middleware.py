@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from boxcal.app import errors
 from boxcal.app.budget import Budget
+from boxcal.app.logs import current_request_id
 from boxcal.app.telemetry import UNMATCHED, Telemetry
 from boxcal.models.errors import BackboneError
 
@@ -192,8 +193,9 @@ class RequestMiddleware:
         headers = [
             (name.lower().encode(), value.encode("latin-1")) for name, value in problem.headers.items()
         ]
+        document = problem.document(current_request_id())
         request = DirectRequest(scope, send=exchange.send)
-        await request.reply(errors.PROBLEM_MEDIA_TYPE, problem.document(), headers, problem.status)
+        await request.reply(errors.PROBLEM_MEDIA_TYPE, document, headers, problem.status)
 
     def _explained(self, error: Exception, scope: Scope) -> Exception:
         """Describe the errors of the router."""

@@ -219,6 +219,11 @@ def calibration_methods() -> Call[dict[str, Any]]:
     return Call("GET", "/methods", _object)
 
 
+def version() -> Call[dict[str, Any]]:
+    """Fetch the release of the service (`GET /version`)."""
+    return Call("GET", "/version", _object)
+
+
 def stats() -> Call[dict[str, Any]]:
     """Fetch rates and latencies of the last 15 minutes (`GET /stats`)."""
     return Call("GET", "/stats", _object)

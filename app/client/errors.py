@@ -85,6 +85,8 @@ class ProblemError(ClientError):
     ----------
     status, type, title, detail, instance
         The standard members of RFC 9457, with its defaults.
+    request_id
+        Id of the request in the log of the service.
     members
         Every member of the document, extension members included.
     """
@@ -96,6 +98,7 @@ class ProblemError(ClientError):
         self.title = str(problem.get("title", ""))
         self.detail = str(problem.get("detail", "") or self.title or f"HTTP {status}")
         self.instance: str | None = problem.get("instance")
+        self.request_id: str | None = problem.get("request_id")
         self.retry_after = retry_after
         super().__init__(f"{self.detail} (HTTP {status})")
 

@@ -106,7 +106,7 @@ def test_answers_have_the_members_that_the_examples_show(busy_url: str) -> None:
         ready = documentation.ANSWERS["get", "/health/ready", "200"][1]
         assert http.get("/health/ready").json().keys() == ready.keys()
         refused = http.get("/calibrators/9999").json()
-        assert refused.keys() == {"type", "title", "status", "detail", "error"}
+        assert refused.keys() == {"type", "title", "status", "detail", "error", "request_id"}
         assert (
             http.post("/fit", files=upload, data={"activate": "never"}).json().keys()
             == documentation.QUEUED.keys()

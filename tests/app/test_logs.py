@@ -29,6 +29,16 @@ def test_every_request_without_an_id_gets_its_own(http: httpx.Client) -> None:
     assert all(NEW_ID.fullmatch(each) for each in ids)
 
 
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/nowhere"), ("DELETE", "/predict"), ("POST", "/calibrate"), ("POST", "/fit")]
+)
+def test_a_problem_has_the_id_of_its_request(http: httpx.Client, method: str, path: str) -> None:
+    given = http.request(method, path, headers={"X-Request-Id": "order-17"})
+    assert given.json()["request_id"] == "order-17"
+    drawn = http.request(method, path)
+    assert drawn.json()["request_id"] == drawn.headers["x-request-id"]
+
+
 @pytest.mark.parametrize("given", ["", "two words", "x" * 129, "a;b", "ä"])
 def test_an_invalid_id_is_replaced(http: httpx.Client, given: str) -> None:
     response = http.get("/health/live", headers=[(b"X-Request-Id", given.encode())])

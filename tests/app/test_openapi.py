@@ -49,6 +49,7 @@ def test_every_route_declares_problems_and_the_schema_exists(http: httpx.Client)
         "status",
         "detail",
         "error",
+        "request_id",
     }
     for operations in document["paths"].values():
         for operation in operations.values():

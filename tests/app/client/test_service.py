@@ -1,5 +1,6 @@
 """Both clients against the real service: every route, what it answers and what it refuses."""
 
+import importlib.metadata
 import inspect
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,16 @@ def test_a_fit_can_be_cancelled(ask: Ask, url: str) -> None:
     ask(url, "cancel_fit", queued.id)
     with pytest.raises(FitNotSucceededError, match="cancelled"):
         ask(url, "wait_for_fit", queued.id)
+
+
+def test_the_release(ask: Ask, url: str) -> None:
+    assert ask(url, "version")["version"] == importlib.metadata.version("boxcal")
+
+
+def test_a_refusal_names_the_request(ask: Ask, url: str) -> None:
+    with pytest.raises(NotFoundError) as caught:
+        ask(url, "calibrator", 99)
+    assert caught.value.request_id
 
 
 def test_health_and_metrics(ask: Ask, url: str) -> None:
