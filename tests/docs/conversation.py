@@ -32,6 +32,7 @@ VARYING: Mapping[str, str | Callable[[re.Match[str]], str]] = {
     ),  # the processor decides the last digits
     r'("(?:decode|queue|backbone|calibrate|total)": ?)[0-9.e-]+': r"\1<milliseconds>",
     r'("(?:seconds)": ?)[0-9.e-]+': r"\1<seconds>",
+    r'("request_id": ?")[^"]+': r"\1<request>",
     r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)?": "<time>",
     r'("id": ?"|/fits/|\bfit )[0-9a-f][0-9a-f-]{7,}': r"\1<fit>",
 }
