@@ -30,7 +30,8 @@ def test_every_request_without_an_id_gets_its_own(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("GET", "/nowhere"), ("DELETE", "/predict"), ("POST", "/calibrate"), ("POST", "/fit")]
+    ("method", "path"),
+    [("GET", "/nowhere"), ("DELETE", "/predict"), ("POST", "/calibrate"), ("POST", "/fit")],
 )
 def test_a_problem_has_the_id_of_its_request(http: httpx.Client, method: str, path: str) -> None:
     given = http.request(method, path, headers={"X-Request-Id": "order-17"})
