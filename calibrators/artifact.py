@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.errors import ArtifactError, CalibrationError
 from boxcal.calibrators.logit_maps.base import LogitMap
-from boxcal.calibrators.method import parse
+from boxcal.calibrators.method import parse_stored
 
 FORMAT = "boxcal-calibrator"
 LOGIT_MAP, BOUND_MAP = "logit_map", "bound_map"
@@ -57,7 +57,7 @@ def read(data: bytes) -> Content:
     """
     name, num_classes = _method_and_size(_read_spec(data))
     try:
-        method = parse(name)
+        method = parse_stored(name)
         tensors = load(data)
     except (CalibrationError, SafetensorError) as error:
         raise ArtifactError(f"not a calibrator: {error}") from error

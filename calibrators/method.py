@@ -14,6 +14,7 @@ from boxcal.calibrators.errors import UnknownMethodError
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.beta import BetaCalibration
 from boxcal.calibrators.logit_maps.chain import Chain
+from boxcal.calibrators.logit_maps.class_prior import SUFFIX, ClassPriorAdjustment
 from boxcal.calibrators.logit_maps.dual_bounding import DualProbabilityBounding
 from boxcal.calibrators.logit_maps.ensemble_temperature import EnsembleTemperatureScaling
 from boxcal.calibrators.logit_maps.identity import Identity
@@ -78,12 +79,15 @@ class Method(NamedTuple):
         Whether logit bounding follows the logit map.
     bounds : str
         How the box is learned, a key of `BOUND_MAPS`; empty for no box.
+    adjusted : bool
+        Whether a class prior adjustment, which no fit makes, follows everything before the box.
     """
 
     name: str
     logit_map: type[LogitMap]
     clipped: bool = False
     bounds: str = ""
+    adjusted: bool = False
 
     @property
     def is_per_class(self) -> bool:
@@ -107,9 +111,12 @@ class Method(NamedTuple):
     def stored_maps(self, tensors: Mapping[str, Tensor], num_classes: int) -> tuple[LogitMap, BoundMap]:
         """Build both maps of the sizes that stored tensors of the logit map have."""
         bound_map = BOUND_MAPS.get(self.bounds, ConstantBounds)(num_classes)
-        if not self.clipped:
+        if not self.clipped and not self.adjusted:
             return self.logit_map.restored(tensors, num_classes), bound_map
         first = {name.removeprefix("first."): v for name, v in tensors.items() if name.startswith("first.")}
+        if self.adjusted:
+            inner, _ = self._replace(adjusted=False).stored_maps(first, num_classes)
+            return Chain(inner, ClassPriorAdjustment(num_classes)), bound_map
         chain = Chain(self.logit_map.restored(first, num_classes), LogitBounding(num_classes))
         return chain, bound_map
 
@@ -144,3 +151,15 @@ def parse(name: str) -> Method:
     if name not in known:
         raise UnknownMethodError(f"no method {name!r}; there are auto, {', '.join(known)}")
     return known[name]
+
+
+def parse_stored(name: str) -> Method:
+    """Read the method's name of an artifact: one that `parse` reads, or that with `+em`.
+
+    Raises
+    ------
+    UnknownMethodError
+        As `parse`.
+    """
+    fitted = name.removesuffix(SUFFIX)
+    return parse(fitted)._replace(name=name, adjusted=fitted != name)

@@ -1,0 +1,188 @@
+"""The candidates of a refit: the champion adjusted to recent labels and class frequencies, or a new `ts`.
+
+A calibrator whose classes occur at other frequencies is adjusted by Bayes' rule; the frequencies come from
+MAP-EM on traffic, labelled or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from boxcal.calibrators.calibrator import Calibrator
+from boxcal.calibrators.fitting.entry import fit
+from boxcal.calibrators.logit_maps.chain import Chain
+from boxcal.calibrators.logit_maps.class_prior import SUFFIX, ClassPriorAdjustment
+from boxcal.calibrators.logit_maps.temperature import best_temperature
+from boxcal.calibrators.monitoring.class_prior import FEWEST_ROWS, estimate_class_prior
+from boxcal.calibrators.monitoring.state import Array
+
+BIAS_LABELS_PER_CLASS = 20
+"""Labels a class from which an offset of each class is fitted to labels."""
+
+SMALLEST_FREQUENCY = 1e-6
+"""Of a class that the champion's data did not have."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A calibrator that a refit proposes.
+
+    Attributes
+    ----------
+    name
+        `ts`: a new temperature. `em`: the champion with the class frequencies of the traffic. `em+ts`: both,
+        on the champion's logits. `bias`: a temperature and offsets fitted to labels, on the champion's.
+        `earlier`: a version that was active before.
+    nll
+        Mean NLL of the labels that it was fitted to, in nats.
+    parameters
+        How many parameters were fitted to labels.
+    score
+        `nll` plus parameters a label: the lowest is chosen.
+    class_frequencies
+        (K,) for which it is calibrated.
+    version
+        Of an earlier one; None of a new one.
+    """
+
+    name: str
+    calibrator: Calibrator
+    nll: float
+    parameters: int
+    score: float
+    class_frequencies: Array
+    version: int | None = None
+
+
+def adjust(calibrator: Calibrator, offsets: Array, temperature: float = 1.0) -> Calibrator:
+    """Build the calibrator whose logits are `(z + offsets) / temperature`; its bounds stay.
+
+    An adjustment of an adjusted calibrator is one adjustment of the same map.
+
+    Parameters
+    ----------
+    calibrator
+        Gives the logits z; unchanged.
+    offsets
+        (K,) in nats.
+    temperature
+        Positive.
+    """
+    first, name = calibrator.logit_map, calibrator.method
+    added, divisor = torch.as_tensor(offsets, dtype=torch.float64), float(temperature)
+    if isinstance(first, Chain) and isinstance(first.second, ClassPriorAdjustment):
+        earlier = first.second
+        added = earlier.adjustment_offsets + added * earlier.adjustment_temperature
+        divisor *= earlier.adjustment_temperature.item()
+        first, name = first.first, name.removesuffix(SUFFIX)
+    second = ClassPriorAdjustment(calibrator.num_classes)
+    second.set_parameters({"adjustment_offsets": added, "adjustment_temperature": torch.tensor(divisor)})
+    return Calibrator(name + SUFFIX, Chain(first, second), calibrator.bound_map, calibrator.num_classes)
+
+
+def adjust_class_prior(calibrator: Calibrator, source: Array, target: Array) -> Calibrator:
+    """Adjust a calibrator fitted where classes have frequencies `source` (K,) to frequencies `target` (K,).
+
+    Raises
+    ------
+    ValueError
+        A frequency is not above 0, or there are not K.
+    """
+    source, target = np.asarray(source, dtype=np.float64), np.asarray(target, dtype=np.float64)
+    for frequencies in (source, target):
+        if frequencies.shape != (calibrator.num_classes,) or not (frequencies > 0).all():
+            raise ValueError(f"{calibrator.num_classes} classes need as many class frequencies above 0")
+    return adjust(calibrator, np.log(target / target.sum()) - np.log(source / source.sum()))
+
+
+def candidates(
+    champion: Calibrator,
+    logits: Array,
+    labels: Array,
+    class_frequencies: Array,
+    *,
+    traffic: Array | None = None,
+    earlier: Mapping[int, tuple[Calibrator, Array]] | None = None,
+) -> list[Candidate]:
+    """Fit the candidates, best first.
+
+    Parameters
+    ----------
+    champion
+        The active calibrator; reads logits.
+    logits, labels
+        (N, K) and (N,) int: the labelled predictions since the change.
+    class_frequencies
+        (K,) of the data that the champion was fitted to.
+    traffic
+        (M, K) logits of the traffic since the change, with or without labels; the labelled ones unless given.
+    earlier
+        Calibrators that were active before, by version, with their class frequencies.
+    """
+    source = np.maximum(class_frequencies / class_frequencies.sum(), SMALLEST_FREQUENCY)
+    scores, own = torch.as_tensor(logits, dtype=torch.float64), torch.as_tensor(labels, dtype=torch.int64)
+    everything = scores if traffic is None else torch.as_tensor(traffic, dtype=torch.float64)
+    mapped = champion.calibrate(scores).logits
+    found = []
+
+    def add(
+        name: str, calibrator: Calibrator, parameters: int, frequencies: Array, version: int | None = None
+    ) -> None:
+        nll = mean_nll(calibrator, scores, own)
+        score = nll + parameters / len(own)
+        found.append(Candidate(name, calibrator, nll, parameters, score, frequencies, version))
+
+    add("ts", fit("ts", scores, own).calibrator, 1, source)
+    if len(everything) >= FEWEST_ROWS:
+        target = estimate_class_prior(champion(everything).numpy(), source)
+        add("em", adjust_class_prior(champion, source, target), 0, target)
+        # The class frequencies of miscalibrated answers are wrong: first a temperature, and one after.
+        tempered = adjust(champion, np.zeros(len(source)), best_temperature(mapped, own)[0])
+        target = estimate_class_prior(tempered(everything).numpy(), source)
+        shifted = adjust_class_prior(tempered, source, target)
+        last = best_temperature(shifted.calibrate(scores).logits, own)[0]
+        add("em+ts", adjust(shifted, np.zeros(len(source)), last), 1, target)
+    if len(own) >= BIAS_LABELS_PER_CLASS * len(source):
+        offsets, temperature = _bias(mapped, own)
+        recent = (np.bincount(own.numpy(), minlength=len(source)) + 1.0) / (len(own) + len(source))
+        add("bias", adjust(champion, offsets, temperature), len(source) + 1, recent)
+    for version, (calibrator, frequencies) in (earlier or {}).items():
+        add("earlier", calibrator, 0, frequencies, version)
+    return sorted(found, key=lambda candidate: candidate.score)
+
+
+def mean_nll(calibrator: Calibrator, logits: Array | Tensor, labels: Array | Tensor) -> float:
+    """Mean NLL in nats of labels (N,) for logits (N, K)."""
+    rows = calibrator(torch.as_tensor(logits))
+    own = rows.gather(1, torch.as_tensor(labels)[:, None])
+    return float(-own.clamp_min(torch.finfo(torch.float64).tiny).log().mean())
+
+
+def _bias(mapped: Tensor, labels: Tensor) -> tuple[Array, float]:
+    """Fit offsets (K,) and a temperature by NLL, with a ridge of K/N that draws the offsets to 0."""
+    z, y, size = mapped.numpy(), labels.numpy(), mapped.shape[1]
+    rows = np.arange(len(y))
+
+    def objective(point: Array) -> tuple[float, Array]:
+        inverse, offsets = np.exp(point[0]), point[1:]
+        raw = z * inverse + offsets
+        raw -= raw.max(1, keepdims=True)
+        q = np.exp(raw)
+        total = q.sum(1, keepdims=True)
+        loss = float((np.log(total[:, 0]) - raw[rows, y]).mean())
+        q /= total
+        q[rows, y] -= 1.0
+        slope = np.concatenate([[float((q * z).sum()) * inverse], q.sum(0)]) / len(y)
+        slope[1:] += 2.0 * size / len(y) * offsets
+        return loss + size / len(y) * float(offsets @ offsets), slope
+
+    point = minimize(objective, np.zeros(1 + size), jac=True, method="L-BFGS-B").x
+    # log q = z / T + offsets = (z + T offsets) / T
+    temperature = float(np.exp(-point[0]))
+    return point[1:] * temperature, temperature

@@ -1,0 +1,426 @@
+"""The loop from an alarm to a better calibrator and, where an earlier one is better again, back to it.
+
+    watching -> (strict alarm, enough labels) -> fitting -> duel -> proposed -> (activated) -> watching
+
+The loop folds labelled rows and says what should happen; its caller fits, stores, activates, and tells the
+result. So it needs neither processes nor a database, and a replay of the same labels and results gives the
+same decisions. Earlier versions stay in duels with the active one, one duel after another, and win by
+rollback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import numpy as np
+
+from boxcal.calibrators.monitoring.calibration_test import CalibrationTest
+from boxcal.calibrators.monitoring.duel import Duel, Winner
+from boxcal.calibrators.monitoring.sentences import describe
+from boxcal.calibrators.monitoring.state import Array, Fold
+
+FEWEST_LABELS = 1000
+"""Labels since the change from which a refit is asked for."""
+
+LONGEST_DUEL = 5000
+DUEL_PER_LABEL = 2
+"""Longest duel a label that the challenger was fitted to: then there are more labels for a better fit."""
+
+COOL_DOWN = 1000
+"""Labels after a decision before the next refit."""
+
+INTERVAL = 50
+"""Decisions are made after every so many labels, so they do not depend on the sizes of updates."""
+
+STANDING = 3
+"""Earlier versions that a rollback may return to."""
+
+STANDING_ALPHA = 0.01
+"""Of each of their duels, which follow one another without end."""
+
+NO_VERSION = -1
+
+Calibrate = Callable[[int, Array], Array]
+"""Gives the probabilities (N, K) of a version for logits (N, K), without request bounds."""
+
+
+class Phase(IntEnum):
+    """What the loop waits for: an alarm, the result of a fit, the end of a duel, or an activation."""
+
+    WATCHING = 0
+    FITTING = 1
+    DUEL = 2
+    PROPOSED = 3
+
+
+class DecisionKind(StrEnum):
+    """What a decision is about."""
+
+    ALARM = "alarm"
+    MATERIAL_ALARM = "material_alarm"
+    REFIT = "refit"
+    CANDIDATE = "candidate"
+    NO_CANDIDATE = "no_candidate"
+    DUEL_WON = "duel_won"
+    DUEL_LOST = "duel_lost"
+    DUEL_UNDECIDED = "duel_undecided"
+    ROLLBACK = "rollback"
+    ACTIVATED = "activated"
+    DISMISSED = "dismissed"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the loop decided or was told.
+
+    Attributes
+    ----------
+    at
+        How many labels the loop had seen.
+    champion
+        The version that was active.
+    evidence
+        Numbers and names that the decision rests on.
+    sentence
+        The decision and its reason, for people.
+    """
+
+    kind: DecisionKind
+    at: int
+    champion: int
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    sentence: str = ""
+
+
+@dataclass(frozen=True)
+class RefitRequest:
+    """Asks for a fit to the labels `first` to `last` - 1 of those that the loop has seen, counted from 0."""
+
+    champion: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Asks for the activation of a version."""
+
+    version: int
+    rollback: bool
+
+
+PHASE, SEEN, CHAMPION, CHALLENGER, FIRST, LAST, QUIET_UNTIL, TOLD_STRICT, TOLD_MATERIAL = range(9)
+"""Entries of `numbers`."""
+
+
+class RefitLoop(Fold):
+    """Folds labelled logits in prediction order into decisions about the active calibrator.
+
+    Parameters
+    ----------
+    num_classes
+        K.
+    calibrate
+        Gives the answers of a version; called for the active version, the challenger and the previous one.
+    version
+        The active version; not negative.
+    class_frequencies
+        (K,) of the data that it was fitted to; uniform unless given.
+    fewest_labels, longest_duel, cool_down
+        In labels; see the constants.
+
+    Attributes
+    ----------
+    test
+        The calibration test of the active version.
+    duel
+        The challenger against the active version.
+    standing
+        Earlier versions against the active one.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        calibrate: Calibrate,
+        *,
+        version: int,
+        class_frequencies: Array | None = None,
+        fewest_labels: int = FEWEST_LABELS,
+        longest_duel: int = LONGEST_DUEL,
+        cool_down: int = COOL_DOWN,
+    ) -> None:
+        self.num_classes = num_classes
+        self.calibrate = calibrate
+        self.fewest_labels = fewest_labels
+        self.longest_duel = longest_duel
+        self.cool_down = cool_down
+        self.numbers = np.zeros(9, np.int64)
+        self.numbers[[CHAMPION, CHALLENGER]] = version, NO_VERSION
+        self.earlier = np.full(STANDING, NO_VERSION, np.int64)
+        self.test = CalibrationTest(num_classes, class_frequencies)
+        self.duel = Duel(num_classes)
+        self.standing = [self._standing_duel() for _ in range(STANDING)]
+
+    def state_dict(self) -> dict[str, Array]:
+        """Copy the state of the loop and of its parts: arrays by name, `test.weights` and the like."""
+        state = {"numbers": self.numbers.copy(), "earlier": self.earlier.copy()}
+        for name, part in self._parts():
+            state |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """Restore a state; what follows gives the same decisions as without the interruption.
+
+        Raises
+        ------
+        ValueError
+            A name is missing or unknown, or an array has another shape.
+        """
+        own = {"numbers": self.numbers, "earlier": self.earlier}
+        for name, mine in own.items():
+            shape = np.shape(state[name]) if name in state else None
+            if shape != mine.shape:
+                raise ValueError(f"`{name}` of the state has shape {shape}, not {mine.shape}")
+        for name, part in self._parts():
+            start = f"{name}."
+            part.load_state_dict({k.removeprefix(start): v for k, v in state.items() if k.startswith(start)})
+        for name, mine in own.items():
+            mine[:] = state[name]
+
+    def _parts(self) -> list[tuple[str, Fold]]:
+        standing = [(f"standing{index}", duel) for index, duel in enumerate(self.standing)]
+        return [("test", self.test), ("duel", self.duel), *standing]
+
+    def _standing_duel(self) -> Duel:
+        return Duel(self.num_classes, alpha=STANDING_ALPHA)
+
+    @property
+    def phase(self) -> Phase:
+        """What the loop waits for."""
+        return Phase(int(self.numbers[PHASE]))
+
+    @property
+    def seen(self) -> int:
+        """How many labels were folded, over all versions."""
+        return int(self.numbers[SEEN])
+
+    @property
+    def champion(self) -> int:
+        """The active version."""
+        return int(self.numbers[CHAMPION])
+
+    @property
+    def challenger(self) -> int | None:
+        """The version that the duel is about, or that was proposed."""
+        version = int(self.numbers[CHALLENGER])
+        return None if version == NO_VERSION else version
+
+    @property
+    def request(self) -> RefitRequest | None:
+        """The fit that the loop waits for; answer by `fitted` or `not_fitted`."""
+        if self.phase is not Phase.FITTING:
+            return None
+        return RefitRequest(self.champion, int(self.numbers[FIRST]), int(self.numbers[LAST]))
+
+    @property
+    def proposal(self) -> Proposal | None:
+        """The activation that the loop waits for; answer by `activated` or `dismissed`."""
+        if self.phase is not Phase.PROPOSED:
+            return None
+        version = int(self.numbers[CHALLENGER])
+        return Proposal(version, version in self.earlier)
+
+    def observe(self, logits: Array) -> None:
+        """Show logits (N, K) whose labels are unknown or to come, at their place in prediction order."""
+        self.test.observe(self.calibrate(self.champion, np.asarray(logits)))
+
+    def update(self, logits: Array, labels: Array) -> list[Decision]:
+        """Fold (N,) labels of logits (N, K), in prediction order.
+
+        All labels are folded, also those after a decision: the loop goes on with the active version until it
+        is told of another.
+        """
+        decisions: list[Decision] = []
+        rows, own = np.asarray(logits), np.asarray(labels)
+        first = 0
+        while first < len(own):
+            last = min(len(own), first + INTERVAL - self.seen % INTERVAL)
+            self._fold(rows[first:last], own[first:last])
+            first = last
+            if self.seen % INTERVAL == 0:
+                decisions += self._decide()
+        return decisions
+
+    def _fold(self, logits: Array, labels: Array) -> None:
+        answers = self.calibrate(self.champion, logits)
+        self.test.update(answers, labels)
+        if self.phase is Phase.DUEL:
+            self.duel.update(answers, self.calibrate(int(self.numbers[CHALLENGER]), logits), labels)
+        for version, duel in zip(self.earlier.tolist(), self.standing, strict=True):
+            if version != NO_VERSION:
+                duel.update(answers, self.calibrate(version, logits), labels)
+        self.numbers[SEEN] += len(labels)
+
+    def _decide(self) -> list[Decision]:
+        decisions = self._new_alarms()
+        rollback = self._rollback_if_due()
+        if rollback:
+            decisions.append(rollback)
+        elif self.phase is Phase.WATCHING:
+            decisions += self._refit_if_due()
+        elif self.phase is Phase.DUEL:
+            decisions += self._end_duel_if_due()
+        return decisions
+
+    def _new_alarms(self) -> list[Decision]:
+        strict, material = self.test.alarms
+        found = []
+        for raised, told, kind in (
+            (strict, TOLD_STRICT, DecisionKind.ALARM),
+            (material, TOLD_MATERIAL, DecisionKind.MATERIAL_ALARM),
+        ):
+            if raised and not self.numbers[told]:
+                self.numbers[told] = 1
+                diagnosis = self.test.diagnosis()
+                evidence = {
+                    "diagnosis": diagnosis.kind,
+                    "classes": list(diagnosis.classes),
+                    "labels_since_change": diagnosis.since,
+                    "recoverable_nll": diagnosis.recoverable_nll,
+                    "recoverable_nll_lower": diagnosis.recoverable_nll_lower,
+                    "log_evidence": float(self.test.largest[int(kind is DecisionKind.MATERIAL_ALARM)]),
+                }
+                found.append(self._decision(kind, evidence))
+        return found
+
+    def _refit_if_due(self) -> list[Decision]:
+        since = self.test.diagnosis().since
+        if not self.test.alarms[0] or self.seen < self.numbers[QUIET_UNTIL] or since < self.fewest_labels:
+            return []
+        self.numbers[[PHASE, FIRST, LAST]] = Phase.FITTING, self.seen - since, self.seen
+        return [self._decision(DecisionKind.REFIT, {"labels": since})]
+
+    def fitted(
+        self, version: int, *, name: str, nll: float, champion_nll: float, compared: int = 1
+    ) -> Decision:
+        """Tell the result of the fit that `request` asked for; the duel begins, or not.
+
+        Parameters
+        ----------
+        version
+            Of the best candidate; it may be an earlier version.
+        name
+            What it is: `em+ts` and the like.
+        nll, champion_nll
+            Of it (with parameters a label) and of the active version on the labels of the request.
+        compared
+            How many candidates there were.
+
+        Raises
+        ------
+        ValueError
+            No fit was asked for.
+        """
+        self._expect(Phase.FITTING, "no fit was asked for")
+        evidence = {
+            "candidate": name, "version": version, "nll": nll, "champion_nll": champion_nll,
+            "candidates": compared,
+        }  # fmt: skip
+        if nll >= champion_nll:
+            self._rest()
+            return self._decision(DecisionKind.NO_CANDIDATE, evidence)
+        self.duel = Duel(self.num_classes)
+        self.numbers[[PHASE, CHALLENGER]] = Phase.DUEL, version
+        return self._decision(DecisionKind.CANDIDATE, evidence)
+
+    def not_fitted(self, reason: str) -> Decision:
+        """Tell that the fit failed; after the cool-down the loop asks again.
+
+        Raises
+        ------
+        ValueError
+            No fit was asked for.
+        """
+        self._expect(Phase.FITTING, "no fit was asked for")
+        self._rest()
+        return self._decision(DecisionKind.NO_CANDIDATE, {"reason": reason})
+
+    def _end_duel_if_due(self) -> list[Decision]:
+        winner, count = self.duel.winner, self.duel.count
+        fitted_to = int(self.numbers[LAST] - self.numbers[FIRST])
+        evidence = {
+            "version": int(self.numbers[CHALLENGER]), "labels": count, "gain": self.duel.gain,
+            "alpha": self.duel.alpha,
+        }  # fmt: skip
+        if winner is Winner.CHALLENGER:
+            self.numbers[PHASE] = Phase.PROPOSED
+            return [self._decision(DecisionKind.DUEL_WON, evidence)]
+        if winner is Winner.UNDECIDED and count < min(self.longest_duel, DUEL_PER_LABEL * fitted_to):
+            return []
+        self._rest()
+        kind = DecisionKind.DUEL_LOST if winner is Winner.CHAMPION else DecisionKind.DUEL_UNDECIDED
+        return [self._decision(kind, evidence)]
+
+    def _rollback_if_due(self) -> Decision | None:
+        if self.phase not in {Phase.WATCHING, Phase.DUEL}:
+            return None
+        for index, duel in enumerate(self.standing):
+            if duel.winner is Winner.CHALLENGER:
+                version = int(self.earlier[index])
+                self.numbers[[PHASE, CHALLENGER]] = Phase.PROPOSED, version
+                evidence = {"version": version, "labels": duel.count, "gain": duel.gain, "alpha": duel.alpha}
+                return self._decision(DecisionKind.ROLLBACK, evidence)
+            if duel.winner is Winner.CHAMPION or duel.count >= self.longest_duel:
+                self.standing[index] = self._standing_duel()
+        return None
+
+    def activated(self, version: int, class_frequencies: Array | None = None) -> Decision:
+        """Tell that a version is active now, whoever activated it; its test begins anew.
+
+        Parameters
+        ----------
+        class_frequencies
+            (K,) of the data that it was fitted to; uniform unless given.
+        """
+        if version != self.champion:
+            others = [one for one in self.earlier.tolist() if one not in {version, NO_VERSION}]
+            kept = [self.champion, *others][:STANDING]
+            self.earlier[:] = [*kept, *[NO_VERSION] * (STANDING - len(kept))]
+            self.numbers[CHAMPION] = version
+            self.standing = [self._standing_duel() for _ in range(STANDING)]
+        self.test = CalibrationTest(self.num_classes, class_frequencies, tolerance=self.test.tolerance)
+        self.numbers[[TOLD_STRICT, TOLD_MATERIAL]] = 0
+        self._rest()
+        return self._decision(DecisionKind.ACTIVATED, {"version": version})
+
+    def dismissed(self) -> Decision:
+        """Tell that the proposal was declined; after a cool-down the loop goes on.
+
+        Raises
+        ------
+        ValueError
+            Nothing was proposed.
+        """
+        self._expect(Phase.PROPOSED, "nothing was proposed")
+        version = int(self.numbers[CHALLENGER])
+        if version in self.earlier:
+            self.standing = [self._standing_duel() for _ in range(STANDING)]
+        self._rest()
+        return self._decision(DecisionKind.DISMISSED, {"version": version})
+
+    def _rest(self) -> None:
+        self.numbers[[PHASE, CHALLENGER]] = Phase.WATCHING, NO_VERSION
+        self.numbers[QUIET_UNTIL] = self.seen + self.cool_down
+
+    def _expect(self, phase: Phase, message: str) -> None:
+        if self.phase is not phase:
+            raise ValueError(f"{message}: the loop is in the phase {self.phase.name.lower()}")
+
+    def _decision(self, kind: DecisionKind, evidence: Mapping[str, Any]) -> Decision:
+        return Decision(
+            kind, self.seen, self.champion, evidence, describe(kind.value, self.champion, evidence)
+        )
