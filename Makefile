@@ -8,7 +8,7 @@ PYTEST_WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test coverage test-long check format demo docs bench-serving bench-operator lock clean
+.PHONY: help serve test coverage test-long fuzz check format demo docs bench-serving bench-operator lock clean
 
 help: ## Show this help
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ coverage: $(DEV) ## Run the test suite and report which lines and branches it re
 
 test-long: $(DEV) ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m long --timeout 1800
+
+fuzz: $(DEV) ## Send 5,000 damaged requests to a running service
+	$(BIN)/python -m tests.fuzz 5000 --seed 14
 
 check: $(DEV) ## Check formatting, lint, types and import direction
 	$(BIN)/ruff format --check .

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from boxcal.app.activation.activator import Activator
 from boxcal.app.budget import Budget
 from boxcal.app.errors import (
+    BackboneFailed,
     BoxcalError,
     DeadlineExceeded,
     ImageTooLarge,
@@ -52,6 +53,8 @@ DIGITS = 20
 IMAGES_PER_REQUEST = 20
 """Images of the largest size whose pixels one request may hold; all requests may hold twice as many."""
 LARGE_IMAGE_PIXELS = 4_000_000
+PLAUSIBLE_INPUT = 2.0**16
+"""Larger than any value that a backbone reads from an image, as float16 can represent it."""
 
 Inputs = Sequence[Input] | NDArray[np.generic]
 """Encoded images and nested lists, or an array (N, *shape) of samples."""
@@ -182,7 +185,11 @@ class Pipeline:
             if requested.served.reads == "inputs":
                 samples = await self._in_pool(shifted, samples, requested.served)
             decoded = time.perf_counter()
-            finished = await self.batcher.run(samples, requested, deadline)
+            try:
+                finished = await self.batcher.run(samples, requested, deadline)
+            except BackboneFailed as error:
+                _check_magnitude(samples, error)
+                raise
         seconds = {
             "decode": decoded - arrived,
             "queue": finished.queue,
@@ -339,6 +346,27 @@ def _naming(name: str) -> Iterator[None]:
         raise InvalidInput(f"{name}{error}") from error
     except BoxcalError as error:
         raise type(error)(f"{name}{error.detail}") from error
+
+
+def _check_magnitude(samples: NDArray[np.float32], error: BackboneFailed) -> None:
+    """Attribute a failure of the backbone to inputs so large that its arithmetic overflows.
+
+    Raises
+    ------
+    InvalidInput
+        They have a value larger than `PLAUSIBLE_INPUT`.
+    """
+    position = int(np.abs(samples).argmax())
+    largest = float(samples.flat[position])
+    if abs(largest) > PLAUSIBLE_INPUT:
+        raise InvalidInput(
+            f"The model's arithmetic fails on this input, whose value at {_place(samples, position)} is "
+            f"{largest:g}. Values up to {PLAUSIBLE_INPUT:g} in magnitude are expected."
+        ) from error
+
+
+def _place(samples: NDArray[np.float32], position: int) -> list[int]:
+    return [int(index) for index in np.unravel_index(position, samples.shape)]
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:

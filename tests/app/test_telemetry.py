@@ -92,7 +92,7 @@ def test_only_the_calibrator_active_version_is_named() -> None:
 @pytest.mark.anyio
 async def test_ten_thousand_random_requests_add_no_series(tmp_path: Path, digits: Digits) -> None:
     """Requests of every kind, right and wrong, through the application itself."""
-    rng = random.Random(0)  # noqa: S311 - seeded on purpose
+    rng = random.Random(0)
 
     def word() -> str:
         return "".join(rng.choices("abcdefghijklmnopqrstuvwxyz0123456789-_.~%/", k=rng.randint(1, 12)))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import io
 import struct
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -15,7 +13,6 @@ import numpy as np
 import orjson
 import psutil
 import pytest
-from PIL import Image
 
 from boxcal.app.errors import BoxcalError
 from boxcal.app.predict import large_json
@@ -24,11 +21,11 @@ from boxcal.app.responses import Answer
 from boxcal.models import decoding
 from boxcal.models.digits_data import Digits
 from tests.app.running import Service
+from tests.hostile.bodies import MIB, json_bodies, npy, png, progressive_jpeg
 
 JSON = {"content-type": "application/json"}
 NPY = {"content-type": "application/x-npy"}
 PNG = {"content-type": "image/png"}
-MIB = 2**20
 RAMP = [float(k) for k in range(10)]
 
 
@@ -55,40 +52,6 @@ class LoopWatch:
     def __exit__(self, *_: object) -> None:
         self._stopped = True
         gc.unfreeze()
-
-
-def chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-
-def png(width: int, height: int) -> bytes:
-    """A black PNG with one bit for each pixel."""
-    packer = zlib.compressobj(9)
-    row, data = bytes(1 + (width + 7) // 8), b""
-    for _ in range(height):
-        data += packer.compress(row)
-    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", data + packer.flush())
-        + chunk(b"IEND", b"")
-    )
-
-
-def npy(values: Any) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, values)
-    return stream.getvalue()
-
-
-def progressive_jpeg(scans: int) -> bytes:
-    """A progressive JPEG whose last scan is repeated."""
-    stream = io.BytesIO()
-    Image.new("L", (64, 64)).save(stream, "JPEG", progressive=True)
-    data = stream.getvalue()
-    last = data.rindex(b"\xff\xda")
-    return data[:last] + data[last:-2] * scans + data[-2:]
 
 
 @pytest.mark.parametrize("size", [(60_000, 1), (1, 60_000), (49_000_000, 1), (3000, 1)])
@@ -159,26 +122,6 @@ def test_a_broken_image_cancels_the_others_of_its_request(
     assert httpx.post(f"{service.url}/predict", files=files, timeout=60).status_code == 422
     assert httpx.post(f"{service.url}/predict", content=digits.png(0), headers=PNG).status_code == 200
     assert len(decoded) < 20
-
-
-def json_bodies() -> Iterator[tuple[str, str, bytes, set[int]]]:
-    """Large JSON documents, the path they are posted to and the statuses they may have."""
-    count = 31 * MIB
-    options = b",".join(b'"k%d":1' % n for n in range(count // 12))
-    yield "unknown options", "/calibrate", b'{"logits":[[0]],"options":{%b}}' % options, {413, 422}
-    few = b",".join(b'"k%d":1' % n for n in range(90_000))
-    yield "some unknown options", "/calibrate", b'{"logits":[[0]],"options":{%b}}' % few, {422}
-    inputs = b",".join([b'{"tensor": [0.25]}'] * (count // 24))
-    yield "inputs", "/predict", b'{"inputs":[%b]}' % inputs, {413, 422}
-    some = b",".join([b'{"tensor": [0.25]}'] * 100_000)
-    yield "some inputs", "/predict", b'{"inputs":[%b]}' % some, {413, 422}
-    row = orjson.dumps([0.123456789] * 10)
-    yield "logits", "/calibrate", b'{"logits":[%b]}' % b",".join([row] * 60_000), {200}
-    yield "one row", "/calibrate", b'{"logits":[[%b]]}' % b",".join([b"0.125"] * (count // 6)), {413, 422}
-    labels = b",".join(b'"label %d": 0.5' % n for n in range(30_000))
-    yield "labels", "/calibrate", b'{"logits":[[0]],"options":{"bounds":{"upper":{%b}}}}' % labels, {422}
-    yield "one image", "/predict", b'{"inputs":[{"image":"%b"}]}' % (b"A" * count), {422}
-    yield "nested", "/predict", b'{"inputs":%b%b}' % (b"[" * MIB, b"]" * MIB), {400, 413}
 
 
 @pytest.mark.parametrize(
@@ -268,6 +211,18 @@ def test_logits_of_the_backbone_that_are_not_finite_are_a_failure_of_the_service
     assert "NaN or infinity" in answer.json()["detail"]
     assert value("boxcal_rejected_total", {"reason": "backbone-failed"}) == before + 1
     assert "NaN or infinity" in caplog.text
+
+
+def test_inputs_on_which_the_model_overflows_are_no_failure_of_the_service(
+    service: Service, digits: Digits
+) -> None:
+    values = digits.levels[:2].copy()
+    values[1, 0, 3, 4] = 3e38
+    refused = httpx.post(f"{service.url}/predict", content=npy(values), headers=NPY)
+    assert refused.status_code == 422
+    assert "whose value at [1, 0, 3, 4] is 3e+38" in refused.json()["detail"]
+    inputs = {"inputs": [{"tensor": sample.tolist()} for sample in values]}
+    assert httpx.post(f"{service.url}/predict", json=inputs).status_code == 422
 
 
 def test_what_is_written_is_what_is_defined(http: httpx.Client) -> None:
