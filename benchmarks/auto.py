@@ -1,16 +1,20 @@
 """What `auto` chooses on data whose truth is known, beside the best method in hindsight.
 
-`python -m benchmarks.auto [--truths 100] [--samples 1000] [--classes 5] [--budget 60] [--seed 0]`
+`python -m benchmarks.auto [--truths 100] [--samples 500] [--classes 4] [--budget 60] [--file FILE]`
 
 A truth is a distortion of calibrated logits: a temperature, a factor and an offset for each class, an affine
-map, a box, or none. The oracle is the candidate of `auto` with the lowest NLL on 20,000 new samples.
+map, a box, or none. The oracle is the method with the lowest NLL on 20,000 new samples, of all candidates
+but networks, and of the networks and combinations that `auto` compared. Each truth is a line of FILE, and a
+later run continues there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from boxcal.calibrators import Calibrator, fit
+from boxcal.calibrators.data import check_validation_set
+from boxcal.calibrators.fitting.candidates import candidates
 from boxcal.calibrators.method import parse
 
 Floats = NDArray[np.float64]
@@ -95,7 +101,12 @@ def run(kind: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     chosen = nll(result.calibrator, *unseen)
     means = result.choice["cross_validated_nll"]
-    others = {name: nll(fit(name, logits, labels).calibrator, *unseen) for name in means}
+    plain = [
+        name
+        for name in candidates(check_validation_set(logits, labels))
+        if name not in means and not parse(name).is_network
+    ]
+    others = {name: nll(fit(name, logits, labels).calibrator, *unseen) for name in [*means, *plain]}
     size = {name: parse(name).num_parameters(arguments.classes) for name in means}
     own = result.method
     return {
@@ -118,14 +129,19 @@ def main() -> None:
     """Run all truths and print one row for each kind."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--truths", type=int, default=100)
-    parser.add_argument("--samples", type=int, default=1000)
-    parser.add_argument("--classes", type=int, default=5)
+    parser.add_argument("--samples", type=int, default=500)
+    parser.add_argument("--classes", type=int, default=4)
     parser.add_argument("--budget", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--file", type=Path, default=Path("benchmarks/results/auto.tmp"))
     arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for number in range(arguments.truths):
+    arguments.file.parent.mkdir(parents=True, exist_ok=True)
+    arguments.file.touch()
+    rows: list[dict[str, Any]] = [json.loads(line) for line in arguments.file.read_text().splitlines()]
+    for number in range(len(rows), arguments.truths):
         rows.append(run(list(TRUTHS)[number % len(TRUTHS)], arguments.seed + number, arguments))
+        with arguments.file.open("a") as file:
+            file.write(json.dumps(rows[-1]) + "\n")
         print(rows[-1], flush=True)
     print("| truth | sets | chosen | mean regret in nats | mean gain over raw | dominated | seconds |")
     print("|---|---|---|---|---|---|---|")

@@ -34,10 +34,12 @@ RARE = 5
 """A class with fewer samples is rare."""
 EXCESS_ERROR = 0.25
 """How far the error rate may exceed what the probabilities themselves expect, where it is above 1/2."""
-UNRELATED, SIGNIFICANT = 0.02, 4.0
-"""Share of labels unrelated to the logits, and standard errors above 0, from where it is serious."""
+UNRELATED, MANY_UNRELATED = 0.01, 0.03
+"""Share of labels that seem independent of the logits: reported above the first, serious above the second."""
+SIGNIFICANT = 4.0
+"""Standard errors above which an error rate, or a share of unrelated labels, is significant."""
 MOST_ROWS = 10_000
-"""Rows on which the share of unrelated labels is estimated."""
+"""Largest number of rows on which the share of unrelated labels is estimated."""
 CHANGED = 0.1
 """Share of predicted labels that a calibrator may change without lowering the error rate."""
 KNOWN = 0.5
@@ -248,11 +250,10 @@ def _labels(logits: Floats, labels: Labels) -> DataWarning | None:
     """Find labels that do not belong to the logits: all of them, or a share."""
     count, num_classes = logits.shape
     error = float((logits.argmax(axis=1) != labels).mean())
-    low, unrelated, excess = _unrelated_share(logits, labels)
     confidence = _confidence(logits)
     chance = 1 - 1 / num_classes
     spread = math.sqrt(chance * (1 - chance) / count)
-    looks_random = num_classes < 4 or low >= (num_classes // 2) / num_classes / 2
+    looks_random = num_classes < 4 or _low_share(logits, labels) >= (num_classes // 2) / num_classes / 2
     if error > 0.5 and (
         error > chance + SIGNIFICANT * spread or (error + confidence - 1 > EXCESS_ERROR and looks_random)
     ):
@@ -261,56 +262,74 @@ def _labels(logits: Floats, labels: Labels) -> DataWarning | None:
             " labels may not belong to these logits"
         )
         return DataWarning("error_rate", "serious", message, round(error * count))
+    unrelated, excess = _unrelated_share(logits, labels)
     if unrelated > UNRELATED and excess > SIGNIFICANT:
         rows = round(unrelated * count)
         message = (
-            f"about {unrelated:.0%} of the labels ({rows:,} rows) look unrelated to the logits: too many true"
-            " classes are in the lower half of their row. Where such noise is not what the service meets,"
-            " the fit makes its probabilities too flat"
+            f"about {unrelated:.1%} of the labels ({rows:,} rows) look independent of the logits: more true"
+            " classes have a very small probability than at any temperature. If the labels are wrong, the"
+            " fitted probabilities are too uniform"
         )
-        return DataWarning("unrelated_labels", "serious", message, rows)
+        severity: Severity = "serious" if unrelated > MANY_UNRELATED else "warning"
+        return DataWarning("unrelated_labels", severity, message, rows)
     return None
 
 
-def _unrelated_share(logits: Floats, labels: Labels) -> tuple[float, float, float]:
-    """Estimate the share of labels that are drawn at random, from true classes low in their row.
+def _low_share(logits: Floats, labels: Labels) -> float:
+    """Share of rows whose true class is in the lower half of the row."""
+    half = logits.shape[1] // 2
+    own = logits[np.arange(len(labels)), labels]
+    return float((own < np.partition(logits, half, axis=1)[:, half]).mean())
 
-    A random label falls into the lower half of its row's classes half of the time; a true one hardly ever.
-    How often is taken from the probabilities at the temperature that fits the labels in the upper half,
-    which few random labels reach.
+
+def _unrelated_share(logits: Floats, labels: Labels) -> tuple[float, float]:
+    """Estimate the share of labels that are drawn uniformly at random, independently of the logits.
+
+    The maximum-likelihood estimate of e in the mixture (1 - e) softmax(g / T) + e / K, jointly with T. Rows
+    whose true class is at a minimum that classes share are excluded: a forest's zeros, or clipped values.
 
     Returns
     -------
-    Share of labels in the lower half, the estimate, and by how many standard errors it is above 0.
+    The estimate, and its significance in standard errors: the root of twice the gain in log-likelihood.
     """
-    from scipy.optimize import minimize_scalar  # noqa: PLC0415 - a service that only predicts needs no scipy
+    from scipy.optimize import brentq, minimize_scalar  # noqa: PLC0415 - only fits need scipy
 
-    num_classes = logits.shape[1]
-    if num_classes < 4:
-        return 0.0, 0.0, 0.0
+    uniform = 1 / logits.shape[1]
     step = -(-len(logits) // MOST_ROWS)
     scores, truth = logits[::step], labels[::step]
-    half = num_classes // 2
-    ordered = np.partition(scores, half, axis=1)
-    ordered -= ordered.max(axis=1, keepdims=True)
-    own = scores[np.arange(len(scores)), truth] - scores.max(axis=1)
-    is_low = own < ordered[:, half]
-    upper, kept = ordered[~is_low, half:], own[~is_low]
-    if not len(upper):
-        return 1.0, 1.0, math.inf
+    own, least = scores[np.arange(len(scores)), truth], scores.min(axis=1)
+    kept = (own > least) | ((scores == least[:, None]).sum(axis=1) == 1)
+    if logits.shape[1] < 3 or not kept.any():
+        return 0.0, 0.0
+    top = scores[kept].max(axis=1)
+    scores, own = scores[kept] - top[:, None], own[kept] - top
 
-    def loss(log_inverse: float) -> float:
+    def probabilities(log_inverse: float) -> Floats:
         inverse = math.exp(log_inverse)
-        return float((np.log(np.exp(inverse * upper).sum(axis=1)) - inverse * kept).mean())
+        own_share: Floats = np.exp(inverse * own) / np.exp(inverse * scores).sum(axis=1)
+        return np.maximum(own_share, 1e-300)
 
-    inverse = math.exp(minimize_scalar(loss, bounds=(-5.0, 5.0), method="bounded").x)
-    exponentials = np.exp(inverse * ordered)
-    expected = exponentials[:, :half].sum(axis=1) / exponentials.sum(axis=1)
-    mean = float(expected.mean())
-    low, share = float(is_low.mean()), half / num_classes
-    spread = math.sqrt(float((expected * (1 - expected)).sum())) + 1e-9
-    estimate = (low - mean) / (share - mean) if mean < share else 0.0
-    return low, min(1.0, max(0.0, estimate)), (is_low.sum() - expected.sum()) / max(spread, 1.0)
+    def share(own_share: Floats) -> float:
+        def slope(e: float) -> float:
+            return float(((uniform - own_share) / ((1 - e) * own_share + e * uniform)).mean())
+
+        if slope(0.0) <= 0:
+            return 0.0
+        return 1.0 if slope(1.0) >= 0 else float(brentq(slope, 0.0, 1.0, xtol=1e-6))
+
+    def loss(own_share: Floats, e: float) -> float:
+        return -float(np.log((1 - e) * own_share + e * uniform).mean())
+
+    def mixed(log_inverse: float) -> float:
+        own_share = probabilities(log_inverse)
+        return loss(own_share, share(own_share))
+
+    plain, both = (
+        minimize_scalar(one, bounds=(-5.0, 5.0), method="bounded", options={"xatol": 1e-3})
+        for one in (lambda log_inverse: loss(probabilities(log_inverse), 0.0), mixed)
+    )
+    gain = 2 * len(own) * (plain.fun - both.fun)
+    return share(probabilities(both.x)), math.sqrt(max(0.0, gain))
 
 
 def _confidence(logits: Floats) -> float:

@@ -48,7 +48,13 @@ class SortedLogits:
 
 
 def fit_limits(
-    scores: Tensor, labels: Tensor, within: Limits, *, seed: int, tick: Callable[[float], None]
+    scores: Tensor,
+    labels: Tensor,
+    within: Limits,
+    *,
+    seed: int,
+    tick: Callable[[float], None],
+    perturbations: int,
 ) -> Minimum:
     """Find the limits of least validation NLL, in the coordinates of `LogitBounding` and within its own."""
     z, y = scores.numpy(), labels.numpy()
@@ -65,7 +71,7 @@ def fit_limits(
     loss = SortedLogits(z, y)
     starts[0] = descend(loss, starts[0], within)[0]
     starts += _along_the_axes(loss, starts[0])
-    return best_of(loss, starts, within, perturbations=PERTURBATIONS, reach=REACH, seed=seed, tick=tick)
+    return best_of(loss, starts, within, perturbations=perturbations, reach=REACH, seed=seed, tick=tick)
 
 
 def _along_the_axes(loss: SortedLogits, best: Array) -> list[Array]:

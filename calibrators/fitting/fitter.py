@@ -176,6 +176,7 @@ class _Fits:
 
     def _map(self, method: Method) -> LogitMap:
         logit_map = method.logit_map(self.data.num_classes)
+        logit_map.thorough = self.thorough
         logit_map.source(self.data)
         logit_map.prepare(self.data)
         return logit_map

@@ -45,6 +45,9 @@ class LogitMap(Parametrised):
     followed: int = 3
     """How many of the starts a fit follows: those that look best on some of the rows."""
 
+    thorough: bool = True
+    """Whether `solve` searches for the last digits; a comparison of methods does not need them."""
+
     @property
     def width(self) -> int:
         """How many columns `forward` takes: K, or D for features."""

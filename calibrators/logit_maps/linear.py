@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from boxcal.calibrators.folds import fold_of_each
 from boxcal.calibrators.logit_maps.base import LogitMap, Solution
 from boxcal.calibrators.logit_maps.temperature import best_temperature
 from boxcal.calibrators.parametrised import parameter
+
+Array = np.ndarray[Any, Any]
 
 FOLDS = 5
 WORSE = 2
@@ -89,6 +91,7 @@ class LinearMap(LogitMap):
 
         read, labels = self.reading(data.scores / self.temperature), data.labels
         start, evaluations = self.starts()[0].numpy(), 0
+        near = start
         shape = next(self.parameters()).shape
 
         def loss(rows: Tensor, strength: float) -> LinearLoss:
@@ -98,7 +101,7 @@ class LinearMap(LogitMap):
             fold_of = torch.from_numpy(fold_of_each(data, FOLDS, seed))
             folds = [fold_of == fold for fold in range(FOLDS)]
             folds = [inside for inside in folds if inside.any() and not inside.all()]
-            points, means = [start] * FOLDS, list[float]()
+            points, means, paths = [start] * FOLDS, list[float](), list[Array]()
             for strength in self.strengths:
                 total = 0.0
                 for fold, inside in enumerate(folds):
@@ -109,12 +112,17 @@ class LinearMap(LogitMap):
                     held_out = loss(inside, strength)
                     total += held_out.mean_nll(points[fold]) * len(held_out.labels)
                 means.append(total / len(data))
+                paths.append(np.mean(points[: len(folds)], axis=0))
                 tick(0.8 * len(means) / len(self.strengths))
                 if len(means) - 1 - int(np.argmin(means)) >= WORSE:
                     break
-            self.strength = self.strengths[int(np.argmin(means))]
+            best = int(np.argmin(means))
+            self.strength, near = self.strengths[best], paths[best]
         objective = loss(torch.ones(len(data), dtype=torch.bool), self.strength)
-        point, _, count = descend(objective, start, None, iterations=2000, tolerance=1e-15)
+        if objective(near)[0] < objective(start)[0]:
+            start = near
+        iterations, tolerance = (2000, 1e-15) if self.thorough else (300, 1e-9)
+        point, _, count = descend(objective, start, None, iterations=iterations, tolerance=tolerance)
         self.set_coordinates(torch.from_numpy(point))
         return Solution(float(np.abs(objective(point)[1]).max()), 1, 1, evaluations + count)
 

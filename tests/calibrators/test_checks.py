@@ -115,6 +115,22 @@ def test_good_data_give_no_warning(classes: int, temperature: float) -> None:
         assert check_data(*drawn(2000, classes, temperature=temperature, seed=seed)) == []
 
 
+@pytest.mark.parametrize("share", [0.02, 0.05, 0.2])
+def test_the_share_of_unrelated_labels_is_estimated(share: float) -> None:
+    logits, labels = drawn(5000, 20, temperature=2.0)
+    rng = np.random.default_rng(1)
+    random = rng.random(len(labels)) < share
+    labels[random] = rng.integers(0, 20, random.sum())
+    (warning,) = check_data(logits, labels)
+    assert (warning.code, warning.severity) == ("unrelated_labels", "serious" if share > 0.03 else "warning")
+    assert warning.rows == pytest.approx(random.sum(), abs=0.015 * len(labels))
+
+
+def test_classes_with_offsets_are_no_unrelated_labels() -> None:
+    logits, labels = drawn(2000)
+    assert check_data(logits + np.random.default_rng(0).normal(size=10), labels) == []
+
+
 def test_the_message_says_how_many_and_what() -> None:
     logits, labels = drawn()
     (warning,) = check_data(*shifted(logits, labels))

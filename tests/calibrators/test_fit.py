@@ -15,9 +15,9 @@ from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.bound_maps.instance_dependent import InstanceDependentBounds
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.errors import MissingDataError
+from boxcal.calibrators.fitting.candidates import candidates
 from boxcal.calibrators.fitting.closed_form_gradients import objective_of
 from boxcal.calibrators.fitting.joint import JointObjective
-from boxcal.calibrators.fitting.selection import candidates
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.linear import LinearMap
 from boxcal.calibrators.method import BOUND_MAPS, LOGIT_MAPS, parse

@@ -1,0 +1,60 @@
+"""The methods that `auto` compares on a validation set, in the order in which it compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from boxcal.calibrators.checks import absent_classes
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.method import catalogue, parse
+
+REGULARISED = {"vector", "sms", "dirichlet", "matrix"}
+"""Methods with parameters per class that a penalty keeps near a temperature."""
+SAMPLES_PER_PARAMETER = 10
+"""Required by other methods with parameters per class."""
+SAMPLES_PER_CLASS = 10
+"""Required by regularised methods."""
+MOST_PARAMETERS = 5
+"""Per sample, of a regularised method: larger ones take minutes to fit and are no better on new data."""
+
+
+def candidates(data: ValidationSet) -> list[str]:
+    """List what the data allow, by number of parameters, networks last, without combinations.
+
+    Methods with parameters per class need a sample of every class, and enough samples for their parameters.
+    """
+    given = {"logits"}
+    if data.features is not None and data.head is not None:
+        given.add("features")
+    if data.inputs is not None and data.backbone is not None:
+        given.add("inputs")
+    has_all = not len(absent_classes(data.labels.numpy(), data.num_classes))
+    return by_size(
+        [
+            name
+            for name, one in catalogue().items()
+            if "+" not in name
+            and one.logit_map.reads in given
+            and (not one.is_per_class or (has_all and _has_enough(name, data)))
+        ],
+        data.num_classes,
+    )
+
+
+def by_size(names: Sequence[str], num_classes: int) -> list[str]:
+    """Sort methods by their number of parameters, networks last."""
+    order = list(catalogue())
+
+    def rank(name: str) -> tuple[bool, int, int]:
+        one = parse(name)
+        return one.is_network, one.num_parameters(num_classes), order.index(name)
+
+    return sorted(names, key=rank)
+
+
+def _has_enough(name: str, data: ValidationSet) -> bool:
+    """Whether there are enough samples for a method with parameters per class to do no harm."""
+    parameters, count = parse(name).num_parameters(data.num_classes), len(data)
+    if name not in REGULARISED:
+        return count >= SAMPLES_PER_PARAMETER * parameters
+    return count >= SAMPLES_PER_CLASS * data.num_classes and parameters <= MOST_PARAMETERS * count

@@ -1,0 +1,187 @@
+"""Cross-validated losses of many methods on one validation set, and the bias of a selection by them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.fitting.fitter import fit_checked
+from boxcal.calibrators.folds import fold_of_each
+from boxcal.calibrators.logit_maps.identity import Identity
+
+FOLDS, REPETITIONS = 5, 2
+TOLERANCE = 1e-5
+"""Nats below which two cross-validated losses count as equal."""
+CLOSE = 1e-3
+"""A method at most so many nats worse than another is never excluded because of it."""
+FEW = 100
+"""Samples below which standard errors are too uncertain to exclude a method."""
+RESAMPLES = 500
+
+Losses = NDArray[np.float64]
+
+
+class _OutOfTime(Exception):
+    """The budget was used up during a fit."""
+
+
+class Comparison:
+    """Losses of methods on the folds of repeated cross-validation, each computed at most once.
+
+    Parameters
+    ----------
+    data : ValidationSet
+    seed : int
+        Of the folds and of the fits.
+    deadline : float
+        Of `time.monotonic`; afterwards only `uncalibrated` is computed.
+    tell : callable
+        Called with what is being done.
+
+    Attributes
+    ----------
+    parts : list of Tensor
+        Masks (N,) of the folds, one repetition after another.
+    late : set of str
+        Methods that the deadline interrupted.
+    """
+
+    def __init__(self, data: ValidationSet, seed: int, deadline: float, tell: Callable[[str], None]) -> None:
+        self.data, self.seed, self.deadline, self.tell = data, seed, deadline, tell
+        self.folds = min(FOLDS, len(data))
+        repetitions = [
+            [
+                torch.from_numpy(fold_of_each(data, self.folds, seed + repetition) == index)
+                for index in range(self.folds)
+            ]
+            for repetition in range(REPETITIONS)
+        ]
+        repetitions = [[part for part in parts if 0 < part.sum() < len(data)] for parts in repetitions]
+        self.first = len(repetitions[0])
+        """Number of folds of the first repetition."""
+        self.parts = [part for parts in repetitions for part in parts]
+        self.seconds: dict[str, float] = {}
+        self.late: set[str] = set()
+        self._losses: dict[str, dict[int, Losses]] = {}
+
+    def run(self, name: str, until: int, *, against: str = "", errors: float = math.inf) -> bool:
+        """Compute the losses on the first parts, and say whether all are there.
+
+        The run ends early after the deadline, and where the method is worse than the method `against` by
+        more than so many standard errors.
+        """
+        known = self._losses.setdefault(name, {})
+        started = time.monotonic()
+        try:
+            for part in range(until):
+                if part not in known:
+                    self.tell(f"comparing {name}, fold {part + 1} of {len(self.parts)}")
+                    known[part] = self._losses_of(name, self.parts[part])
+                    if against and self.is_behind(name, against, errors, len(known)):
+                        return False
+        except _OutOfTime:
+            self.late.add(name)
+            return False
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+        return True
+
+    def computed(self, name: str) -> int:
+        """Give the number of parts whose losses are there."""
+        return len(self._losses.get(name, {}))
+
+    def finished(self, names: Sequence[str]) -> list[str]:
+        """Keep the methods that have run on the whole first repetition."""
+        return [name for name in names if self.computed(name) >= self.first]
+
+    def difference(self, name: str, other: str, parts: int) -> tuple[float, float]:
+        """Mean NLL difference of two methods over the first parts, and its standard error."""
+        one, two = (
+            np.concatenate([self._losses[each][part] for part in range(parts)]) for each in (name, other)
+        )
+        paired = one[:, 0] - two[:, 0]
+        return float(paired.mean()), standard_error(paired)
+
+    def is_behind(self, name: str, other: str, errors: float, parts: int) -> bool:
+        """Whether a method is worse than another by more than `errors` standard errors and than `CLOSE`."""
+        mean, error = self.difference(name, other, parts)
+        count = sum(len(self._losses[name][part]) for part in range(parts))
+        return count >= FEW and mean > max(CLOSE, errors * error)
+
+    def losses(self, name: str) -> Losses:
+        """NLL and Brier score (N, 2), means over repetitions, of fits that had not seen the sample."""
+        total, count = np.zeros((len(self.data), 2)), np.zeros((len(self.data), 1))
+        for part, losses in self._losses[name].items():
+            inside = self.parts[part].numpy()
+            total[inside] += losses
+            count[inside] += 1
+        result: Losses = total / count
+        return result
+
+    def lowest(self, names: Sequence[str]) -> str:
+        """Name the method of the lowest NLL."""
+        return min(names, key=lambda name: self.losses(name)[:, 0].mean())
+
+    def _losses_of(self, name: str, inside: torch.Tensor) -> Losses:
+        def watch(fraction: float, stage: str) -> None:
+            del fraction, stage
+            if name != Identity.name and time.monotonic() > self.deadline:
+                raise _OutOfTime
+
+        used, unseen = self.data.rows(~inside), self.data.rows(inside)
+        calibrator = fit_checked(name, used, seed=self.seed, thorough=False, progress=watch).calibrator
+        probabilities = calibrator(calibrator.source(unseen))
+        own = probabilities.gather(1, unseen.labels[:, None])[:, 0]
+        nll = -own.clamp_min(torch.finfo(torch.float64).tiny).log()
+        brier = probabilities.square().sum(dim=1) - 2 * own + 1
+        return torch.stack([nll, brier], dim=1).numpy()
+
+
+def lowest_index(means: Losses) -> int:
+    """Index of the first mean within the tolerance of the lowest."""
+    return int(np.argmax(means <= means.min() + TOLERANCE))
+
+
+def selection_bias(losses: NDArray[np.float64], chosen: int, groups: NDArray[np.int64]) -> dict[str, float]:
+    """Estimate by how much the selected method's loss is too low because it was selected by it.
+
+    Bootstrap bias corrected cross-validation (Tsamardinos, Greasidou and Borboudakis 2018): each resample of
+    the samples selects anew; samples that it misses judge its selection beside the method selected on all of
+    them. Copies are resampled together.
+
+    Parameters
+    ----------
+    losses : float64 (N, 2, C)
+        NLL and Brier score of the candidates.
+    chosen : int
+        The candidate selected on all samples.
+    groups : int64 (N,)
+        Samples with the same number are copies.
+    """
+    _, group = np.unique(groups, return_inverse=True)
+    count = int(group.max()) + 1
+    sizes = np.bincount(group).astype(np.float64)
+    sums = np.zeros((count, *losses.shape[1:]))
+    np.add.at(sums, group, losses)
+    rng = np.random.default_rng(0)
+    biases = []
+    for _ in range(RESAMPLES):
+        times = np.bincount(rng.integers(0, count, count), minlength=count)
+        out = times == 0
+        if not out.any():
+            continue
+        pick = lowest_index(times @ sums[:, 0] / (times @ sizes))
+        biases.append((sums[out, :, pick] - sums[out, :, chosen]).sum(axis=0) / sizes[out].sum())
+    nll, brier = np.maximum(np.mean(biases, axis=0), 0.0) if biases else (0.0, 0.0)
+    return {"nll": float(nll), "brier": float(brier)}
+
+
+def standard_error(values: Losses) -> float:
+    """Give the standard error of the mean of some values."""
+    return float(values.std()) / math.sqrt(len(values))
