@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 from boxcal.app.errors import problems
 from boxcal.app.registry.migrations import HEAD
 from boxcal.app.state import CurrentState
+from boxcal.models.inputs import Kind
 
 router = APIRouter(tags=["model"])
 
@@ -44,8 +45,9 @@ class ModelDescription(BaseModel):
     name: str
     num_classes: int
     labels: list[str]
+    inputs: Kind = Field(description="What `/predict` takes; `none` if there is no model.")
     input_shape: list[int] = Field(description="Shape of one preprocessed input.")
-    formats: list[str] = Field(description="Image media types; empty if the model takes tensors only.")
+    formats: list[str] = Field(description="Image media types; empty if the model takes no images.")
     device: str
     limits: Limits
     examples: list[Example] = Field(description="Example images, for models that come with some.")
@@ -83,6 +85,7 @@ async def get_model(state: CurrentState) -> ModelDescription:
         name=backbone.name,
         num_classes=backbone.num_classes,
         labels=list(backbone.labels),
+        inputs=backbone.inputs.kind,
         input_shape=list(backbone.input_shape),
         formats=list(IMAGE_FORMATS) if backbone.preprocessing else [],
         device=str(backbone.device),

@@ -168,6 +168,7 @@ ANSWERS: dict[tuple[str, str, str], tuple[str, Any]] = {
             "name": "digits",
             "num_classes": 10,
             "labels": list("0123456789"),
+            "inputs": "images",
             "input_shape": [1, 8, 8],
             "formats": ["image/jpeg", "image/png", "image/webp"],
             "device": "cpu",
@@ -203,6 +204,7 @@ ANSWERS: dict[tuple[str, str, str], tuple[str, Any]] = {
     ),
 }
 PARAMETERS: dict[str, tuple[str, Any]] = {
+    "scores": ("What an array in the body holds: `logits` or `probabilities`.", "logits"),
     "options": ("", OPTIONS),
     "bounds": ("", OPTIONS["bounds"]),
     "lower": ("", {"8": 0.02}),

@@ -5,6 +5,7 @@
       |   - MalformedBody           400  invalid JSON, multipart form or `.npy` array
       + NotFound                    404
       |   - RouteNotFound           404  no route has this path
+      |   - NoModel                 404  the service has no model, and calibrates only
       + MethodNotAllowed            405
       + PayloadTooLarge             413
       |   - BodyTooLarge            413  more bytes than the limit
@@ -121,6 +122,13 @@ class RouteNotFound(NotFound):
 
     type = "route-not-found"
     title = "Path not found"
+
+
+class NoModel(NotFound):
+    """The service has no model: it calibrates logits of a model that runs elsewhere."""
+
+    type = "no-model"
+    title = "No model"
 
 
 class MethodNotAllowed(BoxcalError):

@@ -18,7 +18,9 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="BOXCAL_", extra="forbid", frozen=True)
 
     model: str = Field(
-        default="digits", description="Model: `digits`, `torchvision:NAME`, `onnx:PATH` or `pt2:PATH`."
+        default="digits",
+        description="Model: `digits`, `torchvision:NAME`, `onnx:PATH` or `pt2:PATH`; without a model, "
+        "`logits:K` for K classes, or `logits` with `BOXCAL_LABELS`.",
     )
     weights: str | None = Field(
         default=None, description="Weights of a torchvision model: a path, `DEFAULT` or `random`."

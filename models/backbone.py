@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from boxcal.models.inputs import Inputs
 from boxcal.models.preprocessing import Preprocessing
 
 
@@ -24,10 +25,12 @@ class Backbone(Protocol):
         (declared preprocessing and outputs, precision): identifies the backbone of a calibrator.
     device
         Where the forward pass runs, such as `cpu` or `cuda:0`.
+    inputs
+        What a request carries to it: decodes inputs to samples, and makes a batch of samples.
     input_shape
-        Shape of one input, without the batch dimension.
+        Shape of one sample.
     preprocessing
-        Turns an image into one input; None where the backbone reads tensors only.
+        Turns an image into one sample; None where the backbone reads no images.
     passes
         Number of concurrent calls that use the whole device: on a CPU one per core, otherwise one.
     """
@@ -41,6 +44,8 @@ class Backbone(Protocol):
     @property
     def device(self) -> str: ...  # noqa: D102
     @property
+    def inputs(self) -> Inputs: ...  # noqa: D102
+    @property
     def input_shape(self) -> tuple[int, ...]: ...  # noqa: D102
     @property
     def preprocessing(self) -> Preprocessing | None: ...  # noqa: D102
@@ -53,8 +58,8 @@ class Backbone(Protocol):
     @property
     def passes(self) -> int: ...  # noqa: D102
 
-    def __call__(self, batch: torch.Tensor, *, alone: bool = True) -> torch.Tensor:
-        """Float32 logits (N, K) on the CPU for a float32 batch (N, *input_shape) on the CPU.
+    def __call__(self, batch: Any, *, alone: bool = True) -> torch.Tensor:
+        """Float32 logits (N, K) on the CPU for what `inputs.batch` makes of N samples.
 
         A call that is `alone` may use the whole device; one beside others uses its share.
         """

@@ -17,11 +17,22 @@ def read_labels(path: Path, num_classes: int) -> tuple[str, ...]:
     UnusableLabels
         The file cannot be read, a line is empty, or the number of lines is not K.
     """
+    return check_labels(read_lines(path), num_classes, str(path))
+
+
+def read_lines(path: Path) -> list[str]:
+    """Read the lines of a labels file.
+
+    Raises
+    ------
+    UnusableLabels
+        The file cannot be read.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UnusableLabels(f"The labels file {path} cannot be read: {error}.") from error
-    return check_labels([line.strip() for line in lines], num_classes, str(path))
+    return [line.strip() for line in lines]
 
 
 def check_labels(labels: Sequence[str], num_classes: int, source: str) -> tuple[str, ...]:

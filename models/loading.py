@@ -9,7 +9,7 @@ from boxcal.models.errors import UnknownBackbone, UnusableDevice, UnusableWeight
 from boxcal.models.torch_backbone import PRECISIONS
 
 MODEL_FILES = ("onnx", "pt2")
-SPECIFICATIONS = "'digits', 'torchvision:NAME', 'onnx:PATH' or 'pt2:PATH'"
+SPECIFICATIONS = "'digits', 'torchvision:NAME', 'onnx:PATH', 'pt2:PATH', 'logits:K' or 'logits'"
 
 
 def load_backbone(
@@ -28,7 +28,7 @@ def load_backbone(
     spec
         `digits`, which brings its own weights; `torchvision:NAME` for any classification model of
         torchvision; `onnx:PATH` or `pt2:PATH` for a model file (`models/spec.py` says what is declared
-        beside it).
+        beside it); `logits:K` or `logits` for no model: clients send logits of K classes.
     weights
         For `torchvision:NAME`: path of a `.pth` or `.safetensors` file of the network's parameters, `DEFAULT`
         or the name of one of torchvision's weights (downloaded once), or `random`.
@@ -51,6 +51,8 @@ def load_backbone(
     if precision not in PRECISIONS:
         raise UnusableDevice(f"Unknown precision {precision!r}: expected one of {', '.join(PRECISIONS)}.")
     family, _, rest = spec.partition(":")
+    if weights is not None and family == "logits":
+        raise UnusableWeights(f"{spec!r} is no model; {weights!r} cannot be used with it.")
     if weights is not None and (spec == "digits" or family in MODEL_FILES):
         raise UnusableWeights(f"{spec!r} brings its own weights; {weights!r} cannot be used with it.")
     if precision != "float32" and family in MODEL_FILES:
@@ -74,4 +76,8 @@ def load_backbone(
         from boxcal.models.exported_programs import load_exported_program  # noqa: PLC0415
 
         return load_exported_program(Path(rest), labels=labels, device=device)
+    if family == "logits" and (rest or spec == "logits"):
+        from boxcal.models.logits_only import LogitsOnly  # noqa: PLC0415
+
+        return LogitsOnly(rest, labels=labels)
     raise UnknownBackbone(f"Unknown model {spec!r}: expected {SPECIFICATIONS}.")

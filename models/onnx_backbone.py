@@ -18,6 +18,7 @@ import torch
 from boxcal.models.core_pool import ThreadPerCorePool, padded
 from boxcal.models.equivalence import random_batch, same_logits
 from boxcal.models.errors import UnusableDevice, UnusableInput, UnusableWeights
+from boxcal.models.inputs import ImageInputs, Inputs
 from boxcal.models.onnx_file import OnnxFile
 from boxcal.models.spec import read_spec
 from boxcal.models.torch_backbone import resolve_device
@@ -71,6 +72,7 @@ class OnnxBackbone:
         self._batch_sizes = (fixed or 1, fixed)
         self.preprocessing = spec.preprocessing_for(tuple(shape), path)
         self.input_shape = self._shape_of_one(tuple(shape))
+        self.inputs: Inputs = ImageInputs(self.preprocessing, self.input_shape)
         self._takes_logarithm = spec.outputs == "probabilities"
         if file.rewritten and not self._same_when_rewritten(file):
             self._sessions, self.device = self._open(file, device)

@@ -17,6 +17,7 @@ from torch import nn
 from boxcal.models.core_pool import ThreadPerCorePool, padded, usable_cores
 from boxcal.models.cuda_graphs import CudaGraphs
 from boxcal.models.errors import UnusableDevice, UnusableInput
+from boxcal.models.inputs import ImageInputs, Inputs
 from boxcal.models.preprocessing import Preprocessing
 from boxcal.models.weights import fingerprint_with
 
@@ -67,6 +68,7 @@ class TorchBackbone:
         self.labels = tuple(labels)
         self.input_shape = input_shape
         self.preprocessing = preprocessing
+        self.inputs: Inputs = ImageInputs(preprocessing, input_shape)
         self.fingerprint = fingerprint_with(
             fingerprint or tensors_fingerprint(network.state_dict()),
             precision=None if precision == "float32" else precision,

@@ -42,6 +42,8 @@ def run(*, as_json: bool) -> None:
 def model(settings: Settings) -> str:
     """Load the model."""
     backbone = settings.load_backbone()
+    if backbone.inputs.kind == "none":
+        return f"{backbone.name}: no model; /calibrate takes logits of {backbone.num_classes} classes"
     return f"{backbone.name}: {backbone.num_classes} classes on {backbone.device}"
 
 

@@ -71,7 +71,7 @@ def _calibrator(path: str | None, num_classes: int) -> Calibrator:
 
 def _input(path: Path, backbone: Backbone, max_pixels: int) -> NDArray[np.float32]:
     if backbone.preprocessing is None:
-        raise UsageError(f"{backbone.name} reads tensors; declare a preprocessing to predict images")
+        raise UsageError(f"{backbone.name} reads no images: {backbone.inputs.refusal('image')}")
     try:
         return decode(path.read_bytes(), preprocessing=backbone.preprocessing, max_pixels=max_pixels)
     except InvalidImage as error:

@@ -84,6 +84,16 @@ def calibrate(logits: npt.ArrayLike, /, **options: Unpack[AnswerOptions]) -> Cal
     return Call("POST", "/calibrate", _one(Answer), _array(logits, options, lambda rows: {"logits": rows}))
 
 
+def calibrate_probabilities(
+    probabilities: npt.ArrayLike, /, **options: Unpack[AnswerOptions]
+) -> Call[Answer]:
+    """Calibrate probabilities of a model that runs elsewhere, shape (N, K) (`POST /calibrate`)."""
+    sent = _array(probabilities, options, lambda rows: {"probabilities": rows})
+    if "params" in sent:
+        sent["params"] = {**sent["params"], "scores": "probabilities"}
+    return Call("POST", "/calibrate", _one(Answer), sent)
+
+
 def fit(
     file: ImageSource,
     *,

@@ -76,6 +76,8 @@ class BackboneSummary:
         The K class names.
     input_shape
         Of one input.
+    inputs
+        Kind of its inputs; see `boxcal.models.inputs.Inputs`.
     is_open
         Whether it gives features and gradients; see `boxcal.models.backbone.OpenBackbone`.
     head
@@ -87,6 +89,7 @@ class BackboneSummary:
     input_shape: tuple[int, ...]
     is_open: bool
     head: Path | None
+    inputs: str = "images"
 
     @classmethod
     def of(cls, backbone: Backbone, folder: Path) -> Self:
@@ -98,4 +101,5 @@ class BackboneSummary:
             path = folder / HEAD
             weight, bias = (part.double().cpu().numpy() for part in backbone.head)
             np.save(path, np.column_stack([weight, bias]), allow_pickle=False)
-        return cls(backbone.name, tuple(backbone.labels), tuple(backbone.input_shape), is_open, path)
+        shape, kind = tuple(backbone.input_shape), backbone.inputs.kind
+        return cls(backbone.name, tuple(backbone.labels), shape, is_open, path, kind)

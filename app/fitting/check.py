@@ -39,6 +39,8 @@ def check(task: CheckTask) -> Checked:
         )
     with file:
         data = read_file(file, task.folder, classes=backbone.labels, max_bytes=task.max_bytes)
+    if data.holds_images and backbone.inputs != "images":
+        raise InvalidUpload(f"The file holds images, which {backbone.name} does not read; send its logits.")
     required_by = {task.methods[fields.method]: f"the method {fields.method!r}"}
     name, reads = task.compared_with
     required_by.setdefault(reads, f"the active calibrator, {name!r}, which the report compares with")

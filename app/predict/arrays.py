@@ -12,9 +12,11 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from boxcal.app.errors import InvalidInput, InvalidLogits, MalformedBody
+from boxcal.app.errors import InvalidLogits, MalformedBody
 
 MAX_DIMENSIONS = 32
+PROBABILITY_SUM_TOLERANCE = 1e-2
+"""Largest distance of a row's sum from 1; the row is divided by its sum."""
 
 
 def read_npy(body: bytes) -> NDArray[Any]:
@@ -56,8 +58,8 @@ def write_npy(values: NDArray[Any]) -> bytes:
     return stream.getvalue()
 
 
-def read_rows(rows: Any, num_classes: int) -> NDArray[np.float64]:
-    """Read the rows of a JSON document as logits (N, K); empties `rows`.
+def read_rows(rows: Any, num_classes: int, name: str = "logits") -> NDArray[np.float64]:
+    """Read the rows of a JSON document as logits or probabilities (N, K); empties `rows`.
 
     Raises
     ------
@@ -65,17 +67,17 @@ def read_rows(rows: Any, num_classes: int) -> NDArray[np.float64]:
         Naming the row, the class or the value.
     """
     if not isinstance(rows, list):
-        raise InvalidLogits(f"logits is {_kind(rows)}; it must be a list of rows of {num_classes} numbers.")
+        raise InvalidLogits(f"{name} is {_kind(rows)}; it must be a list of rows of {num_classes} numbers.")
     if not rows:
-        raise InvalidLogits("logits holds no row.")
+        raise InvalidLogits(f"{name} holds no row.")
     for position, row in enumerate(rows):
         if not isinstance(row, list):
             raise InvalidLogits(
-                f"logits[{position}] is {_kind(row)}; each row must be a list of {num_classes} numbers."
+                f"{name}[{position}] is {_kind(row)}; each row must be a list of {num_classes} numbers."
             )
         if len(row) != num_classes:
             raise InvalidLogits(
-                f"logits[{position}] has {len(row)} numbers, but the model has {num_classes} classes."
+                f"{name}[{position}] has {len(row)} numbers, but the model has {num_classes} classes."
             )
     values = np.empty((len(rows), num_classes))
     # Twice as fast as any numpy function that takes a list.
@@ -84,13 +86,13 @@ def read_rows(rows: Any, num_classes: int) -> NDArray[np.float64]:
         try:
             struct.pack_into(numbers, values.data, position * values.strides[0], *row)
         except (struct.error, OverflowError):
-            raise InvalidLogits(_not_a_number(f"logits[{position}]", row)) from None
+            raise InvalidLogits(_not_a_number(f"{name}[{position}]", row)) from None
         rows[position] = None  # frees the row here and not all rows at once
-    return finite_logits(values)
+    return finite(values, name)
 
 
-def check_logits(values: NDArray[Any], num_classes: int) -> NDArray[np.float64]:
-    """Check an array of logits, and convert it to float64.
+def check_scores(values: NDArray[Any], num_classes: int, name: str = "logits") -> NDArray[np.float64]:
+    """Check an array of logits or probabilities, and convert it to float64.
 
     Raises
     ------
@@ -99,14 +101,14 @@ def check_logits(values: NDArray[Any], num_classes: int) -> NDArray[np.float64]:
     """
     if values.ndim != 2 or values.shape[1] != num_classes or not len(values):
         raise InvalidLogits(
-            f"The logits have the shape {values.shape}; it must be (N, {num_classes}), "
+            f"The {name} have the shape {values.shape}; it must be (N, {num_classes}), "
             f"for the model has {num_classes} classes."
         )
-    return finite_logits(values.astype(np.float64, order="C"))
+    return finite(values.astype(np.float64, order="C"), name)
 
 
-def finite_logits(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return logits (N, K) if they are finite.
+def finite(values: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+    """Return values (N, K) if they are finite.
 
     Raises
     ------
@@ -116,81 +118,50 @@ def finite_logits(values: NDArray[np.float64]) -> NDArray[np.float64]:
     flat = values.ravel(order="K")
     if math.isfinite(flat.dot(flat)):  # one quick pass; only very large numbers need the other
         return values
-    finite = np.isfinite(values)
-    if not finite.all():
-        row, column = np.unravel_index(int(finite.argmin()), values.shape)
-        raise InvalidLogits(f"logits[{row}][{column}] is {values[row, column]}; logits must be finite.")
+    is_finite = np.isfinite(values)
+    if not is_finite.all():
+        row, column = np.unravel_index(int(is_finite.argmin()), values.shape)
+        raise InvalidLogits(f"{name}[{row}][{column}] is {values[row, column]}; {name} must be finite.")
     return values
 
 
-def check_samples(values: NDArray[Any], shape: Sequence[int]) -> NDArray[np.float32]:
-    """Check an array of inputs (N, *shape), and convert it to float32.
+def logits_of(probabilities: NDArray[np.float64], smallest: float) -> NDArray[np.float64]:
+    """Return the logarithms of probabilities (N, K), whose rows are divided by their sums first.
+
+    Parameters
+    ----------
+    smallest
+        What a smaller probability counts as, because 0 has no logarithm.
 
     Raises
     ------
-    InvalidInput
-        It has another shape, is empty or not finite.
+    InvalidLogits
+        Naming the row and class outside [0, 1], or the row whose sum is further than 1e-2 from 1.
     """
-    if values.shape[1:] != tuple(shape) or values.ndim == 0 or not len(values):
-        expected = ", ".join(("N", *map(str, shape)))
-        raise InvalidInput(f"The array has the shape {values.shape}; the model takes ({expected}).")
-    with np.errstate(over="ignore"):
-        samples = values.astype(np.float32)
-    return _finite(samples, "array")
-
-
-def read_tensor(value: Any, shape: Sequence[int]) -> NDArray[np.float32]:
-    """Read one input from nested JSON lists.
-
-    Raises
-    ------
-    InvalidInput
-        It is ragged, of another shape, or not made of finite numbers.
-    """
-    if (actual := _shape(value)) != tuple(shape):
-        raise InvalidInput(f"The tensor has the shape {actual}; the model takes {tuple(shape)}.")
-    samples = np.empty(actual, np.float32)
-    _fill(samples, value)
-    return _finite(samples, "tensor")
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    """Return the shape of nested lists, by the first item of each."""
-    shape: tuple[int, ...] = ()
-    while isinstance(value, list) and len(shape) <= MAX_DIMENSIONS:
-        shape = (*shape, len(value))
-        value = value[0] if value else None
-    return shape
-
-
-def _fill(target: NDArray[np.float32], value: Any) -> None:
-    """Fill an array from nested lists, one innermost list at a time; other threads can run between."""
-    if not isinstance(value, list) or len(value) != len(target):
-        raise InvalidInput("The tensor is ragged: its lists differ in length.")
-    if target.ndim > 1:
-        for part, item in zip(target, value, strict=True):
-            _fill(part, item)
-        return
-    try:
-        if not all(type(number) in (float, int) for number in value):
-            raise InvalidInput("The tensor holds something that is not a number.")
-        with np.errstate(over="ignore"):
-            target[...] = np.array(value, np.float64)
-    except OverflowError:
-        raise InvalidInput("The tensor holds an integer that is too large.") from None
-
-
-def _finite(samples: NDArray[np.float32], name: str) -> NDArray[np.float32]:
-    if not np.isfinite(samples).all():
-        raise InvalidInput(f"The {name} holds NaN, or numbers that are infinite in float32.")
-    return samples
+    outside = (probabilities < 0) | (probabilities > 1)
+    if outside.any():
+        row, column = np.unravel_index(int(outside.argmax()), outside.shape)
+        raise InvalidLogits(
+            f"probabilities[{row}][{column}] is {probabilities[row, column]}; a probability lies between 0 "
+            "and 1. Send scores of another kind as `logits`."
+        )
+    sums = probabilities.sum(axis=1, keepdims=True)
+    off = np.abs(sums[:, 0] - 1)
+    if off.max() > PROBABILITY_SUM_TOLERANCE:
+        first = int(off.argmax())
+        raise InvalidLogits(
+            f"probabilities[{first}] sums to {sums[first, 0]:.6g}; a sum may differ from 1 by at most "
+            f"{PROBABILITY_SUM_TOLERANCE:g}."
+        )
+    logarithms: NDArray[np.float64] = np.log(np.maximum(probabilities / sums, smallest))
+    return logarithms
 
 
 def _not_a_number(name: str, row: Sequence[Any]) -> str:
     for position, value in enumerate(row):
         if not isinstance(value, int | float):
-            return f"{name}[{position}] is {value!r:.100}; logits are numbers."
-    return f"{name} holds an integer too large for a logit."
+            return f"{name}[{position}] is {value!r:.100}; it must be a number."
+    return f"{name} holds an integer that is too large."
 
 
 def _kind(value: Any) -> str:

@@ -8,7 +8,7 @@ import json
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 from starlette.datastructures import UploadFile
@@ -36,8 +36,17 @@ CALIBRATE_TYPES = (JSON, NPY)
 NAN_LIMIT = 2**20
 """Bodies up to this size that are JSON except for NaN are parsed again to name the number."""
 
-Input = bytes | list[Any]
-"""An encoded image, or a tensor as nested lists of numbers."""
+
+class Input(NamedTuple):
+    """One input of `/predict`: an encoded image as bytes, or a member of the input's JSON object."""
+
+    member: str
+    value: Any
+
+
+LOGITS, PROBABILITIES = "logits", "probabilities"
+SCORES = (LOGITS, PROBABILITIES)
+"""What `/calibrate` takes: a member of a JSON body, or the query parameter `scores` with an array."""
 
 T = TypeVar("T")
 
@@ -52,18 +61,24 @@ class Posted:
         The content type.
     content
         The body's bytes; of JSON and forms, its inputs: the member that the route names, or the files.
+    member
+        The member of a JSON body that holds the inputs, or its equivalent for other bodies.
     size
         Bytes of the body.
     """
 
     kind: str
     content: Any
+    member: str
     options: Options
     size: int
 
 
 async def read(
-    request: Request, kinds: tuple[str, ...], member: str, check_room: Callable[[Options], None] | None = None
+    request: Request,
+    kinds: tuple[str, ...],
+    members: tuple[str, ...],
+    check_room: Callable[[Options], None] | None = None,
 ) -> Posted:
     """Read a body and the options, which JSON and forms hold and other bodies have in the query string.
 
@@ -71,8 +86,9 @@ async def read(
     ----------
     kinds
         The content types that the route accepts.
-    member
-        Name of the inputs in a JSON body.
+    members
+        Names that the inputs may have in a JSON body, of which it has one; where there are several, the query
+        parameter `scores` chooses for an array.
     check_room
         Called before any byte of the body is read, with the options as far as they are known; may refuse.
 
@@ -90,18 +106,33 @@ async def read(
         raise InvalidParameter(
             "Options of a JSON or multipart body belong in its `options`, not in the query string."
         )
-    options = request_options.DEFAULT if holds_options else request_options.from_query(request.query_params)
+    options, member = request_options.DEFAULT, members[0]
+    if not holds_options and request.scope["query_string"]:
+        query = dict(request.query_params)
+        if len(members) > 1:
+            member = _one_of(members, query.pop("scores", member))
+        options = request_options.from_query(query)
     if check_room is not None:
         check_room(options)
     if kind == FORM:
         files, document = await _read_form(request)
-        return Posted(kind, files, request_options.from_json(document), sum(map(len, files)))
+        return Posted(kind, files, member, request_options.from_json(document), sum(map(len, files)))
     body = await _body(request)
     if kind != JSON:
-        return Posted(kind, body, options, len(body))
-    parsed = await unblocked(len(body), _object, body, (member, "options"))
+        return Posted(kind, body, member, options, len(body))
+    parsed = await unblocked(len(body), _object, body, (*members, "options"))
     options = request_options.from_json(parsed.get("options"))
-    return Posted(kind, parsed.get(member), options, len(body))
+    if member not in parsed:
+        member = next((name for name in members if name in parsed), member)
+    elif len(parsed) > 2 or (len(parsed) == 2 and "options" not in parsed):
+        raise InvalidParameter(f"The body has {' and '.join(map(repr, members))}; give one of them.")
+    return Posted(kind, parsed.get(member), member, options, len(body))
+
+
+def _one_of(members: tuple[str, ...], name: str) -> str:
+    if name not in members:
+        raise InvalidParameter(f"scores is {name!r:.100}; it must be {' or '.join(members)}.")
+    return name
 
 
 async def unblocked(size: int, work: Callable[..., T], *arguments: Any) -> T:
@@ -129,21 +160,23 @@ def inputs_of(posted: Posted, limit: int) -> list[Input]:
         Naming the input.
     """
     if posted.kind in IMAGES:
-        return [posted.content]
+        return [Input("image", posted.content)]
     sent = posted.content
     if not isinstance(sent, list) or not sent:
         raise InvalidParameter("inputs must be a list of at least one object with `image` or `tensor`.")
     if len(sent) > limit:
         raise TooManySamples(f"The request holds {len(sent)} samples; the queue takes at most {limit}.")
-    return sent if posted.kind == FORM else [_input(item, f"inputs[{n}]") for n, item in enumerate(sent)]
+    if posted.kind == FORM:
+        return [Input("image", file) for file in sent]
+    return [_input(item, f"inputs[{n}]") for n, item in enumerate(sent)]
 
 
 def _input(item: Any, name: str) -> Input:
     if isinstance(item, dict) and len(item) == 1:
         if isinstance(text := item.get("image"), str):
-            return _from_base64(text, name)
+            return Input("image", _from_base64(text, name))
         if isinstance(values := item.get("tensor"), list):
-            return values
+            return Input("tensor", values)
     raise InvalidParameter(
         f'{name} must be {{"image": "<base64>"}} or {{"tensor": [...]}}, got {reprlib.repr(item)}.'
     )
@@ -196,7 +229,11 @@ def _object(body: bytes, members: tuple[str, ...]) -> Mapping[str, Any]:
         raise InvalidParameter(f"The body must be a JSON object with {' and '.join(map(repr, members))}.")
     for name in document:
         if name not in members:
-            raise InvalidParameter(f"The body has a member {name!r:.100}; it may have {', '.join(members)}.")
+            place = request_options.place_of(name)
+            hint = f"; {name} belongs in `{place}`" if place else ""
+            raise InvalidParameter(
+                f"The body has a member {name!r:.100}{hint}; it may have {', '.join(members)}."
+            )
     return document
 
 

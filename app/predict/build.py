@@ -51,9 +51,8 @@ async def open_pipeline(
         pipeline = Pipeline(
             model=backbone.name,
             labels=Labels(backbone.labels),
-            preprocessing=backbone.preprocessing,
+            inputs=backbone.inputs,
             max_pixels=settings.max_pixels,
-            input_shape=backbone.input_shape,
             activator=activator,
             batcher=batcher,
             scoring=scoring,
@@ -78,9 +77,11 @@ def warm(backbone: Backbone, served: ServedCalibrator, max_batch_size: int) -> N
     backbone.warm_up(sizes)
     num_classes = backbone.num_classes
     bounds = RequestBounds(np.zeros(num_classes), np.full(num_classes, 0.9))
-    scoring = Scoring(backbone)
-    with scoring.requested_by(served):
-        scores = scoring(np.zeros((1, *backbone.input_shape), dtype=np.float32), True)
+    scores = torch.zeros(1, num_classes)
+    if backbone.inputs.kind != "none":
+        scoring = Scoring(backbone)
+        with scoring.requested_by(served):
+            scores = scoring(backbone.inputs.blank(1), True)
     calibrate(scores.to(torch.float64).numpy(), CalibrationRequest(served, bounds))
 
 

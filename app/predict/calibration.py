@@ -63,7 +63,7 @@ class Scoring:
 
     def __call__(self, samples: Samples, alone: bool) -> Tensor:
         """Return logits (N, K), or (N, K + D) with the features behind them."""
-        batch = torch.from_numpy(samples)
+        batch = self._backbone.inputs.batch(samples)
         if not self._readers_of_features:
             return self._backbone(batch, alone=alone)
         if not isinstance(self._backbone, OpenBackbone) or self._backbone.head is None:

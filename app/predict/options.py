@@ -93,6 +93,13 @@ NAMES = tuple(Options.model_fields)
 FLAT = tuple(name for name in NAMES if name != "bounds")
 
 
+def place_of(name: str) -> str | None:
+    """Say in which member of a JSON body an option belongs; None if it is no option."""
+    if name in SIDES:
+        return "options.bounds"
+    return "options" if name in NAMES else None
+
+
 def from_json(document: Any) -> Options:
     """Read the `options` member of a JSON body or form.
 
@@ -168,6 +175,10 @@ def _refuse_many(document: Any, known: Sequence[str], name: str) -> None:
     if isinstance(document, dict) and len(document) > len(known):
         unknown = next(member for member in document if member not in known)
         raise InvalidParameter(f"{name}.{unknown!s:.100} is unknown; {name} takes {', '.join(known)}.")
+    if isinstance(document, dict) and name == "options":
+        for side in SIDES:
+            if side in document:
+                raise InvalidParameter(f"options.{side} belongs in `options.bounds`.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

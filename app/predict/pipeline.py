@@ -21,14 +21,13 @@ from boxcal.app.activation.activator import Activator
 from boxcal.app.budget import Budget
 from boxcal.app.errors import (
     BackboneFailed,
-    BoxcalError,
     DeadlineExceeded,
     ImageTooLarge,
     InvalidInput,
+    NoModel,
     RequestTooLarge,
 )
 from boxcal.app.predict.answers import CalibratedAnswer, Rows
-from boxcal.app.predict.arrays import check_samples, read_tensor
 from boxcal.app.predict.batcher import Batcher
 from boxcal.app.predict.bodies import Input
 from boxcal.app.predict.calibration import (
@@ -40,9 +39,10 @@ from boxcal.app.predict.calibration import (
 )
 from boxcal.app.predict.options import BoundsOption, Labels, Options, check_bounds
 from boxcal.app.telemetry import Telemetry
-from boxcal.models.decoding import check_size, decode, image_size
-from boxcal.models.errors import InvalidImage, TooManyPixels
-from boxcal.models.preprocessing import Preprocessing
+from boxcal.models.decoding import check_size, image_size
+from boxcal.models.errors import BackboneError, TooManyPixels
+from boxcal.models.inputs import Inputs as ModelInputs
+from boxcal.models.inputs import Samples
 
 INLINE_NUMBERS = 16_384
 """Up to this many numbers are processed on the event loop, in well under a millisecond."""
@@ -57,7 +57,7 @@ PLAUSIBLE_INPUT = 2.0**16
 """Larger than any value that a backbone reads from an image, as float16 can represent it."""
 
 Inputs = Sequence[Input] | NDArray[np.generic]
-"""Encoded images and nested lists, or an array (N, *shape) of samples."""
+"""What one JSON body or form holds, or an array (N, *shape) of samples."""
 
 NOTHING = nullcontext()
 
@@ -73,12 +73,10 @@ class Pipeline:
         The name that responses contain.
     labels
         The class names, in the order of the logits.
-    preprocessing
-        From an image to one sample; None if the backbone reads tensors only.
+    inputs
+        Decodes what clients send to the backbone's samples.
     max_pixels
         Of one image.
-    input_shape
-        Of one sample.
     activator
         Has the active calibrator, and others by version.
     batcher
@@ -98,9 +96,8 @@ class Pipeline:
         *,
         model: str,
         labels: Labels,
-        preprocessing: Preprocessing | None,
+        inputs: ModelInputs,
         max_pixels: int,
-        input_shape: tuple[int, ...],
         activator: Activator,
         batcher: Batcher[CalibrationRequest, Rows],
         scoring: Scoring,
@@ -113,9 +110,8 @@ class Pipeline:
         self.model = model
         self.labels = labels
         self.batcher = batcher
-        self._preprocessing = preprocessing
+        self._inputs = inputs
         self._max_pixels = max_pixels
-        self._input_shape = input_shape
         self._activator = activator
         self._scoring = scoring
         self._pool = pool
@@ -132,9 +128,13 @@ class Pipeline:
 
         Raises
         ------
+        NoModel
+            There is no model.
         QueueFull, DeadlineExceeded, NotReady
             As the batcher would, once it is read.
         """
+        if self._inputs.kind == "none":
+            raise NoModel(self._inputs.refusal(""))
         self.batcher.check_room(1, time.monotonic() + self._timeout_of(options))
 
     def memory_for(self, rows: int, options: Options, *, as_json: bool) -> AbstractContextManager[None]:
@@ -261,9 +261,10 @@ class Pipeline:
             served = await within(self._timeout_of(options), self._activator.fetch(version))
         return CalibrationRequest(served, bounds)
 
-    async def _decode(self, inputs: Inputs) -> NDArray[np.float32]:
+    async def _decode(self, inputs: Inputs) -> Samples:
         if isinstance(inputs, np.ndarray):
-            return await self._in_pool(check_samples, inputs, self._input_shape)
+            with _naming(""):
+                return await self._in_pool(self._inputs.check, inputs)
         names = [f"inputs[{n}]: " for n in range(len(inputs))] if len(inputs) > 1 else [""]
         pixels = [self._pixels_of(sent, name) for sent, name in zip(inputs, names, strict=True)]
         limit = self._pixels.limit // 2
@@ -271,7 +272,7 @@ class Pipeline:
             raise ImageTooLarge(
                 f"The images have {sum(pixels):,} pixels; the limit of a request is {limit:,}."
             )
-        samples = np.empty((len(inputs), *self._input_shape), np.float32)
+        samples = self._inputs.blank(len(inputs))
         left = iter(zip(range(len(inputs)), inputs, names, pixels, strict=True))
 
         async def decode_next() -> None:
@@ -297,24 +298,19 @@ class Pipeline:
         return samples
 
     def _pixels_of(self, sent: Input, name: str) -> int:
-        """Return how many pixels the header of an image announces; 0 for a tensor."""
-        if not isinstance(sent, bytes):
+        """Return how many pixels the header of an image announces; 0 for another input."""
+        if sent.member not in self._inputs.members:
+            raise InvalidInput(f"{name}{self._inputs.refusal(sent.member)}")
+        if sent.member != "image":
             return 0
-        if self._preprocessing is None:
-            raise InvalidInput(
-                f"{name}The model takes tensors of the shape {self._input_shape}; its declaration does not "
-                "say how an image becomes one."
-            )
         with _naming(name):
-            width, height = image_size(sent)
+            width, height = image_size(sent.value)
             check_size(width, height, self._max_pixels)
         return width * height
 
-    def _sample(self, sent: Input, name: str) -> NDArray[np.float32]:
+    def _sample(self, sent: Input, name: str) -> Samples:
         with _naming(name):
-            if isinstance(sent, bytes) and self._preprocessing is not None:
-                return decode(sent, preprocessing=self._preprocessing, max_pixels=self._max_pixels)
-            return read_tensor(sent, self._input_shape)
+            return self._inputs.decode(sent.member, sent.value, self._max_pixels)
 
     def _answer(
         self,
@@ -342,10 +338,8 @@ def _naming(name: str) -> Iterator[None]:
         yield
     except TooManyPixels as error:
         raise ImageTooLarge(f"{name}{error}") from error
-    except InvalidImage as error:
+    except BackboneError as error:
         raise InvalidInput(f"{name}{error}") from error
-    except BoxcalError as error:
-        raise type(error)(f"{name}{error.detail}") from error
 
 
 def _check_magnitude(samples: NDArray[np.float32], error: BackboneFailed) -> None:

@@ -21,6 +21,7 @@ from boxcal.app.errors import (
     InvalidLogits,
     InvalidParameter,
     MalformedBody,
+    NoModel,
     NotReady,
     QueueFull,
     RequestTooLarge,
@@ -31,12 +32,14 @@ from boxcal.app.errors import (
 from boxcal.app.middleware import DirectRequest
 from boxcal.app.predict import schemas
 from boxcal.app.predict.answers import CalibratedAnswer, Float64Array
-from boxcal.app.predict.arrays import check_logits, read_npy, read_rows, write_npy
+from boxcal.app.predict.arrays import check_scores, logits_of, read_npy, read_rows, write_npy
 from boxcal.app.predict.bodies import (
     CALIBRATE_TYPES,
     JSON,
+    LOGITS,
     NPY,
     PREDICT_TYPES,
+    SCORES,
     header,
     inputs_of,
     read,
@@ -49,6 +52,7 @@ from boxcal.app.state import State
 
 T = TypeVar("T")
 
+DOUBLE = np.dtype(np.float64)
 COMMON = (
     MalformedBody,
     BodyTooLarge,
@@ -75,13 +79,13 @@ router = APIRouter(tags=["predict"])
     openapi_extra=schemas.predict_body(),
     responses={
         **schemas.ANSWER,
-        **problems(*COMMON, InvalidInput, ImageTooLarge, TooManySamples, BackboneFailed),
+        **problems(*COMMON, NoModel, InvalidInput, ImageTooLarge, TooManySamples, BackboneFailed),
     },
 )
 async def predict(request: DirectRequest) -> None:
     """Classify images or tensors with calibrated probabilities, inside the bounds that the request sets."""
     pipeline = pipeline_of(request)
-    posted = await read(request, PREDICT_TYPES, "inputs", pipeline.check_room)
+    posted = await read(request, PREDICT_TYPES, ("inputs",), pipeline.check_room)
     if posted.kind == NPY:
         inputs: Inputs = np.atleast_1d(read_npy(posted.content))
     else:
@@ -101,20 +105,25 @@ async def predict(request: DirectRequest) -> None:
     responses={**schemas.ANSWER, **problems(*COMMON, InvalidLogits)},
 )
 async def calibrate(request: DirectRequest) -> None:
-    """Turn logits of a model that runs elsewhere into calibrated probabilities, inside the bounds given."""
+    """Calibrate logits or probabilities of a model that runs elsewhere, inside the bounds given."""
     pipeline = pipeline_of(request)
     num_classes = len(pipeline.labels)
-    posted = await read(request, CALIBRATE_TYPES, "logits")
+    posted = await read(request, CALIBRATE_TYPES, SCORES)
     content = read_npy(posted.content) if posted.kind == NPY else posted.content
     rows = len(content) if isinstance(content, list) or getattr(content, "ndim", 0) == 2 else 0
 
     def logits() -> Float64Array:
-        if posted.kind == NPY:
-            return check_logits(content, num_classes)
         try:
-            return read_rows(content, num_classes)
+            if posted.kind == NPY:
+                scores, dtype = check_scores(content, num_classes, posted.member), content.dtype
+            else:
+                scores, dtype = read_rows(content, num_classes, posted.member), DOUBLE
         finally:
-            release(content)
+            if posted.kind == JSON:
+                release(content)
+        if posted.member == LOGITS:
+            return scores
+        return logits_of(scores, float(np.finfo(dtype if dtype.kind == "f" else DOUBLE).tiny))
 
     as_npy = NPY in header(request, b"accept")
     with pipeline.memory_for(rows, posted.options, as_json=not as_npy):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from boxcal.app.predict.bodies import FORM, IMAGES, JSON, NPY
+from boxcal.app.predict.bodies import FORM, IMAGES, JSON, LOGITS, NPY, SCORES
 from boxcal.app.predict.options import Options
 from boxcal.app.responses import Answer
 
@@ -89,7 +89,16 @@ def calibrate_body() -> dict[str, Any]:
     """Describe `/calibrate`'s bodies and query string."""
     row = {"type": "array", "items": {"type": "number"}, "minItems": 2}
     rows = {"type": "array", "items": row, "minItems": 1}
-    return _body({JSON: {"schema": _object("logits", rows, options_schema())}, NPY: {"schema": BINARY}})
+    either = {"anyOf": [_object(name, rows, options_schema()) for name in SCORES]}
+    scores = {
+        "name": "scores",
+        "in": "query",
+        "required": False,
+        "description": "What an array in the body holds.",
+        "schema": {"type": "string", "enum": list(SCORES), "default": LOGITS},
+    }
+    body = _body({JSON: {"schema": either}, NPY: {"schema": BINARY}})
+    return {**body, "parameters": [scores, *body["parameters"]]}
 
 
 def _object(name: str, schema: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:

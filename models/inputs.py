@@ -1,0 +1,210 @@
+"""What a request carries to a backbone: images or tensors, or nothing where there is no model.
+
+A backbone has one `Inputs`, which decodes what clients send to samples, and makes a batch of samples. All
+between the two, such as the queue, only counts, splits and joins samples along their first dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from boxcal.models.errors import UnusableInput
+from boxcal.models.preprocessing import Preprocessing
+
+MAX_DIMENSIONS = 32
+
+Kind = Literal["images", "tensors", "none"]
+Samples = NDArray[Any]
+"""N samples, as an array of N rows."""
+
+
+class Inputs(Protocol):
+    """The inputs of one backbone.
+
+    Attributes
+    ----------
+    kind
+        `images`: encoded images or tensors; `tensors`: tensors alone; `none`: there is no model.
+    members
+        What one input of a JSON body may be: names of the members of its object.
+    shape
+        Of one sample.
+    """
+
+    @property
+    def kind(self) -> Kind: ...  # noqa: D102
+    @property
+    def members(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
+
+    def refusal(self, member: str) -> str:
+        """Say why an input with this member, which is not among `members`, cannot be read."""
+        ...
+
+    def blank(self, count: int) -> Samples:
+        """Give `count` samples of zeros, to be overwritten or to warm up with."""
+        ...
+
+    def decode(self, member: str, value: Any, max_pixels: int) -> Samples:
+        """Turn one input into one sample, without the first dimension.
+
+        Raises
+        ------
+        BackboneError
+            What is wrong with it.
+        """
+        ...
+
+    def check(self, values: NDArray[Any]) -> Samples:
+        """Turn an array of numbers (N, ...) into samples.
+
+        Raises
+        ------
+        BackboneError
+            It has another shape, is empty, or holds values that the backbone does not read.
+        """
+        ...
+
+    def batch(self, samples: Samples) -> Any:
+        """Turn samples into what the backbone is called with."""
+        ...
+
+
+class ImageInputs:
+    """Encoded images, if there is a preprocessing, and tensors.
+
+    Parameters
+    ----------
+    preprocessing
+        Turns an image into one sample; None where the backbone reads tensors only.
+    shape
+        Of one sample, float32.
+    """
+
+    def __init__(self, preprocessing: Preprocessing | None, shape: tuple[int, ...]) -> None:
+        self.preprocessing = preprocessing
+        self.shape = shape
+        self.kind: Kind = "tensors" if preprocessing is None else "images"
+        self.members = ("tensor",) if preprocessing is None else ("image", "tensor")
+
+    def refusal(self, member: str) -> str:
+        """Say why this input cannot be read."""
+        if member == "image":
+            return (
+                f"The model takes tensors of the shape {self.shape}; its declaration does not say how an "
+                "image becomes one."
+            )
+        return f"The model takes {' or '.join(self.members)}, not {member}."
+
+    def blank(self, count: int) -> Samples:
+        """Give zeros (count, *shape), float32."""
+        return np.zeros((count, *self.shape), np.float32)
+
+    def decode(self, member: str, value: Any, max_pixels: int) -> Samples:
+        """Turn an encoded image, or a tensor of nested lists, into one sample; raises BackboneError."""
+        if member == "image" and self.preprocessing is not None:
+            from boxcal.models.decoding import decode  # noqa: PLC0415 - not needed for tensors
+
+            return decode(value, preprocessing=self.preprocessing, max_pixels=max_pixels)
+        return read_tensor(value, self.shape)
+
+    def check(self, values: NDArray[Any]) -> Samples:
+        """Check tensors (N, *shape), and convert them to float32.
+
+        Raises
+        ------
+        UnusableInput
+            They have another shape, are none or not finite.
+        """
+        if values.shape[1:] != self.shape or values.ndim == 0 or not len(values):
+            expected = ", ".join(("N", *map(str, self.shape)))
+            raise UnusableInput(f"The array has the shape {values.shape}; the model takes ({expected}).")
+        with np.errstate(over="ignore"):
+            samples = values.astype(np.float32)
+        return _finite(samples, "array")
+
+    def batch(self, samples: Samples) -> torch.Tensor:
+        """Give the samples as a tensor."""
+        return torch.from_numpy(samples)
+
+
+class NoInputs:
+    """Nothing: there is no model, and clients send logits."""
+
+    kind: Kind = "none"
+    members: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
+    refused = "This service has no model. Post logits or probabilities to /calibrate."
+
+    def refusal(self, member: str) -> str:
+        """Say that nothing is read."""
+        return self.refused
+
+    def blank(self, count: int) -> Samples:
+        """Raise UnusableInput."""
+        raise UnusableInput(self.refused)
+
+    def decode(self, member: str, value: Any, max_pixels: int) -> Samples:
+        """Raise UnusableInput."""
+        raise UnusableInput(self.refused)
+
+    def check(self, values: NDArray[Any]) -> Samples:
+        """Raise UnusableInput."""
+        raise UnusableInput(self.refused)
+
+    def batch(self, samples: Samples) -> Any:
+        """Raise UnusableInput."""
+        raise UnusableInput(self.refused)
+
+
+def read_tensor(value: Any, shape: Sequence[int]) -> NDArray[np.float32]:
+    """Read one input from nested JSON lists.
+
+    Raises
+    ------
+    UnusableInput
+        It is ragged, of another shape, or not made of finite numbers.
+    """
+    if (actual := _shape(value)) != tuple(shape):
+        raise UnusableInput(f"The tensor has the shape {actual}; the model takes {tuple(shape)}.")
+    samples = np.empty(actual, np.float32)
+    _fill(samples, value)
+    return _finite(samples, "tensor")
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """Return the shape of nested lists, by the first item of each."""
+    shape: tuple[int, ...] = ()
+    while isinstance(value, list) and len(shape) <= MAX_DIMENSIONS:
+        shape = (*shape, len(value))
+        value = value[0] if value else None
+    return shape
+
+
+def _fill(target: NDArray[np.float32], value: Any) -> None:
+    """Fill an array from nested lists, one innermost list at a time; other threads can run between."""
+    if not isinstance(value, list) or len(value) != len(target):
+        raise UnusableInput("The tensor is ragged: its lists differ in length.")
+    if target.ndim > 1:
+        for part, item in zip(target, value, strict=True):
+            _fill(part, item)
+        return
+    try:
+        if not all(type(number) in (float, int) for number in value):
+            raise UnusableInput("The tensor holds something that is not a number.")
+        with np.errstate(over="ignore"):
+            target[...] = np.array(value, np.float64)
+    except OverflowError:
+        raise UnusableInput("The tensor holds an integer that is too large.") from None
+
+
+def _finite(samples: NDArray[np.float32], name: str) -> NDArray[np.float32]:
+    if not np.isfinite(samples).all():
+        raise UnusableInput(f"The {name} holds NaN, or numbers that are infinite in float32.")
+    return samples
