@@ -1,9 +1,9 @@
 """Corrupted versions of real validation sets: which warning names each, and what an activation would do.
 
-`python -m benchmarks.corruptions FOLDER... [--method auto] [--budget 60] [--every]`
+`python -m benchmarks.corruptions FOLDER... [--method auto] [--budget 120] [--every]`
 
 Each folder holds `val.npz` and `test.npz` (logits or probabilities, and labels). The validation set is
-checked as it is and in six corrupted versions. Where no warning is serious, the method is fitted and judged
+checked as it is and in seven corrupted versions. Where no warning is serious, the method is fitted and judged
 as by `/fit`. If the gate activates it, it is compared with the unchanged logits on the clean test set.
 `--every` also fits where a serious warning prevents the activation, to show what it prevents.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,9 +44,9 @@ def read(path: Path) -> Set:
     return np.log(np.maximum(arrays["probabilities"].astype(np.float64), smallest)), arrays["labels"]
 
 
-def permute_labels(logits: Floats, labels: Labels, rng: np.random.Generator) -> Set:
-    """Permute the labels of a tenth of the rows."""
-    some = rng.permutation(len(labels))[: len(labels) // 10]
+def permute_labels(logits: Floats, labels: Labels, rng: np.random.Generator, share: int = 10) -> Set:
+    """Permute the labels of one row in `share`."""
+    some = rng.permutation(len(labels))[: len(labels) // share]
     changed = labels.copy()
     changed[some] = labels[rng.permutation(some)]
     return logits, changed
@@ -87,6 +88,7 @@ def send_probabilities(logits: Floats, labels: Labels, rng: np.random.Generator)
 
 CORRUPTIONS: dict[str, tuple[Callable[[Floats, Labels, np.random.Generator], Set], set[str]]] = {
     "10 % of labels permuted": (permute_labels, {"unrelated_labels"}),
+    "5 % of labels permuted": (partial(permute_labels, share=20), {"unrelated_labels"}),
     "labels shifted by one": (shift_labels, {"error_rate"}),
     "class removed": (remove_classes, {"absent_classes", "one_class"}),
     "half of the rows repeated": (repeat_rows, {"duplicates"}),
@@ -160,7 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--method", default="auto")
-    parser.add_argument("--budget", type=float, default=60.0)
+    parser.add_argument("--budget", type=float, default=120.0)
     parser.add_argument("--every", action="store_true")
     arguments = parser.parse_args()
     unnamed, harmful, false_alarms = [], [], []

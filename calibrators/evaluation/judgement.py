@@ -40,7 +40,7 @@ from boxcal.calibrators.evaluation.toplabel import (
     SmoothError,
     TopLabelError,
 )
-from boxcal.calibrators.evaluation.verdict import JOINT_LEVEL, Verdict
+from boxcal.calibrators.evaluation.verdict import LEVELS, Verdict
 
 TWO_SIDED = {"error_rate", "nll", "brier", "brier_refinement"}
 """Metrics that imperfect calibration may move either way."""
@@ -173,8 +173,11 @@ def verdict(
     a, b = first.scored, second.scored
     with np.errstate(invalid="ignore"):
         columns = np.column_stack([a.nll - b.nll, a.brier - b.brier])
-    nll, brier = mean_estimates(columns, level=JOINT_LEVEL, draws=draws, seed=seed)
-    smooth = first.deviations["smooth_ece"].minus(second.deviations["smooth_ece"], JOINT_LEVEL)
+    nll, brier = (
+        mean_estimates(column[:, None], level=LEVELS[name], draws=draws, seed=seed)[0]
+        for name, column in zip(("nll", "brier"), columns.T, strict=True)
+    )
+    smooth = first.deviations["smooth_ece"].minus(second.deviations["smooth_ece"], LEVELS["smooth_ece"])
     shifted = {
         name: one.plus(selection_bias.get(name, 0.0)) for name, one in (("nll", nll), ("brier", brier))
     }

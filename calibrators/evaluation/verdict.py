@@ -1,4 +1,4 @@
-"""Whether one calibrator is better than another: the question that an activation by `if_better` asks."""
+"""The verdict on two calibrators, which decides about an activation with `if_better`."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ from typing import Any
 from boxcal.calibrators.evaluation.bootstrap import LEVEL, Estimate
 
 TOLERANCE = 1e-5
-"""Differences up to this, in nats or in the units of the score, never count."""
+"""A smaller difference, in nats or in the unit of the score, is never significant."""
 NAMES = {"nll": "NLL", "brier": "Brier score", "smooth_ece": "smooth ECE"}
-JOINT_LEVEL = 1 - (1 - LEVEL) / len(NAMES)
-"""Level of each interval at which all three hold together with probability `LEVEL` (Bonferroni)."""
+LEVELS = {"nll": LEVEL, "brier": 1 - (1 - LEVEL) / 2, "smooth_ece": 1 - (1 - LEVEL) / 2}
+"""Levels of the intervals. The verdict uses one end of each: the upper end for NLL, else the lower end.
+
+The probabilities of errors, 2.5, 1.25 and 1.25 %, sum to 5 %: the three bounds hold together with probability
+`LEVEL` (Bonferroni).
+"""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What three paired differences say, new minus active, below 0 where the new calibrator is better.
+    """The verdict from three paired differences, new minus active: below 0 the new calibrator is better.
 
     Attributes
     ----------
     active : str
-        The method that is compared with.
+        The method of the active calibrator.
     differences : mapping of Estimate
-        `nll`, `brier` and `smooth_ece`, each with an interval of level `JOINT_LEVEL`.
+        `nll`, `brier` and `smooth_ece`, each with an interval of its level in `LEVELS`.
     """
 
     active: str
@@ -38,7 +42,7 @@ class Verdict:
 
     @property
     def _is_lower(self) -> bool:
-        """Also where only the active calibrator gave some true label the probability 0."""
+        """Whether NLL is significantly lower, or infinite for the active calibrator only."""
         nll = self.differences["nll"]
         return bool(nll.value == -math.inf or (nll.high < 0 and nll.value < -TOLERANCE))
 
@@ -53,7 +57,7 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """One sentence without its stop."""
+        """The verdict as a sentence without its full stop."""
         if not self._is_lower:
             return (
                 f"on unseen folds {self._shown('nll')} is not significantly lower than with `{self.active}`"
@@ -73,6 +77,6 @@ class Verdict:
         return {
             "is_better": self.is_better,
             "reason": self.reason,
-            "joint_level": JOINT_LEVEL,
+            "joint_level": LEVEL,
             "joint_intervals": {name: one.to_dict() for name, one in self.differences.items()},
         }

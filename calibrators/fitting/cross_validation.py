@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.fitting.fitter import fit_checked
+from boxcal.calibrators.fitting.fitter import Fitted, fit_checked
 from boxcal.calibrators.folds import fold_of_each
 from boxcal.calibrators.logit_maps.identity import Identity
+from boxcal.calibrators.method import parse
 
 FOLDS, REPETITIONS = 5, 2
 TOLERANCE = 1e-5
@@ -69,6 +70,7 @@ class Comparison:
         self.seconds: dict[str, float] = {}
         self.late: set[str] = set()
         self._losses: dict[str, dict[int, Losses]] = {}
+        self._fitted: list[dict[str, Fitted]] = [{} for _ in self.parts]
 
     def run(self, name: str, until: int, *, against: str = "", errors: float = math.inf) -> bool:
         """Compute the losses on the first parts, and say whether all are there.
@@ -82,7 +84,7 @@ class Comparison:
             for part in range(until):
                 if part not in known:
                     self.tell(f"comparing {name}, fold {part + 1} of {len(self.parts)}")
-                    known[part] = self._losses_of(name, self.parts[part])
+                    known[part] = self._losses_of(name, part)
                     if against and self.is_behind(name, against, errors, len(known)):
                         return False
         except _OutOfTime:
@@ -128,14 +130,18 @@ class Comparison:
         """Name the method of the lowest NLL."""
         return min(names, key=lambda name: self.losses(name)[:, 0].mean())
 
-    def _losses_of(self, name: str, inside: torch.Tensor) -> Losses:
+    def _losses_of(self, name: str, part: int) -> Losses:
         def watch(fraction: float, stage: str) -> None:
             del fraction, stage
             if name != Identity.name and time.monotonic() > self.deadline:
                 raise _OutOfTime
 
+        inside = self.parts[part]
         used, unseen = self.data.rows(~inside), self.data.rows(inside)
-        calibrator = fit_checked(name, used, seed=self.seed, thorough=False, progress=watch).calibrator
+        known = self._fitted[part] if parse(name).logit_map.reads == "logits" else None
+        calibrator = fit_checked(
+            name, used, seed=self.seed, thorough=False, progress=watch, known=known
+        ).calibrator
         probabilities = calibrator(calibrator.source(unseen))
         own = probabilities.gather(1, unseen.labels[:, None])[:, 0]
         nll = -own.clamp_min(torch.finfo(torch.float64).tiny).log()

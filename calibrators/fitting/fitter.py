@@ -56,11 +56,13 @@ def fit_checked(
     seed: int = 0,
     progress: Progress | None = None,
     thorough: bool = True,
+    known: dict[str, Fitted] | None = None,
 ) -> FitResult:
     """Fit one method to data that `check_validation_set` has passed.
 
     A fit that is not thorough follows fewer starts and makes no perturbations around the optimum, which
-    is enough to compare methods by.
+    is enough to compare methods by. `known` holds methods that earlier calls with the same data and options
+    have fitted, and receives those of this call.
     """
     started = time.perf_counter()
     method = parse(name)
@@ -68,7 +70,7 @@ def fit_checked(
     report(0.0, f"fitting {name}")
     check_scale(data.scores)
     uncalibrated = mean_nll(data.scores, data.labels)
-    fits = _Fits(data, seed, thorough, lambda fraction: report(fraction, f"fitting {name}"))
+    fits = _Fits(data, seed, thorough, lambda fraction: report(fraction, f"fitting {name}"), known)
     found = fits.of(name)
     nll = found.nll(data)
     if nll >= uncalibrated - SAME:
@@ -136,11 +138,13 @@ class Fitted:
 
 
 class _Fits:
-    """Fits of methods to one set, each made once: a method begins from the optima of those it contains."""
+    """Fits of methods to one set, each made once: a method starts from the optima of those it contains."""
 
-    def __init__(self, data: ValidationSet, seed: int, thorough: bool, tick: Tick) -> None:
+    def __init__(
+        self, data: ValidationSet, seed: int, thorough: bool, tick: Tick, known: dict[str, Fitted] | None
+    ) -> None:
         self.data, self.seed, self.thorough, self.tick = data, seed, thorough, tick
-        self.known: dict[str, Fitted] = {}
+        self.known = {} if known is None else known
 
     def of(self, name: str) -> Fitted:
         """Fit a method, or give what was found before."""

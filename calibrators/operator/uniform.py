@@ -152,7 +152,29 @@ class SortedRows:
                 f"uniform bounds ({float(low[row])}, {float(high[row])}) of row {row} are infeasible"
                 f" for {self.num_classes} classes"
             )
-        result = LabelLogProbability(*(np.empty(self.num_rows) for _ in range(3)))
+        return LabelLogProbability(*self._filled(low, high))
+
+    def nll(self, lower: float, upper: float) -> UniformNll:
+        """Mean negative log-likelihood under one pair of bounds, with its gradient.
+
+        Raises
+        ------
+        ValueError
+            If the bounds are infeasible.
+        """
+        slack = sum_tolerance(self.num_classes)
+        if not (
+            0 <= lower <= (1 + slack) / self.num_classes and (1 - slack) / self.num_classes <= upper <= 1
+        ):
+            raise ValueError(
+                f"uniform bounds ({lower}, {upper}) are infeasible for {self.num_classes} classes"
+            )
+        low, high = np.full(self.num_rows, lower), np.full(self.num_rows, upper)
+        return UniformNll(*(-self._filled(low, high).sum(axis=1) / self.num_rows).tolist())
+
+    def _filled(self, low: Floats, high: Floats) -> Floats:
+        """Give the three arrays of `LabelLogProbability` (3, N), for feasible bounds (N,)."""
+        result = np.empty((3, self.num_rows))
         arrays: Any = (self.scores, self._sums, self.label_scores, low, high, self._cuts, *result)
         over_rows(
             lambda rows: _label_log_probability(*(array[rows] for array in arrays)),
@@ -160,10 +182,6 @@ class SortedRows:
             worth=self.scores.size > MANY,
         )
         return result
-
-    def nll(self, lower: float, upper: float) -> UniformNll:
-        """Mean negative log-likelihood under one pair of bounds, with its gradient."""
-        return UniformNll(*(-float(part.mean()) for part in self.log_probability(lower, upper)))
 
 
 @compiled
