@@ -25,7 +25,8 @@ class StreamedMetrics:
     Attributes
     ----------
     nll, nll_low, nll_high
-        Mean floored NLL in nats, and an interval that covers its mean at all times with probability 0.95.
+        Mean floored NLL in nats, and an interval that covers its mean at all times with probability 0.95; it is
+        wide enough for all times, and follows a change slowly.
     ece, ece_if_calibrated
         Expected calibration error over 15 bins of equal width, and its mean under perfect calibration.
     """
@@ -94,7 +95,9 @@ class Metrics(Fold):
 
 @compiled
 def _bernstein(losses: Array, log_level: float, sequence: Array) -> None:
-    """Fold losses in [0, 1] into the running intersection of the intervals, `sequence[3:5]`.
+    """Fold losses in [0, 1] into the interval, `sequence[3:5]`.
+
+    It is not intersected with the earlier ones: the mean may have changed since.
 
     `sequence` holds the sums of stakes, of stakes times losses and of penalties, the interval, the sums of
     losses and of squared deviations, and the count.
@@ -112,5 +115,4 @@ def _bernstein(losses: Array, log_level: float, sequence: Array) -> None:
         sequence[7] = seen + 1.0
         sequence[6] += (losses[n] - (0.5 + sequence[5]) / (seen + 2.0)) ** 2
         centre, radius = sequence[1] / sequence[0], (log_level + sequence[2]) / sequence[0]
-        sequence[3] = max(sequence[3], centre - radius)
-        sequence[4] = min(sequence[4], centre + radius)
+        sequence[3], sequence[4] = max(0.0, centre - radius), min(1.0, centre + radius)

@@ -1,0 +1,1 @@
+"""What `docs/monitoring.md` claims, measured on streams whose law is known; see `__main__`."""
