@@ -25,8 +25,8 @@ class StreamedMetrics:
     Attributes
     ----------
     nll, nll_low, nll_high
-        Mean floored NLL in nats, and an interval that covers its mean at all times with probability 0.95; it is
-        wide enough for all times, and follows a change slowly.
+        Mean floored NLL in nats, and an interval that covers its mean at all times with probability 0.95; it
+        is wide enough for all times, and follows a change slowly.
     ece, ece_if_calibrated
         Expected calibration error over 15 bins of equal width, and its mean under perfect calibration.
     """
