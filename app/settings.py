@@ -44,6 +44,16 @@ class Settings(BaseSettings):
         default=None, description="SQLAlchemy URL of the registry; default: SQLite in the data directory."
     )
 
+    migrate: Literal["on", "off"] = Field(
+        default="on",
+        description="Update the tables of a PostgreSQL registry at the start; `off`: by `boxcal migrate`.",
+    )
+    shared_dir: Path | None = Field(
+        default=None,
+        description="Directory shared by the replicas for validation sets: if a replica stops, another one "
+        "continues its fits. Default: such fits are interrupted.",
+    )
+
     keep_versions: int | None = Field(
         default=None,
         ge=1,

@@ -70,6 +70,8 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
                 source=source,
                 limits=FitLimits.of(settings),
                 keep=(settings.keep_versions, settings.keep_days) if settings.keep_versions else None,
+                migrate=settings.migrate == "on",
+                shared_dir=settings.shared_dir,
                 telemetry=telemetry,
             )
         )

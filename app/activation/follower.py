@@ -1,51 +1,65 @@
-"""Follows the other processes that share the registry: they activate calibrators, and die during fits."""
+"""Follows the other processes that share the registry: they activate calibrators, and stop during fits."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
+from collections.abc import Awaitable, Callable
 
 from boxcal.app.activation.activator import Activator
+from boxcal.app.activation.wakeups import Wakeups
 from boxcal.app.errors import BoxcalError
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.store import Registry
-from boxcal.app.uploads.workspace import Workspace
 
 logger = logging.getLogger("boxcal")
 
 FOLLOW_SECONDS = 2.0
-SWEEP_EVERY = 10
-PRUNE_EVERY = 1800
+SWEEP_SECONDS = 4.0
+PRUNE_SECONDS = 3600.0
 
 
 async def follow(
-    registry: Registry, activator: Activator, workspace: Workspace, keep: tuple[int, float] | None = None
+    registry: Registry,
+    activator: Activator,
+    follow_fits: Callable[[], Awaitable[None]],
+    sweep_fits: Callable[[], Awaitable[None]],
+    keep: tuple[int, float] | None = None,
 ) -> None:
     """Follow without end; what fails is tried again in the next turn, and logged once.
 
     Parameters
     ----------
+    follow_fits
+        Called in every turn.
+    sweep_fits
+        Called every `SWEEP_SECONDS`.
     keep
         Versions and days as for `Registry.prune`, done every hour; None to keep everything.
     """
-    logged = ""
-    for turn in itertools.count(1):
-        await asyncio.sleep(FOLLOW_SECONDS)
-        try:
-            if turn % SWEEP_EVERY == 0:
-                await registry.run(registry.fits.keep_alive)
-                living = await asyncio.to_thread(workspace.sweep)
-                await registry.run(registry.fits.interrupt_abandoned, living)
-            await registry.run(activator.follow)
-            if keep is not None and turn % PRUNE_EVERY == 1:
-                pruned = await registry.run(registry.prune, *keep)
-                if pruned:
-                    logger.info("Pruned the calibrators %s.", ", ".join(map(str, pruned)))
-            logged = ""
-        except RegistryUnavailable:
-            continue  # the registry logs that it is lost, once
-        except BoxcalError as error:
-            if str(error) != logged:
-                logged = str(error)
-                logger.error("An activation by another process was not followed: %s", error)
+    clock = asyncio.get_running_loop().time
+    wakeups = Wakeups(registry.database)
+    next_sweep, next_prune, logged = clock() + SWEEP_SECONDS, clock(), ""
+    try:
+        while True:
+            await wakeups.wait(FOLLOW_SECONDS)
+            try:
+                await registry.run(activator.follow)
+                await follow_fits()
+                if clock() >= next_sweep:
+                    next_sweep = clock() + SWEEP_SECONDS
+                    await sweep_fits()
+                if keep is not None and clock() >= next_prune:
+                    next_prune = clock() + PRUNE_SECONDS
+                    pruned = await registry.run(registry.prune, *keep)
+                    if pruned:
+                        logger.info("Pruned the calibrators %s.", ", ".join(map(str, pruned)))
+                logged = ""
+            except RegistryUnavailable:
+                continue  # the registry logs that it is lost, once
+            except BoxcalError as error:
+                if str(error) != logged:
+                    logged = str(error)
+                    logger.error("An activation by another process was not followed: %s", error)
+    finally:
+        await wakeups.close()

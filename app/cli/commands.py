@@ -185,6 +185,14 @@ def compare(
 
 
 @cli.command()
+def migrate() -> None:
+    """Update the tables of the registry that BOXCAL_DATABASE_URL or BOXCAL_DATA_DIR selects."""
+    from boxcal.app.cli.migrate import run
+
+    run()
+
+
+@cli.command()
 def prune(
     *,
     keep_versions: Annotated[int, typer.Option(min=1, help="Newest calibrators of each model to keep.")],

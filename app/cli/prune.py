@@ -2,7 +2,7 @@
 
 from boxcal.app.cli.output import screen, write_json
 from boxcal.app.cli.settings import read_settings
-from boxcal.app.registry.retention import prune_and_compact
+from boxcal.app.registry.maintenance import prune_and_compact
 
 
 def run(keep_versions: int, keep_days: float, *, as_json: bool) -> None:

@@ -15,6 +15,7 @@ from boxcal.app.activation.local_copy import LocalCopy
 from boxcal.app.background import background
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.jobs import FitJobs, FitLimits
+from boxcal.app.fitting.shared import SharedSets
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.records import BackboneIdentity
 from boxcal.app.registry.store import Registry
@@ -51,6 +52,8 @@ async def open_refits(
     limits: FitLimits,
     telemetry: Telemetry,
     keep: tuple[int, float] | None = None,
+    migrate: bool = True,
+    shared_dir: Path | None = None,
 ) -> AsyncIterator[Refits]:
     """Open the registry, restore the active calibrator and take fits; all is closed in reverse.
 
@@ -66,6 +69,10 @@ async def open_refits(
         Of uploads and fits.
     keep
         Newest versions and days to keep, as for `Registry.prune`; None to keep every calibrator.
+    migrate
+        Whether to apply missing migrations on PostgreSQL.
+    shared_dir
+        Directory that the replicas share for validation sets; None if there is none.
 
     Raises
     ------
@@ -76,19 +83,28 @@ async def open_refits(
     async with AsyncExitStack() as stack:
         workspace = await asyncio.to_thread(Workspace, data_dir)
         stack.callback(workspace.close)
-        living = await asyncio.to_thread(workspace.sweep)
-        registry = Registry(url, identity, owner=workspace.name)
+        registry = Registry(url, identity, owner=workspace.name, migrate=migrate)
         stack.push_async_callback(asyncio.to_thread, registry.close)
         telemetry.watch_registry(registry.database.contact.silence)
         copy = None if registry.database.is_sqlite else LocalCopy(data_dir, identity)
         activator = await registry.run(Activator, registry, identity.num_classes, telemetry, copy)
-        with suppress(RegistryUnavailable):
-            await registry.run(registry.fits.interrupt_abandoned, living)
         summary = await asyncio.to_thread(BackboneSummary.of, backbone, workspace.folder)
+        shared = None if shared_dir is None else SharedSets(shared_dir, registry.fits.owner)
         jobs = FitJobs(
-            registry, activator, workspace, telemetry, source=source, summary=summary, limits=limits
+            registry,
+            activator,
+            workspace,
+            telemetry,
+            source=source,
+            summary=summary,
+            limits=limits,
+            shared=shared,
         )
         stack.push_async_callback(jobs.close)
-        following = background("follower", lambda: follow(registry, activator, workspace, keep), telemetry)
+        with suppress(RegistryUnavailable):
+            await jobs.sweep()
+        following = background(
+            "follower", lambda: follow(registry, activator, jobs.follow, jobs.sweep, keep), telemetry
+        )
         await stack.enter_async_context(following)
         yield Refits(registry, activator, jobs)

@@ -22,6 +22,8 @@ class Job:
     ----------
     folder
         Contains the checked validation set.
+    is_shared
+        Whether the folder is in shared storage, so that another process can continue the fit.
     budget_seconds
         How long `auto` compares methods.
     work
@@ -30,6 +32,8 @@ class Job:
         Waits for `work` and records how the fit ended.
     ending
         The state and the reason to record, if the fit was stopped.
+    is_elsewhere
+        Whether another process continues the fit.
     started
         When its turn came, by `time.monotonic`; None while it waits.
     changed
@@ -39,9 +43,11 @@ class Job:
     record: FitRecord
     folder: Path
     budget_seconds: float
+    is_shared: bool = False
     work: asyncio.Task[Result] = field(init=False)
     conclusion: asyncio.Task[None] = field(init=False)
     ending: tuple[FitState, str] | None = None
+    is_elsewhere: bool = False
     started: float | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -52,11 +58,11 @@ class Job:
         watched.set()
 
     async def watch(self) -> AsyncIterator[FitRecord]:
-        """Yield the record, now and after every change, until the fit has ended."""
+        """Yield the record, now and after every change, until the fit has ended here."""
         while True:
             changed, record = self.changed, self.record
             yield record
-            if record.state.is_final:
+            if record.state.is_final or self.is_elsewhere:
                 return
             await changed.wait()
 

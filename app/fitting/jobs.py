@@ -7,6 +7,9 @@ own, so that a check never waits for a fit.
 from __future__ import annotations
 
 import asyncio
+import logging
+import shutil
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
@@ -18,23 +21,29 @@ from boxcal.app.errors import NotReady
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.errors import REFUSALS, FitAlreadyOver, FitElsewhere, InvalidUpload
 from boxcal.app.fitting.job import Job
-from boxcal.app.fitting.messages import Checked, CheckTask
+from boxcal.app.fitting.messages import BUDGET_SECONDS, Checked, CheckTask
 from boxcal.app.fitting.requirements import reads_of_methods
 from boxcal.app.fitting.runner import RECORD_SECONDS, WAITING, FitRunner
+from boxcal.app.fitting.shared import SharedSets
 from boxcal.app.fitting.slots import UploadSlots
 from boxcal.app.fitting.worker import TaskRefused, Worker, WorkerFailed
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.fits import INTERRUPTED
 from boxcal.app.registry.records import FitRecord, FitState
 from boxcal.app.registry.store import Registry
+from boxcal.app.uploads.errors import disk_errors_as_problems
 from boxcal.app.uploads.workspace import Workspace
 
 if TYPE_CHECKING:
     from boxcal.app.settings import Settings
     from boxcal.app.telemetry import Telemetry
 
+logger = logging.getLogger("boxcal")
+
 CHECK_SECONDS = 120.0
 CHECK_MEMORY_BYTES = 2**30
+ELSEWHERE_SECONDS = 5.0
+TIDY_SECONDS = 3600.0
 CANCELLED = "Cancelled on request."
 GOING_DOWN = "The service is shutting down and takes no more fits."
 
@@ -76,6 +85,8 @@ class FitJobs:
         Counts the fits that end.
     source, summary
         The backbone, as workers load it and as checks compare with it.
+    shared
+        Validation sets that other replicas can read; None if there is no shared directory.
     """
 
     def __init__(
@@ -88,12 +99,16 @@ class FitJobs:
         source: BackboneSource,
         summary: BackboneSummary,
         limits: FitLimits,
+        shared: SharedSets | None = None,
     ) -> None:
         self._registry = registry
         self._activator = activator
+        self._workspace = workspace
+        self._shared = shared
         self._summary = summary
         self._max_bytes = limits.upload_bytes
         self._closing = asyncio.Event()
+        self._next_tidy = 0.0
         self._jobs: dict[str, Job] = {}
         self._slots = UploadSlots(workspace, self._jobs)
         self._checker = Worker(CHECK_SECONDS)
@@ -108,7 +123,7 @@ class FitJobs:
         )
 
     async def close(self) -> None:
-        """Stop every fit and check; fits are recorded as interrupted, and those who watch them see it."""
+        """Stop every fit and check; fits are recorded as interrupted, or left to another replica."""
         self._closing.set()
         for job in self._jobs.values():
             job.stop(FitState.INTERRUPTED, INTERRUPTED)
@@ -142,14 +157,81 @@ class FitJobs:
         checked = await self._check(folder, content_type)
         if self._closing.is_set():
             raise NotReady(GOING_DOWN)
-        record = await self._registry.run(
-            self._registry.fits.add, folder.name, checked.method, checked.activate, checked.samples
-        )
-        job = self._jobs[record.id] = self._runner.start(record, folder, checked.budget_seconds)
+        fit_id = folder.name
+        if self._shared is not None:
+            with disk_errors_as_problems():
+                folder = await asyncio.to_thread(self._shared.add, folder)
+        try:
+            record = await self._registry.run(
+                self._registry.fits.add,
+                fit_id,
+                checked.method,
+                checked.activate,
+                checked.samples,
+                budget_seconds=checked.budget_seconds,
+                shared=self._shared is not None,
+            )
+        except BaseException:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            raise
+        return self._start(record, folder, checked.budget_seconds)
+
+    def _start(self, record: FitRecord, folder: Path, budget_seconds: float) -> FitRecord:
+        """Queue a fit."""
+        job = self._runner.start(record, folder, budget_seconds, is_shared=self._shared is not None)
+        self._jobs[record.id] = job
         job.conclusion = asyncio.create_task(self._conclude(job))
         if self._closing.is_set():
             job.stop(FitState.INTERRUPTED, INTERRUPTED)
         return job.record
+
+    async def follow(self) -> None:
+        """Cancel the fits of this process whose cancellation another replica requested.
+
+        Raises
+        ------
+        RegistryUnavailable
+            The database does not answer.
+        """
+        if self._jobs:
+            for fit_id in await self._registry.run(self._registry.fits.cancel_requests):
+                if fit_id in self._jobs:
+                    self._jobs[fit_id].stop(FitState.CANCELLED, CANCELLED)
+
+    async def sweep(self) -> None:
+        """Record that this process is alive; adopt a fit of a process that stopped, or interrupt it.
+
+        Raises
+        ------
+        RegistryUnavailable
+            The database does not answer.
+        """
+        fits = self._registry.fits
+        if self._jobs:
+            await self._registry.run(fits.keep_alive)
+        living = await asyncio.to_thread(self._workspace.sweep)
+        if self._shared is not None and not self._jobs and not self._closing.is_set():
+            await self._adopt(self._shared, living)
+        await self._registry.run(fits.interrupt_abandoned, living)
+        now = time.monotonic()
+        if self._shared is not None and now >= self._next_tidy:
+            self._next_tidy = now + TIDY_SECONDS
+            unfinished = await self._registry.run(fits.unfinished)
+            await asyncio.to_thread(self._shared.sweep, unfinished)
+
+    async def _adopt(self, shared: SharedSets, living: set[str]) -> None:
+        fits = self._registry.fits
+        adopted = await self._registry.run(fits.adopt, living)
+        if adopted is None:
+            return
+        record, former_owner, budget_seconds = adopted
+        try:
+            folder = await asyncio.to_thread(shared.claim, record.id, former_owner)
+        except OSError as error:
+            await self._registry.run(fits.end, record, FitState.INTERRUPTED, f"{INTERRUPTED} {error}")
+            return
+        logger.warning("Fit %s is continued: its owner stopped.", record.id)
+        self._start(record, folder, BUDGET_SECONDS if budget_seconds is None else budget_seconds)
 
     async def get(self, fit_id: str) -> FitRecord:
         """Return the record of a fit.
@@ -185,8 +267,12 @@ class FitJobs:
             No fit has the id.
         """
         job = self._jobs.get(fit_id)
-        async for record in job.watch() if job else self._poll(fit_id):
-            yield record
+        if job:
+            async for record in job.watch():
+                yield record
+        if job is None or job.is_elsewhere:
+            async for record in self._poll(fit_id):
+                yield record
 
     async def cancel(self, fit_id: str) -> FitRecord:
         """Cancel a waiting or running fit; cancelling it again has no effect.
@@ -206,7 +292,13 @@ class FitJobs:
                     raise RegistryUnavailable(f"Fit {fit_id} ends as soon as the registry answers.")
         record = await self.get(fit_id)
         if not record.state.is_final:
-            raise FitElsewhere(f"Fit {fit_id} runs in another replica; cancel it there.")
+            await self._registry.run(self._registry.fits.request_cancel, fit_id)
+            record = await self.wait(fit_id, ELSEWHERE_SECONDS)
+        if not record.state.is_final:
+            raise FitElsewhere(
+                f"Fit {fit_id} runs in another replica, which has not cancelled it within "
+                f"{ELSEWHERE_SECONDS:.0f} s. The request is recorded."
+            )
         if record.state is not FitState.CANCELLED:
             raise FitAlreadyOver(f"Fit {fit_id} is over: it has {record.state}.")
         return record

@@ -77,9 +77,9 @@ class FitRunner:
         self._worker = Worker(seconds)
         self._turn = asyncio.Lock()
 
-    def start(self, record: FitRecord, folder: Path, budget_seconds: float) -> Job:
+    def start(self, record: FitRecord, folder: Path, budget_seconds: float, *, is_shared: bool) -> Job:
         """Put a fit with a checked validation set at the end of the queue; `finish` must be called next."""
-        job = Job(record, folder, budget_seconds)
+        job = Job(record, folder, budget_seconds, is_shared)
         job.work = asyncio.create_task(self._fit(job), name=f"fit {record.id}")
         return job
 
@@ -98,6 +98,8 @@ class FitRunner:
             record = await self._end(job, FitState.FAILED, SERVICE_FAILED)
         if job.started is not None:
             self._turn.release()
+        if job.is_elsewhere:
+            return record
         await asyncio.to_thread(shutil.rmtree, job.folder, ignore_errors=True)
         seconds = time.monotonic() - job.started if job.started is not None else 0.0
         self._telemetry.fit_ended(record.state.value, record.method, seconds)
@@ -158,14 +160,17 @@ class FitRunner:
         return await self._call(job, self._registry.fits.get, job.record.id)
 
     async def _end(self, job: Job, state: FitState, why: str) -> FitRecord:
-        """Record the end of a fit without a result; a failure is logged."""
+        """Record the end of a fit without a result, or leave it to another process; a failure is logged."""
         fits = self._registry.fits
         try:
             try:
+                if job.is_shared and state is FitState.INTERRUPTED:
+                    job.is_elsewhere = True
+                    return await self._call(job, fits.release, job.record)
                 return await self._call(job, fits.end, job.record, state, why)
             except FitLost:  # another process recorded its end, or this one did before a connection broke
                 record = await self._call(job, fits.get, job.record.id)
-                if record.state.is_final:
+                if record.state.is_final or job.is_elsewhere:
                     return record
         except RegistryUnavailable as error:
             logger.warning("The end of fit %s was not recorded: %s", job.record.id, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -21,13 +22,25 @@ from boxcal.app.registry.contact import Contact
 from boxcal.app.registry.errors import RegistryFull, RegistryUnavailable, RegistryUnusable
 from boxcal.app.registry.migrations import HEAD
 
-CONNECTIONS = 3
+CONNECTIONS = 2
+"""Connections of the pool. On PostgreSQL each replica has one more, which listens for changes."""
 CONNECT_SECONDS = 2
 ANSWER_SECONDS = 3.0
 """How long a statement may take on PostgreSQL; the server enforces it and, in case it hangs, the client."""
 MIGRATION_SECONDS = 60.0
 BUSY_SECONDS = 15.0
+CHANNEL = "boxcal"
+NEXT = f"{int(HEAD) + 1:04}"
+"""The next release's revision: its migrations only add, so that this release works on its tables."""
 MIGRATION_LOCK = 0x626F7863616C  # "boxcal": replicas that start together migrate one after the other
+CONNECT_ARGUMENTS: dict[str, Any] = {
+    "connect_timeout": CONNECT_SECONDS,
+    # Statements are never prepared: PgBouncer in transaction mode gives each transaction another session.
+    "prepare_threshold": None,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
 SQLITE_UNAVAILABLE = (
     "SQLITE_BUSY",
     "SQLITE_LOCKED",
@@ -47,6 +60,8 @@ class Database:
         SQLAlchemy URL. The folder of a SQLite file is created.
     prepare
         Called once with a connection, in the transaction of the migrations and after them.
+    migrate
+        Whether to apply missing migrations. A new SQLite file gets its tables in any case.
 
     Attributes
     ----------
@@ -56,10 +71,13 @@ class Database:
     Raises
     ------
     RegistryUnusable
-        The URL is invalid; from `open`, `read` and `write` also: a newer release wrote the database.
+        The URL is invalid; from `open`, `read` and `write` also: this release cannot use the revision of the
+        database.
     """
 
-    def __init__(self, url: str, prepare: Callable[[Connection], None] | None = None) -> None:
+    def __init__(
+        self, url: str, prepare: Callable[[Connection], None] | None = None, *, migrate: bool = True
+    ) -> None:
         try:
             parsed = make_url(url)
         except ArgumentError as error:
@@ -68,6 +86,7 @@ class Database:
         self._shown = parsed.render_as_string(hide_password=True)
         self.contact = Contact(self._shown)
         self._prepare = prepare
+        self._may_migrate = migrate or self.is_sqlite
         self._is_open = False
         try:
             self._engine = _sqlite(parsed) if self.is_sqlite else _postgresql(parsed)
@@ -138,9 +157,33 @@ class Database:
             raise RegistryUnavailable(f"The registry does not answer: {reason}") from error
         self.contact.made()
 
+    def notify(self, connection: Connection) -> None:
+        """Wake the replicas that listen, once the transaction is committed."""
+        if not self.is_sqlite:
+            connection.execute(text(f"NOTIFY {CHANNEL}"))
+
+    async def listen(self) -> psycopg.AsyncConnection[Any]:
+        """Open a connection to PostgreSQL that receives the notifications.
+
+        Raises
+        ------
+        psycopg.Error, TimeoutError
+            The database does not answer.
+        """
+        _, named = self._engine.dialect.create_connect_args(self._engine.url)
+        arguments: dict[str, Any] = {**named, **CONNECT_ARGUMENTS, "autocommit": True}
+        connection = await psycopg.AsyncConnection.connect(**arguments)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await connection.execute(f"LISTEN {CHANNEL}".encode())
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
     def _migrate(self, connection: Connection) -> None:
         revision = _revision(connection)
-        if revision == HEAD:
+        if revision in (HEAD, NEXT):
             return
         # Imported here: only the first start after an upgrade needs Alembic.
         from alembic import command  # noqa: PLC0415
@@ -153,7 +196,12 @@ class Database:
         if revision is not None and revision not in known:
             raise RegistryUnusable(
                 f"The registry at {self._shown} is at revision {revision!r}, written by a newer release; "
-                f"this one knows revisions up to {HEAD!r}. Start the newer release, or restore a copy."
+                f"this one accepts revisions up to {NEXT!r}. Start the newer release, or restore a copy."
+            )
+        if not self._may_migrate:
+            raise RegistryUnusable(
+                f"The registry at {self._shown} is at revision {revision!r}, this release needs {HEAD!r}, "
+                "and BOXCAL_MIGRATE is off. Run `boxcal migrate` first."
             )
         command.upgrade(config, "head")
 
@@ -203,15 +251,7 @@ def _sqlite(url: URL) -> Engine:
 
 
 def _postgresql(url: URL) -> Engine:
-    # Statements are never prepared: PgBouncer in transaction mode gives each transaction another session.
-    arguments = {
-        "connect_timeout": CONNECT_SECONDS,
-        "prepare_threshold": None,
-        "keepalives_idle": 10,
-        "keepalives_interval": 5,
-        "keepalives_count": 3,
-    }
-    engine = _engine(url, connect_args=arguments, pool_pre_ping=True, pool_timeout=ANSWER_SECONDS)
+    engine = _engine(url, connect_args=CONNECT_ARGUMENTS, pool_pre_ping=True, pool_timeout=ANSWER_SECONDS)
 
     @event.listens_for(engine, "do_connect")
     def connect(_dialect: Any, _record: Any, positional: Any, named: Any) -> Any:

@@ -2,7 +2,11 @@
 
 Several processes may share it. A fit belongs to its owner (a process) and its attempt: every change names
 both and must hit exactly one unfinished row, otherwise it is rolled back. So a process that was paused, and
-whose fit was given up meanwhile, can neither change nor activate anything. All times are the database's.
+whose fit was interrupted or adopted meanwhile, can neither change nor activate anything. All times are the
+database's.
+
+A fit whose validation set is in shared storage is adopted by another process when its owner stops; any other
+fit is interrupted.
 """
 
 from __future__ import annotations
@@ -12,7 +16,18 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Interval, ScalarSelect, delete, insert, literal, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Interval,
+    ScalarSelect,
+    delete,
+    false,
+    insert,
+    literal,
+    select,
+    update,
+)
 
 from boxcal.app.registry.database import Database
 from boxcal.app.registry.errors import FitLost, FitNotFound
@@ -21,10 +36,17 @@ from boxcal.app.registry.tables import fits, utc_now
 
 INTERRUPTED = "The service stopped before the fit was over; upload the validation set again."
 SILENT_AFTER = timedelta(seconds=60)
+"""After this time without a sign of life of its owner, a fit is interrupted."""
+ADOPTED_AFTER = timedelta(seconds=15)
+"""The same for adoption, which loses nothing if the owner was only paused."""
+MAX_ATTEMPTS = 3
+NOBODY = ""
+"""The owner of a fit that a process released when it stopped."""
 KEPT = 1000
 
 _columns = [fits.c[field.name] for field in fields(FitRecord)]
 _unfinished = fits.c.state.in_(UNFINISHED)
+_adoptable = fits.c.shared & (fits.c.attempt < MAX_ATTEMPTS) & ~fits.c.cancel_requested
 
 
 class FitLog:
@@ -37,16 +59,33 @@ class FitLog:
     backbone_id
         Selects the row of the backbone.
     owner
-        Names this process; only the fits that it added are its own.
+        Names this process; only the fits that it added or adopted are its own.
     """
 
     def __init__(self, database: Database, backbone_id: ScalarSelect[int], owner: str) -> None:
         self._database = database
         self._backbone_id = backbone_id
-        self._owner = owner
+        self.owner = owner
 
-    def add(self, fit_id: str, method: str, activate: ActivatePolicy, samples: int) -> FitRecord:
-        """Record an accepted upload as queued; of the fits that have ended, only the newest `KEPT` remain."""
+    def add(
+        self,
+        fit_id: str,
+        method: str,
+        activate: ActivatePolicy,
+        samples: int,
+        *,
+        budget_seconds: float | None = None,
+        shared: bool = False,
+    ) -> FitRecord:
+        """Record an accepted upload as queued; of the fits that have ended, only the newest `KEPT` remain.
+
+        Parameters
+        ----------
+        budget_seconds
+            How long `auto` compares methods.
+        shared
+            Whether another process can read the validation set and may adopt the fit.
+        """
         ended = (fits.c.backbone_id == self._backbone_id) & ~_unfinished
         outdated = select(fits.c.id).where(ended).order_by(fits.c.created_at.desc()).offset(KEPT - 1)
         with self._database.write() as connection:
@@ -55,7 +94,7 @@ class FitLog:
                 insert(fits).values(
                     id=fit_id,
                     backbone_id=self._backbone_id,
-                    owner=self._owner,
+                    owner=self.owner,
                     state=FitState.QUEUED,
                     method=method,
                     activate=activate,
@@ -64,6 +103,8 @@ class FitLog:
                     stage="waiting",
                     created_at=utc_now(),
                     seen_at=utc_now(),
+                    shared=shared,
+                    budget_seconds=budget_seconds,
                 )
             )
             return self._get(connection, fit_id)
@@ -136,8 +177,63 @@ class FitLog:
         """Record that this process is alive and still works on its fits."""
         with self._database.write() as connection:
             connection.execute(
-                update(fits).where(fits.c.owner == self._owner, _unfinished).values(seen_at=utc_now())
+                update(fits).where(fits.c.owner == self.owner, _unfinished).values(seen_at=utc_now())
             )
+
+    def request_cancel(self, fit_id: str) -> None:
+        """Ask the owner of an unfinished fit, which may be another process, to cancel it."""
+        with self._database.write() as connection:
+            connection.execute(
+                update(fits).where(fits.c.id == fit_id, _unfinished).values(cancel_requested=True)
+            )
+            self._database.notify(connection)
+
+    def cancel_requests(self) -> Sequence[str]:
+        """Return the ids of this process's fits that shall be cancelled."""
+        asked = select(fits.c.id).where(fits.c.owner == self.owner, _unfinished, fits.c.cancel_requested)
+        with self._database.read() as connection:
+            return connection.execute(asked).scalars().all()
+
+    def release(self, fit: FitRecord) -> FitRecord:
+        """Give up the ownership, so that another process adopts the fit at once."""
+        return self._set(fit, state=FitState.QUEUED, stage="waiting", owner=NOBODY)
+
+    def adopt(self, living: Collection[str]) -> tuple[FitRecord, str, float | None] | None:
+        """Take over the oldest fit that its owner released, or whose owner is dead, as one that waits.
+
+        Parameters
+        ----------
+        living
+            As for `interrupt_abandoned`.
+
+        Returns
+        -------
+        The fit, its former owner and its `budget_seconds`; None if there is no such fit.
+        """
+        silent = self._silent(living, ADOPTED_AFTER)
+        adoptable = _unfinished & _adoptable & ((fits.c.owner == NOBODY) | silent)
+        oldest = (
+            select(fits.c.id, fits.c.owner, fits.c.budget_seconds)
+            .where(adoptable, fits.c.backbone_id == self._backbone_id)
+            .order_by(fits.c.created_at)
+            .limit(1)
+            .with_for_update(skip_locked=True)
+        )
+        with self._database.write() as connection:
+            row = connection.execute(oldest).one_or_none()
+            if row is None:
+                return None
+            connection.execute(
+                update(fits)
+                .where(fits.c.id == row.id)
+                .values(owner=self.owner, state=FitState.QUEUED, stage="waiting", seen_at=utc_now())
+            )
+            return self._get(connection, row.id), row.owner, row.budget_seconds
+
+    def unfinished(self) -> set[str]:
+        """Return the ids of all fits that have not ended."""
+        with self._database.read() as connection:
+            return set(connection.execute(select(fits.c.id).where(_unfinished)).scalars())
 
     def interrupt_abandoned(self, living: Collection[str]) -> int:
         """Mark the unfinished fits of dead processes as interrupted, and return how many those were.
@@ -149,11 +245,7 @@ class FitLog:
             is dead. With PostgreSQL an owner counts as dead once it was silent for `SILENT_AFTER` while the
             database answered all the time: after an outage everyone has been silent.
         """
-        abandoned = _unfinished & fits.c.owner.not_in({*living, self._owner})
-        if not self._database.is_sqlite:
-            if self._database.contact.steady() < SILENT_AFTER.total_seconds():
-                return 0
-            abandoned &= fits.c.seen_at < utc_now() - literal(SILENT_AFTER, Interval())
+        abandoned = _unfinished & self._silent(living, SILENT_AFTER) & ~_adoptable
         with self._database.write() as connection:
             return connection.execute(
                 update(fits)
@@ -161,19 +253,28 @@ class FitLog:
                 .values(state=FitState.INTERRUPTED, error=INTERRUPTED, finished_at=utc_now())
             ).rowcount
 
+    def _silent(self, living: Collection[str], after: timedelta) -> ColumnElement[bool]:
+        """Whether the owner of a fit is dead, as `interrupt_abandoned` describes."""
+        others = fits.c.owner.not_in({*living, self.owner})
+        if self._database.is_sqlite:
+            return others
+        if self._database.contact.steady() < after.total_seconds():
+            return false()
+        return others & (fits.c.seen_at < utc_now() - literal(after, Interval()))
+
     def _set(self, fit: FitRecord, **values: Any) -> FitRecord:
         with self._database.write() as connection:
             self._change(connection, fit, **values)
             return self._get(connection, fit.id)
 
     def _change(self, connection: Connection, fit: FitRecord, **values: Any) -> None:
-        own = (fits.c.id == fit.id) & (fits.c.owner == self._owner) & (fits.c.attempt == fit.attempt)
+        own = (fits.c.id == fit.id) & (fits.c.owner == self.owner) & (fits.c.attempt == fit.attempt)
         changed = connection.execute(
             update(fits).where(own, _unfinished).values(**values, seen_at=utc_now())
         ).rowcount
         if changed != 1:
             raise FitLost(
-                f"Process {self._owner} may not change fit {fit.id} (attempt {fit.attempt}): it has ended, "
+                f"Process {self.owner} may not change fit {fit.id} (attempt {fit.attempt}): it has ended, "
                 "or belongs to another process or attempt."
             )
 

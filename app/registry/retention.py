@@ -52,14 +52,3 @@ def prune(database: Database, *, keep_versions: int, keep_days: float) -> list[i
             .returning(calibrators.c.version)
         )
         return sorted(pruned.scalars())
-
-
-def prune_and_compact(url: str, *, keep_versions: int, keep_days: float) -> list[int]:
-    """Prune the registry at a URL, and return the space of a SQLite file to the disk."""
-    database = Database(url)
-    try:
-        pruned = prune(database, keep_versions=keep_versions, keep_days=keep_days)
-        database.compact()
-        return pruned
-    finally:
-        database.close()

@@ -48,6 +48,8 @@ class Registry:
         What this process serves. Calibrators of other backbones are listed, and refused.
     owner
         Names this process among those that share the database.
+    migrate
+        Whether to apply missing migrations on PostgreSQL.
 
     Attributes
     ----------
@@ -60,7 +62,7 @@ class Registry:
         This release cannot use the database; from every method: the database does not answer.
     """
 
-    def __init__(self, url: str, backbone: BackboneIdentity, *, owner: str) -> None:
+    def __init__(self, url: str, backbone: BackboneIdentity, *, owner: str, migrate: bool = True) -> None:
         self._backbone = backbone
         known = select(backbones.c.id).where(
             backbones.c.name == backbone.name,
@@ -68,7 +70,7 @@ class Registry:
             backbones.c.labels_sha256 == backbone.labels_sha256,
         )
         self._backbone_id = known.scalar_subquery()
-        self.database = Database(url, self._add_backbone)
+        self.database = Database(url, self._add_backbone, migrate=migrate)
         self.fits = FitLog(self.database, self._backbone_id, owner)
         self._threads = RegistryThreads(self.database.contact)
         self.run = self._threads.run
@@ -264,6 +266,7 @@ class Registry:
             created_at=utc_now(),
         )
         connection.execute(added)
+        self.database.notify(connection)
         return self._active(connection)
 
     def _active(self, connection: Connection) -> Activation:

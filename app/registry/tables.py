@@ -23,6 +23,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import Dialect
@@ -150,6 +151,9 @@ fits = Table(
     Column("started_at", UtcDateTime),
     Column("finished_at", UtcDateTime),
     Column("seen_at", UtcDateTime, nullable=False),
+    Column("cancel_requested", Boolean, nullable=False, server_default=false()),
+    Column("shared", Boolean, nullable=False, server_default=false()),
+    Column("budget_seconds", Float),
     Index("ix_fits_backbone_id_created_at", "backbone_id", "created_at"),
     Index("ix_fits_state", "state"),
 )

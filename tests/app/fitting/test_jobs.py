@@ -14,7 +14,7 @@ import pytest
 
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.build import Refits, open_refits
-from boxcal.app.fitting.errors import FitAlreadyOver, FitElsewhere, FitQueueFull
+from boxcal.app.fitting.errors import FitAlreadyOver, FitQueueFull
 from boxcal.app.fitting.jobs import FitJobs, FitLimits
 from boxcal.app.fitting.messages import BODY_FILE
 from boxcal.app.registry.errors import FitNotFound
@@ -251,8 +251,6 @@ def test_processes_that_share_a_registry_follow_each_other(tmp_path: Path) -> No
     async def whole() -> None:
         async with refits(tmp_path) as (one, _), refits(tmp_path) as (other, telemetry):
             fit_id = await submit(one.jobs, QUICK, activate=ActivatePolicy.ALWAYS)
-            with pytest.raises(FitElsewhere, match=f"Fit {fit_id} runs in another replica"):
-                await other.jobs.cancel(fit_id)
             seen = [record async for record in other.jobs.watch(fit_id)]
             assert (seen[-1].state, seen[-1].calibrator) == (FitState.SUCCEEDED, 1)
             await follows(other, 1)

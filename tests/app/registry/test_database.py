@@ -14,7 +14,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 from sqlalchemy.exc import IntegrityError
 
-from boxcal.app.registry.database import Database
+from boxcal.app.registry.database import NEXT, Database
 from boxcal.app.registry.errors import RegistryUnusable
 from boxcal.app.registry.migrations import HEAD
 from boxcal.app.registry.tables import metadata
@@ -51,6 +51,14 @@ def test_a_database_that_is_up_to_date_opens_without_alembic(url: str) -> None:
         f"Database({url!r}).open(); sys.exit('alembic' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_the_tables_of_the_next_release_are_accepted(url: str) -> None:
+    database = opened(url)
+    with database.write() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = ?", (NEXT,))
+    database.close()
+    opened(url).close()
 
 
 @pytest.mark.parametrize("table", ["calibrators", "activations"])

@@ -9,7 +9,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.exc import ProgrammingError
 
+from boxcal.app.cli import main
 from boxcal.app.registry.database import Database
+from boxcal.app.registry.errors import RegistryUnusable
+from boxcal.app.registry.migrations import HEAD
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, Decision, FitState, FittedCalibrator
 from boxcal.app.registry.store import Registry
 from boxcal.app.registry.tables import metadata
@@ -102,6 +105,23 @@ def test_a_fit_elsewhere_is_given_up_only_once_it_was_silent(
     assert other.fits.interrupt_abandoned({"other"}) == 1
     assert one.fits.get("alive").state is FitState.INTERRUPTED
     database.close()
+
+
+def test_a_start_does_not_migrate_where_that_is_off(
+    postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = postgresql.new_database()
+    registry = Registry(url, DIGITS, owner="me", migrate=False)
+    with pytest.raises(RegistryUnusable, match=r"BOXCAL_MIGRATE is off. Run `boxcal migrate` first"):
+        registry.list()
+    monkeypatch.setenv("BOXCAL_DATABASE_URL", url)
+    monkeypatch.setattr("sys.argv", ["boxcal", "migrate"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    assert f"revision {HEAD}" in capsys.readouterr().out
+    assert [record.version for record in registry.list()] == [0]
+    registry.close()
 
 
 @pytest.mark.parametrize("change", ["DELETE FROM activations", "UPDATE calibrators SET method = 'x'"])

@@ -1,0 +1,16 @@
+"""`boxcal migrate`: applies missing migrations to the registry of the settings."""
+
+from boxcal.app.cli.output import screen
+from boxcal.app.cli.settings import read_settings
+from boxcal.app.registry.maintenance import migrate
+
+
+def run() -> None:
+    """Migrate, and print the revision.
+
+    Raises
+    ------
+    BoxcalError
+        The registry does not answer, or cannot be used.
+    """
+    screen.print(f"The registry has the tables of revision {migrate(read_settings().registry_url)}.")

@@ -1,0 +1,59 @@
+"""Validation sets in a directory that the replicas share, so that each can continue fits of the others."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+ORPHAN_SECONDS = 3600.0
+
+
+class SharedSets:
+    """The folders of fits in the shared directory, each named after its fit and the process that owns it.
+
+    The owner in the name keeps a process that lost a fit from removing the folder of the process that
+    adopted it.
+
+    Parameters
+    ----------
+    root
+        The shared directory; created if it is missing.
+    owner
+        Names this process.
+    """
+
+    def __init__(self, root: Path, owner: str) -> None:
+        self._root = root.absolute()
+        self._owner = owner
+        self._root.mkdir(parents=True, exist_ok=True)
+
+    def add(self, folder: Path) -> Path:
+        """Move a checked validation set into the shared directory; the name of its folder is the fit's id."""
+        return Path(shutil.move(folder, self._path(folder.name, self._owner)))
+
+    def claim(self, fit_id: str, former_owner: str) -> Path:
+        """Take over the folder of an adopted fit.
+
+        Raises
+        ------
+        FileNotFoundError
+            The validation set is gone.
+        """
+        # A released fit has no owner in the registry, and keeps the name of its last one on the disk.
+        pattern = f"{fit_id}.{former_owner or '*'}"
+        found = next(self._root.glob(pattern), None)
+        if found is None:
+            raise FileNotFoundError(f"There is no folder {pattern} in {self._root}.")
+        return found.rename(self._path(fit_id, self._owner))
+
+    def sweep(self, unfinished: Collection[str]) -> None:
+        """Remove folders older than an hour whose fits have ended."""
+        for folder in self._root.iterdir():
+            is_old = time.time() - folder.stat().st_mtime > ORPHAN_SECONDS
+            if is_old and folder.name.partition(".")[0] not in unfinished:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _path(self, fit_id: str, owner: str) -> Path:
+        return self._root / f"{fit_id}.{owner}"

@@ -1,0 +1,215 @@
+"""Replicas that share a registry wake each other, cancel each other's fits and continue them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+
+from boxcal.app.fitting.build import Refits, open_refits
+from boxcal.app.fitting.errors import FitElsewhere
+from boxcal.app.fitting.jobs import FitLimits
+from boxcal.app.fitting.shared import SharedSets
+from boxcal.app.registry.fits import MAX_ATTEMPTS
+from boxcal.app.registry.records import ActivatePolicy, Decision, FitRecord, FitState, FittedCalibrator
+from boxcal.app.telemetry import Telemetry
+from boxcal.calibrators import Calibrator
+from tests.app.fitting.service import Service
+from tests.app.fitting.test_jobs import BACKBONE, DIGITS, QUICK, SLOW, SOURCE, ended, submit, until
+from tests.app.fitting.validation_data import CONTENT_TYPE, form
+
+ARTIFACT = Calibrator.uncalibrated(10).to_bytes()
+FITTED = FittedCalibrator("ts", ARTIFACT, {}, {"warnings": []}, b"<svg/>", b"png", 7)
+
+
+@asynccontextmanager
+async def replica(folder: Path, url: str, *, shared: Path | None = None) -> AsyncIterator[Refits]:
+    limits = FitLimits(10**7, 2**32, 600)
+    async with open_refits(
+        folder,
+        url,
+        DIGITS,
+        backbone=BACKBONE,
+        source=SOURCE,
+        limits=limits,
+        telemetry=Telemetry({}),
+        shared_dir=shared,
+    ) as opened:
+        yield opened
+
+
+def started(record: FitRecord) -> bool:
+    return record.state is FitState.RUNNING
+
+
+async def listeners(url: str) -> int:
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        cursor = await connection.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE query = 'LISTEN boxcal' AND state = 'idle' "
+            "AND datname = current_database()"
+        )
+        row = await cursor.fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_a_notification_wakes_a_replica_that_polls_rarely(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("boxcal.app.activation.follower.FOLLOW_SECONDS", 600.0)
+
+    async def scenario() -> None:
+        async with replica(tmp_path / "one", url) as one, replica(tmp_path / "other", url) as other:
+            async with asyncio.timeout(60):
+                while await listeners(url) < 2:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.05)
+            fit = one.registry.fits.add("fit", "ts", ActivatePolicy.ALWAYS, 7)
+            one.registry.record_fit(fit, FITTED, lambda _: Decision(True, "so"))
+            async with asyncio.timeout(60):
+                while other.activator.active.current.version != 1:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+
+
+def test_a_fit_is_cancelled_through_any_replica(tmp_path: Path, url: str) -> None:
+    async def scenario() -> None:
+        async with replica(tmp_path / "one", url) as one, replica(tmp_path / "other", url) as other:
+            running, waiting = [await submit(one.jobs, SLOW) for _ in range(2)]
+            await until(one.jobs, running, started)
+            for fit_id in (waiting, running):
+                record = await other.jobs.cancel(fit_id)
+                assert (record.state, record.error) == (FitState.CANCELLED, "Cancelled on request.")
+                assert (await one.jobs.get(fit_id)).state is FitState.CANCELLED
+
+    asyncio.run(scenario())
+
+
+def test_a_request_to_cancel_that_its_replica_does_not_read_is_recorded(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("boxcal.app.fitting.jobs.ELSEWHERE_SECONDS", 0.0)
+
+    async def scenario() -> None:
+        async with replica(tmp_path, url) as opened:
+            opened.registry.fits.owner = "stopped"
+            opened.registry.fits.add("fit", "ts", ActivatePolicy.NEVER, 7)
+            opened.registry.fits.owner = "me"
+            with pytest.raises(FitElsewhere, match="The request is recorded"):
+                await opened.jobs.cancel("fit")
+            opened.registry.fits.owner = "stopped"
+            assert opened.registry.fits.cancel_requests() == ["fit"]
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_stops_hands_its_fits_over(tmp_path: Path, url: str) -> None:
+    async def scenario() -> None:
+        shared = tmp_path / "shared"
+        async with replica(tmp_path / "other", url, shared=shared) as other:
+            async with replica(tmp_path / "one", url, shared=shared) as one:
+                running = await submit(one.jobs, QUICK)
+                waiting = await submit(one.jobs, QUICK, "pb")
+                await until(one.jobs, running, started)
+                released = asyncio.create_task(
+                    until(one.jobs, running, lambda record: record.stage == "waiting")
+                )
+            await released
+            for fit_id, method in ((running, "ts"), (waiting, "pb")):
+                record = await until(other.jobs, fit_id, ended)
+                assert (record.state, record.method) == (FitState.SUCCEEDED, method), record.error
+            assert [record.version for record in other.registry.list()] == [2, 1, 0]
+        assert list(shared.iterdir()) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_was_only_paused_leaves_its_fit_to_the_one_that_adopted_it(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(stack: AsyncExitStack) -> None:
+        shared = tmp_path / "shared"
+        async with replica(tmp_path / "one", url, shared=shared) as one:
+            fit_id = await submit(one.jobs, QUICK)
+            await until(one.jobs, fit_id, started)
+            with monkeypatch.context() as patched:  # the sweep at the start adopts it
+                patched.setattr("boxcal.app.registry.fits.ADOPTED_AFTER", timedelta(seconds=-1))
+                other = await stack.enter_async_context(replica(tmp_path / "other", url, shared=shared))
+            async with stack:
+                record = await until(other.jobs, fit_id, ended)
+                assert (record.state, record.attempt) == (FitState.SUCCEEDED, 2), record.error
+                assert (await until(one.jobs, fit_id, ended)).calibrator == record.calibrator == 1
+                assert [record.version for record in other.registry.list()] == [1, 0]
+
+    asyncio.run(scenario(AsyncExitStack()))
+
+
+def test_a_fit_that_stopped_several_replicas_is_interrupted(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ADOPTED_AFTER", "SILENT_AFTER"):
+        monkeypatch.setattr(f"boxcal.app.registry.fits.{name}", timedelta(seconds=-1))
+
+    async def scenario() -> None:
+        shared = tmp_path / "shared"
+        async with replica(tmp_path, url) as opened:
+            fits = opened.registry.fits
+            fits.owner = "first"
+            fit = fits.add("fit", "ts", ActivatePolicy.NEVER, 7, shared=True)
+            for number in range(MAX_ATTEMPTS):
+                fit = fits.start(fit)
+                fits.owner = f"next {number}"
+                adopted = fits.adopt(set())
+                assert (adopted is None) == (number == MAX_ATTEMPTS - 1)
+            assert fits.interrupt_abandoned(set()) == 1
+            fits.owner = "first"
+            fits.add("gone", "ts", ActivatePolicy.NEVER, 7, shared=True)
+        async with replica(tmp_path, url, shared=shared) as opened:
+            record = await opened.registry.run(opened.registry.fits.get, "gone")
+            assert record.state is FitState.INTERRUPTED
+            assert "There is no folder gone.first" in (record.error or "")
+
+    asyncio.run(scenario())
+
+
+def test_old_folders_of_ended_fits_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = SharedSets(tmp_path, "me")
+    for name in ("ended.me", "running.other"):
+        (tmp_path / name).mkdir()
+    shared.sweep({"running"})
+    assert len(list(tmp_path.iterdir())) == 2
+    monkeypatch.setattr("boxcal.app.fitting.shared.ORPHAN_SECONDS", -1.0)
+    shared.sweep({"running"})
+    assert [folder.name for folder in tmp_path.iterdir()] == ["running.other"]
+
+
+PRELUDE = """
+from datetime import timedelta
+from boxcal.app.registry import fits
+fits.ADOPTED_AFTER = timedelta(seconds=3)
+"""
+
+
+@pytest.mark.long
+def test_a_fit_whose_replica_is_killed_is_finished_by_another(tmp_path: Path, url: str) -> None:
+    settings = {"database_url": url, "shared_dir": str(tmp_path / "shared"), "device": "cpu"}
+    with (
+        Service(tmp_path / "one", prelude=PRELUDE, **settings) as one,
+        Service(tmp_path / "other", prelude=PRELUDE, **settings) as other,
+    ):
+        body = form(SLOW, method="ts", activate=ActivatePolicy.ALWAYS)
+        sent = one.client.post("/fit", content=body, headers={"content-type": CONTENT_TYPE})
+        assert sent.status_code == 202, sent.text
+        path = f"/fits/{sent.json()['id']}"
+        with httpx.stream("GET", f"{one.url}{path}/events", timeout=280) as events:
+            next(line for line in events.iter_lines() if '"state":"running"' in line)
+        one.kill()
+        with httpx.stream("GET", f"{other.url}{path}/events", timeout=280) as events:
+            assert '"state":"succeeded"' in [line for line in events.iter_lines() if line][-1]
+        assert other.client.get("/health/ready").json()["calibrator"] == 1
