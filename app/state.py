@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from boxcal.app.settings import Settings
 from boxcal.app.stats import Stats, open_stats
 from boxcal.app.telemetry import Telemetry
 from boxcal.models.backbone import Backbone
+
+logger = logging.getLogger("boxcal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,4 +99,14 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
 async def lifespan(app: FastAPI) -> AsyncIterator[LifespanState]:
     """Keep the state as long as the server runs."""
     async with build(app.state.settings, app.state.telemetry) as state:
+        served = state.active.current
+        logger.info(
+            "serving %s: %d classes on %s, calibrator %d (%s), data in %s",
+            state.backbone.name,
+            state.backbone.num_classes,
+            state.backbone.device,
+            served.version,
+            served.method,
+            state.settings.data_dir.absolute(),
+        )
         yield {"boxcal": state}

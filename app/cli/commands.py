@@ -45,8 +45,9 @@ ValidationFile = Annotated[
         metavar="FILE",
         exists=True,
         readable=True,
-        help="`.npz` with logits (N, K) and labels (N,); `.parquet` with the columns logits and label; or "
-        "images: a folder or a `.zip` with one folder per class.",
+        help="`.npz` or `.json` with logits (N, K) and labels (N,); `.parquet`, `.arrow` or `.csv` with the "
+        "column label and either logits (lists) or one column per class; or images: a folder or a `.zip` "
+        "with one folder per class.",
     ),
 ]
 
@@ -131,6 +132,16 @@ def fit(
     budget_seconds: Annotated[
         float, typer.Option(min=0.001, max=3600, help="Seconds for which `auto` compares methods.")
     ] = 120.0,
+    labels: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Labels in `.npy`, where FILE is a `.npy` of logits."),
+    ] = None,
+    scores: Annotated[
+        Literal["logits", "probabilities"] | None,
+        typer.Option(
+            help="What columns named by class, or a `.npy`, hold. Default: logits.", show_default=False
+        ),
+    ] = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:

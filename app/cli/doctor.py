@@ -12,9 +12,14 @@ from rich.markup import escape
 
 from boxcal.app.cli.output import screen, write_json
 from boxcal.app.cli.settings import read_settings
+from boxcal.app.client import BoxcalClient, calls
+from boxcal.app.client.clients import ONCE
+from boxcal.app.client.errors import ClientError
 from boxcal.app.settings import Settings
 
 DATABASE_SECONDS = 5
+SERVICE_SECONDS = 2.0
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}  # noqa: S104 - addresses that mean all
 
 
 def run(*, as_json: bool) -> None:
@@ -76,10 +81,22 @@ def disk(settings: Settings) -> str:
 
 
 def port(settings: Settings) -> str:
-    """Listen on the address for a moment."""
+    """Listen on the address for a moment; if that fails, ask who listens there."""
     address = f"{settings.host}:{settings.port}"
     try:
         socket.create_server((settings.host, settings.port)).close()
     except OSError as error:
+        if (served := running_model(settings)) is not None:
+            raise OSError(f"{address} is in use by a running boxcal, which serves {served}") from error
         raise OSError(f"cannot listen on {address}: {error.strerror or error}") from error
     return f"{address} is free"
+
+
+def running_model(settings: Settings) -> str | None:
+    """Return the model of the boxcal that listens on the address; None if something else does."""
+    host = LOOPBACK.get(settings.host, settings.host)
+    try:
+        with BoxcalClient(f"http://{host}:{settings.port}", timeout=SERVICE_SECONDS) as client:
+            return client.send(calls.ready(), ONCE).model
+    except ClientError:
+        return None

@@ -5,15 +5,19 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
+from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.metrics import metrics_table
 from boxcal.app.cli.output import messages, plain_table, progress_bar, screen, write_json
 from boxcal.app.client import BoxcalClient
 from boxcal.app.client.results import ActivatePolicy
+
+Scores = Literal["logits", "probabilities"]
 
 
 @dataclass(frozen=True)
@@ -37,14 +41,21 @@ def run(
     html: Path | None,
     activate: ActivatePolicy,
     budget_seconds: float,
+    labels: Path | None,
+    scores: Scores | None,
     url: str | None,
     as_json: bool,
 ) -> None:
     """Fit, save what is asked for, and show what the fit changes on data it never saw."""
-    if url is None:
-        fitted = _here(file, method, budget_seconds)
-    else:
-        fitted = _through_service(file, method, activate, budget_seconds, url)
+    with tempfile.TemporaryDirectory(prefix="boxcal-") as folder:
+        if labels is not None:
+            file = _packed(file, labels, scores, Path(folder))
+        if url is None:
+            fitted = _here(file, method, budget_seconds, scores)
+        else:
+            fitted = _through_service(
+                file, url, method=method, activate=activate, budget_seconds=budget_seconds, scores=scores
+            )
     saved = [
         (path, content)
         for path, content in (
@@ -72,7 +83,18 @@ def _page(fitted: Fitted) -> bytes:
     return html_report(fitted.report, fitted.diagram, title=title, decision=decision).encode()
 
 
-def _here(file: Path, method: str, budget_seconds: float) -> Fitted:
+def _packed(file: Path, labels: Path, scores: Scores | None, folder: Path) -> Path:
+    """Pack a `.npy` of logits or probabilities and one of labels into one `.npz`."""
+    try:
+        arrays = {scores or "logits": np.load(file), "labels": np.load(labels)}
+    except (ValueError, EOFError) as error:
+        raise UsageError(f"{file} and {labels} must be .npy arrays of numbers: {error}") from error
+    packed = folder / "validation.npz"
+    np.savez(packed, **arrays)
+    return packed
+
+
+def _here(file: Path, method: str, budget_seconds: float, scores: Scores | None) -> Fitted:
     from boxcal.app.cli.settings import read_settings  # noqa: PLC0415
     from boxcal.app.fitting.reading import fit_file  # noqa: PLC0415 - imports torch
     from boxcal.calibrators.method import parse  # noqa: PLC0415
@@ -80,15 +102,21 @@ def _here(file: Path, method: str, budget_seconds: float) -> Fitted:
     if method != "auto":
         parse(method)  # a mistyped name is told before a large file is read
     with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("fitting") as advance:
-        fitted = fit_file(file, Path(folder), read_settings(), method, advance, budget_seconds=budget_seconds)
+        fitted = fit_file(
+            file,
+            Path(folder),
+            read_settings(),
+            method,
+            advance,
+            budget_seconds=budget_seconds,
+            scores=scores,
+        )
     return Fitted(fitted.method, fitted.report, fitted.artifact, fitted.reliability_svg, {})
 
 
-def _through_service(
-    file: Path, method: str, activate: ActivatePolicy, budget_seconds: float, url: str
-) -> Fitted:
+def _through_service(file: Path, url: str, **options: Any) -> Fitted:
     with BoxcalClient(url) as client:
-        queued = client.fit(file, method=method, activate=activate, budget_seconds=budget_seconds)
+        queued = client.fit(file, **options)
         with progress_bar("fitting") as advance:
             done = client.wait_for_fit(queued.id, lambda fit: advance(fit.progress, fit.stage or ""))
         version = done.version

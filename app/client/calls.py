@@ -100,6 +100,7 @@ def fit(
     method: str = "auto",
     activate: ActivatePolicy = "if_better",
     budget_seconds: float | None = None,
+    scores: Literal["logits", "probabilities"] | None = None,
     wait: float = 0.0,
 ) -> Call[Fit]:
     """Upload a validation set and start a fit (`POST /fit`).
@@ -107,14 +108,16 @@ def fit(
     Parameters
     ----------
     file
-        `.npz` or `.parquet` with logits and labels, or a `.zip` of labelled images, by path or as bytes; or
-        the path of a folder that holds a folder of images for each class.
+        `.npz`, `.parquet`, `.arrow`, `.csv` or `.json` with logits and labels, or a `.zip` of labelled
+        images, by path or as bytes; or the path of a folder that holds a folder of images for each class.
     method
         A calibration method; `auto` chooses by cross-validation.
     activate
         When the new calibrator becomes the active one.
     budget_seconds
         How long `auto` compares methods; 120 s unless given.
+    scores
+        What columns of a table hold that are named by class; logits unless given.
     wait
         Seconds for which the service may delay its response until the fit has finished.
     """
@@ -127,7 +130,8 @@ def fit(
     form = {
         "files": [("file", (name, content, "application/octet-stream"))],
         "data": {"method": method, "activate": activate}
-        | ({} if budget_seconds is None else {"budget_seconds": str(budget_seconds)}),
+        | ({} if budget_seconds is None else {"budget_seconds": str(budget_seconds)})
+        | ({} if scores is None else {"scores": scores}),
         "params": {"wait": str(wait)} if wait else {},
     }
     return Call("POST", "/fit", _one(Fit), form, has_effect=True, extra_seconds=wait)

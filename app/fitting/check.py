@@ -9,17 +9,22 @@ import io
 import math
 import zipfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from boxcal.app.fitting import requirements
 from boxcal.app.fitting.archives import open_archive
 from boxcal.app.fitting.errors import InvalidUpload, UnknownMethod, UnknownUploadFormat
-from boxcal.app.fitting.form import FilePart, read_form
+from boxcal.app.fitting.form import FilePart, FitFields, read_form
 from boxcal.app.fitting.images import keep_images
+from boxcal.app.fitting.json_arrays import ARRAYS, read_arrays, read_object
 from boxcal.app.fitting.memory import limit_memory
 from boxcal.app.fitting.messages import BODY_FILE, Checked, CheckTask
-from boxcal.app.fitting.npz import read_npz
+from boxcal.app.fitting.npz import read_npy, read_npz
 from boxcal.app.fitting.validation_set import ValidationSet, check_size
+
+START_BYTES = 4096
+NPY_MAGIC = b"\x93NUM"
 
 
 def check(task: CheckTask) -> Checked:
@@ -32,13 +37,26 @@ def check(task: CheckTask) -> Checked:
     """
     limit_memory(task.memory_bytes)
     body, backbone = task.folder / BODY_FILE, task.backbone
-    fields, file = read_form(body, task.content_type)
-    if fields.method not in task.methods:
-        raise UnknownMethod(
-            f"There is no method {fields.method!r:.200}; there are {', '.join(task.methods)}."
-        )
-    with file:
-        data = read_file(file, task.folder, classes=backbone.labels, max_bytes=task.max_bytes)
+    if is_json(task.content_type):
+        fields, data = _read_json(body, task)
+    else:
+        fields, files = read_form(body, task.content_type)
+        _check_method(fields, task)
+        with ExitStack() as stack:
+            for part in files.values():
+                stack.enter_context(part)
+            classes = backbone.labels
+            if "file" in files:
+                data = read_file(
+                    files["file"],
+                    task.folder,
+                    classes=classes,
+                    max_bytes=task.max_bytes,
+                    scores=fields.scores,
+                )
+            else:
+                read_npy(files, task.folder, classes=classes, max_bytes=task.max_bytes)
+                data = ValidationSet(task.folder)
     if data.holds_images and backbone.inputs != "images":
         raise InvalidUpload(f"The file holds images, which {backbone.name} does not read; send its logits.")
     required_by = {task.methods[fields.method]: f"the method {fields.method!r}"}
@@ -57,10 +75,40 @@ def check(task: CheckTask) -> Checked:
     return Checked(fields.method, fields.activate, fields.budget_seconds, data.samples)
 
 
+def is_json(content_type: str) -> bool:
+    """Whether a body of this type is a JSON document in place of a form."""
+    return content_type.partition(";")[0].strip().lower() == "application/json"
+
+
+def _read_json(body: Path, task: CheckTask) -> tuple[FitFields, ValidationSet]:
+    with body.open("rb") as file:
+        document = read_object(file, body.stat().st_size)
+    given = {name: document.pop(name) for name in FitFields.model_fields if name in document}
+    for name in document:
+        if name not in ARRAYS:
+            FitFields.of({name: document[name]})  # names the nearest field
+    fields = FitFields.of(given)
+    _check_method(fields, task)
+    read_arrays(document, task.folder, classes=task.backbone.labels, max_bytes=task.max_bytes)
+    return fields, ValidationSet(task.folder)
+
+
+def _check_method(fields: FitFields, task: CheckTask) -> None:
+    if fields.method not in task.methods:
+        raise UnknownMethod(
+            f"There is no method {fields.method!r:.200}; there are {', '.join(task.methods)}."
+        )
+
+
 def read_file(
-    file: FilePart, folder: Path, *, classes: Sequence[str] | None, max_bytes: int
+    file: FilePart,
+    folder: Path,
+    *,
+    classes: Sequence[str] | None,
+    max_bytes: int,
+    scores: str | None = None,
 ) -> ValidationSet:
-    """Check a file of arrays or of images, and keep in `folder` what a fit reads.
+    """Check a file of arrays, a table or images, and keep in `folder` what a fit reads.
 
     Parameters
     ----------
@@ -68,27 +116,39 @@ def read_file(
         The backbone's K labels; None to accept arrays of any K.
     max_bytes
         How large the arrays may be, or the images, unpacked.
+    scores
+        What the columns of a table hold that are named by class: `logits` or `probabilities`.
 
     Raises
     ------
     UnknownUploadFormat, InvalidUpload, UploadTooLarge
         Names the array, the image, the place and the value that cannot be accepted.
     """
-    buffered, num_classes = io.BufferedReader(file), None if classes is None else len(classes)
-    magic = buffered.read(4)
+    buffered = io.BufferedReader(file)
+    start = buffered.peek(START_BYTES)[:START_BYTES]
+    magic = start[:4]
     if magic[:2] == b"PK":
         with open_archive(buffered) as archive:
             if _is_of_images(archive):
                 keep_images(archive, file, folder, classes=classes or (), max_bytes=max_bytes)
             else:
-                read_npz(archive, folder, num_classes=num_classes, max_bytes=max_bytes)
-    elif magic == b"PAR1":
-        from boxcal.app.fitting.parquet import read_parquet  # noqa: PLC0415 - pyarrow takes long to load
+                read_npz(archive, folder, classes=classes, max_bytes=max_bytes)
+    elif start.lstrip()[:1] == b"{":
+        read_arrays(read_object(buffered, file.length), folder, classes=classes, max_bytes=max_bytes)
+    elif (kind := _table(start)) is not None:
+        from boxcal.app.fitting import parquet, tables  # noqa: PLC0415 - pyarrow takes long to load
 
-        read_parquet(buffered, folder, num_classes=num_classes, max_bytes=max_bytes)
+        if kind == "parquet" and parquet.has_lists(buffered):
+            parquet.read_parquet(buffered, folder, classes=classes, max_bytes=max_bytes)
+        else:
+            tables.read_table(buffered, kind, folder, classes=classes, max_bytes=max_bytes, scores=scores)
     else:
-        start = f"it begins with {magic!r}" if magic else "it is empty"
-        raise UnknownUploadFormat(f"The file is neither .npz nor .parquet, nor a .zip of images: {start}.")
+        begins = f"it begins with {magic!r}" if magic else "it is empty"
+        if magic == NPY_MAGIC:
+            begins = "it is one .npy array; send the parts `logits` and `labels`"
+        raise UnknownUploadFormat(
+            f"The file is neither .npz nor .parquet, .arrow, .csv or .json, nor a .zip of images: {begins}."
+        )
     return ValidationSet(folder)
 
 
@@ -99,6 +159,24 @@ def holds_images(file: FilePart) -> bool:
             return _is_of_images(archive)
     except InvalidUpload:
         return False
+
+
+def _table(start: bytes) -> str | None:
+    """Name the kind of table that begins with these bytes."""
+    if start[:4] == b"PAR1":
+        return "parquet"
+    if start[:6] == b"ARROW1":
+        return "arrow"
+    if start[:4] == b"\xff\xff\xff\xff":
+        return "arrows"
+    return "csv" if is_csv(start) else None
+
+
+def is_csv(start: bytes) -> bool:
+    """Whether a file that begins with these bytes may be CSV: text, whose first line names columns."""
+    line = start.partition(b"\n")[0].rstrip(b"\r")
+    printable = all(byte >= 32 or byte == 9 for byte in line)
+    return b"label" in line and printable and any(mark in line for mark in b",;\t")
 
 
 def _is_of_images(archive: zipfile.ZipFile) -> bool:

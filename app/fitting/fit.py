@@ -78,6 +78,7 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
         )
     progress(0.95, "drawing the reliability diagram")
     document = report.to_dict()
+    document["warnings"] += data.notes
     svg, png = reliability_svg(document), reliability_png(document)
     document["fit"] = {
         "method": result.method,

@@ -9,17 +9,18 @@ import errno
 import io
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from email.message import Message
 from email.parser import HeaderParser
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from boxcal.app.errors import InvalidParameter, MalformedBody
 from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.messages import BUDGET_SECONDS
+from boxcal.app.nearest import hint
 from boxcal.app.registry.records import ActivatePolicy
 
 MAX_PARTS = 8
@@ -35,6 +36,36 @@ class FitFields(BaseModel):
     method: str = "auto"
     activate: ActivatePolicy = ActivatePolicy.IF_BETTER
     budget_seconds: float = Field(BUDGET_SECONDS, gt=0, le=3600, allow_inf_nan=False)
+    scores: Literal["logits", "probabilities"] | None = None
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> FitFields:
+        """Check the fields of a form, or the members of a JSON document that are no arrays.
+
+        Raises
+        ------
+        InvalidParameter
+            A field is unknown or has a value that is not accepted.
+        """
+        known = (*cls.model_fields, *FILES)
+        for name in fields:
+            if name not in cls.model_fields:
+                raise InvalidParameter(
+                    f"There is no field `{name:.200}`{hint(name, known)}; the fields are "
+                    f"{', '.join(f'`{each}`' for each in cls.model_fields)}."
+                )
+        try:
+            return cls.model_validate(dict(fields))
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"])
+            raise InvalidParameter(
+                f"The field `{name}` = {first['input']!r:.200}: {first['msg']}."
+            ) from error
+
+
+FILES = ("file", "logits", "probabilities", "labels", "features")
+"""Parts with a file name: one file of everything, or `.npy` arrays."""
 
 
 class FilePart(io.RawIOBase):
@@ -74,8 +105,8 @@ class FilePart(io.RawIOBase):
         super().close()
 
 
-def read_form(body: Path, content_type: str) -> tuple[FitFields, FilePart]:
-    """Read the fields, and open the file.
+def read_form(body: Path, content_type: str) -> tuple[FitFields, dict[str, FilePart]]:
+    """Read the fields, and open the files: `file` alone, or arrays by name.
 
     Raises
     ------
@@ -108,19 +139,15 @@ def read_form(body: Path, content_type: str) -> tuple[FitFields, FilePart]:
                 )
             else:
                 fields[name] = content[start:end].decode("utf-8", "replace")
-    if [name for name, _, _ in files] != ["file"]:
-        names = ", ".join(f"`{name:.200}`" for name, _, _ in files) or "none"
+    names = [name for name, _, _ in files]
+    if names != ["file"] and ("file" in names or not names or len(set(names)) < len(names)):
+        shown = ", ".join(f"`{name:.200}`" for name in names) or "none"
         raise InvalidUpload(
-            "The form needs one part `file` with a file name, holding .npz, .parquet or .zip; "
-            f"its parts with a file name: {names}."
+            "The form needs one part `file` with a file name, holding .npz, .parquet, .csv, .arrow, .json or "
+            f".zip, or .npy parts such as `logits` and `labels`; its parts with a file name: {shown}."
         )
-    _, start, length = files[0]
-    try:
-        return FitFields.model_validate(fields), FilePart(body, start, length)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise InvalidParameter(f"The field `{name}` = {first['input']!r:.200}: {first['msg']}.") from error
+    checked = FitFields.of(fields)
+    return checked, {name: FilePart(body, start, length) for name, start, length in files}
 
 
 def _parts(content: mmap.mmap, delimiter: bytes) -> Iterator[tuple[Message, int, int]]:

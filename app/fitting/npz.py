@@ -1,4 +1,4 @@
-"""Reads an uploaded `.npz` without trusting it: no pickle, and no more bytes than announced.
+"""Reads an uploaded `.npz`, or `.npy` files, without trusting them: no pickle, no more bytes than announced.
 
 An `.npz` is a zip archive of `.npy` files. Each array is judged by its header and the archive's directory,
 and only then unpacked, in pieces, onto the disk.
@@ -6,15 +6,19 @@ and only then unpacked, in pieces, onto the disk.
 
 from __future__ import annotations
 
+import io
 import zipfile
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from boxcal.app.fitting.archives import DAMAGE
 from boxcal.app.fitting.errors import InvalidUpload
+from boxcal.app.fitting.form import FilePart
+from boxcal.app.fitting.labels import as_indices, check_shape
 from boxcal.app.fitting.validation_set import (
     Array,
     blocks_of,
@@ -23,10 +27,13 @@ from boxcal.app.fitting.validation_set import (
     check_size,
     keep,
     keep_labels,
+    refuse_weights,
     stored_dtype,
 )
+from boxcal.app.nearest import hint
 
 FEATURES = "features"
+NAMES = ("logits", "probabilities", "labels", FEATURES)
 COPY_BYTES = 2**20
 MAX_MEMBERS = 1000
 MAX_HEADER_BYTES = 10_000
@@ -58,13 +65,15 @@ class Member:
         return max(self.bytes, self.bytes // self.dtype.itemsize * kept.itemsize)
 
 
-def read_npz(archive: zipfile.ZipFile, folder: Path, *, num_classes: int | None, max_bytes: int) -> None:
-    """Check the arrays and keep them in `folder`.
+def read_npz(
+    archive: zipfile.ZipFile, folder: Path, *, classes: Sequence[str] | None, max_bytes: int
+) -> None:
+    """Check the arrays of an archive and keep them in `folder`.
 
     Parameters
     ----------
-    num_classes
-        K of the backbone; None to accept any.
+    classes
+        The K class names of the backbone; None to accept any K.
     max_bytes
         How large the arrays may be, unpacked and converted, all together.
 
@@ -74,31 +83,95 @@ def read_npz(archive: zipfile.ZipFile, folder: Path, *, num_classes: int | None,
         Names the array, the place and the value that cannot be accepted.
     """
     entries = _entries(archive)
-    found = [name for name in ("logits", "probabilities") if name in entries]
-    if not found or "labels" not in entries:
-        there = ", ".join(f"`{name}`" for name in sorted(entries)[:20]) or "no arrays"
+    names = _names("The .npz", entries)
+    members = {each: _header(archive, entries[each], each) for each in names}
+    raw = folder / "array.raw"
+    try:
+        _keep(
+            folder,
+            members,
+            lambda name: _unpack(archive, entries[name], members[name], raw),
+            classes=classes,
+            max_bytes=max_bytes,
+        )
+    finally:
+        raw.unlink(missing_ok=True)
+
+
+def read_npy(
+    files: Mapping[str, FilePart], folder: Path, *, classes: Sequence[str] | None, max_bytes: int
+) -> None:
+    """Check arrays that are `.npy` files of their own, by name, and keep them in `folder`.
+
+    Parameters and errors are those of `read_npz`.
+    """
+    names = _names("The form", files)
+    members = {}
+    for name in names:
+        members[name] = _member(io.BufferedReader(files[name]), files[name].length, name)
+
+    def mapped(name: str) -> Array:
+        file, member = files[name], members[name]
+        flat = np.memmap(file.path, member.dtype, "r", file.start + member.offset, (_size(member.shape),))
+        return flat.reshape(member.shape, order="F" if member.fortran_order else "C")
+
+    _keep(folder, members, mapped, classes=classes, max_bytes=max_bytes)
+
+
+def _names(place: str, there: Collection[str]) -> list[str]:
+    """Choose the arrays to read.
+
+    Raises
+    ------
+    InvalidUpload
+        Naming the array that is missing or unknown.
+    """
+    found = [name for name in ("logits", "probabilities") if name in there]
+    if not found or "labels" not in there:
+        shown = ", ".join(f"`{name:.100}`" for name in sorted(there)[:20]) or "no arrays"
         raise InvalidUpload(
-            f"The .npz needs `labels` and either `logits` or `probabilities`; it holds {there}."
+            f"{place} needs `labels` and either `logits` or `probabilities`; it holds {shown}."
         )
     if len(found) > 1:
-        raise InvalidUpload("The .npz holds both `logits` and `probabilities`; send the one to be fitted.")
-    (name,) = found
-    names = [name, "labels", *([FEATURES] if FEATURES in entries else [])]
-    members = {each: _header(archive, entries[each], each) for each in names}
-    check_shapes(name, members[name].shape, members["labels"].shape, num_classes)
+        raise InvalidUpload(f"{place} holds both `logits` and `probabilities`; send the one to be fitted.")
+    refuse_weights(list(there))
+    for name in there:
+        if name not in NAMES:
+            raise InvalidUpload(
+                f"{place} holds the array {name!r:.100}, which nothing reads{hint(name, NAMES)}; it may hold "
+                f"{', '.join(f'`{each}`' for each in NAMES)}."
+            )
+    return [found[0], "labels", *([FEATURES] if FEATURES in there else [])]
+
+
+def _keep(
+    folder: Path,
+    members: Mapping[str, Member],
+    array_of: Callable[[str], Array],
+    *,
+    classes: Sequence[str] | None,
+    max_bytes: int,
+) -> None:
+    name = next(iter(members))
+    labels = members["labels"].shape
+    check_shape(labels)
+    check_shapes(name, members[name].shape, labels, None if classes is None else len(classes))
     samples, columns = members[name].shape
     if FEATURES in members and _is_no_matrix(members[FEATURES].shape, samples):
         raise InvalidUpload(f"`features` must have the shape ({samples}, D), got {members[FEATURES].shape}.")
     check_size({each: member.stored_bytes for each, member in members.items()}, max_bytes)
-    raw = folder / "array.raw"
-    try:
-        keep_labels(folder, np.array(_unpack(archive, entries["labels"], members["labels"], raw)), columns)
-        for each in names:
-            if each != "labels":
-                array = _unpack(archive, entries[each], members[each], raw)
-                keep(folder, each, (samples, array.shape[1]), array.dtype, blocks_of(array))
-    finally:
-        raw.unlink(missing_ok=True)
+    keep_labels(folder, as_indices(np.array(array_of("labels")).ravel(), classes), columns)
+    for each in members:
+        if each != "labels":
+            array = array_of(each)
+            keep(folder, each, (samples, array.shape[1]), array.dtype, blocks_of(array))
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count
 
 
 def _entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -119,16 +192,22 @@ def _is_no_matrix(shape: tuple[int, ...], samples: int) -> bool:
 def _header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> Member:
     try:
         with archive.open(entry) as packed:
-            version = np.lib.format.read_magic(packed)
-            if version not in {(1, 0), (2, 0)}:
-                raise ValueError(f"it is in .npy format {version}; (1, 0) and (2, 0) are read")
-            read = (
-                np.lib.format.read_array_header_1_0
-                if version == (1, 0)
-                else np.lib.format.read_array_header_2_0
-            )
-            shape, fortran_order, dtype = read(packed, max_header_size=MAX_HEADER_BYTES)
-            offset = packed.tell()
+            return _member(packed, entry.file_size, name)
+    except DAMAGE as error:
+        raise InvalidUpload(f"`{name}` is no readable .npy array: {error}"[:500]) from error
+
+
+def _member(file: IO[bytes], length: int, name: str) -> Member:
+    """Read the header of an array in a `.npy` file of `length` bytes."""
+    try:
+        version = np.lib.format.read_magic(file)
+        if version not in {(1, 0), (2, 0)}:
+            raise ValueError(f"it is in .npy format {version}; (1, 0) and (2, 0) are read")
+        read = (
+            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        )
+        shape, fortran_order, dtype = read(file, max_header_size=MAX_HEADER_BYTES)
+        offset = file.tell()
     except Exception as error:  # numpy lets errors of the tokenizer and of its own indexing through
         raise InvalidUpload(f"`{name}` is no readable .npy array: {error}"[:500]) from error
     if dtype.hasobject:
@@ -137,13 +216,11 @@ def _header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> Memb
             "Save it as an array of numbers."
         )
     check_kind(name, dtype)
-    size = dtype.itemsize
-    for length in shape:
-        size *= length
-    if offset + size != entry.file_size:
+    size = dtype.itemsize * _size(shape)
+    if min(shape, default=0) < 0 or offset + size != length:
         raise InvalidUpload(
             f"`{name}` announces {size:,} bytes of {dtype} in the shape {shape}, "
-            f"but {entry.file_size - offset:,} are there."
+            f"but {length - offset:,} are there."
         )
     return Member(name, shape, dtype, fortran_order, size, offset)
 

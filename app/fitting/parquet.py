@@ -5,7 +5,7 @@ The sizes that the file declares are checked first, and what comes out of it is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,12 +15,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from boxcal.app.fitting.errors import InvalidUpload
+from boxcal.app.fitting.labels import as_indices
 from boxcal.app.fitting.validation_set import (
     Array,
     check_shapes,
     check_size,
     keep,
     keep_labels,
+    refuse_weights,
     stored_dtype,
 )
 
@@ -29,13 +31,13 @@ PAGE_BYTES = 2**20
 MAX_SCHEMA_ENTRIES = 10_000
 
 
-def read_parquet(file: IO[bytes], folder: Path, *, num_classes: int | None, max_bytes: int) -> None:
+def read_parquet(file: IO[bytes], folder: Path, *, classes: Sequence[str] | None, max_bytes: int) -> None:
     """Check the two columns and keep them in `folder`.
 
     Parameters
     ----------
-    num_classes
-        K of the backbone; None to accept any.
+    classes
+        The K class names of the backbone; None to accept any K.
     max_bytes
         How large the arrays may be.
 
@@ -44,6 +46,7 @@ def read_parquet(file: IO[bytes], folder: Path, *, num_classes: int | None, max_
     InvalidUpload, UploadTooLarge
         Names the column, the place and the value that cannot be accepted.
     """
+    num_classes = None if classes is None else len(classes)
     try:
         source = pq.ParquetFile(file, buffer_size=PAGE_BYTES, thrift_container_size_limit=MAX_SCHEMA_ENTRIES)
         dtype = _check_schema(source.schema_arrow)
@@ -57,7 +60,7 @@ def read_parquet(file: IO[bytes], folder: Path, *, num_classes: int | None, max_
             )
         size = rows * columns * stored_dtype(dtype).itemsize
         check_size({"logits": size, "label": 8 * rows}, max_bytes)
-        keep_labels(folder, _labels(source, rows), columns)
+        keep_labels(folder, _labels(source, rows, classes), columns)
         keep(folder, "logits", (rows, columns), dtype, _logits(source, rows, columns, dtype))
     except MemoryError:
         raise
@@ -69,6 +72,7 @@ def read_parquet(file: IO[bytes], folder: Path, *, num_classes: int | None, max_
 
 def _check_schema(schema: pa.Schema) -> np.dtype[Any]:
     """Refuse other columns and types than are read, and say of which dtype the logits are."""
+    refuse_weights(schema.names)
     for name in ("logits", "label"):
         if schema.names.count(name) != 1:
             raise InvalidUpload(
@@ -79,8 +83,8 @@ def _check_schema(schema: pa.Schema) -> np.dtype[Any]:
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     if not is_list or not pa.types.is_floating(kind.value_type):
         raise InvalidUpload(f"The column `logits` must hold lists of floats, got {kind}.")
-    if not pa.types.is_integer(label):
-        raise InvalidUpload(f"The column `label` must hold integers (class indices), got {label}.")
+    if not (is_label(label) or (pa.types.is_dictionary(label) and is_label(label.value_type))):
+        raise InvalidUpload(f"The column `label` must hold class indices or names, got {label}.")
     dtype: np.dtype[Any] = np.dtype(kind.value_type.to_pandas_dtype())
     return dtype
 
@@ -95,13 +99,35 @@ def _declared_values(metadata: Any) -> int:
     return count
 
 
-def _labels(source: pq.ParquetFile, rows: int) -> Array:
+def has_lists(file: IO[bytes]) -> bool:
+    """Whether a `.parquet` has the column `logits`, or neither it nor columns by class."""
+    try:
+        source = pq.ParquetFile(file, buffer_size=PAGE_BYTES, thrift_container_size_limit=MAX_SCHEMA_ENTRIES)
+        names = source.schema_arrow.names
+    except MemoryError:
+        raise
+    except (pa.ArrowException, OSError, UnicodeDecodeError):
+        return True  # `read_parquet` says what is wrong
+    finally:
+        file.seek(0)
+    return "logits" in names or names == ["label"]
+
+
+def is_label(kind: Any) -> bool:
+    """Whether a column of this type may hold labels."""
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return bool(text or pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _labels(source: pq.ParquetFile, rows: int, classes: Sequence[str] | None) -> Array:
     blocks, first = [], 0
     for batch in source.iter_batches(batch_size=BATCH_BYTES // 8, columns=["label"], use_threads=False):
         column = batch.column("label")
         if column.null_count:
             raise InvalidUpload(f"label[{first + _first(column.is_null())}] is missing.")
-        blocks.append(column.to_numpy(zero_copy_only=False))
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        blocks.append(as_indices(column.to_numpy(zero_copy_only=False), classes, first))
         first += len(column)
         if first > rows:
             break

@@ -26,7 +26,7 @@ Progress = Callable[[float, str], None]
 def read_validation_data(
     path: Path, folder: Path, settings: Settings, progress: Progress, reads: Collection[str] = ()
 ) -> ValidationSet:
-    """Read `.npz`, `.parquet` or images into a checked set that is kept in `folder`.
+    """Read a file of arrays, a table or images into a checked set that is kept in `folder`.
 
     Images (a zip archive or a folder, with a folder for each class) go through the model of the settings;
     the set then also holds what `reads` names, `features` or `inputs`.
@@ -56,6 +56,7 @@ def fit_file(
     progress: Progress,
     *,
     budget_seconds: float,
+    scores: str | None = None,
 ) -> FittedCalibrator:
     """Fit a method to validation data, judge it on unseen folds and draw the reliability diagram.
 
@@ -67,7 +68,7 @@ def fit_file(
     from boxcal.app.fitting.fit import perform  # noqa: PLC0415 - matplotlib and the fits take long to load
 
     source = BackboneSource.of(settings)
-    _read(path, folder, source)
+    _read(path, folder, source, scores)
     return perform(FitTask(folder, source, method, budget_seconds=budget_seconds), progress).fitted
 
 
@@ -89,11 +90,11 @@ def extras_of(
     return requirements.extras(held - notes.keys(), data, backbone), list(notes.values())
 
 
-def _read(path: Path, folder: Path, source: BackboneSource) -> ValidationSet:
+def _read(path: Path, folder: Path, source: BackboneSource, scores: str | None = None) -> ValidationSet:
     if path.is_dir():
         packed = folder / "images.zip"
         packed.write_bytes(pack_images(path))
         path = packed
     classes = source.load().labels if holds_images(path) else None
     place = FilePart(path, 0, path.stat().st_size)
-    return check.read_file(place, folder, classes=classes, max_bytes=NO_LIMIT)
+    return check.read_file(place, folder, classes=classes, max_bytes=NO_LIMIT, scores=scores)

@@ -19,6 +19,7 @@ from boxcal.app.fitting.errors import (
 )
 from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
 from boxcal.app.fitting.schemas import Fit, Fits
+from boxcal.app.nearest import hint
 from boxcal.app.registry.errors import FitNotFound, RegistryUnavailable
 from boxcal.app.registry.records import ActivatePolicy
 from boxcal.app.state import CurrentState
@@ -29,6 +30,38 @@ router = APIRouter(tags=["fits"])
 
 LONGEST_WAIT_SECONDS = 3600
 
+FIELDS: dict[str, Any] = {
+    "method": {"type": "string", "default": "auto", "description": "A calibration method, or `auto`."},
+    "activate": {
+        "type": "string",
+        "enum": [policy.value for policy in ActivatePolicy],
+        "default": ActivatePolicy.IF_BETTER.value,
+        "description": "Whether to activate the new calibrator.",
+    },
+    "budget_seconds": {
+        "type": "number",
+        "exclusiveMinimum": 0,
+        "maximum": 3600,
+        "default": BUDGET_SECONDS,
+        "description": "Seconds for which `auto` compares methods.",
+    },
+    "scores": {
+        "type": "string",
+        "enum": ["logits", "probabilities"],
+        "description": "What columns of a table hold that are named by class; default: logits.",
+    },
+}
+FILE = {
+    "type": "string",
+    "format": "binary",
+    "description": "`.npz` with `logits` or `probabilities` (N, K), `labels`, and optionally `features` "
+    "(N, D) for the methods that read them; `.parquet`, `.arrow` or `.csv` with the column `label` and "
+    "either `logits` (lists) or one column per class; `.json` with `logits` and `labels`; or a `.zip` of "
+    "images, with one folder per class. Labels are class indices or names.",
+}
+NPY_PARTS = ("logits", "probabilities", "labels", "features")
+ROWS = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
+LABELS = {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}
 BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -36,40 +69,48 @@ BODY: dict[str, Any] = {
             "multipart/form-data": {
                 "schema": {
                     "type": "object",
-                    "required": ["file"],
+                    "description": "A part `file`, or `.npy` parts `labels` and `logits` or `probabilities`.",
                     "properties": {
-                        "file": {
-                            "type": "string",
-                            "format": "binary",
-                            "description": "`.npz` with `logits` or `probabilities` (N, K), `labels`, and "
-                            "optionally `features` (N, D) for the methods that read them; "
-                            "`.parquet` with the columns `logits` (lists) and `label`; or a `.zip` of "
-                            "images with a folder for each class.",
-                        },
-                        "method": {
-                            "type": "string",
-                            "default": "auto",
-                            "description": "A calibration method, or `auto`.",
-                        },
-                        "activate": {
-                            "type": "string",
-                            "enum": [policy.value for policy in ActivatePolicy],
-                            "default": ActivatePolicy.IF_BETTER.value,
-                            "description": "Whether to activate the new calibrator.",
-                        },
-                        "budget_seconds": {
-                            "type": "number",
-                            "exclusiveMinimum": 0,
-                            "maximum": 3600,
-                            "default": BUDGET_SECONDS,
-                            "description": "Seconds for which `auto` compares methods.",
-                        },
+                        "file": FILE,
+                        **{name: {"type": "string", "format": "binary"} for name in NPY_PARTS},
+                        **FIELDS,
                     },
                 }
-            }
+            },
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["labels"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "logits": ROWS,
+                        "probabilities": ROWS,
+                        "labels": LABELS,
+                        "features": ROWS,
+                        **FIELDS,
+                    },
+                }
+            },
         },
     }
 }
+
+
+async def no_other_parameters(request: Request) -> None:
+    """Refuse query parameters that nothing reads; those that are fields of the form are often sent there.
+
+    Raises
+    ------
+    InvalidParameter
+        Naming the parameter.
+    """
+    for name in request.query_params:
+        if name != "wait":
+            place = "; it is a field of the form or a member of the JSON body" if name in FIELDS else ""
+            raise InvalidParameter(
+                f"/fit has no query parameter {name!r:.100}{place or hint(name, ['wait', *FIELDS])}. The "
+                "query string takes `wait`."
+            )
 
 
 @router.post(
@@ -77,6 +118,7 @@ BODY: dict[str, Any] = {
     status_code=status.HTTP_202_ACCEPTED,
     response_model_exclude_none=True,
     openapi_extra=BODY,
+    dependencies=[Depends(no_other_parameters)],
     responses={
         200: {"model": Fit, "description": "The fit ended within `wait` seconds."},
         **problems(

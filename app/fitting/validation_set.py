@@ -6,7 +6,8 @@ not grow with the upload, and written by `write`, so that a full disk is an erro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,12 @@ from boxcal.app.uploads.errors import UploadTooLarge
 LISTING = "images.json"
 MIN_SAMPLES = 20
 BLOCK_BYTES = 8 * 2**20
-ROW_SUM_TOLERANCE = 1e-3  # float16 rows of a thousand classes sum to 1 no better than this
+ROUNDING = 1e-3  # float16 rows of a thousand classes sum to 1 no better than this
+ROW_SUM_TOLERANCE = 1e-2
+NOTES = "notes.json"
+UNKNOWN_ROWS = -1
+"""In place of N where the number of rows is known only at the end."""
+WEIGHTS = ("sample_weight", "sample_weights", "weight", "weights", "group", "groups")
 
 Array = npt.NDArray[Any]
 
@@ -50,6 +56,12 @@ class ValidationSet:
         """Whether it is made of images, which only a backbone can turn into logits."""
         return (self.folder / LISTING).exists()
 
+    @property
+    def notes(self) -> list[dict[str, Any]]:
+        """Warnings that the check of the upload adds to those of the report."""
+        path = self.folder / NOTES
+        return list(json.loads(path.read_text())) if path.exists() else []
+
     def arrays(self) -> tuple[Array, npt.NDArray[np.int64]]:
         """Logits (N, K) and labels (N,)."""
         return np.load(self.folder / "logits.npy"), np.load(self.folder / "labels.npy")
@@ -66,23 +78,32 @@ class ArrayWriter:
     Parameters
     ----------
     shape, dtype
-        Of the whole array.
+        Of the whole array; the first size may be `UNKNOWN_ROWS`.
     """
 
     def __init__(self, folder: Path, name: str, shape: tuple[int, ...], dtype: Any) -> None:
         self._dtype = np.dtype(dtype)
         self._file = (folder / f"{name}.npy").open("wb")
-        header = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(self._file, header)
+        self._shape, self._rows = shape, 0
+        self._write_header(shape)
 
     def __enter__(self) -> ArrayWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._shape[0] == UNKNOWN_ROWS:
+            self._file.seek(0)
+            self._write_header((self._rows, *self._shape[1:]))
         self._file.close()
+
+    def _write_header(self, shape: tuple[int, ...]) -> None:
+        """Write the header; numpy pads it so that its length does not depend on the first size."""
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self._file, header)
 
     def append(self, block: Array) -> None:
         """Write the next rows."""
+        self._rows += len(block)
         self._file.write(np.ascontiguousarray(block, dtype=self._dtype).data)
 
 
@@ -101,7 +122,7 @@ def keep(
     name
         `logits`, `features`, or `probabilities`, whose logarithms are kept as `logits`.
     shape
-        (N, K) or (N, D).
+        (N, K) or (N, D); N may be `UNKNOWN_ROWS`.
     dtype
         Of the blocks.
     blocks
@@ -113,16 +134,26 @@ def keep(
         Names the array, the place and the value that cannot be accepted.
     """
     is_probabilities = name == "probabilities"
-    kept, first = stored_dtype(dtype), 0
+    kept, first, scaled = stored_dtype(dtype), 0, 0
     with ArrayWriter(folder, "logits" if is_probabilities else name, shape, kept) as out:
         for block in blocks:
             # Infinities of the conversion are found in its result.
             with np.errstate(over="ignore"):
                 values = block.astype(kept)
             _check_finite(name, values, block, first)
-            out.append(_logarithms(values, first) if is_probabilities else values)
+            if is_probabilities:
+                values, off = _logarithms(values, first)
+                scaled += off
+            out.append(values)
             first += len(block)
-    if first != shape[0]:
+    if scaled:
+        message = (
+            f"the probabilities of {scaled:,} samples sum to 1 only within {ROW_SUM_TOLERANCE:g}; they were "
+            "divided by their sums"
+        )
+        note = {"code": "probabilities_scaled", "severity": "warning", "message": message, "rows": scaled}
+        (folder / NOTES).write_text(json.dumps([note]))
+    if shape[0] not in (first, UNKNOWN_ROWS):
         raise InvalidUpload(f"`{name}` announces {shape[0]:,} rows, but {first:,} are there.")
 
 
@@ -158,8 +189,6 @@ def check_shapes(
     """Refuse shapes that are no validation set of this backbone, before anything large is read."""
     if len(scores) != 2:
         raise InvalidUpload(f"`{name}` must have the shape (N, {num_classes or 'K'}), got {scores}.")
-    if len(labels) != 1:
-        raise InvalidUpload(f"`labels` must have the shape (N,), got {labels}.")
     if num_classes is not None and scores[1] != num_classes:
         raise InvalidUpload(
             f"`{name}` has {scores[1]} columns; the backbone served here has {num_classes} classes."
@@ -175,9 +204,10 @@ def check_shapes(
 
 def check_kind(name: str, dtype: np.dtype[Any]) -> None:
     """Refuse arrays that do not hold numbers of the kind expected."""
-    if name == "labels" and dtype.kind not in "iu":
-        raise InvalidUpload(f"`labels` must hold integers (class indices), got the dtype {dtype}.")
-    if dtype.kind not in ("f" if name == "probabilities" else "fiu"):
+    if name == "labels":
+        if dtype.kind not in "iufUS" or not dtype.itemsize:
+            raise InvalidUpload(f"`labels` must hold class indices or names, got the dtype {dtype}.")
+    elif dtype.kind not in ("f" if name == "probabilities" else "fiu"):
         raise InvalidUpload(f"`{name}` must hold real numbers, got the dtype {dtype}.")
 
 
@@ -199,8 +229,20 @@ def _check_finite(name: str, values: Array, sent: Array, first: int) -> None:
     )
 
 
-def _logarithms(block: Array, first: int) -> Array:
-    """Logarithms of probabilities; an exact 0 counts as the smallest number its dtype can tell from 0."""
+def refuse_weights(names: Sequence[str]) -> None:
+    """Refuse weights and groups by name: no fit, metric or fold considers them."""
+    for name in names:
+        if name.lower() in WEIGHTS:
+            raise InvalidUpload(
+                f"`{name}` is not supported: all samples have the same weight, and folds do not know groups."
+            )
+
+
+def _logarithms(block: Array, first: int) -> tuple[Array, int]:
+    """Logarithms of probabilities divided by their sums, and how many sums were off by more than rounding.
+
+    An exact 0 counts as the smallest number that its dtype can tell from 0.
+    """
     wrong = np.argwhere((block < 0) | (block > 1))
     if wrong.size:
         row, column = (int(index) for index in wrong[0])
@@ -215,8 +257,10 @@ def _logarithms(block: Array, first: int) -> Array:
         raise InvalidUpload(
             f"probabilities[{first + row}] sums to {sums[row]:.6g}; the probabilities of a sample sum to 1."
         )
-    logarithms: Array = np.log(np.maximum(block, np.finfo(block.dtype).tiny), dtype=np.float64)
-    return logarithms
+    scaled = np.abs(sums - 1) > ROUNDING
+    shares = np.where(scaled[:, None], block / sums[:, None], block)
+    logarithms: Array = np.log(np.maximum(shares, np.finfo(block.dtype).tiny), dtype=np.float64)
+    return logarithms, int(scaled.sum())
 
 
 def _others(count: int, noun: str) -> str:

@@ -17,6 +17,7 @@ from boxcal.app.errors import MalformedBody, UnsupportedMediaType
 from boxcal.app.uploads.errors import UploadStalled, UploadTooLarge, disk_errors_as_problems
 
 WRITE_BYTES = 2**20
+CONTENT_TYPES = ("multipart/form-data", "application/json")
 RATE_SECONDS, RATE_BYTES = 10.0, 10 * 2**14
 """Within each 10 s an upload must bring 160 KiB, or end."""
 
@@ -36,15 +37,17 @@ async def receive(
     Raises
     ------
     UnsupportedMediaType, MalformedBody, UploadTooLarge
-        It is no multipart body, ends before its announced length, or has more bytes.
+        It is of another type, ends before its announced length, or has more bytes.
     UploadStalled
         It came slower than the minimum rate.
     StorageFull, StorageUnavailable
         There is no space for it; the file cannot be written.
     """
     kind = headers.get("content-type", "")
-    if kind.partition(";")[0].strip().lower() != "multipart/form-data":
-        raise UnsupportedMediaType(f"/fit reads multipart/form-data, got {kind or 'no content type'!r}.")
+    if kind.partition(";")[0].strip().lower() not in CONTENT_TYPES:
+        raise UnsupportedMediaType(
+            f"/fit reads {' or '.join(CONTENT_TYPES)}, got {kind or 'no content type'!r}."
+        )
     length = headers.get("content-length", "")
     announced = int(length) if length.isdecimal() else 0
     if announced > max_bytes:

@@ -94,6 +94,25 @@ def with_features(features: Any) -> bytes:
     return npz(logits=LOGITS, labels=LABELS, features=features)
 
 
+def empty_lists() -> bytes:
+    return b'{"labels": [0], "logits": [' + b"[]," * 1_200_000 + b"[]]}"
+
+
+def many_columns() -> bytes:
+    return b"label," + b",".join(b"%d" % number for number in range(200_000))
+
+
+def arrow_of_zeros() -> bytes:
+    """An Arrow file of some kilobytes whose lists have together 50 million zeros."""
+    ends = np.concatenate([np.arange(30) * K, [10 * ZEROS]]).astype(np.int32)
+    lists = pa.ListArray.from_arrays(pa.array(ends), pa.array(np.zeros(10 * ZEROS, dtype=np.float32)))
+    table = pa.table({"logits": lists, "label": pa.array(np.zeros(30, dtype=np.int64))})
+    file = io.BytesIO()
+    with pa.ipc.new_file(file, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as out:
+        out.write_table(table)
+    return file.getvalue()
+
+
 HUGE = np.full((50, K), np.longdouble("1e4000"))
 HOSTILE: dict[str, tuple[int, str, Callable[[], bytes]]] = {
     "more rows announced": (422, "60 rows, but the column `label` holds 50", lambda: announcing(60)),
@@ -131,6 +150,10 @@ HOSTILE: dict[str, tuple[int, str, Callable[[], bytes]]] = {
     "features, infinite": (
         422, r"features\[3, 1\] is inf", lambda: with_features(changed(LOGITS, (3, 1), np.inf)),
     ),
+    "arrow of zeros": (422, "more memory than|unpack to", arrow_of_zeros),
+    "JSON of lists": (413, "more than 24 times its size in memory|unpack to", empty_lists),
+    "CSV of one line": (422, "is no class of the model", lambda: b"label," + b"1" * 3_000_000),
+    "CSV of columns": (422, "columns; the limit is", many_columns),
     "longdouble": (
         422, r"logits\[0, 0\] is 1e\+4000; every value must be finite in float64",
         lambda: npz(logits=HUGE, labels=LABELS),

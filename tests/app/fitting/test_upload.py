@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import pickle
 import struct
 import zipfile
@@ -12,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
-from boxcal.app.errors import BoxcalError
+from boxcal.app.errors import BoxcalError, MalformedBody
 from boxcal.app.fitting.check import read_file
 from boxcal.app.fitting.errors import InvalidUpload, UnknownUploadFormat
 from boxcal.app.fitting.form import FilePart
@@ -65,7 +67,25 @@ GOOD: dict[str, Callable[[], bytes]] = {
     "big endian": lambda: npz(logits=LOGITS.astype(">f4"), labels=LABELS.astype(">i2")),
     "column order": lambda: npz(logits=np.asfortranarray(LOGITS), labels=LABELS),
     "small labels": lambda: npz(logits=LOGITS, labels=LABELS.astype(np.uint8)),
-    "other arrays beside": lambda: npz(logits=LOGITS, labels=LABELS, names=np.array(["a"], dtype=object)),
+    "float labels": lambda: npz(logits=LOGITS, labels=LABELS.astype(float)),
+    "labels (N, 1)": lambda: npz(logits=LOGITS, labels=LABELS[:, None]),
+    "names": lambda: npz(logits=LOGITS, labels=LABELS.astype(str)),
+    "JSON": lambda: document(logits=LOGITS.tolist(), labels=LABELS.tolist()),
+    "JSON, names": lambda: document(logits=LOGITS.tolist(), labels=LABELS.astype(str).tolist()),
+    "JSON, (N, 1)": lambda: document(logits=LOGITS.tolist(), labels=LABELS[:, None].astype(float).tolist()),
+    "arrow": lambda: arrow(stream=False),
+    "arrow, stream": lambda: arrow(stream=True),
+    "arrow, compressed": lambda: arrow(compression="zstd"),
+    "arrow, by class": lambda: arrow(by_class()),
+    "CSV": lambda: csv(by_class()),
+    "CSV, other order and delimiter": lambda: csv(by_class(reverse=True), delimiter=";"),
+    "CSV, Windows": lambda: csv(by_class()).replace(b"\n", b"\r\n"),
+    "CSV, list column": lambda: csv(written_lists()),
+    "parquet, by class": lambda: written(by_class()),
+    "parquet, float16 by class": lambda: written(by_class(np.float16)),
+    "parquet, float label": lambda: parquet(label=pa.array(LABELS * 1.0)),
+    "parquet, names": lambda: parquet(label=pa.array(LABELS.astype(str))),
+    "parquet, categories": lambda: parquet(label=pa.array(LABELS.astype(str)).dictionary_encode()),
     "compressed": lambda: compressed(logits=LOGITS, labels=LABELS),
     "parquet": parquet,
     "parquet, fixed lists": lambda: parquet(
@@ -73,6 +93,43 @@ GOOD: dict[str, Callable[[], bytes]] = {
     ),
     "parquet, other columns beside": lambda: parquet(names=pa.array(["a"] * 50)),
 }
+
+
+def document(**members: Any) -> bytes:
+    return json.dumps(members).encode()
+
+
+def by_class(dtype: Any = np.float32, *, reverse: bool = False) -> pa.Table:
+    """One column for each class, and the label."""
+    columns = {str(index): LOGITS[:, index].astype(dtype) for index in range(K)}
+    if reverse:
+        columns = dict(reversed(columns.items()))
+    return pa.table({**columns, "label": LABELS})
+
+
+def written_lists() -> pa.Table:
+    return pa.table({"logits": [json.dumps(row) for row in LOGITS.tolist()], "label": LABELS})
+
+
+def written(table: pa.Table) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(table, file)
+    return file.getvalue()
+
+
+def csv(table: pa.Table, delimiter: str = ",") -> bytes:
+    file = io.BytesIO()
+    pacsv.write_csv(table, file, pacsv.WriteOptions(delimiter=delimiter))
+    return file.getvalue()
+
+
+def arrow(table: pa.Table | None = None, *, stream: bool = False, compression: str | None = None) -> bytes:
+    table = pa.table({"logits": list(LOGITS), "label": LABELS}) if table is None else table
+    file = io.BytesIO()
+    write = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with write(file, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as out:
+        out.write_table(table, max_chunksize=17)
+    return file.getvalue()
 
 
 def compressed(**arrays: Any) -> bytes:
@@ -87,7 +144,7 @@ def test_good_files_are_read_as_they_are(name: str, tmp_path: Path) -> None:
     logits, labels = data.arrays()
     assert data.samples == 50
     assert logits.dtype in (np.float32, np.float64)
-    np.testing.assert_allclose(logits, LOGITS, rtol=1e-3 if name == "float16" else 0)
+    np.testing.assert_allclose(logits, LOGITS, rtol=1e-3 if "float16" in name else 1e-7)
     np.testing.assert_array_equal(labels, LABELS)
     assert {path.name for path in tmp_path.iterdir()} == {"body", "logits.npy", "labels.npy"}
 
@@ -97,6 +154,40 @@ def test_probabilities_become_their_logarithms(tmp_path: Path) -> None:
     logits, _ = read_bytes(npz(probabilities=probabilities, labels=LABELS), tmp_path).arrays()
     np.testing.assert_allclose(np.exp(logits), probabilities, rtol=1e-6, atol=1e-37)
     assert np.isfinite(logits).all()
+
+
+def test_sums_within_a_hundredth_are_divided_out_with_a_warning(tmp_path: Path) -> None:
+    off = PROBABILITIES * np.where(np.arange(50) < 5, 0.992, 1)[:, None]
+    data = read_bytes(npz(probabilities=off, labels=LABELS), tmp_path)
+    np.testing.assert_allclose(np.exp(data.arrays()[0]).sum(axis=1), 1, atol=1e-5)
+    assert data.notes == [
+        {
+            "code": "probabilities_scaled",
+            "severity": "warning",
+            "message": "the probabilities of 5 samples sum to 1 only within 0.01; they were divided by their "
+            "sums",
+            "rows": 5,
+        }
+    ]
+
+
+def test_columns_named_by_class_hold_what_is_said(tmp_path: Path) -> None:
+    columns = {str(index): PROBABILITIES[:, index] for index in range(K)}
+    (tmp_path / "body").write_bytes(csv(pa.table({**columns, "label": LABELS})))
+    part = FilePart(tmp_path / "body", 0, (tmp_path / "body").stat().st_size)
+    data = read_file(part, tmp_path, classes="0123456789", max_bytes=LIMIT, scores="probabilities")
+    np.testing.assert_allclose(np.exp(data.arrays()[0]), PROBABILITIES, rtol=1e-5)
+
+
+def test_without_a_model_columns_name_the_classes(tmp_path: Path) -> None:
+    names = [f"class {index}" for index in range(K)]
+    table = by_class().rename_columns([*names, "label"])
+    table = table.set_column(K, "label", pa.array([names[label] for label in LABELS]))
+    (tmp_path / "body").write_bytes(csv(table))
+    part = FilePart(tmp_path / "body", 0, (tmp_path / "body").stat().st_size)
+    np.testing.assert_array_equal(
+        read_file(part, tmp_path, classes=None, max_bytes=LIMIT).arrays()[1], LABELS
+    )
 
 
 def test_many_blocks_of_rows_are_read_like_one(tmp_path: Path) -> None:
@@ -205,10 +296,85 @@ BAD: dict[str, tuple[int, str, Callable[[], bytes]]] = {
         r"`logits` must have the shape \(N, 10\), got \(500,\)",
         lambda: npz(logits=LOGITS.ravel(), labels=LABELS),
     ),
-    "labels of two dimensions": (
+    "one-hot labels": (
         422,
-        r"`labels` must have the shape \(N,\), got \(50, 1\)",
-        lambda: npz(logits=LOGITS, labels=LABELS[:, None]),
+        r"`labels` has the shape \(50, 10\), which looks like a one-hot encoding; .*argmax",
+        lambda: npz(logits=LOGITS, labels=np.eye(K, dtype=int)[LABELS]),
+    ),
+    "labels of three dimensions": (
+        422,
+        r"`labels` must have the shape \(N,\), got \(50, 1, 1\)",
+        lambda: npz(logits=LOGITS, labels=LABELS[:, None, None]),
+    ),
+    "unknown array": (
+        422,
+        r"holds the array 'featurs', which nothing reads; did you mean 'features'\?",
+        lambda: npz(logits=LOGITS, labels=LABELS, featurs=LOGITS),
+    ),
+    "weights": (
+        422,
+        "`sample_weight` is not supported: all samples have the same weight",
+        lambda: npz(logits=LOGITS, labels=LABELS, sample_weight=LABELS),
+    ),
+    "unknown name": (
+        422,
+        r"labels\[7\] is 'nine', which is no class of the model",
+        lambda: npz(logits=LOGITS, labels=changed(LABELS.astype("U4"), 7, "nine")),
+    ),
+    "JSON, unknown member": (
+        422,
+        "member 'label'; did you mean 'labels'",
+        lambda: document(logits=LOGITS.tolist(), label=LABELS.tolist()),
+    ),
+    "JSON, one-hot": (
+        422,
+        "one-hot",
+        lambda: document(logits=LOGITS.tolist(), labels=np.eye(K)[LABELS].tolist()),
+    ),
+    "JSON, no list": (422, "must be lists", lambda: document(logits=7, labels=[1])),
+    "JSON, ragged": (
+        422,
+        r"logits\[49\] has 2 numbers",
+        lambda: document(logits=[*LOGITS[:-1].tolist(), [1, 2]], labels=LABELS.tolist()),
+    ),
+    "JSON, cut off": (400, "is not JSON", lambda: document(logits=LOGITS.tolist())[:-9]),
+    "CSV, other class": (
+        422,
+        "The column 'l0' is no class of the model",
+        lambda: csv(by_class().rename_columns(["l0", *map(str, range(1, K)), "label"])),
+    ),
+    "CSV, class missing": (422, "'3' is missing", lambda: csv(by_class().drop_columns(["3"]))),
+    "CSV, words": (
+        422,
+        "no readable .csv: .*invalid value 'x'",
+        lambda: csv(by_class()) + b",".join([b"x"] * 11) + b"\n",
+    ),
+    "CSV, missing number": (
+        422,
+        r"0\[50\] is missing",
+        lambda: csv(by_class()) + b",1,1,1,1,1,1,1,1,1,1\n",
+    ),
+    "CSV, short row": (422, "no readable .csv: .*Expected 11 columns", lambda: csv(by_class()) + b"1,2\n"),
+    "CSV, repeated column": (
+        422,
+        "more than one column '1'",
+        lambda: csv(by_class()).replace(b'"2"', b'"1"', 1),
+    ),
+    "CSV, no rows": (
+        422,
+        "has no rows",
+        lambda: b"label,0,1\n".replace(b"0,1", b",".join(b"%d" % n for n in range(10))),
+    ),
+    "CSV, weights": (
+        422,
+        "`weight` is not supported",
+        lambda: csv(by_class().append_column("weight", pa.array(LABELS))),
+    ),
+    "arrow, cut off": (422, "no readable .arrow", lambda: arrow()[:-100]),
+    "arrow, list of another length": (
+        422,
+        r"logits\[30\] is a list of 2",
+        lambda: arrow(pa.table({"logits": [*LOGITS[:30].tolist(), [1.0, 2.0]], "label": LABELS[:31]})),
     ),
     "other N": (
         422,
@@ -221,10 +387,10 @@ BAD: dict[str, tuple[int, str, Callable[[], bytes]]] = {
         lambda: npz(logits=LOGITS[:1], labels=LABELS[:1]),
     ),
     "no sample": (422, "has 0 samples", lambda: npz(logits=LOGITS[:0], labels=LABELS[:0])),
-    "float labels": (
+    "fractional labels": (
         422,
-        r"`labels` must hold integers \(class indices\), got the dtype float64",
-        lambda: npz(logits=LOGITS, labels=LABELS.astype(float)),
+        r"labels\[0\] is .*\.5; class indices are integers",
+        lambda: npz(logits=LOGITS, labels=LABELS + 0.5),
     ),
     "complex logits": (
         422,
@@ -295,10 +461,10 @@ BAD: dict[str, tuple[int, str, Callable[[], bytes]]] = {
         "must hold lists of floats, got list<",
         lambda: parquet(pa.array([["a"] * K] * 50)),
     ),
-    "parquet, float label": (
+    "parquet, fractional label": (
         422,
-        "`label` must hold integers",
-        lambda: parquet(label=pa.array(LABELS * 1.0)),
+        "class indices are integers",
+        lambda: parquet(label=pa.array(LABELS + 0.5)),
     ),
     "parquet, ragged": (
         422,
@@ -370,13 +536,14 @@ def test_an_archive_cannot_hide_its_size(tmp_path: Path) -> None:
 def test_every_single_flipped_byte_is_refused_or_harmless(tmp_path: Path) -> None:
     """No damage to a file makes the reader fail in another way than by refusing it."""
     rng = np.random.default_rng(1)
-    for kind in (compressed(logits=LOGITS, labels=LABELS), parquet()):
+    kinds = (compressed(logits=LOGITS, labels=LABELS), parquet(), arrow(compression="zstd"), csv(by_class()))
+    for kind in kinds:
         for trial in range(150):
             data = bytearray(kind)
             data[rng.integers(len(data))] = rng.integers(256)
             folder = tmp_path / f"{len(kind)}-{trial}"
             folder.mkdir()
-            with suppress(UploadTooLarge, UnknownUploadFormat, InvalidUpload):
+            with suppress(UploadTooLarge, UnknownUploadFormat, InvalidUpload, MalformedBody):
                 logits, labels = read_bytes(bytes(data), folder).arrays()
                 assert np.isfinite(logits).all()
                 assert ((labels >= 0) & (labels < K)).all()

@@ -1,0 +1,126 @@
+"""Reads validation data in JSON: `{"logits": [[...], ...], "labels": [...]}`, as a file or as a body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import orjson
+
+from boxcal.app.errors import MalformedBody
+from boxcal.app.fitting.errors import InvalidUpload
+from boxcal.app.fitting.labels import as_indices, check_shape
+from boxcal.app.fitting.memory import room
+from boxcal.app.fitting.validation_set import (
+    check_shapes,
+    check_size,
+    keep,
+    keep_labels,
+    refuse_weights,
+)
+from boxcal.app.nearest import hint
+from boxcal.app.predict.arrays import read_rows
+from boxcal.app.uploads.errors import UploadTooLarge
+
+MAX_JSON_BYTES = 64 * 2**20
+PARSED_FACTOR = 24
+"""What a parsed document takes in memory, relative to its size: `[[],[],...]` takes the most."""
+SCORES = ("logits", "probabilities")
+ARRAYS = (*SCORES, "labels", "features")
+
+
+def read_object(file: IO[bytes], size: int) -> dict[str, Any]:
+    """Parse a JSON object.
+
+    Raises
+    ------
+    UploadTooLarge
+        It has more than `MAX_JSON_BYTES`.
+    MalformedBody
+        It is no JSON object.
+    """
+    if size > MAX_JSON_BYTES:
+        raise UploadTooLarge(
+            f"The JSON document has {size:,} bytes; the limit is {MAX_JSON_BYTES:,}. Send .npz or .parquet."
+        )
+    with room(PARSED_FACTOR * size + 16 * 2**20):
+        try:
+            document = orjson.loads(file.read())
+        except orjson.JSONDecodeError as error:
+            raise MalformedBody(f"The document is not JSON: {error}.") from error
+        except (MemoryError, SystemError) as error:  # what orjson raises where an allocation fails
+            raise UploadTooLarge(
+                f"The JSON document of {size:,} bytes takes more than {PARSED_FACTOR} times its size in memory. "
+                "Send .npz or .parquet."
+            ) from error
+    if not isinstance(document, dict):
+        raise MalformedBody("The document must be a JSON object with `labels` and `logits`.")
+    return document
+
+
+def read_arrays(
+    document: dict[str, Any], folder: Path, *, classes: Sequence[str] | None, max_bytes: int
+) -> None:
+    """Check the arrays of a document and keep them in `folder`.
+
+    Parameters
+    ----------
+    classes
+        The K class names of the backbone; None to accept any K.
+    max_bytes
+        How large the arrays may be, converted.
+
+    Raises
+    ------
+    InvalidUpload, InvalidLogits, UploadTooLarge
+        Names the member, the place and the value that cannot be accepted.
+    """
+    refuse_weights(list(document))
+    for name in document:
+        if name not in ARRAYS:
+            raise InvalidUpload(f"The document has a member {name!r:.100}{hint(name, ARRAYS)}.")
+    found = [name for name in SCORES if name in document]
+    if len(found) != 1 or "labels" not in document:
+        raise InvalidUpload("The document needs `labels` and either `logits` or `probabilities`.")
+    (name,) = found
+    rows, sent = document[name], document["labels"]
+    width = len(classes) if classes is not None else _width(rows)
+    if not isinstance(sent, list) or not isinstance(rows, list):
+        raise InvalidUpload(f"`{name}` and `labels` must be lists.")
+    labels = _labels(sent)
+    check_shape(labels.shape)
+    check_shapes(name, (len(rows), width), labels.shape, width)
+    sizes = {name: 8 * len(rows) * width, "labels": 8 * len(sent)}
+    check_size(sizes, max_bytes)
+    keep_labels(folder, as_indices(labels.ravel(), classes), width)
+    keep(folder, name, (len(rows), width), np.dtype(np.float64), [read_rows(rows, width, name)])
+    if (features := document.get("features")) is not None:
+        width = _width(features)
+        check_size({**sizes, "features": 8 * len(labels) * width}, max_bytes)
+        if not isinstance(features, list) or len(features) != len(labels):
+            raise InvalidUpload(f"`features` must be a list of {len(labels)} rows.")
+        values = read_rows(features, width, "features")
+        keep(folder, "features", values.shape, values.dtype, [values])
+
+
+def _width(rows: Any) -> int:
+    first = rows[0] if isinstance(rows, list) and rows else None
+    return len(first) if isinstance(first, list) else 0
+
+
+def _labels(sent: list[Any]) -> Any:
+    kinds = set(map(type, sent))
+    if kinds <= {int, float} or kinds == {str}:
+        try:
+            return np.array(sent, np.float64 if float in kinds else None)
+        except OverflowError:
+            raise InvalidUpload("`labels` holds an integer that is too large.") from None
+    if kinds == {list}:
+        widths = {len(one) for one in sent}
+        if len(widths) == 1 and (width := widths.pop()) != 1:
+            check_shape((len(sent), width))
+        if all(len(one) == 1 for one in sent):
+            return _labels([one[0] for one in sent])
+    raise InvalidUpload("`labels` must be a list of class indices or of class names.")
