@@ -23,7 +23,7 @@ $(RUNTIME): requirements.lock pyproject.toml
 	touch $@
 
 $(DEV): $(RUNTIME) requirements-dev.lock
-	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement requirements-dev.lock
 	touch $@
 
 serve: $(RUNTIME) ## Start the service on http://127.0.0.1:8000

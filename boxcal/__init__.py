@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from boxcal.app.client import AsyncBoxcalClient, BoxcalClient
     from boxcal.calibrators import (
         Bounds,
+        BoxCalibrator,
         Calibrated,
         Calibrator,
         FitResult,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncBoxcalClient",
     "Bounds",
+    "BoxCalibrator",
     "BoxcalClient",
     "Calibrated",
     "Calibrator",

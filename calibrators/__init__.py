@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from boxcal.calibrators.calibrator import Calibrated as Calibrated
     from boxcal.calibrators.calibrator import Calibrator as Calibrator
+    from boxcal.calibrators.estimator import BoxCalibrator as BoxCalibrator
     from boxcal.calibrators.fitting import FitResult as FitResult
     from boxcal.calibrators.fitting import fit as fit
     from boxcal.calibrators.method import methods as methods
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Bounds": "boxcal.calibrators.operator",
+    "BoxCalibrator": "boxcal.calibrators.estimator",
     "Calibrated": "boxcal.calibrators.calibrator",
     "Calibrator": "boxcal.calibrators.calibrator",
     "FitResult": "boxcal.calibrators.fitting",

@@ -1,4 +1,4 @@
-"""What a request carries to a backbone: images or tensors, or nothing where there is no model.
+"""What a request carries to a backbone: images or tensors, rows of features, texts, or nothing.
 
 A backbone has one `Inputs`, which decodes what clients send to samples, and makes a batch of samples. All
 between the two, such as the queue, only counts, splits and joins samples along their first dimension.
@@ -18,7 +18,7 @@ from boxcal.models.preprocessing import Preprocessing
 
 MAX_DIMENSIONS = 32
 
-Kind = Literal["images", "tensors", "none"]
+Kind = Literal["images", "tensors", "rows", "texts", "none"]
 Samples = NDArray[Any]
 """N samples, as an array of N rows."""
 
@@ -29,7 +29,8 @@ class Inputs(Protocol):
     Attributes
     ----------
     kind
-        `images`: encoded images or tensors; `tensors`: tensors alone; `none`: there is no model.
+        `images`: encoded images or tensors; `tensors`: tensors alone; `rows`: features; `texts`: texts or
+        tokens; `none`: there is no model.
     members
         What one input of a JSON body may be: names of the members of its object.
     shape

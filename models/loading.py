@@ -69,9 +69,9 @@ def load_backbone(
             rest, weights=weights, labels=labels, device=device, precision=precision, optimize=optimize
         )
     if family == "onnx" and rest:
-        from boxcal.models.onnx_backbone import OnnxBackbone  # noqa: PLC0415
+        from boxcal.models.onnx_backbone import load_onnx  # noqa: PLC0415
 
-        return OnnxBackbone(Path(rest), labels=labels, device=device, optimize=optimize)
+        return load_onnx(Path(rest), labels=labels, device=device, optimize=optimize)
     if family == "pt2" and rest:
         from boxcal.models.exported_programs import load_exported_program  # noqa: PLC0415
 

@@ -27,6 +27,8 @@ class OnnxFile:
         Whether sessions open the rewritten graph instead of the file's.
     external
         The files of its external weights.
+    model
+        Its graph, without external weights; None in onnxruntime's own format.
 
     Raises
     ------
@@ -41,11 +43,13 @@ class OnnxFile:
         self.rewritten = False
         self.external: list[Path] = []
         self._graph = b""
+        self.model: onnx.ModelProto | None = None
         self._weights_alone_quantised = False
         try:
             model = onnx.load(path, format="protobuf", load_external_data=False)
         except DecodeError:  # damaged, or in onnxruntime's own format: opening it will tell
             return
+        self.model = model
         self.external = [path.parent / name for name in sorted(external_data(model.graph))]
         self._weights_alone_quantised = weights_alone_quantised(model)
         if optimize and take_class_token_early(model):

@@ -43,9 +43,9 @@ class ImageClassification:
     Parameters
     ----------
     resize
-        Length of the short side after resizing, in pixels.
+        Length of the short side after resizing, in pixels; or height and width.
     crop
-        Side of the square that is cut from the centre, in pixels.
+        Side of the square that is cut from the centre, in pixels; None after a resize to height and width.
     mean, std
         Per channel, on the scale [0, 1]: three numbers for colour, one for grey.
     interpolation
@@ -54,8 +54,8 @@ class ImageClassification:
         Whether the channels are the last dimension of an input, not the first.
     """
 
-    resize: int
-    crop: int
+    resize: int | tuple[int, ...]
+    crop: int | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: Image.Resampling = Image.Resampling.BILINEAR
@@ -69,11 +69,20 @@ class ImageClassification:
     @property
     def input_shape(self) -> tuple[int, int, int]:
         """Channels, height and width, in the layout's order."""
-        channels = len(self.mean)
-        return (self.crop, self.crop, channels) if self.channels_last else (channels, self.crop, self.crop)
+        channels, (height, width) = len(self.mean), self.size
+        return (height, width, channels) if self.channels_last else (channels, height, width)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of an input."""
+        if isinstance(self.resize, tuple):
+            return self.resize[0], self.resize[1]
+        return (self.crop or self.resize,) * 2
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Width and height after resizing; the long side is rounded down, as torchvision does."""
+        if isinstance(self.resize, tuple):
+            return self.resize[1], self.resize[0]
         if width <= height:
             return self.resize, int(self.resize * height / width)
         return int(self.resize * width / height), self.resize
@@ -99,8 +108,10 @@ class ImageClassification:
         return scaled
 
     def crop_of(self, image: Image.Image) -> Image.Image:
-        """Resize the short side and crop the square in the centre."""
+        """Resize the short side and crop the square in the centre, or resize to height and width."""
         width, height = self.resized(image.width, image.height)
+        if self.crop is None:
+            return image.resize((width, height), self.interpolation)
         left, top = round((width - self.crop) / 2), round((height - self.crop) / 2)
         if min(left, top) >= 0:
             # Only the pixels inside the crop are computed; the filter still reads their neighbours.

@@ -5,8 +5,16 @@ For `model.onnx` or `model.pt2` it is `model.json` in the same folder:
     {
       "labels": ["cat", "dog"],                  or the name of a file in the folder, one label per line
       "outputs": "logits",                       or "probabilities": their logarithms are used as logits
+      "output": "scores",                        the output of the file that is served
+      "activation": "sigmoid",                   one number: the probability of the second of two classes, or,
+                                                 with "outputs": "logits", what the sigmoid is taken of
+      "features": ["age", "income"],             names of the features, for rows
+      "tokenizer": "tokenizer.json",             file in the folder, for texts
+      "pad": {"input_ids": 0},                   what each input of tokens is padded with
+      "max_length": 512,                         most tokens of a sample
       "preprocessing": {
-        "resize": 256, "crop": 224,              short side, then the square crop in the centre, in pixels
+        "resize": 256, "crop": 224,              short side, then the square crop in the centre, in pixels;
+                                                 "resize": [224, 224] is height and width, without a crop
         "mean": [0.485, 0.456, 0.406],           per channel, on the scale [0, 1]; one number for grey
         "std": [0.229, 0.224, 0.225],
         "interpolation": "bilinear"              or "nearest", "box", "hamming", "bicubic", "lanczos"
@@ -39,8 +47,8 @@ class PreprocessingSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    resize: Pixels
-    crop: Pixels
+    resize: Pixels | Annotated[list[Pixels], Field(min_length=2, max_length=2)]
+    crop: Pixels | None = None
     mean: list[Number]
     std: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
     interpolation: Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"] = "bilinear"
@@ -54,16 +62,24 @@ class ModelSpec(BaseModel):
     labels: list[str] | str | None = None
     outputs: Literal["logits", "probabilities"] = "logits"
     preprocessing: PreprocessingSpec | None = None
+    output: str | None = None
+    activation: Literal["sigmoid"] | None = None
+    features: list[str] | None = None
+    tokenizer: str | None = None
+    pad: dict[str, int] | None = None
+    max_length: Annotated[int, Field(ge=1, le=2**20)] | None = None
 
-    def labels_for(self, num_classes: int, path: Path, override: Path | None) -> tuple[str, ...]:
-        """Take the labels from the file `override`, else from this declaration, else number the classes."""
+    def labels_for(
+        self, num_classes: int, path: Path, override: Path | None, found: tuple[str, ...] | None = None
+    ) -> tuple[str, ...]:
+        """Take the labels from the file `override`, this declaration, or `found`; else number the classes."""
         if override is not None:
             return read_labels(override, num_classes)
         if isinstance(self.labels, str):
             return read_labels(path.with_name(self.labels), num_classes)
         if self.labels is not None:
             return check_labels(self.labels, num_classes, f"The declaration of {path.name}")
-        return tuple(map(str, range(num_classes)))
+        return found or tuple(map(str, range(num_classes)))
 
     def preprocessing_for(self, shape: tuple[int | None, ...], path: Path) -> ImageClassification | None:
         """Build the declared preprocessing for inputs (C, H, W) or (H, W, C); None stands for a free size.
@@ -80,9 +96,14 @@ class ModelSpec(BaseModel):
                 f"{path}: mean has {len(declared.mean)} numbers and std {len(declared.std)}; "
                 "each needs one for grey or three for colour."
             )
+        if isinstance(declared.resize, int) == (declared.crop is None):
+            raise UnusablePreprocessing(
+                f"{path}: preprocessing.crop: a short side (`resize`: a number) needs a `crop`, and a height "
+                f"and width (`resize`: [H, W]) have none; got {declared.resize} and {declared.crop}."
+            )
         for channels_last in (False, True):
             preprocessing = ImageClassification(
-                resize=declared.resize,
+                resize=declared.resize if isinstance(declared.resize, int) else tuple(declared.resize),
                 crop=declared.crop,
                 mean=tuple(declared.mean),
                 std=tuple(declared.std),
@@ -92,10 +113,11 @@ class ModelSpec(BaseModel):
             ours = preprocessing.input_shape
             if len(shape) == 3 and all(free in {None, size} for free, size in zip(shape, ours, strict=True)):
                 return preprocessing
+        made = (len(declared.mean), *preprocessing.size)
         read = tuple("any" if size is None else size for size in shape)
         raise UnusablePreprocessing(
-            f"{path}: the declared preprocessing makes {len(declared.mean)} x {declared.crop} x "
-            f"{declared.crop}, but the model reads {read}."
+            f"{path}: the declared preprocessing makes {' x '.join(map(str, made))}, but the model reads "
+            f"{read}."
         )
 
 
@@ -107,6 +129,12 @@ class MetadataSpec(BaseModel):
     labels: Json[list[str]] | None = None
     outputs: Json[str] | None = None
     preprocessing: Json[dict[str, Any]] | None = None
+    output: Json[str] | None = None
+    activation: Json[str] | None = None
+    features: Json[list[str]] | None = None
+    tokenizer: Json[str] | None = None
+    pad: Json[dict[str, int]] | None = None
+    max_length: Json[int] | None = None
 
 
 def read_spec(path: Path, metadata: Mapping[str, str] | None = None) -> ModelSpec:

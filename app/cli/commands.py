@@ -219,6 +219,19 @@ def prune(
 
 
 @cli.command()
+def inspect(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file.")],
+    *,
+    write: Annotated[bool, typer.Option("--write", help="Save the declaration beside the model.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a model file reads and returns, and the declaration (`model.json`) that would serve it."""
+    from boxcal.app.cli.inspect import run
+
+    run(model, write=write, as_json=as_json)
+
+
+@cli.command()
 def doctor(*, as_json: Json = False) -> None:
     """Check the settings, the model, the registry, the disk and the port; exit code 1 if one fails."""
     from boxcal.app.cli.doctor import run

@@ -2,7 +2,7 @@
 
 BoxcalError
   + UnsupportedMediaType     415
-  |   - UnknownUploadFormat  415  not `.npz`, `.parquet` or `.zip`
+  |   - UnknownUploadFormat  415  none of the formats that `/fit` reads
   + InvalidRequest           422
   |   - InvalidUpload        422  an invalid validation set; the detail quotes the array, row and value
   |   - UnknownMethod        422  unknown method, or its requirements are missing
@@ -28,7 +28,7 @@ from boxcal.app.uploads.errors import StorageFull, UploadTooLarge
 
 
 class UnknownUploadFormat(UnsupportedMediaType):
-    """The uploaded file is not `.npz`, `.parquet` or `.zip`."""
+    """The uploaded file has none of the formats that `/fit` reads."""
 
     type = "unknown-upload-format"
     title = "Unsupported file format"

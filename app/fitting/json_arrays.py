@@ -52,8 +52,8 @@ def read_object(file: IO[bytes], size: int) -> dict[str, Any]:
             raise MalformedBody(f"The document is not JSON: {error}.") from error
         except (MemoryError, SystemError) as error:  # what orjson raises where an allocation fails
             raise UploadTooLarge(
-                f"The JSON document of {size:,} bytes takes more than {PARSED_FACTOR} times its size in memory. "
-                "Send .npz or .parquet."
+                f"The document of {size:,} bytes takes more than {PARSED_FACTOR} times its size in memory. "
+                "send .npz or .parquet."
             ) from error
     if not isinstance(document, dict):
         raise MalformedBody("The document must be a JSON object with `labels` and `logits`.")

@@ -37,9 +37,10 @@ from boxcal.app.nearest import hint
 LABEL = "label"
 SCORES = ("logits", "probabilities")
 BLOCK_BYTES = 4 * 2**20
-ROOM_BYTES = 64 * 2**20
+ROOM_BYTES = 256 * 2**20
+"""Besides the arrays; most of it is address space that threads of the library reserve and do not use."""
 BATCH_ROWS = 8192
-MAX_COLUMNS = 100_000
+MAX_COLUMNS = 20_000
 MAX_SCHEMA_ENTRIES = 10 * MAX_COLUMNS
 DELIMITERS = b",;\t"
 
@@ -199,6 +200,8 @@ def _open_csv(
     file.seek(0)
     line = start.partition(b"\n")[0]
     delimiter = max(DELIMITERS.decode(), key=lambda mark: line.count(mark.encode()))
+    if (count := line.count(delimiter.encode()) + 1) > MAX_COLUMNS:
+        raise InvalidUpload(f"The table has {count:,} columns; the limit is {MAX_COLUMNS:,}.")
     parsing = pacsv.ParseOptions(delimiter=delimiter)
     reading = pacsv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
     # The names alone; types are given for each below, so that none is inferred from the first rows.

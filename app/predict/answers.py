@@ -131,7 +131,7 @@ class CalibratedAnswer:
                 "label": self.labels[index],
                 "index": index,
                 "probability": probabilities[index].item(),
-                "bound": self._bound_hit(row, index),
+                "bound": self.bound_hit(row, index),
             }
             for index in rank(probabilities, self.rows.mapped[row], self.options.top_k)
         ]
@@ -169,7 +169,7 @@ class CalibratedAnswer:
         low, high = (bound.item() if bound.size == 1 else bound for bound in bounds)
         return {"logits": mapped[row], "lower": low, "upper": high}
 
-    def _bound_hit(self, row: int, index: int) -> Literal["lower", "upper"] | None:
+    def bound_hit(self, row: int, index: int) -> Literal["lower", "upper"] | None:
         """Return which bound the probability is equal to, except 0 and 1, which bound every probability."""
         if self.rows.box is None:
             return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import binascii
+import csv
+import io
 import json
 import reprlib
 from collections.abc import Callable, Mapping
@@ -31,7 +33,9 @@ IMAGES = ("image/jpeg", "image/png", "image/webp")
 JSON = "application/json"
 FORM = "multipart/form-data"
 NPY = "application/x-npy"
-PREDICT_TYPES = (*IMAGES, FORM, JSON, NPY)
+CSV = "text/csv"
+TEXT = "text/plain"
+PREDICT_TYPES = (*IMAGES, FORM, JSON, NPY, CSV, TEXT)
 CALIBRATE_TYPES = (JSON, NPY)
 NAN_LIMIT = 2**20
 """Bodies up to this size that are JSON except for NaN are parsed again to name the number."""
@@ -47,6 +51,11 @@ class Input(NamedTuple):
 LOGITS, PROBABILITIES = "logits", "probabilities"
 SCORES = (LOGITS, PROBABILITIES)
 """What `/calibrate` takes: a member of a JSON body, or the query parameter `scores` with an array."""
+
+MEMBERS: Mapping[str, type | tuple[type, ...]] = {
+    "tensor": list, "features": (list, dict), "text": str, "tokens": dict,
+}  # fmt: skip
+"""What one input of a JSON body may be besides an image, and its type."""
 
 T = TypeVar("T")
 
@@ -161,6 +170,10 @@ def inputs_of(posted: Posted, limit: int) -> list[Input]:
     """
     if posted.kind in IMAGES:
         return [Input("image", posted.content)]
+    if posted.kind == TEXT:
+        return [Input("text", _decoded(posted.content))]
+    if posted.kind == CSV:
+        return _csv_rows(posted.content, limit)
     sent = posted.content
     if not isinstance(sent, list) or not sent:
         raise InvalidParameter("inputs must be a list of at least one object with `image` or `tensor`.")
@@ -175,11 +188,49 @@ def _input(item: Any, name: str) -> Input:
     if isinstance(item, dict) and len(item) == 1:
         if isinstance(text := item.get("image"), str):
             return Input("image", _from_base64(text, name))
-        if isinstance(values := item.get("tensor"), list):
-            return Input("tensor", values)
+        member, value = next(iter(item.items()))
+        if isinstance(value, MEMBERS.get(member, ())):
+            return Input(member, value)
     raise InvalidParameter(
-        f'{name} must be {{"image": "<base64>"}} or {{"tensor": [...]}}, got {reprlib.repr(item)}.'
+        f'{name} must be {{"image": "<base64>"}}, {{"tensor": [...]}}, {{"features": [...]}}, '
+        f'{{"text": "..."}} or {{"tokens": {{...}}}}, got {reprlib.repr(item)}.'
     )
+
+
+def _csv_rows(body: bytes, limit: int) -> list[Input]:
+    """Read rows of features; the first line names the columns.
+
+    Raises
+    ------
+    InvalidInput, TooManySamples
+        Naming the line.
+    """
+    reader = csv.DictReader(io.StringIO(_decoded(body), newline=""), strict=True)
+    rows: list[Input] = []
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                raise InvalidInput(
+                    f"line {reader.line_num} does not have {len(reader.fieldnames or ())} values, one for "
+                    "each column that the first line names."
+                )
+            if len(rows) == limit:
+                raise TooManySamples(
+                    f"The request holds more than {limit} samples, which the queue can take."
+                )
+            rows.append(Input("cells", row))
+    except csv.Error as error:
+        raise InvalidInput(f"line {reader.line_num} is no readable CSV: {error}.") from error
+    if not rows:
+        raise InvalidInput("The CSV document has no rows.")
+    return rows
+
+
+def _decoded(body: bytes) -> str:
+    try:
+        return body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"The text is not UTF-8: {error}.") from error
 
 
 def _from_base64(text: str, name: str) -> bytes:

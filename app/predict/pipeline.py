@@ -123,6 +123,11 @@ class Pipeline:
         # One thread of the pool, if it has more, is left to small images.
         self._large_images = asyncio.Semaphore(max(1, threads - 1))
 
+    @property
+    def active_version(self) -> int:
+        """Version of the active calibrator."""
+        return self._activator.active.current.version
+
     def check_room(self, options: Options) -> None:
         """Refuse a request before its body is read, if not even one sample would be admitted.
 
@@ -188,7 +193,8 @@ class Pipeline:
             try:
                 finished = await self.batcher.run(samples, requested, deadline)
             except BackboneFailed as error:
-                _check_magnitude(samples, error)
+                if self._inputs.kind in {"images", "tensors"}:
+                    _check_magnitude(samples, error)
                 raise
         seconds = {
             "decode": decoded - arrived,
@@ -265,6 +271,8 @@ class Pipeline:
         if isinstance(inputs, np.ndarray):
             with _naming(""):
                 return await self._in_pool(self._inputs.check, inputs)
+        if self._inputs.kind in {"rows", "texts"}:
+            return await self._in_pool(self._decode_all, inputs)
         names = [f"inputs[{n}]: " for n in range(len(inputs))] if len(inputs) > 1 else [""]
         pixels = [self._pixels_of(sent, name) for sent, name in zip(inputs, names, strict=True)]
         limit = self._pixels.limit // 2
@@ -295,6 +303,16 @@ class Pipeline:
             finally:
                 for task in tasks:
                     task.cancel()
+        return samples
+
+    def _decode_all(self, inputs: Sequence[Input]) -> Samples:
+        """Decode inputs that each take microseconds."""
+        samples = self._inputs.blank(len(inputs))
+        for position, sent in enumerate(inputs):
+            name = f"inputs[{position}]: " if len(inputs) > 1 else ""
+            if sent.member not in self._inputs.members:
+                raise InvalidInput(f"{name}{self._inputs.refusal(sent.member)}")
+            samples[position] = self._sample(sent, name)
         return samples
 
     def _pixels_of(self, sent: Input, name: str) -> int:

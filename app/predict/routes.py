@@ -35,6 +35,7 @@ from boxcal.app.predict.answers import CalibratedAnswer, Float64Array
 from boxcal.app.predict.arrays import check_scores, logits_of, read_npy, read_rows, write_npy
 from boxcal.app.predict.bodies import (
     CALIBRATE_TYPES,
+    CSV,
     JSON,
     LOGITS,
     NPY,
@@ -83,13 +84,13 @@ router = APIRouter(tags=["predict"])
     },
 )
 async def predict(request: DirectRequest) -> None:
-    """Classify images or tensors with calibrated probabilities, inside the bounds that the request sets."""
+    """Classify images, tensors, rows of features or texts, inside the bounds that the request sets."""
     pipeline = pipeline_of(request)
     posted = await read(request, PREDICT_TYPES, ("inputs",), pipeline.check_room)
     if posted.kind == NPY:
         inputs: Inputs = np.atleast_1d(read_npy(posted.content))
     else:
-        size = posted.size if posted.kind == JSON else 0
+        size = posted.size if posted.kind in {JSON, CSV} else 0
         inputs = await unblocked(size, inputs_of, posted, pipeline.batcher.max_queue_samples)
     as_npy = NPY in header(request, b"accept")
     with pipeline.memory_for(len(inputs), posted.options, as_json=not as_npy):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from boxcal.app.predict.bodies import FORM, IMAGES, JSON, LOGITS, NPY, SCORES
+from boxcal.app.predict.bodies import CSV, FORM, IMAGES, JSON, LOGITS, NPY, SCORES, TEXT
 from boxcal.app.predict.options import Options
 from boxcal.app.responses import Answer
 
 BINARY = {"type": "string", "format": "binary"}
+INTEGER = {"type": "integer", "minimum": 0}
 
 
 ANSWER: dict[int | str, dict[str, Any]] = {
@@ -68,6 +69,11 @@ def predict_body() -> dict[str, Any]:
         "anyOf": [
             {**image, "properties": {"image": {"type": "string", "format": "byte"}}},
             {**tensor, "properties": {"tensor": {"type": "array", "items": {}}}},
+            _object_of("features", {"anyOf": [{"type": "array", "items": {}}, {"type": "object"}]}),
+            _object_of("text", {"type": "string"}),
+            _object_of(
+                "tokens", {"type": "object", "additionalProperties": {"type": "array", "items": INTEGER}}
+            ),
         ]
     }
     form = {
@@ -80,6 +86,8 @@ def predict_body() -> dict[str, Any]:
             JSON: {"schema": _object("inputs", {"type": "array", "items": item, "minItems": 1}, options)},
             FORM: {"schema": form, "encoding": {"options": {"contentType": JSON}}},
             NPY: {"schema": BINARY},
+            CSV: {"schema": {"type": "string"}},
+            TEXT: {"schema": {"type": "string"}},
             **{kind: {"schema": BINARY} for kind in IMAGES},
         }
     )
@@ -99,6 +107,10 @@ def calibrate_body() -> dict[str, Any]:
     }
     body = _body({JSON: {"schema": either}, NPY: {"schema": BINARY}})
     return {**body, "parameters": [scores, *body["parameters"]]}
+
+
+def _object_of(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "required": [name], "additionalProperties": False, "properties": {name: schema}}
 
 
 def _object(name: str, schema: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:

@@ -103,9 +103,9 @@ def many_columns() -> bytes:
 
 
 def arrow_of_zeros() -> bytes:
-    """An Arrow file of some kilobytes whose lists have together 50 million zeros."""
-    ends = np.concatenate([np.arange(30) * K, [10 * ZEROS]]).astype(np.int32)
-    lists = pa.ListArray.from_arrays(pa.array(ends), pa.array(np.zeros(10 * ZEROS, dtype=np.float32)))
+    """An Arrow file of some kilobytes whose lists have together 100 million zeros."""
+    ends = np.concatenate([np.arange(30) * K, [20 * ZEROS]]).astype(np.int32)
+    lists = pa.ListArray.from_arrays(pa.array(ends), pa.array(np.zeros(20 * ZEROS, dtype=np.float32)))
     table = pa.table({"logits": lists, "label": pa.array(np.zeros(30, dtype=np.int64))})
     file = io.BytesIO()
     with pa.ipc.new_file(file, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as out:

@@ -231,7 +231,7 @@ def test_the_fingerprint_covers_the_precision() -> None:
         ({"labels": ["a"]}, "has 1 labels, but the model has 5"),
         ({"labels": "absent.txt"}, r"absent\.txt cannot be read"),
         ({"outputs": "scores"}, "outputs: Input should be 'logits' or 'probabilities'"),
-        ({"preprocessing": {"resize": 4}}, r"preprocessing\.crop: Field required"),
+        ({"preprocessing": {"resize": 4, "mean": [0.5], "std": [0.5]}}, r"preprocessing\.crop: a short side"),
         ({"preprocessing": COLOUR_SPEC | {"std": [0.0, 1.0, 1.0]}}, r"std\.0: .*greater than 0, got 0\.0"),
         ({"preprocessing": COLOUR_SPEC | {"std": [1.0]}}, "mean has 3 numbers and std 1"),
         ({"preprocessing": COLOUR_SPEC | {"crop": 5}}, r"makes 3 x 5 x 5, but the model reads \(3, 4, 4\)"),

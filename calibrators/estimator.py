@@ -1,0 +1,147 @@
+"""`BoxCalibrator`: the calibration methods behind scikit-learn's interface, NumPy in and NumPy out."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from boxcal.calibrators.calibrator import Calibrated
+from boxcal.calibrators.fitting import FitResult, fit
+from boxcal.calibrators.fitting.selection import BUDGET_SECONDS
+from boxcal.calibrators.operator import Bounds
+
+
+class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
+    """Calibrate logits; the last step of a `Pipeline` whose step before returns logits.
+
+    Parameters
+    ----------
+    method : str
+        A name of `boxcal.methods()`, or `auto`, which selects one by cross-validated NLL.
+    classes : array_like of shape (K,), optional
+        The class names in the order of the columns. By default the sorted values of `y`; then each class must
+        occur in `y`.
+    lower, upper : float or array_like of shape (K,), optional
+        Hard bounds on every probability that is returned.
+    seed : int
+        Seed of the folds and of the starting points.
+    budget_seconds : float
+        How long `auto` compares methods.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (K,)
+        The class names.
+    n_features_in_ : int
+        K.
+    calibrator_ : boxcal.Calibrator
+        The fitted calibrator.
+    result_ : boxcal.FitResult
+        The fit, with its certificate and its warnings.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from boxcal import BoxCalibrator
+    >>> logits = np.array([[4.0, 0.0], [3.0, 0.0], [0.0, 5.0], [3.5, 0.0]] * 10)
+    >>> y = np.array(["cat", "cat", "dog", "dog"] * 10)
+    >>> BoxCalibrator(method="ts", upper=0.9).fit(logits, y).predict_proba(logits).max().round(3)
+    np.float64(0.755)
+    """
+
+    def __init__(
+        self,
+        method: str = "auto",
+        *,
+        classes: ArrayLike | None = None,
+        lower: Any = None,
+        upper: Any = None,
+        seed: int = 0,
+        budget_seconds: float = BUDGET_SECONDS,
+    ) -> None:
+        self.method = method
+        self.classes = classes
+        self.lower = lower
+        self.upper = upper
+        self.seed = seed
+        self.budget_seconds = budget_seconds
+
+    def __sklearn_tags__(self) -> Any:
+        """Say that it does not learn to classify: it keeps the classes that the logits name."""
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.poor_score = True
+        return tags
+
+    def fit(self, logits: ArrayLike, y: ArrayLike) -> Self:
+        """Fit the method to logits of data that the model was not trained on.
+
+        Parameters
+        ----------
+        logits : array_like of shape (N, K)
+            One column for each class.
+        y : array_like of shape (N,)
+            Class names, or class indices.
+
+        Raises
+        ------
+        ValueError
+            The number of columns is not that of the classes, or the data are invalid.
+        """
+        checked: tuple[NDArray[np.float64], NDArray[Any]] = validate_data(self, logits, y, dtype=np.float64)
+        values, names = checked
+        check_classification_targets(names)
+        columns = values.shape[1]
+        self.classes_ = np.unique(names) if self.classes is None else np.asarray(self.classes)
+        if len(self.classes_) != columns:
+            raise ValueError(
+                f"The logits have n_features = {columns} columns, but there are {len(self.classes_)} classes"
+                f"{' in y; give all of them as `classes`' if self.classes is None else ''}."
+            )
+        order = np.argsort(self.classes_)
+        found = np.searchsorted(self.classes_, names, sorter=order)
+        indices = order[np.minimum(found, columns - 1)]
+        unknown = self.classes_[indices] != names
+        if unknown.any():
+            row = int(unknown.argmax())
+            raise ValueError(f"y[{row}] is {names[row]!s}, which is none of `classes`.")
+        self._bounds()
+        result: FitResult = fit(
+            self.method, values, indices, seed=self.seed, budget_seconds=self.budget_seconds
+        )
+        self.result_ = result
+        self.calibrator_ = result.calibrator
+        return self
+
+    def predict_proba(self, logits: ArrayLike) -> NDArray[np.float64]:
+        """Return calibrated probabilities (N, K) inside the bounds."""
+        return np.asarray(self._calibrated(logits).probabilities.numpy())
+
+    def predict(self, logits: ArrayLike) -> NDArray[Any]:
+        """Return the most probable class of each row; ties go to the larger calibrated logit."""
+        calibrated = self._calibrated(logits)
+        probabilities, mapped = calibrated.probabilities.numpy(), calibrated.logits.numpy()
+        ties = np.where(probabilities == probabilities.max(axis=1, keepdims=True), mapped, -np.inf)
+        return np.asarray(self.classes_[ties.argmax(axis=1)])
+
+    def _calibrated(self, logits: ArrayLike) -> Calibrated:
+        check_is_fitted(self)
+        values = validate_data(self, logits, dtype=np.float64, reset=False)
+        with torch.inference_mode():
+            return self.calibrator_.calibrate(torch.from_numpy(values), self._bounds())
+
+    def _bounds(self) -> Bounds | None:
+        if self.lower is None and self.upper is None:
+            return None
+        shape = len(self.classes_)
+        sides = ((self.lower, 0.0), (self.upper, 1.0))
+        lower, upper = (
+            np.broadcast_to(np.asarray(default if side is None else side, np.float64), shape)
+            for side, default in sides
+        )
+        return Bounds(torch.from_numpy(lower.copy()), torch.from_numpy(upper.copy()))

@@ -1,0 +1,183 @@
+"""What an ONNX file reads and returns, found by a trial run, and the declaration that would serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from boxcal.models.errors import BackboneError, UnusableWeights
+from boxcal.models.onnx_file import OnnxFile
+from boxcal.models.onnx_named import inputs_of, is_named
+from boxcal.models.onnx_outputs import FLOATS, MAPS, class_labels
+from boxcal.models.spec import ModelSpec, read_spec
+from boxcal.models.text_inputs import TextInputs
+
+IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+GREY = {"mean": [0.5], "std": [0.5]}
+FEW_LABELS = 50
+TRIAL_SIDE = 224
+DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output.
+
+    Attributes
+    ----------
+    shape
+        As the file declares it; names and None are free.
+    found
+        Shape in the trial run, empty where there was none.
+    """
+
+    name: str
+    type: str
+    shape: tuple[Any, ...]
+    found: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A model file.
+
+    Attributes
+    ----------
+    inputs, outputs
+        Of the file.
+    declaration
+        The members of the `model.json` that would declare it.
+    notes
+        What must be checked by a person.
+    """
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    declaration: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def inspect_model(path: Path) -> Inspection:
+    """Open an ONNX file, run it once on random inputs, and say how it would be declared.
+
+    Raises
+    ------
+    UnusableWeights
+        The file does not exist or cannot be opened.
+    """
+    file = OnnxFile(path, optimize=False)
+    session = file.session(["CPUExecutionProvider"], threads=1)
+    entries, returned = session.get_inputs(), session.get_outputs()
+    notes: list[str] = []
+    declaration: dict[str, Any] = {}
+    try:
+        batch = _trial(entries, file, path, declaration, notes)
+        outputs = session.run(None, batch)
+    except BackboneError as error:
+        notes.append(str(error))
+        outputs = None
+    except Exception as error:  # onnxruntime's errors have no common base class
+        notes.append(f"The trial run failed: {error}"[:500])
+        outputs = None
+    if outputs is not None:
+        _declare_output(returned, outputs, file, declaration, notes)
+    shapes = [_shape(value) for value in outputs] if outputs is not None else [()] * len(returned)
+    return Inspection(
+        tuple(Tensor(entry.name, entry.type, tuple(entry.shape)) for entry in entries),
+        tuple(
+            Tensor(entry.name, entry.type, tuple(entry.shape or ()), shape)
+            for entry, shape in zip(returned, shapes, strict=True)
+        ),
+        declaration,
+        tuple(notes),
+    )
+
+
+def _trial(
+    entries: Sequence[Any], file: OnnxFile, path: Path, declaration: dict[str, Any], notes: list[str]
+) -> dict[str, Any]:
+    """Make a batch of inputs, and declare what they are."""
+    generator = np.random.default_rng(0)
+    if is_named(entries):
+        spec = read_spec(path)
+        inputs = inputs_of(entries, file.model, spec, path)
+        if isinstance(inputs, TextInputs):
+            declaration["pad"] = dict(inputs.pad)
+            declaration["max_length"] = inputs.max_length
+            if "text" in inputs.members:
+                declaration["tokenizer"] = spec.tokenizer or "tokenizer.json"
+            notes.append("Check `pad` and `max_length` against the tokenizer's configuration.")
+        else:
+            declaration["features"] = list(getattr(inputs, "names", ()))
+        return dict(inputs.batch(inputs.blank(2)))
+    if len(entries) != 1 or entries[0].type not in DTYPES or len(entries[0].shape) != 4:
+        found = ", ".join(f"{entry.name} {entry.type} {entry.shape}" for entry in entries)
+        raise UnusableWeights(f"No trial run is known for these inputs: {found}.")
+    count, *sizes = (size if isinstance(size, int) and size > 0 else None for size in entries[0].shape)
+    last = sizes[2] in (1, 3) and sizes[0] not in (1, 3)
+    channels = (sizes[2] if last else sizes[0]) or 3
+    side = next((size for size in (sizes[:2] if last else sizes[1:]) if size), TRIAL_SIDE)
+    normalised = IMAGENET if channels == 3 else GREY
+    declaration["preprocessing"] = {"resize": round(side * 256 / 224), "crop": side, **normalised}
+    notes.append("`preprocessing` is a suggestion, that of ImageNet: replace it by that of the training.")
+    shape = (side, side, channels) if last else (channels, side, side)
+    return {entries[0].name: generator.normal(size=(count or 1, *shape)).astype(DTYPES[entries[0].type])}
+
+
+def _declare_output(
+    returned: Sequence[Any],
+    outputs: Sequence[Any],
+    file: OnnxFile,
+    declaration: dict[str, Any],
+    notes: list[str],
+) -> None:
+    """Choose an output that may hold scores, and declare what it holds."""
+    scores = [
+        (entry.name, value)
+        for entry, value in zip(returned, outputs, strict=True)
+        if entry.type in (*FLOATS, *MAPS) and len(_shape(value)) in (1, 2)
+    ]
+    if not scores:
+        notes.append("No output has the shape (N, K).")
+        return
+    name, value = next((pair for pair in scores if pair[0] == "logits"), scores[0])
+    if len(scores) > 1 and name != "logits":
+        others = ", ".join(other for other, _ in scores[1:])
+        notes.append(f"Several outputs may hold scores; `{name}` is the first, the others are {others}.")
+    if len(returned) > 1:
+        declaration["output"] = name
+    found: tuple[str, ...] | None = class_labels(file.model)
+    if isinstance(value, list):
+        found = tuple(map(str, value[0]))
+        value = np.array([list(row.values()) for row in value])
+    rows = value.reshape(len(value), -1)
+    within = bool((rows >= 0).all() and (rows <= 1).all())
+    classes = rows.shape[1]
+    if classes == 1:
+        declaration["activation"] = "sigmoid"
+        classes = 2
+        declaration["outputs"] = "probabilities" if within else "logits"
+        notes.append("One number per sample: is it the probability of the second class, or its logit?")
+    else:
+        sums_to_one = within and bool(np.abs(rows.sum(axis=1) - 1).max() < 1e-3)
+        declaration["outputs"] = "probabilities" if sums_to_one else "logits"
+        if within and not sums_to_one:
+            notes.append(
+                "All scores lie between 0 and 1 and do not sum to 1: a multi-label model is refused."
+            )
+    labels = found if found is not None and len(found) == classes else None
+    if labels is not None or classes <= FEW_LABELS:
+        declaration["labels"] = list(labels or map(str, range(classes)))
+        if labels is None:
+            notes.append("`labels` are numbers: replace them by the names of the classes.")
+    ModelSpec.model_validate(declaration)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    if isinstance(value, list):
+        return (len(value), len(value[0]) if value else 0)
+    return tuple(value.shape)

@@ -1,0 +1,212 @@
+"""ONNX models of rows of features and of tokens: several named inputs of any type, and of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+
+from boxcal.models.errors import UnusableInput, UnusablePreprocessing, UnusableWeights
+from boxcal.models.inputs import Inputs
+from boxcal.models.onnx_file import OnnxFile
+from boxcal.models.onnx_outputs import Output, class_labels
+from boxcal.models.onnx_sessions import Sessions
+from boxcal.models.row_inputs import Column, RowInputs
+from boxcal.models.spec import ModelSpec, read_spec
+from boxcal.models.text_inputs import IDS, MASK, TextInputs
+from boxcal.models.weights import file_fingerprint, fingerprint_with
+
+DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    "tensor(float16)": "float16",
+    "tensor(int64)": "int64",
+    "tensor(int32)": "int32",
+    "tensor(bool)": "bool",
+    "tensor(string)": "str",
+}
+INTEGERS = ("int64", "int32")
+MAX_TOKENS = 512
+ENCODED = ("cats_strings", "cats_int64s", "keys_strings", "keys_int64s")
+PROBES = 4
+SCALES = (1.0, 30.0, 1000.0)
+
+
+class NamedOnnxBackbone:
+    """An ONNX classifier whose inputs have names.
+
+    Parameters
+    ----------
+    path
+        The model file.
+    labels
+        File with one label per line; replaces the declared labels.
+    device
+        `auto`, `cpu`, `cuda` or `cuda:N`.
+
+    Raises
+    ------
+    BackboneError
+        The file is missing or damaged, or does not fit its declaration.
+    """
+
+    preprocessing = None
+
+    def __init__(self, path: Path, *, labels: Path | None, device: str) -> None:
+        self.name = f"onnx:{path.name}"
+        file = OnnxFile(path, optimize=False)
+        self._sessions = Sessions(file, path, device)
+        self.device = self._sessions.device
+        session = self._sessions.alone
+        spec = read_spec(path, session.get_modelmeta().custom_metadata_map)
+        self.inputs: Inputs = inputs_of(session.get_inputs(), file.model, spec, path)
+        self.input_shape = self.inputs.shape
+        self._output = Output(session.get_outputs(), spec, path)
+        try:
+            probes = [self._run(session, batch) for batch in self._probes()]
+        except Exception as error:  # onnxruntime's errors have no common base class
+            raise UnusableWeights(f"{path}: the trial run failed: {error}"[:1000]) from error
+        num_classes = self._output.check(probes)
+        found = self._output.keys or class_labels(file.model)
+        if found is not None and len(found) != num_classes:
+            found = None
+        self.labels = spec.labels_for(num_classes, path, labels, found)
+        tokens = self.inputs if isinstance(self.inputs, TextInputs) else None
+        self.fingerprint = fingerprint_with(
+            file_fingerprint(path, *file.external),
+            **self._output.declared,
+            pad=tokens and tokens.pad,
+            max_length=tokens and tokens.max_length,
+        )
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return len(self.labels)
+
+    @property
+    def passes(self) -> int:
+        """Number of concurrent calls that use the whole device."""
+        return self._sessions.passes
+
+    def __call__(self, batch: dict[str, NDArray[Any]], *, alone: bool = True) -> torch.Tensor:
+        """Float32 logits (N, K) for what `inputs.batch` makes of N samples; else UnusableInput."""
+        if not isinstance(batch, dict):
+            raise UnusableInput(f"{self.name} reads its inputs by name.")
+        raw = self._run(self._sessions.alone if alone else self._sessions.beside, batch)
+        return self._output.logits(raw)
+
+    def warm_up(self, batch_sizes: Sequence[int]) -> None:
+        """Run once with each batch size, so that no request waits for a first pass."""
+        for size in batch_sizes:
+            self(self.inputs.batch(self.inputs.blank(size)))
+
+    def _run(self, session: Any, batch: dict[str, NDArray[Any]]) -> Any:
+        return session.run([self._output.name], batch)[0]
+
+    def _probes(self) -> list[dict[str, NDArray[Any]]]:
+        """Give batches of random inputs, of several sizes, to see what the outputs are."""
+        generator = np.random.default_rng(0)
+        probes = [self.inputs.batch(self.inputs.blank(1))]
+        for scale in SCALES if isinstance(self.inputs, RowInputs) else (1.0,):
+            rows = self.inputs.blank(PROBES)
+            if isinstance(self.inputs, RowInputs):
+                noise = np.round(generator.normal(size=rows.shape) * scale)
+                free = self.inputs.is_free
+                rows[:, free] = noise[:, free]
+            probes.append(self.inputs.batch(rows))
+        return probes
+
+
+def is_named(entries: Sequence[Any]) -> bool:
+    """Whether the inputs of a model are rows of features or tokens, by their types and ranks."""
+    return all(entry.type in DTYPES and len(entry.shape) == 2 for entry in entries) and bool(entries)
+
+
+def inputs_of(entries: Sequence[Any], model: onnx.ModelProto | None, spec: ModelSpec, path: Path) -> Inputs:
+    """Tell rows of features from tokens, by names, types and the declaration.
+
+    Raises
+    ------
+    UnusablePreprocessing, UnusableWeights
+        The declaration does not fit; the number of features is not known.
+    """
+    dtypes = [DTYPES[entry.type] for entry in entries]
+    names = [entry.name for entry in entries]
+    beside = path.with_name("tokenizer.json")
+    integers = all(dtype in INTEGERS for dtype in dtypes)
+    if integers and (spec.tokenizer or spec.pad or IDS in names or MASK in names):
+        tokenizer = path.with_name(spec.tokenizer) if spec.tokenizer else beside
+        lengths = [size for entry in entries if isinstance(size := entry.shape[1], int)]
+        if unknown := next((name for name in spec.pad or {} if name not in names), None):
+            raise UnusablePreprocessing(f"{path}: pad names {unknown!r}, which is no input of the model.")
+        return TextInputs(
+            names,
+            dtypes,
+            pad=spec.pad or {},
+            max_length=spec.max_length or MAX_TOKENS,
+            fixed_length=lengths[0] if lengths else None,
+            tokenizer=tokenizer if spec.tokenizer or beside.is_file() else None,
+        )
+    columns = []
+    for entry, dtype in zip(entries, dtypes, strict=True):
+        width = entry.shape[1]
+        if not isinstance(width, int):
+            if len(entries) > 1 or not spec.features:
+                raise UnusableWeights(
+                    f"{path}: the input {entry.name} takes any number of features; declare their names as "
+                    f'"features" in {path.with_suffix(".json").name}.'
+                )
+            width = len(spec.features)
+        columns.append(Column(entry.name, dtype, width))
+    return RowInputs(
+        columns,
+        _feature_names(columns, spec, path),
+        has_missing=_has_missing(model),
+        categories={
+            column.name: known
+            for column in columns
+            if (known := _category(model, column.name)) is not None or column.is_text
+        },
+    )
+
+
+def _category(model: onnx.ModelProto | None, name: str) -> str | float | None:
+    """Find a value that the encoder of an input knows: encoders refuse others."""
+    reached = {name}
+    for node in model.graph.node if model is not None else ():
+        if reached.isdisjoint(node.input):
+            continue
+        for attribute in node.attribute:
+            if attribute.name in ENCODED and (attribute.strings or attribute.ints):
+                return attribute.strings[0].decode() if attribute.strings else float(attribute.ints[0])
+        reached.update(node.output)
+    return None
+
+
+def _feature_names(columns: Sequence[Column], spec: ModelSpec, path: Path) -> list[str]:
+    count = sum(column.width for column in columns)
+    if spec.features is not None:
+        if len(set(spec.features)) != count or len(spec.features) != count:
+            raise UnusablePreprocessing(
+                f"{path}: features has {len(spec.features)} names, of which {len(set(spec.features))} are "
+                f"different; the model reads {count} features."
+            )
+        return list(spec.features)
+    if len(columns) == 1:
+        return [f"{index}" for index in range(count)]
+    return [
+        column.name if column.width == 1 else f"{column.name}[{index}]"
+        for column in columns
+        for index in range(column.width)
+    ]
+
+
+def _has_missing(model: onnx.ModelProto | None) -> bool:
+    """Whether a model decides by trees, which send a missing value to one side."""
+    return model is not None and any(node.op_type.startswith("TreeEnsemble") for node in model.graph.node)

@@ -1,0 +1,175 @@
+"""From what an ONNX model returns to logits: which output is served, what it holds, and whether that is true.
+
+Exports of scikit-learn, XGBoost and LightGBM return a label and probabilities, as a tensor or as one map for
+each sample (ZipMap). A binary network may return one number, the sigmoid of a logit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+
+from boxcal.models.errors import UnusableWeights
+from boxcal.models.spec import ModelSpec
+
+FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)")
+MAPS = ("seq(map(int64,tensor(float)))", "seq(map(string,tensor(float)))")
+LABELS = ("tensor(int64)", "tensor(string)")
+TINY = float(np.finfo(np.float32).tiny)
+
+
+class Output:
+    """The output that is served.
+
+    Parameters
+    ----------
+    entries
+        The outputs of the model, each with `name` and `type`.
+    spec
+        The declaration of the model.
+    path
+        Of the model, for messages.
+
+    Attributes
+    ----------
+    name
+        Of the output.
+    declared
+        What changes the logits of the same file, for the fingerprint: None for each default.
+
+    Raises
+    ------
+    UnusableWeights
+        The output cannot be chosen without a declaration, or is none of the model's.
+    """
+
+    def __init__(self, entries: Sequence[Any], spec: ModelSpec, path: Path) -> None:
+        self._path = path
+        types = {entry.name: entry.type for entry in entries}
+        self.name = spec.output if spec.output is not None else _only(types, path)
+        if self.name not in types:
+            raise UnusableWeights(
+                f"{path} has no output {self.name!r}; it has the outputs {', '.join(types)}."
+            )
+        if types[self.name] not in (*FLOATS, *MAPS):
+            raise UnusableWeights(
+                f"{path}: the output {self.name} has the type {types[self.name]}; scores are floats."
+            )
+        self._is_map = types[self.name] in MAPS
+        beside_label = len(types) == 2 and any(kind in LABELS for kind in types.values())
+        self._has_one_column = spec.activation == "sigmoid"
+        explicit = "outputs" in spec.model_fields_set
+        if explicit:
+            self._holds_probabilities = spec.outputs == "probabilities"
+        else:
+            self._holds_probabilities = self._has_one_column or self._is_map or beside_label
+        self._keys: tuple[Any, ...] = ()
+        self.declared = {
+            "outputs": "probabilities" if self._holds_probabilities else None,
+            "output": spec.output,
+            "activation": spec.activation,
+        }
+
+    @property
+    def keys(self) -> tuple[str, ...] | None:
+        """Return the class names of a map, known after `check`; None for a tensor."""
+        return tuple(map(str, self._keys)) or None
+
+    def scores(self, raw: Any) -> torch.Tensor:
+        """Bring what the model returned to float32 (N, K), or (N, 1)."""
+        if self._is_map:
+            return torch.tensor([[row[key] for key in self._keys] for row in raw], dtype=torch.float32)
+        values = torch.from_numpy(raw).float()
+        return values[:, None] if values.ndim == 1 else values
+
+    def logits(self, raw: Any) -> torch.Tensor:
+        """Turn what the model returned into float32 logits (N, K)."""
+        scores = self.scores(raw)
+        if self._has_one_column:
+            column = scores[:, 0].double()
+            if self._holds_probabilities:
+                column = column.clamp_min(TINY).log() - (1 - column).clamp_min(TINY).log()
+            return torch.stack([torch.zeros_like(column), column], dim=1).float()
+        return scores.clamp_min(TINY).log() if self._holds_probabilities else scores
+
+    def check(self, probes: Sequence[Any]) -> int:
+        """Check what the model returned for some random inputs, and return K.
+
+        Raises
+        ------
+        UnusableWeights
+            It is not what is declared, or cannot be calibrated.
+        """
+        if self._is_map:
+            self._keys = tuple(probes[0][0])
+        scores = torch.cat([self.scores(raw) for raw in probes])
+        where = f"{self._path}: the output {self.name}"
+        if scores.ndim != 2:
+            raise UnusableWeights(f"{where} has shape {tuple(scores.shape)}, expected (N, K).")
+        if self._has_one_column:
+            self._check_sigmoid(scores, where)
+            return 2
+        if scores.shape[1] < 2:
+            raise UnusableWeights(
+                f'{where} has shape {tuple(scores.shape)}, expected (N, K). Declare "activation": "sigmoid" '
+                "if it is the probability of the second of two classes."
+            )
+        # Trees may put NaN into the sums; then nothing is said about them.
+        within = bool((scores >= 0).all() and (scores <= 1).all())
+        sums_to_one = bool((scores >= 0).all() and (scores.sum(1) - 1).abs().max() < 1e-3)
+        if sums_to_one and not self._holds_probabilities:
+            raise UnusableWeights(
+                f"{where} sums to 1: it seems to hold probabilities. Export the logits, or declare "
+                '"outputs": "probabilities".'
+            )
+        if within and not sums_to_one and len(scores) > 1:
+            raise UnusableWeights(
+                f"{where} lies between 0 and 1 for random inputs of any size and does not sum to 1 (but to "
+                f"{float(scores[0].sum()):.4g}): {scores.shape[1]} independent sigmoids, each with its own "
+                "question (multi-label). Classes that exclude each other are needed."
+            )
+        if self._holds_probabilities and not sums_to_one:
+            raise UnusableWeights(f"{where} does not sum to 1, but is declared to hold probabilities.")
+        return scores.shape[1]
+
+    def _check_sigmoid(self, scores: torch.Tensor, where: str) -> None:
+        if scores.shape[1] != 1:
+            raise UnusableWeights(
+                f"{where} has {scores.shape[1]} columns; with the activation sigmoid it has one, the "
+                "probability of the second class."
+            )
+        if self._holds_probabilities and not bool(((scores >= 0) & (scores <= 1)).all()):
+            raise UnusableWeights(
+                f"{where} is {float(scores.max()):.4g} for a random input, no sigmoid. Declare also "
+                '"outputs": "logits" if the sigmoid is not part of the model.'
+            )
+
+
+def class_labels(model: onnx.ModelProto | None) -> tuple[str, ...] | None:
+    """Return the class names that the classifier of an exported pipeline carries; None without one."""
+    for node in reversed(model.graph.node if model is not None else ()):
+        for attribute in node.attribute:
+            if attribute.name in ("classlabels_strings", "classlabels_int64s", "classlabels_ints"):
+                names = [value.decode() for value in attribute.strings] or list(map(str, attribute.ints))
+                if names:
+                    return tuple(names)
+    return None
+
+
+def _only(types: dict[str, str], path: Path) -> str:
+    """Choose the output that holds scores; one beside it may hold labels."""
+    if "logits" in types:
+        return "logits"
+    scores = [name for name, kind in types.items() if kind in (*FLOATS, *MAPS)]
+    others = [name for name, kind in types.items() if kind not in (*FLOATS, *MAPS, *LABELS)]
+    if len(scores) == 1 and not others:
+        return scores[0]
+    raise UnusableWeights(
+        f"{path} has the outputs {', '.join(types)}; call the one to serve 'logits', or declare it as "
+        f'"output" in {path.with_suffix(".json").name}.'
+    )

@@ -1,0 +1,56 @@
+"""The onnxruntime sessions of one ONNX file, on CUDA if available, else on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+
+from boxcal.models.core_pool import usable_cores
+from boxcal.models.errors import UnusableDevice
+from boxcal.models.onnx_file import OnnxFile
+from boxcal.models.torch_backbone import resolve_device
+
+
+class Sessions:
+    """One session on CUDA; on the CPU one for a single thread and one for all cores.
+
+    Parameters
+    ----------
+    file
+        The opened file.
+    path
+        Its path, for messages.
+    device
+        `auto`, `cpu`, `cuda` or `cuda:N`.
+
+    Attributes
+    ----------
+    beside, alone
+        The session of a pass beside others, and of a pass that may use the whole device.
+    device
+        Where they run.
+    """
+
+    def __init__(self, file: OnnxFile, path: Path, device: str) -> None:
+        resolved = resolve_device(device)
+        self.device = "cpu"
+        if resolved.type == "cuda":
+            onnxruntime.preload_dlls()  # CUDA's libraries come with torch
+            provider = ("CUDAExecutionProvider", {"device_id": str(resolved.index or 0)})
+            session = file.session([provider, "CPUExecutionProvider"], threads=1)
+            if "CUDAExecutionProvider" in session.get_providers():
+                self.beside = self.alone = session
+                self.device = str(resolved)
+                return
+            if device != "auto":
+                raise UnusableDevice(f"onnxruntime cannot run {path} on {device!r}.")
+        threads = sorted({usable_cores(), 1})
+        opened: list[Any] = [file.session(["CPUExecutionProvider"], threads=n) for n in threads]
+        self.beside, self.alone = opened[0], opened[-1]
+
+    @property
+    def passes(self) -> int:
+        """Number of concurrent calls that use the whole device."""
+        return usable_cores() if self.device == "cpu" else 1

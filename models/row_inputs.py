@@ -1,0 +1,178 @@
+"""Rows of features: what a tabular model reads, as a list of values or as an object of values by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from boxcal.models.errors import UnusableInput
+from boxcal.models.inputs import Kind, Samples
+
+EXACT = 2**53
+"""Integers below this are exact in float64."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One input of a model, for `width` features.
+
+    Attributes
+    ----------
+    dtype
+        numpy's name of its type, such as `float32`, `int64` or `str`.
+    """
+
+    name: str
+    dtype: str
+    width: int
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the features are strings."""
+        return self.dtype == "str"
+
+
+class RowInputs:
+    """Rows of D features, float64, or objects where some are strings.
+
+    `is_free` says which features may have any value, because the model takes no categories there.
+
+    Parameters
+    ----------
+    columns
+        The inputs of the model.
+    names
+        Of the D features.
+    has_missing
+        Whether the model reads NaN as a missing value.
+    categories
+        A value that the model knows, by the input that takes categories.
+    """
+
+    kind: Kind = "rows"
+    members = ("features", "tensor", "cells")
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        names: Sequence[str],
+        *,
+        has_missing: bool,
+        categories: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self.columns = tuple(columns)
+        self.names = tuple(names)
+        self.shape = (len(self.names),)
+        self._has_missing = has_missing
+        self._position = {name: index for index, name in enumerate(self.names)}
+        self._of = [column for column in columns for _ in range(column.width)]
+        self._example = [
+            ("" if column.is_text else 0.0) if (known := categories.get(column.name)) is None else known
+            for column in self._of
+        ]
+        self.is_free = np.array([column.name not in categories for column in self._of])
+        self._is_numeric = not any(column.is_text for column in columns)
+
+    def refusal(self, member: str) -> str:
+        """Say why this input cannot be read."""
+        return f"The model takes `features`, a row of {len(self.names)} values, not {member}."
+
+    def blank(self, count: int) -> Samples:
+        """Give rows of zeros, empty strings, and one of the known categories."""
+        rows = np.empty((count, *self.shape), np.float64 if self._is_numeric else object)
+        rows[:] = self._example
+        return rows
+
+    def decode(self, member: str, value: Any, max_pixels: int) -> Samples:
+        """Turn a list of values, or an object of values by name, into one row; `cells` are text of CSV.
+
+        Raises
+        ------
+        UnusableInput
+            Naming the feature that is missing, unknown or of another type.
+        """
+        if isinstance(value, dict):
+            if unknown := next((name for name in value if name not in self._position), None):
+                raise UnusableInput(f"The model has no feature {unknown!r:.100}.")
+            if absent := next((name for name in self.names if name not in value), None):
+                raise UnusableInput(f"The feature {absent!r:.100} is missing; write null if it is not known.")
+            value = [value[name] for name in self.names]
+            if member == "cells":
+                value = [_cell(column, text) for column, text in zip(self._of, value, strict=True)]
+        if not isinstance(value, list) or len(value) != len(self.names):
+            what = f"{len(value)} values" if isinstance(value, list) else "no list"
+            raise UnusableInput(f"The row has {what}; the model takes {len(self.names)} features.")
+        row = np.empty(self.shape, np.float64 if self._is_numeric else object)
+        for index, (column, one) in enumerate(zip(self._of, value, strict=True)):
+            row[index] = self._value(column, one, self.names[index])
+        return row
+
+    def check(self, values: NDArray[Any]) -> Samples:
+        """Check rows of numbers (N, D).
+
+        Raises
+        ------
+        UnusableInput
+            They have another shape, are none, or a value is not one that the model reads.
+        """
+        if not self._is_numeric:
+            raise UnusableInput("The model has features that are strings; send rows as JSON or CSV.")
+        if values.ndim != 2 or values.shape[1:] != self.shape or not len(values):
+            raise UnusableInput(
+                f"The array has the shape {values.shape}; the model takes (N, {len(self.names)})."
+            )
+        rows = values.astype(np.float64)
+        if np.isinf(rows).any() or (np.isnan(rows).any() and not self._has_missing):
+            row, index = np.argwhere(~np.isfinite(rows))[0]
+            raise UnusableInput(self._refused(rows[row, index], self.names[index]))
+        for index, column in enumerate(self._of):
+            if np.dtype(column.dtype).kind in "iu" and (rows[:, index] != np.round(rows[:, index])).any():
+                raise UnusableInput(f"The feature {self.names[index]!r} holds integers.")
+        return rows
+
+    def batch(self, samples: Samples) -> dict[str, NDArray[Any]]:
+        """Give the array of each input of the model, (N, width)."""
+        given, start = {}, 0
+        for column in self.columns:
+            part = samples[:, start : start + column.width]
+            given[column.name] = np.ascontiguousarray(part if column.is_text else part.astype(column.dtype))
+            start += column.width
+        return given
+
+    def _value(self, column: Column, value: Any, name: str) -> Any:
+        if column.is_text:
+            if isinstance(value, str):
+                return value
+            raise UnusableInput(f"The feature {name!r} is {value!r:.100}; it is a string.")
+        if value is None:
+            value = float("nan")
+        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) == math.inf:
+            raise UnusableInput(f"The feature {name!r} is {value!r:.100}; it is a number.")
+        if math.isnan(value) and (not self._has_missing or np.dtype(column.dtype).kind in "iu"):
+            raise UnusableInput(self._refused(value, name))
+        if np.dtype(column.dtype).kind in "iu" and (value != int(value) or abs(value) >= EXACT):
+            raise UnusableInput(f"The feature {name!r} is {value!r:.100}; it is an integer below 2**53.")
+        try:
+            return float(value)
+        except OverflowError:
+            raise UnusableInput(f"The feature {name!r} holds an integer that is too large.") from None
+
+    def _refused(self, value: Any, name: str) -> str:
+        missing = "missing" if math.isnan(value) else str(value)
+        return f"The feature {name!r} is {missing}; the model reads finite numbers."
+
+
+def _cell(column: Column, text: str) -> Any:
+    """Read the text of a feature; an empty one is a missing value."""
+    if column.is_text:
+        return text
+    try:
+        return float(text) if text.strip() else None
+    except ValueError:
+        return text  # refused with the name of the feature

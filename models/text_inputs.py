@@ -1,0 +1,165 @@
+"""Tokens of texts: what a text classifier reads, one or several rows of integers of any length.
+
+Texts become tokens by the model's own `tokenizer.json`. A batch is padded to its longest sample, with values
+that the model's attention mask excludes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from boxcal.models.errors import UnusableInput, UnusablePreprocessing
+from boxcal.models.inputs import Kind, Samples
+
+MASK = "attention_mask"
+IDS = "input_ids"
+TYPES = "token_type_ids"
+TEXT_PACKAGE = "texts need the package tokenizers: pip install 'boxcal[text]'"
+
+
+class TextInputs:
+    """Samples are tuples of int64 arrays of one length, in the order of the inputs.
+
+    Parameters
+    ----------
+    names
+        The inputs of the model.
+    dtypes
+        numpy's type of each.
+    pad
+        What each input is padded with.
+    max_length
+        Longest sample; texts are cut to it, longer rows of tokens are refused.
+    fixed_length
+        Length to which every batch is padded; None for the longest sample of the batch.
+    tokenizer
+        The `tokenizer.json` of the model; None to read tokens only.
+
+    Raises
+    ------
+    UnusablePreprocessing
+        The tokenizer cannot be read, or the package is not installed.
+    """
+
+    kind: Kind = "texts"
+    shape: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        dtypes: Sequence[str],
+        *,
+        pad: Mapping[str, int],
+        max_length: int,
+        fixed_length: int | None,
+        tokenizer: Path | None,
+    ) -> None:
+        self.names = tuple(names)
+        self._dtypes = tuple(dtypes)
+        self.pad = {name: pad.get(name, 0) for name in names}
+        self.max_length = min(max_length, fixed_length or max_length)
+        self._fixed_length = fixed_length
+        self._tokenizer = None if tokenizer is None else open_tokenizer(tokenizer, self.max_length)
+        self.members = ("tokens",) if tokenizer is None else ("text", "tokens")
+
+    def refusal(self, member: str) -> str:
+        """Say why this input cannot be read."""
+        if member == "text":
+            return "The model takes tokens: no tokenizer.json is declared for it."
+        return f"The model takes {' or '.join(f'`{name}`' for name in self.members)}, not {member}."
+
+    def blank(self, count: int) -> Samples:
+        """Give samples of one token."""
+        return self._samples([tuple(np.ones(1, np.int64) for _ in self.names)] * count)
+
+    def decode(self, member: str, value: Any, max_pixels: int) -> Samples:
+        """Turn a text, or an object of rows of integers, into one sample.
+
+        Raises
+        ------
+        UnusableInput
+            It is empty, too long, or not made of integers.
+        """
+        rows = self._tokenized(value) if member == "text" else self._given(value)
+        (sample,) = self._samples([rows])
+        return sample  # type: ignore[no-any-return] # an object array has items of any type
+
+    def check(self, values: NDArray[Any]) -> Samples:
+        """Turn `input_ids` (N, L) into samples; only for models whose other inputs follow from them."""
+        if values.ndim != 2 or values.dtype.kind not in "iu" or not values.size:
+            raise UnusableInput(
+                f"The array has the shape {values.shape} and the type {values.dtype}; the model takes "
+                "integers (N, L), tokens."
+            )
+        return self._samples([self._given({self.names[0]: row.tolist()}) for row in values])
+
+    def batch(self, samples: Samples) -> dict[str, NDArray[Any]]:
+        """Give each input of the model, padded to (N, L)."""
+        length = self._fixed_length or max(len(sample[0]) for sample in samples)
+        given = {}
+        for index, (name, dtype) in enumerate(zip(self.names, self._dtypes, strict=True)):
+            padded = np.full((len(samples), length), self.pad[name], dtype)
+            for row, sample in enumerate(samples):
+                padded[row, : len(sample[index])] = sample[index]
+            given[name] = padded
+        return given
+
+    def _tokenized(self, text: str) -> tuple[NDArray[np.int64], ...]:
+        if not isinstance(text, str) or self._tokenizer is None:
+            raise UnusableInput(f"The text is {text!r:.100}; it must be a string.")
+        encoded = self._tokenizer.encode(text)
+        if not encoded.ids:
+            raise UnusableInput("The text has no tokens.")
+        rows = {IDS: encoded.ids, MASK: encoded.attention_mask, TYPES: encoded.type_ids}
+        first = self.names[0] if IDS not in self.names else IDS
+        rows[first] = encoded.ids
+        return tuple(np.array(rows[name], np.int64) for name in self.names)
+
+    def _given(self, value: Any) -> tuple[NDArray[np.int64], ...]:
+        if not isinstance(value, dict) or not value:
+            raise UnusableInput(f"tokens must be an object with {', '.join(self.names)}.")
+        if unknown := next((name for name in value if name not in self.names), None):
+            raise UnusableInput(f"The model has no input {unknown!r:.100}; it has {', '.join(self.names)}.")
+        first = next(iter(value.values()))
+        length = len(first) if isinstance(first, list) else 0
+        if not 0 < length <= self.max_length:
+            raise UnusableInput(f"The sample has {length} tokens; it must have 1 to {self.max_length}.")
+        rows = []
+        for name in self.names:
+            row = value.get(name)
+            if row is None:
+                if name not in (MASK, TYPES):
+                    raise UnusableInput(f"tokens.{name} is missing.")
+                row = [1 if name == MASK else 0] * length
+            if not isinstance(row, list) or len(row) != length:
+                raise UnusableInput(f"tokens.{name} must be a list of {length} integers.")
+            if not all(type(token) is int and 0 <= token < 2**31 for token in row):
+                raise UnusableInput(f"tokens.{name} must hold integers from 0.")
+            rows.append(np.array(row, np.int64))
+        return tuple(rows)
+
+    def _samples(self, rows: Sequence[tuple[NDArray[np.int64], ...]]) -> Samples:
+        samples = np.empty(len(rows), object)
+        for index, row in enumerate(rows):
+            samples[index] = row
+        return samples
+
+
+def open_tokenizer(path: Path, max_length: int) -> Any:
+    """Open a `tokenizer.json`, without its padding and cut to `max_length`."""
+    try:
+        import tokenizers  # noqa: PLC0415 - an optional package
+    except ImportError as error:
+        raise UnusablePreprocessing(f"{path}: {TEXT_PACKAGE}.") from error
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # its errors have no common class
+        raise UnusablePreprocessing(f"{path} is no readable tokenizer.json: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_length)
+    return tokenizer

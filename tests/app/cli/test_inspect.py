@@ -1,0 +1,96 @@
+"""`boxcal inspect` prints the declaration with which a model is served, and saves it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onnx import TensorProto, helper, save
+
+from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.inspect import run
+from boxcal.models.inspection import inspect_model
+from boxcal.models.loading import load_backbone
+from tests.models.test_model_files import write_onnx
+from tests.models.test_onnx_exports import linear, of_columns, of_lightgbm, of_scikit_learn, of_text
+
+MODELS: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
+    "image": (
+        lambda path: write_onnx(path, shape=("N", 3, 4, 4)),
+        {"outputs": "logits", "labels": list("01234")},
+    ),
+    "probabilities": (lambda path: write_onnx(path, softmax=True), {"outputs": "probabilities"}),
+    "one sigmoid": (
+        lambda path: linear(path, "Sigmoid", 1),
+        {"output": "scores", "activation": "sigmoid", "outputs": "probabilities", "labels": ["0", "1"]},
+    ),
+    "scikit-learn": (
+        lambda path: of_scikit_learn(path, zipmap=True),
+        {"output": "output_probability", "outputs": "probabilities", "labels": ["cat", "dog", "emu"]},
+    ),
+    "columns": (of_columns, {"features": ["height", "age", "city"], "labels": ["0", "1", "2"]}),
+    "LightGBM": (of_lightgbm, {"features": list("0123"), "outputs": "probabilities"}),
+    "text": (
+        of_text,
+        {"tokenizer": "tokenizer.json", "pad": {"input_ids": 0, "attention_mask": 0}, "max_length": 512},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_declaration_serves_the_model(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, expected = MODELS[name]
+    path = tmp_path / "m.onnx"
+    make(path)
+    path.with_suffix(".json").unlink(missing_ok=True)
+    run(str(path), write=True, as_json=True)
+    shown = json.loads(capsys.readouterr().out)
+    saved = json.loads(path.with_suffix(".json").read_text())
+    assert shown["declaration"] == saved
+    assert expected.items() <= saved.items()
+    backbone = load_backbone(f"onnx:{path}", device="cpu")
+    assert list(backbone.labels) == saved["labels"]
+    assert shown["inputs"][0]["name"] in {"x", "X", "height", "rows", "input_ids"}
+    with pytest.raises(UsageError, match="exists; it was not replaced"):
+        run(str(path), write=True, as_json=False)
+
+
+def test_what_must_be_checked_is_said(tmp_path: Path) -> None:
+    multi_label = inspect_model(linear(tmp_path / "m.onnx", "Sigmoid", 3))
+    assert any("multi-label model is refused" in note for note in multi_label.notes)
+    image = inspect_model(write_onnx(tmp_path / "image.onnx"))
+    assert any("suggestion, that of ImageNet" in note for note in image.notes)
+    assert image.outputs[0].found == (1, 5)
+
+
+def test_an_unknown_kind_of_inputs_is_described(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ("N", 3, 4))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ("N", 3, 4))],
+    )
+    path = tmp_path / "m.onnx"
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    found = inspect_model(path)
+    assert found.inputs[0].shape == ("N", 3, 4)
+    assert "No trial run is known for these inputs: x tensor(float)" in found.notes[0]
+
+
+def test_the_command_prints_a_table(tmp_path: Path) -> None:
+    path = write_onnx(tmp_path / "m.onnx")
+    shown = subprocess.run(
+        [sys.executable, "-c", "from boxcal.app.cli import main; main()", "inspect", str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "tensor(float)" in shown.stdout
+    assert '"outputs": "logits"' in shown.stdout

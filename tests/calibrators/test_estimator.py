@@ -1,0 +1,102 @@
+"""`BoxCalibrator` keeps scikit-learn's conventions, and gives what `fit` gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+from boxcal import BoxCalibrator, fit
+
+CLASSES = np.array(["cat", "dog", "emu"])
+SQUARE = "the logits need one column for each class, and the check's data have other columns"
+
+
+def data(count: int = 300) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(4)
+    labels = rng.integers(0, 3, count)
+    logits = rng.normal(size=(count, 3))
+    logits[np.arange(count), labels] += 1.0
+    return 4 * logits, labels
+
+
+def test_it_gives_what_fit_gives() -> None:
+    logits, labels = data()
+    estimator = BoxCalibrator(method="ts").fit(logits, CLASSES[labels])
+    expected = fit("ts", logits, labels).calibrator(torch.from_numpy(logits))
+    np.testing.assert_array_equal(estimator.predict_proba(logits), np.asarray(expected))
+    assert list(estimator.classes_) == list(CLASSES)
+    assert set(estimator.predict(logits)) <= set(CLASSES)
+    assert estimator.get_params()["method"] == "ts"
+    assert estimator.result_.nll < 2
+
+
+def test_bounds_hold_and_ties_go_to_the_larger_logit() -> None:
+    logits, labels = data()
+    bounded = BoxCalibrator(method="ts", lower=[0.05, 0.0, 0.0], upper=0.4).fit(logits, labels)
+    probabilities = bounded.predict_proba(logits)
+    assert probabilities.max() <= 0.4
+    assert probabilities[:, 0].min() >= 0.05
+    np.testing.assert_array_equal(bounded.predict(logits), logits.argmax(axis=1))
+    with pytest.raises(ValueError, match="add up"):
+        BoxCalibrator(method="ts", upper=0.1).fit(logits, labels)
+
+
+def test_classes_give_the_order_of_the_columns() -> None:
+    logits, labels = data()
+    few = labels > 0
+    estimator = BoxCalibrator(method="ts", classes=CLASSES[::-1]).fit(logits[few], CLASSES[::-1][labels[few]])
+    assert list(estimator.classes_) == list(CLASSES[::-1])
+    assert estimator.score(logits, CLASSES[::-1][labels]) > 0.5
+    with pytest.raises(ValueError, match=r"= 3 columns, but there are 2 classes in y; give all"):
+        BoxCalibrator(method="ts").fit(logits[few], labels[few])
+    with pytest.raises(ValueError, match="is fox, which is none of"):
+        BoxCalibrator(method="ts", classes=CLASSES).fit(logits, np.where(labels, "fox", "cat"))
+
+
+def test_it_is_the_last_step_of_a_pipeline() -> None:
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(600, 5))
+    y = CLASSES[np.digitize(rows[:, 0] + rng.normal(size=600), [-0.5, 0.5])]
+    trained = LogisticRegression().fit(rows[:200], y[:200])
+    pipeline = make_pipeline(
+        FunctionTransformer(trained.decision_function), BoxCalibrator(method="ts", upper=0.8)
+    )
+    pipeline.fit(rows[200:], y[200:])
+    assert pipeline.predict_proba(rows).max() <= 0.8
+    assert pipeline.score(rows, y) > 0.4
+    assert len(cross_val_score(pipeline, rows[200:], y[200:], cv=3)) == 3
+    search = GridSearchCV(
+        pipeline, {"boxcalibrator__method": ["uncalibrated", "ts"]}, scoring="neg_log_loss", cv=3
+    )
+    assert search.fit(rows[200:], y[200:]).best_params_["boxcalibrator__method"] in {"uncalibrated", "ts"}
+    assert clone(pipeline).get_params()["boxcalibrator__upper"] == 0.8
+
+
+def checks() -> list[Any]:
+    """scikit-learn's own checks that can be given to an estimator of logits."""
+    found = []
+    for estimator, check in estimator_checks_generator(BoxCalibrator(method="ts"), legacy=True):
+        found.append(pytest.param(estimator, check, id=getattr(check, "func", check).__name__))
+    return found
+
+
+@pytest.mark.parametrize(("estimator", "check"), checks())
+def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
+    try:
+        check(estimator)
+    except (AssertionError, ValueError) as error:
+        cause: BaseException | None = error
+        while cause is not None and "columns, but there are" not in str(cause):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        pytest.skip(SQUARE)

@@ -1,0 +1,341 @@
+"""Real exports of tabular and text models: posted input gives the library's own probabilities, then a fit."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from boxcal.models.errors import BackboneError
+from boxcal.models.loading import load_backbone
+from tests.app.running import running
+
+RNG = np.random.default_rng(11)
+CLASSES = ("cat", "dog", "emu")
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Export:
+    """A model file, what is posted to it, and the library's answers."""
+
+    inputs: list[dict[str, Any]]
+    labels: tuple[str, ...]
+    probabilities: np.ndarray[Any, Any]
+
+
+def features(count: int = 300) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    rows = RNG.normal(size=(count, 4)).astype(np.float32)
+    noise = RNG.normal(size=count)
+    return rows, ((rows[:, 0] + noise > 0.3).astype(int) + (rows[:, 1] + noise > 0.8).astype(int))
+
+
+def posted(rows: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
+    return [{"features": [None if np.isnan(v) else float(v) for v in row]} for row in rows]
+
+
+def of_scikit_learn(path: Path, *, zipmap: bool) -> Export:
+    from skl2onnx import to_onnx
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    rows, labels = features()
+    model = make_pipeline(StandardScaler(), LogisticRegression()).fit(rows, np.array(CLASSES)[labels])
+    path.write_bytes(to_onnx(model, rows[:1], options={"zipmap": zipmap}).SerializeToString())
+    return Export(posted(rows[:7]), CLASSES, model.predict_proba(rows[:7]))
+
+
+def of_columns(path: Path) -> Export:
+    """A pipeline of columns, each an input of its own: numbers, integers and text."""
+    import pandas as pd
+    from skl2onnx import to_onnx
+    from skl2onnx.common.data_types import FloatTensorType, Int64TensorType, StringTensorType
+    from sklearn.compose import ColumnTransformer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    rows, labels = features()
+    table = pd.DataFrame({"height": rows[:, 0], "age": (10 * rows[:, 1]).astype(int)})
+    table["city"] = np.array(["Oslo", "Rome"])[(rows[:, 2] > 0).astype(int)]
+    split = ColumnTransformer(
+        [("numbers", StandardScaler(), ["height", "age"]), ("names", OneHotEncoder(), ["city"])]
+    )
+    model = make_pipeline(split, LogisticRegression()).fit(table, labels)
+    types = [
+        ("height", FloatTensorType([None, 1])),
+        ("age", Int64TensorType([None, 1])),
+        ("city", StringTensorType([None, 1])),
+    ]
+    path.write_bytes(to_onnx(model, initial_types=types, options={"zipmap": False}).SerializeToString())
+    inputs = [
+        {"features": {"city": row.city, "height": float(row.height), "age": int(row.age)}}
+        for row in table[:7].itertuples()
+    ]
+    return Export(inputs, ("0", "1", "2"), model.predict_proba(table[:7]))
+
+
+def of_lightgbm(path: Path) -> Export:
+    import lightgbm
+    from onnxmltools import convert_lightgbm
+    from onnxmltools.convert.common.data_types import FloatTensorType
+
+    rows, labels = features()
+    rows[::3, 1] = np.nan
+    model = lightgbm.LGBMClassifier(
+        n_estimators=10, num_leaves=7, min_child_samples=5, verbosity=-1, n_jobs=1
+    )
+    model.fit(rows, labels)
+    exported = convert_lightgbm(model, initial_types=[("rows", FloatTensorType([None, 4]))], zipmap=True)
+    path.write_bytes(exported.SerializeToString())
+    return Export(posted(rows[:7]), ("0", "1", "2"), np.asarray(model.predict_proba(rows[:7])))
+
+
+class Reader(torch.nn.Module):
+    """A transformer of one layer and random weights, with an attention mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embedding = torch.nn.Embedding(50, 16)
+        self.queries, self.keys, self.values = (torch.nn.Linear(16, 16) for _ in range(3))
+        self.feed = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 16))
+        self.head = torch.nn.Linear(16, 3)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(input_ids)
+        scores = self.queries(hidden) @ self.keys(hidden).transpose(1, 2) / 4
+        scores = scores + (1 - attention_mask[:, None, :].float()) * -1e9
+        hidden = hidden + scores.softmax(-1) @ self.values(hidden)
+        hidden = torch.nn.functional.layer_norm(hidden + self.feed(hidden), (16,))
+        weight = attention_mask[..., None].float()
+        logits: torch.Tensor = self.head((hidden * weight).sum(1) / weight.sum(1))
+        return logits
+
+
+WORDS = ("[PAD]", "[UNK]", "good", "bad", "film", "a", "very", "long", "story")
+TEXTS = ("good film", "a very very long bad story", "film", "a good story", "unknown words only here")
+
+
+def of_text(path: Path) -> Export:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(path.with_name("tokenizer.json")))
+    network = Reader().eval()
+    ids = torch.tensor([[2, 4, 0], [3, 4, 5]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            network,
+            (ids, (ids > 0).long()),
+            path,
+            input_names=["input_ids", "attention_mask"],
+            output_names=["logits"],
+            dynamic_axes={name: {0: "n", 1: "length"} for name in ("input_ids", "attention_mask")},
+            dynamo=False,
+        )
+    path.with_suffix(".json").write_text(json.dumps({"labels": list(CLASSES)}))
+    expected = []
+    for text in TEXTS:
+        one = torch.tensor([tokenizer.encode(text).ids])
+        expected.append(network(one, torch.ones_like(one)).softmax(1)[0].detach().numpy())
+    return Export([{"text": text} for text in TEXTS], CLASSES, np.array(expected))
+
+
+EXPORTS: dict[str, Callable[[Path], Export]] = {
+    "scikit-learn, ZipMap": lambda path: of_scikit_learn(path, zipmap=True),
+    "scikit-learn, tensor": lambda path: of_scikit_learn(path, zipmap=False),
+    "scikit-learn, columns": of_columns,
+    "LightGBM, missing values": of_lightgbm,
+    "text": of_text,
+}
+
+
+@pytest.fixture(params=EXPORTS)
+def export(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Export]]:
+    path = tmp_path / "model.onnx"
+    made = EXPORTS[request.param](path)
+    with running(tmp_path / "data", model=f"onnx:{path}", device="cpu") as service:
+        yield service.url, made
+
+
+def test_posted_inputs_give_the_librarys_probabilities_then_a_fit_then_bounds(
+    export: tuple[str, Export],
+) -> None:
+    url, made = export
+    with httpx.Client(base_url=url, timeout=200) as http:
+        options = {"probabilities": True, "logits": True, "calibrator": 0}
+        answer = http.post("/predict", json={"inputs": made.inputs, "options": options})
+        assert answer.is_success, answer.text
+        predictions = answer.json()["predictions"]
+        got = np.array([prediction["probabilities"] for prediction in predictions])
+        np.testing.assert_allclose(got, made.probabilities, atol=TOLERANCE)
+        assert predictions[0]["label"] == made.labels[int(got[0].argmax())]
+        logits = np.array([prediction["logits"] for prediction in predictions])
+        many = np.tile(logits, (20, 1))
+        labels = [made.labels[n % 3] for n in range(len(many))]
+        body = {"logits": many.tolist(), "labels": labels, "method": "ts", "activate": "always"}
+        assert http.post("/fit?wait=200", json=body).json()["state"] == "succeeded"
+        bounds = {"upper": {made.labels[0]: 0.25}}
+        bounded = http.post(
+            "/predict", json={"inputs": made.inputs, "options": {"bounds": bounds, "top_k": 3}}
+        )
+        document = bounded.json()
+        assert document["calibrator"]["version"] == 1
+        for prediction in document["predictions"]:
+            by_label = {entry["label"]: entry["probability"] for entry in prediction["top"]}
+            assert by_label[made.labels[0]] <= 0.25
+
+
+def linear(path: Path, last: str, classes: int, *, output: str = "scores") -> Path:
+    """A linear network of 4 features whose last layer is this operator."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    weight = np.random.default_rng(1).normal(size=(4, classes)).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["raw"]),
+        helper.make_node(last, ["raw"], [output]),
+        helper.make_node("Identity", ["raw"], ["raw_logits"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "linear",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ("N", 4))],
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, ("N", classes))
+            for name in (output, "raw_logits")
+        ],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    return path
+
+
+def declare(path: Path, **members: Any) -> str:
+    path.with_suffix(".json").write_text(json.dumps(members))
+    return f"onnx:{path}"
+
+
+def test_one_sigmoid_is_two_classes(tmp_path: Path) -> None:
+    path = linear(tmp_path / "m.onnx", "Sigmoid", 1)
+    rows = np.random.default_rng(2).normal(size=(5, 4)).astype(np.float32)
+    served = load_backbone(declare(path, output="scores", activation="sigmoid"), device="cpu")
+    logits = served(served.inputs.batch(served.inputs.check(rows)))
+    raw = load_backbone(
+        declare(path, output="raw_logits", activation="sigmoid", outputs="logits"), device="cpu"
+    )
+    before = raw(raw.inputs.batch(raw.inputs.check(rows)))
+    assert logits.shape == before.shape == (5, 2)
+    np.testing.assert_allclose(logits.softmax(1), before.softmax(1), atol=1e-6)
+    np.testing.assert_allclose(before.softmax(1)[:, 1], before[:, 1].sigmoid(), atol=1e-6)
+    assert served.fingerprint != raw.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("last", "classes", "declared", "message"),
+    [
+        ("Sigmoid", 3, {"output": "scores"}, r"3 independent sigmoids.*multi-label"),
+        ("Sigmoid", 1, {"output": "scores"}, r'Declare "activation": "sigmoid"'),
+        ("Identity", 1, {"output": "scores", "activation": "sigmoid"}, "no sigmoid"),
+        ("Sigmoid", 3, {"output": "scores", "activation": "sigmoid"}, "has 3 columns"),
+        ("Softmax", 3, {"output": "scores", "outputs": "logits"}, "sums to 1"),
+        ("Identity", 3, {}, "has the outputs scores, raw_logits; call the one"),
+        ("Identity", 3, {"output": "score"}, "has no output 'score'; it has the outputs scores, raw_logits"),
+        ("Identity", 3, {"output": "scores", "features": ["a", "b"]}, "features has 2 names"),
+    ],
+)
+def test_outputs_that_are_not_what_is_declared_are_refused(
+    last: str, classes: int, declared: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = linear(tmp_path / "m.onnx", last, classes)
+    with pytest.raises(BackboneError, match=message):
+        load_backbone(declare(path, **declared), device="cpu")
+
+
+def test_rows_by_name_as_arrays_and_as_csv(tmp_path: Path) -> None:
+    import io
+
+    names = ["height", "width", "depth", "age"]
+    path = linear(tmp_path / "m.onnx", "Identity", 3)
+    spec = declare(path, output="scores", features=names)
+    rows = np.round(np.random.default_rng(2).normal(size=(5, 4)), 3)
+    with (
+        running(tmp_path / "data", model=spec, device="cpu") as service,
+        httpx.Client(base_url=service.url) as http,
+    ):
+        assert http.get("/model").json()["inputs"] == "rows"
+        by_name = [dict(reversed(list(zip(names, row, strict=True)))) for row in rows.tolist()]
+        inputs = [{"features": row} for row in by_name]
+        expected = http.post("/predict", json={"inputs": inputs}).json()["predictions"]
+        array = io.BytesIO()
+        np.save(array, rows)
+        csv = "\n".join([",".join(by_name[0]), *(",".join(map(str, row.values())) for row in by_name)])
+        for kind, body in (("application/x-npy", array.getvalue()), ("text/csv", csv.encode())):
+            answer = http.post("/predict", content=body, headers={"content-type": kind})
+            assert answer.json()["predictions"] == expected, answer.text
+        wrong = {
+            "no feature 'hight'": {"features": {**by_name[0], "hight": 1}},
+            "'age' is missing; write null": {"features": dict(list(by_name[0].items())[1:])},
+            "has 3 values; the model takes 4": {"features": [1, 2, 3]},
+            "'height' is 'x'; it is a number": {"features": ["x", 1, 2, 3]},
+            "'height' is missing; the model reads finite": {"features": [None, 1, 2, 3]},
+            "takes `features`": {"text": "hello"},
+        }
+        for message, one in wrong.items():
+            answer = http.post("/predict", json={"inputs": [inputs[0], one]})
+            assert answer.status_code == 422
+            assert message in answer.json()["detail"], answer.text
+            assert "inputs[1]" in answer.json()["detail"]
+        for message, text in {
+            "no feature 'hight'": csv.replace("height", "hight"),
+            "line 2 does not have 4 values": csv.replace("\n", "\n1,", 2),
+            "has no rows": csv.partition("\n")[0],
+        }.items():
+            answer = http.post("/predict", content=text.encode(), headers={"content-type": "text/csv"})
+            assert answer.status_code == 422, answer.text
+            assert message in answer.json()["detail"], answer.text
+
+
+def test_tokens_are_padded_and_checked(tmp_path: Path) -> None:
+    made = of_text(tmp_path / "model.onnx")
+    backbone = load_backbone(f"onnx:{tmp_path / 'model.onnx'}", device="cpu")
+    inputs = backbone.inputs
+    tokens = {"input_ids": [2, 4]}
+    sample = inputs.decode("tokens", tokens, 0)
+    samples = inputs.blank(3)
+    samples[0], samples[1] = sample, inputs.decode("text", TEXTS[1], 0)
+    logits = backbone(inputs.batch(samples))
+    np.testing.assert_allclose(logits[:2].softmax(1), made.probabilities[:2], atol=TOLERANCE)
+    for message, value in {
+        "0 tokens": {"input_ids": []},
+        "513 tokens; it must have 1 to 512": {"input_ids": [1] * 513},
+        "attention_mask must be a list of 2": {"input_ids": [1, 2], "attention_mask": [1]},
+        "must hold integers": {"input_ids": [1.5, 2]},
+        "no input 'ids'": {"ids": [1]},
+    }.items():
+        with pytest.raises(BackboneError, match=message):
+            inputs.decode("tokens", value, 0)
+
+
+def test_an_image_is_squashed_to_height_and_width(tmp_path: Path) -> None:
+    from PIL import Image
+
+    from boxcal.models.preprocessing import ImageClassification
+
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (30, 50, 3), dtype=np.uint8))
+    squash = ImageClassification(resize=(8, 6), crop=None, mean=(0.5,) * 3, std=(0.5,) * 3)
+    pixels = np.asarray(image.resize((6, 8), Image.Resampling.BILINEAR)) / 255
+    assert squash.input_shape == (3, 8, 6)
+    np.testing.assert_allclose(squash(image), (pixels.transpose(2, 0, 1) - 0.5) / 0.5, atol=1e-6)
