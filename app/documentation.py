@@ -35,8 +35,9 @@ PREDICTED: dict[str, Any] = {
     ],
     "timing_ms": {"decode": 0.7, "queue": 0.1, "backbone": 1.4, "calibrate": 0.4, "total": 2.6},
 }
+LOGITS_ROW = [9.1, 0.3, 0.2, 0.1, 0, 0, 0.4, 0.2, 6.5, 0.1]
 LOGITS = {
-    "logits": [[9.1, 0.3, 0.2, 0.1, 0, 0, 0.4, 0.2, 6.5, 0.1]],
+    "logits": [LOGITS_ROW],
     "options": {"bounds": {"upper": 0.8}, "top_k": 1},
 }
 CALIBRATED: dict[str, Any] = PREDICTED | {
@@ -108,6 +109,24 @@ CALIBRATOR: dict[str, Any] = {
 }
 ACTIVATED = {"version": 1, "method": "ts", "reason": "request", "activated_at": "2026-11-21T03:00:00Z"}
 ROLLED_BACK = ACTIVATED | {"version": 0, "method": "uncalibrated", "reason": "rollback"}
+FEEDBACK_ID = "01936d8f2b7c4d0e9a5f6b1c2d3e4f50"
+FEEDBACK: dict[str, Any] = {
+    "seq": 1,
+    "accepted": 1,
+    "duplicates": 0,
+    "conflicts": 0,
+    "unknown": 1,
+    "expired": 0,
+    "malformed": 0,
+    "problems": [
+        {
+            "index": 0,
+            "id": FEEDBACK_ID,
+            "reason": "unknown",
+            "detail": f"No prediction has the id '{FEEDBACK_ID}'.",
+        }
+    ],
+}
 REPORT = {
     "method": "ts",
     "samples": 539,
@@ -141,11 +160,21 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "multipart/form-data": {"options": OPTIONS},
     },
     ("post", "/calibrate"): {JSON: LOGITS},
+    ("post", "/feedback"): {
+        JSON: {
+            "items": [
+                {"id": FEEDBACK_ID, "label": "9"},
+                {"logits": LOGITS_ROW, "key": "order-1", "label": 0},
+            ]
+        },
+        "text/csv": f"id,label\n{FEEDBACK_ID},9\n",
+    },
     ("post", "/fit"): {"multipart/form-data": {"method": "auto", "activate": "if_better"}},
 }
 ANSWERS: dict[tuple[str, str, str], tuple[str, Any]] = {
     ("post", "/predict", "200"): ("", PREDICTED),
     ("post", "/calibrate", "200"): ("", CALIBRATED),
+    ("post", "/feedback", "200"): ("What became of the items.", FEEDBACK),
     ("post", "/fit", "202"): ("The fit is queued. The `Location` header is its URL.", QUEUED),
     ("post", "/fit", "200"): ("", SUCCEEDED),
     ("get", "/fits", "200"): ("Recent fits, newest first.", {"fits": [SUCCEEDED]}),
@@ -213,6 +242,7 @@ PARAMETERS: dict[str, tuple[str, Any]] = {
     "probabilities": ("", True),
     "logits": ("", True),
     "explain": ("", True),
+    "feedback": ("", True),
     "calibrator": ("", "active"),
     "timeout_ms": ("", 500),
     "wait": ("", 60),
@@ -224,6 +254,7 @@ PARAMETERS: dict[str, tuple[str, Any]] = {
 }
 TAGS = {
     "predict": "Calibrated probabilities within the bounds of each request.",
+    "feedback": "True labels of earlier predictions.",
     "fits": "Fit a calibrator to validation data and get a report.",
     "calibrators": "List, activate and roll back calibrators.",
     "model": "The model that is served, and the calibration methods.",

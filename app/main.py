@@ -16,6 +16,7 @@ from boxcal.app import description, documentation, errors, health
 from boxcal.app.fitting import routes as refit
 from boxcal.app.logs import RequestLog
 from boxcal.app.middleware import RequestMiddleware
+from boxcal.app.monitoring import routes as monitoring
 from boxcal.app.page import routes as page
 from boxcal.app.predict import routes as predict
 from boxcal.app.registry import routes as registry
@@ -27,6 +28,7 @@ DOCUMENTS = ("/openapi.json",)
 ROUTERS = (
     predict.router,
     refit.router,
+    monitoring.router,
     registry.router,
     registry.history,
     description.router,

@@ -48,6 +48,7 @@ class Prediction(Document):
     label: str
     index: int
     probability: float
+    id: str | None = Field(None, description="Identifies the prediction in `POST /feedback`, on request.")
     top: tuple[LabelProbability, ...] = ()
     probabilities: tuple[float, ...] | None = Field(None, description="All K probabilities, on request.")
     logits: tuple[float, ...] | None = Field(None, description="The backbone's K logits, on request.")

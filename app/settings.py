@@ -85,6 +85,9 @@ class Settings(BaseSettings):
     latency_target_ms: float = Field(
         default=100, gt=0, description="Target for the duration of one batch in milliseconds."
     )
+    feedback_rows: int = Field(
+        default=50_000, ge=1, description="Predictions to keep for feedback; older ones are deleted."
+    )
     shutdown_seconds: float = Field(
         default=20.0, gt=0, description="Seconds to finish open requests after SIGTERM."
     )

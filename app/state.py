@@ -16,6 +16,8 @@ from boxcal.app.activation.active import ActiveCalibrator
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.build import open_refits
 from boxcal.app.fitting.jobs import FitJobs, FitLimits
+from boxcal.app.monitoring.build import open_feedback
+from boxcal.app.monitoring.writer import FeedbackWriter
 from boxcal.app.predict.build import open_pipeline
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.registry.records import BackboneIdentity
@@ -39,6 +41,7 @@ class State:
     activator: Activator
     active: ActiveCalibrator
     fit_jobs: FitJobs
+    feedback: FeedbackWriter
     pipeline: Pipeline
     stats: Stats
 
@@ -78,8 +81,9 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
                 telemetry=telemetry,
             )
         )
+        feedback = await stack.enter_async_context(open_feedback(settings, refits.registry, telemetry))
         pipeline = await stack.enter_async_context(
-            open_pipeline(settings, backbone, refits.activator, telemetry)
+            open_pipeline(settings, backbone, refits.activator, telemetry, feedback.keep)
         )
         stats = await stack.enter_async_context(open_stats(telemetry.registry))
         yield State(
@@ -90,6 +94,7 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
             activator=refits.activator,
             active=refits.activator.active,
             fit_jobs=refits.jobs,
+            feedback=feedback,
             pipeline=pipeline,
             stats=stats,
         )

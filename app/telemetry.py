@@ -40,8 +40,18 @@ REJECTIONS = (
     "request-too-large",
     "backbone-failed",
 )
+FEEDBACK_RESULTS = (
+    "predictions",
+    "dropped",
+    "accepted",
+    "duplicates",
+    "conflicts",
+    "unknown",
+    "expired",
+    "malformed",
+)
 FIT_STATES = ("succeeded", "failed", "cancelled", "interrupted")
-BACKGROUND_TASKS = ("follower",)
+BACKGROUND_TASKS = ("follower", "feedback")
 UNMATCHED = "unmatched"
 REMEMBERED = 1000
 """`expected_accuracy` gives each new prediction the weight 1/1000, after a plain mean of the first 1000."""
@@ -203,6 +213,14 @@ class Telemetry:
             ["task"],
             registry=registry,
         )
+        self._feedback = Counter(
+            "boxcal_feedback",
+            "Predictions kept for feedback or dropped, and items of feedback by what became of them.",
+            ["result"],
+            registry=registry,
+        )
+        for result in FEEDBACK_RESULTS:
+            self._feedback.labels(result)
         for task in BACKGROUND_TASKS:
             self._restarts.labels(task)
         self._lock = threading.Lock()
@@ -231,6 +249,11 @@ class Telemetry:
     def restarted(self, task: str) -> None:
         """Count a background task that failed."""
         self._restarts.labels(task).inc()
+
+    def feedback(self, result: str, count: int) -> None:
+        """Count predictions kept, or items of feedback."""
+        if count:
+            self._feedback.labels(result).inc(count)
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """Count one request, by the template of its route."""

@@ -153,6 +153,30 @@ def fit(
 
 
 @cli.command()
+def feedback(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            help="`.csv` or `.parquet` with the columns id and label, and perhaps propensity and source.",
+        ),
+    ],
+    *,
+    url: Annotated[
+        str, typer.Option(envvar="BOXCAL_URL", help="Address of the service.")
+    ] = "http://127.0.0.1:8000",
+    as_json: Json = False,
+) -> None:
+    """Send the true labels of earlier predictions to a service."""
+    from boxcal.app.cli.feedback import run
+
+    run(file, url=url, as_json=as_json)
+
+
+@cli.command()
 def evaluate(
     file: ValidationFile,
     *,

@@ -17,7 +17,15 @@ import numpy.typing as npt
 from pydantic import BaseModel
 
 from boxcal.app.client.exchange import Call
-from boxcal.app.client.results import ActivatePolicy, Activation, Answer, CalibratorRecord, Fit, Health
+from boxcal.app.client.results import (
+    ActivatePolicy,
+    Activation,
+    Answer,
+    CalibratorRecord,
+    Feedback,
+    Fit,
+    Health,
+)
 
 BoundValue = float | Mapping[str, float] | Sequence[float]
 """One number for every class, numbers by label, or one number per class."""
@@ -30,6 +38,8 @@ Floats = npt.NDArray[np.floating[Any]]
 Result = TypeVar("Result", bound=BaseModel)
 
 LONGEST_QUERY = 2000
+FEEDBACK_SECONDS = 10.0
+"""A label may wait for its prediction to be stored."""
 
 
 class AnswerOptions(TypedDict, total=False):
@@ -45,6 +55,8 @@ class AnswerOptions(TypedDict, total=False):
         Whether each prediction has all K of them.
     explain
         Whether each prediction has its mapped logits and the fitted bounds.
+    feedback
+        Whether each prediction has an `id` for `feedback`; the service keeps its logits.
     calibrator
         A version of the registry (0 is `uncalibrated`) instead of the active one.
     timeout_ms
@@ -57,6 +69,7 @@ class AnswerOptions(TypedDict, total=False):
     probabilities: bool
     logits: bool
     explain: bool
+    feedback: bool
     calibrator: int | Literal["active"]
     timeout_ms: float
 
@@ -92,6 +105,46 @@ def calibrate_probabilities(
     if "params" in sent:
         sent["params"] = {**sent["params"], "scores": "probabilities"}
     return Call("POST", "/calibrate", _one(Answer), sent)
+
+
+class FeedbackItem(TypedDict, total=False):
+    """The true label of one prediction.
+
+    Attributes
+    ----------
+    id
+        Of the prediction.
+    label
+        Name or index of the class.
+    propensity
+        Probability with which this prediction was chosen to be labelled.
+    source
+        Who or what labelled it.
+    logits, key
+        Instead of `id`: the K logits of a prediction that the service did not make, and what identifies it.
+    """
+
+    id: str
+    label: str | int
+    propensity: float | None
+    source: str | None
+    logits: Sequence[float]
+    key: str
+
+
+def feedback(items: Mapping[str, str | int] | Sequence[FeedbackItem]) -> Call[Feedback]:
+    """Give the true labels of predictions (`POST /feedback`); sending them twice is harmless.
+
+    Parameters
+    ----------
+    items
+        Labels by the `id` of their prediction, or a list of items.
+    """
+    listed = (
+        [{"id": own, "label": label} for own, label in items.items()] if isinstance(items, Mapping) else items
+    )
+    body = {"content": json.dumps({"items": listed}), "headers": {"content-type": "application/json"}}
+    return Call("POST", "/feedback", _one(Feedback), body, extra_seconds=FEEDBACK_SECONDS)
 
 
 def fit(

@@ -14,6 +14,8 @@ __all__ = [
     "BackboneName",
     "CalibratorName",
     "CalibratorRecord",
+    "Feedback",
+    "FeedbackProblem",
     "Fit",
     "FitWarning",
     "Health",
@@ -110,6 +112,40 @@ class CalibratorRecord(Document):
     sha256: str | None = None
     size: int | None = None
     created_at: datetime | None = None
+
+
+class FeedbackProblem(Document):
+    """An item of feedback that was not used; `index` is its position."""
+
+    index: int
+    id: str | None = None
+    reason: Literal["unknown", "expired", "malformed"]
+    detail: str
+
+
+class Feedback(Document):
+    """What became of labels that were sent.
+
+    Attributes
+    ----------
+    seq
+        Number of the log up to which the monitor includes these labels.
+    accepted, duplicates, conflicts
+        Labels stored, known already, and different from an earlier one.
+    unknown, expired, malformed
+        Items that were not used.
+    problems
+        The first of those items, and why.
+    """
+
+    seq: int
+    accepted: int
+    duplicates: int
+    conflicts: int
+    unknown: int
+    expired: int
+    malformed: int
+    problems: tuple[FeedbackProblem, ...] = ()
 
 
 class Activation(Document):

@@ -83,6 +83,8 @@ class CalibratedAnswer:
     ----------
     seconds
         Duration of each stage.
+    ids
+        One for each row, if the request asked for feedback.
     """
 
     model: str
@@ -91,6 +93,7 @@ class CalibratedAnswer:
     rows: Rows
     options: Options
     seconds: Mapping[str, float]
+    ids: Sequence[str] | None = None
 
     def confidences(self) -> list[float]:
         """Return the largest probability of each row."""
@@ -142,6 +145,8 @@ class CalibratedAnswer:
             "probability": first["probability"],
             "top": top,
         }
+        if self.ids is not None:
+            prediction["id"] = self.ids[row]
         if self.options.probabilities:
             prediction["probabilities"] = probabilities
         if self.options.logits:

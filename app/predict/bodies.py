@@ -126,10 +126,10 @@ async def read(
     if kind == FORM:
         files, document = await _read_form(request)
         return Posted(kind, files, member, request_options.from_json(document), sum(map(len, files)))
-    body = await _body(request)
+    body = await read_body(request)
     if kind != JSON:
         return Posted(kind, body, member, options, len(body))
-    parsed = await unblocked(len(body), _object, body, (*members, "options"))
+    parsed = await unblocked(len(body), json_object, body, (*members, "options"))
     options = request_options.from_json(parsed.get("options"))
     if member not in parsed:
         member = next((name for name in members if name in parsed), member)
@@ -247,7 +247,14 @@ def _from_base64(text: str, name: str) -> bytes:
     return b"".join(decoded)
 
 
-async def _body(request: Request) -> bytes:
+async def read_body(request: Request) -> bytes:
+    """Receive a whole body.
+
+    Raises
+    ------
+    MalformedBody
+        It is empty.
+    """
     chunks: list[bytes] = []
     more = True
     while more:
@@ -262,7 +269,7 @@ async def _body(request: Request) -> bytes:
     return body
 
 
-def _object(body: bytes, members: tuple[str, ...]) -> Mapping[str, Any]:
+def json_object(body: bytes, members: tuple[str, ...]) -> Mapping[str, Any]:
     """Parse a JSON object that has these members and no others.
 
     Raises

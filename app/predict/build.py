@@ -6,12 +6,13 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.active import ServedCalibrator
@@ -32,9 +33,19 @@ MEMORY_FACTOR = 16
 
 @asynccontextmanager
 async def open_pipeline(
-    settings: Settings, backbone: Backbone, activator: Activator, telemetry: Telemetry
+    settings: Settings,
+    backbone: Backbone,
+    activator: Activator,
+    telemetry: Telemetry,
+    keep: Callable[[int, NDArray[np.float64]], Sequence[str]],
 ) -> AsyncIterator[Pipeline]:
-    """Start the threads of the predict path, make one prediction to warm up, and stop them at the end."""
+    """Start the threads of the predict path, make one prediction to warm up, and stop them at the end.
+
+    Parameters
+    ----------
+    keep
+        As for `Pipeline`.
+    """
     scoring = Scoring(backbone)
     batcher: Batcher[CalibrationRequest, Rows] = Batcher(
         scoring,
@@ -59,6 +70,7 @@ async def open_pipeline(
             pool=pool,
             threads=settings.decode_threads,
             telemetry=telemetry,
+            keep=keep,
             timeout_seconds=settings.timeout_ms / 1e3,
             max_memory_bytes=MEMORY_FACTOR * settings.max_body_bytes,
         )

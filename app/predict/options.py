@@ -64,6 +64,8 @@ class Options(BaseModel):
         Whether each prediction carries all K of them; logits are the backbone's, as `/fit` takes them.
     explain
         Whether each prediction carries its mapped logits and the fitted bounds.
+    feedback
+        Whether each prediction gets an `id` for `POST /feedback`; its logits are then kept.
     calibrator
         The active one, or a version of the registry; 0 is `uncalibrated`.
     timeout_ms
@@ -77,6 +79,7 @@ class Options(BaseModel):
     probabilities: bool = False
     logits: bool = False
     explain: bool = False
+    feedback: bool = False
     calibrator: Annotated[
         Literal["active"] | int,
         BeforeValidator(_version),

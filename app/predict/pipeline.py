@@ -24,6 +24,7 @@ from boxcal.app.errors import (
     DeadlineExceeded,
     ImageTooLarge,
     InvalidInput,
+    InvalidParameter,
     NoModel,
     RequestTooLarge,
 )
@@ -85,6 +86,8 @@ class Pipeline:
         Registers which requests need features.
     pool, threads
         For decoding and other work that is too long for the event loop, and how many threads it has.
+    keep
+        Keeps logits (N, K) for feedback, with the version that answered, and returns an id for each row.
     timeout_seconds
         Of requests that set none.
     max_memory_bytes
@@ -104,6 +107,7 @@ class Pipeline:
         pool: ThreadPoolExecutor,
         threads: int,
         telemetry: Telemetry,
+        keep: Callable[[int, NDArray[np.float64]], Sequence[str]],
         timeout_seconds: float,
         max_memory_bytes: int,
     ) -> None:
@@ -117,6 +121,7 @@ class Pipeline:
         self._pool = pool
         self._threads = threads
         self._telemetry = telemetry
+        self._keep = keep
         self._timeout = timeout_seconds
         self._memory = Budget("bytes", max_memory_bytes)
         self._pixels = Budget("pixels", 2 * IMAGES_PER_REQUEST * max_pixels)
@@ -265,6 +270,11 @@ class Pipeline:
         version = served.version if options.calibrator == "active" else options.calibrator
         if version != served.version:
             served = await within(self._timeout_of(options), self._activator.fetch(version))
+        if options.feedback and served.reads != "logits":
+            raise InvalidParameter(
+                f"The calibrator {served.version} (`{served.method}`) reads {served.reads}; `feedback` needs "
+                "one that reads logits."
+            )
         return CalibrationRequest(served, bounds)
 
     async def _decode(self, inputs: Inputs) -> Samples:
@@ -338,8 +348,9 @@ class Pipeline:
         arrived: float,
         seconds: dict[str, float],
     ) -> CalibratedAnswer:
+        ids = self._keep(requested.served.version, rows.logits) if options.feedback else None
         seconds["total"] = time.perf_counter() - arrived
-        return CalibratedAnswer(self.model, self.labels.names, requested.served, rows, options, seconds)
+        return CalibratedAnswer(self.model, self.labels.names, requested.served, rows, options, seconds, ids)
 
 
 def _size(bounds: BoundsOption | None) -> int:

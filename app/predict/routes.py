@@ -47,6 +47,7 @@ from boxcal.app.predict.bodies import (
     unblocked,
 )
 from boxcal.app.predict.large_json import release
+from boxcal.app.predict.options import Options
 from boxcal.app.predict.pipeline import Inputs, Pipeline
 from boxcal.app.registry.errors import CalibratorNotFound, DamagedArtifact, ForeignCalibrator
 from boxcal.app.state import State
@@ -92,7 +93,7 @@ async def predict(request: DirectRequest) -> None:
     else:
         size = posted.size if posted.kind in {JSON, CSV} else 0
         inputs = await unblocked(size, inputs_of, posted, pipeline.batcher.max_queue_samples)
-    as_npy = NPY in header(request, b"accept")
+    as_npy = accepts_npy(request, posted.options)
     with pipeline.memory_for(len(inputs), posted.options, as_json=not as_npy):
         answer = await unless_disconnected(request, pipeline.predict(inputs, posted.options))
         await respond(request, pipeline, answer, as_npy=as_npy)
@@ -126,7 +127,7 @@ async def calibrate(request: DirectRequest) -> None:
             return scores
         return logits_of(scores, float(np.finfo(dtype if dtype.kind == "f" else DOUBLE).tiny))
 
-    as_npy = NPY in header(request, b"accept")
+    as_npy = accepts_npy(request, posted.options)
     with pipeline.memory_for(rows, posted.options, as_json=not as_npy):
         answer = await pipeline.calibrate(logits, max(rows * num_classes, posted.size // 8), posted.options)
         await respond(request, pipeline, answer, as_npy=as_npy)
@@ -140,6 +141,22 @@ def pipeline_of(request: Request) -> Pipeline:
     """Return the pipeline of the service that answers this request."""
     state: State = request.scope["state"]["boxcal"]
     return state.pipeline
+
+
+def accepts_npy(request: Request, options: Options) -> bool:
+    """Whether the client asked for `.npy`.
+
+    Raises
+    ------
+    InvalidParameter
+        It also asked for ids, which `.npy` cannot hold.
+    """
+    as_npy = NPY in header(request, b"accept")
+    if as_npy and options.feedback:
+        raise InvalidParameter(
+            "feedback is true, and the response is to be .npy, which has no place for ids."
+        )
+    return as_npy
 
 
 async def respond(

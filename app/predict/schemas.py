@@ -29,6 +29,7 @@ QUERY_DESCRIPTIONS = {
     "probabilities": "Whether each prediction carries all K probabilities.",
     "logits": "Whether each prediction carries the K logits.",
     "explain": "Whether each prediction carries its mapped logits and fitted bounds.",
+    "feedback": "Whether each prediction gets an `id` for `POST /feedback`.",
     "calibrator": "`active`, or a version; 0 is `uncalibrated`.",
     "timeout_ms": "Timeout in milliseconds.",
 }
@@ -45,7 +46,8 @@ def query_parameters() -> list[dict[str, Any]]:
     """Describe the options of bodies that contain data alone."""
     properties = options_schema()["properties"]
     schemas = {
-        name: properties[name] for name in ("top_k", "probabilities", "logits", "explain", "calibrator")
+        name: properties[name]
+        for name in ("top_k", "probabilities", "logits", "explain", "feedback", "calibrator")
     }
     schemas["timeout_ms"] = {"type": "number", "exclusiveMinimum": 0}
     return [

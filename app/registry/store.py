@@ -31,7 +31,7 @@ from boxcal.app.registry.records import (
     Reason,
 )
 from boxcal.app.registry.retention import prune
-from boxcal.app.registry.tables import activations, backbones, calibrators, utc_now
+from boxcal.app.registry.tables import activations, backbones, calibrators, feedback_logs, utc_now
 from boxcal.app.registry.threads import RegistryThreads
 
 UNCALIBRATED = 0
@@ -53,6 +53,8 @@ class Registry:
 
     Attributes
     ----------
+    backbone_id
+        Selects the row of the backbone.
     run
         Calls a blocking function in one of the registry's threads: ``await registry.run(registry.get, 3)``.
 
@@ -69,9 +71,9 @@ class Registry:
             backbones.c.fingerprint == backbone.fingerprint,
             backbones.c.labels_sha256 == backbone.labels_sha256,
         )
-        self._backbone_id = known.scalar_subquery()
+        self.backbone_id = known.scalar_subquery()
         self.database = Database(url, self._add_backbone, migrate=migrate)
-        self.fits = FitLog(self.database, self._backbone_id, owner)
+        self.fits = FitLog(self.database, self.backbone_id, owner)
         self._threads = RegistryThreads(self.database.contact)
         self.run = self._threads.run
 
@@ -174,7 +176,7 @@ class Registry:
                     calibrators.c.method,
                 )
                 .join(calibrators, calibrators.c.version == activations.c.version)
-                .where(activations.c.backbone_id == self._backbone_id)
+                .where(activations.c.backbone_id == self.backbone_id)
                 .order_by(activations.c.id.desc())
                 .limit(limit)
             ).all()
@@ -243,7 +245,7 @@ class Registry:
             "reliability_png": fitted.reliability_png,
             "samples": fitted.samples,
         }
-        added = insert(calibrators).values(backbone_id=self._backbone_id, created_at=utc_now(), **values)
+        added = insert(calibrators).values(backbone_id=self.backbone_id, created_at=utc_now(), **values)
         version: int = connection.execute(added.returning(calibrators.c.version)).scalar_one()
         return version
 
@@ -259,7 +261,7 @@ class Registry:
     ) -> Activation:
         _refuse_pruned(self._get(connection, version))
         added = insert(activations).values(
-            backbone_id=self._backbone_id,
+            backbone_id=self.backbone_id,
             version=version,
             reason=reason,
             previous=previous or None,
@@ -292,14 +294,12 @@ class Registry:
         return row.version, row.previous
 
     def _last(self, connection: Connection) -> Any:
-        own = select(activations).where(activations.c.backbone_id == self._backbone_id)
+        own = select(activations).where(activations.c.backbone_id == self.backbone_id)
         return connection.execute(own.order_by(activations.c.id.desc()).limit(1)).one_or_none()
 
     def _lock(self, connection: Connection) -> None:
         # SQLite has one writer at a time; on PostgreSQL this row keeps the activations of replicas in order.
-        connection.execute(
-            select(backbones.c.id).where(backbones.c.id == self._backbone_id).with_for_update()
-        )
+        connection.execute(select(backbones.c.id).where(backbones.c.id == self.backbone_id).with_for_update())
 
     def _get(self, connection: Connection, version: int) -> CalibratorRecord:
         row = connection.execute(_records().where(calibrators.c.version == version)).one_or_none()
@@ -320,7 +320,7 @@ class Registry:
         return tuple(row)
 
     def _add_backbone(self, connection: Connection) -> None:
-        if connection.execute(select(self._backbone_id)).scalar() is None:
+        if connection.execute(select(self.backbone_id)).scalar() is None:
             connection.execute(
                 insert(backbones).values(
                     name=self._backbone.name,
@@ -331,6 +331,9 @@ class Registry:
                     created_at=utc_now(),
                 )
             )
+        log = select(feedback_logs.c.seq).where(feedback_logs.c.backbone_id == self.backbone_id)
+        if connection.execute(log).scalar() is None:
+            connection.execute(insert(feedback_logs).values(backbone_id=self.backbone_id, seq=0, row_count=0))
 
 
 def _records() -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Boolean,
     Column,
     DateTime,
@@ -156,4 +157,60 @@ fits = Table(
     Column("budget_seconds", Float),
     Index("ix_fits_backbone_id_created_at", "backbone_id", "created_at"),
     Index("ix_fits_state", "state"),
+)
+
+# One row for each backbone: the last number given in its log of predictions and labels, and how many rows of
+# `feedback` there are. Writers lock it, so that numbers become visible in their order.
+feedback_logs = Table(
+    "feedback_logs",
+    metadata,
+    Column("backbone_id", ForeignKey("backbones.id"), primary_key=True, autoincrement=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("row_count", BigInteger, nullable=False),
+)
+
+# Predictions whose labels may arrive. `seq` is the place of the prediction in the log, `label_seq` that of
+# its first label. Times are seconds since 1970.
+feedback = Table(
+    "feedback",
+    metadata,
+    Column("backbone_id", ForeignKey("backbones.id"), primary_key=True, autoincrement=False),
+    Column("id", String(64), primary_key=True),
+    Column("seq", BigInteger, nullable=False),
+    Column("version", Integer),
+    Column("predicted_at", Float, nullable=False),
+    Column("logits", LargeBinary, nullable=False),
+    Column("label_seq", BigInteger),
+    Column("label", Integer),
+    Column("latest_label", Integer),
+    Column("labelled_at", Float),
+    Column("propensity", Float),
+    Column("source", String(64)),
+    Index("ix_feedback_backbone_id_seq", "backbone_id", "seq"),
+    Index("ix_feedback_backbone_id_label_seq", "backbone_id", "label_seq"),
+)
+
+monitors = Table(
+    "monitors",
+    metadata,
+    Column("backbone_id", ForeignKey("backbones.id"), primary_key=True, autoincrement=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("activation", Integer, nullable=False),
+    Column("state", LargeBinary, nullable=False),
+    Column("document", Document, nullable=False),
+    Column("updated_at", UtcDateTime, nullable=False),
+)
+
+monitor_events = Table(
+    "monitor_events",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("backbone_id", ForeignKey("backbones.id"), nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("document", Document, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("claimed_at", UtcDateTime),
+    Column("delivered_at", UtcDateTime),
+    Index("ix_monitor_events_backbone_id_id", "backbone_id", "id"),
+    sqlite_autoincrement=True,
 )

@@ -24,6 +24,7 @@ PROMISED = {
     "boxcal_stage_seconds",
     "boxcal_batch_size",
     "boxcal_queue_samples",
+    "boxcal_feedback_total",
     "boxcal_rejected_total",
     "boxcal_bound_hits_total",
     "boxcal_bounds_relaxed_total",

@@ -201,7 +201,7 @@ def _builders() -> list[Any]:
 def _route(build: Any) -> tuple[str, str]:
     """Build a call with placeholders, to see where it goes."""
     values: dict[str, Any] = {"fit_id": "{}", "version": "{}", "file": b"", "logits": [[0.0]], "labels": [0]}
-    values |= {"tensors": [[0.0]], "images": b"x", "probabilities": [[1.0]]}
+    values |= {"tensors": [[0.0]], "images": b"x", "probabilities": [[1.0]], "items": {"0": 1}}
     required = [
         values[p.name]
         for p in inspect.signature(build).parameters.values()

@@ -1,0 +1,187 @@
+"""Collects predictions and labels on the event loop and stores them together, in a thread of the registry.
+
+A prediction waits for nothing. A request with labels waits for the transaction that stores them. Labels whose
+prediction is on its way, perhaps through another replica, are tried again for 5 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from boxcal.app.errors import BoxcalError, QueueFull
+from boxcal.app.monitoring.log import FeedbackLog
+from boxcal.app.monitoring.records import ID, Kept, Label, Outcome, kept, time_of
+from boxcal.app.registry.errors import RegistryUnavailable
+from boxcal.app.registry.store import Registry
+
+if TYPE_CHECKING:
+    from boxcal.app.telemetry import Telemetry
+
+logger = logging.getLogger("boxcal")
+
+GATHER_SECONDS = 0.02
+"""How long entries are collected before a transaction begins."""
+LABELS_PER_TRANSACTION = 2000
+MAX_PENDING = 200_000
+MAX_PENDING_BYTES = 64 * 2**20
+WAIT_SECONDS = 5.0
+RETRY_SECONDS = 0.25
+PAUSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Request:
+    """Labels, and the future of those who wait until they are stored."""
+
+    labels: Sequence[Label]
+    stored: asyncio.Future[Outcome]
+
+
+class FeedbackWriter:
+    """Stores predictions and labels; all methods belong to one event loop.
+
+    Parameters
+    ----------
+    registry
+        Lends its threads.
+    log
+        Where the entries go.
+    telemetry
+        Counts them.
+    on_stored
+        Called after every transaction.
+
+    Attributes
+    ----------
+    attempts
+        How many transactions were tried.
+    """
+
+    def __init__(
+        self, registry: Registry, log: FeedbackLog, telemetry: Telemetry, on_stored: Callable[[], None]
+    ) -> None:
+        self._registry = registry
+        self._log = log
+        self._telemetry = telemetry
+        self._on_stored = on_stored
+        self._predictions: list[Kept] = []
+        self._bytes = 0
+        self._requests: list[_Request] = []
+        self._pending = 0
+        self.attempts = 0
+        self._uncertain = False
+        self._wake = asyncio.Event()
+
+    def keep(self, version: int, logits: NDArray[np.float64]) -> list[str]:
+        """Give ids to predictions, and keep their logits (N, K) until labels arrive."""
+        own = kept(version, logits)
+        if self._bytes > MAX_PENDING_BYTES:
+            self._telemetry.feedback("dropped", len(own.ids))
+            return own.ids
+        self._bytes += own.logits.nbytes
+        self._predictions.append(own)
+        self._wake.set()
+        return own.ids
+
+    async def label(self, labels: Sequence[Label]) -> Outcome:
+        """Store labels; those of predictions made within the last seconds are tried again for a while.
+
+        Raises
+        ------
+        QueueFull
+            Too many labels wait to be stored.
+        RegistryUnavailable
+            The database does not answer; nothing of the last attempt was stored.
+        """
+        total = Outcome()
+        for start in range(0, max(1, len(labels)), LABELS_PER_TRANSACTION):
+            part = labels[start : start + LABELS_PER_TRANSACTION]
+            _add(total, await self._store(part))
+        deadline = time.monotonic() + WAIT_SECONDS
+        while (again := _may_come(total, labels)) and time.monotonic() < deadline:
+            await asyncio.sleep(RETRY_SECONDS)
+            indices = {label.index for label in again}
+            total.problems = [problem for problem in total.problems if problem.index not in indices]
+            _add(total, await self._store(again))
+        total.problems.sort(key=lambda problem: problem.index)
+        return total
+
+    async def run(self) -> None:
+        """Store what was collected, again and again, until cancelled."""
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(GATHER_SECONDS)
+            if not await self.store():
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def store(self) -> bool:
+        """Store what was collected; returns whether the database took it."""
+        self._wake.clear()
+        predictions, requests = self._predictions, self._requests
+        size, self._bytes = self._bytes, 0
+        self._predictions, self._requests = [], []
+        if not predictions and not requests:
+            return True
+        self.attempts += 1
+        self._pending -= sum(len(request.labels) for request in requests)
+        try:
+            outcomes = await self._registry.run(
+                self._log.write,
+                predictions,
+                [request.labels for request in requests],
+                may_be_stored=self._uncertain,
+            )
+        except (BoxcalError, asyncio.CancelledError) as error:
+            self._predictions, self._bytes = predictions + self._predictions, size + self._bytes
+            self._uncertain = True  # the connection may have failed after the commit
+            self._wake.set()
+            refusal = error if isinstance(error, BoxcalError) else RegistryUnavailable("The service stops.")
+            for request in requests:
+                if not request.stored.done():
+                    request.stored.set_exception(refusal)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            return False
+        self._uncertain = False
+        for request, outcome in zip(requests, outcomes, strict=True):
+            if not request.stored.done():
+                request.stored.set_result(outcome)
+        self._telemetry.feedback("predictions", sum(len(one.ids) for one in predictions))
+        self._on_stored()
+        return True
+
+    async def _store(self, labels: Sequence[Label]) -> Outcome:
+        if self._pending + len(labels) > MAX_PENDING:
+            raise QueueFull(f"{self._pending:,} labels wait to be stored; the limit is {MAX_PENDING:,}.")
+        request = _Request(labels, asyncio.get_running_loop().create_future())
+        self._pending += len(labels)
+        self._requests.append(request)
+        self._wake.set()
+        return await request.stored
+
+
+def _add(total: Outcome, part: Outcome) -> None:
+    total.seq = max(total.seq, part.seq)
+    total.accepted += part.accepted
+    total.duplicates += part.duplicates
+    total.conflicts += part.conflicts
+    total.problems += part.problems
+
+
+def _may_come(total: Outcome, labels: Sequence[Label]) -> list[Label]:
+    """Return the labels whose prediction is unknown and so young that it may still be stored."""
+    unknown = {problem.index for problem in total.problems if problem.reason == "unknown"}
+    if not unknown:
+        return []
+    since = time.time() - 2 * WAIT_SECONDS
+    return [
+        one for one in labels if one.index in unknown and ID.fullmatch(one.id) and time_of(one.id) > since
+    ]

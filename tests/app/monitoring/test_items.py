@@ -1,0 +1,111 @@
+"""Items of feedback: each is read or named, whatever the others are."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from boxcal.app.errors import InvalidParameter, MalformedBody
+from boxcal.app.monitoring import items
+from boxcal.app.monitoring.items import read_csv, read_items
+from boxcal.app.predict.options import Labels
+
+LABELS = Labels(["cat", "dog", "7"])
+ID = "01936d8f2b7c4d0e9a5f6b1c2d3e4f50"
+
+
+def test_labels_are_names_or_indices() -> None:
+    found, problems = read_items([{"id": ID, "label": "dog"}, {"id": ID, "label": 2, "source": "a"}], LABELS)
+    assert [(one.index, one.id, one.label, one.source) for one in found] == [
+        (0, ID, 1, None),
+        (1, ID, 2, "a"),
+    ]
+    assert problems == []
+
+
+def test_logits_are_kept_as_float16_and_large_ones_stay_finite() -> None:
+    (one,), _ = read_items([{"logits": [1.5, 1e6, -1e300], "key": "a", "label": 0}], LABELS)
+    assert one.logits is not None
+    assert np.frombuffer(one.logits, np.float16).tolist() == [1.5, 65504.0, -65504.0]
+
+
+@pytest.mark.parametrize(
+    ("item", "says"),
+    [
+        (5, "5 is no object"),
+        ({"id": ID}, "label is None"),
+        ({"id": ID, "label": 3}, "label is 3; it is the name of a class, or an index from 0 to 2"),
+        ({"id": ID, "label": True}, "label is True"),
+        ({"id": ID, "label": "dot"}, "label is 'dot', a class the model does not have"),
+        ({"id": ID, "label": "catt"}, "did you mean 'cat'?"),
+        ({"label": 1}, "it needs either `id`, or `logits` and `key`"),
+        ({"id": ID, "key": "a", "label": 1}, "it needs either"),
+        ({"id": ID, "logits": [1, 2, 3], "label": 1}, "it needs either"),
+        ({"id": 5, "label": 1}, "id is 5; it is text"),
+        ({"id": ID, "label": 1, "propensity": 0}, "propensity is 0; it is a probability above 0"),
+        ({"id": ID, "label": 1, "propensity": float("nan")}, "propensity is nan"),
+        ({"id": ID, "label": 1, "source": "a\x00b"}, "source is"),
+        ({"id": ID, "label": 1, "sauce": "a"}, "there is no member 'sauce'"),
+        ({"key": "a", "logits": [1, 2], "label": 1}, "logits must be a list of 3 numbers"),
+        ({"key": "a", "logits": [1, 2, float("inf")], "label": 1}, "logits[2] is inf; logits are finite"),
+        ({"key": "", "logits": [1, 2, 3], "label": 1}, "key is ''"),
+    ],
+)
+def test_a_malformed_item_is_named_and_the_others_are_read(item: Any, says: str) -> None:
+    good = {"id": ID, "label": 0}
+    found, (problem,) = read_items([good, item, good], LABELS)
+    assert [one.index for one in found] == [0, 2]
+    assert (problem.index, problem.reason) == (1, "malformed")
+    assert problem.detail.startswith("items[1]: ")
+    assert says in problem.detail
+
+
+@pytest.mark.parametrize("sent", [None, {}, [], "items"])
+def test_items_must_be_a_list(sent: Any) -> None:
+    with pytest.raises(InvalidParameter, match="items must be a list"):
+        read_items(sent, LABELS)
+
+
+def test_the_number_of_items_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(items, "MAX_ITEMS", 2)
+    with pytest.raises(InvalidParameter, match="more than 2 items"):
+        read_items([{}] * 3, LABELS)
+    with pytest.raises(InvalidParameter, match="more than 2 items"):
+        read_csv(b"id,label\n" + b"a,1\n" * 3, LABELS)
+
+
+def test_csv() -> None:
+    body = f"id,label,propensity,source\n{ID},dog,0.5,\n\n{ID},1,,me\n{ID},7,,\n{ID},9,,\n{ID},1\n{ID},1,x,\n"
+    found, problems = read_csv(body.encode(), LABELS)
+    assert [(one.index, one.label, one.propensity, one.source) for one in found] == [
+        (0, 1, 0.5, None), (1, 1, None, "me"), (2, 2, None, None),
+    ]  # fmt: skip
+    assert [problem.index for problem in problems] == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"label\n1\n", b"id,label,other\na,1,2\n", b"\xff\xfe", b'id,label\n"a,1\n']
+)
+def test_what_is_no_csv_is_refused(body: bytes) -> None:
+    with pytest.raises(MalformedBody):
+        read_csv(body, LABELS)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from([*sorted(items.MEMBERS), "x"]), inner, max_size=5)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.lists(JSON, min_size=1, max_size=6))
+def test_every_item_is_either_read_or_named(sent: list[Any]) -> None:
+    found, problems = read_items(sent, LABELS)
+    assert sorted([one.index for one in found] + [problem.index for problem in problems]) == list(
+        range(len(sent))
+    )
