@@ -127,6 +127,53 @@ FEEDBACK: dict[str, Any] = {
         }
     ],
 }
+ALARM = {
+    "alarm": True,
+    "log_evidence": 12.8,
+    "largest_log_evidence": 13.1,
+    "threshold": 4.605170185988091,
+    "alpha": 0.01,
+}
+DUEL = {
+    "id": "9f86d081884c7d65",
+    "champion": 0,
+    "challenger": 1,
+    "started_at": "2026-11-22T03:00:00.000+00:00",
+    "labels": 321,
+    "gain": 0.021,
+    "winner": "challenger",
+    "alpha": 0.05,
+}
+MONITOR: dict[str, Any] = {
+    "seq": 4200,
+    "calibrator": {"version": 1, "method": "ts"},
+    "labels": 2100,
+    "skipped": 0,
+    "alarms": {"strict": ALARM, "material": ALARM | {"alpha": 0.05, "threshold": 2.995732273553991}},
+    "diagnosis": {
+        "kind": "overconfident",
+        "classes": [],
+        "since": 640,
+        "began_at": 1795316400.0,
+        "recoverable_nll": 0.031,
+        "recoverable_nll_lower": 0.008,
+    },
+    "metrics": {"count": 2100, "nll": 0.31, "nll_low": 0.22, "nll_high": 0.41},
+    "expected_accuracy": {"value": 0.914, "basis": "labels", "low": 0.9, "high": 0.927},
+    "drift": {"alarm": False, "log_evidence": -1.2},
+    "phase": "watching",
+    "duels": [DUEL],
+    "log": {"seq": 4200, "rows": 2100, "sources": {"audit": 12}},
+}
+DECISION = {
+    "id": 3,
+    "kind": "alarm",
+    "created_at": "2026-11-22T03:00:00Z",
+    "sentence": "Version 1 is not calibrated any more.",
+    "version": 1,
+    "labels": 2100,
+    "evidence": {"log_evidence": 4.7, "diagnosis": "overconfident"},
+}
 REPORT = {
     "method": "ts",
     "samples": 539,
@@ -169,12 +216,23 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         },
         "text/csv": f"id,label\n{FEEDBACK_ID},9\n",
     },
+    ("post", "/monitor/acknowledge"): {JSON: {"note": "A camera was replaced."}},
+    ("post", "/duels"): {JSON: {"champion": 0, "challenger": 1}},
     ("post", "/fit"): {"multipart/form-data": {"method": "auto", "activate": "if_better"}},
 }
 ANSWERS: dict[tuple[str, str, str], tuple[str, Any]] = {
     ("post", "/predict", "200"): ("", PREDICTED),
     ("post", "/calibrate", "200"): ("", CALIBRATED),
     ("post", "/feedback", "200"): ("What became of the items.", FEEDBACK),
+    ("get", "/monitor", "200"): ("How the active calibrator does.", MONITOR),
+    ("post", "/monitor/acknowledge", "200"): ("How it stands after that.", MONITOR),
+    ("get", "/monitor/events", "200"): (
+        "Server-sent events; the `data` of each event is a decision as in `GET /refits`.",
+        None,
+    ),
+    ("get", "/refits", "200"): ("Decisions, newest first.", {"decisions": [DECISION]}),
+    ("get", "/duels", "200"): ("The duels.", {"duels": [DUEL]}),
+    ("post", "/duels", "201"): ("The duel.", DUEL | {"labels": 0, "gain": 0.0, "winner": "undecided"}),
     ("post", "/fit", "202"): ("The fit is queued. The `Location` header is its URL.", QUEUED),
     ("post", "/fit", "200"): ("", SUCCEEDED),
     ("get", "/fits", "200"): ("Recent fits, newest first.", {"fits": [SUCCEEDED]}),
@@ -248,13 +306,15 @@ PARAMETERS: dict[str, tuple[str, Any]] = {
     "wait": ("", 60),
     "limit": ("Maximum number of entries to return.", 10),
     "before_version": ("", 10),
+    "before_event": ("", DECISION["id"]),
+    "last-event-id": ("", "3"),
     "before_fit": ("", QUEUED["id"]),
     "fit_id": ("The fit's `id`.", QUEUED["id"]),
     "version": ("", 1),
 }
 TAGS = {
     "predict": "Calibrated probabilities within the bounds of each request.",
-    "feedback": "True labels of earlier predictions.",
+    "feedback": "True labels of earlier predictions, alarms, refits and duels.",
     "fits": "Fit a calibrator to validation data and get a report.",
     "calibrators": "List, activate and roll back calibrators.",
     "model": "The model that is served, and the calibration methods.",

@@ -83,6 +83,7 @@ class Server(uvicorn.Server):
         self.server_state.default_headers = [*self.server_state.default_headers, close]
         # A request that waits for a fit or follows one would otherwise last until the limit.
         await self.lifespan.state["boxcal"].fit_jobs.close()
+        self.lifespan.state["boxcal"].monitor.close()
         for _ in range(LINGER_TURNS):
             if not self.server_state.connections or time.monotonic() > deadline:
                 break

@@ -3,9 +3,9 @@
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 if TYPE_CHECKING:
@@ -88,6 +88,21 @@ class Settings(BaseSettings):
     feedback_rows: int = Field(
         default=50_000, ge=1, description="Predictions to keep for feedback; older ones are deleted."
     )
+    feedback_maturity: float = Field(
+        default=0,
+        ge=0,
+        description="Seconds after which a prediction is tested, with its label if it has one by then, in the "
+        "order of the predictions; 0 tests each label when it arrives.",
+    )
+    auto_refit: Literal["off", "propose", "activate"] = Field(
+        default="propose", description="Refit after an alarm: never, to propose a version, or to activate it."
+    )
+    alarm_webhook: str | None = Field(
+        default=None, description="URL that alarms, proposals and activations are posted to."
+    )
+    alarm_secret: SecretStr | None = Field(
+        default=None, description="Key of the signatures of `BOXCAL_ALARM_WEBHOOK`; required with it."
+    )
     shutdown_seconds: float = Field(
         default=20.0, gt=0, description="Seconds to finish open requests after SIGTERM."
     )
@@ -95,6 +110,15 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe level that is logged; `debug` adds one line per request."
     )
+
+    @model_validator(mode="after")
+    def _webhooks_are_signed(self) -> Self:
+        if self.alarm_webhook is not None:
+            if not self.alarm_webhook.startswith(("http://", "https://")):
+                raise ValueError(f"alarm_webhook is {self.alarm_webhook!r}; it must be an http or https URL")
+            if self.alarm_secret is None:
+                raise ValueError("alarm_webhook needs alarm_secret, the key of its signatures")
+        return self
 
     @property
     def registry_url(self) -> str:

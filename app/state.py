@@ -16,7 +16,8 @@ from boxcal.app.activation.active import ActiveCalibrator
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.build import open_refits
 from boxcal.app.fitting.jobs import FitJobs, FitLimits
-from boxcal.app.monitoring.build import open_feedback
+from boxcal.app.monitoring.build import open_monitoring
+from boxcal.app.monitoring.monitor import Monitor
 from boxcal.app.monitoring.writer import FeedbackWriter
 from boxcal.app.predict.build import open_pipeline
 from boxcal.app.predict.pipeline import Pipeline
@@ -42,6 +43,7 @@ class State:
     active: ActiveCalibrator
     fit_jobs: FitJobs
     feedback: FeedbackWriter
+    monitor: Monitor
     pipeline: Pipeline
     stats: Stats
 
@@ -81,9 +83,11 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
                 telemetry=telemetry,
             )
         )
-        feedback = await stack.enter_async_context(open_feedback(settings, refits.registry, telemetry))
+        monitoring = await stack.enter_async_context(
+            open_monitoring(settings, refits.registry, refits.activator, backbone.labels, telemetry)
+        )
         pipeline = await stack.enter_async_context(
-            open_pipeline(settings, backbone, refits.activator, telemetry, feedback.keep)
+            open_pipeline(settings, backbone, refits.activator, telemetry, monitoring.feedback.keep)
         )
         stats = await stack.enter_async_context(open_stats(telemetry.registry))
         yield State(
@@ -94,7 +98,8 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
             activator=refits.activator,
             active=refits.activator.active,
             fit_jobs=refits.jobs,
-            feedback=feedback,
+            feedback=monitoring.feedback,
+            monitor=monitoring.monitor,
             pipeline=pipeline,
             stats=stats,
         )

@@ -11,6 +11,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -51,7 +52,9 @@ FEEDBACK_RESULTS = (
     "malformed",
 )
 FIT_STATES = ("succeeded", "failed", "cancelled", "interrupted")
-BACKGROUND_TASKS = ("follower", "feedback")
+BACKGROUND_TASKS = ("follower", "feedback", "monitor", "webhook")
+ALARMS = ("strict", "material")
+DELIVERIES = ("delivered", "failed")
 UNMATCHED = "unmatched"
 REMEMBERED = 1000
 """`expected_accuracy` gives each new prediction the weight 1/1000, after a plain mean of the first 1000."""
@@ -184,10 +187,54 @@ class Telemetry:
         ).labels()
         self._expected_accuracy = Gauge(
             "boxcal_expected_accuracy",
-            f"Exponential mean of the confidence (about {REMEMBERED} predictions): the expected accuracy.",
+            "Expected share of right answers: by labels where there are at least 50, otherwise the mean "
+            f"confidence of about {REMEMBERED} predictions, corrected by the validation data.",
             registry=registry,
         )
-        self._expected_accuracy.set_function(lambda: self._accuracy)
+        self._expected_accuracy.set_function(self._expected)
+        self._interval = {
+            side: Gauge(
+                f"boxcal_expected_accuracy_{side}",
+                f"The {side} end of the 95 % interval of the expected accuracy; NaN without labels.",
+                registry=registry,
+            )
+            for side in ("low", "high")
+        }
+        for end in self._interval.values():
+            end.set(math.nan)
+        self._log_evidence = Gauge(
+            "boxcal_calibration_log_evidence",
+            "Natural logarithm of the evidence against the calibration of the active calibrator, by test.",
+            ["test"],
+            registry=registry,
+        )
+        self._alarms = Gauge(
+            "boxcal_calibration_alarm",
+            "Whether the test of calibration has raised an alarm: 1 until it is acknowledged or another "
+            "calibrator is active.",
+            ["test"],
+            registry=registry,
+        )
+        for test in ALARMS:
+            self._alarms.labels(test)
+            self._log_evidence.labels(test)
+        self._recoverable = Gauge(
+            "boxcal_recoverable_nll",
+            "NLL in nats a label that a recalibration would recover, since the start of the change.",
+            registry=registry,
+        )
+        self._monitored_labels = Gauge(
+            "boxcal_monitored_labels",
+            "Labels of the active calibrator that the monitor has tested.",
+            registry=registry,
+        )
+        self._deliveries = Counter(
+            "boxcal_webhook_deliveries", "Events sent to the webhook.", ["result"], registry=registry
+        )
+        for result in DELIVERIES:
+            self._deliveries.labels(result)
+        self._labelled_accuracy: float | None = None
+        self._validation_gap = 0.0
         self._calibrator_info = Gauge(
             "boxcal_calibrator_info",
             "The active calibrator: its version and method.",
@@ -254,6 +301,31 @@ class Telemetry:
         """Count predictions kept, or items of feedback."""
         if count:
             self._feedback.labels(result).inc(count)
+
+    def monitored(self, document: Mapping[str, Any]) -> None:
+        """Show what the monitor found."""
+        for test in ALARMS:
+            alarm = document["alarms"][test]
+            self._alarms.labels(test).set(alarm["alarm"])
+            self._log_evidence.labels(test).set(alarm["log_evidence"])
+        self._recoverable.set(document["diagnosis"]["recoverable_nll"])
+        self._monitored_labels.set(document["labels"])
+        accuracy = document["expected_accuracy"]
+        by_labels = accuracy is not None and accuracy["basis"] == "labels"
+        for side, end in self._interval.items():
+            end.set(accuracy[side] if by_labels else math.nan)
+        with self._lock:
+            self._labelled_accuracy = accuracy["value"] if by_labels else None
+            self._validation_gap = document["validation_gap"]
+
+    def _expected(self) -> float:
+        if self._labelled_accuracy is not None:
+            return self._labelled_accuracy
+        return min(1.0, max(0.0, self._accuracy + self._validation_gap))
+
+    def delivered(self, result: str) -> None:
+        """Count an event sent to the webhook."""
+        self._deliveries.labels(result).inc()
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """Count one request, by the template of its route."""

@@ -147,6 +147,40 @@ def feedback(items: Mapping[str, str | int] | Sequence[FeedbackItem]) -> Call[Fe
     return Call("POST", "/feedback", _one(Feedback), body, extra_seconds=FEEDBACK_SECONDS)
 
 
+def monitor() -> Call[dict[str, Any]]:
+    """Fetch the alarms, the diagnosis and the metrics of the active calibrator (`GET /monitor`)."""
+    return Call("GET", "/monitor", _object)
+
+
+def acknowledge(note: str | None = None) -> Call[dict[str, Any]]:
+    """Acknowledge the alarms: the test begins anew, a proposal is declined (`POST /monitor/acknowledge`)."""
+    body = {"json": {"note": note}}
+    return Call("POST", "/monitor/acknowledge", _object, body, has_effect=True)
+
+
+def monitor_events() -> Call[None]:
+    """Open the stream of the monitor's events (`GET /monitor/events`)."""
+    return Call("GET", "/monitor/events", lambda _: None)
+
+
+def refits(limit: int = 100, before: int | None = None) -> Call[list[dict[str, Any]]]:
+    """List the monitor's decisions, newest first; only those older than `before` (`GET /refits`)."""
+    parameters = {"params": _page(limit, before_event=before)}
+    return Call("GET", "/refits", lambda response: list(_object(response)["decisions"]), parameters)
+
+
+def duels() -> Call[list[dict[str, Any]]]:
+    """List the duels that were asked for (`GET /duels`)."""
+    return Call("GET", "/duels", lambda response: list(_object(response)["duels"]))
+
+
+def start_duel(champion: int, challenger: int) -> Call[dict[str, Any]]:
+    """Compare two versions on the labels to come (`POST /duels`)."""
+    body = {"json": {"champion": champion, "challenger": challenger}}
+    accepts = frozenset({201})
+    return Call("POST", "/duels", _object, body, has_effect=True, accepts=accepts)
+
+
 def fit(
     file: ImageSource,
     *,

@@ -86,6 +86,7 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
         "seconds": result.seconds,
         "certificate": result.certificate.to_dict(),
         "choice": result.choice,
+        "class_counts": torch.bincount(labels, minlength=logits.shape[1]).tolist(),
     }
     artifact = result.calibrator.to_bytes()
     source = (

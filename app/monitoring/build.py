@@ -1,34 +1,79 @@
-"""Builds the feedback path at start-up: the log, and the writer that stores what the predict path keeps."""
+"""Builds feedback and the monitor at start-up, each part after what it depends on."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from boxcal.app.activation.activator import Activator
 from boxcal.app.background import background
+from boxcal.app.monitoring.events import EventLog
 from boxcal.app.monitoring.log import FeedbackLog
+from boxcal.app.monitoring.monitor import Monitor
+from boxcal.app.monitoring.webhook import Webhook
 from boxcal.app.monitoring.writer import FeedbackWriter
 from boxcal.app.registry.store import Registry
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from boxcal.app.settings import Settings
     from boxcal.app.telemetry import Telemetry
 
 logger = logging.getLogger("boxcal")
 
 
+@dataclass(frozen=True, slots=True)
+class Monitoring:
+    """What the service holds of online calibration."""
+
+    feedback: FeedbackWriter
+    monitor: Monitor
+
+
 @asynccontextmanager
-async def open_feedback(
-    settings: Settings, registry: Registry, telemetry: Telemetry
-) -> AsyncIterator[FeedbackWriter]:
-    """Store feedback for as long as the block lasts, and what is left at its end."""
+async def open_monitoring(
+    settings: Settings,
+    registry: Registry,
+    activator: Activator,
+    classes: Sequence[str],
+    telemetry: Telemetry,
+) -> AsyncIterator[Monitoring]:
+    """Store feedback and fold it for as long as the block lasts; store what is left at its end."""
     log = FeedbackLog(registry.database, registry.backbone_id, settings.feedback_rows)
-    writer = FeedbackWriter(registry, log, telemetry, lambda: None)
-    try:
-        async with background("feedback", writer.run, telemetry):
-            yield writer
-    finally:
-        if not await writer.store():
-            logger.warning("The registry did not answer: the last predictions are not kept for feedback.")
+    events = EventLog(registry.database, registry.backbone_id)
+    monitor = Monitor(
+        registry,
+        activator,
+        log,
+        events,
+        telemetry,
+        classes=classes,
+        maturity=settings.feedback_maturity,
+        refits=settings.auto_refit != "off",
+    )
+    writer = FeedbackWriter(registry, log, telemetry, monitor.wake)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(_store_the_rest, writer)
+        await stack.enter_async_context(background("feedback", writer.run, telemetry))
+        wake_webhook = None
+        if settings.alarm_webhook is not None and settings.alarm_secret is not None:
+            secret = settings.alarm_secret.get_secret_value()
+            webhook = Webhook(settings.alarm_webhook, secret, registry, events, telemetry)
+            wake_webhook = webhook.wake
+            await stack.enter_async_context(background("webhook", webhook.run, telemetry))
+
+        async def after_turn() -> None:
+            if wake_webhook is not None:
+                wake_webhook()
+
+        await stack.enter_async_context(background("monitor", lambda: monitor.run(after_turn), telemetry))
+        yield Monitoring(writer, monitor)
+
+
+async def _store_the_rest(writer: FeedbackWriter) -> None:
+    if not await writer.store():
+        logger.warning("The registry did not answer: the last predictions are not kept for feedback.")

@@ -111,7 +111,7 @@ class FeedbackLog:
         events = [
             # A prediction that came together with its label is one entry, the label.
             *(_event(row, None) for row in predictions if row.label_seq != row.place),
-            *(_event(row, row.label) for row in labels),
+            *(_event(row, row.label, is_prediction=row.seq == row.place) for row in labels),
         ]
         events.sort(key=lambda event: event.seq)
         return [event for event in events if event.seq <= min(full)] if full else events
@@ -130,6 +130,26 @@ class FeedbackLog:
             events.append(_event(row, row.label if in_time else None))
         return events
 
+    def labelled_until(
+        self, connection: Connection, seq: int, version: int, count: int, *, matured: bool
+    ) -> Sequence[Any]:
+        """Read the logits and latest labels of the last `count` labels of a version up to a place, in order.
+
+        Parameters
+        ----------
+        matured
+            Whether the place is that of the prediction, and not that of its label.
+        """
+        place = feedback.c.seq if matured else feedback.c.label_seq
+        answered = feedback.c.version.is_(None) | (feedback.c.version == version)
+        newest = (
+            select(feedback.c.logits, feedback.c.latest_label)
+            .where(self._own, answered, feedback.c.label.is_not(None), place <= seq)
+            .order_by(place.desc())
+            .limit(count)
+        )
+        return connection.execute(newest).all()[::-1]
+
     def sources(self, connection: Connection, limit: int = 20) -> dict[str, int]:
         """Count the labels kept by their source, the most frequent ones."""
         count = func.count()
@@ -144,7 +164,7 @@ class FeedbackLog:
 
     def _page(self, connection: Connection, place: Any, seq: int, limit: int) -> Sequence[Any]:
         columns = (
-            feedback.c.version, feedback.c.predicted_at, feedback.c.logits, feedback.c.label,
+            feedback.c.seq, feedback.c.version, feedback.c.predicted_at, feedback.c.logits, feedback.c.label,
             feedback.c.label_seq, feedback.c.labelled_at, feedback.c.propensity,
         )  # fmt: skip
         page = select(place.label("place"), *columns).where(self._own, place > seq)
@@ -295,6 +315,7 @@ class _Transaction:
         return self._oldest
 
 
-def _event(row: Any, label: int | None) -> Event:
+def _event(row: Any, label: int | None, *, is_prediction: bool = True) -> Event:
     propensity = None if label is None else row.propensity
-    return Event(row.place, row.version, row.predicted_at, bytes(row.logits), label, propensity)
+    logits = bytes(row.logits)
+    return Event(row.place, row.version, row.predicted_at, logits, label, propensity, is_prediction)

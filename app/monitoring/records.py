@@ -117,6 +117,8 @@ class Event:
         The calibrator that answered; None where this service made no prediction.
     label
         None for a prediction whose label is not known at this place.
+    is_prediction
+        Whether the prediction itself is at this place, and not only its label.
     """
 
     seq: int
@@ -125,6 +127,7 @@ class Event:
     logits: bytes
     label: int | None
     propensity: float | None
+    is_prediction: bool
 
 
 def new_ids(count: int, now: float) -> list[str]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request, status
+from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from boxcal.app.errors import (
     BodyTooLarge,
@@ -12,11 +17,29 @@ from boxcal.app.errors import (
     UnsupportedMediaType,
     problems,
 )
+from boxcal.app.monitoring.errors import NotComparable, TooManyDuels
 from boxcal.app.monitoring.items import Read, read_csv, read_items
-from boxcal.app.monitoring.schemas import BODY, CSV, Feedback
+from boxcal.app.monitoring.schemas import (
+    BODY,
+    CSV,
+    AcknowledgeRequest,
+    Duel,
+    DuelRequest,
+    Duels,
+    Feedback,
+    MonitorEvent,
+    MonitorState,
+    Refits,
+)
 from boxcal.app.predict.bodies import JSON, header, json_object, read_body, unblocked
 from boxcal.app.predict.options import Labels
-from boxcal.app.registry.errors import RegistryUnavailable
+from boxcal.app.registry.errors import (
+    CalibratorNotFound,
+    CalibratorPruned,
+    DamagedArtifact,
+    ForeignCalibrator,
+    RegistryUnavailable,
+)
 from boxcal.app.state import CurrentState
 
 router = APIRouter(tags=["feedback"])
@@ -50,3 +73,82 @@ def _read(kind: str, body: bytes, labels: Labels) -> Read:
     if kind == CSV:
         return read_csv(body, labels)
     return read_items(json_object(body, ("items",)).get("items"), labels)
+
+
+@router.get("/monitor", response_model_exclude_none=True, responses=problems(RegistryUnavailable))
+async def get_monitor(state: CurrentState) -> MonitorState:
+    """Return the alarms, the diagnosis, the metrics and the expected accuracy of the active calibrator."""
+    return MonitorState.model_validate(await state.registry.run(state.monitor.current))
+
+
+@router.post(
+    "/monitor/acknowledge",
+    response_model_exclude_none=True,
+    responses=problems(MalformedBody, InvalidParameter, RegistryUnavailable),
+)
+async def acknowledge(state: CurrentState, request: AcknowledgeRequest | None = None) -> MonitorState:
+    """Acknowledge the alarms: the test begins anew, and a proposal is declined."""
+    note = None if request is None else request.note
+    await state.registry.run(state.monitor.acknowledge, note)
+    state.monitor.publish()
+    return MonitorState.model_validate(await state.registry.run(state.monitor.current))
+
+
+@router.get(
+    "/monitor/events",
+    response_class=EventSourceResponse,
+    responses=problems(InvalidParameter, RegistryUnavailable),
+)
+async def follow_monitor(
+    state: CurrentState,
+    last_event_id: Annotated[
+        str | None,
+        Header(pattern=r"^\d{1,9}$", description="Continue behind this event; default: the newest."),
+    ] = None,
+) -> AsyncIterator[ServerSentEvent]:
+    """Stream alarms, refits, duels and activations as they are recorded."""
+    last = int(last_event_id) if last_event_id is not None else None
+    with suppress(RegistryUnavailable):  # the client reconnects and continues
+        async for event in state.monitor.follow(last):
+            yield ServerSentEvent(data=MonitorEvent.of(event), event=event.kind, id=str(event.id))
+
+
+@router.get("/refits", responses=problems(InvalidParameter, RegistryUnavailable))
+async def list_refits(
+    state: CurrentState,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    before_event: Annotated[
+        int | None, Query(ge=0, le=2**31 - 1, description="Only decisions older than this one.")
+    ] = None,
+) -> Refits:
+    """List what the monitor decided about alarms, refits, duels and activations, with its evidence."""
+    found = await state.registry.run(state.monitor.events.newest, limit, before_event)
+    return Refits(decisions=[MonitorEvent.of(event) for event in found])
+
+
+@router.get("/duels", responses=problems(RegistryUnavailable))
+async def list_duels(state: CurrentState) -> Duels:
+    """List the duels that were asked for."""
+    document = await state.registry.run(state.monitor.current)
+    return Duels.model_validate({"duels": document.get("duels", [])})
+
+
+@router.post(
+    "/duels",
+    status_code=status.HTTP_201_CREATED,
+    responses=problems(
+        MalformedBody,
+        InvalidParameter,
+        NotComparable,
+        CalibratorNotFound,
+        CalibratorPruned,
+        ForeignCalibrator,
+        DamagedArtifact,
+        TooManyDuels,
+        RegistryUnavailable,
+    ),
+)
+async def start_duel(request: DuelRequest, state: CurrentState) -> Duel:
+    """Compare two versions on the labels to come; neither is activated."""
+    duel = await state.registry.run(state.monitor.start_duel, request.champion, request.challenger)
+    return Duel.model_validate(duel)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from boxcal.app.monitoring import events
 from boxcal.app.monitoring.items import COLUMNS, MAX_ITEMS
 from boxcal.app.monitoring.records import Outcome
 from boxcal.app.predict.bodies import JSON
@@ -103,3 +105,147 @@ class Feedback(BaseModel):
             malformed=outcome.count("malformed"),
             problems=[FeedbackProblem.model_validate(one) for one in outcome.problems[:SHOWN_PROBLEMS]],
         )
+
+
+class Alarm(BaseModel):
+    """One of the two tests of the active calibrator."""
+
+    alarm: bool = Field(description="Whether it was ever raised since the test began.")
+    log_evidence: float | None = Field(description="Natural logarithm of the evidence now.")
+    largest_log_evidence: float | None = Field(description="Its largest value.")
+    threshold: float = Field(description="Log evidence from which the alarm is raised.")
+    alpha: float = Field(description="Largest probability of a false alarm, ever.")
+
+
+class MonitorDiagnosis(BaseModel):
+    """What has changed."""
+
+    kind: str = Field(
+        description="`overconfident`, `underconfident`, `label_shift`, `class_bias`, `classes`, "
+        "`confidence_range` or `none`."
+    )
+    classes: list[str] = Field(description="The classes that changed most.")
+    confidence: tuple[float, float] | None = Field(description="The range of confidence that changed most.")
+    since: int = Field(description="How many labels ago the change began.")
+    began_at: float | None = Field(description="When, in seconds since 1970.")
+    recoverable_nll: float = Field(description="NLL in nats a label that a recalibration would recover.")
+    recoverable_nll_lower: float = Field(description="A lower bound of it, at the level .01.")
+
+
+class ExpectedAccuracy(BaseModel):
+    """The expected share of right answers."""
+
+    value: float
+    basis: Literal["validation", "labels"] = Field(
+        description="`validation`: from confidence alone, blind to a change of what inputs mean."
+    )
+    low: float | None = Field(description="Lower end of a 95 % interval; null without labels.")
+    high: float | None
+
+
+class DriftState(BaseModel):
+    """The test whether the confidences are exchangeable since the calibrator became active."""
+
+    alarm: bool
+    log_evidence: float | None
+
+
+class Duel(BaseModel):
+    """A duel between two versions on the labels since it began."""
+
+    id: str
+    champion: int
+    challenger: int
+    started_at: str
+    labels: int = Field(description="Labels so far.")
+    gain: float = Field(description="NLL of the champion less that of the challenger, in nats a label.")
+    winner: Literal["challenger", "champion", "undecided"]
+    alpha: float = Field(description="Largest probability of a wrong decision, ever.")
+
+
+class DuelRequest(BaseModel):
+    """The two versions."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    champion: int = Field(ge=0, le=2**31 - 1)
+    challenger: int = Field(ge=0, le=2**31 - 1)
+
+
+class Duels(BaseModel):
+    """The duels that were asked for."""
+
+    duels: list[Duel]
+
+
+class LogState(BaseModel):
+    """The feedback log."""
+
+    seq: int = Field(description="Its last number.")
+    rows: int = Field(description="Predictions that are kept.")
+    sources: dict[str, int] = Field(description="Labels that are kept, by the most frequent sources.")
+
+
+class MonitoredCalibrator(BaseModel):
+    """The calibrator that is tested."""
+
+    version: int
+    method: str
+
+
+class MonitorState(BaseModel):
+    """What the monitor knows; members without a value are omitted before the first label."""
+
+    seq: int = Field(0, description="Number of the log up to which it is folded.")
+    calibrator: MonitoredCalibrator | None = None
+    labels: int = Field(0, description="Labels of this calibrator since its test began.")
+    skipped: int = Field(0, description="Entries of other calibrators, which are not tested.")
+    alarms: dict[Literal["strict", "material"], Alarm] | None = Field(
+        None,
+        description="`strict`: calibration is not exact; a refit begins. `material`: a recalibration would "
+        "recover more than .005 nats a label; a person should look.",
+    )
+    diagnosis: MonitorDiagnosis | None = None
+    metrics: dict[str, float | None] | None = Field(
+        None, description="Metrics of the labels since the calibrator became active; NLL with an interval."
+    )
+    expected_accuracy: ExpectedAccuracy | None = None
+    drift: DriftState | None = None
+    phase: Literal["watching", "fitting", "duel", "proposed"] = Field(
+        "watching", description="What the refit loop waits for."
+    )
+    challenger: int | None = Field(None, description="The version in the duel, or proposed.")
+    duels: list[Duel] = Field([], description="Duels that were asked for.")
+    acknowledged_at: str | None = None
+    log: LogState
+
+
+class AcknowledgeRequest(BaseModel):
+    """An acknowledgement."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    note: str | None = Field(None, max_length=500, description="Why, for the record.")
+
+
+class MonitorEvent(BaseModel):
+    """Something that the monitor decided or was told."""
+
+    id: int
+    kind: str = Field(description="Such as `alarm`, `refit`, `duel_won` or `activated`.")
+    created_at: datetime
+    sentence: str = Field(description="What it means, and what a person can do.")
+    version: int = Field(description="The active version.")
+    labels: int = Field(description="Labels that the monitor had seen.")
+    evidence: dict[str, Any]
+
+    @classmethod
+    def of(cls, event: events.MonitorEvent) -> Self:
+        """Return the schema of an event."""
+        return cls(id=event.id, kind=event.kind, created_at=event.created_at, **event.document)
+
+
+class Refits(BaseModel):
+    """Decisions, newest first."""
+
+    decisions: list[MonitorEvent]

@@ -195,10 +195,13 @@ monitors = Table(
     metadata,
     Column("backbone_id", ForeignKey("backbones.id"), primary_key=True, autoincrement=False),
     Column("seq", BigInteger, nullable=False),
+    Column("revision", BigInteger, nullable=False),
     Column("activation", Integer, nullable=False),
     Column("state", LargeBinary, nullable=False),
     Column("document", Document, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
+    Column("refit_owner", String(64)),
+    Column("refit_seen_at", Float),
 )
 
 monitor_events = Table(
@@ -209,8 +212,8 @@ monitor_events = Table(
     Column("kind", String(32), nullable=False),
     Column("document", Document, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
-    Column("claimed_at", UtcDateTime),
-    Column("delivered_at", UtcDateTime),
+    Column("claimed_at", Float),
+    Column("delivered_at", Float),
     Index("ix_monitor_events_backbone_id_id", "backbone_id", "id"),
     sqlite_autoincrement=True,
 )

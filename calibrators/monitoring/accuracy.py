@@ -52,31 +52,43 @@ class Accuracy(Fold):
 
     def __init__(self, validation_gap: float = 0.0) -> None:
         self.validation_gap = validation_gap
-        # all: count, sum, sum of squares; labelled: count, sum and sum of squares of right - c, sum of c (1 -
-        # c)
-        self.sums = np.zeros(7)
+        # all: count, sum and sum of squares of c; labelled, with g = right - c and weights w: count, sums of
+        # w, w g, w^2, w^2 g, w^2 g^2 and w^2 c (1 - c)
+        self.sums = np.zeros(10)
 
     def predicted(self, confidences: Array) -> None:
         """Add the confidences (N,) of answers, labelled or not."""
         c = np.asarray(confidences, dtype=np.float64)
         self.sums[:3] += (len(c), c.sum(), (c**2).sum())
 
-    def labelled(self, confidences: Array, right: Array) -> None:
-        """Add the confidences (N,) of labelled answers, and whether each was right (N,) bool."""
+    def labelled(self, confidences: Array, right: Array, propensities: Array | None = None) -> None:
+        """Add the confidences (N,) of labelled answers, and whether each was right (N,) bool.
+
+        Parameters
+        ----------
+        propensities
+            (N,) probabilities with which these answers were chosen to be labelled, equal unless given: each
+            counts by the inverse (Hajek's estimator).
+        """
         c = np.asarray(confidences, dtype=np.float64)
         gap = np.asarray(right, dtype=np.float64) - c
-        self.sums[3:] += (len(c), gap.sum(), (gap**2).sum(), (c * (1.0 - c)).sum())
+        w = np.ones_like(c) if propensities is None else 1.0 / np.asarray(propensities, dtype=np.float64)
+        v = w**2
+        self.sums[3:6] += (len(c), w.sum(), (w * gap).sum())
+        self.sums[6:] += (v.sum(), (v * gap).sum(), (v * gap**2).sum(), (v * c * (1.0 - c)).sum())
 
     def result(self) -> ExpectedAccuracy | None:
         """Return the estimate; None before the first answer."""
-        count, total, squares, labels, gap, gap_squares, spread = self.sums
+        count, total, squares, labels, weight, weighted, *second, spread = self.sums
         if not count:
             return None
         mean = total / count
         if labels < FEWEST_LABELS:
             return ExpectedAccuracy(_clip(mean + self.validation_gap), "validation", None, None)
-        value = mean + gap / labels
-        variance = max(gap_squares / labels - (gap / labels) ** 2, spread / labels) / labels
+        gap = weighted / weight
+        value = mean + gap
+        # sum of w^2 (g - gap)^2, at least that of answers whose confidence is right
+        variance = max(second[2] - 2.0 * gap * second[1] + gap**2 * second[0], spread) / weight**2
         variance += max(squares / count - mean**2, 0.0) / count
         radius = float(ndtri(0.5 + LEVEL / 2.0)) * math.sqrt(variance)
         return ExpectedAccuracy(_clip(value), "labels", _clip(value - radius), _clip(value + radius))

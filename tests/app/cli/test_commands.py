@@ -140,3 +140,25 @@ def test_the_service_named_by_the_environment_is_used(
         before = client.metrics().count("\n")
     assert before
     assert "calibrator 0" in boxcal("predict", image).stderr
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_feedback_sends_a_file_of_labels(boxcal: Boxcal, url: str, tmp_path: Path, suffix: str) -> None:
+    with BoxcalClient(url) as client:
+        ids = [p.id for p in client.calibrate(np.eye(10), feedback=True).predictions]
+    file = tmp_path / f"labels.{suffix}"
+    if suffix == "csv":
+        file.write_text("id,label\n" + "".join(f"{own},{n}\n" for n, own in enumerate(ids)))
+    else:
+        pq.write_table(pa.table({"id": ids, "label": list(range(10)), "source": [None] * 10}), file)
+    assert boxcal("feedback", file, "--url", url, "--json").json["accepted"] == 10
+    shown = boxcal("feedback", file, "--url", url)
+    assert ["duplicates", "10"] in [line.split() for line in shown.stdout.splitlines()]
+
+
+def test_feedback_names_the_columns_that_are_missing(boxcal: Boxcal, url: str, tmp_path: Path) -> None:
+    file = tmp_path / "labels.csv"
+    file.write_text("prediction,label\na,1\n")
+    refused = boxcal("feedback", file, "--url", url)
+    assert refused.code == 2
+    assert "has the columns prediction, label; it needs id and label" in refused.stderr

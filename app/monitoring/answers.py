@@ -1,0 +1,45 @@
+"""The answers of a version to kept logits, for the monitor: without request bounds, each row by itself."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from boxcal.app.activation.activator import Activator
+from boxcal.calibrators.calibrator import Calibrator
+from boxcal.calibrators.plain_rows import PlainRows, plain_rows
+
+Rows = NDArray[np.float64]
+
+
+class Answers:
+    """Gives the probabilities of any version of the registry; blocks.
+
+    The answer to a row is the same to the last bit whatever the other rows are, so that a log may be folded
+    in parts of any size. The compiled loops go row by row; a product of matrices may not.
+
+    Parameters
+    ----------
+    activator
+        Loads calibrators.
+    """
+
+    def __init__(self, activator: Activator) -> None:
+        self._activator = activator
+
+    def __call__(self, version: int, logits: Rows) -> Rows:
+        """Return the probabilities (N, K) of a version for logits (N, K)."""
+        calibrator = self._activator.load(version).calibrator
+        plain = _plain(calibrator)
+        if plain is not None:
+            return plain(np.ascontiguousarray(logits))[0]
+        rows = torch.from_numpy(np.ascontiguousarray(logits))
+        return np.concatenate([calibrator(rows[n : n + 1]).numpy() for n in range(len(rows))])
+
+
+@lru_cache(maxsize=16)
+def _plain(calibrator: Calibrator) -> PlainRows | None:
+    return plain_rows(calibrator.logit_map, calibrator.bound_map, calibrator.num_classes)

@@ -1,0 +1,357 @@
+"""What the monitor keeps in mind: a fold over the feedback log, without HTTP, database or clock.
+
+Labels go to the refit loop, which tests the active calibrator and compares others with it, to the metrics and
+to the duels that people asked for. Predictions go to the expected accuracy and the drift test.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from boxcal.app.monitoring.records import Event
+from boxcal.calibrators.monitoring.accuracy import Accuracy, ExpectedAccuracy
+from boxcal.calibrators.monitoring.calibration_test import MATERIAL_ALPHA, STRICT_ALPHA, CalibrationTest
+from boxcal.calibrators.monitoring.drift import DriftTest
+from boxcal.calibrators.monitoring.duel import Duel, Winner
+from boxcal.calibrators.monitoring.metrics import Metrics
+from boxcal.calibrators.monitoring.refit_loop import (
+    NO_VERSION,
+    TOLD_MATERIAL,
+    TOLD_STRICT,
+    Decision,
+    Phase,
+    RefitLoop,
+)
+
+WINDOW = 5000
+"""The expected accuracy is of the last 5,000 to 10,000 predictions."""
+MAX_DUELS = 8
+NEVER = 2**62
+
+Rows = NDArray[np.float64]
+Calibrate = Callable[[int, Rows], Rows]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tested:
+    """A calibrator as the monitor tests it.
+
+    Attributes
+    ----------
+    activation
+        Number of the activation that made it active.
+    class_frequencies
+        (K,) of the data that it was fitted to; None where they are not known.
+    validation_gap
+        Accuracy less mean confidence on those data.
+    reads_logits
+        Whether its answers follow from logits; the monitor can test no other.
+    """
+
+    version: int
+    method: str
+    activation: int
+    class_frequencies: Rows | None
+    validation_gap: float
+    reads_logits: bool
+
+
+@dataclass(slots=True)
+class RequestedDuel:
+    """A duel between two versions that a person asked for."""
+
+    id: str
+    champion: int
+    challenger: int
+    started_at: str
+    duel: Duel
+
+    def document(self) -> dict[str, Any]:
+        """Describe how it stands."""
+        return {
+            "id": self.id,
+            "champion": self.champion,
+            "challenger": self.challenger,
+            "started_at": self.started_at,
+            "labels": self.duel.count,
+            "gain": self.duel.gain,
+            "winner": self.duel.winner.value,
+            "alpha": self.duel.alpha,
+        }
+
+
+class MonitorFold:
+    """Folds the entries of the log.
+
+    Parameters
+    ----------
+    num_classes
+        K.
+    calibrate
+        Gives the probabilities (N, K) of a version for logits (N, K), without request bounds; the answer to a
+        row must not depend on the other rows.
+    tested
+        The active calibrator.
+    refits
+        Whether the loop asks for refits and for the return to earlier versions.
+
+    Attributes
+    ----------
+    loop
+        Tests, refits and rollbacks.
+    refit_seq
+        Place of the last label of the fit that the loop waits for.
+    seq
+        Place up to which the log is folded.
+    """
+
+    def __init__(self, num_classes: int, calibrate: Calibrate, tested: Tested, *, refits: bool) -> None:
+        self.num_classes = num_classes
+        self._calibrate = calibrate
+        self._refits = refits
+        self.tested = tested
+        self.seq = self.refit_seq = 0
+        self.loop = RefitLoop(
+            num_classes, calibrate, version=tested.version, class_frequencies=tested.class_frequencies
+        )
+        if not refits:
+            self.loop.fewest_labels = NEVER
+        self.duels: list[RequestedDuel] = []
+        self.acknowledged_at: str | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what was learned about the calibrator before."""
+        self.metrics = Metrics(self.num_classes)
+        self.accuracies = [Accuracy(self.tested.validation_gap) for _ in range(2)]
+        self.drift = DriftTest(np.empty(0))
+        self.skipped = 0
+        self.began_at: float | None = None
+
+    def fold(self, events: Sequence[Event]) -> list[Decision]:
+        """Fold entries in the order of the log; returns what the loop decided."""
+        decisions: list[Decision] = []
+        for is_label, group in groupby(events, key=lambda event: event.label is not None):
+            some = list(group)
+            own = [event for event in some if event.version in (None, self.tested.version)]
+            self.skipped += len(some) - len(own)
+            if is_label:
+                self._duels(some)
+            if own and self.tested.reads_logits:
+                decisions += self._labels(own) if is_label else self._predictions(own)
+        if events:
+            self.seq = events[-1].seq
+        return decisions
+
+    def _predictions(self, events: Sequence[Event]) -> list[Decision]:
+        logits = self._rows(events)
+        self.loop.observe(logits)
+        self._seen(self._calibrate(self.tested.version, logits).max(1))
+        return []
+
+    def _labels(self, events: Sequence[Event]) -> list[Decision]:
+        logits, labels = self._rows(events), np.array([event.label for event in events], np.int64)
+        before = self.loop.seen
+        decisions = self.loop.update(logits, labels)
+        if (request := self.loop.request) is not None and before < request.last:
+            self.refit_seq = events[request.last - before - 1].seq
+        since = self.loop.test.diagnosis().since
+        if not since:
+            self.began_at = None
+        elif since <= len(events):
+            self.began_at = events[-since].predicted_at
+        rows = self._calibrate(self.tested.version, logits)
+        self.metrics.update(rows, labels)
+        confidences = rows.max(1)
+        fresh = np.array([event.is_prediction for event in events])
+        self._seen(confidences[fresh])
+        propensities = np.array([event.propensity or 1.0 for event in events])
+        self.accuracies[0].labelled(confidences, rows.argmax(1) == labels, propensities)
+        return decisions
+
+    def _seen(self, confidences: Rows) -> None:
+        if not len(confidences):
+            return
+        self.drift.update(confidences)
+        if self.accuracies[0].sums[0] >= WINDOW:
+            self.accuracies = [Accuracy(self.tested.validation_gap), self.accuracies[0]]
+        self.accuracies[0].predicted(confidences)
+
+    def _duels(self, events: Sequence[Event]) -> None:
+        running = [one for one in self.duels if one.duel.winner is Winner.UNDECIDED]
+        if not running:
+            return
+        logits, labels = self._rows(events), np.array([event.label for event in events], np.int64)
+        for one in running:
+            champion, challenger = (self._calibrate(v, logits) for v in (one.champion, one.challenger))
+            one.duel.update(champion, challenger, labels)
+
+    def _rows(self, events: Sequence[Event]) -> Rows:
+        flat = np.frombuffer(b"".join(event.logits for event in events), np.float16)
+        return flat.reshape(len(events), self.num_classes).astype(np.float64)
+
+    # -- what others do --------------------------------------------------------------------------------------
+
+    def activated(self, tested: Tested) -> Decision:
+        """Go on with another active calibrator."""
+        before, self.tested = self.tested, tested
+        decision = self.loop.activated(tested.version, tested.class_frequencies)
+        if not self._refits:
+            self.loop.earlier[:] = NO_VERSION
+        if not before.reads_logits:
+            self.forget(before.version)
+        self.acknowledged_at = None
+        self._begin()
+        return decision
+
+    def acknowledge(self, now: str) -> list[Decision]:
+        """Begin the test anew and decline what was proposed; metrics stay."""
+        decisions = [self.loop.dismissed()] if self.loop.phase is Phase.PROPOSED else []
+        self.loop.test = CalibrationTest(self.num_classes, self.tested.class_frequencies)
+        self.loop.numbers[[TOLD_STRICT, TOLD_MATERIAL]] = 0
+        self.acknowledged_at, self.began_at = now, None
+        return decisions
+
+    def versions(self) -> set[int]:
+        """Return the versions, besides the active one, whose answers are needed."""
+        return {
+            version
+            for version in (
+                *self.loop.earlier.tolist(),
+                *(v for one in self.duels for v in (one.champion, one.challenger)),
+            )
+            if version != NO_VERSION
+        }
+
+    def forget(self, version: int) -> None:
+        """Stop comparing with a version whose artifact was deleted."""
+        self.loop.earlier[self.loop.earlier == version] = NO_VERSION
+        self.duels = [one for one in self.duels if version not in (one.champion, one.challenger)]
+
+    def start_duel(self, own: str, champion: int, challenger: int, now: str) -> RequestedDuel | None:
+        """Begin a duel; None if `MAX_DUELS` are undecided. The oldest decided one makes room."""
+        if len(self.duels) == MAX_DUELS:
+            decided = [one for one in self.duels if one.duel.winner is not Winner.UNDECIDED]
+            if not decided:
+                return None
+            self.duels.remove(decided[0])
+        self.duels.append(RequestedDuel(own, champion, challenger, now, Duel(self.num_classes)))
+        return self.duels[-1]
+
+    # -- what it shows ---------------------------------------------------------------------------------------
+
+    def expected_accuracy(self) -> ExpectedAccuracy | None:
+        """Estimate the share of right answers among the recent ones."""
+        both = Accuracy(self.tested.validation_gap)
+        both.sums = self.accuracies[0].sums + self.accuracies[1].sums
+        return both.result()
+
+    def document(self, classes: Sequence[str]) -> dict[str, Any]:
+        """Describe the calibrator, its alarms and its metrics as a JSON document."""
+        test, accuracy, metrics = self.loop.test, self.expected_accuracy(), self.metrics.result()
+        diagnosis = test.diagnosis()
+        alarms = {
+            name: {
+                "alarm": raised,
+                "log_evidence": _finite(now),
+                "largest_log_evidence": _finite(largest),
+                "threshold": -math.log(alpha),
+                "alpha": alpha,
+            }
+            for name, raised, now, largest, alpha in zip(
+                ("strict", "material"), test.alarms, test.log_evidence, test.largest.tolist(),
+                (STRICT_ALPHA, MATERIAL_ALPHA), strict=True,
+            )
+        }  # fmt: skip
+        return {
+            "seq": self.seq,
+            "calibrator": {"version": self.tested.version, "method": self.tested.method},
+            "validation_gap": self.tested.validation_gap,
+            "labels": test.count,
+            "skipped": self.skipped,
+            "alarms": alarms,
+            "diagnosis": {
+                **asdict(diagnosis),
+                "classes": [classes[k] for k in diagnosis.classes],
+                "began_at": self.began_at,
+            },
+            "metrics": {name: _finite(value) for name, value in asdict(metrics).items()},
+            "expected_accuracy": None if accuracy is None else asdict(accuracy),
+            "drift": {"alarm": self.drift.alarm, "log_evidence": _finite(self.drift.log_evidence)},
+            "phase": self.loop.phase.name.lower(),
+            "challenger": self.loop.challenger,
+            "duels": [one.document() for one in self.duels],
+            "acknowledged_at": self.acknowledged_at,
+        }
+
+    # -- its state -------------------------------------------------------------------------------------------
+
+    def to_bytes(self) -> bytes:
+        """Write the whole state; `from_bytes` continues to the last bit."""
+        arrays = {f"loop.{name}": value for name, value in self.loop.state_dict().items()}
+        parts = {"metrics": self.metrics, "drift": self.drift}
+        parts |= {f"accuracy{n}": one for n, one in enumerate(self.accuracies)}
+        parts |= {f"duel{n}": one.duel for n, one in enumerate(self.duels)}
+        for name, part in parts.items():
+            arrays |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
+        tested = asdict(self.tested)
+        frequencies = tested.pop("class_frequencies")
+        if frequencies is not None:
+            arrays["class_frequencies"] = frequencies
+        facts = {
+            "tested": tested,
+            "seq": self.seq,
+            "refit_seq": self.refit_seq,
+            "skipped": self.skipped,
+            "began_at": self.began_at,
+            "acknowledged_at": self.acknowledged_at,
+            "duels": [[one.id, one.champion, one.challenger, one.started_at] for one in self.duels],
+        }
+        arrays["facts"] = np.frombuffer(orjson.dumps(facts), np.uint8)
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)
+        return buffer.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, num_classes: int, calibrate: Calibrate, *, refits: bool) -> MonitorFold:
+        """Read what `to_bytes` wrote.
+
+        Raises
+        ------
+        ValueError
+            It is of another number of classes, or damaged.
+        """
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        facts = orjson.loads(arrays["facts"].tobytes())
+        tested = Tested(class_frequencies=arrays.get("class_frequencies"), **facts["tested"])
+        fold = cls(num_classes, calibrate, tested, refits=refits)
+        fold.seq, fold.refit_seq, fold.skipped = facts["seq"], facts["refit_seq"], facts["skipped"]
+        fold.began_at, fold.acknowledged_at = facts["began_at"], facts["acknowledged_at"]
+        fold.duels = [
+            RequestedDuel(own, champion, challenger, started, Duel(num_classes))
+            for own, champion, challenger, started in facts["duels"]
+        ]
+        parts = {"loop": fold.loop, "metrics": fold.metrics, "drift": fold.drift}
+        parts |= {f"accuracy{n}": one for n, one in enumerate(fold.accuracies)}
+        parts |= {f"duel{n}": one.duel for n, one in enumerate(fold.duels)}
+        for name, part in parts.items():
+            start = f"{name}."
+            part.load_state_dict(
+                {key.removeprefix(start): value for key, value in arrays.items() if key.startswith(start)}
+            )
+        return fold
+
+
+def _finite(value: float) -> float | None:
+    """Return a number that JSON can hold."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,321 @@
+"""The monitor in the database: one state for all replicas, folded forward by whichever holds the lock.
+
+A turn reads the entries behind the state, folds them and saves the state, the events and the place up to
+which the log is folded in one transaction. So a process that is killed leaves either the old or the new state, and
+replicas that share PostgreSQL never fold an entry twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, insert, select, text, update
+
+from boxcal.app.activation.activator import Activator
+from boxcal.app.monitoring.answers import Answers
+from boxcal.app.monitoring.errors import NotComparable, TooManyDuels
+from boxcal.app.monitoring.events import EventLog, MonitorEvent
+from boxcal.app.monitoring.fold import MonitorFold, RequestedDuel
+from boxcal.app.monitoring.log import FeedbackLog
+from boxcal.app.monitoring.records import Event
+from boxcal.app.monitoring.tested import tested_of
+from boxcal.app.registry.errors import (
+    CalibratorNotFound,
+    CalibratorPruned,
+    DamagedArtifact,
+    ForeignCalibrator,
+    RegistryUnavailable,
+)
+from boxcal.app.registry.store import Registry
+from boxcal.app.registry.tables import monitors, utc_now
+
+if TYPE_CHECKING:
+    from boxcal.app.telemetry import Telemetry
+
+logger = logging.getLogger("boxcal")
+
+POLL_SECONDS = 2.0
+ENTRIES_PER_TURN = 1000
+MONITOR_LOCK = 0x6D6F6E69
+"""First key of the advisory lock; the second is the id of the backbone."""
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """The monitor, locked in a transaction."""
+
+    connection: Connection
+    backbone_id: int
+    fold: MonitorFold
+
+
+class Monitor:
+    """Folds the feedback log; its methods but `run` and `wake` block.
+
+    Parameters
+    ----------
+    registry, activator
+        Hold the calibrators.
+    log, events
+        What is folded, and what was decided.
+    telemetry
+        Shows the alarms and the expected accuracy.
+    classes
+        The K class names.
+    maturity
+        Age in seconds at which predictions are folded, with their labels, in their order; 0 to fold labels as
+        they arrive.
+    refits
+        Whether to ask for refits.
+    after_turn
+        Awaited after the log was folded to its end.
+
+    Attributes
+    ----------
+    document
+        How the monitor stood when this process last looked; None before the first turn.
+    fold
+        The state behind it, if this process folded last.
+    changed
+        Set, and replaced, whenever this process saw a new state.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        activator: Activator,
+        log: FeedbackLog,
+        events: EventLog,
+        telemetry: Telemetry,
+        *,
+        classes: Sequence[str],
+        maturity: float,
+        refits: bool,
+    ) -> None:
+        self._registry = registry
+        self._activator = activator
+        self._log = log
+        self._telemetry = telemetry
+        self._classes = classes
+        self.maturity = maturity
+        self._refits = refits
+        self._answers = Answers(activator)
+        self._lock = threading.Lock()
+        self._cached: tuple[int, MonitorFold] | None = None
+        self._seen = 0
+        self._closing = False
+        self._wake = asyncio.Event()
+        self.events = events
+        self.document: dict[str, Any] | None = None
+        self.changed = asyncio.Event()
+
+    def wake(self) -> None:
+        """Fold soon: entries were added."""
+        self._wake.set()
+
+    async def run(self, after_turn: Callable[[], Any]) -> None:
+        """Fold whenever entries were added, and every 2 s, until cancelled."""
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
+            self._wake.clear()
+            try:
+                while await self._registry.run(self.turn):
+                    pass
+                self.publish()
+                await after_turn()
+            except RegistryUnavailable:
+                await asyncio.sleep(POLL_SECONDS)  # the registry logs that it is lost, once
+
+    def publish(self) -> None:
+        """Show the state in the metrics, and wake those who wait for a change."""
+        if self.document is not None:
+            self._telemetry.monitored(self.document)
+        waiting, self.changed = self.changed, asyncio.Event()
+        waiting.set()
+
+    async def follow(self, last: int | None) -> AsyncIterator[MonitorEvent]:
+        """Yield the events behind the event `last`, or from now on, until the service stops."""
+        if last is None:
+            last = await self._registry.run(self.events.last)
+        while not self._closing:
+            changed = self.changed
+            for event in await self._registry.run(self.events.after, last):
+                last = event.id
+                yield event
+            await changed.wait()
+
+    def close(self) -> None:
+        """End the streams of events."""
+        self._closing = True
+        self.publish()
+
+    def turn(self) -> bool:
+        """Fold the next entries; returns whether there may be more."""
+        activation = self._registry.active()
+        with self._lock:
+            with self._registry.database.read() as connection:
+                row = self._row(connection)
+                if row is not None:
+                    self._look(row.revision, row.document)
+                    if row.activation >= activation.id and not self._next(connection, row.seq, 1):
+                        return False
+            with self._held(wait=False) as held:
+                if held is None:
+                    return False
+                entries = self._next(held.connection, held.fold.seq, ENTRIES_PER_TURN)
+                for version in held.fold.versions():
+                    try:
+                        self._activator.load(version)
+                    except (CalibratorPruned, CalibratorNotFound, ForeignCalibrator, DamagedArtifact):
+                        held.fold.forget(version)
+                self.events.add(held.connection, held.fold.fold(entries))
+            return len(entries) == ENTRIES_PER_TURN
+
+    def change(self, work: Callable[[MonitorFold, Connection], Any]) -> Any:
+        """Change the state in a transaction of its own; returns what `work` returns."""
+        with self._lock, self._held(wait=True) as held:
+            if held is None:  # `wait` means that the lock is held
+                raise AssertionError("the monitor is not locked")
+            return work(held.fold, held.connection)
+
+    def acknowledge(self, note: str | None) -> dict[str, Any]:
+        """Begin the test anew, decline a proposal, and record it; returns the document."""
+
+        def work(fold: MonitorFold, connection: Connection) -> dict[str, Any]:
+            now = _now()
+            self.events.add(connection, fold.acknowledge(now))
+            sentence = f"Acknowledged{f': {note}' if note else ''}. The test of calibration begins anew."
+            version, labels = fold.tested.version, fold.loop.seen
+            document = {
+                "sentence": sentence,
+                "version": version,
+                "labels": labels,
+                "evidence": {"note": note},
+            }
+            self.events.append(connection, "acknowledged", document)
+            return fold.document(self._classes)
+
+        found: dict[str, Any] = self.change(work)
+        return found
+
+    def start_duel(self, champion: int, challenger: int) -> dict[str, Any]:
+        """Begin a duel between two versions on the labels to come.
+
+        Raises
+        ------
+        CalibratorNotFound, ForeignCalibrator, CalibratorPruned, NotComparable, TooManyDuels
+            A version cannot be used; too many duels are undecided.
+        """
+        if champion == challenger:
+            raise NotComparable(f"A duel needs two versions; both are {champion}.")
+        for version in (champion, challenger):
+            if (reads := self._activator.load(version).reads) != "logits":
+                raise NotComparable(
+                    f"Calibrator {version} reads {reads}; a duel needs ones that read logits."
+                )
+
+        def work(fold: MonitorFold, connection: Connection) -> RequestedDuel:
+            started = fold.start_duel(secrets.token_hex(8), champion, challenger, _now())
+            if started is None:
+                raise TooManyDuels("All duels are undecided; no further one begins until one of them ends.")
+            sentence = f"A duel between versions {champion} and {challenger} began, on request."
+            evidence = {"id": started.id, "champion": champion, "challenger": challenger}
+            version, labels = fold.tested.version, fold.loop.seen
+            document = {"sentence": sentence, "version": version, "labels": labels, "evidence": evidence}
+            self.events.append(connection, "duel_requested", document)
+            return started
+
+        duel: RequestedDuel = self.change(work)
+        return duel.document()
+
+    def current(self) -> dict[str, Any]:
+        """Read the document, with what the log holds."""
+        with self._registry.database.read() as connection:
+            row = self._row(connection)
+            seq, rows = self._log.position(connection)
+            document: dict[str, Any] = {} if row is None else dict(row.document)
+            return {**document, "log": {"seq": seq, "rows": rows, "sources": self._log.sources(connection)}}
+
+    # -- the transaction -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _held(self, *, wait: bool) -> Iterator[_Held | None]:
+        """Lock the state, and save it at the end of the block; None if another process holds the lock."""
+        activation = self._registry.active()
+        revision, fold = 0, None
+        cached, self._cached = self._cached, None  # only a commit makes it valid again
+        with self._registry.database.write() as connection:
+            backbone_id = connection.execute(select(self._registry.backbone_id)).scalar_one()
+            if not self._registry.database.is_sqlite and not _lock(connection, backbone_id, wait=wait):
+                yield None
+                return
+            row = self._row(connection)
+            if row is None:
+                tested = tested_of(self._registry, self._activator, activation)
+                fold = MonitorFold(len(self._classes), self._answers, tested, refits=self._refits)
+            else:
+                revision = row.revision
+                fold = cached[1] if cached is not None and cached[0] == revision else self._load(connection)
+                if activation.id > row.activation:
+                    tested = tested_of(self._registry, self._activator, activation)
+                    self.events.add(connection, [fold.activated(tested)])
+            yield _Held(connection, backbone_id, fold)
+            document = fold.document(self._classes)
+            values = {
+                "seq": fold.seq,
+                "revision": revision + 1,
+                "activation": fold.tested.activation,
+                "state": fold.to_bytes(),
+                "document": document,
+                "updated_at": utc_now(),
+            }
+            if row is None:
+                connection.execute(insert(monitors).values(backbone_id=backbone_id, **values))
+            else:
+                connection.execute(
+                    update(monitors).where(monitors.c.backbone_id == backbone_id).values(**values)
+                )
+        self._cached = revision + 1, fold
+        self._look(revision + 1, document)
+
+    def _load(self, connection: Connection) -> MonitorFold:
+        state = connection.execute(
+            select(monitors.c.state).where(monitors.c.backbone_id == self._registry.backbone_id)
+        ).scalar_one()
+        return MonitorFold.from_bytes(bytes(state), len(self._classes), self._answers, refits=self._refits)
+
+    def _look(self, revision: int, document: dict[str, Any]) -> None:
+        if revision != self._seen:
+            self._seen, self.document = revision, document
+
+    def _row(self, connection: Connection) -> Any:
+        columns = (monitors.c.seq, monitors.c.revision, monitors.c.activation, monitors.c.document)
+        own = monitors.c.backbone_id == self._registry.backbone_id
+        return connection.execute(select(*columns).where(own)).one_or_none()
+
+    def _next(self, connection: Connection, seq: int, limit: int) -> list[Event]:
+        if self.maturity:
+            return self._log.matured(connection, seq, limit, self.maturity)
+        return self._log.after(connection, seq, limit)
+
+
+def _lock(connection: Connection, backbone_id: int, *, wait: bool) -> bool:
+    keys = {"monitor": MONITOR_LOCK, "backbone": backbone_id}
+    if wait:
+        connection.execute(text("SELECT pg_advisory_xact_lock(:monitor, :backbone)"), keys)
+        return True
+    got = connection.execute(text("SELECT pg_try_advisory_xact_lock(:monitor, :backbone)"), keys)
+    return bool(got.scalar_one())
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
