@@ -84,7 +84,15 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
             )
         )
         monitoring = await stack.enter_async_context(
-            open_monitoring(settings, refits.registry, refits.activator, backbone.labels, telemetry)
+            open_monitoring(
+                settings,
+                refits.registry,
+                refits.activator,
+                refits.jobs,
+                classes=backbone.labels,
+                telemetry=telemetry,
+                owner=refits.registry.fits.owner,
+            )
         )
         pipeline = await stack.enter_async_context(
             open_pipeline(settings, backbone, refits.activator, telemetry, monitoring.feedback.keep)

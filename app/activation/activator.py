@@ -15,7 +15,7 @@ import torch
 from boxcal.app.activation.active import ActiveCalibrator, ServedCalibrator
 from boxcal.app.activation.local_copy import LocalCopy
 from boxcal.app.registry.errors import DamagedArtifact, RegistryUnavailable
-from boxcal.app.registry.records import Activation, Decision, FitRecord, FittedCalibrator
+from boxcal.app.registry.records import Activation, Decision, FitRecord, FittedCalibrator, Reason
 from boxcal.app.registry.store import UNCALIBRATED, Registry
 from boxcal.calibrators.calibrator import Calibrator
 
@@ -85,7 +85,7 @@ class Activator:
         kept = self._kept.get(version)
         return await self._registry.run(self.load, version) if kept is None else kept
 
-    def activate(self, version: int) -> Activation:
+    def activate(self, version: int, reason: Reason = Reason.REQUEST) -> Activation:
         """Activate a calibrator of the registry.
 
         Raises
@@ -94,7 +94,7 @@ class Activator:
             As for `load`; the active calibrator stays.
         """
         new = self.load(version)
-        activation = self._registry.activate(version)
+        activation = self._registry.activate(version, reason)
         self._swap(new, activation)
         return activation
 

@@ -153,7 +153,7 @@ class Activation(Document):
 
     version: int
     method: str
-    reason: Literal["fit", "request", "rollback"] | None = None
+    reason: Literal["fit", "request", "rollback", "refit"] | None = None
     activated_at: datetime | None = None
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from boxcal.app.errors import NotReady
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.errors import REFUSALS, FitAlreadyOver, FitElsewhere, InvalidUpload
 from boxcal.app.fitting.job import Job
-from boxcal.app.fitting.messages import BUDGET_SECONDS, Checked, CheckTask
+from boxcal.app.fitting.messages import BUDGET_SECONDS, Checked, CheckTask, RefitOutcome, RefitTask
 from boxcal.app.fitting.requirements import reads_of_methods
 from boxcal.app.fitting.runner import RECORD_SECONDS, WAITING, FitRunner
 from boxcal.app.fitting.shared import SharedSets
@@ -232,6 +233,27 @@ class FitJobs:
             return
         logger.warning("Fit %s is continued: its owner stopped.", record.id)
         self._start(record, folder, BUDGET_SECONDS if budget_seconds is None else budget_seconds)
+
+    async def refit(self, write: Callable[[Path], RefitTask]) -> RefitOutcome:
+        """Run a refit in the worker of the fits.
+
+        Parameters
+        ----------
+        write
+            Writes the data into a folder, in a thread, and returns the task.
+
+        Raises
+        ------
+        NotReady, WorkerFailed
+            The service is shutting down; the refit failed.
+        """
+        if self._closing.is_set():
+            raise NotReady(GOING_DOWN)
+        folder = await asyncio.to_thread(self._workspace.new_folder, f"refit-{secrets.token_hex(8)}")
+        try:
+            return await self._runner.refit(await asyncio.to_thread(write, folder))
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def get(self, fit_id: str) -> FitRecord:
         """Return the record of a fit.

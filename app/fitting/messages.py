@@ -75,6 +75,28 @@ class FitTask:
 
 
 @dataclass(frozen=True, slots=True)
+class RefitTask:
+    """To a worker: fit the candidates of a refit to the labels in `folder`.
+
+    Attributes
+    ----------
+    champion
+        Artifact of the active calibrator; None for `uncalibrated`.
+    class_frequencies
+        (K,) of the data that it was fitted to; None where they are not known.
+    earlier
+        Version, artifact and class frequencies of calibrators that were active before.
+    """
+
+    folder: Path
+    champion: Base64Bytes | None
+    class_frequencies: list[float] | None
+    earlier: list[tuple[int, Base64Bytes | None, list[float] | None]]
+    memory_bytes: int | None = None
+    kind: Literal["refit"] = "refit"
+
+
+@dataclass(frozen=True, slots=True)
 class Checked:
     """From a worker: the upload can be fitted; the other attributes are fields of the form."""
 
@@ -121,8 +143,33 @@ class FitOutcome:
     kind: Literal["outcome"] = "outcome"
 
 
-Task = CheckTask | FitTask
-Reply = Checked | Advanced | Refused | FitOutcome
+@dataclass(frozen=True, slots=True)
+class RefitOutcome:
+    """From a worker: the best candidate of a refit.
+
+    Attributes
+    ----------
+    version
+        Of an earlier calibrator; None of a new one.
+    nll, champion_nll
+        Of it, with its parameters a label, and of the active calibrator, in nats a label.
+    compared
+        How many candidates there were.
+    fitted
+        The new calibrator; None of an earlier one, and where the active one is not worse.
+    """
+
+    name: str
+    version: int | None
+    nll: float
+    champion_nll: float
+    compared: int
+    fitted: FittedCalibrator | None
+    kind: Literal["refitted"] = "refitted"
+
+
+Task = CheckTask | FitTask | RefitTask
+Reply = Checked | Advanced | Refused | FitOutcome | RefitOutcome
 
 TASK: TypeAdapter[Task] = TypeAdapter(Annotated[Task, Field(discriminator="kind")])
 REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])

@@ -19,7 +19,7 @@ from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.gate import decide
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.job import Job, Result
-from boxcal.app.fitting.messages import FitOutcome, FitTask
+from boxcal.app.fitting.messages import FitOutcome, FitTask, RefitOutcome, RefitTask
 from boxcal.app.fitting.worker import Worker, WorkerFailed
 from boxcal.app.registry.errors import FitLost, RegistryUnavailable
 from boxcal.app.registry.fits import INTERRUPTED
@@ -104,6 +104,17 @@ class FitRunner:
         seconds = time.monotonic() - job.started if job.started is not None else 0.0
         self._telemetry.fit_ended(record.state.value, record.method, seconds)
         return record
+
+    async def refit(self, task: RefitTask) -> RefitOutcome:
+        """Run a refit after the fits that began before it.
+
+        Raises
+        ------
+        WorkerFailed
+            As `Worker.run`.
+        """
+        async with self._turn:
+            return await self._worker.run(replace(task, memory_bytes=self._memory_bytes), RefitOutcome)
 
     async def close(self) -> None:
         """Stop the worker."""

@@ -16,7 +16,17 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
-from boxcal.app.fitting.messages import REPLY, TASK, Advanced, Checked, FitOutcome, Refused, Reply, Task
+from boxcal.app.fitting.messages import (
+    REPLY,
+    TASK,
+    Advanced,
+    Checked,
+    FitOutcome,
+    RefitOutcome,
+    Refused,
+    Reply,
+    Task,
+)
 
 logger = logging.getLogger("boxcal")
 
@@ -26,7 +36,7 @@ IDLE_SECONDS = 60.0
 MAX_REPLY_BYTES = 2**28
 
 
-Answer = TypeVar("Answer", Checked, FitOutcome)
+Answer = TypeVar("Answer", Checked, FitOutcome, RefitOutcome)
 
 
 class WorkerFailed(Exception):

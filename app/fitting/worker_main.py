@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from boxcal.app.errors import BoxcalError, InternalError
 from boxcal.app.fitting.errors import InvalidUpload
-from boxcal.app.fitting.messages import REPLY, TASK, Advanced, CheckTask, Refused, Reply, Task
+from boxcal.app.fitting.messages import REPLY, TASK, Advanced, CheckTask, RefitTask, Refused, Reply, Task
 from boxcal.app.uploads.errors import full_disk_as_problem
 
 NICENESS = 10
@@ -62,6 +62,10 @@ def _result(task: Task, progress: _Reporter) -> Reply:
                 from boxcal.app.fitting.check import check  # noqa: PLC0415
 
                 return check(task)
+            if isinstance(task, RefitTask):
+                from boxcal.app.fitting.refit import refit  # noqa: PLC0415
+
+                return refit(task)
             from boxcal.app.fitting.fit import perform  # noqa: PLC0415
 
             return perform(task, progress)

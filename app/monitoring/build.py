@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from boxcal.app.activation.activator import Activator
 from boxcal.app.background import background
+from boxcal.app.fitting.jobs import FitJobs
 from boxcal.app.monitoring.events import EventLog
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.monitor import Monitor
+from boxcal.app.monitoring.refits import Refits
 from boxcal.app.monitoring.webhook import Webhook
 from boxcal.app.monitoring.writer import FeedbackWriter
 from boxcal.app.registry.store import Registry
@@ -39,10 +41,21 @@ async def open_monitoring(
     settings: Settings,
     registry: Registry,
     activator: Activator,
+    jobs: FitJobs,
+    *,
     classes: Sequence[str],
     telemetry: Telemetry,
+    owner: str,
 ) -> AsyncIterator[Monitoring]:
-    """Store feedback and fold it for as long as the block lasts; store what is left at its end."""
+    """Store feedback and fold it for as long as the block lasts; store what is left at its end.
+
+    Parameters
+    ----------
+    classes
+        The K class names.
+    owner
+        Names this process among those that share the registry.
+    """
     log = FeedbackLog(registry.database, registry.backbone_id, settings.feedback_rows)
     events = EventLog(registry.database, registry.backbone_id)
     monitor = Monitor(
@@ -66,7 +79,20 @@ async def open_monitoring(
             wake_webhook = webhook.wake
             await stack.enter_async_context(background("webhook", webhook.run, telemetry))
 
+        refits = Refits(
+            registry,
+            activator,
+            jobs,
+            log,
+            monitor,
+            owner=owner,
+            activate=settings.auto_refit == "activate",
+        )
+        stack.push_async_callback(refits.close)
+
         async def after_turn() -> None:
+            if settings.auto_refit != "off":
+                await refits.step()
             if wake_webhook is not None:
                 wake_webhook()
 

@@ -42,7 +42,7 @@ Calibrate = Callable[[int, Rows], Rows]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tested:
+class ActiveVersion:
     """A calibrator as the monitor tests it.
 
     Attributes
@@ -99,7 +99,7 @@ class MonitorFold:
     calibrate
         Gives the probabilities (N, K) of a version for logits (N, K), without request bounds; the answer to a
         row must not depend on the other rows.
-    tested
+    active
         The active calibrator.
     refits
         Whether the loop asks for refits and for the return to earlier versions.
@@ -114,14 +114,16 @@ class MonitorFold:
         Place up to which the log is folded.
     """
 
-    def __init__(self, num_classes: int, calibrate: Calibrate, tested: Tested, *, refits: bool) -> None:
+    def __init__(
+        self, num_classes: int, calibrate: Calibrate, active: ActiveVersion, *, refits: bool
+    ) -> None:
         self.num_classes = num_classes
         self._calibrate = calibrate
         self._refits = refits
-        self.tested = tested
+        self.active = active
         self.seq = self.refit_seq = 0
         self.loop = RefitLoop(
-            num_classes, calibrate, version=tested.version, class_frequencies=tested.class_frequencies
+            num_classes, calibrate, version=active.version, class_frequencies=active.class_frequencies
         )
         if not refits:
             self.loop.fewest_labels = NEVER
@@ -132,7 +134,7 @@ class MonitorFold:
     def _begin(self) -> None:
         """Forget what was learned about the calibrator before."""
         self.metrics = Metrics(self.num_classes)
-        self.accuracies = [Accuracy(self.tested.validation_gap) for _ in range(2)]
+        self.accuracies = [Accuracy(self.active.validation_gap) for _ in range(2)]
         self.drift = DriftTest(np.empty(0))
         self.skipped = 0
         self.began_at: float | None = None
@@ -142,11 +144,11 @@ class MonitorFold:
         decisions: list[Decision] = []
         for is_label, group in groupby(events, key=lambda event: event.label is not None):
             some = list(group)
-            own = [event for event in some if event.version in (None, self.tested.version)]
+            own = [event for event in some if event.version in (None, self.active.version)]
             self.skipped += len(some) - len(own)
             if is_label:
                 self._duels(some)
-            if own and self.tested.reads_logits:
+            if own and self.active.reads_logits:
                 decisions += self._labels(own) if is_label else self._predictions(own)
         if events:
             self.seq = events[-1].seq
@@ -155,7 +157,7 @@ class MonitorFold:
     def _predictions(self, events: Sequence[Event]) -> list[Decision]:
         logits = self._rows(events)
         self.loop.observe(logits)
-        self._seen(self._calibrate(self.tested.version, logits).max(1))
+        self._seen(self._calibrate(self.active.version, logits).max(1))
         return []
 
     def _labels(self, events: Sequence[Event]) -> list[Decision]:
@@ -169,7 +171,7 @@ class MonitorFold:
             self.began_at = None
         elif since <= len(events):
             self.began_at = events[-since].predicted_at
-        rows = self._calibrate(self.tested.version, logits)
+        rows = self._calibrate(self.active.version, logits)
         self.metrics.update(rows, labels)
         confidences = rows.max(1)
         fresh = np.array([event.is_prediction for event in events])
@@ -183,7 +185,7 @@ class MonitorFold:
             return
         self.drift.update(confidences)
         if self.accuracies[0].sums[0] >= WINDOW:
-            self.accuracies = [Accuracy(self.tested.validation_gap), self.accuracies[0]]
+            self.accuracies = [Accuracy(self.active.validation_gap), self.accuracies[0]]
         self.accuracies[0].predicted(confidences)
 
     def _duels(self, events: Sequence[Event]) -> None:
@@ -201,10 +203,10 @@ class MonitorFold:
 
     # -- what others do --------------------------------------------------------------------------------------
 
-    def activated(self, tested: Tested) -> Decision:
+    def activated(self, active: ActiveVersion) -> Decision:
         """Go on with another active calibrator."""
-        before, self.tested = self.tested, tested
-        decision = self.loop.activated(tested.version, tested.class_frequencies)
+        before, self.active = self.active, active
+        decision = self.loop.activated(active.version, active.class_frequencies)
         if not self._refits:
             self.loop.earlier[:] = NO_VERSION
         if not before.reads_logits:
@@ -216,7 +218,7 @@ class MonitorFold:
     def acknowledge(self, now: str) -> list[Decision]:
         """Begin the test anew and decline what was proposed; metrics stay."""
         decisions = [self.loop.dismissed()] if self.loop.phase is Phase.PROPOSED else []
-        self.loop.test = CalibrationTest(self.num_classes, self.tested.class_frequencies)
+        self.loop.test = CalibrationTest(self.num_classes, self.active.class_frequencies)
         self.loop.numbers[[TOLD_STRICT, TOLD_MATERIAL]] = 0
         self.acknowledged_at, self.began_at = now, None
         return decisions
@@ -251,7 +253,7 @@ class MonitorFold:
 
     def expected_accuracy(self) -> ExpectedAccuracy | None:
         """Estimate the share of right answers among the recent ones."""
-        both = Accuracy(self.tested.validation_gap)
+        both = Accuracy(self.active.validation_gap)
         both.sums = self.accuracies[0].sums + self.accuracies[1].sums
         return both.result()
 
@@ -274,8 +276,8 @@ class MonitorFold:
         }  # fmt: skip
         return {
             "seq": self.seq,
-            "calibrator": {"version": self.tested.version, "method": self.tested.method},
-            "validation_gap": self.tested.validation_gap,
+            "calibrator": {"version": self.active.version, "method": self.active.method},
+            "validation_gap": self.active.validation_gap,
             "labels": test.count,
             "skipped": self.skipped,
             "alarms": alarms,
@@ -303,12 +305,12 @@ class MonitorFold:
         parts |= {f"duel{n}": one.duel for n, one in enumerate(self.duels)}
         for name, part in parts.items():
             arrays |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
-        tested = asdict(self.tested)
-        frequencies = tested.pop("class_frequencies")
+        active = asdict(self.active)
+        frequencies = active.pop("class_frequencies")
         if frequencies is not None:
             arrays["class_frequencies"] = frequencies
         facts = {
-            "tested": tested,
+            "active": active,
             "seq": self.seq,
             "refit_seq": self.refit_seq,
             "skipped": self.skipped,
@@ -318,7 +320,7 @@ class MonitorFold:
         }
         arrays["facts"] = np.frombuffer(orjson.dumps(facts), np.uint8)
         buffer = io.BytesIO()
-        np.savez(buffer, **arrays)
+        np.savez(buffer, **arrays)  # type: ignore[arg-type]
         return buffer.getvalue()
 
     @classmethod
@@ -333,8 +335,8 @@ class MonitorFold:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
         facts = orjson.loads(arrays["facts"].tobytes())
-        tested = Tested(class_frequencies=arrays.get("class_frequencies"), **facts["tested"])
-        fold = cls(num_classes, calibrate, tested, refits=refits)
+        active = ActiveVersion(class_frequencies=arrays.get("class_frequencies"), **facts["active"])
+        fold = cls(num_classes, calibrate, active, refits=refits)
         fold.seq, fold.refit_seq, fold.skipped = facts["seq"], facts["refit_seq"], facts["skipped"]
         fold.began_at, fold.acknowledged_at = facts["began_at"], facts["acknowledged_at"]
         fold.duels = [

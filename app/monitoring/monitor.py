@@ -1,8 +1,8 @@
 """The monitor in the database: one state for all replicas, folded forward by whichever holds the lock.
 
 A turn reads the entries behind the state, folds them and saves the state, the events and the place up to
-which the log is folded in one transaction. So a process that is killed leaves either the old or the new state, and
-replicas that share PostgreSQL never fold an entry twice.
+which the log is folded in one transaction. A process that is killed leaves either the old or the new state,
+and replicas that share PostgreSQL never fold an entry twice.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, insert, select, text, update
 
 from boxcal.app.activation.activator import Activator
+from boxcal.app.monitoring.active_version import active_version_of
 from boxcal.app.monitoring.answers import Answers
 from boxcal.app.monitoring.errors import NotComparable, TooManyDuels
 from boxcal.app.monitoring.events import EventLog, MonitorEvent
 from boxcal.app.monitoring.fold import MonitorFold, RequestedDuel
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.records import Event
-from boxcal.app.monitoring.tested import tested_of
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
     CalibratorPruned,
@@ -194,7 +194,7 @@ class Monitor:
             now = _now()
             self.events.add(connection, fold.acknowledge(now))
             sentence = f"Acknowledged{f': {note}' if note else ''}. The test of calibration begins anew."
-            version, labels = fold.tested.version, fold.loop.seen
+            version, labels = fold.active.version, fold.loop.seen
             document = {
                 "sentence": sentence,
                 "version": version,
@@ -229,7 +229,7 @@ class Monitor:
                 raise TooManyDuels("All duels are undecided; no further one begins until one of them ends.")
             sentence = f"A duel between versions {champion} and {challenger} began, on request."
             evidence = {"id": started.id, "champion": champion, "challenger": challenger}
-            version, labels = fold.tested.version, fold.loop.seen
+            version, labels = fold.active.version, fold.loop.seen
             document = {"sentence": sentence, "version": version, "labels": labels, "evidence": evidence}
             self.events.append(connection, "duel_requested", document)
             return started
@@ -260,20 +260,20 @@ class Monitor:
                 return
             row = self._row(connection)
             if row is None:
-                tested = tested_of(self._registry, self._activator, activation)
-                fold = MonitorFold(len(self._classes), self._answers, tested, refits=self._refits)
+                active = active_version_of(self._registry, self._activator, activation)
+                fold = MonitorFold(len(self._classes), self._answers, active, refits=self._refits)
             else:
                 revision = row.revision
                 fold = cached[1] if cached is not None and cached[0] == revision else self._load(connection)
                 if activation.id > row.activation:
-                    tested = tested_of(self._registry, self._activator, activation)
-                    self.events.add(connection, [fold.activated(tested)])
+                    active = active_version_of(self._registry, self._activator, activation)
+                    self.events.add(connection, [fold.activated(active)])
             yield _Held(connection, backbone_id, fold)
             document = fold.document(self._classes)
             values = {
                 "seq": fold.seq,
                 "revision": revision + 1,
-                "activation": fold.tested.activation,
+                "activation": fold.active.activation,
                 "state": fold.to_bytes(),
                 "document": document,
                 "updated_at": utc_now(),

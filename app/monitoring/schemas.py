@@ -187,7 +187,7 @@ class LogState(BaseModel):
 
 
 class MonitoredCalibrator(BaseModel):
-    """The calibrator that is tested."""
+    """The calibrator that is active."""
 
     version: int
     method: str
@@ -199,7 +199,7 @@ class MonitorState(BaseModel):
     seq: int = Field(0, description="Number of the log up to which it is folded.")
     calibrator: MonitoredCalibrator | None = None
     labels: int = Field(0, description="Labels of this calibrator since its test began.")
-    skipped: int = Field(0, description="Entries of other calibrators, which are not tested.")
+    skipped: int = Field(0, description="Entries of other calibrators, which are not active.")
     alarms: dict[Literal["strict", "material"], Alarm] | None = Field(
         None,
         description="`strict`: calibration is not exact; a refit begins. `material`: a recalibration would "

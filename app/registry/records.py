@@ -45,6 +45,7 @@ class Reason(StrEnum):
     FIT = "fit"
     REQUEST = "request"
     ROLLBACK = "rollback"
+    REFIT = "refit"
 
 
 @dataclass(frozen=True, slots=True)

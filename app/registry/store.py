@@ -152,7 +152,7 @@ class Registry:
             )
         return record
 
-    def activate(self, version: int) -> Activation:
+    def activate(self, version: int, reason: Reason = Reason.REQUEST) -> Activation:
         """Activate a calibrator; if it already is active, nothing is added.
 
         Raises
@@ -162,7 +162,7 @@ class Registry:
         """
         self.check_belongs(version)
         with self.database.write() as connection:
-            return self._activate(connection, version, Reason.REQUEST)
+            return self._activate(connection, version, reason)
 
     def activations(self, limit: int) -> Sequence[Activation]:
         """Return the newest activations for this backbone, newest first."""
@@ -233,6 +233,11 @@ class Registry:
             decision = decide(self._active(connection).version)
             self.fits.succeed(connection, fit, version, decision, fitted.report["warnings"])
             return version, self._activate(connection, version, Reason.FIT) if decision.activate else None
+
+    def add(self, fitted: FittedCalibrator) -> int:
+        """Add a calibrator that no fit of a client made; returns its version."""
+        with self.database.write() as connection:
+            return self._add(connection, fitted)
 
     def _add(self, connection: Connection, fitted: FittedCalibrator) -> int:
         values = {

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from boxcal.app.activation.activator import Activator
-from boxcal.app.monitoring.fold import Tested
+from boxcal.app.monitoring.fold import ActiveVersion
 from boxcal.app.registry.errors import CalibratorPruned, NoReport
 from boxcal.app.registry.records import Activation
 from boxcal.app.registry.store import UNCALIBRATED, Registry
 
 
-def tested_of(registry: Registry, activator: Activator, activation: Activation) -> Tested:
+def active_version_of(registry: Registry, activator: Activator, activation: Activation) -> ActiveVersion:
     """Describe the calibrator of an activation; blocks."""
     report: dict[str, Any] = {}
     if activation.version != UNCALIBRATED:
@@ -21,7 +21,7 @@ def tested_of(registry: Registry, activator: Activator, activation: Activation) 
             report = registry.report(activation.version)
         except (CalibratorPruned, NoReport):
             report = {}
-    return Tested(
+    return ActiveVersion(
         version=activation.version,
         method=activation.method,
         activation=activation.id,

@@ -1,0 +1,129 @@
+"""A refit in the worker: the logits and labels since a change go in, a candidate comes out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from boxcal.app.fitting.memory import limit_memory
+from boxcal.app.fitting.messages import RefitOutcome, RefitTask
+from boxcal.app.registry.records import FittedCalibrator
+from boxcal.calibrators import Calibrator
+from boxcal.calibrators.checks import DataWarning
+from boxcal.calibrators.data import check_validation_set
+from boxcal.calibrators.duplicates import Sketch
+from boxcal.calibrators.evaluation.crossfit import answers_on
+from boxcal.calibrators.evaluation.judgement import compare, judge, verdict
+from boxcal.calibrators.evaluation.outcomes import outcomes
+from boxcal.calibrators.evaluation.reliability import (
+    class_reliability,
+    reliability_data,
+    reliability_png,
+    reliability_svg,
+)
+from boxcal.calibrators.evaluation.report import NO_BIAS, Against, Report
+from boxcal.calibrators.monitoring.candidates import Candidate, candidates, mean_nll
+
+LOGITS_FILE, LABELS_FILE = "logits.npy", "labels.npy"
+SEED = 0
+
+
+def refit(task: RefitTask) -> RefitOutcome:
+    """Fit the candidates, and describe the best one.
+
+    Raises
+    ------
+    ValueError
+        The data cannot be fitted.
+    """
+    limit_memory(task.memory_bytes)
+    logits, labels = np.load(task.folder / LOGITS_FILE), np.load(task.folder / LABELS_FILE)
+    num_classes = logits.shape[1]
+    champion = _calibrator(task.champion, num_classes)
+    earlier = {
+        version: (_calibrator(artifact, num_classes), _frequencies(frequencies, num_classes))
+        for version, artifact, frequencies in task.earlier
+    }
+    found = candidates(
+        champion, logits, labels, _frequencies(task.class_frequencies, num_classes), earlier=earlier
+    )
+    best, champion_nll = found[0], mean_nll(champion, logits, labels)
+    is_new = best.version is None and best.score < champion_nll
+    return RefitOutcome(
+        name=best.name,
+        version=best.version,
+        nll=best.score,
+        champion_nll=champion_nll,
+        compared=len(found),
+        fitted=_fitted(best, champion, logits, labels) if is_new else None,
+    )
+
+
+def _calibrator(artifact: bytes | None, num_classes: int) -> Calibrator:
+    return Calibrator.uncalibrated(num_classes) if artifact is None else Calibrator.from_bytes(artifact)
+
+
+def _frequencies(values: list[float] | None, num_classes: int) -> Any:
+    return np.full(num_classes, 1.0 / num_classes) if values is None else np.array(values)
+
+
+def _fitted(best: Candidate, champion: Calibrator, logits: Any, labels: Any) -> FittedCalibrator:
+    report = _report(best.calibrator, champion, logits, labels).to_dict()
+    report["refit"] = {
+        "candidate": best.name,
+        "nll": best.nll,
+        "parameters": best.parameters,
+        "class_frequencies": best.class_frequencies.tolist(),
+    }
+    return FittedCalibrator(
+        method=best.calibrator.method,
+        artifact=best.calibrator.to_bytes(),
+        spec=best.calibrator.spec,
+        report=report,
+        reliability_svg=reliability_svg(report),
+        reliability_png=reliability_png(report),
+        samples=len(labels),
+    )
+
+
+def _report(calibrator: Calibrator, champion: Calibrator, logits: Any, labels: Any) -> Report:
+    """Judge a calibrator on the labels that it was fitted to; the duel judges it on later ones."""
+    scores, truth = torch.from_numpy(logits), torch.from_numpy(labels)
+    data = check_validation_set(scores, truth)
+    answers, active = answers_on(calibrator, data), answers_on(champion, data)
+    before = judge(outcomes(torch.softmax(scores, 1), truth, scores.argmax(1)), seed=SEED)
+    after = judge(outcomes(answers.probabilities, truth, answers.predicted), seed=SEED)
+    other = judge(outcomes(active.probabilities, truth, active.predicted), seed=SEED)
+    in_sample = DataWarning(
+        "in_sample",
+        "warning",
+        "the metrics are of the labels that this refit was fitted to; its duel judges it on later labels",
+        len(labels),
+    )
+    return Report(
+        method=calibrator.method,
+        samples=len(labels),
+        classes=logits.shape[1],
+        folds=1,
+        seed=SEED,
+        before=before,
+        after=after,
+        difference=compare(after, before, seed=SEED),
+        changed_labels=int((after.scored.predicted != before.scored.predicted).sum()),
+        answers=answers,
+        reliability={
+            "before": reliability_data(before.scored.confidence, before.scored.correct, seed=SEED),
+            "after": reliability_data(after.scored.confidence, after.scored.correct, seed=SEED),
+            "classes": class_reliability(before.scored, after.scored, seed=SEED),
+        },
+        against=Against(
+            other,
+            compare(after, other, seed=SEED),
+            verdict(after, other, champion.method, selection_bias=NO_BIAS, seed=SEED),
+        ),
+        warnings=[in_sample],
+        sketch=Sketch.of(logits),
+        smooth_bound=None,
+    )

@@ -1,0 +1,158 @@
+"""The fold over the log: the same to the last bit however the log is cut, and wherever it is resumed."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold
+from boxcal.app.monitoring.records import Event
+from boxcal.calibrators.operator import box_constrained_softmax
+from boxcal.calibrators.plain_rows import PlainRows
+from tests.app.monitoring.traffic import CLASSES, stream
+
+VERSIONS = {1: PlainRows(1.0, 0.0, 1.0, CLASSES), 2: PlainRows(2.0, 0.0, 1.0, CLASSES)}
+
+
+def answers(version: int, logits: Any) -> Any:
+    return VERSIONS[version](np.ascontiguousarray(logits))[0]
+
+
+def active(version: int = 1, activation: int = 1) -> ActiveVersion:
+    return ActiveVersion(version, "ts", activation, np.full(CLASSES, 0.1), 0.0, reads_logits=True)
+
+
+def log(count: int, temperature: float = 1.0, version: int | None = 1, start: float = 0.0) -> list[Event]:
+    """Predictions whose labels arrive ten entries later, and some that never get one."""
+    logits, labels = stream(count, temperature)
+    events = []
+    for n in range(count):
+        row = logits[n].astype(np.float16).tobytes()
+        events.append(Event(0, version, start + n, row, None, None, True))
+        if n >= 10 and n % 7:
+            late = logits[n - 10].astype(np.float16).tobytes()
+            events.append(Event(0, version, start + n - 10, late, labels[n - 10], None, False))
+    return [
+        Event(seq, e.version, e.predicted_at, e.logits, e.label, e.propensity, e.is_prediction)
+        for seq, e in enumerate(events, 1)
+    ]
+
+
+def whole(events: list[Event]) -> MonitorFold:
+    fold = MonitorFold(CLASSES, answers, active(), refits=True)
+    fold.fold(events)
+    return fold
+
+
+def same(one: MonitorFold, other: MonitorFold) -> None:
+    mine, theirs = one.loop.state_dict(), other.loop.state_dict()
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        assert value.tobytes() == theirs[name].tobytes(), name
+    assert one.document("0123456789")["alarms"] == other.document("0123456789")["alarms"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_log_may_be_cut_and_resumed_anywhere(seed: int) -> None:
+    events = log(1500, 1.5)
+    rng = np.random.default_rng(seed)
+    fold = MonitorFold(CLASSES, answers, active(), refits=True)
+    start = 0
+    while start < len(events):
+        stop = start + int(rng.integers(1, 200))
+        fold.fold(events[start:stop])
+        fold = MonitorFold.from_bytes(fold.to_bytes(), CLASSES, answers, refits=True)
+        start = stop
+    same(fold, whole(events))
+    assert fold.seq == len(events)
+
+
+def test_entries_of_other_versions_are_counted_and_not_tested() -> None:
+    fold = whole(log(100))
+    before = fold.loop.state_dict()
+    fold.fold(log(50, version=5))
+    assert fold.skipped == len(log(50))
+    assert all(value.tobytes() == before[name].tobytes() for name, value in fold.loop.state_dict().items())
+
+
+def test_the_shift_is_found_dated_and_described() -> None:
+    calm, shifted = log(2000), log(1500, 2.5, start=2000.0)
+    fold = whole(calm)
+    assert fold.loop.test.alarms == (False, False)
+    decisions = fold.fold(shifted)
+    assert {decision.kind.value for decision in decisions} >= {"alarm", "material_alarm", "refit"}
+    document = fold.document("0123456789")
+    assert document["alarms"]["material"]["alarm"]
+    assert document["diagnosis"]["kind"] == "overconfident"
+    assert document["diagnosis"]["recoverable_nll"] > document["diagnosis"]["recoverable_nll_lower"] > 0.005
+    assert 1700 < document["diagnosis"]["began_at"] < 2300
+    request = fold.loop.request
+    assert request is not None
+    assert shifted[request.last - request.first - 200].seq < fold.refit_seq <= shifted[-1].seq
+
+
+def test_expected_accuracy_is_by_labels_once_there_are_enough() -> None:
+    events = log(1000)
+    fold = MonitorFold(CLASSES, answers, active(), refits=True)
+    fold.fold(events[:40])
+    early = fold.expected_accuracy()
+    assert early is not None
+    assert (early.basis, early.low) == ("validation", None)
+    fold.fold(events[40:])
+    late = fold.expected_accuracy()
+    assert late is not None
+    logits, labels = stream(1000)
+    right = np.mean(logits.argmax(1) == labels)
+    assert late.basis == "labels"
+    assert late.low is not None
+    assert late.high is not None
+    assert late.low < right < late.high
+
+
+def test_acknowledging_begins_the_test_anew() -> None:
+    fold = whole(log(800, 3.0))
+    assert fold.loop.test.alarms[0]
+    fold.acknowledge("2026-11-22T00:00:00+00:00")
+    assert fold.document("0123456789")["alarms"]["strict"]["alarm"] is False
+    assert fold.document("0123456789")["acknowledged_at"] == "2026-11-22T00:00:00+00:00"
+    decisions = fold.fold(log(800, 3.0))
+    assert "alarm" in {decision.kind.value for decision in decisions}
+
+
+def test_another_activation_begins_anew_and_keeps_the_former_as_a_standing_challenger() -> None:
+    fold = whole(log(300))
+    fold.activated(active(2, 2))
+    assert fold.loop.champion == 2
+    assert 1 in fold.versions()
+    assert fold.metrics.result().count == 0
+    fold.forget(1)
+    assert fold.versions() == set()
+
+
+def test_without_refits_an_alarm_asks_for_nothing() -> None:
+    fold = MonitorFold(CLASSES, answers, active(), refits=False)
+    decisions = fold.fold(log(2500, 3.0))
+    assert {decision.kind.value for decision in decisions} == {"alarm", "material_alarm"}
+    fold.activated(active(2, 2))
+    assert fold.versions() == set()
+
+
+def test_a_requested_duel_is_decided_and_kept() -> None:
+    fold = MonitorFold(CLASSES, answers, active(), refits=False)
+    fold.start_duel("d", 1, 2, "now")
+    fold.fold(log(1500, 2.0))
+    fold = MonitorFold.from_bytes(fold.to_bytes(), CLASSES, answers, refits=False)
+    (duel,) = fold.document("0123456789")["duels"]
+    assert (duel["winner"], duel["champion"], duel["challenger"]) == ("challenger", 1, 2)
+    assert duel["gain"] > 0
+    for n in range(7):
+        assert fold.start_duel(str(n), 1, 2, "now") is not None
+    assert fold.start_duel("more", 1, 2, "now") is not None  # in the place of the decided one
+    assert fold.start_duel("too many", 1, 2, "now") is None
+
+
+def test_the_answers_are_those_of_the_operator() -> None:
+    logits, _ = stream(20)
+    expected = box_constrained_softmax(torch.from_numpy(logits), temperature=2.0).numpy()
+    assert answers(2, logits) == pytest.approx(expected, abs=1e-12)

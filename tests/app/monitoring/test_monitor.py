@@ -1,0 +1,164 @@
+"""The monitor against real services: alarms, acknowledgement, duels, streams, restarts and replicas."""
+
+import hashlib
+import hmac
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from httpx_sse import connect_sse
+
+from tests.app.monitoring.traffic import evidence, folded, label, play, predict, stream
+from tests.app.running import running
+
+SECRET = "a key of signatures"  # noqa: S105
+
+
+class Received(BaseHTTPRequestHandler):
+    """Takes deliveries; answers the first with 500."""
+
+    deliveries: list[tuple[dict[str, str], bytes]]
+    enough: threading.Event
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.deliveries.append(({name.lower(): value for name, value in self.headers.items()}, body))
+        self.send_response(500 if len(self.deliveries) == 1 else 204)
+        self.end_headers()
+        if len(self.deliveries) >= 3:
+            self.enough.set()
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, type[Received]]]:
+    handler = type("Handler", (Received,), {"deliveries": [], "enough": threading.Event()})
+    server = HTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/alarm", handler
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_from_calm_traffic_to_an_alarm_and_its_acknowledgement(
+    data_dir: Path, webhook: tuple[str, type[Received]]
+) -> None:
+    url, received = webhook
+    settings = {"alarm_webhook": url, "alarm_secret": SECRET, "auto_refit": "off"}
+    with running(data_dir, **settings) as service, httpx.Client(base_url=service.url, timeout=60) as client:
+        calm = folded(client, play(client, *stream(600)))
+        assert calm["labels"] == 600
+        assert not calm["alarms"]["strict"]["alarm"]
+        assert calm["expected_accuracy"]["basis"] == "labels"
+        with connect_sse(client, "GET", "/monitor/events") as events:
+            seq = play(client, *stream(600, 3.0, seed=1))
+            found = []
+            for event in events.iter_sse():
+                found.append(event.event)
+                if {"alarm", "material_alarm"} <= set(found):
+                    break
+        document = folded(client, seq)
+        assert document["diagnosis"]["kind"] == "overconfident"
+        assert {alarm["alarm"] for alarm in document["alarms"].values()} == {True}
+        metrics = client.get("/metrics").text
+        assert 'boxcal_calibration_alarm{test="material"} 1.0' in metrics
+        decisions = client.get("/refits").json()["decisions"]
+        assert {"alarm", "material_alarm"} == {one["kind"] for one in decisions} - {"activated"}
+        assert all(len(one["sentence"]) > 20 for one in decisions)
+        after = client.post("/monitor/acknowledge", json={"note": "seen"}).raise_for_status().json()
+        assert {alarm["alarm"] for alarm in after["alarms"].values()} == {False}
+        assert "seen" in client.get("/refits?limit=1").json()["decisions"][0]["sentence"]
+        assert received.enough.wait(30)
+    kinds = []
+    for headers, body in received.deliveries:
+        signed = headers["boxcal-timestamp"].encode() + b"." + body
+        expected = hmac.new(SECRET.encode(), signed, hashlib.sha256).hexdigest()
+        assert headers["boxcal-signature"] == f"sha256={expected}"
+        kinds.append(orjson.loads(body)["kind"])
+    assert kinds[0] == kinds[1]  # it was retried
+    assert set(kinds) <= {"alarm", "material_alarm"}
+
+
+def test_labels_sent_twice_and_conflicting_ones_change_no_test(data_dir: Path) -> None:
+    with running(data_dir) as service, httpx.Client(base_url=service.url, timeout=60) as client:
+        logits, labels = stream(400)
+        ids = predict(client, logits)
+        before = folded(client, label(client, ids, labels)["seq"])
+        again = label(client, ids, labels)
+        assert again["duplicates"] == 400
+        other = label(client, ids[:50], [(one + 1) % 10 for one in labels[:50]])
+        assert other["conflicts"] == 50
+        bad = client.post("/feedback", json={"items": [{"id": "x"}, {"id": "f" * 32, "label": 1}]}).json()
+        assert (bad["malformed"], bad["unknown"]) == (1, 1)
+        more, their = stream(100, seed=1)
+        after = folded(client, play(client, more, their))
+        assert after["labels"] == before["labels"] + 100
+    with running(data_dir / "plain") as service, httpx.Client(base_url=service.url, timeout=60) as client:
+        label(client, predict(client, logits), labels)
+        alone = folded(client, play(client, more, their))
+    assert evidence(after) == evidence(alone)
+
+
+def test_a_restart_continues_to_the_last_bit(data_dir: Path) -> None:
+    logits, labels = stream(500, 1.5)
+    with running(data_dir / "once") as service, httpx.Client(base_url=service.url, timeout=60) as client:
+        expected = evidence(folded(client, play(client, logits, labels, 50)))
+    for start in (0, 250):
+        with running(data_dir / "twice") as service, httpx.Client(base_url=service.url, timeout=60) as client:
+            seq = play(client, logits[start : start + 250], labels[start : start + 250], 50)
+            document = folded(client, seq)
+    assert evidence(document) == expected
+
+
+def test_two_replicas_on_postgresql_agree_with_one(url: str, data_dir: Path) -> None:
+    """Half of the predictions go to each; labels go to the other one."""
+    logits, labels = stream(600, 1.5)
+    with running(data_dir / "one") as service, httpx.Client(base_url=service.url, timeout=60) as client:
+        expected = evidence(folded(client, play(client, logits, labels, 50)))
+    with (
+        running(data_dir / "a", database_url=url) as one,
+        running(data_dir / "b", database_url=url) as other,
+        httpx.Client(base_url=one.url, timeout=60) as first,
+        httpx.Client(base_url=other.url, timeout=60) as second,
+    ):
+        seq = 0
+        for number, start in enumerate(range(0, 600, 50)):
+            asked, told = (first, second) if number % 2 else (second, first)
+            ids = predict(asked, logits[start : start + 50])
+            answer = label(told, ids, labels[start : start + 50])
+            assert answer["accepted"] == 50
+            seq = answer["seq"]
+        assert evidence(folded(first, seq)) == evidence(folded(second, seq)) == expected
+        assert len(first.get("/refits").json()["decisions"]) == len(second.get("/refits").json()["decisions"])
+
+
+def test_with_a_maturity_predictions_are_tested_in_their_order(data_dir: Path) -> None:
+    with (
+        running(data_dir, feedback_maturity=1.0) as service,
+        httpx.Client(base_url=service.url, timeout=60) as client,
+    ):
+        logits, labels = stream(200)
+        ids = predict(client, logits)
+        order = list(reversed(range(100)))
+        label(client, [ids[n] for n in order], [labels[n] for n in order])
+        seq = folded(client, 200)
+        assert (seq["labels"], seq["seq"]) == (100, 200)
+
+
+def test_duels_on_request(data_dir: Path) -> None:
+    with running(data_dir) as service, httpx.Client(base_url=service.url, timeout=60) as client:
+        for body, status in (
+            ({"champion": 0, "challenger": 0}, 422),
+            ({"champion": 0, "challenger": 9}, 404),
+        ):
+            assert client.post("/duels", json=body).status_code == status
+        assert client.get("/duels").json() == {"duels": []}
