@@ -1,8 +1,8 @@
-"""Demonstrates a running service with the client: predict, set bounds, fit, compare, roll back (`make demo`).
+"""Demonstrates a running service with the client: predict, fit, monitor, refit, roll back (`make demo`).
 
 It sends images of scikit-learn's handwritten digits to the service. The fit uses the validation split. The
-comparison uses the test split, which neither the training of the model nor the fit has seen. At the end the
-calibrator that was active before is active again.
+comparison uses the test split, which neither the training of the model nor the fit has seen. Then
+`demo_shift` adds noise to the images. At the end the calibrator that was active before is active again.
 """
 
 import os
@@ -12,6 +12,7 @@ from argparse import ArgumentParser
 import numpy as np
 import numpy.typing as npt
 
+from boxcal.app import demo_shift
 from boxcal.app.cli.failures import failure_of
 from boxcal.app.cli.output import progress_bar, screen
 from boxcal.app.client import DEFAULT_URL, BoxcalClient, Prediction, UnreachableError
@@ -76,9 +77,12 @@ def run(client: BoxcalClient) -> None:
     try:
         say("4. Compare both on the test split:")
         compare(client, test, digits.test, fit.version)
+        if fit.activated:
+            say("5. Monitor the calibrator with labels, while the images change:")
+            demo_shift.run(client, digits.test, say)
     finally:
         if fit.activated:
-            say("5. Roll back:")
+            say("6. Roll back:")
             restored = client.rollback()
             if restored.version != before.version:
                 restored = client.activate(before.version)

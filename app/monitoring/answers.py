@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from functools import lru_cache
 
 import numpy as np
@@ -13,6 +14,9 @@ from boxcal.calibrators.calibrator import Calibrator
 from boxcal.calibrators.plain_rows import PlainRows, plain_rows
 
 Rows = NDArray[np.float64]
+
+KEPT_ROWS = 4096
+"""A row is asked for when it is predicted, when it is labelled, and by each part of the fold."""
 
 
 class Answers:
@@ -29,6 +33,7 @@ class Answers:
 
     def __init__(self, activator: Activator) -> None:
         self._activator = activator
+        self._kept: OrderedDict[tuple[int, bytes], Rows] = OrderedDict()
 
     def __call__(self, version: int, logits: Rows) -> Rows:
         """Return the probabilities (N, K) of a version for logits (N, K)."""
@@ -36,8 +41,17 @@ class Answers:
         plain = _plain(calibrator)
         if plain is not None:
             return plain(np.ascontiguousarray(logits))[0]
-        rows = torch.from_numpy(np.ascontiguousarray(logits))
-        return np.concatenate([calibrator(rows[n : n + 1]).numpy() for n in range(len(rows))])
+        return np.stack([self._row(version, calibrator, row) for row in np.ascontiguousarray(logits)])
+
+    def _row(self, version: int, calibrator: Calibrator, logits: Rows) -> Rows:
+        """Return the probabilities (K,) of one row, from memory if it was asked for before."""
+        key = version, logits.tobytes()
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = calibrator(torch.from_numpy(logits[None])).numpy()[0]
+            if len(self._kept) > KEPT_ROWS:
+                self._kept.popitem(last=False)
+        return found
 
 
 @lru_cache(maxsize=16)

@@ -1,0 +1,110 @@
+"""From an alarm to a better calibrator against real services, with the worker that fits."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from boxcal.app.fitting.worker import WorkerFailed
+from tests.app.monitoring.traffic import folded, play, stream
+from tests.app.running import Service, running
+
+
+def kinds(client: httpx.Client) -> list[str]:
+    """The decisions so far, oldest first."""
+    return [one["kind"] for one in client.get("/refits").json()["decisions"]][::-1]
+
+
+def until(client: httpx.Client, kind: str, seed: int = 100, seconds: float = 120.0) -> list[str]:
+    """Send shifted traffic until a decision of a kind has been made."""
+    deadline = time.monotonic() + seconds
+    while kind not in (found := kinds(client)):
+        assert time.monotonic() < deadline, found
+        folded(client, play(client, *stream(500, 2.5, seed), 500))
+        seed += 1
+    return found
+
+
+def test_a_refit_is_proposed_and_activated_by_a_person(data_dir: Path) -> None:
+    with running(data_dir) as service, httpx.Client(base_url=service.url, timeout=60) as client:
+        found = until(client, "duel_won")
+        assert [kind for kind in found if kind in ("refit", "candidate", "duel_won")] == [
+            "refit", "candidate", "duel_won",
+        ]  # fmt: skip
+        state = client.get("/monitor").json()
+        assert state["phase"] == "proposed"
+        version = state["challenger"]
+        record = client.get(f"/calibrators/{version}").json()
+        assert not record["active"]
+        report = client.get(f"/calibrators/{version}/report").json()
+        assert report["metrics"]["nll"]["after"]["value"] < report["metrics"]["nll"]["before"]["value"]
+        assert sum(report["refit"]["class_frequencies"]) == pytest.approx(1.0)
+        for part in ("report.html", "reliability.svg"):
+            assert client.get(f"/calibrators/{version}/{part}").is_success
+        client.post(f"/calibrators/{version}/activate").raise_for_status()
+        after = folded(client, play(client, *stream(200, 2.5, seed=9)))
+        assert (after["calibrator"]["version"], after["phase"]) == (version, "watching")
+        assert not after["alarms"]["strict"]["alarm"]
+        duel = client.post("/duels", json={"champion": 0, "challenger": version}).raise_for_status().json()
+        after = folded(client, play(client, *stream(600, 2.5, seed=10)))
+        assert [(one["id"], one["winner"]) for one in after["duels"]] == [(duel["id"], "challenger")]
+
+
+def test_a_refit_is_activated_by_itself_where_that_is_asked_for(data_dir: Path) -> None:
+    with (
+        running(data_dir, auto_refit="activate") as service,
+        httpx.Client(base_url=service.url, timeout=60) as client,
+    ):
+        until(client, "activated")
+        activation = client.get("/activations").json()["activations"][0]
+        assert activation["reason"] == "refit"
+
+
+def test_a_refit_that_fails_is_recorded_and_a_proposal_can_be_declined(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(data_dir) as service, httpx.Client(base_url=service.url, timeout=60) as client:
+
+        async def fail(*_: Any) -> None:
+            raise WorkerFailed("Its process was ended by SIGKILL.")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(service.state.fit_jobs, "refit", fail)
+            found = until(client, "no_candidate")
+        assert found.count("refit") == 1
+        last = client.get("/refits").json()["decisions"]
+        failed = next(one for one in last if one["kind"] == "no_candidate")
+        assert "SIGKILL" in failed["evidence"]["reason"]
+        until(client, "duel_won", seed=200)
+        after = client.post("/monitor/acknowledge").raise_for_status().json()
+        assert after["phase"] == "watching"
+        assert "dismissed" in kinds(client)
+
+
+def test_after_a_restart_an_unfinished_refit_is_done_again(data_dir: Path) -> None:
+    def never(service: Service) -> None:
+        async def wait(*_: Any) -> None:
+            import asyncio
+
+            await asyncio.Event().wait()
+
+        service.state.fit_jobs.refit = wait  # type: ignore[method-assign,assignment]
+
+    with running(data_dir) as service, httpx.Client(base_url=service.url, timeout=60) as client:
+        never(service)
+        until(client, "refit")
+        assert client.get("/monitor").json()["phase"] == "fitting"
+        service.state.monitor.change(lambda _fold, connection: release(connection))
+    with running(data_dir) as service, httpx.Client(base_url=service.url, timeout=60) as client:
+        until(client, "candidate")
+
+
+def release(connection: Any) -> None:
+    """Let the claim of the process that stops expire."""
+    from sqlalchemy import update
+
+    from boxcal.app.registry.tables import monitors
+
+    connection.execute(update(monitors).values(refit_seen_at=0.0))
