@@ -252,6 +252,10 @@ class FitJobs:
         folder = await asyncio.to_thread(self._workspace.new_folder, f"refit-{secrets.token_hex(8)}")
         try:
             return await self._runner.refit(await asyncio.to_thread(write, folder))
+        except WorkerFailed as error:
+            if self._closing.is_set():
+                raise NotReady(GOING_DOWN) from error
+            raise
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 

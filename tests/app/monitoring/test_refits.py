@@ -17,11 +17,14 @@ def kinds(client: httpx.Client) -> list[str]:
     return [one["kind"] for one in client.get("/refits").json()["decisions"]][::-1]
 
 
-def until(client: httpx.Client, kind: str, seed: int = 100, seconds: float = 120.0) -> list[str]:
-    """Send shifted traffic until a decision of a kind has been made."""
+def until(client: httpx.Client, kind: str, seed: int = 100, seconds: float = 280.0) -> list[str]:
+    """Send shifted traffic until a decision of a kind has been made; a fit is awaited."""
     deadline = time.monotonic() + seconds
     while kind not in (found := kinds(client)):
         assert time.monotonic() < deadline, found
+        if client.get("/monitor").json()["phase"] == "fitting":
+            time.sleep(0.1)
+            continue
         folded(client, play(client, *stream(500, 2.5, seed), 500))
         seed += 1
     return found

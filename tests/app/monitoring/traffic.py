@@ -43,7 +43,7 @@ def play(client: httpx.Client, logits: NDArray[np.float64], labels: list[int], s
     return seq
 
 
-def folded(client: httpx.Client, seq: int, seconds: float = 120.0) -> dict[str, Any]:
+def folded(client: httpx.Client, seq: int, seconds: float = 280.0) -> dict[str, Any]:
     """Wait until the monitor has folded the log up to a number, and give its document."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
