@@ -111,8 +111,8 @@ class Alarm(BaseModel):
     """One of the two tests of the active calibrator."""
 
     alarm: bool = Field(description="Whether it was ever raised since the test began.")
-    log_evidence: float | None = Field(description="Natural logarithm of the evidence now.")
-    largest_log_evidence: float | None = Field(description="Its largest value.")
+    log_evidence: float | None = Field(None, description="Natural logarithm of the evidence now.")
+    largest_log_evidence: float | None = Field(None, description="Its largest value.")
     threshold: float = Field(description="Log evidence from which the alarm is raised.")
     alpha: float = Field(description="Largest probability of a false alarm, ever.")
 
@@ -125,9 +125,11 @@ class MonitorDiagnosis(BaseModel):
         "`confidence_range` or `none`."
     )
     classes: list[str] = Field(description="The classes that changed most.")
-    confidence: tuple[float, float] | None = Field(description="The range of confidence that changed most.")
+    confidence: tuple[float, float] | None = Field(
+        None, description="The range of confidence that changed most."
+    )
     since: int = Field(description="How many labels ago the change began.")
-    began_at: float | None = Field(description="When, in seconds since 1970.")
+    began_at: float | None = Field(None, description="When, in seconds since 1970.")
     recoverable_nll: float = Field(description="NLL in nats a label that a recalibration would recover.")
     recoverable_nll_lower: float = Field(description="A lower bound of it, at the level .01.")
 
@@ -139,15 +141,15 @@ class ExpectedAccuracy(BaseModel):
     basis: Literal["validation", "labels"] = Field(
         description="`validation`: from confidence alone, blind to a change of what inputs mean."
     )
-    low: float | None = Field(description="Lower end of a 95 % interval; null without labels.")
-    high: float | None
+    low: float | None = Field(None, description="Lower end of a 95 % interval; null without labels.")
+    high: float | None = None
 
 
 class DriftState(BaseModel):
     """The test whether the confidences are exchangeable since the calibrator became active."""
 
     alarm: bool
-    log_evidence: float | None
+    log_evidence: float | None = None
 
 
 class Duel(BaseModel):
