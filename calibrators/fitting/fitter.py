@@ -301,7 +301,8 @@ class _Fits:
         order = torch.from_numpy(np.random.default_rng(self.seed).permutation(len(self.data)))
         if len(points) > followed:
             some = objective.rows(order[:SCREENED])
-            points.sort(key=lambda point: some(point)[0])
+            with torch.no_grad():
+                points.sort(key=lambda point: some(point)[0])
             points = points[:followed]
         if objective.is_network:
             minimum = self._stopped_early(objective, points)

@@ -110,7 +110,8 @@ class JointObjective:
         ]
         if penalty is not None:
             value += float(penalty.detach())
-            pairs.append((penalty, torch.ones_like(penalty)))
+            if penalty.requires_grad:
+                pairs.append((penalty, torch.ones_like(penalty)))
         if not math.isfinite(value):
             return math.inf, np.zeros(len(x))
         if pairs:
