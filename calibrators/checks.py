@@ -285,8 +285,9 @@ def _low_share(logits: Floats, labels: Labels) -> float:
 def _unrelated_share(logits: Floats, labels: Labels) -> tuple[float, float]:
     """Estimate the share of labels that are drawn uniformly at random, independently of the logits.
 
-    The maximum-likelihood estimate of e in the mixture (1 - e) softmax(g / T) + e / K, jointly with T. Rows
-    whose true class is at a minimum that classes share are excluded: a forest's zeros, or clipped values.
+    The maximum-likelihood estimate of e in the mixture (1 - e) softmax(g / T) + e / K, jointly with T, over
+    the K classes that occur among the labels. Rows whose true class is at a minimum that classes share are
+    excluded: a forest's zeros, or clipped values.
 
     Returns
     -------
@@ -294,12 +295,15 @@ def _unrelated_share(logits: Floats, labels: Labels) -> tuple[float, float]:
     """
     from scipy.optimize import brentq, minimize_scalar  # noqa: PLC0415 - only fits need scipy
 
-    uniform = 1 / logits.shape[1]
+    present, truth = np.unique(labels, return_inverse=True)
+    uniform = 1 / len(present)
     step = -(-len(logits) // MOST_ROWS)
-    scores, truth = logits[::step], labels[::step]
+    scores, truth = logits[::step], truth[::step]
+    if len(present) < logits.shape[1]:
+        scores = scores[:, present]
     own, least = scores[np.arange(len(scores)), truth], scores.min(axis=1)
     kept = (own > least) | ((scores == least[:, None]).sum(axis=1) == 1)
-    if logits.shape[1] < 3 or not kept.any():
+    if len(present) < 3 or not kept.any():
         return 0.0, 0.0
     top = scores[kept].max(axis=1)
     scores, own = scores[kept] - top[:, None], own[kept] - top
