@@ -31,11 +31,12 @@ GOOD_PER_SECOND, HOSTILE_PER_SECOND = 8.0, 2.0
 HEAVY_SECONDS = 20.0
 """Between requests that cost far more than their size."""
 FIT_SECONDS = 240.0
-"""Between fits that are activated."""
+"""From a fit that is activated to the next."""
 FIT_WAIT, HEAVY_WAIT = 900, 30.0
 """Seconds in which a fit must end, even on a busy machine, and the service's default timeout."""
 SAMPLE_SECONDS = 10.0
 MAX_GROWTH = 20 * 2**20
+WRITES = ("/fit", "/calibrators")
 READS = (
     "/health/live",
     "/health/ready",
@@ -75,16 +76,12 @@ def good(cases: Cases) -> Iterator[Case]:
 
 
 def fits() -> Iterator[Case]:
-    """Fits that end and are activated, and rollbacks between them."""
+    """Fits that are activated, each followed by a rollback."""
     upload = form(validation_npz(300), method="ts", activate="always")
+    fit = Seed("POST", f"/fit?wait={FIT_WAIT}", CONTENT_TYPE, upload)
+    rollback = Seed("POST", "/calibrators/rollback")
     while True:
-        yield Case(
-            "fit",
-            request(Seed("POST", f"/fit?wait={FIT_WAIT}", CONTENT_TYPE, upload)),
-            seconds=FIT_WAIT,
-            paths=("/fit",),
-        )
-        rollback = Seed("POST", "/calibrators/rollback")
+        yield Case("fit", request(fit), seconds=FIT_WAIT, paths=("/fit",))
         yield Case("rollback", request(rollback), paths=("/calibrators/rollback",))
 
 
@@ -130,15 +127,17 @@ class Soak:
 
     async def run(self) -> None:
         """Send everything."""
-        hostile = (self._cases.draw(number) for number in itertools.count())
+        drawn = (self._cases.draw(number) for number in itertools.count())
+        # Requests that activate another calibrator are not hostile, but change what the good ones get.
+        hostile = (case for case in drawn if not any(path.startswith(WRITES) for path in case.paths))
         async with asyncio.TaskGroup() as group:
             for cases, pause, check in (
                 (good(self._cases), 1 / GOOD_PER_SECOND, self._must_succeed),
-                (fits(), FIT_SECONDS, self._must_succeed),
                 (hostile, 1 / HOSTILE_PER_SECOND, self._must_not_fail),
                 (heavy(), HEAVY_SECONDS, self._must_not_fail),
             ):
                 group.create_task(self._send(cases, pause, check))
+            group.create_task(self._fit())
             group.create_task(self._watch())
 
     async def _send(
@@ -151,6 +150,13 @@ class Soak:
                 await asyncio.sleep(due - loop.time())
                 due = max(due + pause, loop.time())
                 group.create_task(self._one(await asyncio.to_thread(next, cases), check))
+
+    async def _fit(self) -> None:
+        for case in fits():
+            await self._one(case, self._must_succeed)
+            if time.monotonic() + FIT_SECONDS / 2 > self._end:
+                return
+            await asyncio.sleep(FIT_SECONDS / 2)
 
     async def _one(self, case: Case, check: Callable[[Case, list[Answer]], None]) -> None:
         try:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, quote
 
+from tests.app.fitting.test_upload import LOGITS
 from tests.hostile import seeds
+from tests.hostile.bodies import npy
 from tests.hostile.mutations import VALUES, WORDS, mutate
 from tests.hostile.seeds import DEFAULT_SECONDS, FIT_SECONDS, Seed
 
@@ -96,13 +98,18 @@ class Cases:
     def __init__(self, seed: int, document: Mapping[str, Any]) -> None:
         self._seed = seed
         self._predictions = seeds.predictions()
+        # Whatever calibrator is active by then.
+        self._valid = [
+            s for s in self._predictions if path_of(s) == "/predict" or b'"calibrator": 0' in s.body
+        ]
+        self._valid.append(Seed("POST", "/calibrate?calibrator=0", seeds.NPY, npy(LOGITS[:4])))
         # Refused only after the whole file has been read: the file has no `features` of this model.
         self._uploads = [*seeds.uploads("fc")] * 8 + seeds.uploads()
         self._others = seeds.of_document(document)
 
     def valid(self, number: int) -> Case:
         """A prediction as it should be."""
-        seed = self._predictions[number % len(self._predictions)]
+        seed = self._valid[number % len(self._valid)]
         return Case(f"{number}: valid {seed.kind}", request(seed), paths=(path_of(seed),))
 
     def draw(self, number: int) -> Case:
@@ -241,7 +248,7 @@ def lie(rng: random.Random, number: int, seed: Seed) -> Case:
 def half_open(rng: random.Random, number: int, seed: Seed) -> Case:
     """A request of which a part is sent, by a client that leaves or waits."""
     whole = request(seed)
-    data = whole[: rng.randrange(len(whole))]
+    data = whole[: rng.randrange(1, len(whole))]
     return Case(f"{number}: half open", data, answers=0, leaves=rng.random() < 0.7, paths=(path_of(seed),))
 
 

@@ -10,12 +10,27 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import httpx
 import psutil
 
 START_SECONDS = 240.0
+
+
+class Started(Protocol):
+    """A running process, as `subprocess.Popen` gives it."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end."""
+
+    def send_signal(self, sig: signal.Signals, /) -> None:
+        """Send a signal."""
 
 
 class Service:
@@ -30,6 +45,8 @@ class Service:
     ----------
     url
         Where it listens; the same over restarts.
+    environment
+        Of its process.
     """
 
     def __init__(self, data_dir: Path, *, prelude: str = "", **settings: str) -> None:
@@ -37,14 +54,14 @@ class Service:
         self._program = f"{prelude}\nfrom boxcal.app.cli import main; main()"
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
-        self._environment = {
+        self.environment = {
             **os.environ,
             "BOXCAL_DATA_DIR": str(data_dir),
             "BOXCAL_PORT": str(self._port),
             "OMP_NUM_THREADS": "1",
             **{f"BOXCAL_{name.upper()}": value for name, value in settings.items()},
         }
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Started | None = None
         self.client = httpx.Client(base_url=self.url, timeout=280)
 
     @property
@@ -55,14 +72,7 @@ class Service:
 
     def start(self) -> Self:
         """Start it, and wait until it is ready."""
-        log = (self.data_dir / "service.log").open("ab")
-        with log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", self._program, "serve"],
-                env=self._environment,
-                stdout=log,
-                stderr=log,
-            )
+        self._process = self._spawn()
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             assert self._process.poll() is None, self.log()
@@ -100,6 +110,11 @@ class Service:
         self.client.close()
         if self._process is not None and self._process.poll() is None:
             self.stop()
+
+    def _spawn(self) -> Started:
+        with (self.data_dir / "service.log").open("ab") as log:
+            command = [sys.executable, "-c", self._program, "serve"]
+            return subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
 
     def _end(self, how: signal.Signals) -> int:
         assert self._process is not None
