@@ -37,17 +37,22 @@ class DirectRequest(Request):
     """A request whose endpoint sends the response itself."""
 
     async def reply(
-        self, media_type: str, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), status: int = 200
+        self,
+        media_type: str,
+        body: Sequence[bytes],
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        status: int = 200,
     ) -> None:
-        """Send a whole response."""
-        fixed = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type.encode())]
+        """Send a whole response, whose body is the concatenation of at least one piece."""
+        length = sum(map(len, body))
+        fixed = [(b"content-length", b"%d" % length), (b"content-type", media_type.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
-        start = 0
-        while len(body) - start > CHUNK:
-            part = body[start : start + CHUNK]
-            await self._send({"type": "http.response.body", "body": part, "more_body": True})
-            start += CHUNK
-        await self._send({"type": "http.response.body", "body": body[start:]})
+        sent = 0
+        for piece in body:
+            for start in range(0, max(1, len(piece)), CHUNK):
+                part = piece[start : start + CHUNK]
+                sent += len(part)
+                await self._send({"type": "http.response.body", "body": part, "more_body": sent < length})
 
 
 class Exchange:
@@ -193,7 +198,7 @@ class RequestMiddleware:
         headers = [
             (name.lower().encode(), value.encode("latin-1")) for name, value in problem.headers.items()
         ]
-        document = problem.document(current_request_id())
+        document = [problem.document(current_request_id())]
         request = DirectRequest(scope, send=exchange.send)
         await request.reply(errors.PROBLEM_MEDIA_TYPE, document, headers, problem.status)
 

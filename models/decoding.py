@@ -20,6 +20,10 @@ from boxcal.models.preprocessing import Preprocessing
 
 # check_size replaces Pillow's own limit; its error names the size and the limit.
 Image.MAX_IMAGE_PIXELS = None
+# Pillow divides an image into blocks of 16 MiB, which glibc keeps for the thread that frees them: up to
+# 250 MiB for each thread that ever decoded a large image. It returns blocks of more than 32 MiB to the
+# system at once.
+Image.core.set_block_size(64 * 2**20)  # type: ignore[attr-defined]
 
 MAX_SIDE = 32_768
 """Longest side of an image, in pixels."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +22,8 @@ COMPILED_TOP_K = 16
 """The compiled loop ranks up to this many classes; it is quadratic in their number."""
 PIECE_NUMBERS = 16_384
 """A response with more numbers is written prediction by prediction, so that other threads can run between."""
+PIECE_ROWS = 256
+"""Predictions in one piece of a large response; the whole is never one string."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,20 +115,22 @@ class CalibratedAnswer:
         at_upper = (upper < 1.0) & (self.rows.probabilities >= upper)
         return int(np.count_nonzero(at_lower)), int(np.count_nonzero(at_upper))
 
-    def to_json(self) -> bytes:
-        """Write the JSON document; every number in it reads back as the same float64."""
+    def to_json(self) -> list[bytes]:
+        """Write the JSON document, in pieces; every number in it reads back as the same float64."""
+        head = {
+            "model": self.model,
+            "calibrator": {"version": self.served.version, "method": self.served.method},
+            "bounds_relaxed": np.count_nonzero(self.rows.relaxed) > 0,
+        }
+        timing = {stage: round(self.seconds.get(stage, 0.0) * 1e6) / 1e3 for stage in STAGES}
         rows = map(self._prediction, range(len(self.rows)))
-        in_pieces = self.rows.probabilities.size > PIECE_NUMBERS
-        predictions = [orjson.Fragment(_dumps(p)) for p in rows] if in_pieces else list(rows)
-        return _dumps(
-            {
-                "model": self.model,
-                "calibrator": {"version": self.served.version, "method": self.served.method},
-                "bounds_relaxed": np.count_nonzero(self.rows.relaxed) > 0,
-                "predictions": predictions,
-                "timing_ms": {stage: round(self.seconds.get(stage, 0.0) * 1e6) / 1e3 for stage in STAGES},
-            }
-        )
+        if self.rows.probabilities.size <= PIECE_NUMBERS:
+            return [_dumps({**head, "predictions": list(rows), "timing_ms": timing})]
+        written = map(_dumps, rows)
+        pieces = [_dumps(head)[:-1] + b',"predictions":[' + next(written)]
+        while run := list(islice(written, PIECE_ROWS)):
+            pieces.append(b"," + b",".join(run))
+        return [*pieces, b'],"timing_ms":' + _dumps(timing) + b"}"]
 
     def _prediction(self, row: int) -> dict[str, Any]:
         probabilities = self.rows.probabilities[row]

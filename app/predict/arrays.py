@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from boxcal.app.errors import InvalidLogits, MalformedBody
 
 MAX_DIMENSIONS = 32
+MAX_HEADER_BYTES = 2**17
+WRITE_BYTES = 2**18
 PROBABILITY_SUM_TOLERANCE = 1e-2
 """Largest distance of a row's sum from 1; the row is divided by its sum."""
 
 
-def read_npy(body: bytes) -> NDArray[Any]:
+def read_npy(body: bytes | bytearray) -> NDArray[Any]:
     """View an `.npy` body as the array it holds, without a copy.
 
     Raises
@@ -27,7 +29,7 @@ def read_npy(body: bytes) -> NDArray[Any]:
     MalformedBody
         It is not `.npy`, does not hold numbers, or its size is not what its header announces.
     """
-    stream = io.BytesIO(body)
+    stream = io.BytesIO(memoryview(body)[:MAX_HEADER_BYTES])
     try:
         version = npy.read_magic(stream)
         if version == (1, 0):
@@ -51,15 +53,23 @@ def read_npy(body: bytes) -> NDArray[Any]:
     return flat.reshape(shape, order="F" if fortran_order else "C")
 
 
-def write_npy(values: NDArray[Any]) -> bytes:
-    """Write an array as `.npy`."""
+def write_npy(values: NDArray[Any]) -> list[bytes]:
+    """Write an array as `.npy`, in pieces, so that other threads can run between."""
     stream = io.BytesIO()
-    npy.write_array(stream, np.ascontiguousarray(values), version=(1, 0), allow_pickle=False)
-    return stream.getvalue()
+    whole = np.ascontiguousarray(values)
+    npy.write_array_header_1_0(stream, npy.header_data_from_array_1_0(whole))
+    data = whole.reshape(-1).view(np.uint8)
+    pieces = [data[start : start + WRITE_BYTES].tobytes() for start in range(0, len(data), WRITE_BYTES)]
+    return [stream.getvalue(), *pieces]
 
 
-def read_rows(rows: Any, num_classes: int, name: str = "logits") -> NDArray[np.float64]:
+def read_rows(rows: Any, num_classes: int, name: str = "logits", first: int = 0) -> NDArray[np.float64]:
     """Read the rows of a JSON document as logits or probabilities (N, K); empties `rows`.
+
+    Parameters
+    ----------
+    first
+        Position of the first row in the document.
 
     Raises
     ------
@@ -70,7 +80,7 @@ def read_rows(rows: Any, num_classes: int, name: str = "logits") -> NDArray[np.f
         raise InvalidLogits(f"{name} is {_kind(rows)}; it must be a list of rows of {num_classes} numbers.")
     if not rows:
         raise InvalidLogits(f"{name} holds no row.")
-    for position, row in enumerate(rows):
+    for position, row in enumerate(rows, first):
         if not isinstance(row, list):
             raise InvalidLogits(
                 f"{name}[{position}] is {_kind(row)}; each row must be a list of {num_classes} numbers."
@@ -86,9 +96,9 @@ def read_rows(rows: Any, num_classes: int, name: str = "logits") -> NDArray[np.f
         try:
             struct.pack_into(numbers, values.data, position * values.strides[0], *row)
         except (struct.error, OverflowError):
-            raise InvalidLogits(_not_a_number(f"{name}[{position}]", row)) from None
+            raise InvalidLogits(_not_a_number(f"{name}[{first + position}]", row)) from None
         rows[position] = None  # frees the row here and not all rows at once
-    return finite(values, name)
+    return finite(values, name, first)
 
 
 def check_scores(values: NDArray[Any], num_classes: int, name: str = "logits") -> NDArray[np.float64]:
@@ -107,8 +117,8 @@ def check_scores(values: NDArray[Any], num_classes: int, name: str = "logits") -
     return finite(values.astype(np.float64, order="C"), name)
 
 
-def finite(values: NDArray[np.float64], name: str) -> NDArray[np.float64]:
-    """Return values (N, K) if they are finite.
+def finite(values: NDArray[np.float64], name: str, first: int = 0) -> NDArray[np.float64]:
+    """Return values (N, K) if they are finite; `first` is the position of the first row in the document.
 
     Raises
     ------
@@ -121,7 +131,9 @@ def finite(values: NDArray[np.float64], name: str) -> NDArray[np.float64]:
     is_finite = np.isfinite(values)
     if not is_finite.all():
         row, column = np.unravel_index(int(is_finite.argmin()), values.shape)
-        raise InvalidLogits(f"{name}[{row}][{column}] is {values[row, column]}; {name} must be finite.")
+        raise InvalidLogits(
+            f"{name}[{first + row}][{column}] is {values[row, column]}; {name} must be finite."
+        )
     return values
 
 

@@ -7,6 +7,7 @@ import binascii
 import csv
 import io
 import json
+import math
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,7 +28,10 @@ from boxcal.app.errors import (
 )
 from boxcal.app.predict import large_json
 from boxcal.app.predict import options as request_options
+from boxcal.app.predict.large_json import Body, Fold, Folded
 from boxcal.app.predict.options import Options
+from boxcal.models.errors import BackboneError
+from boxcal.models.inputs import Inputs as ModelInputs
 
 IMAGES = ("image/jpeg", "image/png", "image/webp")
 JSON = "application/json"
@@ -69,7 +73,8 @@ class Posted:
     kind
         The content type.
     content
-        The body's bytes; of JSON and forms, its inputs: the member that the route names, or the files.
+        The body's bytes; of JSON and forms, its inputs: the member that the route names, or the files. A long
+        list in a large JSON body is `Folded`.
     member
         The member of a JSON body that holds the inputs, or its equivalent for other bodies.
     size
@@ -86,7 +91,7 @@ class Posted:
 async def read(
     request: Request,
     kinds: tuple[str, ...],
-    members: tuple[str, ...],
+    folds: Mapping[str, Fold],
     check_room: Callable[[Options], None] | None = None,
 ) -> Posted:
     """Read a body and the options, which JSON and forms hold and other bodies have in the query string.
@@ -95,9 +100,9 @@ async def read(
     ----------
     kinds
         The content types that the route accepts.
-    members
-        Names that the inputs may have in a JSON body, of which it has one; where there are several, the query
-        parameter `scores` chooses for an array.
+    folds
+        By the names that the inputs may have in a JSON body, of which it has one: what becomes of them where
+        they are a long list. Of several names, the query parameter `scores` chooses one for an array.
     check_room
         Called before any byte of the body is read, with the options as far as they are known; may refuse.
 
@@ -115,6 +120,7 @@ async def read(
         raise InvalidParameter(
             "Options of a JSON or multipart body belong in its `options`, not in the query string."
         )
+    members = tuple(folds)
     options, member = request_options.DEFAULT, members[0]
     if not holds_options and request.scope["query_string"]:
         query = dict(request.query_params)
@@ -128,8 +134,8 @@ async def read(
         return Posted(kind, files, member, request_options.from_json(document), sum(map(len, files)))
     body = await read_body(request)
     if kind != JSON:
-        return Posted(kind, body, member, options, len(body))
-    parsed = await unblocked(len(body), json_object, body, (*members, "options"))
+        return Posted(kind, body if kind == NPY else bytes(body), member, options, len(body))
+    parsed = await unblocked(len(body), json_object, body, (*members, "options"), folds)
     options = request_options.from_json(parsed.get("options"))
     if member not in parsed:
         member = next((name for name in members if name in parsed), member)
@@ -175,6 +181,8 @@ def inputs_of(posted: Posted, limit: int) -> list[Input]:
     if posted.kind == CSV:
         return _csv_rows(posted.content, limit)
     sent = posted.content
+    if isinstance(sent, Folded):
+        return [item for part in sent.parts for item in part]
     if not isinstance(sent, list) or not sent:
         raise InvalidParameter("inputs must be a list of at least one object with `image` or `tensor`.")
     if len(sent) > limit:
@@ -182,6 +190,35 @@ def inputs_of(posted: Posted, limit: int) -> list[Input]:
     if posted.kind == FORM:
         return [Input("image", file) for file in sent]
     return [_input(item, f"inputs[{n}]") for n, item in enumerate(sent)]
+
+
+def inputs_fold(limit: int, inputs: ModelInputs) -> Fold:
+    """Read the inputs of a large JSON body as they are parsed.
+
+    Parameters
+    ----------
+    limit
+        Most inputs of a request.
+    inputs
+        Decodes the tensors.
+    """
+
+    def of_run(run: list[Any], first: int) -> list[Input]:
+        if first + len(run) > limit:
+            raise TooManySamples(f"The request holds more samples than the queue takes, {limit}.")
+        return [decoded(item, f"inputs[{position}]") for position, item in enumerate(run, first)]
+
+    def decoded(item: Any, name: str) -> Input:
+        sent = _input(item, name)
+        if sent.member != "tensor" or sent.member not in inputs.members:
+            return sent
+        try:
+            return Input(sent.member, inputs.decode(sent.member, sent.value, 0))
+        except BackboneError as error:
+            raise InvalidInput(f"{name}: {error}") from error
+
+    has_tensors = "tensor" in inputs.members
+    return Fold(of_run, math.prod(inputs.shape) if has_tensors else large_json.MAX_VALUES)
 
 
 def _input(item: Any, name: str) -> Input:
@@ -247,7 +284,7 @@ def _from_base64(text: str, name: str) -> bytes:
     return b"".join(decoded)
 
 
-async def read_body(request: Request) -> bytes:
+async def read_body(request: Request) -> Body:
     """Receive a whole body.
 
     Raises
@@ -255,21 +292,28 @@ async def read_body(request: Request) -> bytes:
     MalformedBody
         It is empty.
     """
-    chunks: list[bytes] = []
+    whole: Body = b""
     more = True
     while more:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        chunks.append(message.get("body", b""))
+        chunk: bytes = message.get("body", b"")
+        if not whole:
+            whole = chunk
+        elif chunk:  # grows without a copy of all that has arrived, which would stop the event loop
+            if isinstance(whole, bytes):
+                whole = bytearray(whole)
+            whole += chunk
         more = message.get("more_body", False)
-    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    if not body:
+    if not whole:
         raise MalformedBody("The body is empty.")
-    return body
+    return whole
 
 
-def json_object(body: bytes, members: tuple[str, ...]) -> Mapping[str, Any]:
+def json_object(
+    body: Body, members: tuple[str, ...], folds: Mapping[str, Fold] | None = None
+) -> Mapping[str, Any]:
     """Parse a JSON object that has these members and no others.
 
     Raises
@@ -278,7 +322,7 @@ def json_object(body: bytes, members: tuple[str, ...]) -> Mapping[str, Any]:
         It is not JSON; it is no object, or has other members.
     """
     try:
-        document = large_json.parse(body)
+        document = large_json.parse(body, folds)
     except orjson.JSONDecodeError as error:
         document = _with_nan(body)
         if document is None:
@@ -295,7 +339,7 @@ def json_object(body: bytes, members: tuple[str, ...]) -> Mapping[str, Any]:
     return document
 
 
-def _with_nan(body: bytes) -> Any:
+def _with_nan(body: Body) -> Any:
     """Parse JSON that contains NaN or Infinity, so that the check of the values can name the place."""
     if len(body) > NAN_LIMIT:
         return None

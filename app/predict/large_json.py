@@ -2,18 +2,24 @@
 
 orjson parses 32 MiB in one call of several hundred milliseconds, during which no other thread runs, the event
 loop's included. This module finds the structure of the document and gives orjson pieces of at most 64 KiB.
+
+Python's garbage collector also stops all threads, and looks at every item of every list. So the long lists of
+a document are folded: each run of items becomes an array before the next is parsed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import orjson
 
-from boxcal.app.errors import BodyTooLarge, MalformedBody
+from boxcal.app.errors import BodyTooLarge, InvalidParameter, MalformedBody
+
+Body = bytes | bytearray
 
 PIECE = 64 * 1024
 """Bytes; about a millisecond of parsing."""
@@ -35,8 +41,45 @@ SPACE = re.compile(rb"[ \t\r\n]*")
 QUOTE, COMMA, COLON, OPEN_LIST, CLOSE_LIST, OPEN_OBJECT, CLOSE_OBJECT = b'",:[]{}'
 
 
-def parse(body: bytes) -> Any:
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """What becomes of a long list that is a member of the document.
+
+    Attributes
+    ----------
+    of_run
+        Called with a run of items and the position of the first; what it returns is kept.
+    max_values
+        Most numbers or other values of one item.
+    """
+
+    of_run: Callable[[list[Any], int], Any]
+    max_values: int
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A long list after its fold.
+
+    Attributes
+    ----------
+    parts
+        What the fold returned for each run of items.
+    count
+        How many items there were.
+    """
+
+    parts: list[Any]
+    count: int
+
+
+def parse(body: Body, folds: Mapping[str, Fold] | None = None) -> Any:
     """Parse a JSON document of any size; blocks, so large documents are parsed in a thread.
+
+    Parameters
+    ----------
+    folds
+        Members of a large document that become `Folded`, if they are lists of more than a piece.
 
     Raises
     ------
@@ -47,37 +90,34 @@ def parse(body: bytes) -> Any:
     """
     if len(body) <= PIECE:
         return orjson.loads(body)
-    symbols = np.frombuffer(body, np.uint8)
-    for name, marks, limit in LIMITS:
-        count = sum(int(np.count_nonzero(symbols == mark)) for mark in marks)
-        if count > limit:
-            raise BodyTooLarge(f"The JSON body has about {count:,} {name}; the limit is {limit:,}.")
+    _check_counts(body)
     try:
         start = _space(body, 0)
         end = _end(body, start)
         if _space(body, end) != len(body):
             raise _malformed(end)
+        if body[start] == OPEN_OBJECT and folds:
+            return _object(body, start, end, folds)
         return _value(body, start, end)
     except IndexError:
         raise _malformed(len(body)) from None
 
 
-def release(document: Any) -> None:
-    """Free a parsed document in steps, because Python frees a large list in one."""
-    if isinstance(document, dict):
-        for value in document.values():
-            release(value)
-    elif isinstance(document, list):
-        if document and isinstance(document[0], dict | list):
-            for item in document:
-                release(item)
-        while document:
-            del document[-PIECE:]
+def _check_counts(body: Body) -> None:
+    for name, marks, limit in LIMITS:
+        if (count := _count(body, 0, len(body), marks)) > limit:
+            raise BodyTooLarge(f"The JSON body has about {count:,} {name}; the limit is {limit:,}.")
 
 
-def _value(body: bytes, start: int, end: int) -> Any:
-    if end - start > PIECE and body[start] == QUOTE and b"\\" not in (text := body[start + 1 : end - 1]):
-        return text.decode()
+def _count(body: Body, start: int, end: int, marks: bytes) -> int:
+    symbols = np.frombuffer(body, np.uint8)[start:end]
+    blocks = [symbols[place : place + 16 * PIECE] for place in range(0, len(symbols), 16 * PIECE)]
+    return sum(int(np.count_nonzero(block == mark)) for block in blocks for mark in marks)
+
+
+def _value(body: Body, start: int, end: int) -> Any:
+    if end - start > PIECE and body[start] == QUOTE and body.find(b"\\", start, end) < 0:
+        return str(memoryview(body)[start + 1 : end - 1], "utf-8")
     if end - start <= PIECE or body[start] not in (OPEN_LIST, OPEN_OBJECT):
         return orjson.loads(memoryview(body)[start:end])
     if body[start] == OPEN_OBJECT:
@@ -85,7 +125,7 @@ def _value(body: bytes, start: int, end: int) -> Any:
     return _list(body, start, end)
 
 
-def _object(body: bytes, start: int, end: int) -> dict[str, Any]:
+def _object(body: Body, start: int, end: int, folds: Mapping[str, Fold] | None = None) -> dict[str, Any]:
     members: dict[str, Any] = {}
     position = start
     while position + 1 != end:
@@ -97,7 +137,11 @@ def _object(body: bytes, start: int, end: int) -> dict[str, Any]:
         value_start = _space(body, colon + 1)
         value_end = _end(body, value_start)
         name = orjson.loads(memoryview(body)[position:name_end])
-        members[name] = _value(body, value_start, value_end)
+        fold = folds.get(name) if folds else None
+        if fold is not None and value_end - value_start > PIECE and body[value_start] == OPEN_LIST:
+            members[name] = _folded(body, value_start, value_end, name, fold)
+        else:
+            members[name] = _value(body, value_start, value_end)
         if len(members) > MAX_MEMBERS:
             raise BodyTooLarge(f"An object in the JSON body has more than {MAX_MEMBERS:,} members.")
         position = _space(body, value_end)
@@ -106,27 +150,47 @@ def _object(body: bytes, start: int, end: int) -> dict[str, Any]:
     return members
 
 
-def _list(body: bytes, start: int, end: int) -> list[Any]:
+def _list(body: Body, start: int, end: int) -> list[Any]:
     items: list[Any] = []
-    group: list[Any] = [None]
+    for run in _runs(body, start, end):
+        items += run
+    return items
+
+
+def _folded(body: Body, start: int, end: int, name: str, fold: Fold) -> Folded:
+    parts, count = [], 0
+    for run in _runs(body, start, end, name, fold.max_values):
+        parts.append(fold.of_run(run, count))
+        count += len(run)
+    return Folded(parts, count)
+
+
+def _runs(
+    body: Body, start: int, end: int, name: str = "", max_values: int = MAX_VALUES
+) -> Iterator[list[Any]]:
+    """Parse a list: yield runs of its items of about a piece."""
+    run: list[Any] = [None]
+    count = 0
     for first, last in _groups(body, start, end):
         if last - first <= 2 * PIECE:
-            group = orjson.loads(b"[%b]" % body[first:last])
+            run = orjson.loads(b"[" + body[first:last] + b"]")
         else:
             item = _space(body, first)
             item_end = _end(body, item)
             if _space(body, item_end) != last:
                 raise _malformed(item_end)
-            group = [_value(body, item, item_end)]
-        if not group and last + 1 != end:
+            if (values := _count(body, item, item_end, b",") + 1) > max_values:
+                raise InvalidParameter(f"{name}[{count}] has {values:,} values; the limit is {max_values:,}.")
+            run = [_value(body, item, item_end)]
+        if not run and last + 1 != end:
             raise _malformed(first)
-        items += group
-    if items and not group:
+        count += len(run)
+        yield run
+    if count and not run:
         raise _malformed(end)
-    return items
 
 
-def _groups(body: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+def _groups(body: Body, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Cut a list at commas: into runs of items of about a piece, and single items that are larger."""
     first = position = start + 1
     cut = start
@@ -149,7 +213,7 @@ def _groups(body: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
             first = cut + 1
 
 
-def _end(body: bytes, start: int) -> int:
+def _end(body: Body, start: int) -> int:
     """Return the position behind the value that begins at `start`."""
     if body[start] == QUOTE:
         return _string_end(body, start)
@@ -177,7 +241,7 @@ def _end(body: bytes, start: int) -> int:
                 raise MalformedBody(f"The JSON body is nested more than {MAX_DEPTH} levels deep.")
 
 
-def _string_end(body: bytes, start: int) -> int:
+def _string_end(body: Body, start: int) -> int:
     position = start
     while (position := body.find(b'"', position + 1)) >= 0:
         slashes = position
@@ -188,7 +252,7 @@ def _string_end(body: bytes, start: int) -> int:
     raise _malformed(len(body))
 
 
-def _space(body: bytes, position: int) -> int:
+def _space(body: Body, position: int) -> int:
     found = SPACE.match(body, position)
     return found.end() if found else position
 

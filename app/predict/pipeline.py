@@ -29,8 +29,9 @@ from boxcal.app.errors import (
     RequestTooLarge,
 )
 from boxcal.app.predict.answers import CalibratedAnswer, Rows
+from boxcal.app.predict.arrays import read_rows
 from boxcal.app.predict.batcher import Batcher
-from boxcal.app.predict.bodies import Input
+from boxcal.app.predict.bodies import SCORES, Input, inputs_fold
 from boxcal.app.predict.calibration import (
     CalibrationRequest,
     Scoring,
@@ -38,6 +39,7 @@ from boxcal.app.predict.calibration import (
     check_reads_logits,
     shifted,
 )
+from boxcal.app.predict.large_json import Fold
 from boxcal.app.predict.options import BoundsOption, Labels, Options, check_bounds
 from boxcal.app.telemetry import Telemetry
 from boxcal.models.decoding import check_size, image_size
@@ -92,6 +94,11 @@ class Pipeline:
         Of requests that set none.
     max_memory_bytes
         What the logits and responses of all requests together may take.
+
+    Attributes
+    ----------
+    inputs_folds, scores_folds
+        Read the inputs and the scores of large JSON bodies, by the name of the member.
     """
 
     def __init__(
@@ -125,6 +132,8 @@ class Pipeline:
         self._timeout = timeout_seconds
         self._memory = Budget("bytes", max_memory_bytes)
         self._pixels = Budget("pixels", 2 * IMAGES_PER_REQUEST * max_pixels)
+        self.inputs_folds = {"inputs": inputs_fold(batcher.max_queue_samples, inputs)}
+        self.scores_folds = {name: _rows_fold(name, len(labels)) for name in SCORES}
         # One thread of the pool, if it has more, is left to small images.
         self._large_images = asyncio.Semaphore(max(1, threads - 1))
 
@@ -244,10 +253,12 @@ class Pipeline:
         seconds = {"decode": decoded - arrived, "calibrate": time.perf_counter() - decoded}
         return self._answer(requested, rows, options, arrived, seconds)
 
-    async def write(self, answer: CalibratedAnswer, writer: Callable[[CalibratedAnswer], bytes]) -> bytes:
-        """Count a response and turn it into bytes."""
+    async def write(
+        self, answer: CalibratedAnswer, writer: Callable[[CalibratedAnswer], list[bytes]]
+    ) -> list[bytes]:
+        """Count a response and turn it into bytes, in pieces."""
 
-        def work() -> bytes:
+        def work() -> list[bytes]:
             self._telemetry.stages(answer.seconds)
             hits = answer.bound_hits()
             self._telemetry.answered(answer.confidences(), *hits, int(np.count_nonzero(answer.rows.relaxed)))
@@ -337,6 +348,8 @@ class Pipeline:
         return width * height
 
     def _sample(self, sent: Input, name: str) -> Samples:
+        if isinstance(sent.value, np.ndarray):  # decoded as the body was parsed
+            return sent.value
         with _naming(name):
             return self._inputs.decode(sent.member, sent.value, self._max_pixels)
 
@@ -351,6 +364,10 @@ class Pipeline:
         ids = self._keep(requested.served.version, rows.logits) if options.feedback else None
         seconds["total"] = time.perf_counter() - arrived
         return CalibratedAnswer(self.model, self.labels.names, requested.served, rows, options, seconds, ids)
+
+
+def _rows_fold(name: str, num_classes: int) -> Fold:
+    return Fold(lambda run, first: read_rows(run, num_classes, name, first), num_classes)
 
 
 def _size(bounds: BoundsOption | None) -> int:

@@ -40,13 +40,12 @@ from boxcal.app.predict.bodies import (
     LOGITS,
     NPY,
     PREDICT_TYPES,
-    SCORES,
     header,
     inputs_of,
     read,
     unblocked,
 )
-from boxcal.app.predict.large_json import release
+from boxcal.app.predict.large_json import Folded
 from boxcal.app.predict.options import Options
 from boxcal.app.predict.pipeline import Inputs, Pipeline
 from boxcal.app.registry.errors import CalibratorNotFound, DamagedArtifact, ForeignCalibrator
@@ -87,7 +86,7 @@ router = APIRouter(tags=["predict"])
 async def predict(request: DirectRequest) -> None:
     """Classify images, tensors, rows of features or texts, inside the bounds that the request sets."""
     pipeline = pipeline_of(request)
-    posted = await read(request, PREDICT_TYPES, ("inputs",), pipeline.check_room)
+    posted = await read(request, PREDICT_TYPES, pipeline.inputs_folds, pipeline.check_room)
     if posted.kind == NPY:
         inputs: Inputs = np.atleast_1d(read_npy(posted.content))
     else:
@@ -110,19 +109,20 @@ async def calibrate(request: DirectRequest) -> None:
     """Calibrate logits or probabilities of a model that runs elsewhere, inside the bounds given."""
     pipeline = pipeline_of(request)
     num_classes = len(pipeline.labels)
-    posted = await read(request, CALIBRATE_TYPES, SCORES)
+    posted = await read(request, CALIBRATE_TYPES, pipeline.scores_folds)
     content = read_npy(posted.content) if posted.kind == NPY else posted.content
-    rows = len(content) if isinstance(content, list) or getattr(content, "ndim", 0) == 2 else 0
+    if isinstance(content, Folded):
+        rows = content.count
+    else:
+        rows = len(content) if isinstance(content, list) or getattr(content, "ndim", 0) == 2 else 0
 
     def logits() -> Float64Array:
-        try:
-            if posted.kind == NPY:
-                scores, dtype = check_scores(content, num_classes, posted.member), content.dtype
-            else:
-                scores, dtype = read_rows(content, num_classes, posted.member), DOUBLE
-        finally:
-            if posted.kind == JSON:
-                release(content)
+        if posted.kind == NPY:
+            scores, dtype = check_scores(content, num_classes, posted.member), content.dtype
+        elif isinstance(content, Folded):
+            scores, dtype = np.concatenate(content.parts), DOUBLE
+        else:
+            scores, dtype = read_rows(content, num_classes, posted.member), DOUBLE
         if posted.member == LOGITS:
             return scores
         return logits_of(scores, float(np.finfo(dtype if dtype.kind == "f" else DOUBLE).tiny))

@@ -122,7 +122,7 @@ def newest_version(service: PreloadedService) -> int:
 
 
 def wait_for_the_end_of(processes: list[psutil.Process]) -> None:
-    _, found = psutil.wait_procs(processes, timeout=10)
+    _, found = psutil.wait_procs(processes, timeout=120)
     # Its parent is gone; where nothing collects orphans, a worker that has ended stays a zombie.
     alive = [one for one in found if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
     assert alive == [], "a worker outlived its service"

@@ -35,7 +35,8 @@ def answer(logits: np.ndarray[Any, Any], sent: dict[str, Any], fitted: tuple[flo
         ServedCalibrator(1, "pb", calibrator), request_options.check_bounds(options.bounds, labels)
     )
     rows = calibrate(logits, wanted)
-    document = orjson.loads(CalibratedAnswer("any", labels.names, wanted.served, rows, options, {}).to_json())
+    answer = CalibratedAnswer("any", labels.names, wanted.served, rows, options, {})
+    document = orjson.loads(b"".join(answer.to_json()))
     assert isinstance(document, dict)
     return document
 

@@ -67,6 +67,14 @@ def test_a_long_image_within_the_limits_is_read(http: httpx.Client) -> None:
     assert http.post("/predict", content=png(20_000, 150), headers=PNG).status_code == 200
 
 
+def test_the_memory_of_a_large_image_is_returned(http: httpx.Client) -> None:
+    large = png(7000, 7000)
+    before = psutil.Process().memory_info().rss
+    for _ in range(3):
+        assert http.post("/predict", content=large, headers=PNG).status_code == 200
+    assert psutil.Process().memory_info().rss - before < 100 * MIB
+
+
 def test_a_jpeg_with_many_scans_is_refused(http: httpx.Client) -> None:
     jpeg = {"content-type": "image/jpeg"}
     refused = http.post("/predict", content=progressive_jpeg(1500), headers=jpeg)
@@ -151,6 +159,20 @@ def test_pieces_are_parsed_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None
             return [value(depth + 1) for _ in range(rng.integers(0, 10))]
         return {f'k{n}"': value(depth + 1) for n in range(rng.integers(0, 8))}
 
+    def parsed(body: bytes | bytearray) -> Any:
+        """Parse with a fold, and put its runs together again."""
+        fold = large_json.Fold(lambda run, first: (first, run), 10**9)
+        document = large_json.parse(body, dict.fromkeys(['k0"', 'k1"'], fold))
+        for name, value in document.items() if isinstance(document, dict) else ():
+            if isinstance(value, large_json.Folded):
+                items: list[Any] = []
+                for first, run in value.parts:
+                    assert first == len(items)
+                    items += run
+                assert value.count == len(items)
+                document[name] = items
+        return document
+
     def outcome(parse: Callable[[bytes], Any], body: bytes) -> Any:
         try:
             return parse(body)
@@ -160,10 +182,11 @@ def test_pieces_are_parsed_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None
     for number in range(1000):
         whole = value(0)
         body = orjson.dumps(whole, option=orjson.OPT_INDENT_2 if number % 3 else 0)
-        assert large_json.parse(body) == whole
+        assert large_json.parse(body) == parsed(bytearray(body)) == whole
         damaged = bytearray(body)
         damaged[rng.integers(len(body))] = b'[]{},:" 1a\\'[rng.integers(11)]
         assert outcome(large_json.parse, bytes(damaged)) == outcome(orjson.loads, bytes(damaged))
+        assert outcome(parsed, bytes(damaged)) == outcome(orjson.loads, bytes(damaged))
 
 
 def test_a_small_body_with_a_huge_response_is_refused(service: Service) -> None:
