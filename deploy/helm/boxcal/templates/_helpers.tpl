@@ -1,0 +1,61 @@
+{{- define "boxcal.name" -}}
+{{ .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "boxcal.selector" -}}
+app.kubernetes.io/name: boxcal
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "boxcal.labels" -}}
+{{ include "boxcal.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{- define "boxcal.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- define "boxcal.environment" -}}
+{{- range $name, $value := .Values.settings }}
+- name: BOXCAL_{{ $name }}
+  value: {{ $value | toString | quote }}
+{{- end }}
+- name: BOXCAL_SHUTDOWN_SECONDS
+  value: {{ .Values.shutdownSeconds | quote }}
+{{- if .Values.allowAnonymous }}
+- name: BOXCAL_ALLOW_ANONYMOUS
+  value: "1"
+{{- end }}
+{{- if .Values.sharedClaim }}
+- name: BOXCAL_SHARED_DIR
+  value: /var/lib/boxcal-shared
+{{- end }}
+{{- if .Values.database.secret }}
+- name: BOXCAL_MIGRATE
+  value: "off"
+- name: BOXCAL_DATABASE_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.database.secret }}
+      key: url
+{{- end }}
+{{- end }}
+
+{{- define "boxcal.securityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{- define "boxcal.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}

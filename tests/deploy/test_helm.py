@@ -1,0 +1,161 @@
+"""The Helm chart is linted by Helm, rendered, and checked against the schemas of Kubernetes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from boxcal.app.settings import Settings
+
+pytestmark = pytest.mark.long
+
+CHART = Path(__file__).parents[2] / "deploy" / "helm" / "boxcal"
+CUSTOM = {"PodMonitor"}
+"""Kinds that Kubernetes itself does not have."""
+VALUES: dict[str, dict[str, Any]] = {
+    "one pod with SQLite": {"allowAnonymous": True},
+    "replicas with PostgreSQL": {
+        "replicas": 3,
+        "database": {"secret": "boxcal-database"},
+        "sharedClaim": "boxcal-shared",
+        "settings": {"MODEL": "torchvision:resnet50", "LOG_FORMAT": "json", "MAX_BATCH_SIZE": 64},
+        "networkPolicy": {"from": [{"podSelector": {"matchLabels": {"app": "gateway"}}}]},
+    },
+    "GPUs, autoscaling and monitoring": {
+        "database": {"secret": "boxcal-database"},
+        "gpus": 1,
+        "settings": {"MODEL": "torchvision:vit_b_16", "PRECISION": "bfloat16"},
+        "autoscaling": {"enabled": True},
+        "monitoring": {"podMonitor": True},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "nodeSelector": {"accelerator": "h100"},
+    },
+}
+PROGRAM = """
+import json, sys, yaml
+import kubernetes_validate
+from helm_python import Chart, lint
+request = json.load(sys.stdin)
+found = lint(request["chart"], request["values"], strict=True)["messages"]
+result = {"lint": [message for message in found if message["severity"] > 1]}
+try:
+    with Chart.load(request["chart"]) as chart:
+        files = chart.render(values=request["values"], name="demo", namespace="serving")
+    result["manifests"] = [m for text in files.values() for m in yaml.safe_load_all(text) if m]
+except Exception as error:
+    result["error"] = str(error)
+def check(manifest):
+    try:
+        kubernetes_validate.validate(manifest, "1.31", strict=True)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+result["checked"] = [check(manifest) for manifest in request["manifests"]]
+print(json.dumps(result))
+"""
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Helm as a library and the schemas; 360 MB that nothing else needs."""
+    folder = tmp_path_factory.mktemp("helm")
+    wanted = Path(__file__).with_name("helm-requirements.txt")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, "-r", wanted],
+        check=True,
+    )
+    return folder
+
+
+def ask(packages: Path, values: dict[str, Any], manifests: list[dict[str, Any]]) -> dict[str, Any]:
+    program = f"import sys; sys.path.insert(0, {str(packages)!r})\n{PROGRAM}"
+    request = {"chart": str(CHART), "values": values, "manifests": manifests}
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=json.dumps(request), capture_output=True, text=True, check=True
+    )
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def rendered(packages: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
+    result = ask(packages, values, [])
+    assert "error" not in result, result["error"]
+    assert result["lint"] == []
+    manifests: list[dict[str, Any]] = result["manifests"]
+    return manifests
+
+
+def of_kind(manifests: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    return next(manifest for manifest in manifests if manifest["kind"] == kind)
+
+
+def environment(deployment: dict[str, Any]) -> dict[str, Any]:
+    entries = deployment["spec"]["template"]["spec"]["containers"][0]["env"]
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in entries}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_manifests_are_valid_and_a_misspelt_member_of_each_is_not(packages: Path, name: str) -> None:
+    manifests = [m for m in rendered(packages, VALUES[name]) if m["kind"] not in CUSTOM]
+    misspelt = [{**m, "spec": {**m["spec"], "selectr": {}}} for m in manifests]
+    checked = ask(packages, VALUES[name], manifests + misspelt)["checked"]
+    assert checked[: len(manifests)] == [None] * len(manifests)
+    assert all("selectr" in message for message in checked[len(manifests) :])
+    known = {f"BOXCAL_{field.upper()}" for field in Settings.model_fields}
+    assert set(environment(of_kind(manifests, "Deployment"))) <= known
+
+
+def test_one_pod_keeps_its_registry_in_a_volume(packages: Path) -> None:
+    manifests = rendered(packages, VALUES["one pod with SQLite"])
+    kinds = {manifest["kind"] for manifest in manifests}
+    assert kinds == {"Deployment", "Service", "PersistentVolumeClaim", "PodDisruptionBudget", "NetworkPolicy"}
+    deployment = of_kind(manifests, "Deployment")
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["enableServiceLinks"] is False
+    assert pod["terminationGracePeriodSeconds"] == 35
+    assert environment(deployment)["BOXCAL_ALLOW_ANONYMOUS"] == "1"
+
+
+def test_replicas_migrate_once_and_share_validation_sets(packages: Path) -> None:
+    manifests = rendered(packages, VALUES["replicas with PostgreSQL"])
+    deployment = of_kind(manifests, "Deployment")
+    settings = environment(deployment)
+    assert settings["BOXCAL_MIGRATE"] == "off"
+    assert settings["BOXCAL_DATABASE_URL"]["secretKeyRef"] == {"name": "boxcal-database", "key": "url"}
+    assert settings["BOXCAL_SHARED_DIR"] == "/var/lib/boxcal-shared"
+    assert settings["BOXCAL_MAX_BATCH_SIZE"] == "64"
+    job = of_kind(manifests, "Job")
+    assert job["spec"]["template"]["spec"]["containers"][0]["command"] == ["boxcal", "migrate"]
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
+    service, labels = of_kind(manifests, "Service"), deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    # The pod of the migration must not receive requests.
+    assert not service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_autoscaling_uses_the_length_of_the_queue(packages: Path) -> None:
+    manifests = rendered(packages, VALUES["GPUs, autoscaling and monitoring"])
+    assert "replicas" not in of_kind(manifests, "Deployment")["spec"]
+    metric = of_kind(manifests, "HorizontalPodAutoscaler")["spec"]["metrics"][0]["pods"]
+    assert metric["metric"]["name"] == "boxcal_queue_samples"
+    monitor = of_kind(manifests, "PodMonitor")
+    assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "http", "path": "/metrics", "interval": "15s"}]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"replica": 2}, "additional properties 'replica' not allowed"),
+        ({"image": {"tagg": "1"}}, "additional properties 'tagg' not allowed"),
+        ({"settings": {"PORT": 9000}}, "invalid propertyName 'PORT'"),
+        ({"replicas": 2}, "more than one replica needs PostgreSQL: set database.secret"),
+        ({"service": {"type": "ClusterIp"}}, "value must be one of"),
+    ],
+)
+def test_wrong_values_are_refused(packages: Path, values: dict[str, Any], message: str) -> None:
+    assert message in ask(packages, values, [])["error"]
