@@ -21,7 +21,7 @@ RUN if [ "$ACCELERATOR" = cuda ]; then \
       apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; \
     fi \
  && useradd --uid 10001 --user-group --home-dir /var/lib/boxcal --shell /usr/sbin/nologin boxcal \
- && install --directory --owner=boxcal --group=boxcal --mode=0750 /var/lib/boxcal
+ && install --directory --owner=boxcal --group=boxcal --mode=0750 /var/lib/boxcal /var/lib/boxcal-keys
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /opt/boxcal /opt/boxcal
 COPY deploy/healthcheck.py /opt/healthcheck.py

@@ -271,7 +271,34 @@ ANSWERS: dict[tuple[str, str, str], tuple[str, Any]] = {
     ),
     ("get", "/version", "200"): (
         "The release.",
-        {"version": "0.2.0", "registry": "0005", "python": "3.11.9"},
+        {"version": "0.2.0", "registry": "0008", "python": "3.11.9"},
+    ),
+    ("get", "/whoami", "200"): (
+        "Who sends the request.",
+        {
+            "key_required": True,
+            "key": "6c1f0e5ab2d94c77",
+            "name": "ci",
+            "scopes": ["predict", "read"],
+            "expires_at": None,
+        },
+    ),
+    ("get", "/audit", "200"): (
+        "Changes, newest first.",
+        {
+            "entries": [
+                {
+                    "id": 17,
+                    "at": "2026-11-21T03:00:00Z",
+                    "action": "activate",
+                    "subject": "calibrator 1",
+                    "name": "ci",
+                    "key": "6c1f0e5ab2d94c77",
+                    "address": "10.0.0.7",
+                    "details": {"method": "ts"},
+                }
+            ]
+        },
     ),
     ("get", "/methods", "200"): ("The methods.", {"methods": [{"name": "ts", "reads": "logits"}]}),
     ("get", "/stats", "200"): (
@@ -308,6 +335,7 @@ PARAMETERS: dict[str, tuple[str, Any]] = {
     "before_version": ("", 10),
     "before_event": ("", DECISION["id"]),
     "last-event-id": ("", "3"),
+    "before_entry": ("", 100),
     "before_fit": ("", QUEUED["id"]),
     "fit_id": ("The fit's `id`.", QUEUED["id"]),
     "version": ("", 1),
@@ -318,6 +346,7 @@ TAGS = {
     "fits": "Fit a calibrator to validation data and get a report.",
     "calibrators": "List, activate and roll back calibrators.",
     "model": "The model that is served, and the calibration methods.",
+    "access": "The API key of a request, and the audit log.",
     "monitoring": "Liveness, readiness and metrics.",
 }
 

@@ -10,9 +10,22 @@ from fastapi import APIRouter, FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.routing import APIRoute
 from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from boxcal.app import description, documentation, errors, health
+from boxcal.app.access import routes as access
+from boxcal.app.access.browsers import BrowserRules
+from boxcal.app.access.errors import (
+    ApiKeyExpired,
+    ApiKeyRequired,
+    ConcurrencyLimited,
+    InsufficientScope,
+    InvalidApiKey,
+    RateLimited,
+)
+from boxcal.app.access.scopes import ROUTES, Level, Requirement
 from boxcal.app.fitting import routes as refit
 from boxcal.app.logs import RequestLog
 from boxcal.app.middleware import RequestMiddleware
@@ -25,16 +38,38 @@ from boxcal.app.state import lifespan
 from boxcal.app.telemetry import UNMATCHED, Telemetry
 
 DOCUMENTS = ("/openapi.json",)
+CORS_REQUEST_HEADERS = ("Authorization", "Content-Type", "X-API-Key", "X-Request-Id")
+CORS_RESPONSE_HEADERS = (
+    "Boxcal-Bounds-Relaxed",
+    "Boxcal-Calibrator-Method",
+    "Boxcal-Calibrator-Version",
+    "Location",
+    "RateLimit",
+    "RateLimit-Policy",
+    "Retry-After",
+    "X-Request-Id",
+)
 ROUTERS = (
     predict.router,
     refit.router,
     monitoring.router,
     registry.router,
     registry.history,
+    access.router,
     description.router,
     page.router,
     health.router,
 )
+
+SECURITY_SCHEMES = {
+    "bearer": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "API key, where keys are required.",
+    },
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "The same."},
+}
+REFUSALS = (ApiKeyRequired, InvalidApiKey, ApiKeyExpired, InsufficientScope, RateLimited, ConcurrencyLimited)
 
 
 class Application(FastAPI):
@@ -46,16 +81,31 @@ class Application(FastAPI):
     def build_middleware_stack(self) -> ASGIApp:
         """Return the application's outermost layer."""
         settings: Settings = self.state.settings
-        answering = RequestMiddleware(
+        answering: ASGIApp = RequestMiddleware(
             AsyncExitStackMiddleware(self.router),
-            [*self.router.routes, *(route for router in ROUTERS for route in router.routes)],
+            all_routes(self),
             self.state.telemetry,
             direct=predict.ENDPOINTS,
             documents=DOCUMENTS,
             max_body_bytes=settings.max_body_bytes,
             unlimited={"/fit"},
+            browsers=BrowserRules(settings),
         )
+        if settings.cors_origin_list:
+            answering = CORSMiddleware(
+                answering,
+                allow_origins=settings.cors_origin_list,
+                allow_methods=("GET", "POST", "DELETE"),
+                allow_headers=CORS_REQUEST_HEADERS,
+                expose_headers=CORS_RESPONSE_HEADERS,
+            )
         return RequestLog(answering)
+
+
+def all_routes(app: FastAPI) -> list[BaseRoute]:
+    """Return every route, in the order in which the router tries them."""
+    own = [route for route in app.router.routes if isinstance(route, Route)]
+    return [*own, *(route for router in ROUTERS for route in router.routes)]
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -98,6 +148,17 @@ def declared_statuses(routers: Sequence[APIRouter]) -> dict[str, set[int]]:
     return statuses
 
 
+def require_key(operation: dict[str, Any], requirement: Requirement) -> None:
+    """Declare in an operation of the OpenAPI document what access requires."""
+    if requirement is Level.OPEN:
+        return
+    operation["security"] = [{name: []} for name in SECURITY_SCHEMES]
+    operation["x-required-scope"] = requirement.value
+    operation["responses"] |= {
+        str(status): answer for status, answer in errors.problems(*REFUSALS).items() if status != 500
+    }
+
+
 def describe(app: FastAPI) -> None:
     """Declare in the OpenAPI document that every error is a problem, FastAPI's validation errors included."""
     generate = app.openapi
@@ -109,8 +170,10 @@ def describe(app: FastAPI) -> None:
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         declared = errors.problems(errors.InvalidParameter)[errors.InvalidParameter.status]
-        for operations in document["paths"].values():
-            for operation in operations.values():
+        document["components"]["securitySchemes"] = SECURITY_SCHEMES
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                require_key(operation, ROUTES[method.upper(), path])
                 answer = operation["responses"].get("422", declared)
                 if errors.PROBLEM_MEDIA_TYPE not in answer.get("content", {}):
                     operation["responses"]["422"] = declared

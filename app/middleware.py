@@ -1,4 +1,4 @@
-"""The first layer of the application: measures every request, limits its body and renders every error.
+"""The first layer of the application: measures, checks and limits every request, and renders every error.
 
 It also calls the endpoints of the hot routes directly. FastAPI's routing and dependencies would cost half as
 much again as a small request (docs/benchmarks.md has the figure). They are routes of the application all the
@@ -20,6 +20,10 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from boxcal.app import errors
+from boxcal.app.access.access import SCOPE_KEY, Access, Requirements
+from boxcal.app.access.browsers import BrowserRules
+from boxcal.app.access.limits import Limiter
+from boxcal.app.access.scopes import Level
 from boxcal.app.budget import Budget
 from boxcal.app.logs import current_request_id
 from boxcal.app.telemetry import UNMATCHED, Telemetry
@@ -62,11 +66,23 @@ class Exchange:
     ----------
     announced
         The content length; 0 if there is none.
+    headers
+        Added to those of the response.
     status
         Of the response; 0 until it begins.
     """
 
-    __slots__ = ("_bodies", "_counted", "_limit", "_receive", "_send", "_total", "announced", "status")
+    __slots__ = (
+        "_bodies",
+        "_counted",
+        "_limit",
+        "_receive",
+        "_send",
+        "_total",
+        "announced",
+        "headers",
+        "status",
+    )
 
     def __init__(self, receive: Receive, send: Send, limit: int | None, bodies: Budget) -> None:
         self._receive = receive
@@ -74,6 +90,7 @@ class Exchange:
         self._limit = limit
         self._bodies = bodies
         self._total = self._counted = self.announced = self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
 
     async def receive(self) -> Message:
         """Receive a message of the request.
@@ -102,6 +119,8 @@ class Exchange:
         """Send a message of the response."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            if self.headers:
+                message["headers"] = [*message["headers"], *self.headers]
         await self._send(message)
 
     def end(self) -> None:
@@ -111,7 +130,7 @@ class Exchange:
 
 
 class RequestMiddleware:
-    """Measures requests, limits bodies, calls direct endpoints, and turns exceptions into problems.
+    """Measures and checks requests, limits bodies, calls direct endpoints, and renders errors.
 
     Parameters
     ----------
@@ -129,6 +148,8 @@ class RequestMiddleware:
         Of every path but those of `unlimited`; eight times it is the limit on all bodies together.
     unlimited
         Paths that limit their bodies themselves.
+    browsers
+        Checks `Host` and `Origin`.
     """
 
     def __init__(
@@ -141,6 +162,7 @@ class RequestMiddleware:
         documents: Collection[str],
         max_body_bytes: int,
         unlimited: Collection[str],
+        browsers: BrowserRules,
     ) -> None:
         self._app = app
         self._lifespan = StartupErrorReporter(app)
@@ -151,6 +173,8 @@ class RequestMiddleware:
         self._max_body_bytes = max_body_bytes
         self._unlimited = unlimited
         self._bodies = Budget("bytes of bodies", 8 * max_body_bytes)
+        self._browsers = browsers
+        self._requirements = Requirements(routes, list(direct))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -161,10 +185,14 @@ class RequestMiddleware:
         limit = None if scope["path"] in self._unlimited else self._max_body_bytes
         exchange = Exchange(receive, send, limit, self._bodies)
         routed = scope
+        limiter: Limiter | None = None
         try:
-            exchange.announced = content_length(scope)
+            exchange.announced, *names = read_head(scope)
+            self._browsers.check(scope["method"], *names)
             if scope["method"] == "HEAD":  # the server leaves the body of the response out
                 routed = {**scope, "method": "GET"}
+            if scope["state"]["boxcal"].access.is_required:
+                limiter = self._admit(routed, exchange)
             endpoint = self._direct.get(scope["path"]) if scope["method"] == "POST" else None
             if endpoint is None:
                 await self._app(routed, exchange.receive, exchange.send)
@@ -180,8 +208,22 @@ class RequestMiddleware:
             await self._fail(error, scope, exchange)
         finally:
             exchange.end()
+            if limiter is not None:
+                limiter.leave()
             label = self._label(routed, exchange.status)
             self._telemetry.request(label, exchange.status or 500, time.perf_counter() - began)
+
+    def _admit(self, scope: Scope, exchange: Exchange) -> Limiter | None:
+        """Check the API key of a request, and return what counts the requests of that key."""
+        requirement = self._requirements.of(scope)
+        if requirement is Level.OPEN:
+            return None
+        access: Access = scope["state"]["boxcal"].access
+        key = access.admit(scope["headers"], requirement)
+        scope[SCOPE_KEY] = key
+        if key.limiter is not None:
+            exchange.headers = key.limiter.headers()
+        return key.limiter
 
     async def _fail(self, error: Exception, scope: Scope, exchange: Exchange) -> None:
         """Send the problem that describes an exception."""
@@ -260,8 +302,8 @@ class StartupErrorReporter:
             raise
 
 
-def content_length(scope: Scope) -> int:
-    """Return the announced size of the body, 0 if there is none.
+def read_head(scope: Scope) -> tuple[int, bytes, bytes, bytes]:
+    """Return the announced size of the body, 0 if there is none, and `Host`, `Origin` and `Sec-Fetch-Site`.
 
     Raises
     ------
@@ -269,14 +311,21 @@ def content_length(scope: Scope) -> int:
         An HTTP/1.1 request has no Host header, or several (RFC 9112, section 3.2).
     """
     size = hosts = 0
+    host = origin = site = b""
     for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit():
-            size = int(value)
-        elif name == b"host":
+        if name == b"host":
             hosts += 1
+            host = value
+        elif name == b"content-length":
+            if value.isdigit():
+                size = int(value)
+        elif name == b"origin":
+            origin = value
+        elif name == b"sec-fetch-site":
+            site = value
     if hosts != 1 and scope["http_version"] == "1.1":
         raise errors.BadRequest(f"The request has {hosts} Host headers; HTTP/1.1 requires exactly one.")
-    return size
+    return size, host, origin, site
 
 
 def _path(scope: Scope) -> str:

@@ -7,11 +7,13 @@ import gc
 import logging
 import signal
 import socket
+import ssl
 import sys
 import time
 
 import uvicorn
 
+from boxcal.app.access.tls import CertificateReloader
 from boxcal.app.logs import log_config
 from boxcal.app.main import create_app
 from boxcal.app.protocol import IDLE_SECONDS, LimitedProtocol
@@ -48,6 +50,10 @@ def server_config(settings: Settings) -> uvicorn.Config:
         # Longer than clients and proxies keep idle connections, so that none is closed as a request arrives.
         timeout_keep_alive=round(IDLE_SECONDS),
         timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)),
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+        ssl_ca_certs=str(settings.tls_client_ca) if settings.tls_client_ca else None,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if settings.tls_client_ca else ssl.CERT_NONE,
     )
 
 
@@ -61,11 +67,17 @@ class Server(uvicorn.Server):
     """
 
     failed = False
+    _certificate: CertificateReloader | None = None
 
     async def on_tick(self, counter: int) -> bool:
-        """Check slow clients, and say whether to stop."""
+        """Check slow clients and the TLS certificate, and say whether to stop."""
         if counter % TICKS_PER_CHECK == 0:
             now = time.monotonic()
+            if self.config.ssl is not None:
+                if self._certificate is None:
+                    settings: Settings = self.lifespan.state["boxcal"].settings
+                    self._certificate = CertificateReloader(self.config.ssl, settings)
+                self._certificate.check()
             for connection in list(self.server_state.connections):
                 if isinstance(connection, LimitedProtocol):
                     connection.check_progress(now)

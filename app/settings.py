@@ -1,15 +1,19 @@
 """Settings of the service, read once from the environment variables `BOXCAL_*` at startup."""
 
 import difflib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 if TYPE_CHECKING:
     from boxcal.models.backbone import Backbone
+
+
+ORIGIN = re.compile(r"https?://[^/\s]+")
 
 
 class Settings(BaseSettings):
@@ -39,6 +43,30 @@ class Settings(BaseSettings):
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 selects a free port.")
+    allow_anonymous: bool = Field(
+        default=False,
+        description="Accept every request without an API key, on any address; for a service behind a gateway "
+        "that authenticates clients.",
+    )
+    allowed_hosts: str | None = Field(
+        default=None,
+        description="Names that the header `Host` may have, without port, separated by commas; `*` for any. "
+        "Default: the names of the loopback interface if the service listens on it, else any.",
+    )
+    cors_origins: str | None = Field(
+        default=None,
+        description="Origins whose web pages may use the service, such as `https://example.org`, separated "
+        "by commas.",
+    )
+    tls_cert: Path | None = Field(
+        default=None, description="Certificate chain (PEM) for HTTPS; loaded again when the file changes."
+    )
+    tls_key: Path | None = Field(
+        default=None, validate_default=True, description="Private key (PEM) of the certificate."
+    )
+    tls_client_ca: Path | None = Field(
+        default=None, description="Certificates (PEM) of the authorities that sign clients; requires one."
+    )
     data_dir: Path = Field(default=Path("data"), description="Directory for the database and uploads.")
     database_url: str | None = Field(
         default=None, description="SQLAlchemy URL of the registry; default: SQLite in the data directory."
@@ -120,6 +148,31 @@ class Settings(BaseSettings):
                 raise ValueError("alarm_webhook needs alarm_secret, the key of its signatures")
         return self
 
+    @field_validator("tls_key")
+    @classmethod
+    def _belongs_to_a_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if (value is None) != (info.data.get("tls_cert") is None):
+            raise ValueError("BOXCAL_TLS_CERT and BOXCAL_TLS_KEY must be set together")
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: str | None) -> str | None:
+        for origin in _entries(value):
+            if not ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is not an origin such as https://example.org:8443")
+        return value
+
+    @property
+    def allowed_host_names(self) -> tuple[str, ...]:
+        """The entries of `allowed_hosts`."""
+        return _entries(self.allowed_hosts)
+
+    @property
+    def cors_origin_list(self) -> tuple[str, ...]:
+        """The entries of `cors_origins`."""
+        return _entries(self.cors_origins)
+
     @property
     def registry_url(self) -> str:
         """The SQLAlchemy URL of the registry: `database_url`, or SQLite in `data_dir`."""
@@ -138,6 +191,10 @@ class Settings(BaseSettings):
         return BackboneSource.of(self).load()
 
 
+def _entries(text: str | None) -> tuple[str, ...]:
+    return tuple(entry.strip() for entry in (text or "").split(",") if entry.strip())
+
+
 def unknown_variable(environment: Iterable[str]) -> str | None:
     """Return a message about the first BOXCAL_* variable that is not a setting, or None."""
     given = {name.upper().removeprefix("BOXCAL_") for name in environment if name.upper()[:7] == "BOXCAL_"}
@@ -147,7 +204,8 @@ def unknown_variable(environment: Iterable[str]) -> str | None:
             "named boxcal; set `enableServiceLinks: false` in the specification of the pod, or rename "
             "the Service"
         )
-    known = {*(name.upper() for name in Settings.model_fields), "URL"}  # BOXCAL_URL is read by the client
+    of_the_client = ("URL", "API_KEY")
+    known = {*(name.upper() for name in Settings.model_fields), *of_the_client}
     for name in sorted(given - known):
         nearest = [f"; did you mean BOXCAL_{near}?" for near in difflib.get_close_matches(name, known, n=1)]
         return "".join([f"BOXCAL_{name} is not a setting", *nearest])

@@ -11,6 +11,8 @@ from typing import Annotated, TypedDict, cast
 
 from fastapi import Depends, FastAPI, Request
 
+from boxcal.app.access.access import Access
+from boxcal.app.access.build import open_access
 from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.active import ActiveCalibrator
 from boxcal.app.fitting.backbones import BackboneSource
@@ -46,6 +48,7 @@ class State:
     monitor: Monitor
     pipeline: Pipeline
     stats: Stats
+    access: Access
 
 
 class LifespanState(TypedDict):
@@ -94,6 +97,7 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
                 owner=refits.registry.fits.owner,
             )
         )
+        access = await stack.enter_async_context(open_access(settings, refits.registry, telemetry))
         pipeline = await stack.enter_async_context(
             open_pipeline(settings, backbone, refits.activator, telemetry, monitoring.feedback.keep)
         )
@@ -110,6 +114,7 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
             monitor=monitoring.monitor,
             pipeline=pipeline,
             stats=stats,
+            access=access,
         )
 
 

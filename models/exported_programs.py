@@ -10,6 +10,7 @@ import io
 import json
 import re
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -83,7 +84,12 @@ def refuse_pickles(archive: bytes, path: Path) -> None:
     """
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as files:
-            for entry in files.namelist():
+            names = files.namelist()
+            # Of entries with one name, torch may read another one than the one that is checked here.
+            for entry, times in Counter(map(str.lower, names)).items():
+                if times > 1:
+                    raise UnusableWeights(f"{path} has {times} entries named {entry}; it was not loaded.")
+            for entry in names:
                 name = entry.partition("/")[2]
                 if CONFIG.fullmatch(name):
                     for key, payload in json.loads(files.read(entry))["config"].items():

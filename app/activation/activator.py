@@ -14,6 +14,7 @@ import torch
 
 from boxcal.app.activation.active import ActiveCalibrator, ServedCalibrator
 from boxcal.app.activation.local_copy import LocalCopy
+from boxcal.app.registry.audit import SERVICE, Caller
 from boxcal.app.registry.errors import DamagedArtifact, RegistryUnavailable
 from boxcal.app.registry.records import Activation, Decision, FitRecord, FittedCalibrator, Reason
 from boxcal.app.registry.store import UNCALIBRATED, Registry
@@ -85,8 +86,13 @@ class Activator:
         kept = self._kept.get(version)
         return await self._registry.run(self.load, version) if kept is None else kept
 
-    def activate(self, version: int, reason: Reason = Reason.REQUEST) -> Activation:
+    def activate(self, version: int, reason: Reason = Reason.REQUEST, caller: Caller = SERVICE) -> Activation:
         """Activate a calibrator of the registry.
+
+        Parameters
+        ----------
+        caller
+            For the audit log.
 
         Raises
         ------
@@ -94,11 +100,11 @@ class Activator:
             As for `load`; the active calibrator stays.
         """
         new = self.load(version)
-        activation = self._registry.activate(version, reason)
+        activation = self._registry.activate(version, reason, caller)
         self._swap(new, activation)
         return activation
 
-    def rollback(self) -> Activation:
+    def rollback(self, caller: Caller = SERVICE) -> Activation:
         """Return to the calibrator before the active one.
 
         Raises
@@ -107,7 +113,7 @@ class Activator:
             No activation came before it.
         """
         new = self.load(self._registry.rollback_target())
-        activation = self._registry.rollback()
+        activation = self._registry.rollback(caller)
         self._swap(new if new.version == activation.version else self.load(activation.version), activation)
         return activation
 

@@ -325,6 +325,17 @@ def version() -> Call[dict[str, Any]]:
     return Call("GET", "/version", _object)
 
 
+def whoami() -> Call[dict[str, Any]]:
+    """Fetch the name and the scopes of the API key that is used (`GET /whoami`)."""
+    return Call("GET", "/whoami", _object)
+
+
+def audit(limit: int = 100, before_entry: int | None = None) -> Call[list[dict[str, Any]]]:
+    """Fetch entries of the audit log, newest first (`GET /audit`); only those older than `before_entry`."""
+    params = {"limit": limit} | ({} if before_entry is None else {"before_entry": before_entry})
+    return Call("GET", "/audit", lambda response: list(_object(response)["entries"]), {"params": params})
+
+
 def stats() -> Call[dict[str, Any]]:
     """Fetch rates and latencies of the last 15 minutes (`GET /stats`)."""
     return Call("GET", "/stats", _object)

@@ -7,6 +7,7 @@ documentation for both clients.
 import asyncio
 import functools
 import inspect
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import suppress
@@ -35,10 +36,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 class _Client:
     """What both clients know: where the service is, how long to wait, and when to retry."""
 
-    _open: Callable[[], Any]
+    _open: Callable[..., Any]
 
     def __init__(
-        self, url: str = DEFAULT_URL, *, timeout: float = 30.0, retries: RetryPolicy | None = None
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout: float = 30.0,
+        retries: RetryPolicy | None = None,
     ) -> None:
         try:
             parsed_url = httpx.URL(url)
@@ -47,7 +53,8 @@ class _Client:
         if parsed_url.scheme not in ("http", "https") or not parsed_url.host:
             raise InvalidUrlError(f"{url!r} is not the URL of a service, such as {DEFAULT_URL}")
         self._url, self._timeout, self._retries = url.rstrip("/"), timeout, retries or RetryPolicy()
-        self._http = self._open()
+        key = api_key or os.environ.get("BOXCAL_API_KEY", "")
+        self._http = self._open(headers={"Authorization": f"Bearer {key}"} if key else None)
 
     def _arguments(self, call: Call[Any]) -> dict[str, Any]:
         """Keyword arguments of httpx for one call."""
@@ -112,6 +119,8 @@ class BoxcalClient(_Client):
     ----------
     url
         Where the service listens.
+    api_key
+        Sent with every request; by default the environment variable BOXCAL_API_KEY.
     timeout
         Seconds to connect, to send and to wait for a response.
     retries
@@ -158,6 +167,8 @@ class BoxcalClient(_Client):
     model = _blocking(calls.model)
     calibration_methods = _blocking(calls.calibration_methods)
     version = _blocking(calls.version)
+    whoami = _blocking(calls.whoami)
+    audit = _blocking(calls.audit)
     stats = _blocking(calls.stats)
     artifact = _blocking(calls.artifact)
     activate = _blocking(calls.activate)
@@ -259,6 +270,8 @@ class AsyncBoxcalClient(_Client):
     model = _awaiting(calls.model)
     calibration_methods = _awaiting(calls.calibration_methods)
     version = _awaiting(calls.version)
+    whoami = _awaiting(calls.whoami)
+    audit = _awaiting(calls.audit)
     stats = _awaiting(calls.stats)
     artifact = _awaiting(calls.artifact)
     activate = _awaiting(calls.activate)

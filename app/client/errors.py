@@ -9,9 +9,12 @@ ClientError
     + UnreadableAnswerError   the response does not follow this service's API
   x ProblemError              the service returned a problem document (RFC 9457)
     + InvalidRequestError     400 to 499: the request is wrong
+      - UnauthorizedError     401: the API key is missing, invalid or expired
+      - ForbiddenError        403: the API key does not have the scope
       - NotFoundError         404: no such calibrator, fit or route
       - ConflictError         409: the request conflicts with the current state
     + UnavailableError        503: retry after `retry_after` seconds
+      - TooManyRequestsError  429: a limit of the API key is reached
     + ServiceFaultError       500 to 599: internal error or timeout
   x FitNotSucceededError      the fit failed, was cancelled or was interrupted
 """
@@ -29,12 +32,15 @@ __all__ = [
     "ConflictError",
     "ConnectionLostError",
     "FitNotSucceededError",
+    "ForbiddenError",
     "InvalidRequestError",
     "InvalidUrlError",
     "NotFoundError",
     "ProblemError",
     "ServiceFaultError",
+    "TooManyRequestsError",
     "TransportError",
+    "UnauthorizedError",
     "UnavailableError",
     "UnreachableError",
     "UnreadableAnswerError",
@@ -107,6 +113,14 @@ class InvalidRequestError(ProblemError):
     """The request is wrong; `detail` quotes the offending value and the limit."""
 
 
+class UnauthorizedError(InvalidRequestError):
+    """The API key is missing, invalid, revoked or expired."""
+
+
+class ForbiddenError(InvalidRequestError):
+    """The API key does not permit the request."""
+
+
 class NotFoundError(InvalidRequestError):
     """The calibrator, fit or route does not exist."""
 
@@ -117,6 +131,10 @@ class ConflictError(InvalidRequestError):
 
 class UnavailableError(ProblemError):
     """The service is temporarily unavailable: its queue is full, or it is starting or stopping."""
+
+
+class TooManyRequestsError(UnavailableError):
+    """The API key has reached its rate limit or its limit of concurrent requests."""
 
 
 class ServiceFaultError(ProblemError):
@@ -133,6 +151,13 @@ class FitNotSucceededError(ClientError):
 
 def problem_error(status: int, problem: Mapping[str, Any], retry_after: float | None) -> ProblemError:
     """Return the error class for an HTTP status."""
-    leaves = {404: NotFoundError, 409: ConflictError, 503: UnavailableError}
+    leaves: dict[int, type[ProblemError]] = {
+        401: UnauthorizedError,
+        403: ForbiddenError,
+        404: NotFoundError,
+        409: ConflictError,
+        429: TooManyRequestsError,
+        503: UnavailableError,
+    }
     fallback = InvalidRequestError if 400 <= status < 500 else ServiceFaultError
     return leaves.get(status, fallback)(status, problem, retry_after)

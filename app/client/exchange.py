@@ -1,9 +1,9 @@
 """What a request to one route is, when it is retried, and how its response is read; shared by both clients.
 
-Retries 503 responses, honouring `Retry-After`; never retries a request that may have taken effect. A request
-that was not sent (no connection) is always retried. A request without effects is retried after any 503 and
-after a lost connection; one with effects only where the service's own problem document says that it refused
-before any work. A timeout is never retried: the service is slow already.
+Retries 503 and 429 responses, honouring `Retry-After`; never retries a request that may have taken effect. A
+request that was not sent (no connection) is always retried. A request without effects is retried after any
+503 and after a lost connection; one with effects only where the service's own problem document says that it
+refused before any work. A timeout is never retried: the service is slow already.
 """
 
 import email.utils
@@ -23,9 +23,10 @@ from boxcal.app.client import errors
 T = TypeVar("T")
 
 REFUSED_BEFORE_WORK = frozenset(
-    f"urn:boxcal:problem:{kind}" for kind in ("not-ready", "queue-full", "fit-queue-full")
+    f"urn:boxcal:problem:{kind}"
+    for kind in ("not-ready", "queue-full", "fit-queue-full", "rate-limited", "concurrency-limited")
 )
-"""Types of the 503 problems with which the service refuses before it does anything."""
+"""Types of the 503 and 429 problems with which the service refuses before it does anything."""
 
 logging.getLogger("stamina").addHandler(logging.NullHandler())  # an application may still listen to retries
 

@@ -28,9 +28,10 @@ from boxcal.app.fitting.runner import RECORD_SECONDS, WAITING, FitRunner
 from boxcal.app.fitting.shared import SharedSets
 from boxcal.app.fitting.slots import UploadSlots
 from boxcal.app.fitting.worker import TaskRefused, Worker, WorkerFailed
+from boxcal.app.registry.audit import SERVICE, Caller
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.fits import INTERRUPTED
-from boxcal.app.registry.records import FitRecord, FitState
+from boxcal.app.registry.records import ActivatePolicy, FitRecord, FitState
 from boxcal.app.registry.store import Registry
 from boxcal.app.uploads.errors import disk_errors_as_problems
 from boxcal.app.uploads.workspace import Workspace
@@ -145,8 +146,21 @@ class FitJobs:
             raise NotReady(GOING_DOWN)
         return self._slots.reserve(client)
 
-    async def submit(self, folder: Path, content_type: str) -> FitRecord:
+    async def submit(
+        self,
+        folder: Path,
+        content_type: str,
+        caller: Caller = SERVICE,
+        permit: Callable[[ActivatePolicy], None] = lambda _: None,
+    ) -> FitRecord:
         """Check the request body in a folder of `reserve_slot`, and queue its fit.
+
+        Parameters
+        ----------
+        caller
+            For the audit log.
+        permit
+            Raises if the caller may not start a fit with this policy.
 
         Raises
         ------
@@ -156,6 +170,7 @@ class FitJobs:
             The service is shutting down.
         """
         checked = await self._check(folder, content_type)
+        permit(checked.activate)
         if self._closing.is_set():
             raise NotReady(GOING_DOWN)
         fit_id = folder.name
@@ -171,6 +186,7 @@ class FitJobs:
                 checked.samples,
                 budget_seconds=checked.budget_seconds,
                 shared=self._shared is not None,
+                caller=caller,
             )
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -300,7 +316,7 @@ class FitJobs:
             async for record in self._poll(fit_id):
                 yield record
 
-    async def cancel(self, fit_id: str) -> FitRecord:
+    async def cancel(self, fit_id: str, caller: Caller = SERVICE) -> FitRecord:
         """Cancel a waiting or running fit; cancelling it again has no effect.
 
         Raises
@@ -319,6 +335,7 @@ class FitJobs:
         record = await self.get(fit_id)
         if not record.state.is_final:
             await self._registry.run(self._registry.fits.request_cancel, fit_id)
+            await self._registry.run(self._registry.fits.audit_cancel, fit_id, caller)
             record = await self.wait(fit_id, ELSEWHERE_SECONDS)
         if not record.state.is_final:
             raise FitElsewhere(
@@ -327,6 +344,8 @@ class FitJobs:
             )
         if record.state is not FitState.CANCELLED:
             raise FitAlreadyOver(f"Fit {fit_id} is over: it has {record.state}.")
+        if job is not None:
+            await self._registry.run(self._registry.fits.audit_cancel, fit_id, caller)
         return record
 
     async def _check(self, folder: Path, content_type: str) -> Checked:

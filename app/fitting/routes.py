@@ -8,6 +8,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request, Response, status
 from fastapi.sse import EventSourceResponse
 
+from boxcal.app.access.access import HeldKey
+from boxcal.app.access.errors import InsufficientScope
+from boxcal.app.access.routes import CurrentCaller, CurrentKey
+from boxcal.app.access.scopes import Scope
 from boxcal.app.errors import InvalidParameter, MalformedBody, NotReady, UnsupportedMediaType, problems
 from boxcal.app.fitting.errors import (
     FitAlreadyOver,
@@ -96,6 +100,21 @@ BODY: dict[str, Any] = {
 }
 
 
+def check_policy(key: HeldKey | None, policy: ActivatePolicy) -> None:
+    """Refuse a fit that may activate its calibrator if the key of the request may not activate one.
+
+    Raises
+    ------
+    InsufficientScope
+        The key does not have the scope `activate`.
+    """
+    if key is not None and policy is not ActivatePolicy.NEVER and Scope.ACTIVATE not in key.permits:
+        raise InsufficientScope(
+            f"The API key {key.record.id} does not have the scope activate: it may only start fits with "
+            f"activate=never, not {policy.value}."
+        )
+
+
 async def no_other_parameters(request: Request) -> None:
     """Refuse query parameters that nothing reads; those that are fields of the form are often sent there.
 
@@ -142,6 +161,9 @@ async def start_fit(
     request: Request,
     response: Response,
     state: CurrentState,
+    *,
+    caller: CurrentCaller,
+    key: CurrentKey,
     wait: Annotated[
         float,
         Query(
@@ -156,7 +178,9 @@ async def start_fit(
     async with state.fit_jobs.reserve_slot(client) as folder:
         limit = state.settings.max_upload_bytes
         await receive(request.headers, request.stream(), folder / BODY_FILE, limit)
-        record = await state.fit_jobs.submit(folder, request.headers["content-type"])
+        record = await state.fit_jobs.submit(
+            folder, request.headers["content-type"], caller, lambda policy: check_policy(key, policy)
+        )
     if wait:
         record = await state.fit_jobs.wait(record.id, wait)
     if record.state.is_final:
@@ -190,9 +214,9 @@ async def get_fit(fit_id: str, state: CurrentState) -> Fit:
     response_model_exclude_none=True,
     responses=problems(FitNotFound, FitAlreadyOver, FitElsewhere, RegistryUnavailable),
 )
-async def cancel_fit(fit_id: str, state: CurrentState) -> Fit:
+async def cancel_fit(fit_id: str, state: CurrentState, caller: CurrentCaller) -> Fit:
     """Cancel a queued or running fit."""
-    return Fit.of(await state.fit_jobs.cancel(fit_id))
+    return Fit.of(await state.fit_jobs.cancel(fit_id, caller))
 
 
 async def known_fit(fit_id: str, state: CurrentState) -> str:

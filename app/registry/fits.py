@@ -29,6 +29,8 @@ from sqlalchemy import (
     update,
 )
 
+from boxcal.app.registry import audit
+from boxcal.app.registry.audit import SERVICE, Action, Caller
 from boxcal.app.registry.database import Database
 from boxcal.app.registry.errors import FitLost, FitNotFound
 from boxcal.app.registry.records import UNFINISHED, ActivatePolicy, Decision, FitRecord, FitState
@@ -76,6 +78,7 @@ class FitLog:
         *,
         budget_seconds: float | None = None,
         shared: bool = False,
+        caller: Caller = SERVICE,
     ) -> FitRecord:
         """Record an accepted upload as queued; of the fits that have ended, only the newest `KEPT` remain.
 
@@ -85,6 +88,8 @@ class FitLog:
             How long `auto` compares methods.
         shared
             Whether another process can read the validation set and may adopt the fit.
+        caller
+            For the audit log.
         """
         ended = (fits.c.backbone_id == self._backbone_id) & ~_unfinished
         outdated = select(fits.c.id).where(ended).order_by(fits.c.created_at.desc()).offset(KEPT - 1)
@@ -107,7 +112,14 @@ class FitLog:
                     budget_seconds=budget_seconds,
                 )
             )
+            details = {"method": method, "activate": activate.value, "samples": samples}
+            audit.append(connection, caller, Action.FIT, f"fit {fit_id}", **details)
             return self._get(connection, fit_id)
+
+    def audit_cancel(self, fit_id: str, caller: Caller) -> None:
+        """Record in the audit log who cancelled a fit."""
+        with self._database.write() as connection:
+            audit.append(connection, caller, Action.CANCEL, f"fit {fit_id}")
 
     def get(self, fit_id: str) -> FitRecord:
         """Look one up.

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import orjson
 from fastapi import APIRouter, Path, Query, Response
 
+from boxcal.app.access.routes import CurrentCaller
 from boxcal.app.errors import BoxcalError, InvalidParameter, problems
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
@@ -65,9 +66,9 @@ async def list_calibrators(
 @router.post(
     "/rollback", responses=problems(NothingToRollBack, CalibratorPruned, DamagedArtifact, RegistryUnavailable)
 )
-async def rollback(state: CurrentState) -> Activated:
+async def rollback(state: CurrentState, caller: CurrentCaller) -> Activated:
     """Activate the previous calibrator; a second call goes back by one more."""
-    return Activated.of(await state.registry.run(state.activator.rollback))
+    return Activated.of(await state.registry.run(state.activator.rollback, caller))
 
 
 @router.get(
@@ -144,9 +145,9 @@ async def get_artifact(version: Version, state: CurrentState) -> Response:
         RegistryUnavailable,
     ),
 )
-async def activate(version: Version, state: CurrentState) -> Activated:
+async def activate(version: Version, state: CurrentState, caller: CurrentCaller) -> Activated:
     """Activate a calibrator; if it is already active, nothing changes."""
-    return Activated.of(await state.registry.run(state.activator.activate, version))
+    return Activated.of(await state.registry.run(state.activator.activate, version, caller=caller))
 
 
 @history.get("/activations", responses=problems(InvalidParameter, RegistryUnavailable))

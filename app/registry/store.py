@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, func, insert, select, true
 
+from boxcal.app.registry import audit
+from boxcal.app.registry.audit import SERVICE, Action, Caller
 from boxcal.app.registry.database import Database
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
@@ -152,8 +154,13 @@ class Registry:
             )
         return record
 
-    def activate(self, version: int, reason: Reason = Reason.REQUEST) -> Activation:
+    def activate(self, version: int, reason: Reason = Reason.REQUEST, caller: Caller = SERVICE) -> Activation:
         """Activate a calibrator; if it already is active, nothing is added.
+
+        Parameters
+        ----------
+        caller
+            For the audit log.
 
         Raises
         ------
@@ -162,7 +169,7 @@ class Registry:
         """
         self.check_belongs(version)
         with self.database.write() as connection:
-            return self._activate(connection, version, reason)
+            return self._activate(connection, version, reason, caller)
 
     def activations(self, limit: int) -> Sequence[Activation]:
         """Return the newest activations for this backbone, newest first."""
@@ -195,7 +202,7 @@ class Registry:
         with self.database.read() as connection:
             return self._before(connection)[0]
 
-    def rollback(self) -> Activation:
+    def rollback(self, caller: Caller = SERVICE) -> Activation:
         """Return to the calibrator before the active one; twice goes back twice.
 
         Raises
@@ -206,7 +213,7 @@ class Registry:
         with self.database.write() as connection:
             self._lock(connection)
             version, previous = self._before(connection)
-            return self._append(connection, version, Reason.ROLLBACK, previous)
+            return self._append(connection, version, Reason.ROLLBACK, previous, caller=caller)
 
     def record_fit(
         self, fit: FitRecord, fitted: FittedCalibrator, decide: Callable[[int], Decision]
@@ -232,7 +239,9 @@ class Registry:
             version = self._add(connection, fitted)
             decision = decide(self._active(connection).version)
             self.fits.succeed(connection, fit, version, decision, fitted.report["warnings"])
-            return version, self._activate(connection, version, Reason.FIT) if decision.activate else None
+            if not decision.activate:
+                return version, None
+            return version, self._activate(connection, version, Reason.FIT, SERVICE, fit=fit.id)
 
     def add(self, fitted: FittedCalibrator) -> int:
         """Add a calibrator that no fit of a client made; returns its version."""
@@ -254,17 +263,30 @@ class Registry:
         version: int = connection.execute(added.returning(calibrators.c.version)).scalar_one()
         return version
 
-    def _activate(self, connection: Connection, version: int, reason: Reason) -> Activation:
+    def _activate(
+        self, connection: Connection, version: int, reason: Reason, caller: Caller, fit: str | None = None
+    ) -> Activation:
         self._lock(connection)
         current = self._active(connection)
-        return (
-            current if current.version == version else self._append(connection, version, reason, current.id)
-        )
+        if current.version == version:
+            return current
+        return self._append(connection, version, reason, current.id, caller=caller, fit=fit)
 
     def _append(
-        self, connection: Connection, version: int, reason: Reason, previous: int | None
+        self,
+        connection: Connection,
+        version: int,
+        reason: Reason,
+        previous: int | None,
+        *,
+        caller: Caller,
+        fit: str | None = None,
     ) -> Activation:
-        _refuse_pruned(self._get(connection, version))
+        record = self._get(connection, version)
+        _refuse_pruned(record)
+        action = Action.ROLLBACK if reason is Reason.ROLLBACK else Action.ACTIVATE
+        details = {"method": record.method} | ({} if fit is None else {"fit": fit})
+        audit.append(connection, caller, action, f"calibrator {version}", **details)
         added = insert(activations).values(
             backbone_id=self.backbone_id,
             version=version,

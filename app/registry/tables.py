@@ -1,6 +1,7 @@
 """The tables of the registry, with types that SQLite and PostgreSQL share.
 
-`calibrators` and `activations` are append-only: triggers, created by the migrations, refuse any other change.
+`calibrators`, `activations` and `audit` are append-only: triggers, created by the migrations, refuse any
+other change.
 """
 
 from __future__ import annotations
@@ -215,5 +216,36 @@ monitor_events = Table(
     Column("claimed_at", Float),
     Column("delivered_at", Float),
     Index("ix_monitor_events_backbone_id_id", "backbone_id", "id"),
+    sqlite_autoincrement=True,
+)
+
+# Revoked keys stay: once there is a key, requests without one are refused.
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("name", String(128), nullable=False),
+    Column("salt", LargeBinary, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    Column("scopes", Document, nullable=False),
+    Column("per_minute", Integer),
+    Column("concurrency", Integer),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("expires_at", UtcDateTime),
+    Column("revoked_at", UtcDateTime),
+    Column("last_used_at", UtcDateTime),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("at", UtcDateTime, nullable=False),
+    Column("action", String(32), nullable=False),
+    Column("subject", String(256), nullable=False),
+    Column("actor", String(128), nullable=False),
+    Column("key_id", String(16)),
+    Column("address", String(64), nullable=False),
+    Column("details", Document, nullable=False),
     sqlite_autoincrement=True,
 )

@@ -101,7 +101,7 @@ def prometheus_configuration(scraped: str) -> dict[str, Any]:
     every = f"{int(SCRAPE_SECONDS * 1000)}ms"
     configuration["global"] = {"scrape_interval": every, "evaluation_interval": every}
     (job,) = [each for each in configuration["scrape_configs"] if each["job_name"] == "boxcal"]
-    del job["dns_sd_configs"]
+    del job["dns_sd_configs"], job["authorization"]
     job["static_configs"] = [{"targets": [scraped.removeprefix("http://")]}]
     configuration["scrape_configs"] = [job]
     return configuration

@@ -1,0 +1,210 @@
+"""Decides which requests may pass, from keys in memory; no request waits for the database.
+
+`follow` refreshes the keys from the registry, so that a new or revoked key takes effect within seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from starlette.routing import BaseRoute, Match
+from starlette.types import Scope as AsgiScope
+
+from boxcal.app.access.errors import ApiKeyExpired, ApiKeyRequired, InsufficientScope, InvalidApiKey
+from boxcal.app.access.keys import KEY_LENGTH, PREFIX, SALT_BYTES, KeyRecord, key_of, matches, parts
+from boxcal.app.access.limits import Limiter
+from boxcal.app.access.local_keys import LocalKeys
+from boxcal.app.access.scopes import ROUTES, Level, Requirement, Scope, permitted
+from boxcal.app.access.store import CurrentKeys, KeyStore
+from boxcal.app.registry.errors import RegistryUnavailable
+
+logger = logging.getLogger("boxcal")
+
+FOLLOW_SECONDS = 2.0
+RECORD_EVERY = 15
+"""In how many turns of `follow` the last uses of keys are recorded once."""
+SCOPE_KEY = "boxcal.key"
+"""Under this name a request's ASGI scope has its key."""
+
+_NO_SALT, _NO_DIGEST = bytes(SALT_BYTES), bytes(32)
+
+
+class HeldKey:
+    """A key in memory.
+
+    Attributes
+    ----------
+    deadline
+        When it expires, as a moment of `time.monotonic`; None if it does not.
+    permits
+        The requirements that it meets.
+    limiter
+        None if it has no limits.
+    """
+
+    __slots__ = ("deadline", "limiter", "permits", "record")
+
+    def __init__(self, record: KeyRecord, deadline: float | None, limiter: Limiter | None) -> None:
+        self.record = record
+        self.deadline = deadline
+        self.permits = permitted(record.scopes)
+        self.limiter = limiter
+
+
+class Access:
+    """The keys in memory, and what they permit; used by the event loop, except `load`.
+
+    Parameters
+    ----------
+    store
+        The keys in the registry.
+    copy
+        Keeps the keys for a start while the registry does not answer; None where the registry is a file.
+    is_open_to_others
+        Whether the service listens on an address that other machines reach: then every request needs a key.
+
+    Attributes
+    ----------
+    is_required
+        Whether requests need a key; on loopback, once a key was created.
+
+    Raises
+    ------
+    RegistryUnavailable
+        The database does not answer, and there is no copy.
+    """
+
+    def __init__(self, store: KeyStore, copy: LocalKeys | None, *, is_open_to_others: bool) -> None:
+        self._store = store
+        self._copy = copy
+        self._keys: dict[bytes, HeldKey] = {}
+        self._used: set[str] = set()
+        self._is_open_to_others = is_open_to_others
+        self.is_required = is_open_to_others
+        try:
+            self.load()
+        except RegistryUnavailable:
+            kept = None if copy is None else copy.read()
+            if kept is None:
+                raise
+            self._hold(kept)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether a valid key exists."""
+        return bool(self._keys)
+
+    def admit(self, headers: list[tuple[bytes, bytes]], requirement: Requirement) -> HeldKey:
+        """Return the key of a request that may pass; call `limiter.leave` at its end if it has one.
+
+        Raises
+        ------
+        ApiKeyRequired, InvalidApiKey, ApiKeyExpired, InsufficientScope, RateLimited, ConcurrencyLimited
+            Why the request may not pass.
+        """
+        given = key_of(headers)
+        if not given:
+            raise ApiKeyRequired(
+                "The request has no API key: send `Authorization: Bearer KEY` or `X-API-Key: KEY`."
+            )
+        key_id, secret = parts(given)
+        is_written_as_one = len(given) == KEY_LENGTH and given.startswith(PREFIX)
+        key = self._keys.get(key_id) if is_written_as_one else None
+        salt, digest = (_NO_SALT, _NO_DIGEST) if key is None else (key.record.salt, key.record.digest)
+        # An unknown id takes as long as a wrong secret.
+        if not matches(salt, digest, secret) or key is None:
+            raise InvalidApiKey("The API key is not valid: it is unknown, or was revoked.")
+        if key.deadline is not None and time.monotonic() >= key.deadline:
+            raise ApiKeyExpired(f"The API key {key.record.id} expired at {key.record.expires_at:%F %T} UTC.")
+        if requirement not in key.permits:
+            raise InsufficientScope(
+                f"The API key {key.record.id} has the scopes {' '.join(sorted(key.record.scopes))}; "
+                f"this requires {requirement}."
+            )
+        if key.limiter is not None:
+            key.limiter.enter()
+        self._used.add(key.record.id)
+        return key
+
+    def load(self) -> None:
+        """Read the keys from the registry; blocks.
+
+        Raises
+        ------
+        RegistryUnavailable
+            The database does not answer; the keys in memory stay.
+        """
+        current = self._store.current()
+        self._hold(current)
+        if self._copy is not None:
+            self._copy.write(current)
+
+    def record_uses(self) -> None:
+        """Record in the registry which keys were used since the last call; blocks."""
+        used, self._used = self._used, set()
+        if used:
+            self._store.used(used)
+
+    def _hold(self, current: CurrentKeys) -> None:
+        now = time.monotonic()
+        keys: dict[bytes, HeldKey] = {}
+        for record in current.keys:
+            expires = record.expires_at
+            deadline = None if expires is None else now + (expires - current.now).total_seconds()
+            keys[record.id.encode()] = HeldKey(record, deadline, self._limiter(record))
+        self._keys = keys
+        self.is_required = self._is_open_to_others or current.any_created
+
+    def _limiter(self, record: KeyRecord) -> Limiter | None:
+        """Return the limiter that counts for the key already, or a new one."""
+        limits = (record.per_minute, record.concurrency)
+        if limits == (None, None):
+            return None
+        held = self._keys.get(record.id.encode())
+        known = held is not None and held.limiter is not None and held.limiter.limits == limits
+        return held.limiter if held is not None and known else Limiter(*limits)
+
+
+class Requirements:
+    """What each request requires, by the route that will answer it.
+
+    Parameters
+    ----------
+    routes
+        Every route of the service, in the order in which they are tried.
+    direct
+        Paths whose POST requests are answered without routing.
+    """
+
+    def __init__(self, routes: Sequence[BaseRoute], direct: Sequence[str]) -> None:
+        self._routes = routes
+        self._direct = {path: ROUTES.get(("POST", path), Scope.ADMIN) for path in direct}
+
+    def of(self, scope: AsgiScope) -> Requirement:
+        """Return the requirement of a request; paths without a route require a key, but no scope."""
+        if scope["method"] == "POST" and (requirement := self._direct.get(scope["path"])) is not None:
+            return requirement
+        for route in self._routes:
+            match, _ = route.matches(scope)
+            if match is Match.FULL:
+                scope["route"] = route  # the label of the request in the metrics, also if it is refused
+                template: str = getattr(route, "path_format", "")
+                return ROUTES.get((scope["method"], template), Scope.ADMIN)
+        return Level.KEY
+
+
+async def follow(access: Access, run: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
+    """Refresh the keys without end, and record their last uses; `run` calls a function in a thread."""
+    turn = 0
+    while True:
+        await asyncio.sleep(FOLLOW_SECONDS)
+        turn += 1
+        try:
+            await run(access.load)
+            if turn % RECORD_EVERY == 0:
+                await run(access.record_uses)
+        except RegistryUnavailable:
+            continue  # the registry logs that it is lost, once

@@ -1,0 +1,86 @@
+"""Keeps web pages of other sites from using the service through the browser of a visitor.
+
+A page can send requests to any address that the browser reaches, 127.0.0.1 included. Two checks are made:
+`Host` must be a name of the service (with DNS rebinding, another name leads here), and a request that may
+change something must not come from a page of another origin.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from functools import lru_cache
+from typing import Final
+
+from boxcal.app.access.errors import CrossOrigin, MisdirectedRequest
+from boxcal.app.settings import Settings
+
+LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+ANY: Final = "*"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on can only be reached from this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+class BrowserRules:
+    """Which `Host` and which origins a request may have.
+
+    Parameters
+    ----------
+    settings
+        `allowed_hosts` or, without it, the loopback names where the service listens on loopback, else any;
+        `cors_origins`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        hosts = settings.allowed_host_names
+        if not hosts:
+            hosts = (*LOOPBACK_NAMES, settings.host) if is_loopback(settings.host) else (ANY,)
+        self._hosts = frozenset(name.lower() for name in hosts)
+        self._origins = frozenset(origin.encode() for origin in settings.cors_origin_list)
+        # Clients send the same few values; the number of others that are kept is bounded.
+        self._is_name = lru_cache(maxsize=256)(self._is_own_name)
+
+    def check(self, method: str, host: bytes, origin: bytes, site: bytes) -> None:
+        """Refuse a request with a foreign name or origin.
+
+        Parameters
+        ----------
+        host, origin, site
+            The headers `Host`, `Origin` and `Sec-Fetch-Site`; empty where there is none.
+
+        Raises
+        ------
+        MisdirectedRequest, CrossOrigin
+            `Host` is not a name of the service; a page of another origin sent a request that is not safe.
+        """
+        if not self._is_name(host):
+            raise MisdirectedRequest(
+                f"{host.decode('latin-1')!r:.200} is not a name of this service; "
+                f"BOXCAL_ALLOWED_HOSTS allows {', '.join(sorted(self._hosts))}."
+            )
+        if (origin or site) and method not in SAFE_METHODS:
+            self._check_origin(method, host, origin, site)
+
+    def _check_origin(self, method: str, host: bytes, origin: bytes, site: bytes) -> None:
+        """Browsers send `Sec-Fetch-Site` to trustworthy addresses, and `Origin` with every unsafe method."""
+        if origin in self._origins or site in (b"same-origin", b"none"):
+            return
+        if not site and origin.partition(b"://")[2] == host:
+            return
+        raise CrossOrigin(
+            f"A web page of {origin.decode('latin-1') or 'another origin'!r:.200} may not send {method} "
+            "requests; BOXCAL_CORS_ORIGINS allows origins."
+        )
+
+    def _is_own_name(self, host: bytes) -> bool:
+        if ANY in self._hosts or not host:  # only HTTP/1.0, which no browser speaks, may have no `Host`
+            return True
+        name = host.decode("latin-1").lower()
+        start, colon, port = name.rpartition(":")
+        return (start if colon and port.isdigit() else name) in self._hosts

@@ -1,0 +1,112 @@
+"""`GET /whoami` and `GET /audit`, and who sends the request, for the routes that change something."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel, Field
+
+from boxcal.app.access.access import SCOPE_KEY, HeldKey
+from boxcal.app.access.scopes import Scope
+from boxcal.app.errors import InvalidParameter, problems
+from boxcal.app.registry.audit import Action, AuditRecord, Caller, entries
+from boxcal.app.registry.errors import RegistryUnavailable
+from boxcal.app.state import CurrentState
+
+router = APIRouter(tags=["access"])
+
+ANONYMOUS = "anonymous"
+
+
+class Identity(BaseModel):
+    """What the sender of the request may do."""
+
+    key_required: bool = Field(description="Whether the service requires API keys.")
+    key: str | None = Field(description="Id of the key; null without one.")
+    name: str = Field(description="Name of the key, or `anonymous`.")
+    scopes: list[Scope] = Field(description="What the key permits; `admin` permits everything.")
+    expires_at: datetime | None = Field(description="When the key expires; null if it does not.")
+
+
+class AuditEntry(BaseModel):
+    """One change."""
+
+    id: int
+    at: datetime
+    action: Action
+    subject: str = Field(description="What was changed, such as `calibrator 3`.")
+    name: str = Field(description="Name of the API key, or what else made the change.")
+    key: str | None = Field(description="Id of the API key.")
+    address: str = Field(description="Address from which the request came; empty for the service itself.")
+    details: dict[str, Any]
+
+    @classmethod
+    def of(cls, record: AuditRecord) -> AuditEntry:
+        """Return the schema of a record."""
+        caller = record.caller
+        return cls(
+            id=record.id,
+            at=record.at,
+            action=record.action,
+            subject=record.subject,
+            name=caller.name,
+            key=caller.key,
+            address=caller.address,
+            details=record.details,
+        )
+
+
+class AuditLog(BaseModel):
+    """Some entries of the audit log, newest first."""
+
+    entries: list[AuditEntry]
+
+
+async def current_key(request: Request) -> HeldKey | None:
+    """Return the key of a request; None where keys are not required."""
+    key: HeldKey | None = request.scope.get(SCOPE_KEY)
+    return key
+
+
+CurrentKey = Annotated[HeldKey | None, Depends(current_key)]
+
+
+async def current_caller(request: Request, key: CurrentKey) -> Caller:
+    """Return who sends a request, for the audit log."""
+    address = request.client.host if request.client else ""
+    return (
+        Caller(ANONYMOUS, None, address) if key is None else Caller(key.record.name, key.record.id, address)
+    )
+
+
+CurrentCaller = Annotated[Caller, Depends(current_caller)]
+
+
+@router.get("/whoami", responses=problems())
+async def get_identity(key: CurrentKey) -> Identity:
+    """Return the name and the scopes of the API key of this request."""
+    if key is None:
+        return Identity(key_required=False, key=None, name=ANONYMOUS, scopes=list(Scope), expires_at=None)
+    record = key.record
+    return Identity(
+        key_required=True,
+        key=record.id,
+        name=record.name,
+        scopes=[scope for scope in Scope if scope in key.permits],
+        expires_at=record.expires_at,
+    )
+
+
+@router.get("/audit", responses=problems(InvalidParameter, RegistryUnavailable))
+async def list_audit(
+    state: CurrentState,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    before_entry: Annotated[
+        int | None, Query(ge=1, le=2**31 - 1, description="Only entries older than the one with this id.")
+    ] = None,
+) -> AuditLog:
+    """List who fitted, activated and rolled back calibrators and changed keys, newest first."""
+    found = await state.registry.run(entries, state.registry.database, limit, before_entry)
+    return AuditLog(entries=[AuditEntry.of(record) for record in found])

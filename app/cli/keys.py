@@ -1,0 +1,156 @@
+"""`boxcal keys`: creates, lists and revokes API keys in the registry of the settings."""
+
+import getpass
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from boxcal.app.access.keys import KeyRecord
+from boxcal.app.access.scopes import Scope
+from boxcal.app.access.store import KeyStore
+from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.output import messages, plain_table, screen, write_json
+from boxcal.app.cli.settings import read_settings
+from boxcal.app.registry.audit import Caller
+
+LONGEST_NAME = 128
+
+
+def create(
+    name: str,
+    *,
+    scope: Sequence[Scope],
+    expires_days: float | None,
+    per_minute: int | None,
+    concurrency: int | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Create a key, and print it or write it to a new file.
+
+    Raises
+    ------
+    UsageError
+        The name is empty or too long.
+    BoxcalError
+        The registry does not answer, or cannot be used.
+    """
+    if not 1 <= len(name) <= LONGEST_NAME:
+        raise UsageError(f"the name of a key has 1 to {LONGEST_NAME} characters, got {len(name)}")
+    if output is not None and output.exists():
+        messages.print(f"{output} exists; no key was created.", soft_wrap=True)
+        return
+    with _store() as store:
+        record, key = store.create(
+            name,
+            set(scope),
+            _caller(),
+            valid_for=None if expires_days is None else timedelta(days=expires_days),
+            per_minute=per_minute,
+            concurrency=concurrency,
+        )
+    if output is not None:
+        _write(output, key)
+    if as_json:
+        write_json(_document(record) | ({} if output is not None else {"key": key}))
+    elif output is not None:
+        messages.print(f"The API key {record.id} ({name}) is in {output}.", soft_wrap=True)
+    else:
+        messages.print("The key cannot be shown again:")
+        print(key)  # noqa: T201 - alone on stdout, so that a script can read it
+
+
+def show(*, as_json: bool) -> None:
+    """List all keys.
+
+    Raises
+    ------
+    BoxcalError
+        The registry does not answer, or cannot be used.
+    """
+    with _store() as store:
+        records = store.list()
+    if as_json:
+        write_json([_document(record) for record in records])
+        return
+    table = plain_table("id", "name", "scopes", "limits", "state", "last used (UTC)")
+    for record in records:
+        used = record.last_used_at
+        table.add_row(
+            record.id,
+            record.name,
+            " ".join(sorted(record.scopes)),
+            _limits(record),
+            _state(record),
+            "" if used is None else f"{used:%F %T}",
+        )
+    screen.print(table)
+
+
+def revoke(key_id: str) -> None:
+    """Revoke a key.
+
+    Raises
+    ------
+    KeyNotFound
+        No key has the id.
+    """
+    with _store() as store:
+        store.revoke(key_id, _caller())
+    messages.print(f"The API key {key_id} is revoked.")
+
+
+def _write(path: Path, key: str) -> None:
+    """Write a file that only the owner may read: whole, or not at all."""
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(f"{key}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+@contextmanager
+def _store() -> Iterator[KeyStore]:
+    store = KeyStore.at(read_settings().registry_url)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _caller() -> Caller:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user without a name
+        user = str(os.getuid())
+    return Caller(f"command line ({user})"[:LONGEST_NAME])
+
+
+def _limits(record: KeyRecord) -> str:
+    limits = []
+    if record.per_minute is not None:
+        limits.append(f"{record.per_minute} per minute")
+    if record.concurrency is not None:
+        limits.append(f"{record.concurrency} at once")
+    return ", ".join(limits)
+
+
+def _state(record: KeyRecord) -> str:
+    if record.revoked_at is not None:
+        return f"revoked {record.revoked_at:%F}"
+    return "valid" if record.expires_at is None else f"expires {record.expires_at:%F %H:%M}"
+
+
+def _document(record: KeyRecord) -> dict[str, object]:
+    moments = ("created_at", "expires_at", "revoked_at", "last_used_at")
+    return {
+        "id": record.id,
+        "name": record.name,
+        "scopes": sorted(record.scopes),
+        "per_minute": record.per_minute,
+        "concurrency": record.concurrency,
+        **{name: None if (at := getattr(record, name)) is None else at.isoformat() for name in moments},
+    }

@@ -1,0 +1,93 @@
+"""The audit log: who did what, when and from where. It is append-only, as a trigger of the database enforces.
+
+An entry is added in the transaction of the change that it describes, so neither exists without the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, true
+
+from boxcal.app.registry.database import Database
+from boxcal.app.registry.tables import audit, utc_now
+
+
+class Action(StrEnum):
+    """What an entry of the audit log describes."""
+
+    FIT = "fit"
+    CANCEL = "cancel-fit"
+    ACTIVATE = "activate"
+    ROLLBACK = "rollback"
+    CREATE_KEY = "create-key"
+    REVOKE_KEY = "revoke-key"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a change.
+
+    Attributes
+    ----------
+    name
+        Name of the API key, or what else acts.
+    key
+        Id of the API key; None without one.
+    address
+        Where the request came from; empty for the service itself.
+    """
+
+    name: str
+    key: str | None = None
+    address: str = ""
+
+
+SERVICE = Caller("the service")
+"""Acts when a fit activates its calibrator."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """One entry of the audit log."""
+
+    id: int
+    at: datetime
+    action: Action
+    subject: str
+    caller: Caller
+    details: dict[str, Any]
+
+
+def append(
+    connection: Connection, caller: Caller, action: Action, subject: str, **details: str | float
+) -> None:
+    """Add an entry in the transaction of a change."""
+    values = {"action": action, "subject": subject, "details": details}
+    connection.execute(
+        insert(audit).values(
+            at=utc_now(), actor=caller.name, key_id=caller.key, address=caller.address, **values
+        )
+    )
+
+
+def entries(database: Database, limit: int, before: int | None = None) -> Sequence[AuditRecord]:
+    """Return at most `limit` entries, newest first; only entries older than the one with the id `before`."""
+    older = true() if before is None else audit.c.id < before
+    with database.read() as connection:
+        rows = connection.execute(select(audit).where(older).order_by(audit.c.id.desc()).limit(limit)).all()
+    return [
+        AuditRecord(
+            row.id,
+            row.at,
+            Action(row.action),
+            row.subject,
+            Caller(row.actor, row.key_id, row.address),
+            dict(row.details),
+        )
+        for row in rows
+    ]

@@ -1,0 +1,1 @@
+"""Tests of access: keys, browsers, TLS and the audit log."""

@@ -1,0 +1,135 @@
+"""Keys by the command line, their storage, their last use, and the refusal to serve everyone by mistake."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import stat
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy import select
+
+from boxcal.app.access.errors import NoApiKey
+from boxcal.app.access.scopes import Scope
+from boxcal.app.access.store import KeyStore
+from boxcal.app.client import BoxcalClient, ForbiddenError, UnauthorizedError
+from boxcal.app.main import declared_statuses
+from boxcal.app.registry.tables import api_keys
+from boxcal.app.settings import Settings
+from boxcal.app.state import build
+from boxcal.app.telemetry import Telemetry
+from tests.app.access.conftest import TESTER, Guarded, sqlite_url
+from tests.app.access.waiting import until
+from tests.app.cli.conftest import Boxcal, boxcal  # noqa: F401 - a fixture
+from tests.app.running import running
+
+KEY = re.compile(r"boxcal_[0-9a-f]{16}_[A-Za-z0-9_-]{43}")
+
+
+def test_the_command_creates_lists_and_revokes(
+    boxcal: Boxcal,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BOXCAL_DATA_DIR", str(tmp_path))
+    created = boxcal("keys", "create", "ci", "--scope", "read", "--scope", "fit", "--per-minute", 9)
+    assert KEY.fullmatch(created.stdout.strip())
+    as_json = boxcal("keys", "create", "web", "--scope", "predict", "--expires-days", 1, "--json").json
+    assert KEY.fullmatch(as_json["key"])
+    file = tmp_path / "admin.key"
+    written = boxcal("keys", "create", "admin", "--scope", "admin", "--output", file)
+    assert written.stdout == ""
+    assert KEY.fullmatch(file.read_text().strip())
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert "no key was created" in boxcal("keys", "create", "x", "--scope", "admin", "-o", file).stderr
+    listed = boxcal("keys", "list", "--json").json
+    assert [(key["name"], key["scopes"], key["per_minute"]) for key in listed] == [
+        ("ci", ["fit", "read"], 9),
+        ("web", ["predict"], None),
+        ("admin", ["admin"], None),
+    ]
+    assert listed[1]["expires_at"] is not None
+    assert boxcal("keys", "revoke", listed[0]["id"]).code == 0
+    assert boxcal("keys", "revoke", listed[0]["id"]).code == 0
+    table = boxcal("keys", "list").stdout
+    assert "revoked" in table
+    assert created.stdout.strip() not in table
+    unknown = boxcal("keys", "revoke", "0000")
+    assert (unknown.code, "'0000'" in unknown.stderr) == (2, True)
+    assert boxcal("keys", "create", "x", "--scope", "root").code == 2
+    assert boxcal("keys", "create", "", "--scope", "read").code == 2
+
+
+def test_the_registry_has_no_secret(tmp_path: Path) -> None:
+    store = KeyStore.at(sqlite_url(tmp_path))
+    keys = [store.create("same", {Scope.READ}, TESTER)[1] for _ in range(2)]
+    with store._database.read() as connection:
+        rows = connection.execute(select(api_keys)).mappings().all()
+    store.close()
+    content = (tmp_path / "boxcal.sqlite3").read_bytes()
+    for row, key in zip(sorted(rows, key=lambda row: row["id"]), sorted(keys), strict=True):
+        secret = key.split("_", 2)[2].encode()
+        assert row["digest"] == hashlib.sha256(row["salt"] + secret).digest()
+        assert secret not in content
+    assert rows[0]["salt"] != rows[1]["salt"]
+
+
+def test_the_client_sends_its_key(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    with BoxcalClient(guarded.url) as client, pytest.raises(UnauthorizedError, match="no API key"):
+        client.stats()
+    monkeypatch.setenv("BOXCAL_API_KEY", guarded.keys["predict"])
+    with BoxcalClient(guarded.url) as client, pytest.raises(ForbiddenError, match="requires read"):
+        client.stats()
+    with BoxcalClient(guarded.url, api_key=guarded.keys["read"]) as client:
+        assert client.whoami()["name"] == "read"
+
+
+def test_the_last_use_is_recorded_when_the_service_ends(tmp_path: Path) -> None:
+    store = KeyStore.at(sqlite_url(tmp_path))
+    _, used = store.create("used", {Scope.READ}, TESTER)
+    store.create("unused", {Scope.READ}, TESTER)
+    with running(tmp_path) as service:
+        assert httpx.get(f"{service.url}/stats", headers={"X-API-Key": used}).status_code == 200
+        service.state.access.record_uses()
+        first = store.list()[0].last_used_at
+        assert httpx.get(f"{service.url}/stats", headers={"X-API-Key": used}).status_code == 200
+    last, never = (record.last_used_at for record in store.list())
+    store.close()
+    assert first is not None
+    assert last is not None
+    assert last > first
+    assert never is None
+
+
+def test_the_first_key_ends_anonymous_use_and_its_revocation_does_not_restore_it(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        assert httpx.get(f"{service.url}/stats").status_code == 200
+        store = KeyStore.at(sqlite_url(tmp_path))
+        record, key = store.create("first", {Scope.READ}, TESTER)
+        until(lambda: httpx.get(f"{service.url}/stats").status_code == 401)
+        with httpx.Client(base_url=service.url, headers={"X-API-Key": key}) as http:
+            assert http.get("/stats").status_code == 200
+            store.revoke(record.id, TESTER)
+            until(lambda: http.get("/stats").status_code == 401)
+        assert httpx.get(f"{service.url}/stats").status_code == 401
+        store.close()
+    with running(tmp_path, allow_anonymous=True) as service:
+        assert httpx.get(f"{service.url}/stats").status_code == 200
+
+
+@pytest.mark.anyio
+async def test_another_address_than_loopback_needs_a_key(tmp_path: Path) -> None:
+    telemetry = Telemetry(declared_statuses([]))
+    settings = Settings(data_dir=tmp_path, host="0.0.0.0")  # noqa: S104 - nothing listens
+    with pytest.raises(NoApiKey, match="boxcal keys create"):
+        async with build(settings, telemetry):
+            raise AssertionError("it started")
+    async with build(settings.model_copy(update={"allow_anonymous": True}), Telemetry({})) as state:
+        assert not state.access.is_required
+    store = KeyStore.at(sqlite_url(tmp_path))
+    store.create("any", {Scope.READ}, TESTER)
+    store.close()
+    async with build(settings, Telemetry({})) as state:
+        assert state.access.is_required

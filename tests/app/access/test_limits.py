@@ -1,0 +1,84 @@
+"""Limits of keys: requests per minute and requests in progress."""
+
+from __future__ import annotations
+
+import socket
+
+import httpx
+import pytest
+
+from boxcal.app.access.errors import RateLimited
+from boxcal.app.access.limits import Limiter
+from boxcal.app.access.scopes import Scope
+from boxcal.app.client import BoxcalClient, RetryPolicy, TooManyRequestsError
+from tests.app.access.conftest import TESTER, Guarded
+from tests.app.access.waiting import until
+
+LOGITS = b'{"logits": [[1, 2, 3, 4, 5, 6, 7, 8, 9, 0]]}'
+
+
+def accepted(url: str, key: str) -> bool:
+    """Whether the service knows a key by now."""
+    return httpx.get(f"{url}/version", headers={"X-API-Key": key}).status_code == 200
+
+
+def test_requests_per_minute_are_limited_and_counted_in_headers(guarded: Guarded) -> None:
+    _, key = guarded.store.create("limited", {Scope.READ}, TESTER, per_minute=3)
+    until(lambda: accepted(guarded.url, key))  # the first of three
+    with httpx.Client(base_url=guarded.url, headers={"X-API-Key": key}) as http:
+        answer = http.get("/stats")
+        assert answer.headers["ratelimit-policy"] == '"key";q=3;w=60'
+        assert answer.headers["ratelimit"].startswith('"key";r=1;t=')
+        assert http.get("/stats").status_code == 200
+        refused = http.get("/stats")
+        assert refused.status_code == 429
+        assert refused.json()["type"] == "urn:boxcal:problem:rate-limited"
+        assert "3 requests per minute" in refused.json()["detail"]
+        assert 1 <= int(refused.headers["retry-after"]) <= 20
+        assert refused.headers["ratelimit"].startswith('"key";r=0;t=')
+    with BoxcalClient(guarded.url, api_key=key, retries=RetryPolicy(retries=0)) as client:
+        with pytest.raises(TooManyRequestsError) as error:
+            client.stats()
+        assert error.value.retry_after is not None
+    assert "ratelimit" not in httpx.get(f"{guarded.url}/stats", headers=guarded.headers("read")).headers
+
+
+def test_requests_in_progress_are_limited(guarded: Guarded) -> None:
+    _, key = guarded.store.create("one", {Scope.PREDICT}, TESTER, concurrency=1)
+    until(lambda: accepted(guarded.url, key))
+    with httpx.Client(base_url=guarded.url, headers={"X-API-Key": key}) as http:
+        host, port = guarded.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as first:
+            head = f"POST /calibrate HTTP/1.1\r\nHost: {host}\r\nX-API-Key: {key}\r\n"
+            first.sendall(
+                f"{head}Content-Type: application/json\r\nContent-Length: {len(LOGITS)}\r\n\r\n".encode()
+            )
+            until(lambda: not accepted(guarded.url, key))
+            refused = http.post("/calibrate", content=LOGITS, headers={"Content-Type": "application/json"})
+            assert refused.status_code == 429
+            assert refused.json()["type"] == "urn:boxcal:problem:concurrency-limited"
+            assert refused.headers["retry-after"] == "1"
+            first.sendall(LOGITS)
+            assert first.recv(100).startswith(b"HTTP/1.1 200")
+        until(lambda: accepted(guarded.url, key))
+        answer = http.post("/calibrate", content=LOGITS, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 200
+
+
+def test_the_bucket_refills_steadily_up_to_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("boxcal.app.access.limits.time.monotonic", lambda: now)
+    limiter = Limiter(60, None)
+    for _ in range(60):
+        limiter.enter()
+    with pytest.raises(RateLimited) as refused:
+        limiter.enter()
+    assert refused.value.headers["Retry-After"] == "1"
+    now = 2.5
+    limiter.enter()
+    limiter.enter()
+    with pytest.raises(RateLimited):
+        limiter.enter()
+    now = 1e6
+    limiter.enter()
+    assert limiter.headers()[1] == (b"ratelimit", b'"key";r=59;t=1')

@@ -1,0 +1,125 @@
+"""Every route with every scope, and with no, a wrong, an expired and a revoked key."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from fastapi.routing import APIRoute
+
+from boxcal.app.access.scopes import ROUTES, Level, Requirement, Scope
+from boxcal.app.main import all_routes, create_app
+from tests.app.access.conftest import Guarded
+
+REFUSED = {"none": "api-key-required", "wrong": "invalid-api-key", "revoked": "invalid-api-key",
+           "expired": "api-key-expired"}  # fmt: skip
+VALUES = {"{fit_id}": "0000", "{version}": "999", "{digest}": "0000", "{name}": "main.js"}
+
+
+def address(template: str) -> str:
+    """Give a path of a route."""
+    for parameter, value in VALUES.items():
+        template = template.replace(parameter, value)
+    return template
+
+
+def meets(scope: str, requirement: Requirement) -> bool:
+    """Whether a key with one scope may use a route: written out here, not asked of the code."""
+    if requirement is Level.OPEN or requirement is Level.KEY:
+        return True
+    return scope in {"admin", requirement.value}
+
+
+def test_every_route_is_in_the_table_and_nothing_else() -> None:
+    routes = {
+        (method, getattr(route, "path_format", ""))
+        for route in all_routes(create_app())
+        for method in getattr(route, "methods", None) or ()
+        if isinstance(route, APIRoute) or method == "GET"
+    }
+    assert routes == set(ROUTES)
+
+
+@pytest.mark.parametrize("route", list(ROUTES), ids=" ".join)
+def test_the_scope_matrix(guarded: Guarded, route: tuple[str, str]) -> None:
+    method, template = route
+    requirement = ROUTES[route]
+    with httpx.Client(base_url=guarded.url, timeout=30) as http:
+        for key in [*Scope, *REFUSED]:
+            answer = http.request(method, address(template), headers=guarded.headers(key))
+            kind = answer.json()["type"].rpartition(":")[2] if answer.status_code >= 400 else ""
+            if requirement is Level.OPEN:
+                assert answer.status_code not in {401, 403}, key
+            elif key in REFUSED:
+                assert (answer.status_code, kind) == (401, REFUSED[key]), key
+                assert answer.headers["www-authenticate"].startswith("Bearer")
+            elif meets(key, requirement):
+                assert answer.status_code not in {401, 403}, (key, answer.text)
+            else:
+                assert (answer.status_code, kind) == (403, "insufficient-scope"), key
+                assert requirement.value in answer.json()["detail"]
+
+
+def test_a_head_request_requires_what_get_does(guarded: Guarded) -> None:
+    assert httpx.head(f"{guarded.url}/stats").status_code == 401
+    assert httpx.head(f"{guarded.url}/stats", headers=guarded.headers("predict")).status_code == 403
+    assert httpx.head(f"{guarded.url}/stats", headers=guarded.headers("read")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/none", "/predict/", "//stats", "/calibrators/rollback/", "/ui/x"])
+def test_paths_without_a_route_require_a_key(guarded: Guarded, path: str) -> None:
+    assert httpx.get(guarded.url + path).status_code == 401
+    assert httpx.post(guarded.url + path).status_code == 401
+
+
+def test_a_key_is_taken_from_either_header(guarded: Guarded) -> None:
+    key = guarded.keys["read"]
+    for headers in ({"X-API-Key": key}, {"authorization": f"bearer  {key}"}):
+        answer = httpx.get(f"{guarded.url}/whoami", headers=headers)
+        assert answer.json() == {
+            "key_required": True,
+            "key": key.split("_")[1],
+            "name": "read",
+            "scopes": ["read"],
+            "expires_at": None,
+        }
+    for given in ("", "boxcal_", key[:-1], key + "A", key.replace("boxcal", "BOXCAL"), "x" * 60_000, "é"):
+        sent = {"X-API-Key": given.encode()}
+        assert httpx.get(f"{guarded.url}/whoami", headers=sent).status_code == 401  # type: ignore[arg-type]
+
+
+def upload(policy: str) -> dict[str, Any]:
+    """Give the form of a small fit."""
+    content = io.BytesIO()
+    logits = np.random.default_rng(0).normal(size=(60, 10))
+    np.savez(content, logits=logits, labels=logits.argmax(1))
+    return {"data": {"method": "ts", "activate": policy}, "files": {"file": content.getvalue()}}
+
+
+def test_a_fit_that_may_activate_requires_the_scope_activate(guarded: Guarded) -> None:
+    for policy, status in (("always", 403), ("if_better", 403), ("never", 202)):
+        answer = httpx.post(
+            f"{guarded.url}/fit", headers=guarded.headers("fit"), timeout=60, **upload(policy)
+        )
+        assert answer.status_code == status, answer.text
+        if status == 403:
+            assert "activate=never" in answer.json()["detail"]
+    fit = answer.json()["id"]
+    with httpx.Client(base_url=guarded.url, headers=guarded.headers("admin"), timeout=60) as http:
+        http.get(f"/fits/{fit}/events")  # until it ends
+        assert [entry["id"] for entry in http.get("/fits").json()["fits"]] == [fit]
+
+
+def test_the_document_declares_what_each_route_requires(guarded: Guarded) -> None:
+    document = httpx.get(f"{guarded.url}/openapi.json").json()
+    assert set(document["components"]["securitySchemes"]) == {"bearer", "header"}
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            requirement = ROUTES[method.upper(), path]
+            assert operation.get("x-required-scope") == (
+                None if requirement is Level.OPEN else requirement.value
+            )
+            assert ("401" in operation["responses"]) == (requirement is not Level.OPEN)
