@@ -50,7 +50,7 @@ def read_all(line: socket.socket) -> bytes:
 
 
 def post(path: str, length: int, headers: str = "") -> bytes:
-    return f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n{headers}\r\n".encode()
+    return f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n{headers}\r\n".encode()
 
 
 def live(service: Service) -> None:
@@ -62,7 +62,7 @@ def live(service: Service) -> None:
     [
         b"",
         b"POST /pred",
-        b"GET / HTTP/1.1\r\nhost: x\r\nx-a: ",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nx-a: ",
         post("/predict", 100, "content-type: image/png\r\n"),
     ],
     ids=["nothing", "request line", "headers", "body"],
@@ -102,7 +102,7 @@ def test_a_body_that_arrives_byte_by_byte_is_refused(quick: Service) -> None:
 @pytest.mark.parametrize("lines", [1, 100_000])
 def test_headers_have_a_limit(service: Service, lines: int) -> None:
     with connect(service) as line:
-        head = b"GET /health/live HTTP/1.1\r\nhost: x\r\n"
+        head = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n"
         head += b"".join(b"x-%d: %b\r\n" % (n, b"y" * (2**20 // lines)) for n in range(lines))
         try:
             line.sendall(head)
@@ -114,11 +114,12 @@ def test_headers_have_a_limit(service: Service, lines: int) -> None:
 
 def test_whole_headers_above_the_limit_are_refused_too(service: Service) -> None:
     with connect(service) as line:
-        line.sendall(b"GET /health/live HTTP/1.1\r\nhost: x\r\nx: %b\r\n\r\n" % (b"y" * 70_000))
+        line.sendall(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx: %b\r\n\r\n" % (b"y" * 70_000))
         assert read_all(line).startswith(b"HTTP/1.1 431 ")
     with connect(service) as line:
         line.sendall(
-            b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx: %b\r\n\r\n" % (b"y" * 60_000)
+            b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx: %b\r\n\r\n"
+            % (b"y" * 60_000)
         )
         assert read_all(line).startswith(b"HTTP/1.1 200 ")
 

@@ -55,7 +55,7 @@ def line(port: int) -> Iterator[socket.socket]:
 
 
 def ask(path: str, method: str = "GET", headers: str = "") -> bytes:
-    return f"{method} {path} HTTP/1.1\r\nhost: here\r\n{headers}\r\n".encode()
+    return f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n".encode()
 
 
 def read_until(line: socket.socket, end: bytes) -> bytes:

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from boxcal.app.access.errors import ConcurrencyLimited, RateLimited
 from boxcal.app.client import (
     AnswerTimeoutError,
     AsyncBoxcalClient,
@@ -104,7 +105,8 @@ def test_a_call_without_effects_is_retried_after_the_503_of_a_proxy(ask: Ask) ->
 
 
 def test_the_refusals_that_are_retried_are_those_of_the_service() -> None:
-    types = {f"urn:boxcal:problem:{leaf.type}" for leaf in (NotReady, QueueFull, FitQueueFull)}
+    refusals = (NotReady, QueueFull, FitQueueFull, RateLimited, ConcurrencyLimited)
+    types = {f"urn:boxcal:problem:{leaf.type}" for leaf in refusals}
     assert types == REFUSED_BEFORE_WORK
 
 
