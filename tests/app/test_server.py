@@ -146,7 +146,10 @@ def test_a_model_that_is_not_there_stops_the_start_with_its_name(tmp_path: Path)
     assert "Traceback" not in ended.stderr
 
 
-HALF_OPEN = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\ncontent-length: 1000\r\n\r\nhalf"
+HALF_OPEN = (
+    b"POST /predict HTTP/1.1\r\nhost: localhost\r\n"
+    b"content-type: image/png\r\ncontent-length: 1000\r\n\r\nhalf"
+)
 
 
 def test_half_open_requests_do_not_delay_the_end_and_leave_no_tracebacks(tmp_path: Path) -> None:

@@ -122,7 +122,8 @@ async def test_a_full_queue_refuses_with_a_time_to_come_back(service: Service) -
 
 async def test_a_full_queue_refuses_before_the_body_has_come(service: Service, digits: Digits) -> None:
     image = digits.png(0)
-    head = f"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\ncontent-length: {len(image)}"
+    head = "POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\n"
+    head += f"content-length: {len(image)}"
     head_bytes = f"{head}\r\n\r\n".encode()
 
     async def status(reader: asyncio.StreamReader) -> int:
