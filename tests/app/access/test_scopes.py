@@ -49,7 +49,9 @@ def test_the_scope_matrix(guarded: Guarded, route: tuple[str, str]) -> None:
     requirement = ROUTES[route]
     with httpx.Client(base_url=guarded.url, timeout=30) as http:
         for key in [*Scope, *REFUSED]:
-            answer = http.request(method, address(template), headers=guarded.headers(key))
+            with http.stream(method, address(template), headers=guarded.headers(key)) as answer:
+                if answer.status_code >= 400:  # a stream of events would not end
+                    answer.read()
             kind = answer.json()["type"].rpartition(":")[2] if answer.status_code >= 400 else ""
             if requirement is Level.OPEN:
                 assert answer.status_code not in {401, 403}, key
@@ -57,7 +59,7 @@ def test_the_scope_matrix(guarded: Guarded, route: tuple[str, str]) -> None:
                 assert (answer.status_code, kind) == (401, REFUSED[key]), key
                 assert answer.headers["www-authenticate"].startswith("Bearer")
             elif meets(key, requirement):
-                assert answer.status_code not in {401, 403}, (key, answer.text)
+                assert answer.status_code not in {401, 403}, key
             else:
                 assert (answer.status_code, kind) == (403, "insufficient-scope"), key
                 assert requirement.value in answer.json()["detail"]
