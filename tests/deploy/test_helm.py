@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ CHART = Path(__file__).parents[2] / "deploy" / "helm" / "boxcal"
 CUSTOM = {"PodMonitor"}
 """Kinds that Kubernetes itself does not have."""
 VALUES: dict[str, dict[str, Any]] = {
-    "one pod with SQLite": {"allowAnonymous": True},
+    "one pod with SQLite": {},
     "replicas with PostgreSQL": {
         "replicas": 3,
         "database": {"secret": "boxcal-database"},
@@ -31,7 +32,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "gpus": 1,
         "settings": {"MODEL": "torchvision:vit_b_16", "PRECISION": "bfloat16"},
         "autoscaling": {"enabled": True},
-        "monitoring": {"podMonitor": True},
+        "monitoring": {"podMonitor": True, "keySecret": "prometheus-key"},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         "nodeSelector": {"accelerator": "h100"},
     },
@@ -118,7 +119,12 @@ def test_one_pod_keeps_its_registry_in_a_volume(packages: Path) -> None:
     pod = deployment["spec"]["template"]["spec"]
     assert pod["enableServiceLinks"] is False
     assert pod["terminationGracePeriodSeconds"] == 35
-    assert environment(deployment)["BOXCAL_ALLOW_ANONYMOUS"] == "1"
+    command = pod["initContainers"][0]["command"]
+    assert command == shlex.split("boxcal keys create admin --scope admin --output /var/lib/boxcal/admin.key")
+    assert "BOXCAL_ALLOW_ANONYMOUS" not in environment(deployment)
+    anonymous = of_kind(rendered(packages, {"allowAnonymous": True}), "Deployment")
+    assert environment(anonymous)["BOXCAL_ALLOW_ANONYMOUS"] == "1"
+    assert "initContainers" not in anonymous["spec"]["template"]["spec"]
 
 
 def test_replicas_migrate_once_and_share_validation_sets(packages: Path) -> None:
@@ -144,7 +150,14 @@ def test_autoscaling_uses_the_length_of_the_queue(packages: Path) -> None:
     metric = of_kind(manifests, "HorizontalPodAutoscaler")["spec"]["metrics"][0]["pods"]
     assert metric["metric"]["name"] == "boxcal_queue_samples"
     monitor = of_kind(manifests, "PodMonitor")
-    assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "http", "path": "/metrics", "interval": "15s"}]
+    assert monitor["spec"]["podMetricsEndpoints"] == [
+        {
+            "port": "http",
+            "path": "/metrics",
+            "interval": "15s",
+            "authorization": {"credentials": {"name": "prometheus-key", "key": "key"}},
+        }
+    ]
 
 
 @pytest.mark.parametrize(
