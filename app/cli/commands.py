@@ -63,10 +63,7 @@ def serve(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="`digits`, `torchvision:NAME`, `onnx:PATH`, `pt2:PATH`, or `logits:K` for no model.",
-            show_default=False,
-        ),
+        typer.Option(help="`digits`, `torchvision:NAME`, `onnx:PATH` or `pt2:PATH`.", show_default=False),
     ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Directory for the database and uploads.", show_default=False)
@@ -226,6 +223,42 @@ def migrate() -> None:
     from boxcal.app.cli.migrate import run
 
     run()
+
+
+@cli.command()
+def monitor(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            help="`.npz`, `.parquet` or `.csv` with logits (or probabilities) and label, empty or -1 where "
+            "it is not known; the rows are sorted by a column time, where there is one.",
+        ),
+    ],
+    *,
+    calibrator: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", exists=True, dir_okay=False, help="The active calibrator (default: softmax)."
+        ),
+    ] = None,
+    validation: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="The data that it was fitted to, in the same form."),
+    ] = None,
+    refit: Annotated[
+        bool, typer.Option("--refit", help="Replay also refits, duels, activations and rollbacks.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Save a plot to this file (.svg or .png).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Replay a log of predictions and labels, and test whether the calibration still holds."""
+    from boxcal.app.cli.monitor import run
+
+    run(file, calibrator=calibrator, validation=validation, refit=refit, plot=plot, as_json=as_json)
 
 
 @cli.command()

@@ -47,7 +47,7 @@ class Part:
 
 PARTS = {
     "null": Part(null, null_summary, {TEN: 1000, HUNDRED: 1000, THOUSAND: 200}),
-    "delays": Part(delays, delay_summary, {TEN: 200, HUNDRED: 100}),
+    "delays": Part(delays, delay_summary, {TEN: 100, HUNDRED: 60}),
     "material": Part(material, means, {TEN: 1, HUNDRED: 1, EUROSAT: 1, TINY: 1}),
     "duels": Part(duels, duel_summary, {TEN: 500, HUNDRED: 500}),
     "loop": Part(loop, loop_summary, {TEN: 100, HUNDRED: 100}),

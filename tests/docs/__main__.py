@@ -9,7 +9,13 @@ from tests.deploy import processes
 from tests.docs.conversation import ROOT, Conversation, normalised
 from tests.docs.generated import PARTS
 
-PLAYED = ("README.md", "docs/operations.md", "docs/configuration.md", "docs/http.md")
+PLAYED = (
+    "README.md",
+    "docs/operations.md",
+    "docs/configuration.md",
+    "docs/http.md",
+    "docs/monitoring.md",
+)
 """Documents in the order in which they are executed against one service."""
 
 

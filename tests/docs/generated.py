@@ -9,6 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic.fields import FieldInfo
 
+from benchmarks.monitoring.page import TABLES as MONITORING
 from boxcal.app.documentation import leaves
 from boxcal.app.errors import BoxcalError
 from boxcal.app.main import create_app
@@ -127,4 +128,5 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "alerts": alerts,
     "routes": routes,
     "problems": problems,
+    **MONITORING,
 }
