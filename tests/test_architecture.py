@@ -44,10 +44,11 @@ def test_every_module_says_its_place(package: str) -> None:
 
 
 def test_the_command_line_uses_public_parts_only() -> None:
-    """It reads files by the code of uploads, serves, and otherwise uses the client and the two libraries."""
+    """It reads files by the code of uploads, serves, replays logs, and else uses the client and the libraries."""
     allowed = {f"boxcal.app.{part}" for part in ("cli", "client", "server", "settings", "fitting.reading")}
     allowed |= {"boxcal.app.fitting.requirements", "boxcal.app.registry.maintenance"}
     allowed |= {"boxcal.app.access", "boxcal.app.registry.audit"}
+    allowed |= {"boxcal.app.monitoring.fold", "boxcal.app.monitoring.records"}
     allowed |= {"boxcal.calibrators", "boxcal.models"}
     imported = {
         node.module
