@@ -44,7 +44,7 @@ def test_every_module_says_its_place(package: str) -> None:
 
 
 def test_the_command_line_uses_public_parts_only() -> None:
-    """It reads files by the code of uploads, serves, replays logs, and else uses the client and the libraries."""
+    """It reads uploads, serves, replays logs, and otherwise uses the client and the two libraries."""
     allowed = {f"boxcal.app.{part}" for part in ("cli", "client", "server", "settings", "fitting.reading")}
     allowed |= {"boxcal.app.fitting.requirements", "boxcal.app.registry.maintenance"}
     allowed |= {"boxcal.app.access", "boxcal.app.registry.audit"}
