@@ -15,6 +15,18 @@ export function useKey(key) {
 }
 
 export const hasKey = () => Boolean(apiKey);
+
+let scopes = new Set();
+
+/** Ask what the key permits; where the service requires no keys, everything is permitted. */
+export async function identify() {
+  const identity = await get("/whoami");
+  scopes = new Set(identity.scopes);
+  return identity;
+}
+
+/** Whether the key has a scope. */
+export const may = (scope) => scopes.has(scope);
 const headers = (more) => ({ ...more, ...(apiKey && { Authorization: `Bearer ${apiKey}` }) });
 
 export class Problem extends Error {
@@ -55,6 +67,15 @@ const ask = async (path, options) => (await send(path, options)).json();
 export const get = (path, signal) => ask(path, { signal });
 export const remove = (path) => ask(path, { method: "DELETE" });
 export const blob = async (path) => (await send(path, {})).blob();
+
+/** Save a file. A link cannot send the key, so the file is fetched first. */
+export async function save(path, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await blob(path));
+  link.download = name;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
 
 export function post(path, body, signal) {
   if (body === undefined) return ask(path, { method: "POST", signal });

@@ -1,6 +1,6 @@
 // Calibration: the versions on the left; the report of the chosen one on the right.
 
-import { get, post } from "./api.js";
+import { get, may, post } from "./api.js";
 import { ago, h } from "./dom.js";
 import { reportCards } from "./report.js";
 
@@ -84,12 +84,12 @@ class Calibration {
           {
             type: "button",
             class: "quiet",
-            disabled: this.rollbackTo === null,
+            disabled: this.rollbackTo === null || !may("activate"),
             onclick: () => this.rollback(),
           },
           this.rollbackTo === null ? "Nothing to roll back" : `Roll back to v${this.rollbackTo}`,
         ),
-        h("a", { class: "button quiet", href: "#/fit" }, "Fit a new one"),
+        may("fit") ? h("a", { class: "button quiet", href: "#/fit" }, "Fit a new one") : null,
       ),
     );
   }
@@ -142,6 +142,7 @@ class Calibration {
           "button",
           {
             type: "button",
+            disabled: !may("activate"),
             onclick: () =>
               this.act(
                 `/calibrators/${record.version}/activate`,

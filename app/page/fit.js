@@ -1,6 +1,6 @@
 // Fit: upload validation data, follow the fit, and list earlier fits.
 
-import { follow, get, remove, upload } from "./api.js";
+import { follow, get, may, remove, upload } from "./api.js";
 import { acceptDrops, ago, bytes, h } from "./dom.js";
 
 export const title = "Fit";
@@ -60,7 +60,18 @@ class Fit {
       {},
       h("legend", {}, "Activate the new calibrator"),
       policies.map(([value, text], i) =>
-        h("label", {}, h("input", { type: "radio", name: "policy", value, checked: i === 0 }), ` ${text}`),
+        h(
+          "label",
+          {},
+          h("input", {
+            type: "radio",
+            name: "policy",
+            value,
+            disabled: value !== "never" && !may("activate"),
+            checked: i === (may("activate") ? 0 : 2),
+          }),
+          ` ${text}`,
+        ),
       ),
     );
     this.go = h("button", { type: "button", disabled: true, onclick: () => this.submit() }, "Fit");
@@ -128,7 +139,8 @@ class Fit {
       const fit = await upload("/fit", form, (share) =>
         this.progress(share < 1 ? "Uploading" : "Checking", share),
       );
-      await this.follow(fit.id);
+      if (may("read")) await this.follow(fit.id);
+      else this.live.replaceChildren(h("p", { role: "status" }, `Fit ${fit.id} is queued.`));
     } catch (error) {
       this.fail(error);
     }
@@ -213,6 +225,7 @@ class Fit {
   }
 
   async list() {
+    if (!may("read")) return;
     let fits;
     try {
       ({ fits } = await get("/fits?limit=20", this.stopper.signal));

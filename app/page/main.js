@@ -1,6 +1,6 @@
 // The frame of the page: the view that the address names, and the active calibrator in the header.
 
-import { get, hasKey, useKey } from "./api.js";
+import { get, hasKey, identify, may, useKey } from "./api.js";
 import { h } from "./dom.js";
 
 const views = {
@@ -9,6 +9,7 @@ const views = {
   fit: () => import("./fit.js"),
   service: () => import("./service.js"),
 };
+const NEEDED = { try: "predict", calibration: "read", fit: "fit", service: "read" }; // scopes of the views
 const REFRESH_MS = 10_000;
 const main = document.getElementById("view");
 const status = document.getElementById("status");
@@ -17,7 +18,9 @@ let leave = () => {};
 async function route() {
   const [name, ...rest] = location.hash.replace(/^#\//, "").split("/");
   if (location.hash === "#view") return;
-  const view = views[name] ? name : "try";
+  const permitted = Object.keys(views).filter((each) => may(NEEDED[each]));
+  const view = permitted.includes(name) ? name : permitted[0];
+  if (!view) return;
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#/${view}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
@@ -37,16 +40,20 @@ async function refreshStatus() {
   try {
     const ready = await get("/health/ready");
     if (shown === ready.calibrator) return;
-    const active = await get(`/calibrators/${ready.calibrator}`);
+    const active = may("read")
+      ? await get(`/calibrators/${ready.calibrator}`)
+      : { version: ready.calibrator, method: "" };
     shown = ready.calibrator;
     status.replaceChildren(
       h("span", { class: "dot ok", "aria-hidden": "true" }),
       h("span", { class: "model" }, ready.model),
-      h(
-        "a",
-        { class: "badge", href: `#/calibration/${active.version}`, title: "The active calibrator" },
-        `v${active.version} ${active.method}`,
-      ),
+      may("read")
+        ? h(
+            "a",
+            { class: "badge", href: `#/calibration/${active.version}`, title: "The active calibrator" },
+            `v${active.version} ${active.method}`,
+          )
+        : h("span", { class: "badge", title: "The active calibrator" }, `v${active.version}`),
       hasKey() ? h("button", { type: "button", class: "link", onclick: signOut }, "Sign out") : "",
     );
   } catch (error) {
@@ -99,6 +106,23 @@ function signIn({ detail: problem }) {
 addEventListener("hashchange", route);
 addEventListener("boxcal:changed", refreshStatus);
 addEventListener("boxcal:denied", signIn);
-refreshStatus();
-setInterval(() => document.hidden || refreshStatus(), REFRESH_MS);
-route();
+
+/** Show what the key permits. Without a key where one is required, the sign-in form appears instead. */
+async function start() {
+  try {
+    await identify();
+  } catch (error) {
+    status.replaceChildren(
+      h("span", { class: "dot bad", "aria-hidden": "true" }),
+      h("span", {}, error.title),
+      h("button", { type: "button", class: "link", onclick: () => signIn({ detail: error }) }, "Sign in"),
+    );
+    return;
+  }
+  for (const link of document.querySelectorAll("nav a")) link.hidden = !may(NEEDED[link.hash.slice(2)]);
+  refreshStatus();
+  setInterval(() => document.hidden || refreshStatus(), REFRESH_MS);
+  route();
+}
+
+start();

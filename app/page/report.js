@@ -1,6 +1,6 @@
 // The report of a calibrator, as cards; beside it the uncalibrated model, or the report of another version.
 
-import { url } from "./api.js";
+import { hasKey, save, url } from "./api.js";
 import { intervals, key, reliability, small } from "./charts.js";
 import { bytes, h, percent, signed } from "./dom.js";
 
@@ -265,6 +265,11 @@ function facts(record, report) {
       {
         href: url(`calibrators/${record.version}/${name}`).href,
         download: name === "artifact" ? "" : null,
+        onclick: (event) => {
+          if (!hasKey()) return;
+          event.preventDefault();
+          save(`/calibrators/${record.version}/${name}`, `calibrator-${record.version}-${name}`);
+        },
       },
       label,
     );

@@ -1,6 +1,6 @@
 // Try: softmax, calibrated and bounded probabilities of an image or of logits, with bounds to drag.
 
-import { get, post, predict, url } from "./api.js";
+import { get, hasKey, may, post, predict, url } from "./api.js";
 import { ChosenBounds } from "./bounds.js";
 import { boxSoftmax, softmax, sum, effectiveBox } from "./box.js";
 import { h, milliseconds, percent } from "./dom.js";
@@ -91,10 +91,10 @@ class Try {
 
   async loadCalibrators() {
     try {
-      const { calibrators } = await get("/calibrators");
+      const { calibrators } = may("read") ? await get("/calibrators") : { calibrators: [] };
       const named = (c) => (c ? (c.version ? `v${c.version} ${c.method}` : "v0 uncalibrated") : "");
       this.chooser.replaceChildren(
-        h("option", { value: "active" }, `active: ${named(calibrators.find((c) => c.active))}`),
+        h("option", { value: "active" }, ["active", named(calibrators.find((c) => c.active))].filter(Boolean).join(": ")),
         ...calibrators.map((c) => h("option", { value: c.version }, named(c))),
       );
       this.chooser.value = state.version;
@@ -410,9 +410,10 @@ class Try {
       bounds = state.chosen.option(labels),
       origin = url("").href.replace(/\/$/, "");
     const options = JSON.stringify({ ...(bounds && { bounds }), top_k: 3 });
+    const key = hasKey() ? ' -H "X-API-Key: $BOXCAL_API_KEY"' : "";
     this.curl.textContent = sent.blob
-      ? `curl -s ${origin}/predict \\\n  -F file=@image.png \\\n  -F 'options=${options}'`
-      : `curl -s ${origin}/calibrate -H 'Content-Type: application/json' -d '{\n  "logits": [[${sent.logits.slice(0, 3).join(", ")}, …]],\n  "options": ${options}}'`;
+      ? `curl -s ${origin}/predict${key} \\\n  -F file=@image.png \\\n  -F 'options=${options}'`
+      : `curl -s ${origin}/calibrate${key} -H 'Content-Type: application/json' -d '{\n  "logits": [[${sent.logits.slice(0, 3).join(", ")}, …]],\n  "options": ${options}}'`;
   }
 }
 

@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +365,29 @@ def test_pickles_in_exported_programs_are_never_read(programs: Path, tmp_path: P
         assert not witness.exists()
     unchanged = altered(programs / "free.pt2", tmp_path / "unchanged.pt2", {})
     assert load(unchanged).num_classes == CLASSES
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("spelling", [str, str.upper])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_entries_with_one_name_are_refused_before_torch_reads_them(
+    programs: Path, tmp_path: Path, spelling: Callable[[str], str], *, is_first: bool
+) -> None:
+    """A check of one of them says nothing about the one that torch reads; it ignores case."""
+    witness, path = tmp_path / "witness", tmp_path / "twice.pt2"
+    with zipfile.ZipFile(programs / "free.pt2") as old, zipfile.ZipFile(path, "w") as new:
+        name = next(name for name in old.namelist() if name.endswith("data/weights/weight_0"))
+        root, _, rest = name.partition("/")
+        another = (f"{root}/{spelling(rest)}", pickle.dumps(Trap(witness)))
+        if is_first:
+            new.writestr(*another)
+        for entry in old.namelist():
+            new.writestr(entry, old.read(entry))
+        if not is_first:
+            new.writestr(*another)
+    with pytest.raises(UnusableWeights, match="has 2 entries named"):
+        load(path)
+    assert not witness.exists()
 
 
 def test_damaged_exported_programs_are_refused(programs: Path, tmp_path: Path) -> None:

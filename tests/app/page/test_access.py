@@ -1,0 +1,132 @@
+"""Signing in on the page, what it shows to a key with few scopes, and pages of other origins."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.app.access.conftest import Guarded, guarded  # noqa: F401 - a fixture
+from tests.app.page.conftest import Problems
+
+HOSTILE = """async ([url, id]) => {
+  const tries = [
+    ["POST", "/calibrators/rollback"], ["POST", "/calibrators/0/activate"], ["DELETE", `/fits/${id}`],
+    ["POST", "/fit"], ["POST", "/calibrate"],
+  ];
+  const found = [];
+  for (const [method, path] of tries)
+    for (const mode of ["cors", "no-cors"]) {
+      if (mode === "no-cors" && method === "DELETE") continue;
+      try { found.push((await fetch(url + path, { method, mode })).type); }
+      catch (error) { found.push("failed"); }
+    }
+  return found;
+}"""
+
+
+@pytest.fixture
+def signed_out(browser: Browser, guarded: Guarded) -> Iterator[Page]:  # noqa: F811
+    """Open an empty page for the service that requires keys; only refusals are expected errors."""
+    problems = Problems(guarded.url)
+    problems.expected = "status of 40"
+    context = browser.new_context(viewport={"width": 1280, "height": 760})
+    problems.watch(context)
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    yield page
+    context.close()
+    assert problems.found == []
+
+
+def sign_in(page: Page, key: str) -> None:
+    """Fill the form."""
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Use this key").click()
+
+
+def test_sign_in_with_a_key_and_sign_out(signed_out: Page, guarded: Guarded) -> None:  # noqa: F811
+    page = signed_out
+    page.goto(f"{guarded.url}/ui/")
+    expect(page.get_by_role("dialog")).to_contain_text("The request has no API key")
+    sign_in(page, guarded.keys["wrong"])
+    expect(page.get_by_role("dialog")).to_contain_text("The API key is not valid")
+    sign_in(page, guarded.keys["admin"])
+    expect(page.locator(".sure")).to_be_visible()
+    assert guarded.keys["admin"] not in page.url
+    expect(page.locator(".bar nav a:visible")).to_have_text(["Try", "Calibration", "Fit", "Service"])
+    page.goto(f"{guarded.url}/ui/#/calibration")
+    expect(page.get_by_role("link", name="Fit a new one")).to_be_visible()
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("dialog")).to_contain_text("The request has no API key")
+    assert page.evaluate("sessionStorage.length") == 0
+
+
+@pytest.mark.parametrize(
+    ("scope", "views"),
+    [("predict", ["Try"]), ("read", ["Calibration", "Service"]), ("fit", ["Fit"]), ("activate", [])],
+)
+def test_views_and_buttons_follow_the_scopes(
+    signed_out: Page,
+    guarded: Guarded,  # noqa: F811
+    scope: str,
+    views: list[str],
+) -> None:
+    page = signed_out
+    page.goto(f"{guarded.url}/ui/")
+    sign_in(page, guarded.keys[scope])
+    expect(page.get_by_role("button", name="Sign out")).to_be_visible()
+    expect(page.locator(".bar nav a:visible")).to_have_text(views)
+    if scope == "predict":
+        expect(page.locator(".sure")).to_be_visible()
+    if scope == "read":
+        expect(page.get_by_role("heading", name="Calibrators")).to_be_visible()
+        expect(page.get_by_role("link", name="Fit a new one")).to_have_count(0)
+    if scope == "fit":
+        expect(page.get_by_label("always")).to_be_disabled()
+        expect(page.get_by_label("never: only report")).to_be_checked()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files without a log."""
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - its name in the base class
+        """Say nothing."""
+
+
+@pytest.fixture
+def other_origin(tmp_path: Path) -> Iterator[str]:
+    """Serve an empty page from another origin."""
+    (tmp_path / "index.html").write_text("<!doctype html><title>another</title>")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://localhost:{server.server_port}/index.html"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_page_of_another_origin_changes_nothing(browser: Browser, page_url: str, other_origin: str) -> None:
+    with httpx.Client(base_url=page_url) as http:
+        before = [http.get(path).json() for path in ("/activations", "/fits", "/audit")]
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(other_origin)
+        refused: list[int] = []
+        page.on("response", lambda response: refused.append(response.status))
+        found = page.evaluate(HOSTILE, [page_url, "0000"])
+        context.close()
+        assert len(found) == 9
+        # `no-cors` requests reach the service, and the page cannot read the answer.
+        assert set(found) == {"failed", "opaque"}
+        assert refused.count(403) >= 4
+        assert set(refused) <= {403, 405}  # 405: the preflight of DELETE
+        assert [http.get(path).json() for path in ("/activations", "/fits", "/audit")] == before
