@@ -125,7 +125,8 @@ def test_whole_headers_above_the_limit_are_refused_too(service: Service) -> None
 
 
 @pytest.mark.parametrize(
-    ("hosts", "status"), [("", 400), ("host: a\r\nhost: a\r\n", 400), ("host: a\r\n", 200)]
+    ("hosts", "status"),
+    [("", 400), ("host: localhost\r\nhost: localhost\r\n", 400), ("host: localhost\r\n", 200)],
 )
 def test_a_request_has_one_host(service: Service, hosts: str, status: int) -> None:
     with connect(service) as line:
