@@ -51,7 +51,7 @@ format: $(DEV) ## Format the code and apply automatic fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-demo: $(RUNTIME) ## Demonstrate prediction, bounds, fit and rollback with the running service
+demo: $(RUNTIME) ## Demonstrate prediction, bounds, fit, monitoring and rollback with the running service
 	$(BIN)/python -m boxcal.app.demo
 
 docs: $(DEV) ## Build the documentation site in site/

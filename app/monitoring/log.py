@@ -211,17 +211,9 @@ class _Transaction:
         """Append predictions."""
         rows = []
         for request in predictions:
-            size, logits = request.logits.shape[1] * request.logits.itemsize, request.logits.tobytes()
-            for position, prediction in enumerate(request.ids):
+            for prediction, logits in zip(request.ids, request.stored(), strict=True):
                 self.seq += 1
-                rows.append(
-                    self._row(
-                        prediction,
-                        request.version,
-                        request.at,
-                        logits[size * position : size * (position + 1)],
-                    )
-                )
+                rows.append(self._row(prediction, request.version, request.at, logits))
         if rows:
             self._connection.execute(insert(feedback), rows)
             self.added += len(rows)

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("boxcal")
 
 POLL_SECONDS = 2.0
+PAUSE_SECONDS = 0.2
+"""Between two looks at the log, so that a turn folds many entries."""
 ENTRIES_PER_TURN = 1000
 MONITOR_LOCK = 0x6D6F6E69
 """First key of the advisory lock; the second is the id of the backbone."""
@@ -132,6 +134,7 @@ class Monitor:
                     pass
                 self.publish()
                 await after_turn()
+                await asyncio.sleep(PAUSE_SECONDS)
             except RegistryUnavailable:
                 await asyncio.sleep(POLL_SECONDS)  # the registry logs that it is lost, once
 

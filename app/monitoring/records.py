@@ -6,13 +6,15 @@ import os
 import re
 import time
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 ID = re.compile(r"[0-9a-f]{32}")
-RANDOM_BYTES = 10
+PROCESS = os.urandom(5).hex()
+"""The part of ids that differs between processes."""
 LARGEST = float(np.finfo(np.float16).max)
 
 Reason = Literal["unknown", "expired", "malformed"]
@@ -31,13 +33,19 @@ class Kept:
     at
         When, in seconds since 1970.
     logits
-        (N, K) float16, of the backbone or the client.
+        (N, K) float64, of the backbone or the client.
     """
 
     ids: list[str]
     version: int
     at: float
-    logits: NDArray[np.float16]
+    logits: NDArray[np.float64]
+
+    def stored(self) -> list[bytes]:
+        """Return the logits of each row as they are stored: K float16."""
+        small = np.clip(self.logits, -LARGEST, LARGEST).astype(np.float16)
+        size, data = small.shape[1] * small.itemsize, small.tobytes()
+        return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,9 +139,9 @@ class Event:
 
 
 def new_ids(count: int, now: float) -> list[str]:
-    """Make ids of 32 hexadecimal digits: milliseconds since 1970 (12 digits), then random ones."""
-    start, random = f"{int(now * 1000):012x}", os.urandom(RANDOM_BYTES * count).hex()
-    return [start + random[2 * RANDOM_BYTES * n : 2 * RANDOM_BYTES * (n + 1)] for n in range(count)]
+    """Make ids of 32 hexadecimal digits: milliseconds since 1970 (12), the process (10), a counter (10)."""
+    start = f"{int(now * 1000):012x}{PROCESS}"
+    return [f"{start}{next(_numbers):010x}" for _ in range(count)]
 
 
 def time_of(prediction_id: str) -> float:
@@ -142,7 +150,9 @@ def time_of(prediction_id: str) -> float:
 
 
 def kept(version: int, logits: NDArray[np.float64]) -> Kept:
-    """Give ids to the predictions of a request, and keep their logits (N, K) as float16."""
+    """Give ids to the predictions of a request."""
     now = time.time()
-    small = np.clip(logits, -LARGEST, LARGEST).astype(np.float16)
-    return Kept(new_ids(len(logits), now), version, now, small)
+    return Kept(new_ids(len(logits), now), version, now, logits)
+
+
+_numbers = count(1)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("boxcal")
 
 GATHER_SECONDS = 0.02
-"""How long entries are collected before a transaction begins."""
+"""How long labels are collected before a transaction begins."""
+KEEP_SECONDS = 0.25
+"""How long predictions are collected where no label waits."""
 LABELS_PER_TRANSACTION = 2000
 MAX_PENDING = 200_000
 MAX_PENDING_BYTES = 64 * 2**20
@@ -79,6 +82,7 @@ class FeedbackWriter:
         self.attempts = 0
         self._uncertain = False
         self._wake = asyncio.Event()
+        self._labels = asyncio.Event()
 
     def keep(self, version: int, logits: NDArray[np.float64]) -> list[str]:
         """Give ids to predictions, and keep their logits (N, K) until labels arrive."""
@@ -118,6 +122,8 @@ class FeedbackWriter:
         """Store what was collected, again and again, until cancelled."""
         while True:
             await self._wake.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._labels.wait(), KEEP_SECONDS)
             await asyncio.sleep(GATHER_SECONDS)
             if not await self.store():
                 await asyncio.sleep(PAUSE_SECONDS)
@@ -125,6 +131,7 @@ class FeedbackWriter:
     async def store(self) -> bool:
         """Store what was collected; returns whether the database took it."""
         self._wake.clear()
+        self._labels.clear()
         predictions, requests = self._predictions, self._requests
         size, self._bytes = self._bytes, 0
         self._predictions, self._requests = [], []
@@ -165,6 +172,7 @@ class FeedbackWriter:
         self._pending += len(labels)
         self._requests.append(request)
         self._wake.set()
+        self._labels.set()
         return await request.stored
 
 
