@@ -17,6 +17,8 @@ from boxcal.app.registry.database import Database
 from boxcal.app.registry.tables import feedback, feedback_logs
 
 IDS_PER_QUERY = 500
+ROWS_PER_INSERT = 100
+KEPT_COLUMNS = ("id", "backbone_id", "seq", "version", "predicted_at", "logits")
 SETTLE_SECONDS = 2.0
 """A label counts as known at a moment only this long after it: it is committed a little later than dated."""
 
@@ -209,14 +211,20 @@ class _Transaction:
 
     def add(self, predictions: Iterable[Kept]) -> None:
         """Append predictions."""
-        rows = []
+        rows: list[tuple[Any, ...]] = []
         for request in predictions:
             for prediction, logits in zip(request.ids, request.stored(), strict=True):
                 self.seq += 1
-                rows.append(self._row(prediction, request.version, request.at, logits))
-        if rows:
-            self._connection.execute(insert(feedback), rows)
-            self.added += len(rows)
+                rows.append((prediction, self._backbone_id, self.seq, request.version, request.at, logits))
+        mark = "?" if self._connection.dialect.name == "sqlite" else "%s"
+        row = f"({', '.join([mark] * len(KEPT_COLUMNS))})"
+        head = f"INSERT INTO feedback ({', '.join(KEPT_COLUMNS)}) VALUES "  # noqa: S608 - no value in it
+        # One statement for many rows: the driver lets other threads run at each, which costs more than a row.
+        for start in range(0, len(rows), ROWS_PER_INSERT):
+            some = rows[start : start + ROWS_PER_INSERT]
+            values = tuple(value for one in some for value in one)
+            self._connection.exec_driver_sql(head + ", ".join([row] * len(some)), values)
+        self.added += len(rows)
 
     def label(self, labels: Sequence[Label]) -> Outcome:
         """Append the labels of one request."""
