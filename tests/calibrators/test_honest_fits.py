@@ -1,5 +1,6 @@
 """The defaults with bad data: they warn, choose nothing harmful, and call no worse calibrator better."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from boxcal.calibrators.evaluation.report import cross_fitted_report
 from boxcal.calibrators.evaluation.verdict import Verdict
 from boxcal.calibrators.fitting import FitResult
 from boxcal.calibrators.fitting.candidates import candidates
-from boxcal.calibrators.fitting.cross_validation import TOLERANCE, selection_bias
+from boxcal.calibrators.fitting.cross_validation import TOLERANCE, Comparison, selection_bias
+from boxcal.calibrators.fitting.fitter import Fitted, fit_checked
 from boxcal.calibrators.method import parse
 
 Floats = NDArray[np.float64]
@@ -183,6 +185,27 @@ def test_the_bias_of_a_choice_is_what_the_lowest_of_equals_gains() -> None:
         corrected.append(means.min() + bias["nll"])
     assert np.mean(apparent) < -0.08
     assert abs(np.mean(corrected)) < 0.04
+
+
+def test_fits_shared_among_methods_are_those_of_each_alone() -> None:
+    data, known = check_validation_set(*drawn(200, 3)), dict[str, Fitted]()
+    for name in ("pb", "ts", "vector", "ts+pb", "vector+pb"):
+        shared = fit_checked(name, data, thorough=False, known=known)
+        alone = fit_checked(name, data, thorough=False)
+        assert shared.calibrator.to_bytes() == alone.calibrator.to_bytes()
+
+
+def test_only_a_method_far_behind_on_enough_samples_is_dropped() -> None:
+    comparison = Comparison(check_validation_set(*drawn(600)), 0, math.inf, lambda stage: None)
+    assert comparison.run("uncalibrated", comparison.first)
+    assert comparison.run("ts", comparison.first)
+    mean, error = comparison.difference("uncalibrated", "ts", comparison.first)
+    assert mean > 3 * error
+    assert comparison.is_behind("uncalibrated", "ts", 3.0, comparison.first)
+    assert not comparison.is_behind("ts", "uncalibrated", 3.0, comparison.first)
+    assert not comparison.is_behind("uncalibrated", "ts", mean / error + 1, comparison.first)
+    assert not comparison.run("pb-upper", len(comparison.parts), against="ts", errors=0.0)
+    assert 1 <= comparison.computed("pb-upper") < len(comparison.parts)
 
 
 def test_one_candidate_has_no_bias() -> None:
