@@ -47,14 +47,14 @@ class Part:
 
 PARTS = {
     "null": Part(null, null_summary, {TEN: 1000, HUNDRED: 1000, THOUSAND: 200}),
-    "delays": Part(delays, delay_summary, {TEN: 100, HUNDRED: 60}),
+    "delays": Part(delays, delay_summary, {TEN: 100, HUNDRED: 30}),
     "material": Part(material, means, {TEN: 1, HUNDRED: 1, EUROSAT: 1, TINY: 1}),
     "duels": Part(duels, duel_summary, {TEN: 500, HUNDRED: 500}),
     "loop": Part(loop, loop_summary, {TEN: 100, HUNDRED: 100}),
     "intervals": Part(intervals, means, {TEN: 400, HUNDRED: 400}),
     "prior": Part(prior, means, {TEN: 200, HUNDRED: 200}),
     "speed": Part(speed, means, {TEN: 1, HUNDRED: 1, THOUSAND: 1}),
-    "feedback": Part(feedback, feedback_summary, {TEN: 200}),
+    "feedback": Part(feedback, feedback_summary, {TEN: 100}),
 }
 
 
