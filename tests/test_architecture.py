@@ -32,6 +32,16 @@ def test_imports_go_one_way(package: str) -> None:
     assert not offenders
 
 
+@pytest.mark.parametrize("package", ["activation", "fitting", "predict", "registry", "uploads"])
+def test_the_monitor_is_built_on_other_packages_and_not_they_on_it(package: str) -> None:
+    offenders = [
+        str(source)
+        for source in sorted((ROOT / "app" / package).rglob("*.py"))
+        if "boxcal.app.monitoring" in source.read_text()
+    ]
+    assert not offenders
+
+
 @pytest.mark.parametrize("package", ["app", "models", "calibrators"])
 def test_every_module_says_its_place(package: str) -> None:
     """Every module opens with a docstring that says what it is and where it stands on the data's way."""
