@@ -58,7 +58,7 @@ class Comparison:
         self.folds = min(FOLDS, len(data))
         repetitions = [
             [
-                torch.from_numpy(fold_of_each(data, self.folds, seed + repetition) == index)
+                torch.from_numpy(fold_of_each(data, self.folds, seed + repetition, stratified=False) == index)
                 for index in range(self.folds)
             ]
             for repetition in range(REPETITIONS)

@@ -143,6 +143,16 @@ def test_the_message_says_how_many_and_what() -> None:
     assert (zero.rows, zero.message[:44]) == (20, "20 rows give the true class probability 0. A")
 
 
+def test_folds_that_are_not_stratified_have_random_class_frequencies() -> None:
+    data = check_validation_set(*drawn(1000, 4))
+    labels = data.labels.numpy()
+    for stratified in (True, False):
+        folds = fold_of_each(data, 5, 0, stratified=stratified)
+        counts = np.array([np.bincount(labels[folds == fold], minlength=4) for fold in range(5)])
+        assert np.ptp(counts.sum(axis=1)) <= 4
+        assert (np.ptp(counts, axis=0) <= 1).all() == stratified
+
+
 def test_few_samples_of_many_classes_are_no_warning() -> None:
     """With 3 samples per class on average, some of 200 classes are absent by chance."""
     logits, labels = drawn(600, 200)
