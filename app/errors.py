@@ -245,11 +245,18 @@ class QueueFull(Unavailable):
 
 
 class DeadlineExceeded(BoxcalError):
-    """The timeout of the request passed before it was done."""
+    """The timeout of the request passed before it was done.
+
+    Attributes
+    ----------
+    set_by_client
+        Whether the client set the timeout; the metrics count such requests apart.
+    """
 
     status = 504
     type = "deadline-exceeded"
     title = "Timeout exceeded"
+    set_by_client = False
 
 
 BY_STATUS: dict[int, type[BoxcalError]] = {

@@ -36,9 +36,10 @@ from boxcal.app.registry import routes as registry
 from boxcal.app.settings import Settings
 from boxcal.app.state import lifespan
 from boxcal.app.telemetry import UNMATCHED, Telemetry
+from boxcal.app.tracing import Tracing, provider_from_environment
 
 DOCUMENTS = ("/openapi.json",)
-CORS_REQUEST_HEADERS = ("Authorization", "Content-Type", "X-API-Key", "X-Request-Id")
+CORS_REQUEST_HEADERS = ("Authorization", "Content-Type", "X-API-Key", "X-Request-Id", "traceparent")
 CORS_RESPONSE_HEADERS = (
     "Boxcal-Bounds-Relaxed",
     "Boxcal-Calibrator-Method",
@@ -73,7 +74,7 @@ REFUSALS = (ApiKeyRequired, InvalidApiKey, ApiKeyExpired, InsufficientScope, Rat
 
 
 class Application(FastAPI):
-    """FastAPI with two layers around its router: ids for requests, and `RequestMiddleware` for errors."""
+    """FastAPI with layers around its router: ids, `RequestMiddleware` for errors, and optionally traces."""
 
     # FastAPI's own looks up a tracer for every request.
     __call__ = Starlette.__call__
@@ -99,7 +100,9 @@ class Application(FastAPI):
                 allow_headers=CORS_REQUEST_HEADERS,
                 expose_headers=CORS_RESPONSE_HEADERS,
             )
-        return RequestLog(answering)
+        logged = RequestLog(answering)
+        provider = self.state.trace_provider
+        return logged if provider is None else Tracing(logged, provider)
 
 
 def all_routes(app: FastAPI) -> list[BaseRoute]:
@@ -131,6 +134,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.settings = settings
     app.state.telemetry = measured
+    app.state.trace_provider = provider_from_environment()
     for router in ROUTERS:
         app.include_router(router)
     describe(app)

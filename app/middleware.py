@@ -236,7 +236,8 @@ class RequestMiddleware:
         elif isinstance(error, errors.InternalError):
             logger.error("%s %s failed: %s", scope["method"], _path(scope), error)
         problem = errors.Problem.of(self._explained(error, scope))
-        self._telemetry.rejected(problem.kind)
+        by_client = isinstance(error, errors.DeadlineExceeded) and error.set_by_client
+        self._telemetry.rejected("client-timeout" if by_client else problem.kind)
         headers = [
             (name.lower().encode(), value.encode("latin-1")) for name, value in problem.headers.items()
         ]

@@ -35,6 +35,7 @@ SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 REJECTIONS = (
     "queue-full",
     "deadline-exceeded",
+    "client-timeout",
     "disconnected",
     "body-too-large",
     "image-too-large",

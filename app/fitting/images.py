@@ -53,6 +53,9 @@ def keep_images(
         The images are larger than the limit.
     """
     index_of = {label: index for index, label in enumerate(classes)}
+    for entry in archive.infolist():
+        if entry.filename.startswith("/") or ".." in PurePosixPath(entry.filename).parts:
+            raise InvalidUpload(f"The entry {entry.filename!r:.200} lies outside the archive.")
     entries = [entry for entry in archive.infolist() if not _is_hidden(entry)]
     total = sum(entry.file_size for entry in entries)
     if total > max_bytes:

@@ -24,7 +24,7 @@ from boxcal.app.fitting.errors import (
 from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
 from boxcal.app.fitting.schemas import Fit, Fits
 from boxcal.app.nearest import hint
-from boxcal.app.registry.errors import FitNotFound, RegistryUnavailable
+from boxcal.app.registry.errors import FitNotFound, RegistryFull, RegistryUnavailable
 from boxcal.app.registry.records import ActivatePolicy
 from boxcal.app.state import CurrentState
 from boxcal.app.uploads.errors import StorageFull, StorageUnavailable, UploadStalled, UploadTooLarge
@@ -212,7 +212,7 @@ async def get_fit(fit_id: str, state: CurrentState) -> Fit:
 @router.delete(
     "/fits/{fit_id}",
     response_model_exclude_none=True,
-    responses=problems(FitNotFound, FitAlreadyOver, FitElsewhere, RegistryUnavailable),
+    responses=problems(FitNotFound, FitAlreadyOver, FitElsewhere, RegistryUnavailable, RegistryFull),
 )
 async def cancel_fit(fit_id: str, state: CurrentState, caller: CurrentCaller) -> Fit:
     """Cancel a queued or running fit."""

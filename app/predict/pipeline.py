@@ -154,7 +154,11 @@ class Pipeline:
         """
         if self._inputs.kind == "none":
             raise NoModel(self._inputs.refusal(""))
-        self.batcher.check_room(1, time.monotonic() + self._timeout_of(options))
+        try:
+            self.batcher.check_room(1, time.monotonic() + self._timeout_of(options))
+        except DeadlineExceeded as error:
+            error.set_by_client = options.timeout_ms is not None
+            raise
 
     def memory_for(self, rows: int, options: Options, *, as_json: bool) -> AbstractContextManager[None]:
         """Hold, for a block, the memory that a request is estimated to need until its response is sent.

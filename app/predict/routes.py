@@ -50,6 +50,7 @@ from boxcal.app.predict.options import Options
 from boxcal.app.predict.pipeline import Inputs, Pipeline
 from boxcal.app.registry.errors import CalibratorNotFound, DamagedArtifact, ForeignCalibrator
 from boxcal.app.state import State
+from boxcal.app.tracing import report_stages
 
 T = TypeVar("T")
 
@@ -94,7 +95,11 @@ async def predict(request: DirectRequest) -> None:
         inputs = await unblocked(size, inputs_of, posted, pipeline.batcher.max_queue_samples)
     as_npy = accepts_npy(request, posted.options)
     with pipeline.memory_for(len(inputs), posted.options, as_json=not as_npy):
-        answer = await unless_disconnected(request, pipeline.predict(inputs, posted.options))
+        try:
+            answer = await unless_disconnected(request, pipeline.predict(inputs, posted.options))
+        except DeadlineExceeded as error:
+            error.set_by_client = posted.options.timeout_ms is not None
+            raise
         await respond(request, pipeline, answer, as_npy=as_npy)
 
 
@@ -129,7 +134,12 @@ async def calibrate(request: DirectRequest) -> None:
 
     as_npy = accepts_npy(request, posted.options)
     with pipeline.memory_for(rows, posted.options, as_json=not as_npy):
-        answer = await pipeline.calibrate(logits, max(rows * num_classes, posted.size // 8), posted.options)
+        numbers = max(rows * num_classes, posted.size // 8)
+        try:
+            answer = await pipeline.calibrate(logits, numbers, posted.options)
+        except DeadlineExceeded as error:
+            error.set_by_client = posted.options.timeout_ms is not None
+            raise
         await respond(request, pipeline, answer, as_npy=as_npy)
 
 
@@ -163,6 +173,7 @@ async def respond(
     request: DirectRequest, pipeline: Pipeline, answer: CalibratedAnswer, *, as_npy: bool
 ) -> None:
     """Send the response in the form that the client accepts."""
+    report_stages(request.scope, answer.seconds)
     if not as_npy:
         await request.reply(JSON, await pipeline.write(answer, CalibratedAnswer.to_json))
         return

@@ -17,6 +17,7 @@ from boxcal.app.registry.errors import (
     ForeignCalibrator,
     NoReport,
     NothingToRollBack,
+    RegistryFull,
     RegistryUnavailable,
 )
 from boxcal.app.registry.records import Activation
@@ -64,7 +65,10 @@ async def list_calibrators(
 
 
 @router.post(
-    "/rollback", responses=problems(NothingToRollBack, CalibratorPruned, DamagedArtifact, RegistryUnavailable)
+    "/rollback",
+    responses=problems(
+        NothingToRollBack, CalibratorPruned, DamagedArtifact, RegistryUnavailable, RegistryFull
+    ),
 )
 async def rollback(state: CurrentState, caller: CurrentCaller) -> Activated:
     """Activate the previous calibrator; a second call goes back by one more."""
@@ -143,6 +147,7 @@ async def get_artifact(version: Version, state: CurrentState) -> Response:
         InvalidParameter,
         DamagedArtifact,
         RegistryUnavailable,
+        RegistryFull,
     ),
 )
 async def activate(version: Version, state: CurrentState, caller: CurrentCaller) -> Activated:

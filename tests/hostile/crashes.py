@@ -264,7 +264,11 @@ def crash(service: PreloadedService, kind: str, moment: float) -> str:
 def rounds(folder: Path, count: int, seed: int, report: Callable[[str], None] = lambda _: None) -> list[str]:
     """Kill as often as asked, spread over the kinds and over the moments of each; gives the stages found."""
     rng = np.random.default_rng(seed)
-    kinds = [list(KINDS)[turn % len(KINDS)] for turn in range(count)]
+    quick = [kind for kind in KINDS if kind != "fit"]
+    order = (
+        ["fit", *quick, *quick] if count > len(KINDS) else list(KINDS)
+    )  # a fit takes longer than the others
+    kinds = [order[turn % len(order)] for turn in range(count)]
     moments = {kind: iter(spread(rng, kinds.count(kind))) for kind in set(kinds)}
     found = []
     with Preloaded() as preloaded, PreloadedService(preloaded, folder) as service:

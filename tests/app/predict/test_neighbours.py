@@ -149,6 +149,12 @@ async def test_a_timeout_shorter_than_the_work_is_the_requests_own_fault(
     service: Service, digits: Digits
 ) -> None:
     """With nobody else there the answer is 504: a client repeats a 503, which would be in vain."""
+
+    def counted(reason: str) -> float:
+        value = service.state.telemetry.registry.get_sample_value
+        return value("boxcal_rejected_total", {"reason": reason}) or 0.0
+
+    before = counted("client-timeout"), counted("deadline-exceeded")
     async with httpx.AsyncClient(base_url=service.url, timeout=30) as client:
         assert (await client.post("/predict", content=digits.png(0), headers=PNG)).status_code == 200
         for _ in range(5):
@@ -156,6 +162,7 @@ async def test_a_timeout_shorter_than_the_work_is_the_requests_own_fault(
             assert late.status_code == 504
             assert late.json()["type"].endswith("deadline-exceeded")
             assert "timeout" in late.json()["detail"]
+    assert (counted("client-timeout"), counted("deadline-exceeded")) == (before[0] + 5, before[1])
 
 
 async def test_a_timeout_is_kept(service: Service, digits: Digits) -> None:

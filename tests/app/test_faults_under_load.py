@@ -1,0 +1,156 @@
+"""Faults of the machine while clients predict: no prediction fails, all else is refused by name."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.app.fitting.service import Service
+from tests.app.fitting.test_faults import fill, small_disk
+from tests.app.fitting.test_isolation import Load
+from tests.app.fitting.validation_data import validation_npz
+from tests.app.registry.postgresql import PostgreSQL, is_installed
+
+__all__ = ["small_disk"]
+
+FIT: dict[str, Any] = {
+    "files": {"file": ("v", validation_npz(100))},
+    "data": {"method": "ts", "activate": "always"},
+}
+WRITES = ("/calibrators/0/activate", "/calibrators/rollback")
+OBEY_PERMISSIONS = """
+import ctypes, struct
+data = (ctypes.c_uint32 * 6)()
+header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.capget(header, data) == 0
+for word in (0, 1, 2):
+    data[word] &= ~0b110  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, which let root write anywhere
+assert libc.capset(header, data) == 0
+"""
+LIBRARY = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+
+
+@contextmanager
+def load(service: Service) -> Iterator[Load]:
+    """Predict without a pause; at the end, no prediction has failed."""
+    with Load(service.url) as predictions:
+        wait_for(predictions, 20)
+        yield predictions
+        wait_for(predictions, predictions.answers + 20)
+    assert predictions.failures == []
+
+
+def wait_for(predictions: Load, answers: int) -> None:
+    """Wait for so many answers."""
+    deadline = time.monotonic() + 120
+    while predictions.answers < answers:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def fit(service: Service) -> dict[str, Any]:
+    """A fit succeeds and is activated."""
+    done: dict[str, Any] = service.client.post("/fit?wait=240", **FIT).json()
+    assert (done["state"], done["activated"]) == ("succeeded", True), done
+    return done
+
+
+def problem(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["type"].removeprefix("urn:boxcal:problem:")
+
+
+def test_a_full_disk(small_disk: Path) -> None:
+    with Service(small_disk / "data") as service:
+        fit(service)
+        with load(service):
+            filler = fill(small_disk, 0)
+            for path in WRITES:
+                assert problem(service.client.post(path)) == (507, "storage-full")
+            assert problem(service.client.post("/fit", **FIT)) == (507, "storage-full")
+            filler.unlink()
+            assert service.client.post(WRITES[0]).is_success
+            assert service.client.post(WRITES[1]).json()["version"] == 1
+
+
+def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
+    with Service(tmp_path / "data", prelude=OBEY_PERMISSIONS) as service:
+        fit(service)
+        folders = [path for path in (service.data_dir, *service.data_dir.rglob("*")) if path.is_dir()]
+        with load(service):
+            for folder in folders:
+                folder.chmod(0o500)
+            try:
+                assert problem(service.client.post("/fit", **FIT)) == (503, "storage-unavailable")
+            finally:
+                for folder in folders:
+                    folder.chmod(0o700)
+            fit(service)
+
+
+def test_no_descriptors_left(tmp_path: Path) -> None:
+    with Service(tmp_path / "data") as service:
+        fit(service)
+        with load(service):
+            assert service.client.get("/health/live").is_success  # opens a connection, which stays
+            pid = service.process.pid
+            limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (service.process.num_fds(), limits[1]))
+            try:
+                assert problem(service.client.post("/fit", **FIT)) == (503, "storage-unavailable")
+                with pytest.raises(httpx.TransportError):
+                    httpx.get(f"{service.url}/health/live", timeout=2)
+            finally:
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+            assert httpx.get(f"{service.url}/health/live", timeout=60).is_success
+            fit(service)
+        assert "Too many open files" in service.log()
+
+
+def test_a_clock_that_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not LIBRARY.exists():
+        pytest.skip("libfaketime is not installed")
+    clock = tmp_path / "clock"
+    clock.write_text("+0s\n")
+    monkeypatch.setenv("LD_PRELOAD", str(LIBRARY))
+    monkeypatch.setenv("FAKETIME_TIMESTAMP_FILE", str(clock))
+    monkeypatch.setenv("FAKETIME_NO_CACHE", "1")
+    monkeypatch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+    with Service(tmp_path / "data") as service:
+        before = fit(service)
+        with load(service):
+            clock.write_text("-1h\n")
+            assert fit(service)["created_at"] < before["created_at"]
+            assert service.client.post("/calibrators/rollback").json()["version"] == 1
+            assert service.client.get("/health/ready").json()["calibrator"] == 1
+
+
+@pytest.mark.parametrize("seconds", [2, pytest.param(30, marks=pytest.mark.long)])
+def test_postgresql_is_stopped_and_started(tmp_path: Path, seconds: float) -> None:
+    if not is_installed():
+        pytest.skip("PostgreSQL is not installed")
+    with tempfile.TemporaryDirectory(prefix="boxcal-postgresql-") as folder:
+        database = PostgreSQL(Path(folder))
+        database.start()
+        with Service(tmp_path / "data", database_url=sqlalchemy_url(database)) as service:
+            fit(service)
+            with load(service):
+                database.stop(signal.SIGINT)
+                assert problem(service.client.post(WRITES[0])) == (503, "registry-unavailable")
+                time.sleep(seconds)
+                database.start()
+                fit(service)
+        database.stop()
+
+
+def sqlalchemy_url(database: PostgreSQL) -> str:
+    return database.new_database().replace("postgresql://", "postgresql+psycopg://")
