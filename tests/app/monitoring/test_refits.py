@@ -55,6 +55,7 @@ def test_a_refit_is_proposed_and_activated_by_a_person(data_dir: Path) -> None:
         assert [(one["id"], one["winner"]) for one in after["duels"]] == [(duel["id"], "challenger")]
 
 
+@pytest.mark.long
 def test_a_refit_is_activated_by_itself_where_that_is_asked_for(data_dir: Path) -> None:
     with (
         running(data_dir, auto_refit="activate") as service,
@@ -65,6 +66,7 @@ def test_a_refit_is_activated_by_itself_where_that_is_asked_for(data_dir: Path) 
         assert activation["reason"] == "refit"
 
 
+@pytest.mark.long
 def test_a_refit_that_fails_is_recorded_and_a_proposal_can_be_declined(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +88,7 @@ def test_a_refit_that_fails_is_recorded_and_a_proposal_can_be_declined(
         assert "dismissed" in kinds(client)
 
 
+@pytest.mark.long
 def test_after_a_restart_an_unfinished_refit_is_done_again(data_dir: Path) -> None:
     def never(service: Service) -> None:
         async def wait(*_: Any) -> None:
