@@ -37,6 +37,7 @@ from boxcal.app.settings import Settings
 from boxcal.app.state import lifespan
 from boxcal.app.telemetry import UNMATCHED, Telemetry
 from boxcal.app.tracing import Tracing, provider_from_environment
+from boxcal.app.v2 import routes as v2
 
 DOCUMENTS = ("/openapi.json",)
 CORS_REQUEST_HEADERS = ("Authorization", "Content-Type", "X-API-Key", "X-Request-Id", "traceparent")
@@ -60,6 +61,7 @@ ROUTERS = (
     description.router,
     page.router,
     health.router,
+    v2.router,
 )
 
 SECURITY_SCHEMES = {
@@ -87,10 +89,12 @@ class Application(FastAPI):
             all_routes(self),
             self.state.telemetry,
             direct=predict.ENDPOINTS,
+            direct_patterns=[(v2.INFER, v2.infer)],
             documents=DOCUMENTS,
             max_body_bytes=settings.max_body_bytes,
             unlimited={"/fit"},
             browsers=BrowserRules(settings),
+            root_path=settings.root_path,
         )
         if settings.cors_origin_list:
             answering = CORSMiddleware(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from http import HTTPStatus
@@ -57,6 +58,9 @@ class DirectRequest(Request):
                 part = piece[start : start + CHUNK]
                 sent += len(part)
                 await self._send({"type": "http.response.body", "body": part, "more_body": sent < length})
+
+
+Endpoint = Callable[[DirectRequest], Awaitable[None]]
 
 
 class Exchange:
@@ -142,6 +146,8 @@ class RequestMiddleware:
         Counts requests and problems.
     direct
         Endpoints by path; each handles POST.
+    direct_patterns
+        More of them, by a pattern of their paths; each also is a route.
     documents
         Paths that are no routes of FastAPI's; each is its own label in the metrics.
     max_body_bytes
@@ -150,6 +156,8 @@ class RequestMiddleware:
         Paths that limit their bodies themselves.
     browsers
         Checks `Host` and `Origin`.
+    root_path
+        Path under which a proxy serves the application; taken off the path of a request that has it.
     """
 
     def __init__(
@@ -158,20 +166,24 @@ class RequestMiddleware:
         routes: Sequence[BaseRoute],
         telemetry: Telemetry,
         *,
-        direct: Mapping[str, Callable[[DirectRequest], Awaitable[None]]],
+        direct: Mapping[str, Endpoint],
+        direct_patterns: Sequence[tuple[re.Pattern[str], Endpoint]],
         documents: Collection[str],
         max_body_bytes: int,
         unlimited: Collection[str],
         browsers: BrowserRules,
+        root_path: str = "",
     ) -> None:
         self._app = app
         self._lifespan = StartupErrorReporter(app)
         self._routes = routes
         self._telemetry = telemetry
         self._direct = direct
+        self._direct_patterns = direct_patterns
         self._labels = {*documents, *direct}
         self._max_body_bytes = max_body_bytes
         self._unlimited = unlimited
+        self._root_path = root_path
         self._bodies = Budget("bytes of bodies", 8 * max_body_bytes)
         self._browsers = browsers
         self._requirements = Requirements(routes, list(direct))
@@ -181,6 +193,8 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._lifespan(scope, receive, send)
             return
+        if self._root_path:
+            scope = self._below_root(scope)
         began = time.perf_counter()
         limit = None if scope["path"] in self._unlimited else self._max_body_bytes
         exchange = Exchange(receive, send, limit, self._bodies)
@@ -193,7 +207,7 @@ class RequestMiddleware:
                 routed = {**scope, "method": "GET"}
             if scope["state"]["boxcal"].access.is_required:
                 limiter = self._admit(routed, exchange)
-            endpoint = self._direct.get(scope["path"]) if scope["method"] == "POST" else None
+            endpoint = self._endpoint(scope)
             if endpoint is None:
                 await self._app(routed, exchange.receive, exchange.send)
             else:
@@ -224,6 +238,21 @@ class RequestMiddleware:
         if key.limiter is not None:
             exchange.headers = key.limiter.headers()
         return key.limiter
+
+    def _endpoint(self, scope: Scope) -> Endpoint | None:
+        """Find the direct endpoint of a request."""
+        path = scope["path"]
+        if scope["method"] != "POST" or path in self._direct:
+            return self._direct[path] if scope["method"] == "POST" else None
+        return next(
+            (endpoint for pattern, endpoint in self._direct_patterns if pattern.fullmatch(path)), None
+        )
+
+    def _below_root(self, scope: Scope) -> Scope:
+        path: str = scope["path"]
+        if path.startswith(self._root_path + "/"):
+            path = path[len(self._root_path) :]
+        return {**scope, "path": path, "root_path": self._root_path}
 
     async def _fail(self, error: Exception, scope: Scope, exchange: Exchange) -> None:
         """Send the problem that describes an exception."""

@@ -40,6 +40,7 @@ def server_config(settings: Settings) -> uvicorn.Config:
         create_app(settings),
         host=settings.host,
         port=settings.port,
+        uds=None if settings.uds is None else str(settings.uds),
         loop="uvloop",
         http=LimitedProtocol,
         ws="none",

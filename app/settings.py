@@ -67,6 +67,21 @@ class Settings(BaseSettings):
     tls_client_ca: Path | None = Field(
         default=None, description="Certificates (PEM) of the authorities that sign clients; requires one."
     )
+    grpc_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Port of the Open Inference Protocol over gRPC (extra `grpc`); 0 selects a free port. "
+        "Default: no gRPC.",
+    )
+    uds: Path | None = Field(
+        default=None, description="Unix socket to listen on, instead of the address and the port."
+    )
+    root_path: str = Field(
+        default="",
+        pattern=r"^(/[^/?#\s]+)*$",
+        description="Path under which a proxy serves the service, such as `/boxcal`; it may remove it.",
+    )
     data_dir: Path = Field(default=Path("data"), description="Directory for the database and uploads.")
     database_url: str | None = Field(
         default=None, description="SQLAlchemy URL of the registry; default: SQLite in the data directory."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, TypedDict, cast
 
@@ -15,6 +15,7 @@ from boxcal.app.access.access import Access
 from boxcal.app.access.build import open_access
 from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.active import ActiveCalibrator
+from boxcal.app.errors import InternalError
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.build import open_refits
 from boxcal.app.fitting.jobs import FitJobs, FitLimits
@@ -28,6 +29,7 @@ from boxcal.app.registry.store import Registry
 from boxcal.app.settings import Settings
 from boxcal.app.stats import Stats, open_stats
 from boxcal.app.telemetry import Telemetry
+from boxcal.app.v2.inference import Models
 from boxcal.models.backbone import Backbone
 
 logger = logging.getLogger("boxcal")
@@ -49,6 +51,7 @@ class State:
     pipeline: Pipeline
     stats: Stats
     access: Access
+    v2: Models
 
 
 class LifespanState(TypedDict):
@@ -102,7 +105,7 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
             open_pipeline(settings, backbone, refits.activator, telemetry, monitoring.feedback.keep)
         )
         stats = await stack.enter_async_context(open_stats(telemetry.registry))
-        yield State(
+        state = State(
             settings=settings,
             telemetry=telemetry,
             backbone=backbone,
@@ -115,7 +118,24 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
             pipeline=pipeline,
             stats=stats,
             access=access,
+            v2=Models(backbone, pipeline),
         )
+        if settings.grpc_port is not None:
+            await stack.enter_async_context(open_grpc(state, settings))
+        yield state
+
+
+def open_grpc(state: State, settings: Settings) -> AbstractAsyncContextManager[int]:
+    """Serve gRPC; raises BoxcalError if its packages are not installed."""
+    if settings.tls_cert is not None:
+        raise InternalError("BOXCAL_GRPC_PORT is not encrypted; it cannot be set with BOXCAL_TLS_CERT.")
+    try:
+        from boxcal.app.v2.grpc_server import serving  # noqa: PLC0415 - an optional package
+    except ModuleNotFoundError as error:
+        raise InternalError(
+            f"BOXCAL_GRPC_PORT needs the package {error.name}: pip install 'boxcal[grpc]'."
+        ) from error
+    return serving(state, settings.host, settings.grpc_port or 0, settings.max_body_bytes)
 
 
 @asynccontextmanager

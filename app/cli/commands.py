@@ -83,7 +83,13 @@ def serve(
 @cli.command()
 def predict(
     images: Annotated[
-        list[Path], typer.Argument(metavar="IMAGE...", exists=True, dir_okay=False, readable=True)
+        list[Path],
+        typer.Argument(
+            metavar="SOURCE...",
+            exists=True,
+            readable=True,
+            help="Images; with --output, a folder or a `.parquet`.",
+        ),
     ],
     *,
     lower: Annotated[
@@ -97,6 +103,15 @@ def predict(
     ] = None,
     top_k: Annotated[int, typer.Option(help="Number of classes to list.")] = 5,
     calibrator: CalibratorName = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write the predictions of a folder of images, or of a `.parquet` of logits, probabilities "
+            "or features, to this `.parquet`. A run that was stopped continues.",
+        ),
+    ] = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:

@@ -82,6 +82,11 @@ def disk(settings: Settings) -> str:
 
 def port(settings: Settings) -> str:
     """Listen on the address for a moment; if that fails, ask who listens there."""
+    if settings.uds is not None:
+        folder = settings.uds.absolute().parent
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise OSError(f"{folder}, the folder of the socket, is not writable")
+        return f"{settings.uds} can be created"
     address = f"{settings.host}:{settings.port}"
     try:
         socket.create_server((settings.host, settings.port)).close()

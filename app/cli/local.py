@@ -33,20 +33,15 @@ def predict(
     """
     settings = read_settings()
     backbone = settings.load_backbone()
-    bounds = None
-    if (lower, upper) != (None, None):
-        try:
-            bounds = Bounds(_side(lower, 0.0, backbone.labels), _side(upper, 1.0, backbone.labels))
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-    loaded = _calibrator(calibrator, backbone.num_classes)
+    bounds = bounds_of(lower, upper, backbone.labels)
+    loaded = calibrator_of(calibrator, backbone.num_classes)
     started = time.perf_counter()
     scores = []
     with progress_bar("predicting") as advance:
         for first in range(0, len(images), settings.max_batch_size):
             batch = images[first : first + settings.max_batch_size]
-            inputs = [_input(path, backbone, settings.max_pixels) for path in batch]
-            scores.append(_scores(backbone, loaded, np.stack(inputs)))
+            inputs = [image_of(path, backbone, settings.max_pixels) for path in batch]
+            scores.append(scores_of(backbone, loaded, np.stack(inputs)))
             advance((first + len(batch)) / len(images), "")
     calibrated = loaded.calibrate(torch.cat(scores), bounds)
     return Answer.model_validate(
@@ -60,7 +55,24 @@ def predict(
     )
 
 
-def _calibrator(path: str | None, num_classes: int) -> Calibrator:
+def bounds_of(lower: Bound, upper: Bound, labels: Sequence[str]) -> Bounds | None:
+    """Bring the bounds of a command to vectors; None if there are none.
+
+    Raises
+    ------
+    UsageError
+        Naming the class or the value that is wrong.
+    """
+    if (lower, upper) == (None, None):
+        return None
+    try:
+        return Bounds(_side(lower, 0.0, labels), _side(upper, 1.0, labels))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def calibrator_of(path: str | None, num_classes: int) -> Calibrator:
+    """Load a saved calibrator, or none; UsageError if it is for another number of classes."""
     if path is None:
         return Calibrator.uncalibrated(num_classes)
     loaded = Calibrator.from_bytes(Path(path).read_bytes())
@@ -69,7 +81,8 @@ def _calibrator(path: str | None, num_classes: int) -> Calibrator:
     return loaded
 
 
-def _input(path: Path, backbone: Backbone, max_pixels: int) -> NDArray[np.float32]:
+def image_of(path: Path, backbone: Backbone, max_pixels: int) -> NDArray[np.float32]:
+    """Decode an image file; UsageError names the file."""
     if backbone.preprocessing is None:
         raise UsageError(f"{backbone.name} reads no images: {backbone.inputs.refusal('image')}")
     try:
@@ -78,7 +91,7 @@ def _input(path: Path, backbone: Backbone, max_pixels: int) -> NDArray[np.float3
         raise UsageError(f"{path}: {error}") from error
 
 
-def _scores(backbone: Backbone, calibrator: Calibrator, inputs: NDArray[np.float32]) -> torch.Tensor:
+def scores_of(backbone: Backbone, calibrator: Calibrator, inputs: NDArray[np.float32]) -> torch.Tensor:
     """Give what the calibrator reads: logits (N, K), features (N, D), or logits of shifted inputs."""
     batch = torch.from_numpy(inputs)
     if calibrator.reads == "features":

@@ -22,13 +22,26 @@ def run(
     upper: Sequence[str] | None,
     top_k: int,
     calibrator: str | None,
+    output: Path | None,
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Predict every image and show the classes of each, most probable first."""
+    """Predict every image and show the classes of each, most probable first; or write them to a file."""
     if top_k < 1:
         raise UsageError(f"top_k is {top_k}; it must be at least 1")
     bounds = {"lower": read_bounds("lower", lower or ()), "upper": read_bounds("upper", upper or ())}
+    if output is not None:
+        if len(images) != 1 or url is not None:
+            raise UsageError("--output takes one folder or one .parquet, and no --url")
+        from boxcal.app.cli import bulk  # noqa: PLC0415 - imports torch
+
+        rows = bulk.run(images[0], output, **bounds, calibrator=calibrator)
+        if as_json:
+            write_json({"rows": rows, "output": str(output)})
+        return
+    for image in images:
+        if image.is_dir():
+            raise UsageError(f"{image} is a folder; add --output FILE.parquet")
     if url is not None:
         answer = _through_service(images, {"top_k": top_k, **bounds}, calibrator, url)
     else:

@@ -8,8 +8,9 @@ import asyncio
 import functools
 import inspect
 import os
+import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -25,6 +26,8 @@ from boxcal.app.client.results import Fit, Health
 __all__ = ["DEFAULT_URL", "AsyncBoxcalClient", "BoxcalClient"]
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_TIMEOUT = 35.0
+"""Five seconds longer than the service's default."""
 READY_PAUSE = 0.1
 ONCE = RetryPolicy(retries=0)
 
@@ -43,8 +46,11 @@ class _Client:
         url: str = DEFAULT_URL,
         *,
         api_key: str | None = None,
-        timeout: float = 30.0,
+        timeout: float = DEFAULT_TIMEOUT,
         retries: RetryPolicy | None = None,
+        headers: Mapping[str, str] | None = None,
+        verify: ssl.SSLContext | bool = True,
+        http_client: Any = None,
     ) -> None:
         try:
             parsed_url = httpx.URL(url)
@@ -54,12 +60,17 @@ class _Client:
             raise InvalidUrlError(f"{url!r} is not the URL of a service, such as {DEFAULT_URL}")
         self._url, self._timeout, self._retries = url.rstrip("/"), timeout, retries or RetryPolicy()
         key = api_key or os.environ.get("BOXCAL_API_KEY", "")
-        self._http = self._open(headers={"Authorization": f"Bearer {key}"} if key else None)
+        self._headers = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
+        self._owns_client = http_client is None
+        self._http = self._open(verify=verify) if http_client is None else http_client
 
     def _arguments(self, call: Call[Any]) -> dict[str, Any]:
         """Keyword arguments of httpx for one call."""
         timeout = httpx.Timeout(self._timeout, read=self._timeout + call.extra_seconds)
-        return {"method": call.method, "url": self._url + call.path, "timeout": timeout, **call.arguments}
+        given = dict(call.arguments)
+        if self._headers:
+            given["headers"] = {**self._headers, **given.get("headers", {})}
+        return {"method": call.method, "url": self._url + call.path, "timeout": timeout, **given}
 
     def _stream_arguments(self, fit_id: str) -> dict[str, Any]:
         """Keyword arguments of httpx for the event stream of a fit."""
@@ -122,9 +133,18 @@ class BoxcalClient(_Client):
     api_key
         Sent with every request; by default the environment variable BOXCAL_API_KEY.
     timeout
-        Seconds to connect, to send and to wait for a response.
+        Seconds to connect, to send and to wait for a response. The default is longer than the service's own
+        timeout, so that the service says what took too long.
     retries
         When requests are retried (`RetryPolicy`).
+    headers
+        Headers of every request, for example of a proxy that checks who asks.
+    verify
+        How certificates are verified: False for not at all, or an `ssl.SSLContext`.
+    http_client
+        An `httpx.Client` (`httpx.AsyncClient` for `AsyncBoxcalClient`) to send requests with: for a proxy, a
+        Unix socket (`httpx.HTTPTransport(uds=...)`) or a client certificate. It is not closed, and `verify`
+        does not apply to it.
 
     Raises
     ------
@@ -229,7 +249,8 @@ class BoxcalClient(_Client):
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        if self._owns_client:
+            self._http.close()
 
     def __enter__(self) -> Self:
         return self
@@ -328,7 +349,8 @@ class AsyncBoxcalClient(_Client):
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        if self._owns_client:
+            await self._http.aclose()
 
     async def __aenter__(self) -> Self:
         return self

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from boxcal.app.client.calls import pack_images
 from boxcal.app.fitting import check, requirements
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
+from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.form import FilePart
 from boxcal.app.fitting.images import run_backbone
 from boxcal.app.fitting.messages import FitTask
-from boxcal.app.fitting.validation_set import ValidationSet
+from boxcal.app.fitting.validation_set import ValidationSet, log_probabilities
 from boxcal.app.registry.records import FittedCalibrator
 
 if TYPE_CHECKING:
     from boxcal.app.settings import Settings
 
+Floats = npt.NDArray[np.float64]
 NO_LIMIT = 2**62  # the user's own file, on the user's own machine
 
 Progress = Callable[[float, str], None]
@@ -41,6 +47,57 @@ def read_validation_data(
     if data.holds_images:
         run_backbone(data, source.load(), source.max_pixels, progress, reads)
     return data
+
+
+class ScoreFile:
+    """A Parquet file of logits or probabilities, without labels, read in parts.
+
+    Parameters
+    ----------
+    path
+        Has a list column `logits` or `probabilities`, or one column of logits for each class.
+    classes
+        The class names.
+
+    Attributes
+    ----------
+    rows
+        Of the file.
+
+    Raises
+    ------
+    InvalidUpload
+        Naming the column that is missing or unknown.
+    """
+
+    def __init__(self, path: Path, classes: Sequence[str]) -> None:
+        import pyarrow.parquet as pq  # noqa: PLC0415 - takes long to load
+
+        from boxcal.app.fitting.tables import LABEL, choose_columns  # noqa: PLC0415
+
+        self._file = pq.ParquetFile(path)
+        names = [name for name in self._file.schema_arrow.names if name != LABEL]
+        self._columns = choose_columns([*names, LABEL], classes, None)
+        self._classes = len(classes)
+        self.rows: int = self._file.metadata.num_rows
+
+    def parts(self, size: int) -> Iterator[tuple[int, Callable[[], Floats]]]:
+        """Yield the number of rows of each part, at most `size`, and a function that returns its logits."""
+        first = 0
+        for batch in self._file.iter_batches(size, columns=list(self._columns.names)):
+            yield len(batch), partial(self._logits, batch, first)
+            first += len(batch)
+
+    def _logits(self, batch: Any, first: int) -> Floats:
+        from boxcal.app.fitting.tables import scores_of_batch  # noqa: PLC0415
+
+        values = scores_of_batch(batch, self._columns, first).astype(np.float64)
+        if values.shape[1] != self._classes:
+            raise InvalidUpload(
+                f"The rows have {values.shape[1]} numbers, the model has {self._classes} classes. Without "
+                f"a model, set BOXCAL_MODEL=logits:{values.shape[1]}."
+            )
+        return log_probabilities(values, first) if self._columns.kind == "probabilities" else values
 
 
 def holds_images(path: Path) -> bool:

@@ -185,7 +185,7 @@ async def start_fit(
         record = await state.fit_jobs.wait(record.id, wait)
     if record.state.is_final:
         response.status_code = status.HTTP_200_OK
-    response.headers["Location"] = f"/fits/{record.id}"
+    response.headers["Location"] = f"{request.scope['root_path']}/fits/{record.id}"
     return Fit.of(record)
 
 

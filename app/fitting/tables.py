@@ -225,7 +225,7 @@ def _blocks(
         if not len(batch):
             continue
         batch.validate(full=True)
-        block = _scores(batch, columns, rows, width)
+        block = scores_of_batch(batch, columns, rows, width)
         width = block.shape[1]
         labels.append(_labels(batch.column(LABEL), columns.classes, rows))
         rows += len(batch)
@@ -247,7 +247,14 @@ def _is_text(kind: Any) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def _scores(batch: pa.RecordBatch, columns: Columns, first: int, width: int) -> Array:
+def scores_of_batch(batch: pa.RecordBatch, columns: Columns, first: int, width: int = 0) -> Array:
+    """Return the scores (n, K) of a batch of rows, the first of which has the number `first`.
+
+    Raises
+    ------
+    InvalidUpload
+        Naming the column and the row that cannot be accepted; a row that has not `width` numbers, if given.
+    """
     if columns.is_list:
         return _lists(batch.column(columns.names[0]), columns.names[0], first, width)
     parts = []

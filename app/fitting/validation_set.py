@@ -238,6 +238,17 @@ def refuse_weights(names: Sequence[str]) -> None:
             )
 
 
+def log_probabilities(block: Array, first: int = 0) -> Array:
+    """Return the logarithms of probabilities (n, K), the first row of which has the number `first`.
+
+    Raises
+    ------
+    InvalidUpload
+        Naming the row and the value that is no probability, or the sum that is not 1.
+    """
+    return _logarithms(block, first)[0]
+
+
 def _logarithms(block: Array, first: int) -> tuple[Array, int]:
     """Logarithms of probabilities divided by their sums, and how many sums were off by more than rounding.
 

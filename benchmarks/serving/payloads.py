@@ -19,19 +19,21 @@ CLASSES = 1000
 
 @dataclass(frozen=True)
 class Request:
-    """A POST request: path with query, media type and body."""
+    """A POST request: path with query, media type, body and further headers."""
 
     path: str
     media_type: str
     body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
 
     def encoded(self, port: int) -> bytes:
         """Return the bytes of HTTP/1.1 on a connection that stays open."""
         head = (
             f"POST {self.path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
-            f"Content-Type: {self.media_type}\r\nContent-Length: {len(self.body)}\r\n\r\n"
+            f"Content-Type: {self.media_type}\r\nContent-Length: {len(self.body)}\r\n"
         )
-        return head.encode() + self.body
+        more = "".join(f"{name}: {value}\r\n" for name, value in self.headers)
+        return f"{head}{more}\r\n".encode() + self.body
 
 
 def free_port() -> int:

@@ -68,6 +68,8 @@ def test_the_contract_is_there(http: httpx.Client) -> None:
         "image/jpeg",
         "image/png",
         "image/webp",
+        "text/csv",
+        "text/plain",
     }
     assert set(paths["/calibrate"]["post"]["requestBody"]["content"]) == {
         "application/json",

@@ -1,0 +1,1 @@
+"""The Open Inference Protocol, version 2: the same predictions for clients of Triton and KServe."""

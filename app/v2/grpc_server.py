@@ -1,0 +1,274 @@
+"""The Open Inference Protocol over gRPC, in the same process and through the same pipeline as HTTP.
+
+Needs the extra `grpc`; listens if `BOXCAL_GRPC_PORT` is set.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from importlib.metadata import version as version_of
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import numpy as np
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from boxcal.app.access.limits import Limiter
+from boxcal.app.access.scopes import Level, Requirement, Scope
+from boxcal.app.errors import BoxcalError, InternalError, InvalidInput, MalformedBody
+from boxcal.app.v2.inference import Asked
+from boxcal.app.v2.messages import METHODS, POOL, SERVICE, message_class
+from boxcal.app.v2.routes import EXTENSIONS, model_versions
+from boxcal.app.v2.tensors import BYTES, datatype_of, from_binary, read_shape, to_binary
+
+if TYPE_CHECKING:
+    from boxcal.app.state import State
+
+logger = logging.getLogger("boxcal")
+
+STATUS = {
+    HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    HTTPStatus.UNPROCESSABLE_ENTITY: grpc.StatusCode.INVALID_ARGUMENT,
+    HTTPStatus.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
+    HTTPStatus.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    HTTPStatus.TOO_MANY_REQUESTS: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    HTTPStatus.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    HTTPStatus.CONFLICT: grpc.StatusCode.FAILED_PRECONDITION,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    HTTPStatus.SERVICE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+CONTENTS = {
+    "BOOL": "bool_contents",
+    **{f"INT{size}": "int_contents" for size in (8, 16, 32)},
+    "INT64": "int64_contents",
+    **{f"UINT{size}": "uint_contents" for size in (8, 16, 32)},
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    BYTES: "bytes_contents",
+}
+GRACE_SECONDS = 5.0
+REQUIREMENTS: dict[str, Requirement] = {
+    "ModelInfer": Scope.PREDICT,
+    "ServerLive": Level.OPEN,
+    "ServerReady": Level.OPEN,
+}
+"""What a method requires of the API key; any key where it is not named."""
+
+Handler = Callable[[Any], Awaitable[Any]]
+
+
+class Inference:
+    """The methods of the service.
+
+    Parameters
+    ----------
+    state
+        Of the service.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._classes = {name: message_class(f"{name}Response") for name in METHODS}
+
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+        """Return the handler of each method."""
+        methods: dict[str, Handler] = {
+            "ServerLive": self.server_live,
+            "ServerReady": self.server_ready,
+            "ModelReady": self.model_ready,
+            "ServerMetadata": self.server_metadata,
+            "ModelMetadata": self.model_metadata,
+            "ModelInfer": self.model_infer,
+            "RepositoryIndex": self.repository_index,
+        }
+        return {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._with_status(method, REQUIREMENTS.get(name, Level.KEY)),
+                request_deserializer=message_class(f"{name}Request").FromString,
+                response_serializer=self._classes[name].SerializeToString,
+            )
+            for name, method in methods.items()
+        }
+
+    def _with_status(self, method: Handler, requirement: Requirement) -> Callable[[Any, Any], Awaitable[Any]]:
+        """Check the API key in the metadata, and turn errors into status codes with the problem's detail."""
+        access = self._state.access
+
+        async def handle(request: Any, context: Any) -> Any:
+            limiter: Limiter | None = None
+            try:
+                if access.is_required and requirement is not Level.OPEN:
+                    headers = [
+                        (name.encode(), value if isinstance(value, bytes) else value.encode())
+                        for name, value in context.invocation_metadata()
+                    ]
+                    limiter = access.admit(headers, requirement).limiter
+                return await method(request)
+            except BoxcalError as error:
+                if isinstance(error, InternalError):
+                    logger.error("gRPC failed: %s", error)
+                code = STATUS.get(HTTPStatus(error.status), grpc.StatusCode.INTERNAL)
+                await context.abort(code, error.detail)
+            except Exception as error:
+                logger.error("gRPC failed", exc_info=error)
+                await context.abort(grpc.StatusCode.INTERNAL, "Internal error; see the server log.")
+            finally:
+                if limiter is not None:
+                    limiter.leave()
+
+        return handle
+
+    async def server_live(self, request: Any) -> Any:
+        """Return true while the process runs."""
+        return self._classes["ServerLive"](live=True)
+
+    async def server_ready(self, request: Any) -> Any:
+        """Return whether the service can predict."""
+        return self._classes["ServerReady"](ready=self._state.pipeline.batcher.failure is None)
+
+    async def model_ready(self, request: Any) -> Any:
+        """Return whether a version of a model can predict."""
+        self._state.v2.check_name(request.name)
+        known = not request.version or request.version in await model_versions(self._state)
+        return self._classes["ModelReady"](ready=known and self._state.pipeline.batcher.failure is None)
+
+    async def server_metadata(self, request: Any) -> Any:
+        """Describe the server."""
+        return self._classes["ServerMetadata"](
+            name="boxcal", version=version_of("boxcal"), extensions=EXTENSIONS
+        )
+
+    async def model_metadata(self, request: Any) -> Any:
+        """Describe a model."""
+        models = self._state.v2
+        models.check_name(request.name)
+        return self._classes["ModelMetadata"](
+            name=request.name,
+            versions=await model_versions(self._state),
+            platform="boxcal",
+            inputs=[_described(one) for one in models.inputs(request.name)],
+            outputs=[_described(one) for one in models.outputs()],
+        )
+
+    async def repository_index(self, request: Any) -> Any:
+        """List the models."""
+        active = str(self._state.active.current.version)
+        models = [{"name": name, "version": active, "state": "READY"} for name in self._state.v2.names]
+        return self._classes["RepositoryIndex"](models=models)
+
+    async def model_infer(self, request: Any) -> Any:
+        """Answer an inference request."""
+        answered = await self._state.v2.infer(read_request(request))
+        response = self._classes["ModelInfer"](
+            model_name=answered.model, model_version=answered.version, id=request.id
+        )
+        response.parameters["bounds_relaxed"].bool_param = answered.relaxed
+        for name, array in answered.outputs:
+            response.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
+            response.raw_output_contents.append(to_binary(array))
+        return response
+
+
+def read_request(request: Any) -> Asked:
+    """Read a request and its tensors, which are raw or typed contents.
+
+    Raises
+    ------
+    MalformedBody, InvalidInput
+        What is wrong with it.
+    """
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise MalformedBody(f"The request has {len(request.inputs)} inputs and {len(raw)} raw contents.")
+    inputs = {}
+    for position, one in enumerate(request.inputs):
+        shape = read_shape(one.name, list(one.shape))
+        array = from_binary(one.name, one.datatype, shape, raw[position]) if raw else _typed(one, shape)
+        if one.name in inputs:
+            raise InvalidInput(f"The request has two inputs {one.name!r:.100}.")
+        inputs[one.name] = array
+    outputs = []
+    for wanted in request.outputs:
+        options = {name: _value(parameter) for name, parameter in wanted.parameters.items()}
+        outputs.append((wanted.name, max(0, int(options.get("classification") or 0))))
+    parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
+    return Asked(request.model_name, request.model_version, inputs, outputs, parameters)
+
+
+@asynccontextmanager
+async def serving(state: State, host: str, port: int, max_bytes: int) -> AsyncIterator[int]:
+    """Serve until the block ends; gives the port."""
+    options = [("grpc.max_receive_message_length", max_bytes), ("grpc.max_send_message_length", -1)]
+    server = grpc.aio.server(options=[*options, ("grpc.so_reuseport", 0)])
+    inference = Inference(state)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, inference.handlers())])
+    checks = health.aio.HealthServicer()
+    for name in ("", SERVICE):
+        await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server, pool=_Pools())
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise InternalError(f"gRPC cannot listen on {host}:{port}: {error}") from error
+    await server.start()
+    logger.info("gRPC on %s:%d", host, bound)
+    try:
+        yield bound
+    finally:
+        await checks.enter_graceful_shutdown()
+        await server.stop(GRACE_SECONDS)
+
+
+class _Pools:
+    """Descriptors of this service and of the others, for reflection."""
+
+    def __getattr__(self, name: str) -> Any:
+        from google.protobuf import descriptor_pool  # noqa: PLC0415
+
+        own, others = getattr(POOL, name), getattr(descriptor_pool.Default(), name)
+
+        def find(*arguments: Any) -> Any:
+            try:
+                return own(*arguments)
+            except KeyError:
+                return others(*arguments)
+
+        return find
+
+
+def _typed(one: Any, shape: tuple[int, ...]) -> Any:
+    member = CONTENTS.get(one.datatype)
+    if member is None:
+        raise InvalidInput(
+            f"The input {one.name!r:.100} has the type {one.datatype!r:.50}; send it as raw contents."
+        )
+    values = getattr(one.contents, member)
+    if len(values) != int(np.prod(shape, dtype=object)):
+        raise InvalidInput(
+            f"The input {one.name!r:.100} of the shape {list(shape)} has {len(values)} values in `{member}`."
+        )
+    if one.datatype == BYTES:
+        elements = np.empty(len(values), object)
+        elements[:] = list(values)
+        return elements.reshape(shape)
+    dtype = {"F": np.float64, "B": np.bool_}.get(one.datatype[0], np.int64)
+    if one.datatype == "UINT64":
+        dtype = np.uint64
+    return np.array(values, dtype).reshape(shape)
+
+
+def _value(parameter: Any) -> Any:
+    chosen = parameter.WhichOneof("parameter_choice")
+    return None if chosen is None else getattr(parameter, chosen)
+
+
+def _described(one: Any) -> dict[str, Any]:
+    return {"name": one.name, "datatype": one.datatype, "shape": list(one.shape)}

@@ -1,0 +1,386 @@
+"""From a request of the Open Inference Protocol to the pipeline, and from its rows to output tensors.
+
+REST and gRPC use this. The model `NAME` takes what `/predict` takes, the model `NAME.calibrator` takes logits
+or probabilities, as `/calibrate` does. The version of a model is the version of its calibrator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from boxcal.app.errors import InvalidBounds, InvalidInput, InvalidParameter, NotFound
+from boxcal.app.nearest import hint
+from boxcal.app.predict import options as request_options
+from boxcal.app.predict.answers import CalibratedAnswer, Rows, rank
+from boxcal.app.predict.arrays import check_scores, logits_of
+from boxcal.app.predict.bodies import Input
+from boxcal.app.predict.options import Options
+from boxcal.app.predict.pipeline import Pipeline
+from boxcal.app.v2.tensors import BYTES, Array
+from boxcal.models.backbone import Backbone
+from boxcal.models.row_inputs import RowInputs
+from boxcal.models.text_inputs import TextInputs
+
+CALIBRATOR = ".calibrator"
+SIDES = ("lower", "upper")
+OUTPUTS = ("probabilities", "label", "index", "bound", "logits")
+DEFAULT_OUTPUTS = ("probabilities", "label", "index")
+IGNORED = ("sequence_id", "sequence_start", "sequence_end", "priority", "binary_data_output")
+"""Parameters that clients send by themselves and that change nothing here."""
+PARAMETERS = (*SIDES, "timeout", "timeout_ms", "calibrator")
+
+
+class ModelNotFound(NotFound):
+    """No model has this name, or it has no such version."""
+
+    type = "model-not-found"
+    title = "Model not found"
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request.
+
+    Attributes
+    ----------
+    model, version
+        As the client names them; an empty version is the active calibrator.
+    inputs
+        Arrays by name.
+    outputs
+        Names of the outputs, and how many classes each lists in the form of the classification extension; 0
+        for the tensor itself.
+    """
+
+    model: str
+    version: str
+    inputs: Mapping[str, Array]
+    outputs: Sequence[tuple[str, int]] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A response: tensors by name, with the version of the calibrator."""
+
+    model: str
+    version: str
+    outputs: list[tuple[str, Array]]
+    relaxed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDescription:
+    """An input or output of a model; -1 is a free size."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class Models:
+    """The two models of a service.
+
+    Parameters
+    ----------
+    backbone
+        Its inputs are those of the model; without a model there is `NAME.calibrator` alone.
+    pipeline
+        Answers requests.
+
+    Attributes
+    ----------
+    counts
+        Requests, samples and nanoseconds by model, and by outcome for the requests.
+    """
+
+    def __init__(self, backbone: Backbone, pipeline: Pipeline) -> None:
+        self._backbone = backbone
+        self._pipeline = pipeline
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.names = [backbone.name] if backbone.inputs.kind != "none" else []
+        self.names.append(backbone.name + CALIBRATOR)
+
+    def check_name(self, model: str) -> None:
+        """Raise ModelNotFound if no model has this name."""
+        if model not in self.names:
+            raise ModelNotFound(
+                f"There is no model {model!r:.200}{hint(model, self.names)}; the models are "
+                f"{', '.join(self.names)}."
+            )
+
+    def inputs(self, model: str) -> list[TensorDescription]:
+        """Describe what a model takes; of several forms of the same inputs a request has one."""
+        classes = self._backbone.num_classes
+        if model.endswith(CALIBRATOR):
+            return [TensorDescription("logits", "FP64", (-1, classes))]
+        inputs = self._backbone.inputs
+        if isinstance(inputs, RowInputs):
+            return [
+                TensorDescription(one.name, _datatype(one.dtype), (-1, one.width)) for one in inputs.columns
+            ]
+        if isinstance(inputs, TextInputs):
+            if "text" in inputs.members:
+                return [TensorDescription("text", BYTES, (-1,))]
+            return [TensorDescription(name, "INT64", (-1, -1)) for name in inputs.names]
+        if inputs.kind == "images":
+            return [TensorDescription("image", BYTES, (-1,))]
+        return [TensorDescription("tensor", "FP32", (-1, *inputs.shape))]
+
+    def outputs(self) -> list[TensorDescription]:
+        """Describe what both models return."""
+        classes = self._backbone.num_classes
+        numbers, texts = ("probabilities", "logits"), ("label", "bound")
+        return [
+            *(TensorDescription(name, "FP64", (-1, classes)) for name in numbers),
+            *(TensorDescription(name, BYTES, (-1,)) for name in texts),
+            TensorDescription("index", "INT64", (-1,)),
+        ]
+
+    async def infer(self, asked: Asked) -> Answered:
+        """Answer a request.
+
+        Raises
+        ------
+        BoxcalError
+            What is wrong with the model's name, an input, the bounds or a parameter; those of the pipeline.
+        """
+        self.check_name(asked.model)
+        began = time.perf_counter_ns()
+        try:
+            answer = await self._answer(asked)
+        except BaseException:
+            self.counts[asked.model, "fail"] += 1
+            raise
+        self.counts[asked.model, "success"] += 1
+        self.counts[asked.model, "samples"] += len(answer.rows)
+        self.counts[asked.model, "ns"] += time.perf_counter_ns() - began
+        outputs = [(name, _output(answer, name, top)) for name, top in self._wanted(asked)]
+        relaxed = bool(answer.rows.relaxed.any())
+        return Answered(asked.model, str(answer.served.version), outputs, relaxed)
+
+    def _wanted(self, asked: Asked) -> Sequence[tuple[str, int]]:
+        for name, _ in asked.outputs:
+            if name not in OUTPUTS:
+                raise InvalidParameter(
+                    f"There is no output {name!r:.100}{hint(name, OUTPUTS)}; the outputs are "
+                    f"{', '.join(OUTPUTS)}."
+                )
+        return asked.outputs or [(name, 0) for name in DEFAULT_OUTPUTS]
+
+    async def _answer(self, asked: Asked) -> CalibratedAnswer:
+        self._wanted(asked)
+        document = _options(asked)
+        given = {name: array for name, array in asked.inputs.items() if name not in SIDES}
+        rows = _rows(given)
+        bounds = {side: asked.inputs[side] for side in SIDES if side in asked.inputs}
+        per_row = _bounds(bounds, document, rows, self._backbone.num_classes)
+        if per_row is None:
+            return await self._run(asked.model, given, request_options.from_json(document or None))
+        # One calibrator for all rows, also if another one is activated meanwhile.
+        version = document.get("calibrator", "active")
+        document["calibrator"] = self._pipeline.active_version if version == "active" else version
+        answers = await asyncio.gather(
+            *(
+                self._run(
+                    asked.model,
+                    {name: array[row : row + 1] for name, array in given.items()},
+                    request_options.from_json({**document, "bounds": per_row[row]}),
+                )
+                for row in range(rows)
+            )
+        )
+        joined = Rows.join([answer.rows for answer in answers])
+        first = answers[0]
+        return CalibratedAnswer(first.model, first.labels, first.served, joined, first.options, first.seconds)
+
+    async def _run(self, model: str, given: Mapping[str, Array], options: Options) -> CalibratedAnswer:
+        pipeline, rows = self._pipeline, _rows(given)
+        with pipeline.memory_for(rows, options, as_json=False):
+            if model.endswith(CALIBRATOR):
+                logits = _scores(given, self._backbone.num_classes)
+                answer = await pipeline.calibrate(lambda: logits, logits.size, options)
+            else:
+                pipeline.check_room(options)
+                answer = await pipeline.predict(self._samples(given), options)
+            await pipeline.write(answer, lambda _: [])  # counts it
+            return answer
+
+    def _samples(self, given: Mapping[str, Array]) -> Any:
+        """Bring the inputs of a request to what the pipeline decodes."""
+        inputs = self._backbone.inputs
+        if isinstance(inputs, RowInputs):
+            return _features(given, inputs)
+        if len(given) == 1:
+            ((name, array),) = given.items()
+            if name == "image" and "image" in inputs.members:
+                return [Input("image", _image(one)) for one in array.ravel()]
+            if name == "text" and "text" in inputs.members:
+                return [Input("text", _text(one)) for one in array.ravel()]
+            if name == "tensor" and "tensor" in inputs.members:
+                return array
+        if isinstance(inputs, TextInputs):
+            _known(given, inputs.names)
+            lists = {name: array.tolist() for name, array in given.items()}
+            return [
+                Input("tokens", {name: rows[row] for name, rows in lists.items()})
+                for row in range(_rows(given))
+            ]
+        raise InvalidInput(_unknown(given, [one for one in inputs.members if one != "cells"]))
+
+
+def _options(asked: Asked) -> dict[str, Any]:
+    """Turn the parameters of a request into options of the pipeline."""
+    document: dict[str, Any] = {}
+    for name, value in asked.parameters.items():
+        if name in IGNORED:
+            continue
+        if name in SIDES:
+            document.setdefault("bounds", {})[name] = value
+        elif name == "timeout":  # microseconds, as for Triton
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise InvalidParameter(f"timeout is {value!r:.100}; it is a number of microseconds.")
+            if value:
+                document["timeout_ms"] = value / 1e3
+        elif name in PARAMETERS:
+            document[name] = value
+        else:
+            raise InvalidParameter(
+                f"There is no parameter {name!r:.100}{hint(name, PARAMETERS)}; the parameters are "
+                f"{', '.join(PARAMETERS)}."
+            )
+    if asked.version:
+        if not (asked.version.isascii() and asked.version.isdecimal()):
+            raise ModelNotFound(f"The version {asked.version!r:.50} of {asked.model} is no number.")
+        document["calibrator"] = int(asked.version[:12])
+    return document
+
+
+def _rows(given: Mapping[str, Array]) -> int:
+    """Return N, which all inputs have."""
+    counts = {array.shape[0] if array.ndim else 0 for array in given.values()}
+    if len(counts) != 1 or counts == {0}:
+        shapes = ", ".join(f"{name!r:.50} {list(array.shape)}" for name, array in given.items()) or "none"
+        raise InvalidInput(f"The inputs must have the same number of rows, at least one; got {shapes}.")
+    return counts.pop()
+
+
+def _bounds(
+    bounds: Mapping[str, Array], document: dict[str, Any], rows: int, classes: int
+) -> list[dict[str, Any]] | None:
+    """Put bounds (K) into the options; return the bounds of each row if some are (N, K)."""
+    per_row: list[dict[str, Any]] = [{} for _ in range(rows)]
+    several = False
+    for side, array in bounds.items():
+        if array.dtype.kind not in "fiu" or array.shape not in {(classes,), (rows, classes), (1, classes)}:
+            raise InvalidBounds(
+                f"The input {side!r} has the shape {list(array.shape)}; bounds are numbers ({classes}) or "
+                f"({rows}, {classes})."
+            )
+        if side in document.get("bounds", {}):
+            raise InvalidBounds(f"Give the {side} bounds once, as an input or as a parameter.")
+        values = array.astype(np.float64)
+        several |= values.ndim == 2 and len(values) > 1
+        for row, one in enumerate(np.broadcast_to(values, (rows, classes))):
+            per_row[row][side] = one.tolist()
+        if not several:
+            document.setdefault("bounds", {})[side] = per_row[0][side]
+    if not several:
+        return None
+    shared = document.pop("bounds", {})
+    return [{**shared, **one} for one in per_row]
+
+
+def _scores(given: Mapping[str, Array], classes: int) -> Any:
+    names = ("logits", "probabilities")
+    if len(given) != 1 or next(iter(given)) not in names:
+        raise InvalidInput(_unknown(given, names))
+    ((name, array),) = given.items()
+    scores = check_scores(array, classes, name)
+    if name == "logits":
+        return scores
+    dtype = array.dtype if array.dtype.kind == "f" else np.dtype(np.float64)
+    return logits_of(scores, float(np.finfo(dtype).tiny))
+
+
+def _features(given: Mapping[str, Array], inputs: RowInputs) -> Any:
+    """Bring features, in one array or one for each input of the model, to one array or to rows."""
+    arrays = [given["features"]] if set(given) == {"features"} else []
+    if not arrays:
+        _known(given, [column.name for column in inputs.columns])
+        if missing := next((one.name for one in inputs.columns if one.name not in given), None):
+            raise InvalidInput(f"The input {missing!r} is missing.")
+        arrays = [given[column.name] for column in inputs.columns]
+    flat = [array.reshape(len(array), -1) for array in arrays]
+    if all(array.dtype.kind in "fiub" for array in flat):
+        return np.concatenate([array.astype(np.float64) for array in flat], axis=1)
+    rows = np.concatenate([array.astype(object) for array in flat], axis=1)
+    return [Input("features", [_text(v) if isinstance(v, bytes) else v for v in row]) for row in rows]
+
+
+def _output(answer: CalibratedAnswer, name: str, top: int) -> Array:
+    rows = answer.rows
+    if top:
+        if name not in ("probabilities", "logits"):
+            raise InvalidParameter(
+                f"The output {name!r} has no classes; `classification` is for probabilities."
+            )
+        values = rows.probabilities if name == "probabilities" else rows.logits
+        listed = [
+            [
+                f"{values[row, index].item()!r}:{index}:{answer.labels[index]}"
+                for index in rank(values[row], rows.mapped[row], top)
+            ]
+            for row in range(len(rows))
+        ]
+        return np.array(listed, object)
+    if name in ("probabilities", "logits"):
+        return rows.probabilities if name == "probabilities" else rows.logits
+    first = [rank(rows.probabilities[row], rows.mapped[row], 1)[0] for row in range(len(rows))]
+    if name == "index":
+        return np.array(first, np.int64)
+    if name == "label":
+        return np.array([answer.labels[index] for index in first], object)
+    return np.array([answer.bound_hit(row, index) or "" for row, index in enumerate(first)], object)
+
+
+def _image(one: Any) -> bytes:
+    """Take the bytes of an image; JSON holds them in base64."""
+    if isinstance(one, bytes):
+        return one
+    try:
+        return base64.b64decode(str(one), validate=True)
+    except binascii.Error as error:
+        raise InvalidInput(f"The image is not base64: {error}.") from error
+
+
+def _text(one: Any) -> str:
+    try:
+        return one.decode() if isinstance(one, bytes) else str(one)
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"The text is not UTF-8: {error}.") from error
+
+
+def _known(given: Mapping[str, Array], names: Sequence[str]) -> None:
+    if any(name not in names for name in given):
+        raise InvalidInput(_unknown(given, names))
+
+
+def _unknown(given: Mapping[str, Array], names: Sequence[str]) -> str:
+    other = next((name for name in given if name not in names), ", ".join(given))
+    return f"The model has no input {other!r:.100}{hint(other, names)}; it takes {' or '.join(names)}."
+
+
+def _datatype(dtype: str) -> str:
+    kinds = {"float": "FP", "int": "INT", "bool": "BOOL", "str": BYTES}
+    name = dtype.rstrip("0123456789")
+    return kinds[name] + (dtype[len(name) :] if name in ("float", "int") else "")

@@ -1,0 +1,152 @@
+"""The messages of the gRPC service of the Open Inference Protocol, from a description of their fields.
+
+The descriptors are in a pool of their own, so that a process may also use Triton's client, which has the same
+messages in the default one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+PACKAGE = "inference"
+SERVICE = f"{PACKAGE}.GRPCInferenceService"
+FILE = "open_inference.proto"
+
+_FIELD = descriptor_pb2.FieldDescriptorProto
+KINDS = {
+    "bool": _FIELD.TYPE_BOOL,
+    "int32": _FIELD.TYPE_INT32,
+    "int64": _FIELD.TYPE_INT64,
+    "uint32": _FIELD.TYPE_UINT32,
+    "uint64": _FIELD.TYPE_UINT64,
+    "float": _FIELD.TYPE_FLOAT,
+    "double": _FIELD.TYPE_DOUBLE,
+    "string": _FIELD.TYPE_STRING,
+    "bytes": _FIELD.TYPE_BYTES,
+}
+
+# Each field: its name, number and type; "*" is repeated, "%" a map from strings, "|" a member of a oneof.
+MESSAGES: dict[str, list[tuple[str, int, str]]] = {
+    "ServerLiveRequest": [],
+    "ServerLiveResponse": [("live", 1, "bool")],
+    "ServerReadyRequest": [],
+    "ServerReadyResponse": [("ready", 1, "bool")],
+    "ModelReadyRequest": [("name", 1, "string"), ("version", 2, "string")],
+    "ModelReadyResponse": [("ready", 1, "bool")],
+    "ServerMetadataRequest": [],
+    "ServerMetadataResponse": [("name", 1, "string"), ("version", 2, "string"), ("extensions", 3, "*string")],
+    "ModelMetadataRequest": [("name", 1, "string"), ("version", 2, "string")],
+    "TensorMetadata": [("name", 1, "string"), ("datatype", 2, "string"), ("shape", 3, "*int64")],
+    "ModelMetadataResponse": [
+        ("name", 1, "string"),
+        ("versions", 2, "*string"),
+        ("platform", 3, "string"),
+        ("inputs", 4, "*TensorMetadata"),
+        ("outputs", 5, "*TensorMetadata"),
+    ],
+    "InferParameter": [
+        ("bool_param", 1, "|bool"),
+        ("int64_param", 2, "|int64"),
+        ("string_param", 3, "|string"),
+        ("double_param", 4, "|double"),
+        ("uint64_param", 5, "|uint64"),
+    ],
+    "InferTensorContents": [
+        ("bool_contents", 1, "*bool"),
+        ("int_contents", 2, "*int32"),
+        ("int64_contents", 3, "*int64"),
+        ("uint_contents", 4, "*uint32"),
+        ("uint64_contents", 5, "*uint64"),
+        ("fp32_contents", 6, "*float"),
+        ("fp64_contents", 7, "*double"),
+        ("bytes_contents", 8, "*bytes"),
+    ],
+    "InferInputTensor": [
+        ("name", 1, "string"),
+        ("datatype", 2, "string"),
+        ("shape", 3, "*int64"),
+        ("parameters", 4, "%InferParameter"),
+        ("contents", 5, "InferTensorContents"),
+    ],
+    "InferRequestedOutputTensor": [("name", 1, "string"), ("parameters", 2, "%InferParameter")],
+    "ModelInferRequest": [
+        ("model_name", 1, "string"),
+        ("model_version", 2, "string"),
+        ("id", 3, "string"),
+        ("parameters", 4, "%InferParameter"),
+        ("inputs", 5, "*InferInputTensor"),
+        ("outputs", 6, "*InferRequestedOutputTensor"),
+        ("raw_input_contents", 7, "*bytes"),
+    ],
+    "InferOutputTensor": [
+        ("name", 1, "string"),
+        ("datatype", 2, "string"),
+        ("shape", 3, "*int64"),
+        ("parameters", 4, "%InferParameter"),
+        ("contents", 5, "InferTensorContents"),
+    ],
+    "ModelInferResponse": [
+        ("model_name", 1, "string"),
+        ("model_version", 2, "string"),
+        ("id", 3, "string"),
+        ("parameters", 4, "%InferParameter"),
+        ("outputs", 5, "*InferOutputTensor"),
+        ("raw_output_contents", 6, "*bytes"),
+    ],
+    "RepositoryIndexRequest": [("repository_name", 1, "string"), ("ready", 2, "bool")],
+    "ModelIndex": [
+        ("name", 1, "string"),
+        ("version", 2, "string"),
+        ("state", 3, "string"),
+        ("reason", 4, "string"),
+    ],
+    "RepositoryIndexResponse": [("models", 1, "*ModelIndex")],
+}
+METHODS = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer",
+           "RepositoryIndex")  # fmt: skip
+
+
+def file_descriptor() -> descriptor_pb2.FileDescriptorProto:
+    """Describe the messages and the service."""
+    file = descriptor_pb2.FileDescriptorProto(name=FILE, package=PACKAGE, syntax="proto3")
+    for name, fields in MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field_name, number, kind in fields:
+            _add_field(message, name, field_name, number, kind)
+    service = file.service.add(name=SERVICE.removeprefix(f"{PACKAGE}."))
+    for method in METHODS:
+        types = {side: f".{PACKAGE}.{method}{side.capitalize()}" for side in ("request", "response")}
+        service.method.add(name=method, input_type=types["request"], output_type=types["response"])
+    return file
+
+
+def _add_field(message: Any, owner: str, name: str, number: int, kind: str) -> None:
+    mark, kind = (kind[0], kind[1:]) if kind[0] in "*%|" else ("", kind)
+    field = message.field.add(name=name, number=number)
+    field.label = _FIELD.LABEL_REPEATED if mark in ("*", "%") else _FIELD.LABEL_OPTIONAL
+    if mark == "%":
+        entry_name = "".join(part.capitalize() for part in name.split("_")) + "Entry"
+        entry = message.nested_type.add(name=entry_name)
+        entry.options.map_entry = True
+        for position, (part, part_kind) in enumerate((("key", "string"), ("value", kind)), start=1):
+            _add_field(entry, owner, part, position, part_kind)
+        field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".{PACKAGE}.{owner}.{entry_name}"
+    elif kind in KINDS:
+        field.type = KINDS[kind]
+    else:
+        field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
+    if mark == "|":
+        if not message.oneof_decl:
+            message.oneof_decl.add(name="parameter_choice")
+        field.oneof_index = 0
+
+
+POOL = descriptor_pool.DescriptorPool()
+POOL.Add(file_descriptor())
+
+
+def message_class(name: str) -> Any:
+    """Return the class of a message."""
+    return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))

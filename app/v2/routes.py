@@ -1,0 +1,300 @@
+"""The routes of the Open Inference Protocol, version 2, with its binary tensor and classification extensions.
+
+Clients send JSON with any content type or none, so that the body alone decides how it is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib.metadata import version as version_of
+from typing import Any
+
+import numpy as np
+import orjson
+from fastapi import APIRouter
+from starlette.requests import ClientDisconnect, Request
+
+from boxcal.app.errors import (
+    DeadlineExceeded,
+    InvalidInput,
+    InvalidParameter,
+    MalformedBody,
+    NotReady,
+    QueueFull,
+    RequestTooLarge,
+    problems,
+)
+from boxcal.app.middleware import DirectRequest
+from boxcal.app.predict import large_json
+from boxcal.app.predict.bodies import header, unblocked
+from boxcal.app.predict.routes import unless_disconnected
+from boxcal.app.registry.errors import CalibratorNotFound, RegistryUnavailable
+from boxcal.app.state import CurrentState, State
+from boxcal.app.v2.inference import Answered, Asked, ModelNotFound, TensorDescription
+from boxcal.app.v2.tensors import datatype_of, from_binary, from_json, read_shape, to_binary
+
+# The protocol has its own OpenAPI document, and its own clients.
+router = APIRouter(tags=["v2"], include_in_schema=False)
+
+EXTENSIONS = ("binary_tensor_data", "classification", "model_repository", "statistics")
+HEADER_LENGTH = b"inference-header-content-length"
+JSON, BINARY = "application/json", "application/octet-stream"
+INFER = re.compile(r"/v2/models/(?P<model>.+?)(?:/versions/(?P<version>[^/]*))?/infer")
+MAX_TENSORS = 1000
+INFER_ERRORS = (
+    MalformedBody,
+    ModelNotFound,
+    RequestTooLarge,
+    InvalidInput,
+    InvalidParameter,
+    QueueFull,
+    NotReady,
+    DeadlineExceeded,
+)
+
+
+@router.get("/v2", responses=problems())
+async def server_metadata() -> dict[str, Any]:
+    """Describe the server."""
+    return {"name": "boxcal", "version": version_of("boxcal"), "extensions": EXTENSIONS}
+
+
+@router.get("/v2/health/live", responses=problems())
+async def live() -> dict[str, bool]:
+    """Return true while the process runs."""
+    return {"live": True}
+
+
+@router.get("/v2/health/ready", responses=problems(NotReady))
+async def ready(state: CurrentState) -> dict[str, bool]:
+    """Return true if the service can predict."""
+    _check_ready(state)
+    return {"ready": True}
+
+
+@router.get("/v2/models/{model}", responses=problems(ModelNotFound))
+@router.get("/v2/models/{model}/versions/{version}", responses=problems(ModelNotFound))
+async def model_metadata(model: str, state: CurrentState, version: str = "") -> dict[str, Any]:
+    """Describe a model: its versions, which are those of its calibrators, its inputs and outputs."""
+    state.v2.check_name(model)
+    versions = await model_versions(state)
+    _check_version(model, version, versions)
+    return {
+        "name": model,
+        "versions": [version] if version else versions,
+        "platform": "boxcal",
+        "inputs": [_described(one) for one in state.v2.inputs(model)],
+        "outputs": [_described(one) for one in state.v2.outputs()],
+    }
+
+
+@router.get("/v2/models/{model}/ready", responses=problems(ModelNotFound, NotReady))
+@router.get("/v2/models/{model}/versions/{version}/ready", responses=problems(ModelNotFound, NotReady))
+async def model_ready(model: str, state: CurrentState, version: str = "") -> dict[str, Any]:
+    """Return true if a model can predict."""
+    state.v2.check_name(model)
+    if version:
+        _check_version(model, version, await model_versions(state))
+    _check_ready(state)
+    return {"name": model, "ready": True}
+
+
+@router.get("/v2/models/{model}/stats", responses=problems(ModelNotFound))
+@router.get("/v2/models/{model}/versions/{version}/stats", responses=problems(ModelNotFound))
+async def model_statistics(model: str, state: CurrentState, version: str = "") -> dict[str, Any]:
+    """Return how many requests and samples this process has answered with this protocol."""
+    state.v2.check_name(model)
+    counts = state.v2.counts
+    success, fail = counts[model, "success"], counts[model, "fail"]
+    statistics = {
+        "success": {"count": success, "ns": counts[model, "ns"]},
+        "fail": {"count": fail, "ns": 0},
+    }
+    entry = {
+        "name": model,
+        "version": version or str(state.active.current.version),
+        "inference_count": counts[model, "samples"],
+        "execution_count": success,
+        "inference_stats": statistics,
+    }
+    return {"model_stats": [entry]}
+
+
+@router.post("/v2/repository/index", responses=problems())
+async def repository_index(state: CurrentState) -> list[dict[str, str]]:
+    """List the models with the active version of each."""
+    active = str(state.active.current.version)
+    return [{"name": name, "version": active, "state": "READY", "reason": ""} for name in state.v2.names]
+
+
+@router.post("/v2/models/{model}/infer", response_model=None, responses=problems(*INFER_ERRORS))
+@router.post(
+    "/v2/models/{model}/versions/{version}/infer", response_model=None, responses=problems(*INFER_ERRORS)
+)
+async def infer(request: DirectRequest) -> None:
+    """Answer one inference request; called by the middleware for paths that match `INFER`."""
+    state: State = request.scope["state"]["boxcal"]
+    found = INFER.fullmatch(request.scope["path"])
+    if found is None:
+        raise ModelNotFound("The path names no model.")
+    request.scope.setdefault("route", INFER_ROUTE)  # for the label in the metrics
+    body = await _body(request)
+    length = header(request, HEADER_LENGTH)
+    asked, document = await unblocked(
+        len(body), read_request, body, length, found["model"], found["version"] or ""
+    )
+    answered = await unless_disconnected(request, state.v2.infer(asked))
+    content, header_length = write_response(answered, document)
+    headers = [(HEADER_LENGTH, str(header_length).encode())] if header_length else []
+    await request.reply(BINARY if header_length else JSON, content, headers)
+
+
+INFER_ROUTE = next(route for route in router.routes if getattr(route, "endpoint", None) is infer)
+
+
+def read_request(body: bytes, length: str, model: str, version: str) -> tuple[Asked, Mapping[str, Any]]:
+    """Read a request and its tensors.
+
+    Parameters
+    ----------
+    body
+        JSON, behind which may be binary data.
+    length
+        The header `Inference-Header-Content-Length`: bytes of the JSON part; empty without binary data.
+
+    Raises
+    ------
+    MalformedBody, InvalidParameter, InvalidInput
+        What is wrong with it.
+    """
+    if length and not (length.isascii() and length.isdecimal() and int(length[:12]) <= len(body)):
+        raise MalformedBody(
+            f"Inference-Header-Content-Length is {length!r:.50}; the body has {len(body)} bytes."
+        )
+    end = int(length) if length else len(body)
+    try:
+        document = large_json.parse(body[:end])
+    except orjson.JSONDecodeError as error:
+        raise MalformedBody(f"The request is not JSON: {error}.") from error
+    if not isinstance(document, dict) or not isinstance(document.get("inputs"), list):
+        raise InvalidParameter("The request must be a JSON object with a list `inputs`.")
+    parameters, outputs = document.get("parameters") or {}, document.get("outputs") or []
+    if not isinstance(parameters, dict) or not isinstance(outputs, list):
+        raise InvalidParameter("`parameters` must be an object, and `outputs` a list.")
+    if len(document["inputs"]) > MAX_TENSORS or len(outputs) > MAX_TENSORS:
+        raise InvalidParameter(f"A request has at most {MAX_TENSORS} inputs and outputs.")
+    inputs, position = {}, end
+    for entry in document["inputs"]:
+        name, array, size = _tensor(entry, memoryview(body)[position:])
+        if name in inputs:
+            raise InvalidInput(f"The request has two inputs {name!r:.100}.")
+        inputs[name], position = array, position + size
+    if position != len(body):
+        raise MalformedBody(f"{len(body) - position} bytes follow the last input.")
+    wanted = [_wanted(entry) for entry in outputs]
+    return Asked(model, version, inputs, wanted, parameters), document
+
+
+def write_response(answered: Answered, document: Mapping[str, Any]) -> tuple[list[bytes], int]:
+    """Write a response in pieces; the second value is the length of its JSON part, 0 if all of it is JSON."""
+    parameters = document.get("parameters") or {}
+    as_binary = {
+        entry["name"]: bool((entry.get("parameters") or {}).get("binary_data"))
+        for entry in document.get("outputs") or []
+    }
+    default = bool(parameters.get("binary_data_output"))
+    described, pieces = [], []
+    for name, array in answered.outputs:
+        entry: dict[str, Any] = {"name": name, "datatype": datatype_of(array), "shape": list(array.shape)}
+        if as_binary.get(name, default):
+            pieces.append(to_binary(array))
+            entry["parameters"] = {"binary_data_size": len(pieces[-1])}
+        else:
+            flat = array.ravel()
+            entry["data"] = flat.tolist() if array.dtype.kind == "O" else np.ascontiguousarray(flat)
+        described.append(entry)
+    response: dict[str, Any] = {
+        "model_name": answered.model,
+        "model_version": answered.version,
+        "parameters": {"bounds_relaxed": answered.relaxed},
+        "outputs": described,
+    }
+    if isinstance(given := document.get("id"), str):
+        response["id"] = given
+    text = orjson.dumps(response, option=orjson.OPT_SERIALIZE_NUMPY)
+    return [text, *pieces], len(text) if pieces else 0
+
+
+async def model_versions(state: State) -> list[str]:
+    """List the versions of the calibrators of the backbone; only the active one if the registry is away."""
+    active = state.active.current.version
+    try:
+        records = await state.registry.run(state.registry.list, 1000)
+    except RegistryUnavailable:
+        return [str(active)]
+    name, fingerprint = state.backbone.name, state.backbone.fingerprint
+    own = {
+        record.version
+        for record in records
+        if record.sha256 is not None
+        and record.backbone is not None
+        and (record.backbone.name, record.backbone.fingerprint) == (name, fingerprint)
+    }
+    return [str(version) for version in sorted({0, active, *own})]
+
+
+def _tensor(entry: Any, rest: memoryview) -> tuple[str, Any, int]:
+    """Read one input; return its name, its array, and how many bytes of `rest` it took."""
+    if not isinstance(entry, dict) or not isinstance(name := entry.get("name"), str):
+        raise InvalidInput("Each input must be an object with `name`, `shape` and `datatype`.")
+    shape, datatype = read_shape(name, entry.get("shape")), entry.get("datatype")
+    if not isinstance(datatype, str):
+        raise InvalidInput(f"The input {name!r:.100} has no datatype.")
+    size = (entry.get("parameters") or {}).get("binary_data_size")
+    if size is None:
+        if "data" not in entry:
+            raise InvalidInput(f"The input {name!r:.100} has neither `data` nor `binary_data_size`.")
+        return name, from_json(name, datatype, shape, entry["data"]), 0
+    if type(size) is not int or not 0 <= size <= len(rest):
+        raise MalformedBody(
+            f"The input {name!r:.100} announces {size!r:.50} bytes of binary data; {len(rest)} follow."
+        )
+    return name, from_binary(name, datatype, shape, rest[:size]), size
+
+
+def _wanted(entry: Any) -> tuple[str, int]:
+    if not isinstance(entry, dict) or not isinstance(name := entry.get("name"), str):
+        raise InvalidParameter("Each output must be an object with `name`.")
+    top = (entry.get("parameters") or {}).get("classification", 0)
+    if type(top) is not int or top < 0:
+        raise InvalidParameter(f"classification is {top!r:.50}; it is the number of classes to list.")
+    return name, top
+
+
+async def _body(request: Request) -> bytes:
+    chunks: list[bytes] = []
+    more = True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunks.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _described(one: TensorDescription) -> dict[str, Any]:
+    return {"name": one.name, "datatype": one.datatype, "shape": list(one.shape)}
+
+
+def _check_ready(state: State) -> None:
+    if state.pipeline.batcher.failure is not None:
+        raise NotReady("The backbone has failed and the service is stopping; see the server log.")
+
+
+def _check_version(model: str, version: str, versions: list[str]) -> None:
+    if version and version not in versions:
+        raise CalibratorNotFound(
+            f"{model} has no version {version!r:.50}; it has {', '.join(versions[-20:])}."
+        )

@@ -1,0 +1,153 @@
+"""Tensors of the Open Inference Protocol: JSON and binary data to arrays, and arrays to both.
+
+Binary data are row-major and little-endian. An element of `BYTES` is its length, 4 bytes, and its content.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from boxcal.app.errors import InvalidInput, MalformedBody
+
+BYTES = "BYTES"
+DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    **{f"INT{8 * size}": np.dtype(f"<i{size}") for size in (1, 2, 4, 8)},
+    **{f"UINT{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
+}
+LENGTH = struct.Struct("<I")
+MAX_DIMENSIONS = 32
+
+Array = NDArray[Any]
+
+
+def read_shape(name: str, shape: Any) -> tuple[int, ...]:
+    """Check a shape.
+
+    Raises
+    ------
+    InvalidInput
+        It is no list of sizes.
+    """
+    if (
+        not isinstance(shape, Sequence)
+        or len(shape) > MAX_DIMENSIONS
+        or not all(type(size) is int and size >= 0 for size in shape)
+    ):
+        raise InvalidInput(
+            f"The input {name!r:.100} has the shape {shape!r:.100}; it must be a list of sizes."
+        )
+    return tuple(shape)
+
+
+def from_binary(name: str, datatype: str, shape: tuple[int, ...], data: bytes | memoryview) -> Array:
+    """Read binary data as an array; `BYTES` become an array of bytes objects.
+
+    Raises
+    ------
+    InvalidInput, MalformedBody
+        The type is unknown; there are more or fewer bytes than the shape announces.
+    """
+    count = math.prod(shape)
+    if datatype == BYTES:
+        return _elements(name, memoryview(data), count).reshape(shape)
+    dtype = _dtype(name, datatype)
+    if len(data) != count * dtype.itemsize:
+        raise MalformedBody(
+            f"The input {name!r:.100} of the shape {list(shape)} and the type {datatype} has "
+            f"{count * dtype.itemsize} bytes; {len(data)} were sent."
+        )
+    return np.frombuffer(data, dtype, count).reshape(shape)
+
+
+def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Array:
+    """Read nested or flat lists as an array; strings of `BYTES` become an array of str objects.
+
+    Raises
+    ------
+    InvalidInput
+        The type is unknown; the data are of another type, or more or fewer than the shape announces.
+    """
+    count = math.prod(shape)
+    if datatype == BYTES:
+        flat = _flat(data)
+        if len(flat) != count or not all(isinstance(one, str) for one in flat):
+            raise InvalidInput(f"The input {name!r:.100} must have {count} strings, got {len(flat)} values.")
+        strings = np.empty(count, object)
+        strings[:] = flat
+        return strings.reshape(shape)
+    dtype = _dtype(name, datatype)
+    try:
+        values = np.array(data)
+    except ValueError as error:
+        raise InvalidInput(f"The data of the input {name!r:.100} are ragged lists.") from error
+    if values.dtype.kind not in "fiub" or values.size != count or not values.size:
+        raise InvalidInput(
+            f"The input {name!r:.100} of the shape {list(shape)} must have {count} numbers, got "
+            f"{values.size} values of the type {values.dtype}."
+        )
+    if dtype.kind in "iu" and values.dtype.kind == "f":
+        raise InvalidInput(f"The input {name!r:.100} has the type {datatype}; its data must be integers.")
+    with np.errstate(over="ignore"):
+        return values.reshape(shape).astype(np.float64 if dtype.kind == "f" else dtype)
+
+
+def to_binary(values: Array) -> bytes:
+    """Write an array; objects are written as `BYTES`."""
+    if values.dtype.kind != "O":
+        return np.ascontiguousarray(values).tobytes()
+    encoded = [one if isinstance(one, bytes) else str(one).encode() for one in values.ravel()]
+    return b"".join(LENGTH.pack(len(one)) + one for one in encoded)
+
+
+def datatype_of(values: Array) -> str:
+    """Name the type of an array."""
+    if values.dtype.kind == "O":
+        return BYTES
+    kind = {"f": "FP", "i": "INT", "u": "UINT"}.get(values.dtype.kind)
+    return f"{kind}{8 * values.dtype.itemsize}" if kind else "BOOL"
+
+
+def _dtype(name: str, datatype: str) -> np.dtype[Any]:
+    if datatype not in DTYPES:
+        known = ", ".join((*DTYPES, BYTES))
+        raise InvalidInput(f"The input {name!r:.100} has the type {datatype!r:.50}; known types: {known}.")
+    return DTYPES[datatype]
+
+
+def _elements(name: str, data: memoryview, count: int) -> Array:
+    found: list[bytes] = []
+    position = 0
+    while position + LENGTH.size <= len(data) and len(found) < count:
+        (length,) = LENGTH.unpack_from(data, position)
+        position += LENGTH.size
+        found.append(bytes(data[position : position + length]))
+        if len(found[-1]) != length:
+            break
+        position += length
+    if len(found) != count or position != len(data):
+        raise MalformedBody(
+            f"The input {name!r:.100} must have {count} elements, each after its length; {len(data)} bytes "
+            "were sent."
+        )
+    elements = np.empty(count, object)
+    elements[:] = found
+    return elements
+
+
+def _flat(data: Any) -> list[Any]:
+    flat = data if isinstance(data, list) else [data]
+    while any(isinstance(one, list) for one in flat):
+        if not all(isinstance(one, list) for one in flat):
+            return [None]
+        flat = [one for part in flat for one in part]
+    return flat

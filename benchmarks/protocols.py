@@ -1,0 +1,215 @@
+"""Rates of the protocols: `python -m benchmarks.protocols [ROUNDS] [--mosec PYTHON]`.
+
+A request has 1 or 64 rows of 1000 logits, and the response all their probabilities. Each round measures, one
+after the other: `/calibrate` with JSON and `.npy`, the Open Inference Protocol with binary tensors over HTTP
+and over gRPC, plain FastAPI with orjson and NumPy, and mosec, if `--mosec` names an interpreter that has it.
+16 requests are under way. The peers have no bounds, no calibrator and no statistics. Only ratios matter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.serving.payloads import JSON, Request, free_port
+from benchmarks.serving.running import run_part
+
+PEERS = Path(__file__).parent / "serving" / "peers"
+CLASSES = 1000
+CONNECTIONS = 16
+SECONDS = 2.0
+WARM_SECONDS = 0.5
+BODIES = 8
+NPY, BINARY = "application/x-npy", "application/octet-stream"
+MODEL = f"logits:{CLASSES}.calibrator"
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def json_request(logits: Floats) -> Request:
+    """Logits to `/calibrate` in JSON, probabilities back in JSON."""
+    document = {"logits": logits.tolist(), "options": {"probabilities": True, "top_k": 1}}
+    return Request("/calibrate", JSON, json.dumps(document).encode())
+
+
+def npy_request(logits: Floats) -> Request:
+    """Logits to `/calibrate` as an array, probabilities back as an array."""
+    body = io.BytesIO()
+    np.save(body, logits)
+    return Request("/calibrate", NPY, body.getvalue(), (("Accept", NPY),))
+
+
+def v2_request(logits: Floats) -> Request:
+    """Logits and probabilities as binary tensors of the Open Inference Protocol."""
+    tensor = {
+        "name": "logits",
+        "shape": list(logits.shape),
+        "datatype": "FP64",
+        "parameters": {"binary_data_size": logits.nbytes},
+    }
+    wanted = {"name": "probabilities", "parameters": {"binary_data": True}}
+    head = json.dumps({"inputs": [tensor], "outputs": [wanted]}).encode()
+    headers = (("Inference-Header-Content-Length", str(len(head))),)
+    return Request(f"/v2/models/{MODEL}/infer", BINARY, head + logits.tobytes(), headers)
+
+
+def plain_request(path: str) -> Callable[[Floats], Request]:
+    """One row in JSON, as the peers take it."""
+    return lambda logits: Request(path, JSON, json.dumps({"logits": logits.tolist()}).encode())
+
+
+@contextmanager
+def serving(command: list[str], settings: dict[str, str], place: str) -> Iterator[None]:
+    """Run a server in a process of its own while the block runs."""
+    process = subprocess.Popen(
+        command, env=os.environ | settings, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    try:
+        while True:
+            if process.poll() is not None:
+                raise SystemExit(f"{command[0]} did not start")
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{place}", timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.05)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def http_rate(port: int, requests: list[Request]) -> float:
+    """Measure responses/s at saturation."""
+    plan = {
+        "port": port,
+        "requests": [base64.b64encode(request.encoded(port)).decode() for request in requests],
+        "phases": [
+            {"name": "warm-up", "seconds": WARM_SECONDS, "connections": CONNECTIONS},
+            {"name": "saturation", "seconds": SECONDS, "connections": CONNECTIONS},
+        ],
+    }
+    full = run_part("load", plan=plan)[1]
+    if full["failures"]:
+        raise SystemExit(f"requests failed: {full['failures']}")
+    return float(len(full["latencies"]) / full["elapsed"])
+
+
+def grpc_rate(port: int, rows: int) -> float:
+    """Measure responses/s of gRPC, sent by another process."""
+    command = [sys.executable, "-m", "benchmarks.protocols", "--grpc-load", f"{port},{rows}"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(found.stdout)
+
+
+async def grpc_load(port: int, rows: int) -> float:
+    """Keep `CONNECTIONS` calls under way, and return responses/s."""
+    import grpc  # noqa: PLC0415 - an optional package
+
+    from boxcal.app.v2.messages import SERVICE, message_class  # noqa: PLC0415
+
+    logits = batch(rows, 0)
+    request = message_class("ModelInferRequest")(model_name=MODEL)
+    request.inputs.add(name="logits", datatype="FP64", shape=logits.shape)
+    request.outputs.add(name="probabilities")
+    request.raw_input_contents.append(logits.tobytes())
+    body = request.SerializeToString()
+    async with grpc.aio.insecure_channel(
+        f"127.0.0.1:{port}", options=[("grpc.max_receive_message_length", -1)]
+    ) as channel:
+        call = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+        counted, end, begin = 0, 0.0, 0.0
+
+        async def send() -> None:
+            nonlocal counted
+            while (now := time.perf_counter()) < end:
+                await call(body)
+                counted += now >= begin
+
+        begin = time.perf_counter() + WARM_SECONDS
+        end = begin + SECONDS
+        await asyncio.gather(*(send() for _ in range(CONNECTIONS)))
+        return counted / (time.perf_counter() - begin)
+
+
+def batch(rows: int, seed: int) -> Floats:
+    """Draw logits (rows, K)."""
+    return np.random.default_rng(seed).normal(0, 4, (rows, CLASSES)).round(6)
+
+
+def measure_ours() -> dict[str, float]:
+    """Measure every protocol of one service, in rows/s."""
+    port, grpc_port = free_port(), free_port()
+    command = [str(Path(sys.executable).with_name("boxcal")), "serve"]
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {
+            "BOXCAL_MODEL": f"logits:{CLASSES}",
+            "BOXCAL_PORT": str(port),
+            "BOXCAL_GRPC_PORT": str(grpc_port),
+            "BOXCAL_DATA_DIR": folder,
+        }
+        with serving(command, settings, f"{port}/health/ready"):
+            for rows in (1, 64):
+                batches = [batch(rows, seed) for seed in range(BODIES)]
+                for name, make in (("JSON", json_request), (".npy", npy_request), ("V2", v2_request)):
+                    found[f"{name}, {rows}"] = rows * http_rate(port, [make(one) for one in batches])
+                found[f"gRPC, {rows}"] = rows * grpc_rate(grpc_port, rows)
+    return found
+
+
+def measure_peer(command: list[str], port: int, ready: str, path: str) -> float:
+    """Measure a peer with one row in JSON, in rows/s."""
+    settings = {"BENCH_PORT": str(port), "BENCH_TASK": "logits"}
+    with serving(command, settings, f"{port}{ready}"):
+        return http_rate(port, [plain_request(path)(batch(1, seed)) for seed in range(BODIES)])
+
+
+def main(rounds: int, mosec: str | None) -> None:
+    """Measure, and print each round and the medians."""
+    measured: list[dict[str, float]] = []
+    for _ in range(rounds):
+        found = measure_ours()
+        port = free_port()
+        found["plain FastAPI, JSON, 1"] = measure_peer(
+            [sys.executable, str(PEERS / "plain_fastapi.py")], port, "/ready", "/logits"
+        )
+        if mosec is not None:
+            port = free_port()
+            command = [mosec, str(PEERS / "on_mosec.py"), "--address", "127.0.0.1", "--port", str(port)]
+            found["mosec, JSON, 1"] = measure_peer(command, port, "/", "/inference")
+        measured.append(found)
+        print("; ".join(f"{name}: {rate:,.0f}" for name, rate in found.items()), flush=True)
+    print(f"median of {rounds} rounds, rows/s:")
+    middle = {name: statistics.median(one[name] for one in measured) for name in measured[0]}
+    for name, rate in middle.items():
+        print(f"  {name:<24} {rate:>10,.0f}   {rate / middle['JSON, 1']:6.2f} times JSON with one row")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("rounds", type=int, nargs="?", default=3)
+    parser.add_argument("--mosec", help="interpreter of an environment with mosec, numpy and orjson")
+    parser.add_argument("--grpc-load", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.grpc_load:
+        ports = [int(one) for one in arguments.grpc_load.split(",")]
+        print(asyncio.run(grpc_load(ports[0], ports[1])))
+    else:
+        main(arguments.rounds, arguments.mosec)

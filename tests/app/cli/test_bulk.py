@@ -1,0 +1,130 @@
+"""`boxcal predict SOURCE --output FILE.parquet`: rows and images in parts, which a later run continues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from boxcal.app.cli import bulk
+from boxcal.app.cli.failures import UsageError
+from boxcal.app.fitting.errors import InvalidUpload
+from boxcal.app.fitting.reading import ScoreFile
+from boxcal.calibrators import Bounds, Calibrator, fit
+from boxcal.models.digits_data import load_digits_split
+from boxcal.models.loading import load_backbone
+
+LOGITS = np.random.default_rng(3).normal(size=(50, 3)) * 4
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "PART_ROWS", 20)
+    monkeypatch.setattr(bulk, "PART_IMAGES", 4)
+    monkeypatch.setenv("BOXCAL_MODEL", "logits:3")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    fitted = fit("ts", LOGITS, LOGITS.argmax(axis=1)).calibrator
+    path = tmp_path / "ts.safetensors"
+    path.write_bytes(fitted.to_bytes())
+    return path
+
+
+def source(tmp_path: Path, **columns: Any) -> Path:
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table(columns or {"logits": list(LOGITS)}), path)
+    return path
+
+
+def test_rows_are_calibrated_within_bounds(tmp_path: Path, saved: Path) -> None:
+    output = tmp_path / "out.parquet"
+    assert bulk.run(source(tmp_path), output, lower=None, upper=0.6, calibrator=str(saved)) == 50
+    found = pq.read_table(output).to_pydict()
+    upper = Bounds(torch.zeros(3).double(), torch.full((3,), 0.6, dtype=torch.float64))
+    expected = Calibrator.from_bytes(saved.read_bytes()).calibrate(torch.from_numpy(LOGITS), upper)
+    np.testing.assert_array_equal(found["probabilities"], expected.probabilities.numpy())
+    assert found["index"] == LOGITS.argmax(axis=1).tolist()
+    assert found["label"] == [str(index) for index in found["index"]]
+    assert not list(tmp_path.glob("*.parts"))
+
+
+def test_probabilities_and_columns_by_class_give_the_same(tmp_path: Path) -> None:
+    shares = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
+    outputs = []
+    kinds: dict[str, dict[str, Any]] = {
+        "lists": {"probabilities": list(shares)},
+        "logits": {"logits": list(LOGITS)},
+        "by class": {str(index): LOGITS[:, index] for index in (2, 0, 1)},
+    }
+    for name, columns in kinds.items():
+        output = tmp_path / f"{name}.parquet"
+        bulk.run(source(tmp_path, **columns), output, lower=None, upper=None, calibrator=None)
+        outputs.append(np.array(pq.read_table(output)["probabilities"].to_pylist()))
+    np.testing.assert_allclose(outputs[0], shares, atol=1e-12)
+    np.testing.assert_allclose(outputs[1], shares, atol=1e-12)
+    np.testing.assert_array_equal(outputs[1], outputs[2])
+
+
+def test_a_stopped_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, output = source(tmp_path), tmp_path / "out.parquet"
+    arguments: dict[str, Any] = {"lower": None, "upper": None, "calibrator": None}
+    computed: list[int | str] = []
+    stopped: list[bool] = []
+    scored = ScoreFile._logits
+
+    def stops(self: ScoreFile, batch: Any, first: int) -> Any:
+        if first == 40 and not stopped:
+            stopped.append(True)
+            computed.append("stop")
+            raise KeyboardInterrupt
+        computed.append(first)
+        return scored(self, batch, first)
+
+    monkeypatch.setattr(ScoreFile, "_logits", stops)
+    with pytest.raises(KeyboardInterrupt):
+        bulk.run(given, output, **arguments)
+    assert not output.exists()
+    assert bulk.run(given, output, **arguments) == 50
+    assert computed == [0, 20, "stop", 40]
+    assert pq.read_metadata(output).num_rows == 50
+    computed.clear()
+    folder = output.with_name("out.parquet.parts")
+    bulk._prepare(folder, "another run")
+    (folder / "0.parquet").write_text("of another run")
+    bulk.run(given, output, **arguments)
+    assert computed == [0, 20, 40]
+
+
+def test_images_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOXCAL_MODEL", "digits")
+    images = tmp_path / "images"
+    levels = load_digits_split().test.levels[:10]
+    for number, one in enumerate(levels):
+        path = images / str(number % 2) / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((one[0] * 255 / 16).astype(np.uint8)).save(path)
+    output = tmp_path / "out.parquet"
+    assert bulk.run(images, output, lower=None, upper=None, calibrator=None) == 10
+    found = pq.read_table(output).to_pydict()
+    order = [int(Path(path).stem) for path in found["path"]]
+    expected = load_backbone("digits", device="cpu")(torch.from_numpy(levels)).double().softmax(1).numpy()
+    np.testing.assert_allclose(found["probabilities"], expected[order], atol=1e-5)
+
+
+def test_wrong_sources_are_refused(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"lower": None, "upper": None, "calibrator": None}
+    wide = source(tmp_path, logits=[[1.0, 2.0, 3.0, 4.0]])
+    with pytest.raises(InvalidUpload, match="set BOXCAL_MODEL=logits:4"):
+        bulk.run(wide, tmp_path / "out.parquet", **arguments)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(UsageError, match="has no images or rows"):
+        bulk.run(empty, tmp_path / "out.parquet", **arguments)

@@ -1,0 +1,144 @@
+"""The Open Inference Protocol over gRPC, spoken by Triton's client; answers are those of HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from tests.app.fitting.service import free_port
+from tests.app.running import Service, running
+from tests.v2.test_rest import LOGITS, calibrated, check_equal, images, predicted, text
+
+__all__ = ["images"]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running(tmp_path_factory.mktemp("grpc"), grpc_port=free_port()) as service:
+        yield service
+
+
+@pytest.fixture
+def address(service: Service) -> str:
+    return f"127.0.0.1:{service.state.settings.grpc_port}"
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[Any]:
+    client = triton.InferenceServerClient(address)
+    yield client
+    client.close()
+
+
+def logits_input(logits: Any) -> Any:
+    found = triton.InferInput("logits", list(logits.shape), "FP64")
+    found.set_data_from_numpy(logits)
+    return found
+
+
+def test_the_service_and_its_models_are_described(client: Any) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("digits")
+    assert not client.is_model_ready("digits", "7")
+    assert client.get_server_metadata().name == "boxcal"
+    model = client.get_model_metadata("digits.calibrator")
+    assert (list(model.versions), list(model.inputs[0].shape)) == (["0"], [-1, 10])
+    assert [one.name for one in client.get_model_repository_index().models] == ["digits", "digits.calibrator"]
+
+
+def test_answers_equal_those_of_http(client: Any, service: Service, images: list[bytes]) -> None:
+    for image in images:
+        given = triton.InferInput("image", [1], "BYTES")
+        given.set_data_from_numpy(np.array([image], object))
+        names = ("probabilities", "logits", "label", "index", "bound")
+        outputs = [triton.InferRequestedOutput(name) for name in names]
+        answer = client.infer("digits", [given], outputs=outputs, request_id="7", parameters={"upper": 0.5})
+        check_equal(answer, predicted(service, [image], bounds={"upper": 0.5}))
+        assert (answer.get_response().id, answer.get_response().model_version) == ("7", "0")
+
+
+def test_bounds_classification_and_typed_contents(client: Any, service: Service, address: str) -> None:
+    each = np.linspace(0.2, 0.6, 5)[:, None] * np.ones(10)
+    upper = triton.InferInput("upper", [5, 10], "FP64")
+    upper.set_data_from_numpy(each)
+    answer = client.infer("digits.calibrator", [logits_input(LOGITS), upper])
+    assert (answer.as_numpy("probabilities") <= each).all()
+    top = [triton.InferRequestedOutput("probabilities", class_count=1)]
+    listed = client.infer("digits.calibrator", [logits_input(LOGITS)], outputs=top).as_numpy("probabilities")
+    expected = calibrated(service, LOGITS)
+    assert [float(text(one[0]).split(":")[0]) for one in listed] == expected.max(axis=1).tolist()
+    request = service_pb2.ModelInferRequest(model_name="digits.calibrator")
+    tensor = request.inputs.add(name="logits", datatype="FP64", shape=[5, 10])
+    tensor.contents.fp64_contents.extend(LOGITS.ravel().tolist())
+    with grpc.insecure_channel(address) as channel:
+        response = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
+    found = np.frombuffer(response.raw_output_contents[0], np.float64).reshape(5, 10)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "request_", "status", "message"),
+    [
+        ("nothing", {}, "NOT_FOUND", "no model 'nothing'"),
+        ("digits.calibrator", {"model_version": "9"}, "NOT_FOUND", "9"),
+        ("digits.calibrator", {"parameters": {"upper": 0.01}}, "INVALID_ARGUMENT", "add up to"),
+        ("digits.calibrator", {"parameters": {"uper": 1}}, "INVALID_ARGUMENT", "did you mean 'upper'"),
+        ("digits", {}, "INVALID_ARGUMENT", "no input 'logits'"),
+    ],
+)
+def test_errors_have_a_status_and_the_reason(
+    client: Any, model: str, request_: dict[str, Any], status: str, message: str
+) -> None:
+    with pytest.raises(InferenceServerException, match=message) as caught:
+        client.infer(model, [logits_input(LOGITS)], **request_)
+    assert status in str(caught.value.status())
+
+
+def test_many_concurrent_requests(client: Any, service: Service) -> None:
+    expected = calibrated(service, LOGITS)
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(lambda _: client.infer("digits.calibrator", [logits_input(LOGITS)]), range(500))
+        for answer in answers:
+            np.testing.assert_array_equal(answer.as_numpy("probabilities"), expected)
+
+
+def test_health_and_reflection(address: str) -> None:
+    with grpc.insecure_channel(address) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert check.status == health_pb2.HealthCheckResponse.SERVING
+        reflected = ProtoReflectionDescriptorDatabase(channel)
+        assert "inference.GRPCInferenceService" in reflected.get_services()
+        file = reflected.FindFileContainingSymbol("inference.GRPCInferenceService")
+        assert {message.name for message in file.message_type} >= {"ModelInferRequest", "InferParameter"}
+
+
+def test_a_service_with_keys_requires_them(tmp_path: Path) -> None:
+    port = free_port()
+    with running(tmp_path, model="logits:10", grpc_port=port) as service:
+        access = service.state.access
+        access.is_required = True
+        client = triton.InferenceServerClient(f"127.0.0.1:{port}")
+        assert client.is_server_ready()
+        with pytest.raises(InferenceServerException, match="has no API key"):
+            client.infer("logits:10.calibrator", [logits_input(LOGITS)])
+        with pytest.raises(InferenceServerException, match="not valid") as caught:
+            client.infer(
+                "logits:10.calibrator", [logits_input(LOGITS)], headers={"authorization": "Bearer x"}
+            )
+        assert "UNAUTHENTICATED" in str(caught.value.status())
+        client.close()
+        answer = httpx.post(f"{service.url}/v2/models/logits:10.calibrator/infer", json={"inputs": []})
+        assert answer.status_code == 401

@@ -1,0 +1,270 @@
+"""The Open Inference Protocol over HTTP, spoken by Triton's own clients; answers are those of `/predict`."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import struct
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.http as triton
+import tritonclient.http.aio as triton_aio
+from PIL import Image
+from tritonclient.utils import InferenceServerException
+
+from boxcal.app.client import BoxcalClient
+from boxcal.models.digits_data import Digits
+from tests.app.running import Service, running
+
+LOGITS = np.random.default_rng(6).normal(size=(5, 10)) * 3
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running(tmp_path_factory.mktemp("v2")) as service, BoxcalClient(service.url) as client:
+        labels = np.random.default_rng(1).integers(0, 10, 200)
+        logits = np.random.default_rng(2).normal(size=(200, 10)) * 4
+        client.wait_for_fit(client.fit_arrays(logits, labels, method="ts", activate="always").id)
+        yield service
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[Any]:
+    client = triton.InferenceServerClient(service.url.removeprefix("http://"), concurrency=8)
+    yield client
+    client.close()
+
+
+def png(levels: Any) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray((levels.reshape(8, 8) * 255 / 16).astype(np.uint8)).save(out, "png")
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def images() -> list[bytes]:
+    from boxcal.models.digits_data import load_digits_split
+
+    test: Digits = load_digits_split().test
+    return [png(levels) for levels in test.levels[:3]]
+
+
+def predicted(service: Service, images: list[bytes], **options: Any) -> list[Any]:
+    inputs = [{"image": base64.b64encode(one).decode()} for one in images]
+    body = {"inputs": inputs, "options": {"probabilities": True, "logits": True, **options}}
+    return list(httpx.post(f"{service.url}/predict", json=body).json()["predictions"])
+
+
+def calibrated(service: Service, logits: Any, **options: Any) -> Any:
+    body = {"logits": logits.tolist(), "options": {"probabilities": True, **options}}
+    answer = httpx.post(f"{service.url}/calibrate", json=body).json()
+    return np.array([prediction["probabilities"] for prediction in answer["predictions"]])
+
+
+def logits_input(logits: Any, *, binary: bool = True) -> Any:
+    found = triton.InferInput("logits", list(logits.shape), "FP64")
+    return found.set_data_from_numpy(logits, binary_data=binary)
+
+
+def test_the_service_and_its_models_are_described(client: Any) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("digits")
+    assert client.is_model_ready("digits.calibrator", "1")
+    assert client.get_server_metadata()["name"] == "boxcal"
+    model = client.get_model_metadata("digits")
+    assert model["versions"] == ["0", "1"]
+    assert model["inputs"] == [{"name": "image", "datatype": "BYTES", "shape": [-1]}]
+    assert {one["name"] for one in model["outputs"]} == {"probabilities", "logits", "label", "index", "bound"}
+    assert client.get_model_metadata("digits.calibrator")["inputs"][0]["shape"] == [-1, 10]
+    assert [one["name"] for one in client.get_model_repository_index()] == ["digits", "digits.calibrator"]
+    with pytest.raises(InferenceServerException, match="no model 'digit'; did you mean 'digits'"):
+        client.get_model_metadata("digit")
+    assert not client.is_model_ready("digits", "7")
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_images_give_the_answers_of_predict(
+    client: Any, service: Service, images: list[bytes], binary: bool
+) -> None:
+    for image in images:  # one by one: the last bit of a forward pass depends on the batch
+        given = triton.InferInput("image", [1], "BYTES")
+        if binary:
+            given.set_data_from_numpy(np.array([image], object))
+        else:
+            given.set_data_from_numpy(np.array([base64.b64encode(image)], object), binary_data=False)
+        names = ("probabilities", "logits", "label", "index", "bound")
+        outputs = [triton.InferRequestedOutput(name, binary_data=binary) for name in names]
+        answer = client.infer("digits", [given], outputs=outputs, request_id="7", parameters={"upper": 0.5})
+        check_equal(answer, predicted(service, [image], bounds={"upper": 0.5}))
+        response = answer.get_response()
+        assert (response["id"], response["model_version"]) == ("7", "1")
+
+
+def test_several_images_in_one_request(client: Any, service: Service, images: list[bytes]) -> None:
+    given = triton.InferInput("image", [3], "BYTES").set_data_from_numpy(np.array(images, object))
+    outputs = [triton.InferRequestedOutput(name) for name in ("probabilities", "logits")]
+    answer = client.infer("digits", [given], outputs=outputs)
+    expected = predicted(service, images)
+    np.testing.assert_allclose(answer.as_numpy("logits"), [one["logits"] for one in expected], atol=1e-4)
+    np.testing.assert_array_equal(
+        answer.as_numpy("probabilities"), calibrated(service, answer.as_numpy("logits"))
+    )
+
+
+def check_equal(answer: Any, expected: list[Any]) -> None:
+    """Compare an answer with `/predict`'s, to the last bit."""
+    for name in ("probabilities", "logits"):
+        np.testing.assert_array_equal(answer.as_numpy(name), [one[name] for one in expected])
+    assert [text(one) for one in answer.as_numpy("label")] == [one["label"] for one in expected]
+    assert answer.as_numpy("index").tolist() == [one["index"] for one in expected]
+    bounds = [one["top"][0]["bound"] or "" for one in expected]
+    assert [text(one) for one in answer.as_numpy("bound")] == bounds
+
+
+def text(one: Any) -> str:
+    return one.decode() if isinstance(one, bytes) else str(one)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_logits_give_the_answers_of_calibrate(client: Any, service: Service, binary: bool) -> None:
+    for version in ("", "0"):
+        answer = client.infer(
+            "digits.calibrator", [logits_input(LOGITS, binary=binary)], model_version=version
+        )
+        options = {"calibrator": int(version)} if version else {}
+        np.testing.assert_array_equal(
+            answer.as_numpy("probabilities"), calibrated(service, LOGITS, **options)
+        )
+        assert answer.get_response()["model_version"] == (version or "1")
+
+
+def test_bounds_are_tensors_of_one_row_or_of_each(client: Any, service: Service) -> None:
+    one = np.full(10, 0.3)
+    each = np.linspace(0.2, 0.6, 5)[:, None] * np.ones(10)
+    for bounds in (one, each):
+        upper = triton.InferInput("upper", list(bounds.shape), "FP64").set_data_from_numpy(bounds)
+        answer = client.infer("digits.calibrator", [logits_input(LOGITS), upper], parameters={"lower": 0.01})
+        rows = np.broadcast_to(bounds, (5, 10))
+        expected = [
+            calibrated(service, LOGITS[[n]], bounds={"upper": rows[n].tolist(), "lower": 0.01})[0]
+            for n in range(5)
+        ]
+        np.testing.assert_array_equal(answer.as_numpy("probabilities"), expected)
+        assert (answer.as_numpy("probabilities") <= rows).all()
+
+
+def test_the_classification_extension(client: Any, service: Service) -> None:
+    outputs = [triton.InferRequestedOutput("probabilities", class_count=2)]
+    answer = client.infer("digits.calibrator", [logits_input(LOGITS)], outputs=outputs)
+    expected = calibrated(service, LOGITS)
+    for row, entry in zip(expected, answer.as_numpy("probabilities"), strict=True):
+        value, index, label = text(entry[0]).split(":")
+        assert (float(value), int(index), label) == (row.max(), row.argmax(), str(row.argmax()))
+        assert len(entry) == 2
+
+
+ERRORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "no input 'logit'; did you mean 'logits'": (
+        "digits.calibrator",
+        {"inputs": [triton.InferInput("logit", [5, 10], "FP64").set_data_from_numpy(LOGITS)]},
+    ),
+    "no version 9|calibrator 9": (
+        "digits.calibrator",
+        {"inputs": [logits_input(LOGITS)], "model_version": "9"},
+    ),
+    "no model 'nothing'": ("nothing", {"inputs": [logits_input(LOGITS)]}),
+    "add up to": ("digits.calibrator", {"inputs": [logits_input(LOGITS)], "parameters": {"upper": 0.01}}),
+    "no parameter 'uper'; did you mean 'upper'": (
+        "digits.calibrator",
+        {"inputs": [logits_input(LOGITS)], "parameters": {"uper": 1}},
+    ),
+    "must be \\(N, 10\\)": ("digits.calibrator", {"inputs": [logits_input(LOGITS[:, :3])]}),
+    "expected JPEG, PNG or WebP": (
+        "digits",
+        {"inputs": [triton.InferInput("image", [1], "BYTES").set_data_from_numpy(np.array([b"x"], object))]},
+    ),
+}
+
+
+@pytest.mark.parametrize("message", ERRORS)
+def test_errors_say_what_was_wrong(client: Any, message: str) -> None:
+    model, request = ERRORS[message]
+    with pytest.raises(InferenceServerException, match=message):
+        client.infer(model, **request)
+
+
+HOSTILE: dict[str, tuple[bytes, str, str]] = {
+    "no JSON": (b"{", "", "is not JSON"),
+    "header longer than the body": (b"{}", "99", "the body has 2 bytes"),
+    "header of words": (b"{}", "x", "the body has 2 bytes"),
+    "no inputs": (b"{}", "", "a list `inputs`"),
+    "shape": (b'{"inputs": [{"name": "logits", "shape": [-1], "datatype": "FP32"}]}', "", "list of sizes"),
+    "huge shape": (
+        b'{"inputs": [{"name": "logits", "shape": [99999999, 99999999], "datatype": "FP32", "data": 1}]}',
+        "",
+        "must have",
+    ),
+    "datatype": (b'{"inputs": [{"name": "l", "shape": [1], "datatype": "FP8", "data": [1]}]}', "", "'FP8'"),
+    "no data": (b'{"inputs": [{"name": "l", "shape": [1], "datatype": "FP32"}]}', "", "neither `data` nor"),
+    "ragged": (
+        b'{"inputs": [{"name": "logits", "shape": [2, 2], "datatype": "FP32", "data": [[1, 2], [3]]}]}',
+        "",
+        "ragged",
+    ),
+    "bytes behind": (b'{"inputs": []}xyz', "14", "3 bytes follow"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_requests_that_are_no_requests_are_refused(service: Service, name: str) -> None:
+    body, length, message = HOSTILE[name]
+    headers = {"inference-header-content-length": length} if length else {}
+    answer = httpx.post(f"{service.url}/v2/models/digits.calibrator/infer", content=body, headers=headers)
+    assert answer.status_code in {400, 422}, answer.text
+    assert message in answer.json()["error"]
+
+
+def test_binary_elements_must_fill_their_data(service: Service) -> None:
+    for elements in (struct.pack("<I", 99) + b"x", b"ab", struct.pack("<I", 1) + b"xy"):
+        document = (
+            '{"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", '
+            f'"parameters": {{"binary_data_size": {len(elements)}}}}}]}}'
+        ).encode()
+        answer = httpx.post(
+            f"{service.url}/v2/models/digits/infer",
+            content=document + elements,
+            headers={"inference-header-content-length": str(len(document))},
+        )
+        assert answer.status_code == 400
+        assert "must have 1 elements" in answer.json()["error"]
+
+
+def test_many_concurrent_requests_of_both_clients(client: Any, service: Service) -> None:
+    expected = calibrated(service, LOGITS)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(
+            pool.map(lambda _: client.infer("digits.calibrator", [logits_input(LOGITS)]), range(250))
+        )
+    for answer in answers:
+        np.testing.assert_array_equal(answer.as_numpy("probabilities"), expected)
+
+    async def ask() -> list[Any]:
+        address = service.url.removeprefix("http://")
+        async with triton_aio.InferenceServerClient(address) as speaking:
+            sent = (
+                speaking.infer("digits.calibrator", [logits_input(LOGITS, binary=False)]) for _ in range(250)
+            )
+            return await asyncio.gather(*sent)
+
+    for answer in asyncio.run(ask()):
+        np.testing.assert_array_equal(answer.as_numpy("probabilities"), expected)
+    statistics = client.get_inference_statistics("digits.calibrator")["model_stats"][0]
+    assert statistics["execution_count"] >= 500
+    assert statistics["inference_count"] >= 2500
