@@ -29,6 +29,8 @@ QUERIES = (
     "?upper=0.5&timeout_ms=1000",
     "?options=%7B%22logits%22:true%7D",
 )
+ENDLESS = "/monitor/events"
+"""A stream that ends when the client leaves."""
 DEFAULT_SECONDS = 5.0
 """Of a request that sets no timeout, as the service that is tested is configured."""
 FIT_SECONDS = 30.0
@@ -99,7 +101,7 @@ def of_document(document: Mapping[str, Any]) -> list[Seed]:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             content = operation.get("requestBody", {}).get("content", {})
-            if path in ("/predict", "/calibrate", "/fit"):
+            if path in ("/predict", "/calibrate", "/fit", ENDLESS):
                 continue
             kind = next(iter(content), "")
             example = _example(content[kind]) if kind else None
