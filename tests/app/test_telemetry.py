@@ -133,7 +133,7 @@ async def test_ten_thousand_random_requests_add_no_series(tmp_path: Path, digits
             await app({**scope, "state": dict(held or {})}, receive, send)
 
         transport = httpx.ASGITransport(app=with_state, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             before = series((await client.get("/metrics")).text)
             await asyncio.gather(*(some(client, 1250) for _ in range(8)))
             text = (await client.get("/metrics")).text
