@@ -109,12 +109,23 @@ def check_export(words: list[str]) -> None:
         assert f"${assignment[1]}" in shown
 
 
+def check_helm(words: list[str]) -> None:
+    """Check that the chart has every value; `tests/deploy/test_helm.py` renders it."""
+    chart, values = ROOT / words[2], [words[n + 1] for n, word in enumerate(words) if word == "--set"]
+    properties = json.loads((chart / "values.schema.json").read_text())["properties"]
+    assert values
+    for path, _, _ in (value.partition("=") for value in values):
+        first, _, second = path.partition(".")
+        assert second in properties[first].get("properties", {"": None})
+
+
 COMMANDS: Mapping[str, Callable[[list[str]], None]] = {
     "make": check_make,
     "docker": check_docker,
     "python": check_python,
     "boxcal": check_boxcal,
     "export": check_export,
+    "helm": check_helm,
 }
 
 
