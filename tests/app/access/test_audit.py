@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from boxcal.app.access.scopes import Scope
-from boxcal.app.client import BoxcalClient
+from boxcal.app.client import BoxcalClient, UnauthorizedError
 from tests.app.access.conftest import TESTER, Guarded
 from tests.app.access.waiting import until
 from tests.app.fitting.validation_data import overconfident
@@ -24,7 +24,10 @@ def operator(guarded: Guarded) -> Iterator[BoxcalClient]:
     client = BoxcalClient(guarded.url, api_key=key)
 
     def known() -> bool:
-        return client._http.get(f"{guarded.url}/version").status_code == 200
+        try:
+            return bool(client.whoami())
+        except UnauthorizedError:
+            return False
 
     until(known)
     yield client
