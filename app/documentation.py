@@ -218,7 +218,10 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("post", "/monitor/acknowledge"): {JSON: {"note": "A camera was replaced."}},
     ("post", "/duels"): {JSON: {"champion": 0, "challenger": 1}},
-    ("post", "/fit"): {"multipart/form-data": {"method": "auto", "activate": "if_better"}},
+    ("post", "/fit"): {
+        "multipart/form-data": {"method": "auto", "activate": "if_better"},
+        JSON: {"logits": [LOGITS_ROW, LOGITS_ROW], "labels": ["9", "8"], "method": "ts"},
+    },
 }
 ANSWERS: dict[tuple[str, str, str], tuple[str, Any]] = {
     ("post", "/predict", "200"): ("", PREDICTED),
