@@ -26,6 +26,7 @@ FIT: dict[str, Any] = {
     "files": {"file": ("v", validation_npz(100))},
     "data": {"method": "ts", "activate": "always"},
 }
+STOPPED_SECONDS = 30
 WRITES = ("/calibrators/0/activate", "/calibrators/rollback")
 OBEY_PERMISSIONS = """
 import ctypes, struct
@@ -82,6 +83,7 @@ def test_a_full_disk(small_disk: Path) -> None:
             assert service.client.post(WRITES[1]).json()["version"] == 1
 
 
+@pytest.mark.long
 def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
     with Service(tmp_path / "data", prelude=OBEY_PERMISSIONS) as service:
         fit(service)
@@ -97,6 +99,7 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
             fit(service)
 
 
+@pytest.mark.long
 def test_no_descriptors_left(tmp_path: Path) -> None:
     with Service(tmp_path / "data") as service:
         fit(service)
@@ -116,6 +119,7 @@ def test_no_descriptors_left(tmp_path: Path) -> None:
         assert "Too many open files" in service.log()
 
 
+@pytest.mark.long
 def test_a_clock_that_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not LIBRARY.exists():
         pytest.skip("libfaketime is not installed")
@@ -134,8 +138,8 @@ def test_a_clock_that_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert service.client.get("/health/ready").json()["calibrator"] == 1
 
 
-@pytest.mark.parametrize("seconds", [2, pytest.param(30, marks=pytest.mark.long)])
-def test_postgresql_is_stopped_and_started(tmp_path: Path, seconds: float) -> None:
+@pytest.mark.long
+def test_postgresql_is_stopped_and_started(tmp_path: Path) -> None:
     if not is_installed():
         pytest.skip("PostgreSQL is not installed")
     with tempfile.TemporaryDirectory(prefix="boxcal-postgresql-") as folder:
@@ -146,7 +150,7 @@ def test_postgresql_is_stopped_and_started(tmp_path: Path, seconds: float) -> No
             with load(service):
                 database.stop(signal.SIGINT)
                 assert problem(service.client.post(WRITES[0])) == (503, "registry-unavailable")
-                time.sleep(seconds)
+                time.sleep(STOPPED_SECONDS)
                 database.start()
                 fit(service)
         database.stop()
