@@ -20,8 +20,8 @@ USED = {
     "torch": {"_C", "_are_functorch_transforms_active", "_len_torch_dispatch_stack", "_current_level"},
     "uvicorn": {"HttpToolsProtocol"},
 }
-DOCUMENTED = {"_exit", "_mapping"}
-"""Of os and SQLAlchemy: public in spite of the underscore."""
+DOCUMENTED = {"_exit", "_mapping", "_replace"}
+"""Of os, SQLAlchemy and named tuples: public in spite of the underscore."""
 
 
 def own_names(trees: list[ast.AST]) -> set[str]:
