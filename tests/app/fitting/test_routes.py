@@ -68,8 +68,8 @@ def test_a_bad_upload_is_a_problem_and_changes_nothing(service: Service, name: s
 @pytest.mark.parametrize(
     ("status", "message", "request_"),
     [
-        (415, "reads multipart/form-data, got 'no content type'", {}),
-        (415, "got 'application/json'", {"json": {"logits": []}}),
+        (415, "reads multipart/form-data or application/json, got 'no content type'", {}),
+        (422, "needs `labels` and either `logits` or `probabilities`", {"json": {"logits": []}}),
         (400, "Missing boundary", {"content": b"x", "headers": {"content-type": "multipart/form-data"}}),
         (400, "does not begin with its boundary", multipart(FILE) | {"content": b"no parts here"}),
         (422, "needs one part `file`", multipart(('name="method"', b"ts"))),
@@ -79,7 +79,7 @@ def test_a_bad_upload_is_a_problem_and_changes_nothing(service: Service, name: s
         (422, "no method 'tss'; there are auto, uncalibrated", multipart(FILE, ('name="method"', b"tss"))),
         (422, "For the method 'fc', features are needed", multipart(FILE, ('name="method"', b"fc"))),
         (422, "`activate` = 'maybe'", multipart(FILE, ('name="activate"', b"maybe"))),
-        (422, "`activated` = 'always'", multipart(FILE, ('name="activated"', b"always"))),
+        (422, "no field `activated`; did you mean 'activate'?", multipart(FILE, ('name="activated"', b"always"))),
         (413, "has 4,000,", multipart((FILE[0], b"\0" * 4_000_000))),
     ],
 )  # fmt: skip
