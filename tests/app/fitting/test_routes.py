@@ -79,7 +79,7 @@ def test_a_bad_upload_is_a_problem_and_changes_nothing(service: Service, name: s
         (422, "no method 'tss'; there are auto, uncalibrated", multipart(FILE, ('name="method"', b"tss"))),
         (422, "For the method 'fc', features are needed", multipart(FILE, ('name="method"', b"fc"))),
         (422, "`activate` = 'maybe'", multipart(FILE, ('name="activate"', b"maybe"))),
-        (422, "no field `activated`; did you mean 'activate'?", multipart(FILE, ('name="activated"', b"always"))),
+        (422, "no field `activated`; did you mean", multipart(FILE, ('name="activated"', b"always"))),
         (413, "has 4,000,", multipart((FILE[0], b"\0" * 4_000_000))),
     ],
 )  # fmt: skip
