@@ -6,7 +6,6 @@ to the duels that people asked for. Predictions go to the expected accuracy and 
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,8 @@ from typing import Any
 import numpy as np
 import orjson
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from boxcal.app.monitoring.records import Event
 from boxcal.calibrators.monitoring.accuracy import Accuracy, ExpectedAccuracy
@@ -319,9 +320,7 @@ class MonitorFold:
             "duels": [[one.id, one.champion, one.challenger, one.started_at] for one in self.duels],
         }
         arrays["facts"] = np.frombuffer(orjson.dumps(facts), np.uint8)
-        buffer = io.BytesIO()
-        np.savez(buffer, **arrays)  # type: ignore[arg-type]
-        return buffer.getvalue()
+        return save({name: np.asarray(array, order="C") for name, array in arrays.items()})
 
     @classmethod
     def from_bytes(cls, data: bytes, num_classes: int, calibrate: Calibrate, *, refits: bool) -> MonitorFold:
@@ -332,8 +331,13 @@ class MonitorFold:
         ValueError
             It is of another number of classes, or damaged.
         """
-        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        try:
+            # Those that `load` returns are read-only.
+            arrays = {name: array.copy() for name, array in load(data).items()}
+                name: array.copy() for name, array in load(data).items()
+            }  # those of `load` are read-only
+        except SafetensorError as error:
+            raise ValueError(f"The state of the monitor cannot be read: {error}") from error
         facts = orjson.loads(arrays["facts"].tobytes())
         active = ActiveVersion(class_frequencies=arrays.get("class_frequencies"), **facts["active"])
         fold = cls(num_classes, calibrate, active, refits=refits)
