@@ -334,8 +334,6 @@ class MonitorFold:
         try:
             # Those that `load` returns are read-only.
             arrays = {name: array.copy() for name, array in load(data).items()}
-                name: array.copy() for name, array in load(data).items()
-            }  # those of `load` are read-only
         except SafetensorError as error:
             raise ValueError(f"The state of the monitor cannot be read: {error}") from error
         facts = orjson.loads(arrays["facts"].tobytes())
