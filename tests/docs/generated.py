@@ -100,7 +100,7 @@ def _series(name: str, kind: str) -> str:
 
 
 def _default(value: Any) -> str:
-    if value is None:
+    if value in (None, ""):
         return ""
     if isinstance(value, int) and value >= 2**20 and value % 2**20 == 0:
         return f"`{value}` ({value // 2**20} MiB)"
