@@ -93,7 +93,7 @@ def check_data(logits: Floats, labels: Labels) -> list[DataWarning]:
     ]
     warnings = [warning for warning in found if warning is not None]
     codes = {warning.code for warning in warnings}
-    if "one_class" not in codes and (wrong := _labels(logits, labels)):
+    if "one_class" not in codes and (wrong := _error_rate(logits, labels) or _unrelated(logits, labels)):
         warnings.append(wrong)
     return warnings
 
@@ -246,40 +246,53 @@ def _clipped(logits: Floats) -> DataWarning | None:
     return DataWarning("clipped_values", "warning", message, rows)
 
 
-def _labels(logits: Floats, labels: Labels) -> DataWarning | None:
-    """Find labels that do not belong to the logits: all of them, or a share."""
+def _error_rate(logits: Floats, labels: Labels) -> DataWarning | None:
+    """Find labels that do not belong to the logits, by an error rate above what the logits expect."""
     count, num_classes = logits.shape
     error = float((logits.argmax(axis=1) != labels).mean())
+    if error <= 0.5:
+        return None
     confidence = _confidence(logits)
     chance = 1 - 1 / num_classes
     spread = math.sqrt(chance * (1 - chance) / count)
-    looks_random = num_classes < 4 or _low_share(logits, labels) >= (num_classes // 2) / num_classes / 2
-    if error > 0.5 and (
-        error > chance + SIGNIFICANT * spread or (error + confidence - 1 > EXCESS_ERROR and looks_random)
+    if error <= chance + SIGNIFICANT * spread and (
+        error + confidence - 1 <= EXCESS_ERROR or not _looks_random(logits, labels)
     ):
-        message = (
-            f"error rate {error:.0%}, where the logits themselves expect {1 - confidence:.0%}:"
-            " labels may not belong to these logits"
-        )
-        return DataWarning("error_rate", "serious", message, round(error * count))
-    unrelated, excess = _unrelated_share(logits, labels)
-    if unrelated > UNRELATED and excess > SIGNIFICANT:
-        rows = round(unrelated * count)
-        message = (
-            f"about {unrelated:.1%} of the labels ({rows:,} rows) look independent of the logits: more true"
-            " classes have a very small probability than at any temperature. If the labels are wrong, the"
-            " fitted probabilities are too uniform"
-        )
-        severity: Severity = "serious" if unrelated > MANY_UNRELATED else "warning"
-        return DataWarning("unrelated_labels", severity, message, rows)
-    return None
+        return None
+    message = (
+        f"error rate {error:.0%}, where the logits themselves expect {1 - confidence:.0%}:"
+        " labels may not belong to these logits"
+    )
+    return DataWarning("error_rate", "serious", message, round(error * count))
 
 
-def _low_share(logits: Floats, labels: Labels) -> float:
-    """Share of rows whose true class is in the lower half of the row."""
-    half = logits.shape[1] // 2
+def _looks_random(logits: Floats, labels: Labels) -> bool:
+    """Whether the true class is in the lower half of its row at least half as often as a random class.
+
+    With fewer than 4 classes the halves say too little, and it counts as random.
+    """
+    num_classes = logits.shape[1]
+    if num_classes < 4:
+        return True
+    half = num_classes // 2
     own = logits[np.arange(len(labels)), labels]
-    return float((own < np.partition(logits, half, axis=1)[:, half]).mean())
+    low = float((own < np.partition(logits, half, axis=1)[:, half]).mean())
+    return bool(low >= half / num_classes / 2)
+
+
+def _unrelated(logits: Floats, labels: Labels) -> DataWarning | None:
+    """Find a share of labels that do not belong to the logits."""
+    unrelated, excess = _unrelated_share(logits, labels)
+    if unrelated <= UNRELATED or excess <= SIGNIFICANT:
+        return None
+    rows = round(unrelated * len(labels))
+    message = (
+        f"about {unrelated:.1%} of the labels ({rows:,} rows) look independent of the logits: more true"
+        " classes have a very small probability than at any temperature. If the labels are wrong, the"
+        " fitted probabilities are too uniform"
+    )
+    severity: Severity = "serious" if unrelated > MANY_UNRELATED else "warning"
+    return DataWarning("unrelated_labels", severity, message, rows)
 
 
 def _unrelated_share(logits: Floats, labels: Labels) -> tuple[float, float]:
