@@ -54,9 +54,12 @@ def fit_limits(
     *,
     seed: int,
     tick: Callable[[float], None],
-    perturbations: int,
+    thorough: bool,
 ) -> Minimum:
-    """Find the limits of least validation NLL, in the coordinates of `LogitBounding` and within its own."""
+    """Find the limits of least validation NLL, in the coordinates of `LogitBounding` and within its own.
+
+    A search that is not thorough makes no perturbations around the optimum.
+    """
     z, y = scores.numpy(), labels.numpy()
     order = np.random.default_rng(seed).permutation(len(y))
     few, some = (SortedLogits(z[rows], y[rows]) for rows in (np.sort(order[:count]) for count in SAMPLES))
@@ -71,6 +74,7 @@ def fit_limits(
     loss = SortedLogits(z, y)
     starts[0] = descend(loss, starts[0], within)[0]
     starts += _along_the_axes(loss, starts[0])
+    perturbations = PERTURBATIONS if thorough else 0
     return best_of(loss, starts, within, perturbations=perturbations, reach=REACH, seed=seed, tick=tick)
 
 

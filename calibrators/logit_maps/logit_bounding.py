@@ -55,18 +55,10 @@ class LogitBounding(LogitMap):
 
     def solve(self, data: ValidationSet, seed: int, tick: Callable[[float], None]) -> Solution:
         """Search both limits over sorted rows."""
-        from boxcal.calibrators.fitting.clip_limits import (  # noqa: PLC0415 - only fits need scipy
-            PERTURBATIONS,
-            fit_limits,
-        )
+        from boxcal.calibrators.fitting.clip_limits import fit_limits  # noqa: PLC0415 - only fits need scipy
 
         minimum = fit_limits(
-            data.scores,
-            data.labels,
-            self.limits(),
-            seed=seed,
-            tick=tick,
-            perturbations=PERTURBATIONS if self.thorough else 0,
+            data.scores, data.labels, self.limits(), seed=seed, tick=tick, thorough=self.thorough
         )
         self.set_coordinates(torch.from_numpy(minimum.coordinates))
         return Solution(minimum.gradient_norm, minimum.starts, minimum.starts_agreeing, minimum.evaluations)
