@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from boxcal.calibrators import Calibrator, fit
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.fitting.candidates import candidates
-from boxcal.calibrators.fitting.fitter import Fitted, fit_checked
+from boxcal.calibrators.fitting.fitted import Fitted
+from boxcal.calibrators.fitting.fitter import fit_checked
 from boxcal.calibrators.method import parse
 from boxcal.calibrators.threads import one_library_thread
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.fitting.fitted import Fitted
 from boxcal.calibrators.logit_maps.identity import Identity
 from boxcal.calibrators.logit_maps.temperature import scale_of
-
-if TYPE_CHECKING:
-    from boxcal.calibrators.fitting.fitter import Fitted
 
 LARGEST_SCALE = 1e100
 LARGEST_GRADIENT = 1e-4

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.fitting.fitter import Fitted, fit_checked
+from boxcal.calibrators.fitting.fitted import Fitted
+from boxcal.calibrators.fitting.fitter import fit_checked
 from boxcal.calibrators.folds import fold_of_each
 from boxcal.calibrators.logit_maps.identity import Identity
 from boxcal.calibrators.method import parse

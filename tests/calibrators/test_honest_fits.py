@@ -18,7 +18,8 @@ from boxcal.calibrators.evaluation.verdict import Verdict
 from boxcal.calibrators.fitting import FitResult
 from boxcal.calibrators.fitting.candidates import candidates
 from boxcal.calibrators.fitting.cross_validation import TOLERANCE, Comparison, selection_bias
-from boxcal.calibrators.fitting.fitter import Fitted, fit_checked
+from boxcal.calibrators.fitting.fitted import Fitted
+from boxcal.calibrators.fitting.fitter import fit_checked
 from boxcal.calibrators.method import parse
 
 Floats = NDArray[np.float64]

@@ -1,0 +1,55 @@
+"""A fitted method: its two maps with the parameters that the search in `fitter.py` found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from boxcal.calibrators.bound_maps.base import BoundMap
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.fitting.descent import Minimum
+from boxcal.calibrators.fitting.joint import dense_loss
+from boxcal.calibrators.logit_maps.base import LogitMap
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A method's two maps with the parameters found, and the search that found them.
+
+    The minimum's value is the objective: the mean NLL plus the map's penalty.
+    """
+
+    logit_map: LogitMap
+    bound_map: BoundMap
+    minimum: Minimum
+    contains: tuple[str, ...] = ()
+    """The methods whose optima this one is never above."""
+
+    @torch.no_grad()
+    def mapped(self, data: ValidationSet) -> Tensor:
+        """Give the mapped logits (N, K)."""
+        mapped: Tensor = self.logit_map(self.logit_map.source(data))
+        return mapped
+
+    @torch.no_grad()
+    def nll(self, data: ValidationSet) -> float:
+        """Mean NLL of a set."""
+        mapped = self.mapped(data)
+        box = [
+            bound.expand(len(mapped), 1)[:, 0].contiguous().numpy() for bound in self.bound_map.box(mapped)
+        ]
+        return float(dense_loss(mapped.contiguous().numpy(), data.labels.numpy(), *box)[0].mean())
+
+    @torch.no_grad()
+    def objective(self, data: ValidationSet) -> float:
+        """Mean NLL plus the penalty."""
+        penalty = self.logit_map.penalty(dict(self.logit_map.named_parameters()))
+        return self.nll(data) + (0.0 if penalty is None else float(penalty))
+
+    @torch.no_grad()
+    def saturation(self, data: ValidationSet) -> float | None:
+        """Share of flat units on a set, of the network that has most of them; None without a network."""
+        shares = [self.logit_map.saturation(data.scores), self.bound_map.saturation(self.mapped(data))]
+        return max((share for share in shares if share is not None), default=None)
