@@ -106,12 +106,8 @@ def run(kind: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     chosen = nll(result.calibrator, *unseen)
     means = result.choice["cross_validated_nll"]
-    plain = [
-        name
-        for name in candidates(check_validation_set(logits, labels))
-        if name not in means and not parse(name).is_network
-    ]
     data, known = check_validation_set(logits, labels), dict[str, Fitted]()
+    plain = [name for name in candidates(data) if name not in means and not parse(name).is_network]
     with one_library_thread():
         others = {
             name: nll(fit_checked(name, data, thorough=False, known=known).calibrator, *unseen)
