@@ -100,7 +100,7 @@ def _take(tensors: dict[str, Tensor], part: str, module: nn.Module) -> set[str]:
 
 
 def _method_and_size(spec: dict[str, Any]) -> tuple[str, int]:
-    """Check what everything else rests on."""
+    """Check the format, the version, the method and the number of classes."""
     if spec.get("format") != FORMAT:
         raise ArtifactError(f"not a calibrator: the spec's format is {spec.get('format')!r}, not {FORMAT!r}")
     if spec.get("version") != VERSION:

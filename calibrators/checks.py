@@ -1,7 +1,8 @@
-"""Checks of validation data before a fit: what is probably wrong with them, as warnings in plain sentences.
+"""Checks of validation data before a fit: warnings about what is probably wrong with them.
 
 Logits (N, K) and labels (N,) that `check_validation_set` has passed go in; `DataWarning`s come out. A serious
-one means that the data probably do not show what the service will meet: a gate must not activate their fit.
+one means that the data probably do not represent what the service will receive: a gate must not activate a
+fit to them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ZERO = math.log(1e-30)
 CLIPPED_SHARE = 0.01
 """Share of all values that are equal to the smallest one, from which they look clipped."""
 COPIES, MANY_COPIES = 0.01, 0.1
-"""Share of rows that repeat another: from where it is told, and from where it is serious."""
+"""Share of rows that repeat another: a warning from the first, serious from the second."""
 CHANCE_ABSENCE = 0.01
 """Probability that some class is absent by chance; below it an absence is serious."""
 RARE = 5
@@ -43,7 +44,7 @@ MOST_ROWS = 10_000
 CHANGED = 0.1
 """Share of predicted labels that a calibrator may change without lowering the error rate."""
 KNOWN = 0.5
-"""Share of rows that the active calibrator was fitted to, from where it is told."""
+"""Share of rows that the active calibrator was fitted to, from which there is a warning."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""Intervals that keep their promise: 95 % bootstrap intervals for metrics and for paired differences.
+"""95 % intervals, from the bootstrap, for metrics and for paired differences.
 
 Error rates get score-type intervals; means (NLL, Brier) the studentised bootstrap. Calibration errors are
 norms of a vector of bin or kernel averages, and the percentile bootstrap fails on those: a norm is biased
 upward, the bootstrap doubles the bias, and the interval of a calibrated model never reaches 0. Here the
-bootstrap only supplies the noise Z of the averages d, and the triangle inequality does the rest:
+bootstrap only gives the noise Z of the averages d. The bounds follow from the triangle inequality:
 
-    s·Z <= |d + Z| - |d| <= |t + Z| - |t|,   s = sign(d), t = d where it stands out from the noise, else 0
+    s·Z <= |d + Z| - |d| <= |t + Z| - |t|,   s = sign(d), t = d where it exceeds the noise, else 0
 
 The left side bounds how far an estimate can fall below the truth, the right side how far it can exceed it.
 The interval is therefore conservative, most of all on the lower side of a model that is nearly calibrated.

@@ -79,7 +79,10 @@ def fit_limits(
 
 
 def _along_the_axes(loss: SortedLogits, best: Array) -> list[Array]:
-    """Look on all rows for what either limit gains with the other as it is: on few it shows in no sample."""
+    """Find the lowest minima of the loss on all rows in each limit, the other fixed at the best point.
+
+    A gain on a few rare rows is not visible in a sample of the rows.
+    """
     lower, share = best
     upper = lower + (1.0 - lower) * share
     lowers = np.linspace(-1.0, min(upper, 1.0 - 1e-6), PLACES)

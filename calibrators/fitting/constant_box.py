@@ -137,14 +137,14 @@ class Plane:
 
 
 def _axis(count: int) -> Array:
-    """Places along a coordinate, from a faint bound to a tight one."""
+    """Points along a coordinate, from a loose bound to a tight one."""
     return np.log(np.geomspace(1e-8, 0.95, count))
 
 
 def _along_the_axes(plane: Plane, loss: Callable[[Array], tuple[float, Array]], best: Array) -> list[Array]:
     """Find the lowest minima of the loss on all rows in each coordinate, the other fixed at the best point.
 
-    What a bound gains on a few rare rows shows in no sample, and lies in a valley of its own.
+    A gain on a few rare rows is not visible in a sample of the rows, and has a local minimum of its own.
     """
     found = []
     for coordinate in range(plane.dimensions):

@@ -92,11 +92,11 @@ def best_of(
     seed: int = 0,
     tick: Callable[[float], None] | None = None,
 ) -> Minimum:
-    """Descend from every start, then from points hopped to around the best, and keep the lowest.
+    """Descend from every start, then from random points around the best end, and keep the lowest.
 
-    A loss of bounded probabilities has a kink wherever one more sample comes to sit at a bound, and so its
-    minima come in clusters, the wider the fewer the samples: perturbations
-    of shrinking radius look for the lowest.
+    A loss of bounded probabilities has a kink wherever one more sample reaches a bound. Its minima are
+    therefore in clusters, which are wider with fewer samples: descents from points at a decreasing distance
+    look for the lowest.
     """
     ends: list[tuple[Array, float]] = []
     evaluations = 0
@@ -170,7 +170,7 @@ def best_epochs(
 
 
 class _Watch:
-    """Records the held-out loss of every iteration, and stops a descent once it falls no more."""
+    """Records the held-out loss of every iteration, and stops a descent once it no longer decreases."""
 
     def __init__(self, held_out: Objective, start: Array) -> None:
         self.held_out, self.values = held_out, [held_out(start)[0]]

@@ -46,7 +46,7 @@ class LogitMap(Parametrised):
     """How many of the starts a fit follows: those that look best on some of the rows."""
 
     thorough: bool = True
-    """Whether `solve` searches for the last digits; a comparison of methods does not need them."""
+    """Whether `solve` searches to full precision, which a comparison of methods does not need."""
 
     @property
     def width(self) -> int:
@@ -100,7 +100,7 @@ class LogitMap(Parametrised):
         return None
 
     def release(self) -> None:
-        """Let go of what only the fit needed."""
+        """Release what only the fit needs."""
 
     def source(self, data: ValidationSet) -> Tensor:
         """Pick what the map reads.
