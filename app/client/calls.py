@@ -6,16 +6,24 @@ Both clients are made of these functions; nothing here sends anything.
 import io
 import json
 import mimetypes
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 import httpx
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
+from boxcal.app.client.bodies import (
+    AnswerOptions,
+    ImageSource,
+    array_body,
+    float_array,
+    options_document,
+    pack_images,
+    read_file,
+)
 from boxcal.app.client.exchange import Call
 from boxcal.app.client.results import (
     ActivatePolicy,
@@ -27,51 +35,10 @@ from boxcal.app.client.results import (
     Health,
 )
 
-BoundValue = float | Mapping[str, float] | Sequence[float]
-"""One number for every class, numbers by label, or one number per class."""
-
-ImageSource = bytes | str | Path
-"""An encoded image, or the path of one."""
-
-Floats = npt.NDArray[np.floating[Any]]
-
 Result = TypeVar("Result", bound=BaseModel)
 
-LONGEST_QUERY = 2000
 FEEDBACK_SECONDS = 10.0
 """A label may wait for its prediction to be stored."""
-
-
-class AnswerOptions(TypedDict, total=False):
-    """Options of a prediction, as keyword arguments.
-
-    Attributes
-    ----------
-    lower, upper
-        Hard bounds on the probabilities.
-    top_k
-        Number of classes in `top`.
-    probabilities, logits
-        Whether each prediction has all K of them.
-    explain
-        Whether each prediction has its mapped logits and the fitted bounds.
-    feedback
-        Whether each prediction has an `id` for `feedback`; the service keeps its logits.
-    calibrator
-        A version of the registry (0 is `uncalibrated`) instead of the active one.
-    timeout_ms
-        Milliseconds after which the service stops and answers 504 (ServiceFaultError).
-    """
-
-    lower: BoundValue
-    upper: BoundValue
-    top_k: int
-    probabilities: bool
-    logits: bool
-    explain: bool
-    feedback: bool
-    calibrator: int | Literal["active"]
-    timeout_ms: float
 
 
 def predict(*images: ImageSource, **options: Unpack[AnswerOptions]) -> Call[Answer]:
@@ -80,7 +47,7 @@ def predict(*images: ImageSource, **options: Unpack[AnswerOptions]) -> Call[Answ
         raise ValueError("predict needs at least one image")
     files: list[tuple[str, tuple[str, bytes, str]]] = []
     for position, image in enumerate(images):
-        name, content = (f"image-{position}", image) if isinstance(image, bytes) else _read(image)
+        name, content = (f"image-{position}", image) if isinstance(image, bytes) else read_file(image)
         files.append(("file", (name, content, mimetypes.guess_type(name)[0] or "application/octet-stream")))
     form = {"files": files, "data": {"options": json.dumps(options_document(options))}}
     return Call("POST", "/predict", _one(Answer), form)
@@ -88,20 +55,22 @@ def predict(*images: ImageSource, **options: Unpack[AnswerOptions]) -> Call[Answ
 
 def predict_tensors(tensors: npt.ArrayLike, /, **options: Unpack[AnswerOptions]) -> Call[Answer]:
     """Classify a batch of preprocessed inputs (`POST /predict`), shape (N, *input_shape), floats."""
-    body = _array(tensors, options, lambda rows: {"inputs": [{"tensor": row} for row in rows]})
+    body = array_body(tensors, options, lambda rows: {"inputs": [{"tensor": row} for row in rows]})
     return Call("POST", "/predict", _one(Answer), body)
 
 
 def calibrate(logits: npt.ArrayLike, /, **options: Unpack[AnswerOptions]) -> Call[Answer]:
     """Turn logits of a model that runs elsewhere, shape (N, K), into probabilities (`POST /calibrate`)."""
-    return Call("POST", "/calibrate", _one(Answer), _array(logits, options, lambda rows: {"logits": rows}))
+    return Call(
+        "POST", "/calibrate", _one(Answer), array_body(logits, options, lambda rows: {"logits": rows})
+    )
 
 
 def calibrate_probabilities(
     probabilities: npt.ArrayLike, /, **options: Unpack[AnswerOptions]
 ) -> Call[Answer]:
     """Calibrate probabilities of a model that runs elsewhere, shape (N, K) (`POST /calibrate`)."""
-    sent = _array(probabilities, options, lambda rows: {"probabilities": rows})
+    sent = array_body(probabilities, options, lambda rows: {"probabilities": rows})
     if "params" in sent:
         sent["params"] = {**sent["params"], "scores": "probabilities"}
     return Call("POST", "/calibrate", _one(Answer), sent)
@@ -213,7 +182,7 @@ def fit(
     elif Path(file).is_dir():
         name, content = f"{Path(file).name}.zip", pack_images(Path(file))
     else:
-        name, content = _read(file)
+        name, content = read_file(file)
     form = {
         "files": [("file", (name, content, "application/octet-stream"))],
         "data": {"method": method, "activate": activate}
@@ -222,16 +191,6 @@ def fit(
         "params": {"wait": str(wait)} if wait else {},
     }
     return Call("POST", "/fit", _one(Fit), form, has_effect=True, extra_seconds=wait)
-
-
-def pack_images(folder: Path) -> bytes:
-    """Pack a folder that holds a folder of images for each class, as `/fit` takes it."""
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:  # images are compressed already
-        for path in sorted(folder.rglob("*")):
-            if path.is_file():
-                packed.write(path, path.relative_to(folder))
-    return archive.getvalue()
 
 
 def fit_arrays(
@@ -245,7 +204,7 @@ def fit_arrays(
 ) -> Call[Fit]:
     """Start a fit on logits, shape (N, K), and labels, shape (N,), held in memory (`POST /fit`)."""
     archive = io.BytesIO()
-    np.savez(archive, logits=_floats(logits), labels=np.asarray(labels))
+    np.savez(archive, logits=float_array(logits), labels=np.asarray(labels))
     return fit(archive.getvalue(), method=method, activate=activate, budget_seconds=budget_seconds, wait=wait)
 
 
@@ -369,61 +328,6 @@ def ready() -> Call[Health]:
 def metrics() -> Call[str]:
     """Fetch the Prometheus metrics as text (`GET /metrics`)."""
     return Call("GET", "/metrics", lambda response: response.text)
-
-
-def options_document(options: AnswerOptions) -> dict[str, Any]:
-    """Return options in the contract's form, the two bounds under `bounds`."""
-    document: dict[str, Any] = {
-        k: v for k, v in options.items() if k not in ("lower", "upper") and v is not None
-    }
-    bounds = {
-        side: _bound(value)
-        for side in ("lower", "upper")
-        if (value := cast(BoundValue | None, options.get(side))) is not None
-    }
-    return document | ({"bounds": bounds} if bounds else {})
-
-
-def _bound(value: BoundValue) -> Any:
-    if isinstance(value, Mapping):
-        return {str(label): float(number) for label, number in value.items()}
-    return np.asarray(value, dtype=np.float64).tolist()
-
-
-def _array(
-    array: npt.ArrayLike, options: AnswerOptions, members: Callable[[list[Any]], dict[str, Any]]
-) -> dict[str, Any]:
-    """Send an array as an `.npy` body and its options in the query string.
-
-    Bounds for many classes exceed the length of query that servers and proxies accept. Then the whole request
-    is JSON, with the array in `members`.
-    """
-    values = _floats(array)
-    document = options_document(options)
-    query = json.dumps(document, separators=(",", ":")) if document else ""
-    if len(query) > LONGEST_QUERY:
-        exact = values.astype(np.float64).tolist()  # the shortest digits of a float32 name another float64
-        return {
-            "content": json.dumps(members(exact) | {"options": document}),
-            "headers": {"content-type": "application/json"},
-        }
-    body = io.BytesIO()
-    np.save(body, values, allow_pickle=False)
-    return {
-        "content": body.getvalue(),
-        "headers": {"content-type": "application/x-npy"},
-        "params": {"options": query} if query else {},
-    }
-
-
-def _floats(array: npt.ArrayLike) -> Floats:
-    """Return a C-contiguous float array."""
-    values = np.asarray(array)
-    return np.ascontiguousarray(values, dtype=values.dtype if values.dtype.kind == "f" else np.float64)
-
-
-def _read(path: str | Path) -> tuple[str, bytes]:
-    return Path(path).name, Path(path).read_bytes()
 
 
 def _one(kind: type[Result]) -> Callable[[httpx.Response], Result]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from boxcal.app.client.calls import pack_images
+from boxcal.app.client.bodies import pack_images
 from boxcal.app.fitting import check, requirements
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.errors import InvalidUpload

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import numpy as np
@@ -22,8 +22,6 @@ from boxcal.app.budget import Budget
 from boxcal.app.errors import (
     BackboneFailed,
     DeadlineExceeded,
-    ImageTooLarge,
-    InvalidInput,
     InvalidParameter,
     NoModel,
     RequestTooLarge,
@@ -31,7 +29,7 @@ from boxcal.app.errors import (
 from boxcal.app.predict.answers import CalibratedAnswer, Rows
 from boxcal.app.predict.arrays import read_rows
 from boxcal.app.predict.batcher import Batcher
-from boxcal.app.predict.bodies import SCORES, Input, inputs_fold
+from boxcal.app.predict.bodies import SCORES, inputs_fold
 from boxcal.app.predict.calibration import (
     CalibrationRequest,
     Scoring,
@@ -39,13 +37,11 @@ from boxcal.app.predict.calibration import (
     check_reads_logits,
     shifted,
 )
+from boxcal.app.predict.input_decoder import InputDecoder, Inputs
 from boxcal.app.predict.large_json import Fold
 from boxcal.app.predict.options import BoundsOption, Labels, Options, check_bounds
 from boxcal.app.telemetry import Telemetry
-from boxcal.models.decoding import check_size, image_size
-from boxcal.models.errors import BackboneError, TooManyPixels
 from boxcal.models.inputs import Inputs as ModelInputs
-from boxcal.models.inputs import Samples
 
 INLINE_NUMBERS = 16_384
 """Up to this many numbers are processed on the event loop, in well under a millisecond."""
@@ -53,15 +49,6 @@ BYTES_PER_NUMBER = 32
 """Memory that calibration takes for each logit: float64 logits, mapped logits, probabilities and bounds."""
 DIGITS = 20
 """Usual length of a float64 in JSON, with its comma."""
-IMAGES_PER_REQUEST = 20
-"""Images of the largest size whose pixels one request may hold; all requests may hold twice as many."""
-LARGE_IMAGE_PIXELS = 4_000_000
-PLAUSIBLE_INPUT = 2.0**16
-"""Larger than any value that a backbone reads from an image, as float16 can represent it."""
-
-Inputs = Sequence[Input] | NDArray[np.generic]
-"""What one JSON body or form holds, or an array (N, *shape) of samples."""
-
 NOTHING = nullcontext()
 
 T = TypeVar("T")
@@ -122,20 +109,16 @@ class Pipeline:
         self.labels = labels
         self.batcher = batcher
         self._inputs = inputs
-        self._max_pixels = max_pixels
         self._activator = activator
         self._scoring = scoring
         self._pool = pool
-        self._threads = threads
         self._telemetry = telemetry
         self._keep = keep
         self._timeout = timeout_seconds
         self._memory = Budget("bytes", max_memory_bytes)
-        self._pixels = Budget("pixels", 2 * IMAGES_PER_REQUEST * max_pixels)
+        self._decoder = InputDecoder(inputs, pool, threads=threads, max_pixels=max_pixels)
         self.inputs_folds = {"inputs": inputs_fold(batcher.max_queue_samples, inputs)}
         self.scores_folds = {name: _rows_fold(name, len(labels)) for name in SCORES}
-        # One thread of the pool, if it has more, is left to small images.
-        self._large_images = asyncio.Semaphore(max(1, threads - 1))
 
     @property
     def active_version(self) -> int:
@@ -204,15 +187,14 @@ class Pipeline:
         deadline = time.monotonic() + self._timeout_of(options)
         requested = await self._requested(options)
         with self.batcher.reserve_slot(len(inputs), deadline), self._scoring.requested_by(requested.served):
-            samples = await within(deadline - time.monotonic(), self._decode(inputs))
+            samples = await within(deadline - time.monotonic(), self._decoder.decode(inputs))
             if requested.served.reads == "inputs":
                 samples = await self._in_pool(shifted, samples, requested.served)
             decoded = time.perf_counter()
             try:
                 finished = await self.batcher.run(samples, requested, deadline)
             except BackboneFailed as error:
-                if self._inputs.kind in {"images", "tensors"}:
-                    _check_magnitude(samples, error)
+                self._decoder.check_magnitude(samples, error)
                 raise
         seconds = {
             "decode": decoded - arrived,
@@ -292,71 +274,6 @@ class Pipeline:
             )
         return CalibrationRequest(served, bounds)
 
-    async def _decode(self, inputs: Inputs) -> Samples:
-        if isinstance(inputs, np.ndarray):
-            with _naming(""):
-                return await self._in_pool(self._inputs.check, inputs)
-        if self._inputs.kind in {"rows", "texts"}:
-            return await self._in_pool(self._decode_all, inputs)
-        names = [f"inputs[{n}]: " for n in range(len(inputs))] if len(inputs) > 1 else [""]
-        pixels = [self._pixels_of(sent, name) for sent, name in zip(inputs, names, strict=True)]
-        limit = self._pixels.limit // 2
-        if sum(pixels) > limit:
-            raise ImageTooLarge(
-                f"The images have {sum(pixels):,} pixels; the limit of a request is {limit:,}."
-            )
-        samples = self._inputs.blank(len(inputs))
-        left = iter(zip(range(len(inputs)), inputs, names, pixels, strict=True))
-
-        async def decode_next() -> None:
-            for position, sent, name, size in left:
-                if size > LARGE_IMAGE_PIXELS:
-                    async with self._large_images:
-                        samples[position] = await self._in_pool(self._sample, sent, name)
-                else:
-                    samples[position] = await self._in_pool(self._sample, sent, name)
-
-        large = sum(pixels) > LARGE_IMAGE_PIXELS
-        with self._pixels.holding(sum(pixels)) if large else NOTHING:
-            if len(inputs) == 1:
-                await decode_next()
-                return samples
-            # No more than the pool has threads, so that images of other requests need not wait for all.
-            tasks = [asyncio.create_task(decode_next()) for _ in range(self._threads)]
-            try:
-                await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-        return samples
-
-    def _decode_all(self, inputs: Sequence[Input]) -> Samples:
-        """Decode inputs that each take microseconds."""
-        samples = self._inputs.blank(len(inputs))
-        for position, sent in enumerate(inputs):
-            name = f"inputs[{position}]: " if len(inputs) > 1 else ""
-            if sent.member not in self._inputs.members:
-                raise InvalidInput(f"{name}{self._inputs.refusal(sent.member)}")
-            samples[position] = self._sample(sent, name)
-        return samples
-
-    def _pixels_of(self, sent: Input, name: str) -> int:
-        """Return how many pixels the header of an image announces; 0 for another input."""
-        if sent.member not in self._inputs.members:
-            raise InvalidInput(f"{name}{self._inputs.refusal(sent.member)}")
-        if sent.member != "image":
-            return 0
-        with _naming(name):
-            width, height = image_size(sent.value)
-            check_size(width, height, self._max_pixels)
-        return width * height
-
-    def _sample(self, sent: Input, name: str) -> Samples:
-        if isinstance(sent.value, np.ndarray):  # decoded as the body was parsed
-            return sent.value
-        with _naming(name):
-            return self._inputs.decode(sent.member, sent.value, self._max_pixels)
-
     def _answer(
         self,
         requested: CalibrationRequest,
@@ -379,38 +296,6 @@ def _size(bounds: BoundsOption | None) -> int:
     if bounds is None:
         return 0
     return sum(len(side) for side in (bounds.lower, bounds.upper) if isinstance(side, dict | list))
-
-
-@contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Turn an error about an input into the service's, with the input's name in front."""
-    try:
-        yield
-    except TooManyPixels as error:
-        raise ImageTooLarge(f"{name}{error}") from error
-    except BackboneError as error:
-        raise InvalidInput(f"{name}{error}") from error
-
-
-def _check_magnitude(samples: NDArray[np.float32], error: BackboneFailed) -> None:
-    """Attribute a failure of the backbone to inputs so large that its arithmetic overflows.
-
-    Raises
-    ------
-    InvalidInput
-        They have a value larger than `PLAUSIBLE_INPUT`.
-    """
-    position = int(np.abs(samples).argmax())
-    largest = float(samples.flat[position])
-    if abs(largest) > PLAUSIBLE_INPUT:
-        raise InvalidInput(
-            f"The model's arithmetic fails on this input, whose value at {_place(samples, position)} is "
-            f"{largest:g}. Values up to {PLAUSIBLE_INPUT:g} in magnitude are expected."
-        ) from error
-
-
-def _place(samples: NDArray[np.float32], position: int) -> list[int]:
-    return [int(index) for index in np.unravel_index(position, samples.shape)]
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:

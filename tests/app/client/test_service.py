@@ -16,6 +16,7 @@ from boxcal.app.client import (
     FitNotSucceededError,
     InvalidRequestError,
     NotFoundError,
+    bodies,
     calls,
 )
 from boxcal.app.client.exchange import Call
@@ -64,7 +65,7 @@ def test_logits_go_as_an_array_or_with_large_options_as_json(
 ) -> None:
     logits, _ = overconfident(7)
     expected = ask(url, "calibrate", logits, upper=upper, probabilities=True, calibrator=0)
-    monkeypatch.setattr(calls, "LONGEST_QUERY", 0)
+    monkeypatch.setattr(bodies, "LONGEST_QUERY", 0)
     as_json = ask(url, "calibrate", logits, upper=upper, probabilities=True, calibrator=0)
     assert as_json.predictions == expected.predictions
     assert np.array([p.probabilities for p in expected.predictions]).max() <= np.max(upper)
@@ -74,7 +75,7 @@ def test_large_options_of_tensors_go_as_json(
     ask: Ask, url: str, digits: Digits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = ask(url, "predict_tensors", digits.levels[:3], lower={"1": 0.1}, calibrator=0)
-    monkeypatch.setattr(calls, "LONGEST_QUERY", 0)
+    monkeypatch.setattr(bodies, "LONGEST_QUERY", 0)
     as_json = ask(url, "predict_tensors", digits.levels[:3], lower={"1": 0.1}, calibrator=0)
     assert as_json.predictions == expected.predictions
 

@@ -118,13 +118,14 @@ def test_a_broken_image_cancels_the_others_of_its_request(
     service: Service, monkeypatch: pytest.MonkeyPatch, digits: Digits
 ) -> None:
     decoded = []
-    true_sample = service.state.pipeline._sample
+    decoder = service.state.pipeline._decoder
+    true_sample = decoder._sample
 
     def sample(sent: Any, name: str) -> Any:
         decoded.append(name)
         return true_sample(sent, name)
 
-    monkeypatch.setattr(service.state.pipeline, "_sample", sample)
+    monkeypatch.setattr(decoder, "_sample", sample)
     damaged = digits.png(0)[:-30]
     files = [("file", damaged), *(("file", png(2500, 2500)) for _ in range(100))]
     assert httpx.post(f"{service.url}/predict", files=files, timeout=60).status_code == 422

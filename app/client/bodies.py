@@ -1,0 +1,119 @@
+"""What requests carry: options, arrays, and images, in the forms that the service reads."""
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict, cast
+
+import numpy as np
+import numpy.typing as npt
+
+BoundValue = float | Mapping[str, float] | Sequence[float]
+"""One number for every class, numbers by label, or one number per class."""
+
+ImageSource = bytes | str | Path
+"""An encoded image, or the path of one."""
+
+Floats = npt.NDArray[np.floating[Any]]
+
+LONGEST_QUERY = 2000
+
+
+class AnswerOptions(TypedDict, total=False):
+    """Options of a prediction, as keyword arguments.
+
+    Attributes
+    ----------
+    lower, upper
+        Hard bounds on the probabilities.
+    top_k
+        Number of classes in `top`.
+    probabilities, logits
+        Whether each prediction has all K of them.
+    explain
+        Whether each prediction has its mapped logits and the fitted bounds.
+    feedback
+        Whether each prediction has an `id` for `feedback`; the service keeps its logits.
+    calibrator
+        A version of the registry (0 is `uncalibrated`) instead of the active one.
+    timeout_ms
+        Milliseconds after which the service stops and answers 504 (ServiceFaultError).
+    """
+
+    lower: BoundValue
+    upper: BoundValue
+    top_k: int
+    probabilities: bool
+    logits: bool
+    explain: bool
+    feedback: bool
+    calibrator: int | Literal["active"]
+    timeout_ms: float
+
+
+def options_document(options: AnswerOptions) -> dict[str, Any]:
+    """Return options in the contract's form, the two bounds under `bounds`."""
+    document: dict[str, Any] = {
+        k: v for k, v in options.items() if k not in ("lower", "upper") and v is not None
+    }
+    bounds = {
+        side: _bound(value)
+        for side in ("lower", "upper")
+        if (value := cast(BoundValue | None, options.get(side))) is not None
+    }
+    return document | ({"bounds": bounds} if bounds else {})
+
+
+def _bound(value: BoundValue) -> Any:
+    if isinstance(value, Mapping):
+        return {str(label): float(number) for label, number in value.items()}
+    return np.asarray(value, dtype=np.float64).tolist()
+
+
+def array_body(
+    array: npt.ArrayLike, options: AnswerOptions, members: Callable[[list[Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """Send an array as an `.npy` body and its options in the query string.
+
+    Bounds for many classes exceed the length of query that servers and proxies accept. Then the whole request
+    is JSON, with the array in `members`.
+    """
+    values = float_array(array)
+    document = options_document(options)
+    query = json.dumps(document, separators=(",", ":")) if document else ""
+    if len(query) > LONGEST_QUERY:
+        exact = values.astype(np.float64).tolist()  # the shortest digits of a float32 name another float64
+        return {
+            "content": json.dumps(members(exact) | {"options": document}),
+            "headers": {"content-type": "application/json"},
+        }
+    body = io.BytesIO()
+    np.save(body, values, allow_pickle=False)
+    return {
+        "content": body.getvalue(),
+        "headers": {"content-type": "application/x-npy"},
+        "params": {"options": query} if query else {},
+    }
+
+
+def float_array(array: npt.ArrayLike) -> Floats:
+    """Return a C-contiguous float array."""
+    values = np.asarray(array)
+    return np.ascontiguousarray(values, dtype=values.dtype if values.dtype.kind == "f" else np.float64)
+
+
+def read_file(path: str | Path) -> tuple[str, bytes]:
+    """Return the name and the content of a file."""
+    return Path(path).name, Path(path).read_bytes()
+
+
+def pack_images(folder: Path) -> bytes:
+    """Pack a folder that holds a folder of images for each class, as `/fit` takes it."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:  # images are compressed already
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                packed.write(path, path.relative_to(folder))
+    return archive.getvalue()
