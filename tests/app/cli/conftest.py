@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from boxcal.app.cli import main
+from boxcal.app.cli import main, output
 from boxcal.models.digits_data import Digits
 from tests.app.fitting.validation_data import overconfident
 
@@ -34,8 +34,10 @@ Boxcal = Callable[..., Finished]
 
 @pytest.fixture
 def boxcal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Boxcal:
-    """Run the command as its console script does, in this process."""
-    monkeypatch.setenv("COLUMNS", "100")
+    """Run the command as its console script does, in this process, in a terminal of 100 columns."""
+    # A console reads COLUMNS when it is made; other test modules import this one before.
+    for console in (output.screen, output.messages):
+        monkeypatch.setattr(console, "width", 100)
 
     def run(*arguments: object) -> Finished:
         monkeypatch.setattr(sys, "argv", ["boxcal", *map(str, arguments)])
