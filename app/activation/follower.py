@@ -44,7 +44,6 @@ async def follow(
         while True:
             await wakeups.wait(FOLLOW_SECONDS)
             try:
-                await registry.run(activator.follow)
                 await follow_fits()
                 if clock() >= next_sweep:
                     next_sweep = clock() + SWEEP_SECONDS
@@ -54,6 +53,8 @@ async def follow(
                     pruned = await registry.run(registry.prune, *keep)
                     if pruned:
                         logger.info("Pruned the calibrators %s.", ", ".join(map(str, pruned)))
+                # Last: a calibrator that cannot be loaded fails in every turn, and fits do not depend on it.
+                await registry.run(activator.follow)
                 logged = ""
             except RegistryUnavailable:
                 continue  # the registry logs that it is lost, once

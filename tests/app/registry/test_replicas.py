@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -87,6 +88,19 @@ def test_a_fit_is_cancelled_through_any_replica(tmp_path: Path, url: str) -> Non
                 record = await other.jobs.cancel(fit_id)
                 assert (record.state, record.error) == (FitState.CANCELLED, "Cancelled on request.")
                 assert (await one.jobs.get(fit_id)).state is FitState.CANCELLED
+
+    asyncio.run(scenario())
+
+
+def test_an_activation_that_cannot_be_followed_holds_up_no_fit(tmp_path: Path, url: str) -> None:
+    async def scenario() -> None:
+        async with replica(tmp_path / "one", url) as one, replica(tmp_path / "other", url) as other:
+            running = await submit(one.jobs, SLOW)
+            await until(one.jobs, running, started)
+            fit = other.registry.fits.add("fit", "ts", ActivatePolicy.ALWAYS, 7)
+            damaged = replace(FITTED, artifact=b"damaged")
+            other.registry.record_fit(fit, damaged, lambda _: Decision(True, "so"))
+            assert (await other.jobs.cancel(running)).state is FitState.CANCELLED
 
     asyncio.run(scenario())
 
