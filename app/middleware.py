@@ -186,7 +186,7 @@ class RequestMiddleware:
         self._root_path = root_path
         self._bodies = Budget("bytes of bodies", 8 * max_body_bytes)
         self._browsers = browsers
-        self._requirements = Requirements(routes, list(direct))
+        self._requirements = Requirements(routes, direct, direct_patterns)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""

@@ -77,6 +77,16 @@ def test_paths_without_a_route_require_a_key(guarded: Guarded, path: str) -> Non
     assert httpx.post(guarded.url + path).status_code == 401
 
 
+@pytest.mark.parametrize(
+    "path", ["/v2/models/digits/infer", "/v2/models/digits/versions//infer", "/v2/models/a/b/infer"]
+)
+def test_every_path_that_infers_requires_the_scope_predict(guarded: Guarded, path: str) -> None:
+    refused = httpx.post(guarded.url + path, headers=guarded.headers("read"), content=b"{}")
+    assert refused.json()["type"].endswith(":insufficient-scope"), refused.text
+    permitted = httpx.post(guarded.url + path, headers=guarded.headers("predict"), content=b"{}")
+    assert permitted.status_code in {404, 422}, permitted.text
+
+
 def test_a_key_is_taken_from_either_header(guarded: Guarded) -> None:
     key = guarded.keys["read"]
     for headers in ({"X-API-Key": key}, {"authorization": f"bearer  {key}"}):
