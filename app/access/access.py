@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -21,8 +20,6 @@ from boxcal.app.access.local_keys import LocalKeys
 from boxcal.app.access.scopes import ROUTES, Level, Requirement, Scope, permitted
 from boxcal.app.access.store import CurrentKeys, KeyStore
 from boxcal.app.registry.errors import RegistryUnavailable
-
-logger = logging.getLogger("boxcal")
 
 FOLLOW_SECONDS = 2.0
 RECORD_EVERY = 15
