@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import os
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import orjson
@@ -34,10 +34,9 @@ class LocalKeys:
 
     def write(self, current: CurrentKeys) -> None:
         """Replace the copy if a key was added, changed or revoked; a failure is logged, nothing else."""
-        state = [_document(record) for record in current.keys]
-        if state == self._written:
+        document = {"keys": [_document(record) for record in current.keys], "any_created": current.any_created}
+        if document == self._written:
             return
-        document = {"keys": state, "any_created": current.any_created, "now": current.now}
         new = self._path.with_suffix(".new")
         try:
             descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -46,7 +45,7 @@ class LocalKeys:
                 file.flush()
                 os.fsync(file.fileno())
             new.replace(self._path)
-            self._written = state
+            self._written = document
         except OSError as error:
             logger.warning("The copy of the API keys could not be written: %s", error)
 
@@ -55,8 +54,8 @@ class LocalKeys:
         try:
             document = orjson.loads(self._path.read_bytes())
             keys = [_record(entry) for entry in document["keys"]]
-            now = datetime.now(datetime.fromisoformat(document["now"]).tzinfo)  # the database gives no time
-            return CurrentKeys(keys, bool(document["any_created"]), now)
+            # The database gives no time.
+            return CurrentKeys(keys, bool(document["any_created"]), datetime.now(UTC))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, LookupError, TypeError) as error:
