@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 ORPHAN_SECONDS = 3600.0
@@ -51,9 +52,10 @@ class SharedSets:
     def sweep(self, unfinished: Collection[str]) -> None:
         """Remove folders older than an hour whose fits have ended."""
         for folder in self._root.iterdir():
-            is_old = time.time() - folder.stat().st_mtime > ORPHAN_SECONDS
-            if is_old and folder.name.partition(".")[0] not in unfinished:
-                shutil.rmtree(folder, ignore_errors=True)
+            with suppress(FileNotFoundError):  # another process has removed or claimed it
+                is_old = time.time() - folder.stat().st_mtime > ORPHAN_SECONDS
+                if is_old and folder.name.partition(".")[0] not in unfinished:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _path(self, fit_id: str, owner: str) -> Path:
         return self._root / f"{fit_id}.{owner}"

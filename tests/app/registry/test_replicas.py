@@ -196,8 +196,11 @@ def test_old_folders_of_ended_fits_are_removed(tmp_path: Path, monkeypatch: pyte
     shared = SharedSets(tmp_path, "me")
     for name in ("ended.me", "running.other"):
         (tmp_path / name).mkdir()
+    vanished = tmp_path / "vanished.other"  # listed, but gone when it is looked at
+    vanished.symlink_to("nowhere")
     shared.sweep({"running"})
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 3
+    vanished.unlink()
     monkeypatch.setattr("boxcal.app.fitting.shared.ORPHAN_SECONDS", -1.0)
     shared.sweep({"running"})
     assert [folder.name for folder in tmp_path.iterdir()] == ["running.other"]
