@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from boxcal.app.registry.audit import Caller
 from boxcal.app.registry.records import Decision, FitRecord, FitState, FittedCalibrator
 
 Result = tuple[FittedCalibrator, Callable[[int], Decision]]
@@ -31,7 +32,7 @@ class Job:
     conclusion
         Waits for `work` and records how the fit ended.
     ending
-        The state and the reason to record, if the fit was stopped.
+        The state and the reason to record, and who cancelled the fit, if it was stopped.
     is_elsewhere
         Whether another process continues the fit.
     started
@@ -46,7 +47,7 @@ class Job:
     is_shared: bool = False
     work: asyncio.Task[Result] = field(init=False)
     conclusion: asyncio.Task[None] = field(init=False)
-    ending: tuple[FitState, str] | None = None
+    ending: tuple[FitState, str, Caller | None] | None = None
     is_elsewhere: bool = False
     started: float | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -66,10 +67,10 @@ class Job:
                 return
             await changed.wait()
 
-    def stop(self, state: FitState, why: str) -> None:
-        """Cancel the work, unless it is done; the first call decides the state and the reason."""
+    def stop(self, state: FitState, why: str, canceller: Caller | None = None) -> None:
+        """Cancel the work, unless it is done; the first call decides what is recorded, as `FitLog.end`."""
         if self.ending is None and self.work.cancel():
-            self.ending = (state, why)
+            self.ending = (state, why, canceller)
 
     def seconds_left(self) -> float | None:
         """Estimate the remaining time from the time and the progress so far; None without any progress."""

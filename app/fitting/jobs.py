@@ -328,14 +328,13 @@ class FitJobs:
         """
         job = self._jobs.get(fit_id)
         if job is not None:
-            job.stop(FitState.CANCELLED, CANCELLED)
+            job.stop(FitState.CANCELLED, CANCELLED, caller)
             async for record in job.watch():
                 if record.stage == WAITING and not record.state.is_final:
                     raise RegistryUnavailable(f"Fit {fit_id} ends as soon as the registry answers.")
         record = await self.get(fit_id)
         if not record.state.is_final:
-            await self._registry.run(self._registry.fits.request_cancel, fit_id)
-            await self._registry.run(self._registry.fits.audit_cancel, fit_id, caller)
+            await self._registry.run(self._registry.fits.request_cancel, fit_id, caller)
             record = await self.wait(fit_id, ELSEWHERE_SECONDS)
         if not record.state.is_final:
             raise FitElsewhere(
@@ -344,8 +343,6 @@ class FitJobs:
             )
         if record.state is not FitState.CANCELLED:
             raise FitAlreadyOver(f"Fit {fit_id} is over: it has {record.state}.")
-        if job is not None:
-            await self._registry.run(self._registry.fits.audit_cancel, fit_id, caller)
         return record
 
     async def _check(self, folder: Path, content_type: str) -> Checked:

@@ -21,6 +21,7 @@ from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.job import Job, Result
 from boxcal.app.fitting.messages import FitOutcome, FitTask, RefitOutcome, RefitTask
 from boxcal.app.fitting.worker import Worker, WorkerFailed
+from boxcal.app.registry.audit import Caller
 from boxcal.app.registry.errors import FitLost, RegistryUnavailable
 from boxcal.app.registry.fits import INTERRUPTED
 from boxcal.app.registry.records import FitRecord, FitState
@@ -170,7 +171,9 @@ class FitRunner:
         await self._call(job, self._activator.accept, job.record, fitted, decision)
         return await self._call(job, self._registry.fits.get, job.record.id)
 
-    async def _end(self, job: Job, state: FitState, why: str) -> FitRecord:
+    async def _end(
+        self, job: Job, state: FitState, why: str, canceller: Caller | None = None
+    ) -> FitRecord:
         """Record the end of a fit without a result, or leave it to another process; a failure is logged."""
         fits = self._registry.fits
         try:
@@ -178,7 +181,7 @@ class FitRunner:
                 if job.is_shared and state is FitState.INTERRUPTED:
                     job.is_elsewhere = True
                     return await self._call(job, fits.release, job.record)
-                return await self._call(job, fits.end, job.record, state, why)
+                return await self._call(job, fits.end, job.record, state, why, canceller)
             except FitLost:  # another process recorded its end, or this one did before a connection broke
                 record = await self._call(job, fits.get, job.record.id)
                 if record.state.is_final or job.is_elsewhere:

@@ -116,11 +116,6 @@ class FitLog:
             audit.append(connection, caller, Action.FIT, f"fit {fit_id}", **details)
             return self._get(connection, fit_id)
 
-    def audit_cancel(self, fit_id: str, caller: Caller) -> None:
-        """Record in the audit log who cancelled a fit."""
-        with self._database.write() as connection:
-            audit.append(connection, caller, Action.CANCEL, f"fit {fit_id}")
-
     def get(self, fit_id: str) -> FitRecord:
         """Look one up.
 
@@ -159,9 +154,19 @@ class FitLog:
         """Record its progress, 0 to 1, which also says that its process is alive."""
         return self._set(fit, progress=progress, stage=stage)
 
-    def end(self, fit: FitRecord, state: FitState, error: str) -> FitRecord:
-        """Mark it `failed`, `cancelled` or `interrupted`, with the reason."""
-        return self._set(fit, state=state, error=error, finished_at=utc_now())
+    def end(self, fit: FitRecord, state: FitState, error: str, canceller: Caller | None = None) -> FitRecord:
+        """Mark it `failed`, `cancelled` or `interrupted`, with the reason.
+
+        Parameters
+        ----------
+        canceller
+            Who cancelled it, for the audit log; None if nobody did, or if `request_cancel` recorded it.
+        """
+        with self._database.write() as connection:
+            self._change(connection, fit, state=state, error=error, finished_at=utc_now())
+            if canceller is not None:
+                audit.append(connection, canceller, Action.CANCEL, f"fit {fit.id}")
+            return self._get(connection, fit.id)
 
     def succeed(
         self,
@@ -192,13 +197,15 @@ class FitLog:
                 update(fits).where(fits.c.owner == self.owner, _unfinished).values(seen_at=utc_now())
             )
 
-    def request_cancel(self, fit_id: str) -> None:
-        """Ask the owner of an unfinished fit, which may be another process, to cancel it."""
+    def request_cancel(self, fit_id: str, caller: Caller) -> None:
+        """Ask the owner of a fit, which may be another process, to cancel it, unless the fit has ended."""
         with self._database.write() as connection:
-            connection.execute(
+            requested = connection.execute(
                 update(fits).where(fits.c.id == fit_id, _unfinished).values(cancel_requested=True)
-            )
-            self._database.notify(connection)
+            ).rowcount
+            if requested:
+                audit.append(connection, caller, Action.CANCEL, f"fit {fit_id}")
+                self._database.notify(connection)
 
     def cancel_requests(self) -> Sequence[str]:
         """Return the ids of this process's fits that shall be cancelled."""

@@ -15,10 +15,11 @@ from boxcal.app.background import background
 from boxcal.app.fitting.build import Refits, open_refits
 from boxcal.app.fitting.jobs import FitLimits
 from boxcal.app.fitting.runner import WAITING
+from boxcal.app.registry.audit import Action, Caller, entries
 from boxcal.app.registry.errors import DamagedArtifact, RegistryUnavailable
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, FitState
 from boxcal.app.telemetry import Telemetry
-from tests.app.fitting.test_jobs import BACKBONE, DIGITS, QUICK, SOURCE, ended, submit, until
+from tests.app.fitting.test_jobs import BACKBONE, DIGITS, QUICK, SLOW, SOURCE, ended, submit, until
 from tests.app.registry.postgresql import PostgreSQL
 
 
@@ -48,6 +49,25 @@ def test_a_fit_that_ends_during_an_outage_is_recorded_afterwards(
             record = await until(opened.jobs, fit_id, ended)
             assert (record.state, record.calibrator, record.activated) == (FitState.SUCCEEDED, 1, True)
             assert opened.activator.active.current.version == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_cancellation_during_an_outage_is_in_the_audit_log(
+    tmp_path: Path, url: str, postgresql: PostgreSQL
+) -> None:
+    async def scenario() -> None:
+        async with replica(tmp_path, url) as opened:
+            _, waiting = [await submit(opened.jobs, SLOW) for _ in range(2)]
+            await asyncio.to_thread(postgresql.stop)
+            try:
+                with pytest.raises(RegistryUnavailable, match="ends as soon as the registry answers"):
+                    await opened.jobs.cancel(waiting, Caller("someone"))
+            finally:
+                await asyncio.to_thread(postgresql.start)
+            assert (await until(opened.jobs, waiting, ended)).state is FitState.CANCELLED
+            newest = await opened.registry.run(entries, opened.registry.database, 1)
+            assert [(entry.action, entry.caller.name) for entry in newest] == [(Action.CANCEL, "someone")]
 
     asyncio.run(scenario())
 
