@@ -41,6 +41,8 @@ SILENT_AFTER = timedelta(seconds=60)
 """After this time without a sign of life of its owner, a fit is interrupted."""
 ADOPTED_AFTER = timedelta(seconds=15)
 """The same for adoption, which loses nothing if the owner was only paused."""
+GIVEN_UP_AFTER = timedelta(days=1)
+"""After this time a fit that no process adopts is interrupted: none has its shared directory or backbone."""
 MAX_ATTEMPTS = 3
 NOBODY = ""
 """The owner of a fit that a process released when it stopped."""
@@ -264,8 +266,10 @@ class FitLog:
             is dead. With PostgreSQL an owner counts as dead once it was silent for `SILENT_AFTER` while the
             database answered all the time: after an outage everyone has been silent.
         """
-        abandoned = _unfinished & self._silent(living, SILENT_AFTER) & ~_adoptable
         with self._database.write() as connection:
+            given_up = connection.execute(select(utc_now())).scalar_one() - GIVEN_UP_AFTER
+            is_left = ~_adoptable | (fits.c.seen_at < given_up)
+            abandoned = _unfinished & self._silent(living, SILENT_AFTER) & is_left
             return connection.execute(
                 update(fits)
                 .where(abandoned)

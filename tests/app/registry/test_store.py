@@ -6,6 +6,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -213,6 +214,20 @@ def test_a_fit_that_is_over_stays_as_it_ended(registry: Registry) -> None:
     record = registry.fits.get("fit")
     assert (record.state, record.error, record.progress) == (FitState.CANCELLED, "asked to", 0.0)
     assert record.finished_at is not None
+
+
+def test_a_fit_that_nobody_adopts_is_interrupted_in_the_end(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped, living = opened(path, owner="stopped"), opened(path, owner="living")
+    stopped.fits.add("silent", "ts", ActivatePolicy.NEVER, 7, shared=True)
+    stopped.fits.release(stopped.fits.add("released", "ts", ActivatePolicy.NEVER, 7, shared=True))
+    assert living.fits.interrupt_abandoned(set()) == 0
+    monkeypatch.setattr("boxcal.app.registry.fits.GIVEN_UP_AFTER", timedelta(seconds=-60))
+    assert living.fits.interrupt_abandoned(set()) == 2
+    assert {fit.state for fit in living.fits.list(10)} == {FitState.INTERRUPTED}
+    for registry in (stopped, living):
+        registry.close()
 
 
 def test_only_fits_of_dead_processes_are_interrupted(path: Path) -> None:
