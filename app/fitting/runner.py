@@ -188,6 +188,8 @@ class FitRunner:
                     return record
         except RegistryUnavailable as error:
             logger.warning("The end of fit %s was not recorded: %s", job.record.id, error)
+            if job.is_elsewhere:  # adopted by another process once this one has been silent for a while
+                return job.record
         except Exception:
             logger.exception("The end of fit %s could not be recorded", job.record.id)
         return replace(job.record, state=state, error=why)

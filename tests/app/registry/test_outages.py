@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -12,24 +11,14 @@ import pytest
 from boxcal.app import background as tasks
 from boxcal.app.activation.local_copy import FILE_NAME, LocalCopy
 from boxcal.app.background import background
-from boxcal.app.fitting.build import Refits, open_refits
-from boxcal.app.fitting.jobs import FitLimits
 from boxcal.app.fitting.runner import WAITING
 from boxcal.app.registry.audit import Action, Caller, entries
 from boxcal.app.registry.errors import DamagedArtifact, RegistryUnavailable
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, FitState
 from boxcal.app.telemetry import Telemetry
-from tests.app.fitting.test_jobs import BACKBONE, DIGITS, QUICK, SLOW, SOURCE, ended, submit, until
+from tests.app.fitting.test_jobs import DIGITS, QUICK, SLOW, ended, submit, until
 from tests.app.registry.postgresql import PostgreSQL
-
-
-@asynccontextmanager
-async def replica(folder: Path, url: str) -> AsyncIterator[Refits]:
-    limits = FitLimits(10**7, 2**32, 600)
-    async with open_refits(
-        folder, url, DIGITS, backbone=BACKBONE, source=SOURCE, limits=limits, telemetry=Telemetry({})
-    ) as opened:
-        yield opened
+from tests.app.registry.test_replicas import replica
 
 
 def test_a_fit_that_ends_during_an_outage_is_recorded_afterwards(
@@ -68,6 +57,23 @@ def test_a_cancellation_during_an_outage_is_in_the_audit_log(
             assert (await until(opened.jobs, waiting, ended)).state is FitState.CANCELLED
             newest = await opened.registry.run(entries, opened.registry.database, 1)
             assert [(entry.action, entry.caller.name) for entry in newest] == [(Action.CANCEL, "someone")]
+
+    asyncio.run(scenario())
+
+
+def test_a_shared_fit_that_cannot_be_released_is_not_shown_as_interrupted(
+    tmp_path: Path, url: str, postgresql: PostgreSQL
+) -> None:
+    async def scenario() -> None:
+        async with replica(tmp_path / "one", url, shared=tmp_path / "shared") as opened:
+            _, waiting = [await submit(opened.jobs, SLOW) for _ in range(2)]
+            job = opened.jobs._jobs[waiting]
+            await asyncio.to_thread(postgresql.stop)
+            try:
+                await opened.jobs.close()
+            finally:
+                await asyncio.to_thread(postgresql.start)
+            assert (job.record.state, job.is_elsewhere) == (FitState.QUEUED, True)
 
     asyncio.run(scenario())
 
