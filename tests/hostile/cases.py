@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, quote
 
-from tests.app.fitting.test_upload import LOGITS
+from tests.app.fitting.files import LOGITS
 from tests.hostile import seeds
 from tests.hostile.bodies import npy
 from tests.hostile.mutations import VALUES, WORDS, mutate

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.app.fitting.files import LABELS, LOGITS, K, archive, changed, compressed, npy, parquet
 from tests.app.fitting.test_images import archive as archive_of_images
-from tests.app.fitting.test_upload import LABELS, LOGITS, K, archive, changed, compressed, npy, parquet
 from tests.app.fitting.validation_data import CONTENT_TYPE, form, multipart, npz
 
 ZEROS = 5_000_000

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from boxcal.models.loading import load_backbone
-from tests.models.test_model_files import samples, write_onnx
+from tests.models.files import samples, write_onnx
 
 pytestmark = [
     pytest.mark.gpu,

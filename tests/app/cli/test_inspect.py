@@ -16,7 +16,7 @@ from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.inspect import run
 from boxcal.models.inspection import inspect_model
 from boxcal.models.loading import load_backbone
-from tests.models.test_model_files import write_onnx
+from tests.models.files import write_onnx
 from tests.models.test_onnx_exports import linear, of_columns, of_lightgbm, of_scikit_learn, of_text
 
 MODELS: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.app.fitting.files import LABELS, LOGITS, by_class, csv, npy
 from tests.app.fitting.service import Service
-from tests.app.fitting.test_upload import LABELS, LOGITS, by_class, csv, npy
 from tests.app.fitting.validation_data import npz, overconfident
 
 LOGITS_200, LABELS_200 = overconfident(200)

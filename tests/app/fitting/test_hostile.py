@@ -10,9 +10,9 @@ import httpx
 import psutil
 import pytest
 
+from tests.app.fitting.files import LABELS, LOGITS, parquet
 from tests.app.fitting.service import Service
 from tests.app.fitting.test_images import archive as archive_of_images
-from tests.app.fitting.test_upload import LABELS, LOGITS, parquet
 from tests.app.fitting.validation_data import CONTENT_TYPE, form, npz
 from tests.hostile.mutations import damage
 from tests.hostile.uploads import FORMS, HOSTILE

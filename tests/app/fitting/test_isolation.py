@@ -19,9 +19,9 @@ from boxcal.app.fitting.job import Job
 from boxcal.app.fitting.worker import Worker
 from boxcal.app.registry.records import FitRecord
 from boxcal.models.digits_data import load_digits_split
+from tests.app.fitting.files import parquet
 from tests.app.fitting.service import Service
 from tests.app.fitting.test_images import archive
-from tests.app.fitting.test_upload import parquet
 from tests.app.fitting.validation_data import validation_npz
 from tests.app.running import Service as RunningService
 from tests.app.running import running

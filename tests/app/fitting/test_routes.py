@@ -16,7 +16,8 @@ import torch
 
 from boxcal.calibrators import Calibrator
 from tests.app.fitting.service import Service
-from tests.app.fitting.test_upload import BAD, GOOD
+from tests.app.fitting.test_good_files import GOOD
+from tests.app.fitting.test_refused_files import BAD
 from tests.app.fitting.validation_data import CONTENT_TYPE, npz, overconfident, validation_npz
 from tests.app.fitting.validation_data import multipart as multipart_body
 

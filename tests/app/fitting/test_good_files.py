@@ -1,0 +1,125 @@
+"""Files that become checked validation sets."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from boxcal.app.fitting.check import read_file
+from boxcal.app.fitting.form import FilePart
+from tests.app.fitting.files import (
+    LABELS,
+    LIMIT,
+    LOGITS,
+    PROBABILITIES,
+    K,
+    arrow,
+    by_class,
+    changed,
+    compressed,
+    csv,
+    document,
+    parquet,
+    read_bytes,
+    written,
+    written_lists,
+)
+from tests.app.fitting.validation_data import npz
+
+GOOD: dict[str, Callable[[], bytes]] = {
+    "float32": lambda: npz(logits=LOGITS, labels=LABELS),
+    "float64": lambda: npz(logits=LOGITS.astype(np.float64), labels=LABELS),
+    "float16": lambda: npz(logits=LOGITS.astype(np.float16), labels=LABELS),
+    "big endian": lambda: npz(logits=LOGITS.astype(">f4"), labels=LABELS.astype(">i2")),
+    "column order": lambda: npz(logits=np.asfortranarray(LOGITS), labels=LABELS),
+    "small labels": lambda: npz(logits=LOGITS, labels=LABELS.astype(np.uint8)),
+    "float labels": lambda: npz(logits=LOGITS, labels=LABELS.astype(float)),
+    "labels (N, 1)": lambda: npz(logits=LOGITS, labels=LABELS[:, None]),
+    "names": lambda: npz(logits=LOGITS, labels=LABELS.astype(str)),
+    "JSON": lambda: document(logits=LOGITS.tolist(), labels=LABELS.tolist()),
+    "JSON, names": lambda: document(logits=LOGITS.tolist(), labels=LABELS.astype(str).tolist()),
+    "JSON, (N, 1)": lambda: document(logits=LOGITS.tolist(), labels=LABELS[:, None].astype(float).tolist()),
+    "arrow": lambda: arrow(stream=False),
+    "arrow, stream": lambda: arrow(stream=True),
+    "arrow, compressed": lambda: arrow(compression="zstd"),
+    "arrow, by class": lambda: arrow(by_class()),
+    "CSV": lambda: csv(by_class()),
+    "CSV, other order and delimiter": lambda: csv(by_class(reverse=True), delimiter=";"),
+    "CSV, Windows": lambda: csv(by_class()).replace(b"\n", b"\r\n"),
+    "CSV, list column": lambda: csv(written_lists()),
+    "parquet, by class": lambda: written(by_class()),
+    "parquet, float16 by class": lambda: written(by_class(np.float16)),
+    "parquet, float label": lambda: parquet(label=pa.array(LABELS * 1.0)),
+    "parquet, names": lambda: parquet(label=pa.array(LABELS.astype(str))),
+    "parquet, categories": lambda: parquet(label=pa.array(LABELS.astype(str)).dictionary_encode()),
+    "compressed": lambda: compressed(logits=LOGITS, labels=LABELS),
+    "parquet": parquet,
+    "parquet, fixed lists": lambda: parquet(
+        pa.FixedSizeListArray.from_arrays(pa.array(LOGITS.ravel()), K), pa.array(LABELS, pa.uint8())
+    ),
+    "parquet, other columns beside": lambda: parquet(names=pa.array(["a"] * 50)),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_files_are_read_as_they_are(name: str, tmp_path: Path) -> None:
+    data = read_bytes(GOOD[name](), tmp_path)
+    logits, labels = data.arrays()
+    assert data.samples == 50
+    assert logits.dtype in (np.float32, np.float64)
+    np.testing.assert_allclose(logits, LOGITS, rtol=1e-3 if "float16" in name else 1e-7)
+    np.testing.assert_array_equal(labels, LABELS)
+    assert {path.name for path in tmp_path.iterdir()} == {"body", "logits.npy", "labels.npy"}
+
+
+def test_probabilities_become_their_logarithms(tmp_path: Path) -> None:
+    probabilities = changed(PROBABILITIES, 0, np.eye(K)[0])
+    logits, _ = read_bytes(npz(probabilities=probabilities, labels=LABELS), tmp_path).arrays()
+    np.testing.assert_allclose(np.exp(logits), probabilities, rtol=1e-6, atol=1e-37)
+    assert np.isfinite(logits).all()
+
+
+def test_sums_within_a_hundredth_are_divided_out_with_a_warning(tmp_path: Path) -> None:
+    off = PROBABILITIES * np.where(np.arange(50) < 5, 0.992, 1)[:, None]
+    data = read_bytes(npz(probabilities=off, labels=LABELS), tmp_path)
+    np.testing.assert_allclose(np.exp(data.arrays()[0]).sum(axis=1), 1, atol=1e-5)
+    assert data.notes == [
+        {
+            "code": "probabilities_scaled",
+            "severity": "warning",
+            "message": "the probabilities of 5 samples sum to 1 only within 0.01; they were divided by their "
+            "sums",
+            "rows": 5,
+        }
+    ]
+
+
+def test_columns_named_by_class_hold_what_is_said(tmp_path: Path) -> None:
+    columns = {str(index): PROBABILITIES[:, index] for index in range(K)}
+    (tmp_path / "body").write_bytes(csv(pa.table({**columns, "label": LABELS})))
+    part = FilePart(tmp_path / "body", 0, (tmp_path / "body").stat().st_size)
+    data = read_file(part, tmp_path, classes="0123456789", max_bytes=LIMIT, scores="probabilities")
+    np.testing.assert_allclose(np.exp(data.arrays()[0]), PROBABILITIES, rtol=1e-5)
+
+
+def test_without_a_model_columns_name_the_classes(tmp_path: Path) -> None:
+    names = [f"class {index}" for index in range(K)]
+    table = by_class().rename_columns([*names, "label"])
+    table = table.set_column(K, "label", pa.array([names[label] for label in LABELS]))
+    (tmp_path / "body").write_bytes(csv(table))
+    part = FilePart(tmp_path / "body", 0, (tmp_path / "body").stat().st_size)
+    np.testing.assert_array_equal(
+        read_file(part, tmp_path, classes=None, max_bytes=LIMIT).arrays()[1], LABELS
+    )
+
+
+def test_many_blocks_of_rows_are_read_like_one(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    wide = rng.normal(size=(700, 2000))
+    labels = rng.integers(0, 2000, 700)
+    data = read_bytes(
+        npz(logits=wide, labels=labels), tmp_path, 20_000_000, [str(label) for label in range(2000)]
+    )
+    np.testing.assert_array_equal(data.arrays()[0], wide)
