@@ -137,19 +137,28 @@ def finite(values: NDArray[np.float64], name: str, first: int = 0) -> NDArray[np
     return values
 
 
-def logits_of(probabilities: NDArray[np.float64], smallest: float) -> NDArray[np.float64]:
-    """Return the logarithms of probabilities (N, K), whose rows are divided by their sums first.
+def as_logits(scores: NDArray[np.float64], kind: str, sent: np.dtype[Any]) -> NDArray[np.float64]:
+    """Return logits as they are, and the logarithms of probabilities.
 
     Parameters
     ----------
-    smallest
-        What a smaller probability counts as, because 0 has no logarithm.
+    scores
+        (N, K), finite.
+    kind
+        `logits` or `probabilities`; rows of probabilities are divided by their sums first.
+    sent
+        The type in which they were sent: a probability below its smallest number counts as that, because 0
+        has no logarithm.
 
     Raises
     ------
     InvalidLogits
         Naming the row and class outside [0, 1], or the row whose sum is further than 1e-2 from 1.
     """
+    if kind == "logits":
+        return scores
+    probabilities = scores
+    smallest = float(np.finfo(sent if sent.kind == "f" else np.dtype(np.float64)).tiny)
     outside = (probabilities < 0) | (probabilities > 1)
     if outside.any():
         row, column = np.unravel_index(int(outside.argmax()), outside.shape)

@@ -239,7 +239,7 @@ def inputs_fold(limit: int, inputs: ModelInputs) -> Fold:
 def _input(item: Any, name: str) -> Input:
     if isinstance(item, dict) and len(item) == 1:
         if isinstance(text := item.get("image"), str):
-            return Input("image", _from_base64(text, name))
+            return Input("image", from_base64(text, name))
         member, value = next(iter(item.items()))
         if isinstance(value, MEMBERS.get(member, ())):
             return Input(member, value)
@@ -285,8 +285,14 @@ def _decoded(body: bytes) -> str:
         raise InvalidInput(f"The text is not UTF-8: {error}.") from error
 
 
-def _from_base64(text: str, name: str) -> bytes:
-    """Decode base64 in pieces, so that other threads can run between."""
+def from_base64(text: str, name: str) -> bytes:
+    """Decode an image in base64 in pieces, so that other threads can run between.
+
+    Raises
+    ------
+    InvalidInput
+        It is not base64; `name` names the input.
+    """
     piece = 16 * large_json.PIECE
     decoded = []
     try:

@@ -32,12 +32,11 @@ from boxcal.app.errors import (
 from boxcal.app.middleware import DirectRequest
 from boxcal.app.predict import schemas
 from boxcal.app.predict.answers import CalibratedAnswer, Float64Array
-from boxcal.app.predict.arrays import check_scores, logits_of, read_npy, read_rows, write_npy
+from boxcal.app.predict.arrays import as_logits, check_scores, read_npy, read_rows, write_npy
 from boxcal.app.predict.bodies import (
     CALIBRATE_TYPES,
     CSV,
     JSON,
-    LOGITS,
     NPY,
     PREDICT_TYPES,
     header,
@@ -128,9 +127,7 @@ async def calibrate(request: DirectRequest) -> None:
             scores, dtype = np.concatenate(content.parts), DOUBLE
         else:
             scores, dtype = read_rows(content, num_classes, posted.member), DOUBLE
-        if posted.member == LOGITS:
-            return scores
-        return logits_of(scores, float(np.finfo(dtype if dtype.kind == "f" else DOUBLE).tiny))
+        return as_logits(scores, posted.member, dtype)
 
     as_npy = accepts_npy(request, posted.options)
     with pipeline.memory_for(rows, posted.options, as_json=not as_npy):

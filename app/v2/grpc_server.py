@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from http import HTTPStatus
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from boxcal.app.access.limits import Limiter
 from boxcal.app.access.scopes import Level, Requirement, Scope
 from boxcal.app.errors import BoxcalError, InternalError, InvalidInput, MalformedBody
-from boxcal.app.v2.inference import Asked
+from boxcal.app.v2.inference import Asked, class_count
 from boxcal.app.v2.messages import METHODS, POOL, SERVICE, message_class
 from boxcal.app.v2.routes import EXTENSIONS, model_versions
 from boxcal.app.v2.tensors import BYTES, datatype_of, from_binary, read_shape, to_binary
@@ -152,8 +153,8 @@ class Inference:
             name=request.name,
             versions=await model_versions(self._state),
             platform="boxcal",
-            inputs=[_described(one) for one in models.inputs(request.name)],
-            outputs=[_described(one) for one in models.outputs()],
+            inputs=[asdict(one) for one in models.inputs(request.name)],
+            outputs=[asdict(one) for one in models.outputs()],
         )
 
     async def repository_index(self, request: Any) -> Any:
@@ -196,7 +197,7 @@ def read_request(request: Any) -> Asked:
     outputs = []
     for wanted in request.outputs:
         options = {name: _value(parameter) for name, parameter in wanted.parameters.items()}
-        outputs.append((wanted.name, max(0, int(options.get("classification") or 0))))
+        outputs.append((wanted.name, class_count(options.get("classification", 0))))
     parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
     return Asked(request.model_name, request.model_version, inputs, outputs, parameters)
 
@@ -268,7 +269,3 @@ def _typed(one: Any, shape: tuple[int, ...]) -> Any:
 def _value(parameter: Any) -> Any:
     chosen = parameter.WhichOneof("parameter_choice")
     return None if chosen is None else getattr(parameter, chosen)
-
-
-def _described(one: Any) -> dict[str, Any]:
-    return {"name": one.name, "datatype": one.datatype, "shape": list(one.shape)}

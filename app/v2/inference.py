@@ -7,8 +7,6 @@ or probabilities, as `/calibrate` does. The version of a model is the version of
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,14 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from boxcal.app.errors import InvalidBounds, InvalidInput, InvalidParameter, NotFound
 from boxcal.app.nearest import hint
 from boxcal.app.predict import options as request_options
 from boxcal.app.predict.answers import CalibratedAnswer, Rows, rank
-from boxcal.app.predict.arrays import check_scores, logits_of
-from boxcal.app.predict.bodies import Input
-from boxcal.app.predict.options import Options
+from boxcal.app.predict.arrays import as_logits, check_scores
+from boxcal.app.predict.bodies import SCORES, Input, from_base64
+from boxcal.app.predict.options import SIDES, Options
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.v2.tensors import BYTES, Array
 from boxcal.models.backbone import Backbone
@@ -31,7 +30,6 @@ from boxcal.models.row_inputs import RowInputs
 from boxcal.models.text_inputs import TextInputs
 
 CALIBRATOR = ".calibrator"
-SIDES = ("lower", "upper")
 OUTPUTS = ("probabilities", "label", "index", "bound", "logits")
 DEFAULT_OUTPUTS = ("probabilities", "label", "index")
 IGNORED = ("sequence_id", "sequence_start", "sequence_end", "priority", "binary_data_output")
@@ -66,6 +64,19 @@ class Asked:
     inputs: Mapping[str, Array]
     outputs: Sequence[tuple[str, int]] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+def class_count(sent: Any) -> int:
+    """Check the parameter `classification` of an output.
+
+    Raises
+    ------
+    InvalidParameter
+        It is no number of classes.
+    """
+    if type(sent) is not int or sent < 0:
+        raise InvalidParameter(f"classification is {sent!r:.50}; it is the number of classes to list.")
+    return sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +218,9 @@ class Models:
         pipeline, rows = self._pipeline, _rows(given)
         with pipeline.memory_for(rows, options, as_json=False):
             if model.endswith(CALIBRATOR):
-                logits = _scores(given, self._backbone.num_classes)
-                answer = await pipeline.calibrate(lambda: logits, logits.size, options)
+                classes = self._backbone.num_classes
+                numbers = sum(array.size for array in given.values())
+                answer = await pipeline.calibrate(lambda: _logits(given, classes), numbers, options)
             else:
                 pipeline.check_room(options)
                 answer = await pipeline.predict(self._samples(given), options)
@@ -223,7 +235,7 @@ class Models:
         if len(given) == 1:
             ((name, array),) = given.items()
             if name == "image" and "image" in inputs.members:
-                return [Input("image", _image(one)) for one in array.ravel()]
+                return [Input("image", _image(one, f"image[{n}]")) for n, one in enumerate(array.ravel())]
             if name == "text" and "text" in inputs.members:
                 return [Input("text", _text(one)) for one in array.ravel()]
             if name == "tensor" and "tensor" in inputs.members:
@@ -300,16 +312,11 @@ def _bounds(
     return [{**shared, **one} for one in per_row]
 
 
-def _scores(given: Mapping[str, Array], classes: int) -> Any:
-    names = ("logits", "probabilities")
-    if len(given) != 1 or next(iter(given)) not in names:
-        raise InvalidInput(_unknown(given, names))
+def _logits(given: Mapping[str, Array], classes: int) -> NDArray[np.float64]:
+    if len(given) != 1 or next(iter(given)) not in SCORES:
+        raise InvalidInput(_unknown(given, SCORES))
     ((name, array),) = given.items()
-    scores = check_scores(array, classes, name)
-    if name == "logits":
-        return scores
-    dtype = array.dtype if array.dtype.kind == "f" else np.dtype(np.float64)
-    return logits_of(scores, float(np.finfo(dtype).tiny))
+    return as_logits(check_scores(array, classes, name), name, array.dtype)
 
 
 def _features(given: Mapping[str, Array], inputs: RowInputs) -> Any:
@@ -353,14 +360,9 @@ def _output(answer: CalibratedAnswer, name: str, top: int) -> Array:
     return np.array([answer.bound_hit(row, index) or "" for row, index in enumerate(first)], object)
 
 
-def _image(one: Any) -> bytes:
+def _image(one: Any, name: str) -> bytes:
     """Take the bytes of an image; JSON holds them in base64."""
-    if isinstance(one, bytes):
-        return one
-    try:
-        return base64.b64decode(str(one), validate=True)
-    except binascii.Error as error:
-        raise InvalidInput(f"The image is not base64: {error}.") from error
+    return one if isinstance(one, bytes) else from_base64(str(one), name)
 
 
 def _text(one: Any) -> str:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import version as version_of
 from typing import Any
 
 import numpy as np
 import orjson
 from fastapi import APIRouter
-from starlette.requests import ClientDisconnect, Request
 
 from boxcal.app.errors import (
     DeadlineExceeded,
@@ -27,11 +27,12 @@ from boxcal.app.errors import (
 )
 from boxcal.app.middleware import DirectRequest
 from boxcal.app.predict import large_json
-from boxcal.app.predict.bodies import header, unblocked
+from boxcal.app.predict.bodies import header, read_body, unblocked
+from boxcal.app.predict.large_json import Body
 from boxcal.app.predict.routes import unless_disconnected
 from boxcal.app.registry.errors import CalibratorNotFound, RegistryUnavailable
 from boxcal.app.state import CurrentState, State
-from boxcal.app.v2.inference import Answered, Asked, ModelNotFound, TensorDescription
+from boxcal.app.v2.inference import Answered, Asked, ModelNotFound, class_count
 from boxcal.app.v2.tensors import datatype_of, from_binary, from_json, read_shape, to_binary
 
 # The protocol has its own OpenAPI document, and its own clients.
@@ -84,8 +85,8 @@ async def model_metadata(model: str, state: CurrentState, version: str = "") -> 
         "name": model,
         "versions": [version] if version else versions,
         "platform": "boxcal",
-        "inputs": [_described(one) for one in state.v2.inputs(model)],
-        "outputs": [_described(one) for one in state.v2.outputs()],
+        "inputs": [asdict(one) for one in state.v2.inputs(model)],
+        "outputs": [asdict(one) for one in state.v2.outputs()],
     }
 
 
@@ -139,13 +140,14 @@ async def infer(request: DirectRequest) -> None:
     if found is None:
         raise ModelNotFound("The path names no model.")
     request.scope.setdefault("route", INFER_ROUTE)  # for the label in the metrics
-    body = await _body(request)
+    body = await read_body(request)
     length = header(request, HEADER_LENGTH)
     asked, document = await unblocked(
         len(body), read_request, body, length, found["model"], found["version"] or ""
     )
     answered = await unless_disconnected(request, state.v2.infer(asked))
-    content, header_length = write_response(answered, document)
+    size = sum(array.nbytes for _, array in answered.outputs)
+    content, header_length = await unblocked(size, write_response, answered, document)
     headers = [(HEADER_LENGTH, str(header_length).encode())] if header_length else []
     await request.reply(BINARY if header_length else JSON, content, headers)
 
@@ -153,7 +155,7 @@ async def infer(request: DirectRequest) -> None:
 INFER_ROUTE = next(route for route in router.routes if getattr(route, "endpoint", None) is infer)
 
 
-def read_request(body: bytes, length: str, model: str, version: str) -> tuple[Asked, Mapping[str, Any]]:
+def read_request(body: Body, length: str, model: str, version: str) -> tuple[Asked, Mapping[str, Any]]:
     """Read a request and its tensors.
 
     Parameters
@@ -174,14 +176,14 @@ def read_request(body: bytes, length: str, model: str, version: str) -> tuple[As
         )
     end = int(length) if length else len(body)
     try:
-        document = large_json.parse(body[:end])
+        document = large_json.parse(body[:end] if length else body)
     except orjson.JSONDecodeError as error:
         raise MalformedBody(f"The request is not JSON: {error}.") from error
     if not isinstance(document, dict) or not isinstance(document.get("inputs"), list):
         raise InvalidParameter("The request must be a JSON object with a list `inputs`.")
-    parameters, outputs = document.get("parameters") or {}, document.get("outputs") or []
-    if not isinstance(parameters, dict) or not isinstance(outputs, list):
-        raise InvalidParameter("`parameters` must be an object, and `outputs` a list.")
+    parameters, outputs = _parameters(document), document.get("outputs") or []
+    if not isinstance(outputs, list):
+        raise InvalidParameter(f"`outputs` must be a list, got {outputs!r:.100}.")
     if len(document["inputs"]) > MAX_TENSORS or len(outputs) > MAX_TENSORS:
         raise InvalidParameter(f"A request has at most {MAX_TENSORS} inputs and outputs.")
     inputs, position = {}, end
@@ -198,12 +200,10 @@ def read_request(body: bytes, length: str, model: str, version: str) -> tuple[As
 
 def write_response(answered: Answered, document: Mapping[str, Any]) -> tuple[list[bytes], int]:
     """Write a response in pieces; the second value is the length of its JSON part, 0 if all of it is JSON."""
-    parameters = document.get("parameters") or {}
     as_binary = {
-        entry["name"]: bool((entry.get("parameters") or {}).get("binary_data"))
-        for entry in document.get("outputs") or []
+        entry["name"]: bool(_parameters(entry).get("binary_data")) for entry in document.get("outputs") or []
     }
-    default = bool(parameters.get("binary_data_output"))
+    default = bool(_parameters(document).get("binary_data_output"))
     described, pieces = [], []
     for name, array in answered.outputs:
         entry: dict[str, Any] = {"name": name, "datatype": datatype_of(array), "shape": list(array.shape)}
@@ -251,7 +251,7 @@ def _tensor(entry: Any, rest: memoryview) -> tuple[str, Any, int]:
     shape, datatype = read_shape(name, entry.get("shape")), entry.get("datatype")
     if not isinstance(datatype, str):
         raise InvalidInput(f"The input {name!r:.100} has no datatype.")
-    size = (entry.get("parameters") or {}).get("binary_data_size")
+    size = _parameters(entry).get("binary_data_size")
     if size is None:
         if "data" not in entry:
             raise InvalidInput(f"The input {name!r:.100} has neither `data` nor `binary_data_size`.")
@@ -266,26 +266,15 @@ def _tensor(entry: Any, rest: memoryview) -> tuple[str, Any, int]:
 def _wanted(entry: Any) -> tuple[str, int]:
     if not isinstance(entry, dict) or not isinstance(name := entry.get("name"), str):
         raise InvalidParameter("Each output must be an object with `name`.")
-    top = (entry.get("parameters") or {}).get("classification", 0)
-    if type(top) is not int or top < 0:
-        raise InvalidParameter(f"classification is {top!r:.50}; it is the number of classes to list.")
-    return name, top
+    return name, class_count(_parameters(entry).get("classification", 0))
 
 
-async def _body(request: Request) -> bytes:
-    chunks: list[bytes] = []
-    more = True
-    while more:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        chunks.append(message.get("body", b""))
-        more = message.get("more_body", False)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-def _described(one: TensorDescription) -> dict[str, Any]:
-    return {"name": one.name, "datatype": one.datatype, "shape": list(one.shape)}
+def _parameters(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the parameters of a request, an input or an output."""
+    parameters = entry.get("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise InvalidParameter(f"`parameters` must be an object, got {parameters!r:.100}.")
+    return parameters
 
 
 def _check_ready(state: State) -> None:

@@ -41,10 +41,10 @@ def read_shape(name: str, shape: Any) -> tuple[int, ...]:
     if (
         not isinstance(shape, Sequence)
         or len(shape) > MAX_DIMENSIONS
-        or not all(type(size) is int and size >= 0 for size in shape)
+        or not all(type(size) is int and size >= 1 for size in shape)
     ):
         raise InvalidInput(
-            f"The input {name!r:.100} has the shape {shape!r:.100}; it must be a list of sizes."
+            f"The input {name!r:.100} has the shape {shape!r:.100}; it must be a list of sizes from 1."
         )
     return tuple(shape)
 
@@ -97,6 +97,13 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Ar
         )
     if dtype.kind in "iu" and values.dtype.kind == "f":
         raise InvalidInput(f"The input {name!r:.100} has the type {datatype}; its data must be integers.")
+    if dtype.kind in "iu":
+        limits, lowest, highest = np.iinfo(dtype), int(values.min()), int(values.max())
+        if lowest < limits.min or highest > limits.max:
+            raise InvalidInput(
+                f"The input {name!r:.100} has values from {lowest} to {highest}; the type {datatype} holds "
+                f"{limits.min} to {limits.max}."
+            )
     with np.errstate(over="ignore"):
         return values.reshape(shape).astype(np.float64 if dtype.kind == "f" else dtype)
 

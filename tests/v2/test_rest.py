@@ -206,6 +206,11 @@ HOSTILE: dict[str, tuple[bytes, str, str]] = {
     "header of words": (b"{}", "x", "the body has 2 bytes"),
     "no inputs": (b"{}", "", "a list `inputs`"),
     "shape": (b'{"inputs": [{"name": "logits", "shape": [-1], "datatype": "FP32"}]}', "", "list of sizes"),
+    "huge shape of no elements": (
+        b'{"inputs": [{"name": "t", "shape": [0, 99999999999999999999], "datatype": "BYTES", "data": []}]}',
+        "",
+        "list of sizes from 1",
+    ),
     "huge shape": (
         b'{"inputs": [{"name": "logits", "shape": [99999999, 99999999], "datatype": "FP32", "data": 1}]}',
         "",
@@ -219,6 +224,27 @@ HOSTILE: dict[str, tuple[bytes, str, str]] = {
         "ragged",
     ),
     "bytes behind": (b'{"inputs": []}xyz', "14", "3 bytes follow"),
+    "parameters of a request": (b'{"inputs": [], "parameters": [1]}', "", "`parameters` must be an object"),
+    "parameters of an input": (
+        b'{"inputs": [{"name": "l", "shape": [1], "datatype": "FP32", "parameters": [1]}]}',
+        "",
+        "`parameters` must be an object",
+    ),
+    "parameters of an output": (
+        b'{"inputs": [], "outputs": [{"name": "label", "parameters": 1}]}',
+        "",
+        "`parameters` must be an object",
+    ),
+    "class count": (
+        b'{"inputs": [], "outputs": [{"name": "label", "parameters": {"classification": "2"}}]}',
+        "",
+        "classification is '2'",
+    ),
+    "integer out of range": (
+        b'{"inputs": [{"name": "l", "shape": [2], "datatype": "INT8", "data": [300, 1]}]}',
+        "",
+        "values from 1 to 300; the type INT8 holds -128 to 127",
+    ),
 }
 
 
@@ -229,6 +255,14 @@ def test_requests_that_are_no_requests_are_refused(service: Service, name: str) 
     answer = httpx.post(f"{service.url}/v2/models/digits.calibrator/infer", content=body, headers=headers)
     assert answer.status_code in {400, 422}, answer.text
     assert message in answer.json()["error"]
+
+
+def test_an_image_that_is_no_base64_is_refused_by_its_place(service: Service) -> None:
+    for text_ in ("x", "\N{LATIN SMALL LETTER E WITH ACUTE}"):
+        given = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [text_]}
+        answer = httpx.post(f"{service.url}/v2/models/digits/infer", json={"inputs": [given]})
+        assert answer.status_code == 422, answer.text
+        assert "image[0]: The image is not base64" in answer.json()["error"]
 
 
 def test_binary_elements_must_fill_their_data(service: Service) -> None:
