@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from boxcal.models.errors import BackboneError, UnusableWeights
+from boxcal.models.onnx_backbone import DTYPES
 from boxcal.models.onnx_file import OnnxFile
 from boxcal.models.onnx_named import inputs_of, is_named
 from boxcal.models.onnx_outputs import FLOATS, MAPS, class_labels
@@ -20,7 +21,6 @@ IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 GREY = {"mean": [0.5], "std": [0.5]}
 FEW_LABELS = 50
 TRIAL_SIDE = 224
-DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
 
 
 @dataclass(frozen=True)

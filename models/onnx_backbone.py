@@ -39,18 +39,6 @@ def load_onnx(
 ) -> OnnxBackbone | NamedOnnxBackbone:
     """Open an ONNX classifier of images or tensors, of rows of features or of tokens, by its inputs.
 
-    Parameters and errors are those of `OnnxBackbone`.
-    """
-    if path.is_file():
-        entries = OnnxFile(path, optimize=False).session(["CPUExecutionProvider"], threads=1).get_inputs()
-        if is_named(entries):
-            return NamedOnnxBackbone(path, labels=labels, device=device)
-    return OnnxBackbone(path, labels=labels, device=device, optimize=optimize)
-
-
-class OnnxBackbone:
-    """An ONNX classifier of images or tensors.
-
     Parameters
     ----------
     path
@@ -65,16 +53,39 @@ class OnnxBackbone:
     Raises
     ------
     BackboneError
-        The file is missing, damaged, has more than one input, or does not fit its declaration.
+        The file is missing or damaged, or does not fit its declaration.
+    """
+    file = OnnxFile(path, optimize=optimize)
+    sessions = Sessions(file, path, device)
+    if is_named(sessions.beside.get_inputs()):
+        return NamedOnnxBackbone(path, file, sessions, labels=labels)
+    return OnnxBackbone(path, file, sessions, labels=labels)
+
+
+class OnnxBackbone:
+    """An ONNX classifier of images or tensors.
+
+    Parameters
+    ----------
+    path
+        The model file.
+    file, sessions
+        The same, opened.
+    labels
+        File with one label per line; replaces the declared labels.
+
+    Raises
+    ------
+    BackboneError
+        The file has more than one input, or does not fit its declaration.
     """
 
-    def __init__(self, path: Path, *, labels: Path | None, device: str, optimize: bool = True) -> None:
+    def __init__(self, path: Path, file: OnnxFile, sessions: Sessions, *, labels: Path | None) -> None:
         self.name = f"onnx:{path.name}"
         self._path = path
         self._pieces = ThreadPerCorePool()
-        file = OnnxFile(path, optimize=optimize)
-        self._sessions = Sessions(file, path, device)
-        self.device = self._sessions.device
+        self._sessions = sessions
+        self.device = sessions.device
         session = self._sessions.beside
         spec = read_spec(path, session.get_modelmeta().custom_metadata_map)
         inputs = session.get_inputs()
@@ -92,7 +103,7 @@ class OnnxBackbone:
         self.input_shape = self._shape_of_one(tuple(shape))
         self.inputs: Inputs = ImageInputs(self.preprocessing, self.input_shape)
         if file.rewritten and not self._same_when_rewritten(file):
-            self._sessions = Sessions(file, path, device)
+            self._sessions = Sessions(file, path, self.device)
             session = self._sessions.beside
         num_classes = self._output.check([self._raw(session, batch) for batch in self._probes()])
         self.labels = spec.labels_for(num_classes, path, labels)

@@ -19,7 +19,7 @@ class OnnxFile:
     """An ONNX file to be opened in sessions.
 
     Weights that it stores in 8 bits are expanded once. With `optimize`, the last block of a vision
-    transformer is computed for the class token alone.
+    transformer is computed for the class token alone; models of rows (N, M) are not rewritten.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class OnnxFile:
         self.model = model
         self.external = [path.parent / name for name in sorted(external_data(model.graph))]
         self._weights_alone_quantised = weights_alone_quantised(model)
-        if optimize and take_class_token_early(model):
+        if optimize and not _reads_rows(model.graph) and take_class_token_early(model):
             self.rewritten, self._graph = True, model.SerializeToString()
 
     def session(self, providers: list[Any], *, threads: int) -> Any:
@@ -89,6 +89,13 @@ def external_data(graph: onnx.GraphProto) -> set[str]:
     names = {entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
     subgraphs = (subgraph for each in attributes for subgraph in (each.g, *each.graphs) if subgraph.node)
     return names.union(*map(external_data, subgraphs))
+
+
+def _reads_rows(graph: onnx.GraphProto) -> bool:
+    """Whether all inputs are rows, of features or of tokens; old files list the weights among the inputs."""
+    weights = {weight.name for weight in graph.initializer}
+    inputs = [entry for entry in graph.input if entry.name not in weights]
+    return all(len(entry.type.tensor_type.shape.dim) == 2 for entry in inputs)
 
 
 def weights_alone_quantised(model: onnx.ModelProto) -> bool:

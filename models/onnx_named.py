@@ -44,25 +44,24 @@ class NamedOnnxBackbone:
     ----------
     path
         The model file.
+    file, sessions
+        The same, opened.
     labels
         File with one label per line; replaces the declared labels.
-    device
-        `auto`, `cpu`, `cuda` or `cuda:N`.
 
     Raises
     ------
     BackboneError
-        The file is missing or damaged, or does not fit its declaration.
+        The file does not fit its declaration.
     """
 
     preprocessing = None
 
-    def __init__(self, path: Path, *, labels: Path | None, device: str) -> None:
+    def __init__(self, path: Path, file: OnnxFile, sessions: Sessions, *, labels: Path | None) -> None:
         self.name = f"onnx:{path.name}"
-        file = OnnxFile(path, optimize=False)
-        self._sessions = Sessions(file, path, device)
-        self.device = self._sessions.device
-        session = self._sessions.alone
+        self._sessions = sessions
+        self.device = sessions.device
+        session = sessions.alone
         spec = read_spec(path, session.get_modelmeta().custom_metadata_map)
         self.inputs: Inputs = inputs_of(session.get_inputs(), file.model, spec, path)
         self.input_shape = self.inputs.shape
