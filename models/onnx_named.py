@@ -16,7 +16,7 @@ from boxcal.models.inputs import Inputs
 from boxcal.models.onnx_file import OnnxFile
 from boxcal.models.onnx_outputs import Output, class_labels
 from boxcal.models.onnx_sessions import Sessions
-from boxcal.models.row_inputs import Column, RowInputs
+from boxcal.models.row_inputs import INTEGERS, Column, RowInputs
 from boxcal.models.spec import ModelSpec, read_spec
 from boxcal.models.text_inputs import IDS, MASK, TextInputs
 from boxcal.models.weights import file_fingerprint, fingerprint_with
@@ -30,7 +30,6 @@ DTYPES = {
     "tensor(bool)": "bool",
     "tensor(string)": "str",
 }
-INTEGERS = ("int64", "int32")
 MAX_TOKENS = 512
 ENCODED = ("cats_strings", "cats_int64s", "keys_strings", "keys_int64s")
 PROBES = 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,7 @@ from boxcal.models.inputs import Kind, Samples
 
 EXACT = 2**53
 """Integers below this are exact in float64."""
+INTEGERS = ("int64", "int32")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,18 @@ class Column:
     def is_text(self) -> bool:
         """Whether the features are strings."""
         return self.dtype == "str"
+
+    @property
+    def holds_integers(self) -> bool:
+        """Whether the features are integers."""
+        return self.dtype in INTEGERS
+
+    @cached_property
+    def largest(self) -> float:
+        """Largest magnitude of a feature that the input can hold, and float64 exactly if it is an integer."""
+        if self.holds_integers:
+            return min(EXACT - 1, int(np.iinfo(self.dtype).max))
+        return float(np.finfo(self.dtype if self.dtype.startswith("float") else "float64").max)
 
 
 class RowInputs:
@@ -132,8 +146,11 @@ class RowInputs:
             row, index = np.argwhere(~np.isfinite(rows))[0]
             raise UnusableInput(self._refused(rows[row, index], self.names[index]))
         for index, column in enumerate(self._of):
-            if np.dtype(column.dtype).kind in "iu" and (rows[:, index] != np.round(rows[:, index])).any():
+            if column.holds_integers and (rows[:, index] != np.round(rows[:, index])).any():
                 raise UnusableInput(f"The feature {self.names[index]!r} holds integers.")
+        if (beyond := np.argwhere(np.abs(rows) > [column.largest for column in self._of])).size:
+            row, index = beyond[0]
+            raise UnusableInput(_too_large(rows[row, index], self.names[index], self._of[index]))
         return rows
 
     def batch(self, samples: Samples) -> dict[str, NDArray[Any]]:
@@ -154,18 +171,24 @@ class RowInputs:
             value = float("nan")
         if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) == math.inf:
             raise UnusableInput(f"The feature {name!r} is {value!r:.100}; it is a number.")
-        if math.isnan(value) and (not self._has_missing or np.dtype(column.dtype).kind in "iu"):
+        if abs(value) > column.largest:
+            raise UnusableInput(_too_large(value, name, column))
+        if math.isnan(value) and (not self._has_missing or column.holds_integers):
             raise UnusableInput(self._refused(value, name))
-        if np.dtype(column.dtype).kind in "iu" and (value != int(value) or abs(value) >= EXACT):
-            raise UnusableInput(f"The feature {name!r} is {value!r:.100}; it is an integer below 2**53.")
-        try:
-            return float(value)
-        except OverflowError:
-            raise UnusableInput(f"The feature {name!r} holds an integer that is too large.") from None
+        if column.holds_integers and value != int(value):
+            raise UnusableInput(f"The feature {name!r} is {value!r:.100}; it is an integer.")
+        return float(value)
 
     def _refused(self, value: Any, name: str) -> str:
         missing = "missing" if math.isnan(value) else str(value)
         return f"The feature {name!r} is {missing}; the model reads finite numbers."
+
+
+def _too_large(value: float, name: str, column: Column) -> str:
+    return (
+        f"The feature {name!r} is {value!s:.100}; the model reads {column.dtype}, at most "
+        f"{column.largest:.17g} in magnitude."
+    )
 
 
 def _cell(column: Column, text: str) -> Any:
