@@ -16,8 +16,9 @@ from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold
 from boxcal.app.monitoring.records import Event
 from boxcal.calibrators import Calibrator
 from boxcal.calibrators.monitoring.candidates import candidates, mean_nll
+from boxcal.calibrators.monitoring.decisions import Decision, DecisionKind
 from boxcal.calibrators.monitoring.figure import Trace, draw
-from boxcal.calibrators.monitoring.refit_loop import INTERVAL, Decision, DecisionKind
+from boxcal.calibrators.monitoring.refit_loop import INTERVAL
 
 MARKED = {DecisionKind.ALARM: "strict alarm", DecisionKind.ACTIVATED: "activation"}
 UNLABELLED_AT_ONCE = 1000

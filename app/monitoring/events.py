@@ -12,7 +12,7 @@ from sqlalchemy import Connection, ScalarSelect, func, insert, or_, select, true
 
 from boxcal.app.registry.database import Database
 from boxcal.app.registry.tables import monitor_events, utc_now
-from boxcal.calibrators.monitoring.refit_loop import Decision
+from boxcal.calibrators.monitoring.decisions import Decision
 
 CLAIM_SECONDS = 120.0
 """After this long a delivery that another process claimed counts as failed."""

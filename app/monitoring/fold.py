@@ -21,17 +21,11 @@ from safetensors.numpy import load, save
 from boxcal.app.monitoring.records import Event
 from boxcal.calibrators.monitoring.accuracy import Accuracy, ExpectedAccuracy
 from boxcal.calibrators.monitoring.calibration_test import MATERIAL_ALPHA, STRICT_ALPHA, CalibrationTest
+from boxcal.calibrators.monitoring.decisions import Decision, Phase
 from boxcal.calibrators.monitoring.drift import DriftTest
 from boxcal.calibrators.monitoring.duel import Duel, Winner
 from boxcal.calibrators.monitoring.metrics import Metrics
-from boxcal.calibrators.monitoring.refit_loop import (
-    NO_VERSION,
-    TOLD_MATERIAL,
-    TOLD_STRICT,
-    Decision,
-    Phase,
-    RefitLoop,
-)
+from boxcal.calibrators.monitoring.refit_loop import NO_VERSION, TOLD_MATERIAL, TOLD_STRICT, RefitLoop
 
 WINDOW = 5000
 """The expected accuracy is of the last 5,000 to 10,000 predictions."""

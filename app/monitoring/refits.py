@@ -29,7 +29,8 @@ from boxcal.app.registry.errors import CalibratorPruned, NoReport, RegistryUnava
 from boxcal.app.registry.records import Reason
 from boxcal.app.registry.store import UNCALIBRATED, Registry
 from boxcal.app.registry.tables import monitors
-from boxcal.calibrators.monitoring.refit_loop import NO_VERSION, Decision, Phase
+from boxcal.calibrators.monitoring.decisions import Decision, Phase
+from boxcal.calibrators.monitoring.refit_loop import NO_VERSION
 
 logger = logging.getLogger("boxcal")
 

@@ -20,7 +20,7 @@ import stamina
 from boxcal.app.monitoring.events import EventLog, MonitorEvent
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.store import Registry
-from boxcal.calibrators.monitoring.refit_loop import DecisionKind
+from boxcal.calibrators.monitoring.decisions import DecisionKind
 
 if TYPE_CHECKING:
     from boxcal.app.telemetry import Telemetry

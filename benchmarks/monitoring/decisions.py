@@ -25,8 +25,9 @@ from benchmarks.monitoring.streams import (
     tempered,
 )
 from boxcal.calibrators.monitoring.candidates import candidates, mean_nll
+from boxcal.calibrators.monitoring.decisions import DecisionKind
 from boxcal.calibrators.monitoring.duel import FLOOR, Duel, Winner
-from boxcal.calibrators.monitoring.refit_loop import DecisionKind, RefitLoop
+from boxcal.calibrators.monitoring.refit_loop import RefitLoop
 
 DUEL_LABELS = 5_000
 LOOP_LABELS, CHANGE, CHANGE_BACK = 20_000, 5_000, 12_500

@@ -11,15 +11,13 @@ rollback.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
 from typing import Any
 
 import numpy as np
 
 from boxcal.calibrators.monitoring.calibration_test import CalibrationTest
+from boxcal.calibrators.monitoring.decisions import Decision, DecisionKind, Phase, Proposal, RefitRequest
 from boxcal.calibrators.monitoring.duel import Duel, Winner
-from boxcal.calibrators.monitoring.sentences import describe
 from boxcal.calibrators.monitoring.state import Array, Fold
 
 FEWEST_LABELS = 1000
@@ -45,71 +43,6 @@ NO_VERSION = -1
 
 Calibrate = Callable[[int, Array], Array]
 """Gives the probabilities (N, K) of a version for logits (N, K), without request bounds."""
-
-
-class Phase(IntEnum):
-    """What the loop waits for: an alarm, the result of a fit, the end of a duel, or an activation."""
-
-    WATCHING = 0
-    FITTING = 1
-    DUEL = 2
-    PROPOSED = 3
-
-
-class DecisionKind(StrEnum):
-    """What a decision is about."""
-
-    ALARM = "alarm"
-    MATERIAL_ALARM = "material_alarm"
-    REFIT = "refit"
-    CANDIDATE = "candidate"
-    NO_CANDIDATE = "no_candidate"
-    DUEL_WON = "duel_won"
-    DUEL_LOST = "duel_lost"
-    DUEL_UNDECIDED = "duel_undecided"
-    ROLLBACK = "rollback"
-    ACTIVATED = "activated"
-    DISMISSED = "dismissed"
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What the loop decided or was told.
-
-    Attributes
-    ----------
-    at
-        How many labels the loop had seen.
-    champion
-        The version that was active.
-    evidence
-        Numbers and names that the decision rests on.
-    sentence
-        The decision and its reason, for people.
-    """
-
-    kind: DecisionKind
-    at: int
-    champion: int
-    evidence: Mapping[str, Any] = field(default_factory=dict)
-    sentence: str = ""
-
-
-@dataclass(frozen=True)
-class RefitRequest:
-    """Asks for a fit to the labels `first` to `last` - 1 of those that the loop has seen, counted from 0."""
-
-    champion: int
-    first: int
-    last: int
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """Asks for the activation of a version."""
-
-    version: int
-    rollback: bool
 
 
 PHASE, SEEN, CHAMPION, CHALLENGER, FIRST, LAST, QUIET_UNTIL, TOLD_STRICT, TOLD_MATERIAL = range(9)
@@ -421,6 +354,4 @@ class RefitLoop(Fold):
             raise ValueError(f"{message}: the loop is in the phase {self.phase.name.lower()}")
 
     def _decision(self, kind: DecisionKind, evidence: Mapping[str, Any]) -> Decision:
-        return Decision(
-            kind, self.seen, self.champion, evidence, describe(kind.value, self.champion, evidence)
-        )
+        return Decision(kind, self.seen, self.champion, evidence)

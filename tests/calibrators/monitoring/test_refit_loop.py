@@ -17,7 +17,8 @@ from boxcal.calibrators.monitoring.candidates import (
     candidates,
     mean_nll,
 )
-from boxcal.calibrators.monitoring.refit_loop import Decision, DecisionKind, Phase, RefitLoop
+from boxcal.calibrators.monitoring.decisions import Decision, DecisionKind, Phase
+from boxcal.calibrators.monitoring.refit_loop import RefitLoop
 from tests.calibrators.monitoring.streams import Array, answers, drawn, normalised
 
 FREQUENCIES = np.full(10, 0.1)

@@ -1,9 +1,11 @@
-"""The decisions of the refit loop as one plain sentence each."""
+"""What the refit loop asks for, is told and decides; every decision has one plain sentence."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
 from typing import Any
 
 CHANGES = {
@@ -17,20 +19,71 @@ CHANGES = {
 }
 
 
-def describe(kind: str, champion: int, evidence: Mapping[str, Any]) -> str:
-    """Give the sentence of a decision.
+class Phase(IntEnum):
+    """What the loop waits for: an alarm, the result of a fit, the end of a duel, or an activation."""
 
-    Parameters
+    WATCHING = 0
+    FITTING = 1
+    DUEL = 2
+    PROPOSED = 3
+
+
+class DecisionKind(StrEnum):
+    """What a decision is about."""
+
+    ALARM = "alarm"
+    MATERIAL_ALARM = "material_alarm"
+    REFIT = "refit"
+    CANDIDATE = "candidate"
+    NO_CANDIDATE = "no_candidate"
+    DUEL_WON = "duel_won"
+    DUEL_LOST = "duel_lost"
+    DUEL_UNDECIDED = "duel_undecided"
+    ROLLBACK = "rollback"
+    ACTIVATED = "activated"
+    DISMISSED = "dismissed"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the loop decided or was told.
+
+    Attributes
     ----------
-    kind
-        A value of `DecisionKind`.
+    at
+        How many labels the loop had seen.
     champion
-        The active version.
+        The version that was active.
     evidence
-        Of the decision.
+        Numbers and names that the decision rests on.
     """
-    sentence: str = SENTENCES[kind](champion, evidence)
-    return sentence
+
+    kind: DecisionKind
+    at: int
+    champion: int
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sentence(self) -> str:
+        """The decision and its reason, for people."""
+        return SENTENCES[self.kind](self.champion, self.evidence)
+
+
+@dataclass(frozen=True)
+class RefitRequest:
+    """Asks for a fit to the labels `first` to `last` - 1 of those that the loop has seen, counted from 0."""
+
+    champion: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Asks for the activation of a version."""
+
+    version: int
+    rollback: bool
 
 
 def _alarm(champion: int, evidence: Mapping[str, Any]) -> str:
@@ -109,23 +162,23 @@ def _dismissed(champion: int, evidence: Mapping[str, Any]) -> str:
     return f"Version {champion} stays: the activation of version {evidence['version']} was declined."
 
 
-SENTENCES = {
-    "alarm": _alarm,
-    "material_alarm": _material_alarm,
-    "refit": _refit,
-    "candidate": _candidate,
-    "no_candidate": _no_candidate,
-    "duel_won": _duel_won,
-    "duel_lost": _duel_lost,
-    "duel_undecided": _duel_undecided,
-    "rollback": _rollback,
-    "activated": _activated,
-    "dismissed": _dismissed,
-}
-
-
 def odds(log_evidence: float) -> str:
     """Write evidence as odds, `4,800 : 1`."""
     if log_evidence > math.log(1e6):
         return f"1e{log_evidence / math.log(10):.0f} : 1"
     return f"{math.exp(log_evidence):,.0f} : 1"
+
+
+SENTENCES: Mapping[DecisionKind, Callable[[int, Mapping[str, Any]], str]] = {
+    DecisionKind.ALARM: _alarm,
+    DecisionKind.MATERIAL_ALARM: _material_alarm,
+    DecisionKind.REFIT: _refit,
+    DecisionKind.CANDIDATE: _candidate,
+    DecisionKind.NO_CANDIDATE: _no_candidate,
+    DecisionKind.DUEL_WON: _duel_won,
+    DecisionKind.DUEL_LOST: _duel_lost,
+    DecisionKind.DUEL_UNDECIDED: _duel_undecided,
+    DecisionKind.ROLLBACK: _rollback,
+    DecisionKind.ACTIVATED: _activated,
+    DecisionKind.DISMISSED: _dismissed,
+}
