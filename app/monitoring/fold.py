@@ -26,6 +26,7 @@ from boxcal.calibrators.monitoring.drift import DriftTest
 from boxcal.calibrators.monitoring.duel import Duel, Winner
 from boxcal.calibrators.monitoring.metrics import Metrics
 from boxcal.calibrators.monitoring.refit_loop import NO_VERSION, TOLD_MATERIAL, TOLD_STRICT, RefitLoop
+from boxcal.calibrators.monitoring.state import Fold, load_states, states
 
 WINDOW = 5000
 """The expected accuracy is of the last 5,000 to 10,000 predictions."""
@@ -294,12 +295,7 @@ class MonitorFold:
 
     def to_bytes(self) -> bytes:
         """Write the whole state; `from_bytes` continues to the last bit."""
-        arrays = {f"loop.{name}": value for name, value in self.loop.state_dict().items()}
-        parts = {"metrics": self.metrics, "drift": self.drift}
-        parts |= {f"accuracy{n}": one for n, one in enumerate(self.accuracies)}
-        parts |= {f"duel{n}": one.duel for n, one in enumerate(self.duels)}
-        for name, part in parts.items():
-            arrays |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
+        arrays = states(self._parts())
         active = asdict(self.active)
         frequencies = active.pop("class_frequencies")
         if frequencies is not None:
@@ -339,15 +335,17 @@ class MonitorFold:
             RequestedDuel(own, champion, challenger, started, Duel(num_classes))
             for own, champion, challenger, started in facts["duels"]
         ]
-        parts = {"loop": fold.loop, "metrics": fold.metrics, "drift": fold.drift}
-        parts |= {f"accuracy{n}": one for n, one in enumerate(fold.accuracies)}
-        parts |= {f"duel{n}": one.duel for n, one in enumerate(fold.duels)}
-        for name, part in parts.items():
-            start = f"{name}."
-            part.load_state_dict(
-                {key.removeprefix(start): value for key, value in arrays.items() if key.startswith(start)}
-            )
+        load_states(fold._parts(), arrays)
         return fold
+
+    def _parts(self) -> dict[str, Fold]:
+        return {
+            "loop": self.loop,
+            "metrics": self.metrics,
+            "drift": self.drift,
+            **{f"accuracy{n}": one for n, one in enumerate(self.accuracies)},
+            **{f"duel{n}": one.duel for n, one in enumerate(self.duels)},
+        }
 
 
 def _finite(value: float) -> float | None:

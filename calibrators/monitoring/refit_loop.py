@@ -11,7 +11,7 @@ rollback.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -75,6 +75,8 @@ class RefitLoop(Fold):
         Earlier versions against the active one.
     """
 
+    STATE: ClassVar[tuple[str, ...]] = ("numbers", "earlier")
+
     def __init__(
         self,
         num_classes: int,
@@ -98,35 +100,9 @@ class RefitLoop(Fold):
         self.duel = Duel(num_classes)
         self.standing = [self._standing_duel() for _ in range(STANDING)]
 
-    def state_dict(self) -> dict[str, Array]:
-        """Copy the state of the loop and of its parts: arrays by name, `test.weights` and the like."""
-        state = {"numbers": self.numbers.copy(), "earlier": self.earlier.copy()}
-        for name, part in self._parts():
-            state |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        """Restore a state; what follows gives the same decisions as without the interruption.
-
-        Raises
-        ------
-        ValueError
-            A name is missing or unknown, or an array has another shape.
-        """
-        own = {"numbers": self.numbers, "earlier": self.earlier}
-        for name, mine in own.items():
-            shape = np.shape(state[name]) if name in state else None
-            if shape != mine.shape:
-                raise ValueError(f"`{name}` of the state has shape {shape}, not {mine.shape}")
-        for name, part in self._parts():
-            start = f"{name}."
-            part.load_state_dict({k.removeprefix(start): v for k, v in state.items() if k.startswith(start)})
-        for name, mine in own.items():
-            mine[:] = state[name]
-
-    def _parts(self) -> list[tuple[str, Fold]]:
-        standing = [(f"standing{index}", duel) for index, duel in enumerate(self.standing)]
-        return [("test", self.test), ("duel", self.duel), *standing]
+    def _parts(self) -> dict[str, Fold]:
+        standing = {f"standing{index}": duel for index, duel in enumerate(self.standing)}
+        return {"test": self.test, "duel": self.duel, **standing}
 
     def _standing_duel(self) -> Duel:
         return Duel(self.num_classes, alpha=STANDING_ALPHA)

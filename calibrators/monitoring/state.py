@@ -11,13 +11,17 @@ Array = np.ndarray[Any, Any]
 
 
 class Fold:
-    """A fold over rows whose state is the arrays named in `STATE`."""
+    """A fold over rows whose state is the arrays named in `STATE`, and that of the folds it consists of."""
 
     STATE: ClassVar[tuple[str, ...]] = ()
 
+    def _parts(self) -> Mapping[str, Fold]:
+        """Return the folds that it consists of, by name."""
+        return {}
+
     def state_dict(self) -> dict[str, Array]:
-        """Copy the state: float64 or int64 arrays by name."""
-        return {name: np.array(getattr(self, name)) for name in self.STATE}
+        """Copy the state: float64 or int64 arrays by name, those of a part by `part.name`."""
+        return {name: np.array(getattr(self, name)) for name in self.STATE} | states(self._parts())
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         """Restore a state; what follows gives the same numbers as without the interruption.
@@ -27,13 +31,41 @@ class Fold:
         ValueError
             A name is missing or unknown, or an array has another shape.
         """
-        if set(state) != set(self.STATE):
-            raise ValueError(f"the state needs {', '.join(self.STATE)}; it has {', '.join(sorted(state))}")
+        parts = self._parts()
+        own = {
+            name: np.asarray(value) for name, value in state.items() if name.partition(".")[0] not in parts
+        }
+        if set(own) != set(self.STATE):
+            raise ValueError(f"the state needs {', '.join(self.STATE)}; it has {', '.join(sorted(own))}")
         for name in self.STATE:
-            mine, theirs = getattr(self, name), np.asarray(state[name])
+            mine, theirs = getattr(self, name), own[name]
             if mine.shape != theirs.shape:
                 raise ValueError(f"`{name}` of the state has shape {theirs.shape}, not {mine.shape}")
-            mine[...] = theirs
+        load_states(parts, state)
+        for name in self.STATE:
+            getattr(self, name)[...] = own[name]
+
+
+def states(parts: Mapping[str, Fold]) -> dict[str, Array]:
+    """Copy the states of several folds: each array by `part.name`."""
+    return {
+        f"{part}.{name}": value for part, fold in parts.items() for name, value in fold.state_dict().items()
+    }
+
+
+def load_states(parts: Mapping[str, Fold], state: Mapping[str, Array]) -> None:
+    """Restore what `states` returned; other names are left alone.
+
+    Raises
+    ------
+    ValueError
+        As for `Fold.load_state_dict`.
+    """
+    for part, fold in parts.items():
+        start = f"{part}."
+        fold.load_state_dict(
+            {name.removeprefix(start): value for name, value in state.items() if name.startswith(start)}
+        )
 
 
 def check_rows(probabilities: Array, labels: Array, num_classes: int) -> tuple[Array, Array]:
