@@ -112,7 +112,7 @@ class Replay:
             champion, frequencies = self.versions[request.champion]
             rows = slice(request.first, request.last)
             known = np.ones(loop.num_classes) if frequencies is None else frequencies
-            earlier = {version: self.versions[version] for version in loop.earlier.tolist() if version >= 0}
+            earlier = {version: self.versions[version] for version in loop.earlier_versions}
             found = candidates(
                 champion, logits[rows], labels[rows], known,
                 earlier={v: (one, known if f is None else f) for v, (one, f) in earlier.items()},

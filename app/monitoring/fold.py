@@ -20,12 +20,12 @@ from safetensors.numpy import load, save
 
 from boxcal.app.monitoring.records import Event
 from boxcal.calibrators.monitoring.accuracy import Accuracy, ExpectedAccuracy
-from boxcal.calibrators.monitoring.calibration_test import MATERIAL_ALPHA, STRICT_ALPHA, CalibrationTest
+from boxcal.calibrators.monitoring.calibration_test import MATERIAL_ALPHA, STRICT_ALPHA
 from boxcal.calibrators.monitoring.decisions import Decision, Phase
 from boxcal.calibrators.monitoring.drift import DriftTest
 from boxcal.calibrators.monitoring.duel import Duel, Winner
 from boxcal.calibrators.monitoring.metrics import Metrics
-from boxcal.calibrators.monitoring.refit_loop import NO_VERSION, TOLD_MATERIAL, TOLD_STRICT, RefitLoop
+from boxcal.calibrators.monitoring.refit_loop import FEWEST_LABELS, RefitLoop
 from boxcal.calibrators.monitoring.state import Fold, load_states, states
 
 WINDOW = 5000
@@ -119,10 +119,12 @@ class MonitorFold:
         self.active = active
         self.seq = self.refit_seq = 0
         self.loop = RefitLoop(
-            num_classes, calibrate, version=active.version, class_frequencies=active.class_frequencies
+            num_classes,
+            calibrate,
+            version=active.version,
+            class_frequencies=active.class_frequencies,
+            fewest_labels=FEWEST_LABELS if refits else NEVER,
         )
-        if not refits:
-            self.loop.fewest_labels = NEVER
         self.duels: list[RequestedDuel] = []
         self.acknowledged_at: str | None = None
         self._begin()
@@ -204,7 +206,8 @@ class MonitorFold:
         before, self.active = self.active, active
         decision = self.loop.activated(active.version, active.class_frequencies)
         if not self._refits:
-            self.loop.earlier[:] = NO_VERSION
+            for version in self.loop.earlier_versions:
+                self.loop.forget(version)
         if not before.reads_logits:
             self.forget(before.version)
         self.acknowledged_at = None
@@ -214,25 +217,18 @@ class MonitorFold:
     def acknowledge(self, now: str) -> list[Decision]:
         """Begin the test anew and decline what was proposed; metrics stay."""
         decisions = [self.loop.dismissed()] if self.loop.phase is Phase.PROPOSED else []
-        self.loop.test = CalibrationTest(self.num_classes, self.active.class_frequencies)
-        self.loop.numbers[[TOLD_STRICT, TOLD_MATERIAL]] = 0
+        self.loop.begin_test(self.active.class_frequencies)
         self.acknowledged_at, self.began_at = now, None
         return decisions
 
     def versions(self) -> set[int]:
         """Return the versions, besides the active one, whose answers are needed."""
-        return {
-            version
-            for version in (
-                *self.loop.earlier.tolist(),
-                *(v for one in self.duels for v in (one.champion, one.challenger)),
-            )
-            if version != NO_VERSION
-        }
+        requested = (version for one in self.duels for version in (one.champion, one.challenger))
+        return {*self.loop.earlier_versions, *requested}
 
     def forget(self, version: int) -> None:
         """Stop comparing with a version whose artifact was deleted."""
-        self.loop.earlier[self.loop.earlier == version] = NO_VERSION
+        self.loop.forget(version)
         self.duels = [one for one in self.duels if version not in (one.champion, one.challenger)]
 
     def start_duel(self, own: str, champion: int, challenger: int, now: str) -> RequestedDuel | None:

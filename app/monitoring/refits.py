@@ -30,7 +30,6 @@ from boxcal.app.registry.records import Reason
 from boxcal.app.registry.store import UNCALIBRATED, Registry
 from boxcal.app.registry.tables import monitors
 from boxcal.calibrators.monitoring.decisions import Decision, Phase
-from boxcal.calibrators.monitoring.refit_loop import NO_VERSION
 
 logger = logging.getLogger("boxcal")
 
@@ -163,8 +162,7 @@ class Refits:
             )
             claim = update(monitors).where(self._own, free)
             claimed = connection.execute(claim.values(refit_owner=self._owner, refit_seen_at=now)).rowcount
-            earlier = tuple(one for one in fold.loop.earlier.tolist() if one != NO_VERSION)
-            labels = request.last - request.first
+            labels, earlier = request.last - request.first, tuple(fold.loop.earlier_versions)
             return _Request(request.champion, labels, fold.refit_seq, earlier) if claimed else None
 
         found: _Request | None = self._monitor.change(work)

@@ -145,7 +145,7 @@ def _run(answers: Answers, stream: Stream) -> Record:
         if request:
             champion, frequencies = versions[request.champion]
             chosen = slice(request.first, request.last)
-            earlier = {version: versions[version] for version in fold.earlier.tolist() if version >= 0}
+            earlier = {version: versions[version] for version in fold.earlier_versions}
             best = candidates(champion, logits[chosen], labels[chosen], frequencies, earlier=earlier)[0]
             version = max(versions) + 1 if best.version is None else best.version
             versions[version] = best.calibrator, best.class_frequencies

@@ -98,11 +98,14 @@ class RefitLoop(Fold):
         self.earlier = np.full(STANDING, NO_VERSION, np.int64)
         self.test = CalibrationTest(num_classes, class_frequencies)
         self.duel = Duel(num_classes)
-        self.standing = [self._standing_duel() for _ in range(STANDING)]
+        self.standing = self._standing_duels()
 
     def _parts(self) -> dict[str, Fold]:
         standing = {f"standing{index}": duel for index, duel in enumerate(self.standing)}
         return {"test": self.test, "duel": self.duel, **standing}
+
+    def _standing_duels(self) -> list[Duel]:
+        return [self._standing_duel() for _ in range(STANDING)]
 
     def _standing_duel(self) -> Duel:
         return Duel(self.num_classes, alpha=STANDING_ALPHA)
@@ -127,6 +130,11 @@ class RefitLoop(Fold):
         """The version that the duel is about, or that was proposed."""
         version = int(self.numbers[CHALLENGER])
         return None if version == NO_VERSION else version
+
+    @property
+    def earlier_versions(self) -> list[int]:
+        """The versions that a rollback may return to."""
+        return [version for version in self.earlier.tolist() if version != NO_VERSION]
 
     @property
     def request(self) -> RefitRequest | None:
@@ -186,11 +194,10 @@ class RefitLoop(Fold):
         return decisions
 
     def _new_alarms(self) -> list[Decision]:
-        strict, material = self.test.alarms
         found = []
-        for raised, told, kind in (
-            (strict, TOLD_STRICT, DecisionKind.ALARM),
-            (material, TOLD_MATERIAL, DecisionKind.MATERIAL_ALARM),
+        kinds = {TOLD_STRICT: DecisionKind.ALARM, TOLD_MATERIAL: DecisionKind.MATERIAL_ALARM}
+        for raised, largest, (told, kind) in zip(
+            self.test.alarms, self.test.largest.tolist(), kinds.items(), strict=True
         ):
             if raised and not self.numbers[told]:
                 self.numbers[told] = 1
@@ -201,7 +208,7 @@ class RefitLoop(Fold):
                     "labels_since_change": diagnosis.since,
                     "recoverable_nll": diagnosis.recoverable_nll,
                     "recoverable_nll_lower": diagnosis.recoverable_nll_lower,
-                    "log_evidence": float(self.test.largest[int(kind is DecisionKind.MATERIAL_ALARM)]),
+                    "log_evidence": largest,
                 }
                 found.append(self._decision(kind, evidence))
         return found
@@ -261,10 +268,7 @@ class RefitLoop(Fold):
     def _end_duel_if_due(self) -> list[Decision]:
         winner, count = self.duel.winner, self.duel.count
         fitted_to = int(self.numbers[LAST] - self.numbers[FIRST])
-        evidence = {
-            "version": int(self.numbers[CHALLENGER]), "labels": count, "gain": self.duel.gain,
-            "alpha": self.duel.alpha,
-        }  # fmt: skip
+        evidence = _evidence(self.duel, int(self.numbers[CHALLENGER]))
         if winner is Winner.CHALLENGER:
             self.numbers[PHASE] = Phase.PROPOSED
             return [self._decision(DecisionKind.DUEL_WON, evidence)]
@@ -281,8 +285,7 @@ class RefitLoop(Fold):
             if duel.winner is Winner.CHALLENGER:
                 version = int(self.earlier[index])
                 self.numbers[[PHASE, CHALLENGER]] = Phase.PROPOSED, version
-                evidence = {"version": version, "labels": duel.count, "gain": duel.gain, "alpha": duel.alpha}
-                return self._decision(DecisionKind.ROLLBACK, evidence)
+                return self._decision(DecisionKind.ROLLBACK, _evidence(duel, version))
             if duel.winner is Winner.CHAMPION or duel.count >= self.longest_duel:
                 self.standing[index] = self._standing_duel()
         return None
@@ -300,11 +303,27 @@ class RefitLoop(Fold):
             kept = [self.champion, *others][:STANDING]
             self.earlier[:] = [*kept, *[NO_VERSION] * (STANDING - len(kept))]
             self.numbers[CHAMPION] = version
-            self.standing = [self._standing_duel() for _ in range(STANDING)]
-        self.test = CalibrationTest(self.num_classes, class_frequencies, tolerance=self.test.tolerance)
-        self.numbers[[TOLD_STRICT, TOLD_MATERIAL]] = 0
+            self.standing = self._standing_duels()
+        self.begin_test(class_frequencies)
         self._rest()
         return self._decision(DecisionKind.ACTIVATED, {"version": version})
+
+    def begin_test(self, class_frequencies: Array | None = None) -> None:
+        """Begin the test of the active version anew; its alarms can be raised again.
+
+        Parameters
+        ----------
+        class_frequencies
+            As for `activated`.
+        """
+        self.test = CalibrationTest(self.num_classes, class_frequencies, tolerance=self.test.tolerance)
+        self.numbers[[TOLD_STRICT, TOLD_MATERIAL]] = 0
+
+    def forget(self, version: int) -> None:
+        """Stop comparing with an earlier version."""
+        for index in np.flatnonzero(self.earlier == version):
+            self.earlier[index] = NO_VERSION
+            self.standing[index] = self._standing_duel()
 
     def dismissed(self) -> Decision:
         """Tell that the proposal was declined; after a cool-down the loop goes on.
@@ -317,7 +336,7 @@ class RefitLoop(Fold):
         self._expect(Phase.PROPOSED, "nothing was proposed")
         version = int(self.numbers[CHALLENGER])
         if version in self.earlier:
-            self.standing = [self._standing_duel() for _ in range(STANDING)]
+            self.standing = self._standing_duels()
         self._rest()
         return self._decision(DecisionKind.DISMISSED, {"version": version})
 
@@ -331,3 +350,7 @@ class RefitLoop(Fold):
 
     def _decision(self, kind: DecisionKind, evidence: Mapping[str, Any]) -> Decision:
         return Decision(kind, self.seen, self.champion, evidence)
+
+
+def _evidence(duel: Duel, version: int) -> dict[str, Any]:
+    return {"version": version, "labels": duel.count, "gain": duel.gain, "alpha": duel.alpha}

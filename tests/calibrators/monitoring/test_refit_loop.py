@@ -18,6 +18,7 @@ from boxcal.calibrators.monitoring.candidates import (
     mean_nll,
 )
 from boxcal.calibrators.monitoring.decisions import Decision, DecisionKind, Phase
+from boxcal.calibrators.monitoring.duel import Winner
 from boxcal.calibrators.monitoring.refit_loop import RefitLoop
 from tests.calibrators.monitoring.streams import Array, answers, drawn, normalised
 
@@ -55,7 +56,7 @@ class Service:
             logits, labels = self.logits[rows], self.labels[rows]
             best = candidates(
                 champion, logits, labels, frequencies,
-                earlier={v: self.versions[v] for v in self.loop.earlier.tolist() if v >= 0},
+                earlier={v: self.versions[v] for v in self.loop.earlier_versions},
             )[0]  # fmt: skip
             version = self.store(best)
             nll = mean_nll(champion, logits, labels)
@@ -195,6 +196,25 @@ def test_a_worse_or_equal_challenger_does_not_win() -> None:
     loop.longest_duel = 400
     decided = loop.update(*stream(15, 400, 0.5))
     assert [decision.kind.value for decision in decided] == ["duel_undecided"]
+
+
+def test_a_version_that_is_forgotten_is_not_returned_to() -> None:
+    service = Service()
+    service.versions[1] = adjust(service.versions[0][0], np.zeros(10), 2.0), FREQUENCIES
+    loop = service.loop
+    loop.activated(1, FREQUENCIES)
+    logits, labels = stream(18, 4000, 0.25)
+    for first in range(0, 4000, 50):
+        loop.update(logits[first : first + 50], labels[first : first + 50])
+        if loop.phase is Phase.FITTING:
+            break
+    loop.update(*stream(19, 800))
+    assert (loop.phase, loop.standing[0].winner) == (Phase.FITTING, Winner.CHALLENGER)
+    loop.forget(0)
+    loop.not_fitted("the worker ended")
+    decided = loop.update(*stream(20, 50))
+    assert "rollback" not in [decision.kind.value for decision in decided]
+    assert (loop.phase, loop.proposal) == (Phase.WATCHING, None)
 
 
 def test_a_state_of_another_loop_is_refused() -> None:
