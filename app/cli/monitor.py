@@ -111,12 +111,8 @@ class Replay:
         if request := loop.request:
             champion, frequencies = self.versions[request.champion]
             rows = slice(request.first, request.last)
-            known = np.ones(loop.num_classes) if frequencies is None else frequencies
             earlier = {version: self.versions[version] for version in loop.earlier_versions}
-            found = candidates(
-                champion, logits[rows], labels[rows], known,
-                earlier={v: (one, known if f is None else f) for v, (one, f) in earlier.items()},
-            )  # fmt: skip
+            found = candidates(champion, logits[rows], labels[rows], frequencies, earlier=earlier)
             best = found[0]
             version = max(self.versions) + 1 if best.version is None else best.version
             self.versions[version] = best.calibrator, best.class_frequencies

@@ -9,6 +9,7 @@ import torch
 
 from boxcal.app.fitting.memory import limit_memory
 from boxcal.app.fitting.messages import RefitOutcome, RefitTask
+from boxcal.app.fitting.validation_set import ValidationSet
 from boxcal.app.registry.records import FittedCalibrator
 from boxcal.calibrators import Calibrator
 from boxcal.calibrators.checks import DataWarning
@@ -26,7 +27,6 @@ from boxcal.calibrators.evaluation.reliability import (
 from boxcal.calibrators.evaluation.report import NO_BIAS, Against, Report
 from boxcal.calibrators.monitoring.candidates import Candidate, candidates, mean_nll
 
-LOGITS_FILE, LABELS_FILE = "logits.npy", "labels.npy"
 SEED = 0
 
 
@@ -39,16 +39,14 @@ def refit(task: RefitTask) -> RefitOutcome:
         The data cannot be fitted.
     """
     limit_memory(task.memory_bytes)
-    logits, labels = np.load(task.folder / LOGITS_FILE), np.load(task.folder / LABELS_FILE)
+    logits, labels = ValidationSet(task.folder).arrays()
     num_classes = logits.shape[1]
     champion = _calibrator(task.champion, num_classes)
     earlier = {
-        version: (_calibrator(artifact, num_classes), _frequencies(frequencies, num_classes))
+        version: (_calibrator(artifact, num_classes), _frequencies(frequencies))
         for version, artifact, frequencies in task.earlier
     }
-    found = candidates(
-        champion, logits, labels, _frequencies(task.class_frequencies, num_classes), earlier=earlier
-    )
+    found = candidates(champion, logits, labels, _frequencies(task.class_frequencies), earlier=earlier)
     best, champion_nll = found[0], mean_nll(champion, logits, labels)
     is_new = best.version is None and best.score < champion_nll
     return RefitOutcome(
@@ -65,8 +63,8 @@ def _calibrator(artifact: bytes | None, num_classes: int) -> Calibrator:
     return Calibrator.uncalibrated(num_classes) if artifact is None else Calibrator.from_bytes(artifact)
 
 
-def _frequencies(values: list[float] | None, num_classes: int) -> Any:
-    return np.full(num_classes, 1.0 / num_classes) if values is None else np.array(values)
+def _frequencies(values: list[float] | None) -> Any:
+    return None if values is None else np.array(values)
 
 
 def _fitted(best: Candidate, champion: Calibrator, logits: Any, labels: Any) -> FittedCalibrator:

@@ -10,17 +10,12 @@ from boxcal.app.activation.activator import Activator
 from boxcal.app.monitoring.fold import ActiveVersion
 from boxcal.app.registry.errors import CalibratorPruned, NoReport
 from boxcal.app.registry.records import Activation
-from boxcal.app.registry.store import UNCALIBRATED, Registry
+from boxcal.app.registry.store import Registry
 
 
 def active_version_of(registry: Registry, activator: Activator, activation: Activation) -> ActiveVersion:
     """Describe the calibrator of an activation; blocks."""
-    report: dict[str, Any] = {}
-    if activation.version != UNCALIBRATED:
-        try:
-            report = registry.report(activation.version)
-        except (CalibratorPruned, NoReport):
-            report = {}
+    report = report_of(registry, activation.version)
     return ActiveVersion(
         version=activation.version,
         method=activation.method,
@@ -29,6 +24,14 @@ def active_version_of(registry: Registry, activator: Activator, activation: Acti
         validation_gap=validation_gap(report),
         reads_logits=activator.load(activation.version).reads == "logits",
     )
+
+
+def report_of(registry: Registry, version: int) -> dict[str, Any]:
+    """Return the report of a version; {} if it has none or was pruned. Blocks."""
+    try:
+        return registry.report(version)
+    except (CalibratorPruned, NoReport):
+        return {}
 
 
 def class_frequencies(report: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]] | None:

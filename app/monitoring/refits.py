@@ -21,11 +21,11 @@ from boxcal.app.errors import BoxcalError
 from boxcal.app.fitting.jobs import FitJobs
 from boxcal.app.fitting.messages import RefitOutcome, RefitTask
 from boxcal.app.fitting.worker import WorkerFailed
-from boxcal.app.monitoring.active_version import class_frequencies
+from boxcal.app.monitoring.active_version import class_frequencies, report_of
 from boxcal.app.monitoring.fold import MonitorFold
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.monitor import Monitor
-from boxcal.app.registry.errors import CalibratorPruned, NoReport, RegistryUnavailable
+from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.records import Reason
 from boxcal.app.registry.store import UNCALIBRATED, Registry
 from boxcal.app.registry.tables import monitors
@@ -141,12 +141,8 @@ class Refits:
         return None if version == UNCALIBRATED else self._registry.artifact(version)
 
     def _frequencies(self, version: int) -> list[float] | None:
-        if version == UNCALIBRATED:
-            return None
-        with suppress(CalibratorPruned, NoReport):
-            found = class_frequencies(self._registry.report(version))
-            return None if found is None else [float(one) for one in found]
-        return None
+        found = class_frequencies(report_of(self._registry, version))
+        return None if found is None else found.tolist()
 
     def _claim(self) -> _Request | None:
         """Take the fit that the loop waits for, unless another living process has it; blocks."""

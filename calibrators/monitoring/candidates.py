@@ -105,10 +105,10 @@ def candidates(
     champion: Calibrator,
     logits: Array,
     labels: Array,
-    class_frequencies: Array,
+    class_frequencies: Array | None,
     *,
     traffic: Array | None = None,
-    earlier: Mapping[int, tuple[Calibrator, Array]] | None = None,
+    earlier: Mapping[int, tuple[Calibrator, Array | None]] | None = None,
 ) -> list[Candidate]:
     """Fit the candidates, best first.
 
@@ -119,13 +119,15 @@ def candidates(
     logits, labels
         (N, K) and (N,) int: the labelled predictions since the change.
     class_frequencies
-        (K,) of the data that the champion was fitted to.
+        (K,) of the data that the champion was fitted to; None, where they are not known, counts as uniform.
     traffic
         (M, K) logits of the traffic since the change, with or without labels; the labelled ones unless given.
     earlier
-        Calibrators that were active before, by version, with their class frequencies.
+        Calibrators that were active before, by version, with their class frequencies or None.
     """
-    source = np.maximum(class_frequencies / class_frequencies.sum(), SMALLEST_FREQUENCY)
+    uniform = np.full(champion.num_classes, 1.0 / champion.num_classes)
+    known = uniform if class_frequencies is None else class_frequencies
+    source = np.maximum(known / known.sum(), SMALLEST_FREQUENCY)
     scores, own = torch.as_tensor(logits, dtype=torch.float64), torch.as_tensor(labels, dtype=torch.int64)
     everything = scores if traffic is None else torch.as_tensor(traffic, dtype=torch.float64)
     mapped = champion.calibrate(scores).logits
@@ -153,7 +155,7 @@ def candidates(
         recent = (np.bincount(own.numpy(), minlength=len(source)) + 1.0) / (len(own) + len(source))
         add("bias", adjust(champion, offsets, temperature), len(source) + 1, recent)
     for version, (calibrator, frequencies) in (earlier or {}).items():
-        add("earlier", calibrator, 0, frequencies, version)
+        add("earlier", calibrator, 0, uniform if frequencies is None else frequencies, version)
     return sorted(found, key=lambda candidate: candidate.score)
 
 
