@@ -77,15 +77,11 @@ class Monitor:
         they arrive.
     refits
         Whether to ask for refits.
-    after_turn
-        Awaited after the log was folded to its end.
 
     Attributes
     ----------
     document
         How the monitor stood when this process last looked; None before the first turn.
-    fold
-        The state behind it, if this process folded last.
     changed
         Set, and replaced, whenever this process saw a new state.
     """
@@ -124,7 +120,13 @@ class Monitor:
         self._wake.set()
 
     async def run(self, after_turn: Callable[[], Any]) -> None:
-        """Fold whenever entries were added, and every 2 s, until cancelled."""
+        """Fold whenever entries were added, and every 2 s, until cancelled.
+
+        Parameters
+        ----------
+        after_turn
+            Awaited after the log was folded to its end.
+        """
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
@@ -163,13 +165,13 @@ class Monitor:
 
     def turn(self) -> bool:
         """Fold the next entries; returns whether there may be more."""
-        activation = self._registry.active()
+        activation = self._activator.active.activation
         with self._lock:
             with self._registry.database.read() as connection:
                 row = self._row(connection)
                 if row is not None:
                     self._look(row.revision, row.document)
-                    if row.activation >= activation.id and not self._next(connection, row.seq, 1):
+                    if row.activation >= activation and not self._next(connection, row.seq, 1):
                         return False
             with self._held(wait=False) as held:
                 if held is None:
