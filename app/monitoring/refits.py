@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from sqlalchemy import Connection, or_, update
+from sqlalchemy import Connection, or_, select, update
 
 from boxcal.app.activation.activator import Activator
 from boxcal.app.errors import BoxcalError
@@ -146,16 +146,21 @@ class Refits:
 
     def _claim(self) -> _Request | None:
         """Take the fit that the loop waits for, unless another living process has it; blocks."""
+        now = time.time()
+        free = or_(
+            monitors.c.refit_owner.is_(None),
+            monitors.c.refit_owner == self._owner,
+            monitors.c.refit_seen_at < now - SILENT_SECONDS,
+        )
+        with self._registry.database.read() as connection:
+            # `change` writes the whole state, which the process that fits would then read again.
+            if connection.execute(select(monitors.c.backbone_id).where(self._own, free)).first() is None:
+                return None
 
         def work(fold: MonitorFold, connection: Connection) -> _Request | None:
-            request, now = fold.loop.request, time.time()
+            request = fold.loop.request
             if request is None:
                 return None
-            free = or_(
-                monitors.c.refit_owner.is_(None),
-                monitors.c.refit_owner == self._owner,
-                monitors.c.refit_seen_at < now - SILENT_SECONDS,
-            )
             claim = update(monitors).where(self._own, free)
             claimed = connection.execute(claim.values(refit_owner=self._owner, refit_seen_at=now)).rowcount
             labels, earlier = request.last - request.first, tuple(fold.loop.earlier_versions)
