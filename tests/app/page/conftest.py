@@ -6,7 +6,9 @@ from __future__ import annotations
 import io
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -81,14 +83,23 @@ def problems(page_url: str) -> Iterator[Problems]:
 
 
 @pytest.fixture
-def page(browser: Browser, page_url: str, problems: Problems) -> Iterator[Page]:
-    """Open an empty page of 1280 × 760."""
-    context = browser.new_context(viewport={"width": 1280, "height": 760})
+def page(browser: Browser, problems: Problems) -> Iterator[Page]:
+    """Open an empty page."""
+    with watched_page(browser, problems) as page:
+        yield page
+
+
+@contextmanager
+def watched_page(browser: Browser, problems: Problems, **options: Any) -> Iterator[Page]:
+    """Open an empty page of 1280 × 760 in a context of its own."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 760}, **options})
     problems.watch(context)
     page = context.new_page()
     page.set_default_timeout(60_000)
-    yield page
-    context.close()
+    try:
+        yield page
+    finally:
+        context.close()
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.app.access.conftest import Guarded, guarded  # noqa: F401 - a fixture
-from tests.app.page.conftest import Problems
+from tests.app.page.conftest import Problems, watched_page
 
 HOSTILE = """async ([url, id]) => {
   const tries = [
@@ -36,12 +36,8 @@ def signed_out(browser: Browser, guarded: Guarded) -> Iterator[Page]:  # noqa: F
     """Open an empty page for the service that requires keys; only refusals are expected errors."""
     problems = Problems(guarded.url)
     problems.expected = "status of 40"
-    context = browser.new_context(viewport={"width": 1280, "height": 760})
-    problems.watch(context)
-    page = context.new_page()
-    page.set_default_timeout(60_000)
-    yield page
-    context.close()
+    with watched_page(browser, problems) as page:
+        yield page
     assert problems.found == []
 
 

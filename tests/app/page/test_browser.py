@@ -12,7 +12,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from tests.app.page.conftest import Problems
+from tests.app.page.conftest import Problems, watched_page
 
 VIEWS = ("try", "calibration", "fit", "service")
 
@@ -214,20 +214,16 @@ def test_every_view_is_accessible(
     browser: Browser, page_url: str, problems: Problems, width: int, scheme: Literal["light", "dark"]
 ) -> None:
     """axe-core finds nothing serious or critical, and nothing scrolls sideways."""
-    context = browser.new_context(
-        viewport={"width": width, "height": 800}, color_scheme=scheme, bypass_csp=True
-    )
-    problems.watch(context)
-    page = context.new_page()
-    for view in VIEWS:
-        page.goto(f"{page_url}/ui/#/{view}")
-        page.wait_for_load_state("networkidle")
-        found = [
-            f"{violation['id']}: {node['html'][:120]}"
-            for violation in Axe().run(page).response["violations"]
-            if violation["impact"] in {"serious", "critical"}
-            for node in violation["nodes"]
-        ]
-        assert not found, f"{view}: {found}"
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
-    context.close()
+    size = {"width": width, "height": 800}
+    with watched_page(browser, problems, viewport=size, color_scheme=scheme, bypass_csp=True) as page:
+        for view in VIEWS:
+            page.goto(f"{page_url}/ui/#/{view}")
+            page.wait_for_load_state("networkidle")
+            found = [
+                f"{violation['id']}: {node['html'][:120]}"
+                for violation in Axe().run(page).response["violations"]
+                if violation["impact"] in {"serious", "critical"}
+                for node in violation["nodes"]
+            ]
+            assert not found, f"{view}: {found}"
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
