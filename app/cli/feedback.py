@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.output import messages, plain_table, screen, write_json
+from boxcal.app.cli.tables import csv_rows, json_numbers, parquet_file
 from boxcal.app.client import BoxcalClient, Feedback
 
 ITEMS_PER_REQUEST = 1000
@@ -39,7 +39,7 @@ def run(file: Path, *, url: str, as_json: bool) -> None:
 
 def _parts(file: Path, names: set[str]) -> Iterator[list[Any]]:
     """Yield the items of a file, some at a time."""
-    rows = _parquet_rows(file) if file.suffix.lower() in (".parquet", ".pq") else _csv_rows(file, names)
+    rows = _parquet_items(file) if file.suffix.lower() in (".parquet", ".pq") else _csv_items(file, names)
     part: list[Any] = []
     for row in rows:
         part.append({name: value for name, value in row.items() if value is not None})
@@ -50,32 +50,26 @@ def _parts(file: Path, names: set[str]) -> Iterator[list[Any]]:
         yield part
 
 
-def _csv_rows(file: Path, names: set[str]) -> Iterator[dict[str, Any]]:
-    with file.open(newline="", encoding="utf-8-sig") as text:
-        rows = csv.DictReader(text)
+def _csv_items(file: Path, names: set[str]) -> Iterator[dict[str, Any]]:
+    with csv_rows(file) as rows:
         _check_columns(file, rows.fieldnames or ())
-        for row in rows:
+        for place, row in enumerate(rows):
             item: dict[str, Any] = {name: value for name, value in row.items() if name and value}
             label = item.get("label", "")
             if label not in names and label.isdecimal():
                 item["label"] = int(label)
             if "propensity" in item:
                 item["propensity"] = _number(item["propensity"], file, rows.line_num)
+            if "logits" in item:
+                item["logits"] = json_numbers(file, place, item["logits"])
             yield item
 
 
-def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
-    try:
-        from pyarrow import parquet  # noqa: PLC0415 - only where the file is Parquet
-    except ImportError as error:
-        raise UsageError(f"{file}: Parquet files need pyarrow (pip install boxcal[serve])") from error
-    try:
-        with parquet.ParquetFile(file) as opened:
-            _check_columns(file, opened.schema_arrow.names)
-            for batch in opened.iter_batches(ITEMS_PER_REQUEST):
-                yield from batch.to_pylist()
-    except ValueError as error:  # pyarrow's errors about files are ValueErrors
-        raise UsageError(f"{file} cannot be read as Parquet: {error}") from error
+def _parquet_items(file: Path) -> Iterator[dict[str, Any]]:
+    with parquet_file(file) as opened:
+        _check_columns(file, opened.schema_arrow.names)
+        for batch in opened.iter_batches(ITEMS_PER_REQUEST):
+            yield from batch.to_pylist()
 
 
 def _check_columns(file: Path, columns: Any) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.tables import csv_rows, json_numbers, parquet_file
 
 Array = np.ndarray[Any, Any]
 
@@ -68,33 +67,22 @@ def _npz(path: Path) -> Columns:
 
 
 def _parquet(path: Path) -> Columns:
-    from pyarrow import parquet  # noqa: PLC0415 - only where the file is Parquet
-
-    try:
-        table = parquet.read_table(path)
-    except ValueError as error:  # pyarrow's errors about files are ValueErrors
-        raise UsageError(f"{path} cannot be read as Parquet: {error}") from error
+    with parquet_file(path) as opened:
+        table = opened.read()
     columns = {name: table[name].to_pylist() for name in table.column_names}
     return {("label" if name == "labels" else name): value for name, value in columns.items()}
 
 
 def _csv(path: Path) -> Columns:
-    with path.open(newline="", encoding="utf-8-sig") as text:
-        rows = list(csv.DictReader(text))
+    with csv_rows(path) as reader:
+        rows = list(reader)
     if not rows:
         raise UsageError(f"{path} has no rows")
     columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in rows[0] if name}
     for name in ("logits", "probabilities"):
         if name in columns:
-            columns[name] = [_json_numbers(path, place, cell) for place, cell in enumerate(columns[name])]
+            columns[name] = [json_numbers(path, place, cell) for place, cell in enumerate(columns[name])]
     return columns
-
-
-def _json_numbers(path: Path, row: int, cell: str | None) -> Any:
-    try:
-        return json.loads(cell or "")
-    except ValueError:
-        raise UsageError(f"{path}, row {row}: {cell!r} is no JSON array of numbers") from None
 
 
 def _checked(path: Path, columns: Columns) -> PredictionLog:

@@ -156,6 +156,24 @@ def test_feedback_sends_a_file_of_labels(boxcal: Boxcal, url: str, tmp_path: Pat
     assert ["duplicates", "10"] in [line.split() for line in shown.stdout.splitlines()]
 
 
+def test_feedback_sends_logits_of_another_model(boxcal: Boxcal, url: str, tmp_path: Path) -> None:
+    rows = [f'{name},"{[float(k == n) for k in range(10)]}",{n}' for n, name in enumerate(("one", "two"))]
+    file = tmp_path / "labels.csv"
+    file.write_text("key,logits,label\n" + "\n".join(rows))
+    assert boxcal("feedback", file, "--url", url, "--json").json["accepted"] == 2
+    file.write_text("key,logits,label\none,zero,1\n")
+    assert "row 0: 'zero' is no JSON array of numbers" in boxcal("feedback", file, "--url", url).stderr
+
+
+def test_a_file_of_labels_in_another_encoding_is_refused(boxcal: Boxcal, url: str, tmp_path: Path) -> None:
+    file = tmp_path / "labels.csv"
+    file.write_bytes("id,label\na,Ärger\n".encode("latin-1"))
+    for command in (("feedback", file, "--url", url), ("monitor", file)):
+        refused = boxcal(*command)
+        assert refused.code == 2
+        assert "labels.csv cannot be read as CSV" in " ".join(refused.stderr.split())
+
+
 def test_feedback_names_the_columns_that_are_missing(boxcal: Boxcal, url: str, tmp_path: Path) -> None:
     file = tmp_path / "labels.csv"
     file.write_text("prediction,label\na,1\n")
