@@ -15,7 +15,6 @@ from boxcal.app.monitoring.events import EventLog
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.monitor import Monitor
 from boxcal.app.monitoring.refits import Refits
-from boxcal.app.monitoring.webhook import Webhook
 from boxcal.app.monitoring.writer import FeedbackWriter
 from boxcal.app.registry.store import Registry
 
@@ -74,6 +73,8 @@ async def open_monitoring(
         await stack.enter_async_context(background("feedback", writer.run, telemetry))
         wake_webhook = None
         if settings.alarm_webhook is not None and settings.alarm_secret is not None:
+            from boxcal.app.monitoring.webhook import Webhook  # noqa: PLC0415 - only it needs httpx
+
             secret = settings.alarm_secret.get_secret_value()
             webhook = Webhook(settings.alarm_webhook, secret, registry, events, telemetry)
             wake_webhook = webhook.wake

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import ClassVar, Literal
 
 import numpy as np
-from scipy.special import ndtri
 
 from boxcal.calibrators.monitoring.state import Array, Fold
 
@@ -15,6 +15,7 @@ FEWEST_LABELS = 50
 """Labels from which an interval is given."""
 
 LEVEL = 0.95
+QUANTILE = NormalDist().inv_cdf(0.5 + LEVEL / 2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class Accuracy(Fold):
         # sum of w^2 (g - gap)^2, at least that of answers whose confidence is right
         variance = max(second[2] - 2.0 * gap * second[1] + gap**2 * second[0], spread) / weight**2
         variance += max(squares / count - mean**2, 0.0) / count
-        radius = float(ndtri(0.5 + LEVEL / 2.0)) * math.sqrt(variance)
+        radius = QUANTILE * math.sqrt(variance)
         return ExpectedAccuracy(_clip(value), "labels", _clip(value - radius), _clip(value + radius))
 
 
