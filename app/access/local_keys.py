@@ -34,7 +34,10 @@ class LocalKeys:
 
     def write(self, current: CurrentKeys) -> None:
         """Replace the copy if a key was added, changed or revoked; a failure is logged, nothing else."""
-        document = {"keys": [_document(record) for record in current.keys], "any_created": current.any_created}
+        document = {
+            "keys": [_document(record) for record in current.keys],
+            "any_created": current.any_created,
+        }
         if document == self._written:
             return
         new = self._path.with_suffix(".new")

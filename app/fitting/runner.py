@@ -171,9 +171,7 @@ class FitRunner:
         await self._call(job, self._activator.accept, job.record, fitted, decision)
         return await self._call(job, self._registry.fits.get, job.record.id)
 
-    async def _end(
-        self, job: Job, state: FitState, why: str, canceller: Caller | None = None
-    ) -> FitRecord:
+    async def _end(self, job: Job, state: FitState, why: str, canceller: Caller | None = None) -> FitRecord:
         """Record the end of a fit without a result, or leave it to another process; a failure is logged."""
         fits = self._registry.fits
         try:

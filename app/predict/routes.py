@@ -44,9 +44,10 @@ from boxcal.app.predict.bodies import (
     read,
     unblocked,
 )
+from boxcal.app.predict.input_decoder import Inputs
 from boxcal.app.predict.large_json import Folded
 from boxcal.app.predict.options import Options
-from boxcal.app.predict.pipeline import Inputs, Pipeline
+from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.registry.errors import CalibratorNotFound, DamagedArtifact, ForeignCalibrator
 from boxcal.app.state import State
 from boxcal.app.tracing import report_stages
