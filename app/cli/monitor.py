@@ -13,7 +13,7 @@ from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.output import messages, plain_table, progress_bar, screen, write_json
 from boxcal.app.cli.prediction_log import UNLABELLED, Array, PredictionLog, read
 from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold
-from boxcal.app.monitoring.records import Event
+from boxcal.app.monitoring.records import NONE, Entries
 from boxcal.calibrators import Calibrator
 from boxcal.calibrators.monitoring.candidates import candidates, mean_nll
 from boxcal.calibrators.monitoring.decisions import Decision, DecisionKind
@@ -89,7 +89,7 @@ class Replay:
         first = 0
         while first < len(log.labels):
             last = self._next(log, labelled, first)
-            decided = self.fold.fold(_events(log, first, last))
+            decided = self.fold.fold(_entries(log, first, last))
             seen = self.fold.loop.seen
             self._trace(log, first, last)
             if self.refit:
@@ -168,21 +168,17 @@ def _calibrator(path: Path | None, log: PredictionLog) -> Calibrator:
     return loaded
 
 
-def _events(log: PredictionLog, first: int, last: int) -> list[Event]:
-    times = np.arange(first, last) if log.times is None else log.times[first:last]
-    rows = log.logits[first:last].astype(np.float16)  # as the service keeps them
-    return [
-        Event(
-            seq=first + place + 1,
-            version=None,
-            predicted_at=float(times[place]),
-            logits=rows[place].tobytes(),
-            label=None if label == UNLABELLED else int(label),
-            propensity=None,
-            is_prediction=True,
-        )
-        for place, label in enumerate(log.labels[first:last])
-    ]
+def _entries(log: PredictionLog, first: int, last: int) -> Entries:
+    count, labels = last - first, log.labels[first:last]
+    return Entries(
+        seq=np.arange(first, last) + 1,
+        versions=np.full(count, NONE, np.int32),
+        moments=np.arange(first, last) if log.times is None else log.times[first:last],
+        logits=log.logits[first:last].astype(np.float16),  # as the service keeps them
+        labels=np.where(labels == UNLABELLED, NONE, labels),
+        propensities=np.ones(count),
+        are_predictions=np.ones(count, np.bool_),
+    )
 
 
 def _show(document: dict[str, Any]) -> None:

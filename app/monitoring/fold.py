@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from boxcal.app.monitoring.records import Event
+from boxcal.app.monitoring.records import NONE, Entries
 from boxcal.calibrators.monitoring.accuracy import Accuracy, ExpectedAccuracy
 from boxcal.calibrators.monitoring.calibration_test import MATERIAL_ALPHA, STRICT_ALPHA
 from boxcal.calibrators.monitoring.decisions import Decision, Phase
@@ -137,45 +136,47 @@ class MonitorFold:
         self.skipped = 0
         self.began_at: float | None = None
 
-    def fold(self, events: Sequence[Event]) -> list[Decision]:
+    def fold(self, entries: Entries) -> list[Decision]:
         """Fold entries in the order of the log; returns what the loop decided."""
         decisions: list[Decision] = []
-        for is_label, group in groupby(events, key=lambda event: event.label is not None):
-            some = list(group)
-            own = [event for event in some if event.version in (None, self.active.version)]
+        are_labels = entries.labels != NONE
+        ends = [*(np.flatnonzero(np.diff(are_labels)) + 1).tolist(), len(entries)]
+        start = 0
+        for end in ends:
+            some, is_label = entries.take(slice(start, end)), bool(are_labels[start:end].any())
+            start = end
+            own = some.take((some.versions == NONE) | (some.versions == self.active.version))
             self.skipped += len(some) - len(own)
             if is_label:
                 self._duels(some)
-            if own and self.active.reads_logits:
+            if len(own) and self.active.reads_logits:
                 decisions += self._labels(own) if is_label else self._predictions(own)
-        if events:
-            self.seq = events[-1].seq
+        if len(entries):
+            self.seq = int(entries.seq[-1])
         return decisions
 
-    def _predictions(self, events: Sequence[Event]) -> list[Decision]:
-        logits = self._rows(events)
-        self.loop.observe(logits)
-        self._seen(self._calibrate(self.active.version, logits).max(1))
+    def _predictions(self, entries: Entries) -> list[Decision]:
+        rows = self._calibrate(self.active.version, entries.logits.astype(np.float64))
+        self.loop.test.observe(rows)
+        self._seen(rows.max(1))
         return []
 
-    def _labels(self, events: Sequence[Event]) -> list[Decision]:
-        logits, labels = self._rows(events), np.array([event.label for event in events], np.int64)
+    def _labels(self, entries: Entries) -> list[Decision]:
+        logits, labels = entries.logits.astype(np.float64), entries.labels
         before = self.loop.seen
         decisions = self.loop.update(logits, labels)
         if (request := self.loop.request) is not None and before < request.last:
-            self.refit_seq = events[request.last - before - 1].seq
+            self.refit_seq = int(entries.seq[request.last - before - 1])
         since = self.loop.test.diagnosis().since
         if not since:
             self.began_at = None
-        elif since <= len(events):
-            self.began_at = events[-since].predicted_at
+        elif since <= len(entries):
+            self.began_at = float(entries.moments[-since])
         rows = self._calibrate(self.active.version, logits)
         self.metrics.update(rows, labels)
         confidences = rows.max(1)
-        fresh = np.array([event.is_prediction for event in events])
-        self._seen(confidences[fresh])
-        propensities = np.array([event.propensity or 1.0 for event in events])
-        self.accuracies[0].labelled(confidences, rows.argmax(1) == labels, propensities)
+        self._seen(confidences[entries.are_predictions])
+        self.accuracies[0].labelled(confidences, rows.argmax(1) == labels, entries.propensities)
         return decisions
 
     def _seen(self, confidences: Rows) -> None:
@@ -186,18 +187,14 @@ class MonitorFold:
             self.accuracies = [Accuracy(self.active.validation_gap), self.accuracies[0]]
         self.accuracies[0].predicted(confidences)
 
-    def _duels(self, events: Sequence[Event]) -> None:
+    def _duels(self, entries: Entries) -> None:
         running = [one for one in self.duels if one.duel.winner is Winner.UNDECIDED]
         if not running:
             return
-        logits, labels = self._rows(events), np.array([event.label for event in events], np.int64)
+        logits = entries.logits.astype(np.float64)
         for one in running:
             champion, challenger = (self._calibrate(v, logits) for v in (one.champion, one.challenger))
-            one.duel.update(champion, challenger, labels)
-
-    def _rows(self, events: Sequence[Event]) -> Rows:
-        flat = np.frombuffer(b"".join(event.logits for event in events), np.float16)
-        return flat.reshape(len(events), self.num_classes).astype(np.float64)
+            one.duel.update(champion, challenger, entries.labels)
 
     # -- what others do --------------------------------------------------------------------------------------
 

@@ -25,8 +25,7 @@ from boxcal.app.monitoring.answers import Answers
 from boxcal.app.monitoring.errors import NotComparable, TooManyDuels
 from boxcal.app.monitoring.events import EventLog, MonitorEvent
 from boxcal.app.monitoring.fold import MonitorFold, RequestedDuel
-from boxcal.app.monitoring.log import FeedbackLog
-from boxcal.app.monitoring.records import Event
+from boxcal.app.monitoring.log import FeedbackLog, Page
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
     CalibratorPruned,
@@ -171,19 +170,19 @@ class Monitor:
                 row = self._row(connection)
                 if row is not None:
                     self._look(row.revision, row.document)
-                    if row.activation >= activation and not self._next(connection, row.seq, 1):
+                    if row.activation >= activation and not self._goes_on(connection, row.seq):
                         return False
             with self._held(wait=False) as held:
                 if held is None:
                     return False
-                entries = self._next(held.connection, held.fold.seq, ENTRIES_PER_TURN)
+                page = self._next(held.connection, held.fold.seq)
                 for version in held.fold.versions():
                     try:
                         self._activator.load(version)
                     except (CalibratorPruned, CalibratorNotFound, ForeignCalibrator, DamagedArtifact):
                         held.fold.forget(version)
-                self.events.add(held.connection, held.fold.fold(entries))
-            return len(entries) == ENTRIES_PER_TURN
+                self.events.add(held.connection, held.fold.fold(page.entries))
+            return page.more
 
     def change(self, work: Callable[[MonitorFold, Connection], Any]) -> Any:
         """Change the state in a transaction of its own; returns what `work` returns."""
@@ -307,10 +306,15 @@ class Monitor:
         own = monitors.c.backbone_id == self._registry.backbone_id
         return connection.execute(select(*columns).where(own)).one_or_none()
 
-    def _next(self, connection: Connection, seq: int, limit: int) -> list[Event]:
+    def _goes_on(self, connection: Connection, seq: int) -> bool:
+        if not self._log.goes_on(connection, seq):
+            return False
+        return not self.maturity or len(self._next(connection, seq).entries) > 0
+
+    def _next(self, connection: Connection, seq: int) -> Page:
         if self.maturity:
-            return self._log.matured(connection, seq, limit, self.maturity)
-        return self._log.after(connection, seq, limit)
+            return self._log.matured(connection, seq, ENTRIES_PER_TURN, self.maturity)
+        return self._log.after(connection, seq, ENTRIES_PER_TURN)
 
 
 def _lock(connection: Connection, backbone_id: int, *, wait: bool) -> bool:

@@ -5,47 +5,78 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass, field
-from itertools import count
-from typing import Literal
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 ID = re.compile(r"[0-9a-f]{32}")
-PROCESS = os.urandom(5).hex()
-"""The part of ids that differs between processes."""
+"""Of a prediction: the id of its block (24), and its place in it (8)."""
+BLOCK_DIGITS = 24
 LARGEST = float(np.finfo(np.float16).max)
+NONE = -1
+"""Stands in arrays for a version or a label that there is not."""
 
 Reason = Literal["unknown", "expired", "malformed"]
+Array = NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Kept:
-    """The predictions of one request that wait for their labels.
+class Block:
+    """Predictions that one process made one after another, and that are stored together.
 
     Attributes
     ----------
-    ids
-        N, one for each row.
-    version
-        The calibrator that made the probabilities.
-    at
-        When, in seconds since 1970.
-    logits
-        (N, K) float64, of the backbone or the client.
+    id
+        Milliseconds since 1970 (12 hexadecimal digits), and random ones (12).
+    began
+        When it was begun, in seconds since 1970.
+    rows
+        How many predictions it has.
     """
 
-    ids: list[str]
-    version: int
-    at: float
-    logits: NDArray[np.float64]
+    def __init__(self) -> None:
+        self.began = time.time()
+        self.id = f"{int(self.began * 1000):012x}{os.urandom(6).hex()}"
+        self.rows = 0
+        self._counts: list[int] = []
+        self._versions: list[int] = []
+        self._moments: list[float] = []
+        self._logits: list[NDArray[np.float64]] = []
 
-    def stored(self) -> list[bytes]:
-        """Return the logits of each row as they are stored: K float16."""
-        small = np.clip(self.logits, -LARGEST, LARGEST).astype(np.float16)
-        size, data = small.shape[1] * small.itemsize, small.tobytes()
-        return [data[start : start + size] for start in range(0, len(data), size)]
+    def add(self, version: int, logits: NDArray[np.float64], now: float) -> list[str]:
+        """Add the predictions of a request.
+
+        Parameters
+        ----------
+        version
+            The calibrator that made the probabilities.
+        logits
+            (N, K), of the backbone or the client.
+        now
+            When they were made, in seconds since 1970.
+
+        Returns
+        -------
+        An id for each of them.
+        """
+        first, count, block = self.rows, len(logits), self.id
+        self.rows += count
+        self._counts.append(count)
+        self._versions.append(version)
+        self._moments.append(now)
+        self._logits.append(logits)
+        return [f"{block}{place:08x}" for place in range(first, first + count)]
+
+    def columns(self) -> dict[str, bytes]:
+        """Return what is stored: the version and the time of each prediction, and its K logits as float16."""
+        logits = self._logits[0] if len(self._logits) == 1 else np.concatenate(self._logits)
+        return {
+            "versions": np.repeat(np.array(self._versions, np.int32), self._counts).tobytes(),
+            "moments": np.repeat(np.array(self._moments, np.float64), self._counts).tobytes(),
+            "logits": np.clip(logits, -LARGEST, LARGEST).astype(np.float16).tobytes(),
+        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,45 +145,69 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Event:
-    """One entry of the log, as the monitor folds it.
+class Entries:
+    """N entries of the log, in its order, as the monitor folds them.
 
     Attributes
     ----------
     seq
-        Its place.
-    version
-        The calibrator that answered; None where this service made no prediction.
-    label
-        None for a prediction whose label is not known at this place.
-    is_prediction
-        Whether the prediction itself is at this place, and not only its label.
+        (N,) int64, their places.
+    versions
+        (N,) int32, the calibrators that answered; `NONE` where this service made no prediction.
+    moments
+        (N,) float64, when the predictions were made, in seconds since 1970.
+    logits
+        (N, K) float16.
+    labels
+        (N,) int64; `NONE` for a prediction whose label is not known at this place.
+    propensities
+        (N,) float64 with which the labelled ones were chosen; 1 where it is not known.
+    are_predictions
+        (N,) bool, whether the prediction itself is at this place, and not only its label.
     """
 
-    seq: int
-    version: int | None
-    predicted_at: float
-    logits: bytes
-    label: int | None
-    propensity: float | None
-    is_prediction: bool
+    seq: Array
+    versions: Array
+    moments: Array
+    logits: Array
+    labels: Array
+    propensities: Array
+    are_predictions: Array
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+    def take(self, which: Array | slice) -> Entries:
+        """Return some of them."""
+        return Entries(*(column[which] for column in self._columns()))
+
+    def _columns(self) -> list[Array]:
+        return [getattr(self, column.name) for column in fields(self)]
+
+    @classmethod
+    def join(cls, parts: Iterable[Entries]) -> Entries:
+        """Merge entries by their places."""
+        some = [part for part in parts if len(part)]
+        if len(some) < 2:
+            return some[0] if some else cls.none()
+        columns = zip(*(part._columns() for part in some), strict=True)
+        joined = cls(*map(np.concatenate, columns))
+        return joined.take(np.argsort(joined.seq))
+
+    @classmethod
+    def none(cls) -> Entries:
+        """Return no entry."""
+        seq, versions = np.empty(0, np.int64), np.empty(0, np.int32)
+        return predictions(seq, versions, np.empty(0), np.empty((0, 0), np.float16))
 
 
-def new_ids(count: int, now: float) -> list[str]:
-    """Make ids of 32 hexadecimal digits: milliseconds since 1970 (12), the process (10), a counter (10)."""
-    start = f"{int(now * 1000):012x}{PROCESS}"
-    return [f"{start}{next(_numbers):010x}" for _ in range(count)]
+def predictions(seq: Array, versions: Array, moments: Array, logits: Array) -> Entries:
+    """Return entries without labels."""
+    count = len(seq)
+    labels, ones = np.full(count, NONE, np.int64), np.ones(count)
+    return Entries(seq, versions, moments, logits, labels, ones, np.ones(count, np.bool_))
 
 
-def time_of(prediction_id: str) -> float:
-    """Return when an id was made, in seconds since 1970."""
-    return int(prediction_id[:12], 16) / 1000.0
-
-
-def kept(version: int, logits: NDArray[np.float64]) -> Kept:
-    """Give ids to the predictions of a request."""
-    now = time.time()
-    return Kept(new_ids(len(logits), now), version, now, logits)
-
-
-_numbers = count(1)
+def time_of(own: str) -> float:
+    """Return when the block of an id was begun, in seconds since 1970."""
+    return int(own[:12], 16) / 1000.0

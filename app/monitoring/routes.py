@@ -108,6 +108,7 @@ async def follow_monitor(
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream alarms, refits, duels and activations as they are recorded."""
     last = int(last_event_id) if last_event_id is not None else None
+    yield ServerSentEvent(comment="open")  # sends the head of the response before there is an event
     with suppress(RegistryUnavailable):  # the client reconnects and continues
         async for event in state.monitor.follow(last):
             yield ServerSentEvent(data=MonitorEvent.of(event), event=event.kind, id=str(event.id))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from boxcal.app.errors import BoxcalError, QueueFull
 from boxcal.app.monitoring.log import FeedbackLog
-from boxcal.app.monitoring.records import ID, Kept, Label, Outcome, kept, time_of
+from boxcal.app.monitoring.records import ID, Block, Label, Outcome, time_of
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.store import Registry
 
@@ -32,6 +32,13 @@ GATHER_SECONDS = 0.02
 """How long labels are collected before a transaction begins."""
 KEEP_SECONDS = 0.25
 """How long predictions are collected where no label waits."""
+BLOCK_SECONDS = 1.0
+"""How long a block takes predictions while the database does not."""
+BLOCK_ROWS = 1024
+BLOCK_BYTES = 2**20
+"""Of logits as float64: a label reads the whole block of its prediction."""
+BLOCKS = 16
+"""Blocks of equal size that what is kept would fill: whole ones are deleted."""
 LABELS_PER_TRANSACTION = 2000
 MAX_PENDING = 200_000
 MAX_PENDING_BYTES = 64 * 2**20
@@ -75,8 +82,10 @@ class FeedbackWriter:
         self._log = log
         self._telemetry = telemetry
         self._on_stored = on_stored
-        self._predictions: list[Kept] = []
+        self._blocks: list[Block] = []
+        self._open: Block | None = None
         self._bytes = 0
+        self._most_rows = max(1, min(BLOCK_ROWS, log.max_rows // BLOCKS))
         self._requests: list[_Request] = []
         self._pending = 0
         self.attempts = 0
@@ -86,14 +95,26 @@ class FeedbackWriter:
 
     def keep(self, version: int, logits: NDArray[np.float64]) -> list[str]:
         """Give ids to predictions, and keep their logits (N, K) until labels arrive."""
-        own = kept(version, logits)
+        count, num_classes = logits.shape
+        now = time.time()
         if self._bytes > MAX_PENDING_BYTES:
-            self._telemetry.feedback("dropped", len(own.ids))
-            return own.ids
-        self._bytes += own.logits.nbytes
-        self._predictions.append(own)
+            self._telemetry.feedback("dropped", count)
+            return Block().add(version, logits, now)
+        self._bytes += logits.nbytes
         self._wake.set()
-        return own.ids
+        most = max(1, min(self._most_rows, BLOCK_BYTES // (8 * num_classes)))
+        if count <= most:
+            return self._block(count, most, now).add(version, logits, now)
+        parts = [logits[start : start + most] for start in range(0, count, most)]
+        return [own for part in parts for own in self._block(len(part), most, now).add(version, part, now)]
+
+    def _block(self, count: int, most: int, now: float) -> Block:
+        """Return a block with room for some predictions."""
+        block = self._open
+        if block is None or block.rows + count > most or now > block.began + BLOCK_SECONDS:
+            block = self._open = Block()
+            self._blocks.append(block)
+        return block
 
     async def label(self, labels: Sequence[Label]) -> Outcome:
         """Store labels; those of predictions made within the last seconds are tried again for a while.
@@ -132,22 +153,22 @@ class FeedbackWriter:
         """Store what was collected; returns whether the database took it."""
         self._wake.clear()
         self._labels.clear()
-        predictions, requests = self._predictions, self._requests
+        blocks, requests = self._blocks, self._requests
         size, self._bytes = self._bytes, 0
-        self._predictions, self._requests = [], []
-        if not predictions and not requests:
+        self._blocks, self._open, self._requests = [], None, []
+        if not blocks and not requests:
             return True
         self.attempts += 1
         self._pending -= sum(len(request.labels) for request in requests)
         try:
             outcomes = await self._registry.run(
                 self._log.write,
-                predictions,
+                blocks,
                 [request.labels for request in requests],
                 may_be_stored=self._uncertain,
             )
         except (BoxcalError, asyncio.CancelledError) as error:
-            self._predictions, self._bytes = predictions + self._predictions, size + self._bytes
+            self._blocks, self._bytes = blocks + self._blocks, size + self._bytes
             self._uncertain = True  # the connection may have failed after the commit
             self._wake.set()
             refusal = error if isinstance(error, BoxcalError) else RegistryUnavailable("The service stops.")
@@ -161,7 +182,7 @@ class FeedbackWriter:
         for request, outcome in zip(requests, outcomes, strict=True):
             if not request.stored.done():
                 request.stored.set_result(outcome)
-        self._telemetry.feedback("predictions", sum(len(one.ids) for one in predictions))
+        self._telemetry.feedback("predictions", sum(block.rows for block in blocks))
         self._on_stored()
         return True
 

@@ -160,8 +160,8 @@ fits = Table(
     Index("ix_fits_state", "state"),
 )
 
-# One row for each backbone: the last number given in its log of predictions and labels, and how many rows of
-# `feedback` there are. Writers lock it, so that numbers become visible in their order.
+# One row for each backbone: the last number given in its log of predictions and labels, and how many
+# predictions are kept. Writers lock it, so that numbers become visible in their order.
 feedback_logs = Table(
     "feedback_logs",
     metadata,
@@ -170,8 +170,23 @@ feedback_logs = Table(
     Column("row_count", BigInteger, nullable=False),
 )
 
-# Predictions whose labels may arrive. `seq` is the place of the prediction in the log, `label_seq` that of
-# its first label. Times are seconds since 1970.
+# Predictions whose labels may arrive, many in one row, at consecutive places of the log; `seq` is the last of
+# them. `versions` (int32), `moments` (float64, seconds since 1970) and `logits` (K float16) are arrays.
+feedback_blocks = Table(
+    "feedback_blocks",
+    metadata,
+    Column("backbone_id", ForeignKey("backbones.id"), primary_key=True, autoincrement=False),
+    Column("id", String(24), primary_key=True),
+    Column("seq", BigInteger, nullable=False),
+    Column("row_count", Integer, nullable=False),
+    Column("versions", LargeBinary, nullable=False),
+    Column("moments", LargeBinary, nullable=False),
+    Column("logits", LargeBinary, nullable=False),
+    Index("ix_feedback_blocks_backbone_id_seq", "backbone_id", "seq"),
+)
+
+# Predictions with a label, copied from their block; those without a version came with their label. `seq` is
+# the place of the prediction in the log, `label_seq` that of its first label.
 feedback = Table(
     "feedback",
     metadata,

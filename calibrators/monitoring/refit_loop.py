@@ -151,10 +151,6 @@ class RefitLoop(Fold):
         version = int(self.numbers[CHALLENGER])
         return Proposal(version, version in self.earlier)
 
-    def observe(self, logits: Array) -> None:
-        """Show logits (N, K) whose labels are unknown or to come, at their place in prediction order."""
-        self.test.observe(self.calibrate(self.champion, np.asarray(logits)))
-
     def update(self, logits: Array, labels: Array) -> list[Decision]:
         """Fold (N,) labels of logits (N, K), in prediction order.
 

@@ -60,12 +60,13 @@ def give_until_killed(service: Service, left: Batches, seconds: float) -> Batche
 
 
 def run(folder: Path, kills: int, count: int) -> None:
-    with Service(folder / "calm", auto_refit="off") as calm:
+    settings = {"auto_refit": "off", "model": "logits:10"}
+    with Service(folder / "calm", **settings) as calm:
         for batch in prepared(calm, count):
             seq = calm.client.post("/feedback", json={"items": batch}).raise_for_status().json()["seq"]
         expected = folded(calm.client, seq)
     rng = np.random.default_rng(0)
-    service = Service(folder / "killed", auto_refit="off")
+    service = Service(folder / "killed", **settings)
     with service:
         every = left = prepared(service, count)
         for _ in range(kills):

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from boxcal.app.client import BoxcalClient
+from boxcal.app.monitoring import log as log_module
 from boxcal.app.monitoring.log import FeedbackLog
-from boxcal.app.monitoring.records import Label, kept, new_ids
+from boxcal.app.monitoring.records import NONE, Block, Entries, Label, time_of
 from boxcal.app.registry import database
 from boxcal.app.registry.records import BackboneIdentity
 from boxcal.app.registry.store import Registry
@@ -28,6 +29,14 @@ def predicted(client: httpx.Client, rows: Any = ROWS) -> list[str]:
     body = {"logits": np.asarray(rows).tolist(), "options": {"feedback": True, "top_k": 1}}
     answer = client.post("/calibrate", json=body).raise_for_status().json()
     return [prediction["id"] for prediction in answer["predictions"]]
+
+
+def made(rows: Any, now: float = 0.0, began: float | None = None) -> tuple[Block, list[str]]:
+    """Give a block of predictions, and their ids."""
+    block = Block()
+    if began is not None:
+        block.id = f"{int(began * 1000):012x}{block.id[12:]}"
+    return block, block.add(0, np.asarray(rows), now or time.time())
 
 
 def give(client: httpx.Client, items: list[dict[str, Any]]) -> dict[str, Any]:
@@ -60,7 +69,7 @@ def test_a_label_is_taken_once(client: httpx.Client) -> None:
 
 def test_one_bad_item_leaves_the_others_alone(client: httpx.Client) -> None:
     own = predicted(client)[0]
-    old = new_ids(1, 0.0)[0]
+    old = "0" * 32
     answer = give(client, [{"id": "none"}, {"id": old, "label": 1}, {"id": own, "label": "3"}, 7])  # type: ignore[list-item]
     assert counts(answer) == {"accepted": 1, "unknown": 1, "malformed": 2}
     assert [(one["index"], one["reason"]) for one in answer["problems"]] == [
@@ -112,12 +121,12 @@ def test_a_label_waits_for_a_prediction_that_is_stored_later(
     client: httpx.Client, monitored: Service
 ) -> None:
     """As if another replica had made it: the id is known to the client before it is in the database."""
-    own = kept(0, ROWS[:1])
+    block, (own,) = made(ROWS[:1])
     log: FeedbackLog = monitored.state.feedback._log
     with ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(give, client, [{"id": own.ids[0], "label": 1}])
+        answer = threads.submit(give, client, [{"id": own, "label": 1}])
         until_waiting(monitored)
-        log.write([own], [])
+        log.write([block], [])
         assert counts(answer.result()) == {"accepted": 1}
 
 
@@ -128,26 +137,66 @@ def until_waiting(service: Service) -> None:
         time.sleep(0.01)
 
 
-def test_the_oldest_predictions_are_deleted_and_their_ids_expire(data_dir: Path) -> None:
+def opened(data_dir: Path, max_rows: int = 100) -> tuple[Registry, FeedbackLog]:
     registry = Registry(f"sqlite:///{data_dir / 'r.sqlite3'}", TINY, owner="x")
-    log = FeedbackLog(registry.database, registry.backbone_id, 10)
-    batches = [kept(0, np.zeros((4, 3))) for _ in range(5)]
-    for number, batch in enumerate(batches):
-        object.__setattr__(batch, "ids", new_ids(4, 1000.0 + number))
-        object.__setattr__(batch, "at", 1000.0 + number)
-        log.write([batch], [])
+    return registry, FeedbackLog(registry.database, registry.backbone_id, max_rows)
+
+
+def direct(n: int) -> Label:
+    return Label(0, f"key-{n}", 2, logits=np.zeros(3, np.float16).tobytes())
+
+
+def shown(entries: Entries) -> list[tuple[int, int | None]]:
+    labels = [None if label == NONE else label for label in entries.labels.tolist()]
+    return list(zip(entries.seq.tolist(), labels, strict=True))
+
+
+def test_the_oldest_predictions_are_deleted_and_their_ids_expire(data_dir: Path) -> None:
+    registry, log = opened(data_dir, 10)
+    last = []
+    for number in range(5):
+        block, ids = made(np.zeros((4, 3)), began=1000.0 + number)
+        log.write([block], [])
+        last.append(ids[3])
     with registry.database.read() as connection:
-        assert log.position(connection) == (20, 10)
-        assert [event.seq for event in log.after(connection, 0, 100)] == list(range(11, 21))
-    (outcome,) = log.write([], [[Label(n, batch.ids[3], 1) for n, batch in enumerate(batches)]])
-    assert (outcome.accepted, outcome.count("expired"), outcome.count("unknown")) == (3, 2, 0)
+        assert log.position(connection) == (20, 8)
+        assert log.after(connection, 0, 100).entries.seq.tolist() == list(range(13, 21))
+    (outcome,) = log.write([], [[Label(n, own, 1) for n, own in enumerate(last)]])
+    assert (outcome.accepted, outcome.count("expired"), outcome.count("unknown")) == (2, 3, 0)
+    log.write([], [[direct(n)] for n in range(4)])
+    with registry.database.read() as connection:
+        assert log.position(connection) == (26, 8)  # of one block, and those that came with their label
+        found = log.after(connection, 0, 100).entries
+        assert shown(found)[4:] == [(22, 1), (23, 2), (24, 2), (25, 2), (26, 2)]
+    registry.close()
+
+
+def test_only_as_many_predictions_as_asked_for_are_kept_whatever_their_order(data_dir: Path) -> None:
+    registry, log = opened(data_dir, 20)
+    rng = np.random.default_rng(0)
+    kept: list[int] = []
+    seq = 0
+    for number in range(60):
+        if rng.random() < 0.5:
+            count = int(rng.integers(1, 4))
+            block, _ = made(np.zeros((count, 3)))
+            log.write([block], [])
+        else:
+            count = 1
+            log.write([], [[direct(number)]])
+        kept += range(seq + 1, seq + count + 1)
+        seq += count
+        with registry.database.read() as connection:
+            found = log.after(connection, 0, 1000).entries
+            assert log.position(connection) == (seq, len(found))
+        assert 17 < len(found) <= 20 or len(kept) < 18
+        assert found.seq.tolist() == kept[-len(found) :]
     registry.close()
 
 
 def test_predictions_that_were_stored_by_a_failed_attempt_are_not_stored_twice(data_dir: Path) -> None:
-    registry = Registry(f"sqlite:///{data_dir / 'r.sqlite3'}", TINY, owner="x")
-    log = FeedbackLog(registry.database, registry.backbone_id, 100)
-    one, two = kept(0, np.zeros((4, 3))), kept(0, np.zeros((2, 3)))
+    registry, log = opened(data_dir)
+    (one, _), (two, _) = made(np.zeros((4, 3))), made(np.zeros((2, 3)))
     log.write([one], [])
     log.write([one, two], [], may_be_stored=True)
     with registry.database.read() as connection:
@@ -155,41 +204,79 @@ def test_predictions_that_were_stored_by_a_failed_attempt_are_not_stored_twice(d
     registry.close()
 
 
-def test_a_page_of_the_log_ends_where_both_kinds_of_entries_are_known(data_dir: Path) -> None:
-    registry = Registry(f"sqlite:///{data_dir / 'r.sqlite3'}", TINY, owner="x")
-    log = FeedbackLog(registry.database, registry.backbone_id, 100)
-    for _ in range(5):
-        batch = kept(0, np.zeros((3, 3)))
-        log.write([batch], [[Label(0, batch.ids[0], 1)]])
-    direct = Label(0, "key-1", 2, logits=np.zeros(3, np.float16).tobytes())
-    log.write([], [[direct]])
+def test_what_is_copied_to_a_label_is_what_was_predicted(data_dir: Path) -> None:
+    registry, log = opened(data_dir)
+    block = Block()
+    rows = np.random.default_rng(0).normal(0, 3, (6, 3))
+    rows[5] = 1e9
+    ids = [*block.add(1, rows[:2], 10.0), *block.add(2, rows[2:5], 11.0), *block.add(1, rows[5:], 12.0)]
+    log.write([block], [])
+    log.write([], [[Label(n, ids[own], 1, 0.5 if own else None) for n, own in enumerate((4, 0, 5))]])
     with registry.database.read() as connection:
-        whole = [(event.seq, event.label) for event in log.after(connection, 0, 100)]
+        entries = log.after(connection, 0, 100).entries
+        assert log.after(connection, 6, 100).entries.seq.tolist() == [7, 8, 9]
+    assert entries.versions.tolist() == [1, 1, 2, 2, 2, 1, 2, 1, 1]
+    assert entries.moments.tolist() == [10.0, 10.0, 11.0, 11.0, 11.0, 12.0, 11.0, 10.0, 12.0]
+    assert entries.propensities.tolist() == [*[1.0] * 6, 0.5, 1.0, 0.5]
+    limited = np.clip(rows, -65504, 65504).astype(np.float16)
+    assert np.array_equal(entries.logits, limited[[*range(6), 4, 0, 5]])
+    registry.close()
+
+
+def test_a_page_of_the_log_ends_where_both_kinds_of_entries_are_known(data_dir: Path) -> None:
+    registry, log = opened(data_dir)
+    for _ in range(5):
+        block, ids = made(np.zeros((3, 3)))
+        log.write([block], [[Label(0, ids[0], 1)]])
+    log.write([], [[direct(0)]])
+    with registry.database.read() as connection:
+        page = log.after(connection, 0, 100)
+        whole = shown(page.entries)
+        assert not page.more
         assert [seq for seq, _ in whole] == list(range(1, 22))
         assert [seq for seq, label in whole if label is not None] == [4, 8, 12, 16, 20, 21]
         for limit in (2, 3, 7):
             read: list[tuple[int, int | None]] = []
-            while page := log.after(connection, read[-1][0] if read else 0, limit):
-                read += [(event.seq, event.label) for event in page]
+            more = True
+            while more:
+                page = log.after(connection, read[-1][0] if read else 0, limit)
+                read += shown(page.entries)
+                more = page.more
             assert read == whole
+            assert not log.goes_on(connection, 21)
+            assert log.goes_on(connection, 20)
     registry.close()
 
 
 def test_matured_predictions_come_in_their_order_with_labels_that_were_in_time(data_dir: Path) -> None:
-    registry = Registry(f"sqlite:///{data_dir / 'r.sqlite3'}", TINY, owner="x")
-    log = FeedbackLog(registry.database, registry.backbone_id, 100)
+    registry, log = opened(data_dir)
     now = time.time()
     for age in (100.0, 60.0, 5.0):
-        batch = kept(0, np.zeros((2, 3)))
-        object.__setattr__(batch, "at", now - age)
-        log.write([batch], [[Label(0, batch.ids[1], 1)]])
+        block, ids = made(np.zeros((2, 3)), now=now - age)
+        log.write([block], [[Label(0, ids[1], 1)]])
+    log.write([], [[direct(0)]])
     with registry.database.read() as connection:
-        found = [(event.seq, event.label) for event in log.matured(connection, 0, 100, 50.0)]
-        assert found == [(1, None), (2, None), (4, None), (5, None)]  # labelled after 60 and 100 s: too late
-        found = [(event.seq, event.label) for event in log.matured(connection, 0, 100, 80.0)]
-        assert found == [(1, None), (2, None)]
-        found = [(event.seq, event.label) for event in log.matured(connection, 2, 100, 2.5)]
-        assert found == [(4, None), (5, None), (7, None), (8, None)]
+        found = log.matured(connection, 0, 100, 50.0)
+        assert shown(found.entries) == [(1, None), (2, None), (4, None), (5, None)]  # labelled too late
+        assert not found.more
+        assert shown(log.matured(connection, 0, 100, 80.0).entries) == [(1, None), (2, None)]
+        found = log.matured(connection, 2, 100, 2.5)
+        assert shown(found.entries) == [(4, None), (5, None), (7, None), (8, None), (10, 2)]
+        assert shown(log.matured(connection, 0, 2, 2.5).entries) == [(1, None), (2, None)]
+    registry.close()
+
+
+def test_a_label_in_time_belongs_to_its_matured_prediction(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "SETTLE_SECONDS", -10.0)  # as if it were read 10 s later
+    registry, log = opened(data_dir)
+    block, ids = made(np.zeros((3, 3)), now=time.time() - 50.0)
+    log.write([block], [])
+    log.write([], [[Label(0, ids[2], 1), Label(1, ids[0], 2)]])
+    with registry.database.read() as connection:
+        found = log.matured(connection, 0, 100, 51.0).entries
+    assert shown(found) == [(1, 2), (2, None), (3, 1)]
     registry.close()
 
 
@@ -224,9 +311,10 @@ def test_while_the_database_is_locked_feedback_is_refused_and_predictions_are_ke
 
 
 def test_ids_are_unique_and_say_when_they_were_made() -> None:
-    ids = new_ids(1000, 1234.5)
-    assert len(set(ids)) == 1000
-    assert {own[:12] for own in ids} == {f"{1234500:012x}"}
+    ids = [own for _ in range(100) for own in Block().add(0, ROWS, 0.0)]
+    assert len(set(ids)) == 4000
+    assert {len(own) for own in ids} == {32}
+    assert all(abs(time_of(own) - time.time()) < 60 for own in ids)
 
 
 @pytest.mark.anyio

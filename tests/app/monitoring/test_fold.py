@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold
-from boxcal.app.monitoring.records import Event
+from boxcal.app.monitoring.records import NONE, Entries
 from boxcal.calibrators.operator import box_constrained_softmax
 from boxcal.calibrators.plain_rows import PlainRows
 from tests.app.monitoring.traffic import CLASSES, stream
@@ -23,23 +23,27 @@ def active(version: int = 1, activation: int = 1) -> ActiveVersion:
     return ActiveVersion(version, "ts", activation, np.full(CLASSES, 0.1), 0.0, reads_logits=True)
 
 
-def log(count: int, temperature: float = 1.0, version: int | None = 1, start: float = 0.0) -> list[Event]:
+def log(count: int, temperature: float = 1.0, version: int = 1, start: float = 0.0) -> Entries:
     """Predictions whose labels arrive ten entries later, and some that never get one."""
     logits, labels = stream(count, temperature)
-    events = []
+    rows: list[tuple[int, bool]] = []
     for n in range(count):
-        row = logits[n].astype(np.float16).tobytes()
-        events.append(Event(0, version, start + n, row, None, None, True))
+        rows.append((n, True))
         if n >= 10 and n % 7:
-            late = logits[n - 10].astype(np.float16).tobytes()
-            events.append(Event(0, version, start + n - 10, late, labels[n - 10], None, False))
-    return [
-        Event(seq, e.version, e.predicted_at, e.logits, e.label, e.propensity, e.is_prediction)
-        for seq, e in enumerate(events, 1)
-    ]
+            rows.append((n - 10, False))
+    which, are_predictions = np.array([n for n, _ in rows]), np.array([made for _, made in rows])
+    return Entries(
+        seq=np.arange(1, len(rows) + 1),
+        versions=np.full(len(rows), version, np.int32),
+        moments=start + which,
+        logits=logits[which].astype(np.float16),
+        labels=np.where(are_predictions, NONE, np.array(labels)[which]),
+        propensities=np.ones(len(rows)),
+        are_predictions=are_predictions,
+    )
 
 
-def whole(events: list[Event]) -> MonitorFold:
+def whole(events: Entries) -> MonitorFold:
     fold = MonitorFold(CLASSES, answers, active(), refits=True)
     fold.fold(events)
     return fold
@@ -61,7 +65,7 @@ def test_a_log_may_be_cut_and_resumed_anywhere(seed: int) -> None:
     start = 0
     while start < len(events):
         stop = start + int(rng.integers(1, 200))
-        fold.fold(events[start:stop])
+        fold.fold(events.take(slice(start, stop)))
         fold = MonitorFold.from_bytes(fold.to_bytes(), CLASSES, answers, refits=True)
         start = stop
     same(fold, whole(events))
@@ -89,17 +93,17 @@ def test_the_shift_is_found_dated_and_described() -> None:
     assert 1700 < document["diagnosis"]["began_at"] < 2300
     request = fold.loop.request
     assert request is not None
-    assert shifted[request.last - request.first - 200].seq < fold.refit_seq <= shifted[-1].seq
+    assert shifted.seq[request.last - request.first - 200] < fold.refit_seq <= shifted.seq[-1]
 
 
 def test_expected_accuracy_is_by_labels_once_there_are_enough() -> None:
     events = log(1000)
     fold = MonitorFold(CLASSES, answers, active(), refits=True)
-    fold.fold(events[:40])
+    fold.fold(events.take(slice(40)))
     early = fold.expected_accuracy()
     assert early is not None
     assert (early.basis, early.low) == ("validation", None)
-    fold.fold(events[40:])
+    fold.fold(events.take(slice(40, None)))
     late = fold.expected_accuracy()
     assert late is not None
     logits, labels = stream(1000)
