@@ -1,9 +1,10 @@
-"""What feedback costs: `python -m benchmarks.feedback_route [--before CHECKOUT] [--rounds N] [--classes K]`.
+"""What feedback costs: `python -m benchmarks.feedback_route [--before CHECKOUT] [--pairs N]`.
 
-Each round starts the service with `BOXCAL_MODEL=logits:K` and measures `/calibrate` with one row a request:
-from another checkout if one is given, then from this one, without and with the option `feedback`. It reports
-requests a second with eight connections, the median latency of one, and processor time a request of the whole
-process, the threads that store and fold included. The last part sends the labels of 5,000 predictions in
+For K = 10 and 100, and for requests of 1 and of 64 rows, it serves `BOXCAL_MODEL=logits:K` and sends
+`/calibrate` by turns without and with the option `feedback`, some seconds each. Counted is the processor time
+a request of the whole process, the threads that store and fold included until nothing is left to do. Such
+pairs are robust where other programs run. With another checkout, from before there was feedback, a second
+service is compared with the one without the option. The last part sends the labels of 5,000 predictions in
 batches of 100.
 """
 
@@ -18,8 +19,9 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -31,7 +33,8 @@ from benchmarks.serving.payloads import Request, free_port
 from benchmarks.serving.running import run_part
 
 CONNECTIONS = 8
-SECONDS = 3.0
+SECONDS = 2.0
+SETTLE_SECONDS = 1.0
 PREDICTIONS, BATCH = 5000, 100
 HERE = Path(__file__).parents[1]
 SERVE = "from boxcal.app.cli import main; main()"
@@ -60,33 +63,50 @@ def serving(checkout: Path, classes: int) -> Iterator[tuple[int, psutil.Process]
             process.wait()
 
 
-def cost(checkout: Path, classes: int, *, feedback: bool) -> tuple[float, float, float]:
-    """Return requests/s, median latency in ms, and processor time a request in µs."""
-    options = {"top_k": 1, **({"feedback": True} if feedback else {})}
-    rows = np.random.default_rng(0).normal(0, 3, (64, classes)).round(4)
-    bodies = [json.dumps({"logits": [row.tolist()], "options": options}).encode() for row in rows]
-    with serving(checkout, classes) as (port, process):
+@dataclass(frozen=True)
+class Side:
+    """One of the sides that are compared: a service, and the requests that it gets."""
+
+    port: int
+    process: psutil.Process
+    requests: list[str]
+
+    @classmethod
+    def of(cls, port: int, process: psutil.Process, classes: int, rows: int, *, feedback: bool) -> Side:
+        """Make requests of some rows."""
+        options = {"top_k": 1, **({"feedback": True} if feedback else {})}
+        logits = np.random.default_rng(0).normal(0, 3, (16, rows, classes)).round(4)
+        bodies = [json.dumps({"logits": some.tolist(), "options": options}).encode() for some in logits]
         requests = [Request("/calibrate", "application/json", body).encoded(port) for body in bodies]
-        plan = {
-            "port": port,
-            "requests": [base64.b64encode(request).decode() for request in requests],
-            "phases": [
-                {"name": "lone", "seconds": SECONDS / 2, "connections": 1},
-                {"name": "full", "seconds": SECONDS, "connections": CONNECTIONS},
-            ],
-        }
-        run_part("load", plan=plan)  # loads the compiled loops
-        time.sleep(1.0)
-        used = process.cpu_times()
-        phases = run_part("load", plan=plan)
-        spent = process.cpu_times()
-    lone, full = phases
-    if any(phase["failures"] for phase in phases):
-        raise SystemExit("requests failed")
-    count = sum(len(phase["latencies"]) for phase in phases)
-    seconds = spent.user + spent.system - used.user - used.system
-    rate = len(full["latencies"]) / full["elapsed"]
-    return rate, statistics.median(lone["latencies"]) * 1e3, seconds / count * 1e6
+        return cls(port, process, [base64.b64encode(request).decode() for request in requests])
+
+    def cost(self) -> float:
+        """Return processor time in µs a request."""
+        phase = {"name": "full", "seconds": SECONDS, "connections": CONNECTIONS}
+        plan = {"port": self.port, "requests": self.requests, "phases": [phase]}
+        used = self.process.cpu_times()
+        (answered,) = run_part("load", plan=plan)
+        time.sleep(SETTLE_SECONDS)
+        spent = self.process.cpu_times()
+        if answered["failures"]:
+            raise SystemExit(f"requests failed: {answered['failures']}")
+        return (spent.user + spent.system - used.user - used.system) / len(answered["latencies"]) * 1e6
+
+
+def compare(sides: Mapping[str, Side], pairs: int) -> None:
+    """Measure the sides by turns, and print the medians, and the median of the ratios with its quartiles."""
+    for side in sides.values():
+        side.cost()  # loads the compiled loops
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(pairs):
+        for name, side in sorted(sides.items(), reverse=bool(number % 2)):
+            found[name].append(side.cost())
+    for name, base in (("without", "before"), ("with", "without")):
+        if base in found:
+            ratios = [one / other for one, other in zip(found[name], found[base], strict=True)]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            costs = f"{statistics.median(found[name]):.0f} / {statistics.median(found[base]):.0f} µs"
+            print(f"  {name} / {base}: {costs}, ratio {middle:.3f} ({low:.3f} to {high:.3f})", flush=True)
 
 
 def labels_per_second(classes: int) -> tuple[float, float]:
@@ -117,31 +137,31 @@ def labels_per_second(classes: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measure, and print every round and the medians of the ratios."""
+    """Measure, and print the ratios."""
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--before", type=Path, help="checkout to compare with")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--classes", type=int, default=100)
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--classes", type=int, nargs="+", default=[10, 100])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 64])
+    parser.add_argument("--only-requests", action="store_true", help="send no labels")
     given = parser.parse_args()
-    sides: dict[str, tuple[Path, bool]] = {"without": (HERE, False), "with": (HERE, True)}
-    if given.before is not None:
-        sides = {"before": (given.before.absolute(), False), **sides}
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in sides}
-    for number in range(given.rounds):
-        for name, (checkout, feedback) in sorted(sides.items(), reverse=bool(number % 2)):
-            rate, lone, processor = cost(checkout, given.classes, feedback=feedback)
-            found[name].append((rate, lone, processor))
-            print(
-                f"{name:>8}: {rate:6.0f}/s, lone {lone:.3f} ms, {processor:.0f} µs of processor", flush=True
-            )
-    for name, base in (("without", "before"), ("with", "without")):
-        if base in found:
-            pairs = list(zip(found[name], found[base], strict=True))
-            rate, lone, processor = (statistics.median(a[n] / b[n] for a, b in pairs) for n in range(3))
-            print(
-                f"{name} / {base}: rate {rate:.3f}, lone latency {lone:.3f}, processor time {processor:.3f}"
-            )
-    for classes in (10, 100):
+    for classes in given.classes:
+        with ExitStack() as stack:
+            here = stack.enter_context(serving(HERE, classes))
+            if given.before is not None:
+                before = stack.enter_context(serving(given.before.absolute(), classes))
+            for rows in given.rows:
+                print(f"K = {classes}, {rows} row{'s' * (rows > 1)} a request", flush=True)
+                sides = {
+                    "without": Side.of(*here, classes, rows, feedback=False),
+                    "with": Side.of(*here, classes, rows, feedback=True),
+                }
+                if given.before is not None:
+                    sides["before"] = Side.of(*before, classes, rows, feedback=False)
+                compare(sides, given.pairs)
+    if given.only_requests:
+        return
+    for classes in given.classes:
         given_rate, folded_rate = labels_per_second(classes)
         print(
             f"K = {classes}: {given_rate:.0f} labels/s accepted, {folded_rate:.0f} labels/s tested",

@@ -67,7 +67,7 @@ async def open_monitoring(
         maturity=settings.feedback_maturity,
         refits=settings.auto_refit != "off",
     )
-    writer = FeedbackWriter(registry, log, telemetry, monitor.wake)
+    writer = FeedbackWriter(registry, log, telemetry, monitor.wake, num_classes=len(classes))
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_store_the_rest, writer)
         await stack.enter_async_context(background("feedback", writer.run, telemetry))

@@ -144,15 +144,21 @@ class FeedbackLog:
         labels = exists().where(self._own, feedback.c.label_seq > seq)
         return bool(connection.execute(select(or_(blocks, labels))).scalar_one())
 
-    def after(self, connection: Connection, seq: int, limit: int) -> Page:
-        """Read the entries behind a number, predictions and first labels, about `limit` of each."""
+    def after(self, connection: Connection, seq: int, limit: int, most_predictions: int = 0) -> Page:
+        """Read the entries behind a number: at most `limit` first labels, and about as many predictions.
+
+        Parameters
+        ----------
+        most_predictions
+            Where more of them are wanted than of labels.
+        """
         until, _ = self.position(connection)  # what is committed while this reads would have holes
-        made, made_until = self._predictions(connection, seq, limit)
+        made, made_until = self._predictions(connection, seq, max(limit, most_predictions))
         rows = self._rows(connection, feedback.c.label_seq, seq, limit)
         labels_until = rows[-1].place if len(rows) == limit else None
         entries = Entries.join([made, _entries(rows)])
         full = [place for place in (made_until, labels_until) if place is not None]
-        return Page(entries.take(entries.seq <= min([until, *full])), bool(full))
+        return Page(entries.until(min([until, *full])), bool(full))
 
     def matured(self, connection: Connection, seq: int, limit: int, maturity: float) -> Page:
         """Read the predictions behind a number that are older than `maturity` seconds, in their order.
@@ -175,7 +181,7 @@ class FeedbackLog:
         # A prediction that came with its label is complete.
         entries = Entries.join([made, _entries([row for row in rows if row.version is None])])
         full = [place for place in (made_until, rows_until) if place is not None]
-        entries = entries.take(entries.seq <= min([until, *full]))
+        entries = entries.until(min([until, *full]))
         young = (entries.moments + maturity > now) & (entries.versions != NONE)
         return Page(entries.take(slice(_first(young))), bool(full) and not young.any())
 
@@ -239,7 +245,9 @@ class FeedbackLog:
             np.frombuffer(b"".join(row.logits for row in rows), np.float16).reshape(len(places), -1),
         )
         is_full = len(some) < len(found) or len(found) == BLOCKS_PER_PAGE
-        return made.take(places > seq), some[-1].seq if is_full else None
+        return made.take(slice(int(np.searchsorted(places, seq, "right")), None)), some[
+            -1
+        ].seq if is_full else None
 
     def _prune(self, connection: Connection, rows: int) -> int:
         """Delete the oldest predictions beyond the limit, and return how many remain."""

@@ -44,7 +44,9 @@ logger = logging.getLogger("boxcal")
 POLL_SECONDS = 2.0
 PAUSE_SECONDS = 0.2
 """Between two looks at the log, so that a turn folds many entries."""
-ENTRIES_PER_TURN = 1000
+LABELS_PER_TURN = 1000
+NUMBERS_PER_TURN = 2**20
+"""Of logits; predictions cost less than labels."""
 MONITOR_LOCK = 0x6D6F6E69
 """First key of the advisory lock; the second is the id of the backbone."""
 
@@ -312,9 +314,11 @@ class Monitor:
         return not self.maturity or len(self._next(connection, seq).entries) > 0
 
     def _next(self, connection: Connection, seq: int) -> Page:
+        rows = max(1, NUMBERS_PER_TURN // len(self._classes))
+        labels = min(LABELS_PER_TURN, rows)
         if self.maturity:
-            return self._log.matured(connection, seq, ENTRIES_PER_TURN, self.maturity)
-        return self._log.after(connection, seq, ENTRIES_PER_TURN)
+            return self._log.matured(connection, seq, labels, self.maturity)
+        return self._log.after(connection, seq, labels, rows)
 
 
 def _lock(connection: Connection, backbone_id: int, *, wait: bool) -> bool:

@@ -40,10 +40,7 @@ class Block:
         self.began = time.time()
         self.id = f"{int(self.began * 1000):012x}{os.urandom(6).hex()}"
         self.rows = 0
-        self._counts: list[int] = []
-        self._versions: list[int] = []
-        self._moments: list[float] = []
-        self._logits: list[NDArray[np.float64]] = []
+        self._requests: list[tuple[int, int, float, NDArray[np.float64]]] = []
 
     def add(self, version: int, logits: NDArray[np.float64], now: float) -> list[str]:
         """Add the predictions of a request.
@@ -63,19 +60,20 @@ class Block:
         """
         first, count, block = self.rows, len(logits), self.id
         self.rows += count
-        self._counts.append(count)
-        self._versions.append(version)
-        self._moments.append(now)
-        self._logits.append(logits)
+        self._requests.append((count, version, now, logits))
         return [f"{block}{place:08x}" for place in range(first, first + count)]
 
     def columns(self) -> dict[str, bytes]:
         """Return what is stored: the version and the time of each prediction, and its K logits as float16."""
-        logits = self._logits[0] if len(self._logits) == 1 else np.concatenate(self._logits)
+        counts, versions, moments, logits = zip(*self._requests, strict=True)
+        with np.errstate(over="ignore"):
+            small = np.concatenate(logits, dtype=np.float16, casting="same_kind")
+        if not np.isfinite(small).all():
+            small = np.clip(np.concatenate(logits), -LARGEST, LARGEST).astype(np.float16)
         return {
-            "versions": np.repeat(np.array(self._versions, np.int32), self._counts).tobytes(),
-            "moments": np.repeat(np.array(self._moments, np.float64), self._counts).tobytes(),
-            "logits": np.clip(logits, -LARGEST, LARGEST).astype(np.float16).tobytes(),
+            "versions": np.repeat(np.array(versions, np.int32), counts).tobytes(),
+            "moments": np.repeat(np.array(moments, np.float64), counts).tobytes(),
+            "logits": small.tobytes(),
         }
 
 
@@ -180,6 +178,10 @@ class Entries:
     def take(self, which: Array | slice) -> Entries:
         """Return some of them."""
         return Entries(*(column[which] for column in self._columns()))
+
+    def until(self, place: int) -> Entries:
+        """Return those up to a place."""
+        return self.take(slice(int(np.searchsorted(self.seq, place, "right"))))
 
     def _columns(self) -> list[Array]:
         return [getattr(self, column.name) for column in fields(self)]

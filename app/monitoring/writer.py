@@ -30,9 +30,11 @@ logger = logging.getLogger("boxcal")
 
 GATHER_SECONDS = 0.02
 """How long labels are collected before a transaction begins."""
-KEEP_SECONDS = 0.25
+KEEP_SECONDS = 1.0
 """How long predictions are collected where no label waits."""
-BLOCK_SECONDS = 1.0
+KEEP_BYTES = 8 * 2**20
+"""Logits, as float64, that are stored earlier."""
+BLOCK_SECONDS = 2.0
 """How long a block takes predictions while the database does not."""
 BLOCK_ROWS = 1024
 BLOCK_BYTES = 2**20
@@ -66,8 +68,10 @@ class FeedbackWriter:
         Where the entries go.
     telemetry
         Counts them.
-    on_stored
-        Called after every transaction.
+    on_labels
+        Called after every transaction that stored labels.
+    num_classes
+        K.
 
     Attributes
     ----------
@@ -76,44 +80,51 @@ class FeedbackWriter:
     """
 
     def __init__(
-        self, registry: Registry, log: FeedbackLog, telemetry: Telemetry, on_stored: Callable[[], None]
+        self,
+        registry: Registry,
+        log: FeedbackLog,
+        telemetry: Telemetry,
+        on_labels: Callable[[], None],
+        *,
+        num_classes: int,
     ) -> None:
         self._registry = registry
         self._log = log
         self._telemetry = telemetry
-        self._on_stored = on_stored
+        self._on_labels = on_labels
         self._blocks: list[Block] = []
         self._open: Block | None = None
-        self._bytes = 0
-        self._most_rows = max(1, min(BLOCK_ROWS, log.max_rows // BLOCKS))
+        self._row_bytes = 8 * num_classes
+        self._block_rows = max(1, min(BLOCK_ROWS, BLOCK_BYTES // self._row_bytes, log.max_rows // BLOCKS))
         self._requests: list[_Request] = []
         self._pending = 0
         self.attempts = 0
         self._uncertain = False
         self._wake = asyncio.Event()
-        self._labels = asyncio.Event()
+        self._soon = asyncio.Event()
 
     def keep(self, version: int, logits: NDArray[np.float64]) -> list[str]:
         """Give ids to predictions, and keep their logits (N, K) until labels arrive."""
-        count, num_classes = logits.shape
-        now = time.time()
-        if self._bytes > MAX_PENDING_BYTES:
-            self._telemetry.feedback("dropped", count)
-            return Block().add(version, logits, now)
-        self._bytes += logits.nbytes
-        self._wake.set()
-        most = max(1, min(self._most_rows, BLOCK_BYTES // (8 * num_classes)))
-        if count <= most:
-            return self._block(count, most, now).add(version, logits, now)
-        parts = [logits[start : start + most] for start in range(0, count, most)]
-        return [own for part in parts for own in self._block(len(part), most, now).add(version, part, now)]
+        now, most = time.time(), self._block_rows
+        if len(logits) <= most:
+            return self._block(len(logits), now).add(version, logits, now)
+        parts = [logits[start : start + most] for start in range(0, len(logits), most)]
+        return [own for part in parts for own in self._block(len(part), now).add(version, part, now)]
 
-    def _block(self, count: int, most: int, now: float) -> Block:
+    def _block(self, count: int, now: float) -> Block:
         """Return a block with room for some predictions."""
         block = self._open
-        if block is None or block.rows + count > most or now > block.began + BLOCK_SECONDS:
-            block = self._open = Block()
-            self._blocks.append(block)
+        if block is not None and block.rows + count <= self._block_rows and now < block.began + BLOCK_SECONDS:
+            return block
+        pending = self._row_bytes * sum(block.rows for block in self._blocks)
+        if pending > MAX_PENDING_BYTES:
+            self._telemetry.feedback("dropped", count)
+            return Block()
+        if pending > KEEP_BYTES:
+            self._soon.set()
+        self._wake.set()
+        block = self._open = Block()
+        self._blocks.append(block)
         return block
 
     async def label(self, labels: Sequence[Label]) -> Outcome:
@@ -144,7 +155,7 @@ class FeedbackWriter:
         while True:
             await self._wake.wait()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._labels.wait(), KEEP_SECONDS)
+                await asyncio.wait_for(self._soon.wait(), KEEP_SECONDS)
             await asyncio.sleep(GATHER_SECONDS)
             if not await self.store():
                 await asyncio.sleep(PAUSE_SECONDS)
@@ -152,9 +163,8 @@ class FeedbackWriter:
     async def store(self) -> bool:
         """Store what was collected; returns whether the database took it."""
         self._wake.clear()
-        self._labels.clear()
+        self._soon.clear()
         blocks, requests = self._blocks, self._requests
-        size, self._bytes = self._bytes, 0
         self._blocks, self._open, self._requests = [], None, []
         if not blocks and not requests:
             return True
@@ -168,7 +178,7 @@ class FeedbackWriter:
                 may_be_stored=self._uncertain,
             )
         except (BoxcalError, asyncio.CancelledError) as error:
-            self._blocks, self._bytes = blocks + self._blocks, size + self._bytes
+            self._blocks = blocks + self._blocks
             self._uncertain = True  # the connection may have failed after the commit
             self._wake.set()
             refusal = error if isinstance(error, BoxcalError) else RegistryUnavailable("The service stops.")
@@ -183,7 +193,8 @@ class FeedbackWriter:
             if not request.stored.done():
                 request.stored.set_result(outcome)
         self._telemetry.feedback("predictions", sum(block.rows for block in blocks))
-        self._on_stored()
+        if requests:
+            self._on_labels()
         return True
 
     async def _store(self, labels: Sequence[Label]) -> Outcome:
@@ -193,7 +204,7 @@ class FeedbackWriter:
         self._pending += len(labels)
         self._requests.append(request)
         self._wake.set()
-        self._labels.set()
+        self._soon.set()
         return await request.stored
 
 
