@@ -14,10 +14,13 @@ import sys
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 from torch.nn import functional
+from torchvision.models.vision_transformer import VisionTransformer
 
-from boxcal.models.digits import WEIGHTS, DigitsTransformer
+from boxcal.models.digits import HEADS, LABELS, LAYERS, PATCH, WEIGHTS, WIDTH, DigitsTransformer
 from boxcal.models.digits_data import Digits, load_digits_split
+from boxcal.models.preprocessing import DIGIT_SIDE
 
 SEED = 0
 EPOCHS = 150
@@ -34,12 +37,28 @@ def learning_rate(step: int, steps: int) -> float:
     return LEARNING_RATE * min(1.0, step / WARM_UP_STEPS) * max(FLOOR, decay)
 
 
+def torchvisions_network() -> VisionTransformer:
+    """Build the network by torchvision, with random weights, for inputs of `DigitsTransformer` in [-1, 1]."""
+    network = VisionTransformer(
+        image_size=DIGIT_SIDE,
+        patch_size=PATCH,
+        num_layers=LAYERS,
+        num_heads=HEADS,
+        hidden_dim=WIDTH,
+        mlp_dim=2 * WIDTH,
+        num_classes=len(LABELS),
+    )
+    network.conv_proj = nn.Conv2d(1, WIDTH, kernel_size=PATCH, stride=PATCH)  # one grey channel, not three
+    return network
+
+
 def train(digits: Digits) -> DigitsTransformer:
     """Minimise the cross-entropy on `digits` by Adam; the same weights every time."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    torch.manual_seed(SEED)
     network = DigitsTransformer()
+    torch.manual_seed(SEED)
+    network.load_state_dict(torchvisions_network().state_dict())
     optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
     inputs, labels = torch.from_numpy(digits.levels), torch.from_numpy(digits.labels)
     steps = EPOCHS * math.ceil(len(digits) / BATCH_SIZE)

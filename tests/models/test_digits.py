@@ -7,10 +7,11 @@ from PIL import Image
 from torch.nn import functional
 
 from boxcal.models.backbone import Backbone
-from boxcal.models.digits import WEIGHTS
+from boxcal.models.digits import WEIGHTS, DigitsTransformer
 from boxcal.models.digits_data import DigitsSplit, load_digits_split
 from boxcal.models.loading import load_backbone
 from boxcal.models.preprocessing import DigitLevels
+from boxcal.models.weights import load_into, read_weights
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,17 @@ def test_it_describes_itself(digits: Backbone) -> None:
     assert len(digits.fingerprint) == 64
     assert WEIGHTS.stat().st_size < 1_000_000
     assert digits.fingerprint == load_backbone("digits", device="cpu").fingerprint
+
+
+def test_the_network_is_torchvisions_vision_transformer(split: DigitsSplit) -> None:
+    from boxcal.models.train_digits import torchvisions_network
+
+    theirs, ours = torchvisions_network().eval(), DigitsTransformer().eval()
+    load_into(theirs, read_weights(WEIGHTS), WEIGHTS)
+    load_into(ours, read_weights(WEIGHTS), WEIGHTS)
+    levels = torch.from_numpy(split.test.levels)
+    with torch.inference_mode():
+        assert torch.equal(ours(levels), theirs(levels / 8 - 1))
 
 
 @pytest.mark.long

@@ -64,6 +64,8 @@ def test_the_server_never_imports_the_readers_of_uploads(
     assert not readers & set(seen["modules"])
     assert [name for name in seen["modules"] if name.startswith("pyarrow")] == []
     assert (seen["users"], seen["opened"]) == ([], [])
+    # Their import takes longer than the rest of the start; nothing that `digits` needs is in them.
+    assert not {"torchvision", "torch._dynamo"} & set(seen["modules"])
 
 
 class Load:
