@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.duplicates import Sketch, overlap, row_groups
+from boxcal.calibrators.label_checks import looks_random, mean_confidence, unrelated_share
 from boxcal.calibrators.method import parse
 
 Severity = Literal["warning", "serious"]
@@ -39,8 +40,6 @@ UNRELATED, MANY_UNRELATED = 0.01, 0.03
 """Share of labels that seem independent of the logits: reported above the first, serious above the second."""
 SIGNIFICANT = 4.0
 """Standard errors above which an error rate, or a share of unrelated labels, is significant."""
-MOST_ROWS = 10_000
-"""Largest number of rows on which the share of unrelated labels is estimated."""
 CHANGED = 0.1
 """Share of predicted labels that a calibrator may change without lowering the error rate."""
 KNOWN = 0.5
@@ -253,11 +252,11 @@ def _error_rate(logits: Floats, labels: Labels) -> DataWarning | None:
     error = float((logits.argmax(axis=1) != labels).mean())
     if error <= 0.5:
         return None
-    confidence = _confidence(logits)
+    confidence = mean_confidence(logits)
     chance = 1 - 1 / num_classes
     spread = math.sqrt(chance * (1 - chance) / count)
     if error <= chance + SIGNIFICANT * spread and (
-        error + confidence - 1 <= EXCESS_ERROR or not _looks_random(logits, labels)
+        error + confidence - 1 <= EXCESS_ERROR or not looks_random(logits, labels)
     ):
         return None
     message = (
@@ -267,23 +266,9 @@ def _error_rate(logits: Floats, labels: Labels) -> DataWarning | None:
     return DataWarning("error_rate", "serious", message, round(error * count))
 
 
-def _looks_random(logits: Floats, labels: Labels) -> bool:
-    """Whether the true class is in the lower half of its row at least half as often as a random class.
-
-    With fewer than 4 classes the halves say too little, and it counts as random.
-    """
-    num_classes = logits.shape[1]
-    if num_classes < 4:
-        return True
-    half = num_classes // 2
-    own = logits[np.arange(len(labels)), labels]
-    low = float((own < np.partition(logits, half, axis=1)[:, half]).mean())
-    return bool(low >= half / num_classes / 2)
-
-
 def _unrelated(logits: Floats, labels: Labels) -> DataWarning | None:
     """Find a share of labels that do not belong to the logits."""
-    unrelated, excess = _unrelated_share(logits, labels)
+    unrelated, excess = unrelated_share(logits, labels)
     if unrelated <= UNRELATED or excess <= SIGNIFICANT:
         return None
     rows = round(unrelated * len(labels))
@@ -294,68 +279,6 @@ def _unrelated(logits: Floats, labels: Labels) -> DataWarning | None:
     )
     severity: Severity = "serious" if unrelated > MANY_UNRELATED else "warning"
     return DataWarning("unrelated_labels", severity, message, rows)
-
-
-def _unrelated_share(logits: Floats, labels: Labels) -> tuple[float, float]:
-    """Estimate the share of labels that are drawn uniformly at random, independently of the logits.
-
-    The maximum-likelihood estimate of e in the mixture (1 - e) softmax(g / T) + e / K, jointly with T, over
-    the K classes that occur among the labels. Rows whose true class is at a minimum that classes share are
-    excluded: a forest's zeros, or clipped values.
-
-    Returns
-    -------
-    The estimate, and its significance in standard errors: the root of twice the gain in log-likelihood.
-    """
-    from scipy.optimize import brentq, minimize_scalar  # noqa: PLC0415 - only fits need scipy
-
-    present, truth = np.unique(labels, return_inverse=True)
-    uniform = 1 / len(present)
-    step = -(-len(logits) // MOST_ROWS)
-    scores, truth = logits[::step], truth[::step]
-    if len(present) < logits.shape[1]:
-        scores = scores[:, present]
-    own, least = scores[np.arange(len(scores)), truth], scores.min(axis=1)
-    kept = (own > least) | ((scores == least[:, None]).sum(axis=1) == 1)
-    if len(present) < 3 or not kept.any():
-        return 0.0, 0.0
-    top = scores[kept].max(axis=1)
-    scores, own = scores[kept] - top[:, None], own[kept] - top
-
-    def probabilities(log_inverse: float) -> Floats:
-        inverse = math.exp(log_inverse)
-        own_share: Floats = np.exp(inverse * own) / np.exp(inverse * scores).sum(axis=1)
-        return np.maximum(own_share, 1e-300)
-
-    def share(own_share: Floats) -> float:
-        def slope(e: float) -> float:
-            return float(((uniform - own_share) / ((1 - e) * own_share + e * uniform)).mean())
-
-        if slope(0.0) <= 0:
-            return 0.0
-        return 1.0 if slope(1.0) >= 0 else float(brentq(slope, 0.0, 1.0, xtol=1e-6))
-
-    def loss(own_share: Floats, e: float) -> float:
-        return -float(np.log((1 - e) * own_share + e * uniform).mean())
-
-    def mixed(log_inverse: float) -> float:
-        own_share = probabilities(log_inverse)
-        return loss(own_share, share(own_share))
-
-    plain, both = (
-        minimize_scalar(one, bounds=(-5.0, 5.0), method="bounded", options={"xatol": 1e-3})
-        for one in (lambda log_inverse: loss(probabilities(log_inverse), 0.0), mixed)
-    )
-    gain = 2 * len(own) * (plain.fun - both.fun)
-    return share(probabilities(both.x)), math.sqrt(max(0.0, gain))
-
-
-def _confidence(logits: Floats) -> float:
-    """Mean of the largest softmax probability."""
-    total = 0.0
-    for rows in np.array_split(logits, -(-logits.size // 2_000_000)):
-        total += float((1 / np.exp(rows - rows.max(axis=1, keepdims=True)).sum(axis=1)).sum())
-    return total / len(logits)
 
 
 def _named(classes: NDArray[np.int64]) -> str:

@@ -110,7 +110,7 @@ def cross_fit(
     data : ValidationSet
         What `check_validation_set` gives.
     folds : int
-        Number of folds, 2 to N; every class is spread evenly over them, and copies of a row share one.
+        Number of folds, 2 to N; samples are assigned at random, and copies of a row share a fold.
     seed : int
         Makes folds and fits reproducible.
     progress : callable, optional
@@ -124,12 +124,13 @@ def cross_fit(
     if not 2 <= folds <= len(data):
         raise InvalidDataError(f"cross-fitting takes 2 to N = {len(data)} folds, not {folds}")
     fold_of = torch.from_numpy(fold_of_each(data, folds, seed))
+    filled = fold_of.unique().tolist()  # fewer than `folds` where most rows are copies
     rows, blocks = [], []
-    for fold in range(folds):
+    for place, fold in enumerate(filled):
 
-        def tell(fraction: float, stage: str, fold: int = fold) -> None:
+        def tell(fraction: float, stage: str, place: int = place) -> None:
             if progress is not None:
-                progress((fold + fraction) / folds, f"fold {fold + 1} of {folds}: {stage}")
+                progress((place + fraction) / len(filled), f"fold {place + 1} of {len(filled)}: {stage}")
 
         tell(0.0, "fitting")
         calibrator = fit_set(method, data.rows(fold_of != fold), seed=seed, progress=tell)

@@ -59,7 +59,7 @@ class Comparison:
         self.folds = min(FOLDS, len(data))
         repetitions = [
             [
-                torch.from_numpy(fold_of_each(data, self.folds, seed + repetition, stratified=False) == index)
+                torch.from_numpy(fold_of_each(data, self.folds, seed + repetition) == index)
                 for index in range(self.folds)
             ]
             for repetition in range(REPETITIONS)
@@ -150,12 +150,33 @@ class Comparison:
         return torch.stack([nll, brier], dim=1).numpy()
 
 
-def lowest_index(means: Losses) -> int:
-    """Index of the first mean within the tolerance of the lowest."""
-    return int(np.argmax(means <= means.min() + TOLERANCE))
+def paired_errors(nll: Losses, tolerated: float) -> Losses:
+    """Give how far each of C methods may be above each other one and count as equal to it: (C, C).
+
+    So many standard errors of the paired difference of the losses (N, C), at least `TOLERANCE`.
+    """
+    errors = [(nll - nll[:, [other]]).std(axis=0) for other in range(nll.shape[1])]
+    result: Losses = np.maximum(TOLERANCE, tolerated * np.stack(errors, axis=1) / math.sqrt(len(nll)))
+    return result
 
 
-def selection_bias(losses: NDArray[np.float64], chosen: int, groups: NDArray[np.int64]) -> dict[str, float]:
+def plainest_of_equals(means: Losses, equal: Losses) -> int:
+    """Index of the first mean that counts as equal to the lowest, and is not above an earlier one.
+
+    Parameters
+    ----------
+    means : float64 (C,)
+        From the plainest method to the largest.
+    equal : float64 (C, C)
+        How far a mean may be above another one and count as equal to it.
+    """
+    best = int(means.argmin())
+    near = means <= means[best] + equal[:, best]
+    undominated = means <= np.minimum.accumulate(means) + TOLERANCE
+    return int(np.argmax(near & undominated))
+
+
+def selection_bias(losses: NDArray[np.float64], equal: Losses, groups: NDArray[np.int64]) -> dict[str, float]:
     """Estimate by how much the selected method's loss is too low because it was selected by it.
 
     Bootstrap bias corrected cross-validation (Tsamardinos, Greasidou and Borboudakis 2018): each resample of
@@ -166,11 +187,12 @@ def selection_bias(losses: NDArray[np.float64], chosen: int, groups: NDArray[np.
     ----------
     losses : float64 (N, 2, C)
         NLL and Brier score of the candidates.
-    chosen : int
-        The candidate selected on all samples.
+    equal : float64 (C, C)
+        As for `plainest_of_equals`, which selects by the NLL.
     groups : int64 (N,)
         Samples with the same number are copies.
     """
+    chosen = plainest_of_equals(losses[:, 0].mean(axis=0), equal)
     _, group = np.unique(groups, return_inverse=True)
     count = int(group.max()) + 1
     sizes = np.bincount(group).astype(np.float64)
@@ -183,7 +205,7 @@ def selection_bias(losses: NDArray[np.float64], chosen: int, groups: NDArray[np.
         out = times == 0
         if not out.any():
             continue
-        pick = lowest_index(times @ sums[:, 0] / (times @ sizes))
+        pick = plainest_of_equals(times @ sums[:, 0] / (times @ sizes), equal)
         biases.append((sums[out, :, pick] - sums[out, :, chosen]).sum(axis=0) / sizes[out].sum())
     nll, brier = np.maximum(np.mean(biases, axis=0), 0.0) if biases else (0.0, 0.0)
     return {"nll": float(nll), "brier": float(brier)}

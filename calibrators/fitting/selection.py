@@ -1,4 +1,4 @@
-"""`auto`: the method of lowest cross-validated NLL, or the unchanged logits where none is better.
+"""`auto`: the plainest method of about the lowest cross-validated NLL, or the unchanged logits.
 
 Every candidate is fitted on one fold first. All that are not far behind run on the other folds of the first
 repetition, networks only where they lead, and those that are still close on a second repetition; then the
@@ -22,7 +22,8 @@ from boxcal.calibrators.fitting.cross_validation import (
     REPETITIONS,
     TOLERANCE,
     Comparison,
-    lowest_index,
+    paired_errors,
+    plainest_of_equals,
     selection_bias,
     standard_error,
 )
@@ -37,6 +38,8 @@ BEATEN = 5.0
 """Standard errors behind another method, during the first repetition, from which a candidate is dropped."""
 NOT_CLOSE = 2.0
 """Standard errors behind the best after the first repetition, from which there is no second repetition."""
+EQUAL = 0.75
+"""Standard errors above the lowest NLL up to which a method counts as equal, and the plainest is selected."""
 
 
 def choose(
@@ -48,9 +51,9 @@ def choose(
 ) -> FitResult:
     """Select a method for the data and fit it to all of them.
 
-    The method of the lowest cross-validated NLL is selected; of those within `TOLERANCE` of it, the one with
-    the fewest parameters. `uncalibrated` stays unless the selection is better after bias correction. After
-    `budget_seconds` the best of what was compared is taken.
+    Of the methods within `EQUAL` standard errors of the lowest cross-validated NLL, the one with the fewest
+    parameters is selected, unless a method with fewer has a lower NLL. `uncalibrated` stays unless the
+    selection is better after bias correction. After `budget_seconds` the best of what was compared is taken.
     """
     report = progress or (lambda fraction, stage: None)
     started = time.monotonic()
@@ -127,23 +130,26 @@ def _decide(comparison: Comparison, compared: list[str], names: list[str]) -> tu
     losses = np.stack([comparison.losses(name) for name in compared], axis=2)
     nll = losses[:, 0]
     means = dict(zip(compared, nll.mean(axis=0).tolist(), strict=True))
-    index, plain = lowest_index(nll.mean(axis=0)), compared.index(Identity.name)
+    plain, lowest = compared.index(Identity.name), min(means, key=means.__getitem__)
+    equal = paired_errors(nll, EQUAL)
+    equal[plain] = TOLERANCE
+    index = plainest_of_equals(nll.mean(axis=0), equal)
     best = compared[index]
-    bias = selection_bias(losses, index, row_groups(comparison.data.scores.numpy()))
+    bias = selection_bias(losses, equal, row_groups(comparison.data.scores.numpy()))
     gain = nll[:, plain] - nll[:, index]
     corrected, error = float(gain.mean()) - bias["nll"], standard_error(gain)
     chosen = best if corrected > TOLERANCE else Identity.name
+    shown = f"`{lowest}` has the lowest cross-validated NLL of {len(compared)} methods, {means[lowest]:.4f}"
+    if best != lowest:
+        shown += f", and `{best}` is the plainest within {EQUAL:g} standard errors of it, {means[best]:.4f}"
     if best == Identity.name:
         why = "no method has a lower cross-validated NLL than the unchanged logits"
     elif chosen == best:
-        why = (
-            f"`{best}` has the lowest cross-validated NLL of {len(compared)} methods, {means[best]:.4f}:"
-            f" after correction for the choice {corrected:.4f} ± {error:.4f} below the unchanged logits"
-        )
+        why = f"{shown}: {corrected:.4f} ± {error:.4f} below the unchanged logits, corrected for the choice"
     else:
         why = (
-            f"`{best}` has the lowest cross-validated NLL, {means[best]:.4f}, but nothing is left of its gain"
-            f" over the unchanged logits after correction for the choice: {corrected:.4f} ± {error:.4f}"
+            f"{shown}, but nothing is left of its gain over the unchanged logits after correction for the"
+            f" choice: {corrected:.4f} ± {error:.4f}"
         )
     choice = {
         "chosen": chosen,

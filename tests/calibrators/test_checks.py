@@ -1,5 +1,6 @@
 """Each check of validation data finds what it is for, and finds nothing in good data."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -143,14 +144,12 @@ def test_the_message_says_how_many_and_what() -> None:
     assert (zero.rows, zero.message[:44]) == (20, "20 rows give the true class probability 0. A")
 
 
-def test_folds_that_are_not_stratified_have_random_class_frequencies() -> None:
+def test_folds_are_of_one_size_with_random_class_frequencies() -> None:
     data = check_validation_set(*drawn(1000, 4))
-    labels = data.labels.numpy()
-    for stratified in (True, False):
-        folds = fold_of_each(data, 5, 0, stratified=stratified)
-        counts = np.array([np.bincount(labels[folds == fold], minlength=4) for fold in range(5)])
-        assert np.ptp(counts.sum(axis=1)) <= 4
-        assert (np.ptp(counts, axis=0) <= 1).all() == stratified
+    folds = fold_of_each(data, 5, 0)
+    counts = np.array([np.bincount(data.labels.numpy()[folds == fold], minlength=4) for fold in range(5)])
+    assert (counts.sum(axis=1) == 200).all()
+    assert counts.std(axis=0).mean() == pytest.approx(math.sqrt(200 * 3 / 16), rel=0.5)
 
 
 def test_few_samples_of_many_classes_are_no_warning() -> None:
@@ -182,6 +181,13 @@ def test_a_fit_is_never_judged_on_a_copy_of_what_it_saw() -> None:
     own = answers[0][np.arange(60), labels[:60]]
     alone = cross_fit("vector", check_validation_set(*drawn(60))).probabilities[np.arange(60), labels[:60]]
     assert -own.log().mean() > -alone.log().mean() - 0.5
+
+
+def test_fewer_distinct_rows_than_folds_leave_folds_empty() -> None:
+    logits, labels = np.tile(drawn(2)[0], (10, 1)), np.arange(20) % 10
+    assert len(np.unique(row_groups(logits))) == 2
+    answers = cross_fit("ts", check_validation_set(logits, labels))
+    assert answers.probabilities.shape == (20, 10)
 
 
 def test_parameters_per_class_without_data_are_refused() -> None:

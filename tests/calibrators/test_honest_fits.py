@@ -17,7 +17,13 @@ from boxcal.calibrators.evaluation.report import cross_fitted_report
 from boxcal.calibrators.evaluation.verdict import Verdict
 from boxcal.calibrators.fitting import FitResult
 from boxcal.calibrators.fitting.candidates import candidates
-from boxcal.calibrators.fitting.cross_validation import TOLERANCE, Comparison, selection_bias
+from boxcal.calibrators.fitting.cross_validation import (
+    TOLERANCE,
+    Comparison,
+    paired_errors,
+    plainest_of_equals,
+    selection_bias,
+)
 from boxcal.calibrators.fitting.fitted import Fitted
 from boxcal.calibrators.fitting.fitter import fit_checked
 from boxcal.calibrators.method import parse
@@ -153,7 +159,9 @@ def test_auto_never_takes_a_larger_method_with_a_higher_loss(chosen: FitResult) 
 def test_auto_explains_its_choice(chosen: FitResult) -> None:
     choice = chosen.choice
     assert choice["chosen"] == chosen.method
-    assert choice["why"].startswith(f"`{chosen.method}` has the lowest cross-validated NLL of")
+    lowest = min(choice["cross_validated_nll"], key=choice["cross_validated_nll"].get)
+    assert choice["why"].startswith(f"`{lowest}` has the lowest cross-validated NLL of")
+    assert lowest == chosen.method or f"`{chosen.method}` is the plainest within" in choice["why"]
     table: dict[str, dict[str, Any]] = {row["method"]: row for row in choice["candidates"]}
     assert table["ts"]["parameters"] == 1
     assert table["ts"]["nll"] == choice["cross_validated_nll"]["ts"]
@@ -181,7 +189,7 @@ def test_the_bias_of_a_choice_is_what_the_lowest_of_equals_gains() -> None:
     for seed in range(40):
         losses = np.random.default_rng(seed).normal(size=(300, 1, 20)).repeat(2, axis=1)
         means = losses[:, 0].mean(axis=0)
-        bias = selection_bias(losses, int(means.argmin()), np.arange(300))
+        bias = selection_bias(losses, np.zeros((20, 20)), np.arange(300))
         apparent.append(means.min())
         corrected.append(means.min() + bias["nll"])
     assert np.mean(apparent) < -0.08
@@ -209,9 +217,27 @@ def test_only_a_method_far_behind_on_enough_samples_is_dropped() -> None:
     assert 1 <= comparison.computed("pb-upper") < len(comparison.parts)
 
 
+def test_the_plainest_of_equals_is_never_above_a_plainer_one() -> None:
+    means = np.array([0.5, 0.44, 0.45, 0.4])
+    equal = np.full((4, 4), TOLERANCE)
+    assert plainest_of_equals(means, equal) == 3
+    equal[2, 3] = 0.06  # a noisy difference
+    assert plainest_of_equals(means, equal) == 3
+    equal[1, 3] = 0.06
+    assert plainest_of_equals(means, equal) == 1
+
+
+def test_what_counts_as_equal_depends_on_the_noise_of_the_difference() -> None:
+    noise = np.random.default_rng(0).normal(size=(400, 3)) * [1.0, 1.0, 0.0]
+    equal = paired_errors(noise + np.array([0.0, 0.0, 1.0]), 2.0)
+    assert equal[0, 1] == pytest.approx(2 * math.sqrt(2 / 400), rel=0.1)
+    assert equal[0, 2] == pytest.approx(2 * math.sqrt(1 / 400), rel=0.1)
+    assert (equal.diagonal() == TOLERANCE).all()
+
+
 def test_one_candidate_has_no_bias() -> None:
     losses = np.random.default_rng(0).normal(size=(100, 2, 1))
-    assert selection_bias(losses, 0, np.arange(100)) == {"nll": 0.0, "brier": 0.0}
+    assert selection_bias(losses, np.zeros((1, 1)), np.arange(100)) == {"nll": 0.0, "brier": 0.0}
 
 
 def test_the_unchanged_logits_are_not_better_than_themselves() -> None:
