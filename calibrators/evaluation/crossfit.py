@@ -123,8 +123,11 @@ def cross_fit(
     """
     if not 2 <= folds <= len(data):
         raise InvalidDataError(f"cross-fitting takes 2 to N = {len(data)} folds, not {folds}")
-    fold_of = torch.from_numpy(fold_of_each(data, folds, seed))
-    filled = fold_of.unique().tolist()  # fewer than `folds` where most rows are copies
+    numbers = fold_of_each(data, folds, seed)
+    filled, fold_of = (
+        np.unique(numbers).tolist(),
+        torch.from_numpy(numbers),
+    )  # fewer than `folds` where most rows are copies
     rows, blocks = [], []
     for place, fold in enumerate(filled):
 
