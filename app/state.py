@@ -15,10 +15,12 @@ from boxcal.app.access.access import Access
 from boxcal.app.access.build import open_access
 from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.active import ActiveCalibrator
+from boxcal.app.background import background
 from boxcal.app.errors import InternalError
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.build import open_refits
 from boxcal.app.fitting.jobs import FitJobs, FitLimits
+from boxcal.app.free_memory import FreeMemory
 from boxcal.app.monitoring.build import open_monitoring
 from boxcal.app.monitoring.monitor import Monitor
 from boxcal.app.monitoring.writer import FeedbackWriter
@@ -104,6 +106,7 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
         pipeline = await stack.enter_async_context(
             open_pipeline(settings, backbone, refits.activator, telemetry, monitoring.feedback.keep)
         )
+        await stack.enter_async_context(background("memory", FreeMemory().run, telemetry))
         stats = await stack.enter_async_context(open_stats(telemetry.registry))
         state = State(
             settings=settings,

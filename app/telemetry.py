@@ -53,7 +53,7 @@ FEEDBACK_RESULTS = (
     "malformed",
 )
 FIT_STATES = ("succeeded", "failed", "cancelled", "interrupted")
-BACKGROUND_TASKS = ("follower", "keys", "feedback", "monitor", "webhook")
+BACKGROUND_TASKS = ("follower", "keys", "feedback", "monitor", "webhook", "memory")
 ALARMS = ("strict", "material")
 DELIVERIES = ("delivered", "failed")
 UNMATCHED = "unmatched"

@@ -1,6 +1,7 @@
-"""Measures predictions beside 1,000 idle and 500 half-open connections and a body at 10 kB/s.
+"""Measures predictions beside 1,000 idle and 500 half-open connections and a body of 2 GB at 10 kB/s.
 
-`python -m tests.connections` prints the latencies of /predict and /health/live without and with them.
+`python -m tests.connections` prints the latencies of /predict and /health/live without and with them, and
+when the slow body was refused.
 """
 
 from __future__ import annotations
@@ -23,12 +24,20 @@ from tests.hostile.seeds import Seed
 
 IDLE, HALF_OPEN = 1000, 500
 SLOW_BYTES, BYTES_PER_SECOND = 2 * 10**9, 10_000
+REFUSED_SECONDS = (10.0, 12.0)
+"""In which time a body at this rate must be refused."""
 PREDICTIONS = 1500
 """For each measurement, one after the other; /health/live is asked after every tenth."""
 
 
 class Connections:
-    """Clients that send nothing, half of a request, or a large body slowly, and connect again when closed."""
+    """Clients that send nothing, half of a request, or a large body slowly, and connect again when closed.
+
+    Attributes
+    ----------
+    refusals
+        The status of each answer to the slow body, and after how many seconds it came.
+    """
 
     def __init__(self, host: str, port: int, image: bytes) -> None:
         self._address = host, port
@@ -36,6 +45,7 @@ class Connections:
         self._half = whole[: len(whole) // 2]
         self._tasks: list[asyncio.Task[None]] = []
         self._opened = 0
+        self.refusals: list[tuple[int, float]] = []
         self._all_open = asyncio.Event()
 
     async def start(self) -> None:
@@ -68,12 +78,17 @@ class Connections:
         piece = b"%x\r\n%b\r\n" % (BYTES_PER_SECOND // 10, bytes(BYTES_PER_SECOND // 10))
         while True:
             with suppress(ConnectionError):
-                _, writer = await asyncio.open_connection(*self._address)
+                reader, writer = await asyncio.open_connection(*self._address)
+                began = time.monotonic()
+                answer = asyncio.create_task(reader.readline())
                 writer.write(head + b"Transfer-Encoding: chunked\r\n\r\n")
                 for _ in range(SLOW_BYTES // len(piece)):
                     writer.write(piece)
                     await writer.drain()
-                    await asyncio.sleep(0.1)
+                    if (await asyncio.wait([answer], timeout=0.1))[0]:
+                        break
+                self.refusals.append((int((await answer).split()[1]), time.monotonic() - began))
+                writer.close()
 
 
 async def measure(url: str, image: bytes) -> tuple[float, float, float]:
@@ -101,14 +116,20 @@ async def run(url: str) -> int:
     await measure(url, image)
     rows = {"alone": await measure(url, image)}
     await connections.start()
+    began = time.monotonic()
     rows["with connections"] = await measure(url, image)
+    await asyncio.sleep(max(0.0, 2 * REFUSED_SECONDS[1] - (time.monotonic() - began)))
     await connections.stop()
     rows["alone again"] = await measure(url, image)
     for name, (median, p99, live) in rows.items():
         print(f"{name:17} /predict median {median:.2f} ms, p99 {p99:.2f} ms; /health/live max {live:.2f} ms")
+    for status, seconds in connections.refusals:
+        print(f"the slow body was refused with {status} after {seconds:.1f} s")
+    first, last = REFUSED_SECONDS
+    refused = connections.refusals and all(s == 408 and first <= t <= last for s, t in connections.refusals)
     calm = max(rows["alone"][1], rows["alone again"][1])
     _, p99, live = rows["with connections"]
-    return int(p99 > 2 * calm or live > 100)
+    return int(p99 > 2 * calm or live > 100 or not refused)
 
 
 def main() -> int:

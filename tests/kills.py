@@ -27,7 +27,7 @@ def main() -> int:
         print(f"{time.monotonic() - began:6.0f} s: {line}", flush=True)
 
     with tempfile.TemporaryDirectory(prefix="boxcal-kills-") as folder:
-        stages = Counter(rounds(Path(folder), given.count, given.seed, report))
+        stages = Counter(rounds(Path(folder) / "data", given.count, given.seed, report))
     print(f"{given.count} of {given.count} starts are right. Killed in: {dict(stages.most_common())}")
     return 0
 

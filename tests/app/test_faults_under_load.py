@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ FIT: dict[str, Any] = {
     "data": {"method": "ts", "activate": "always"},
 }
 STOPPED_SECONDS = 30
+DISK_BYTES = 64 * 2**20
 WRITES = ("/calibrators/0/activate", "/calibrators/rollback")
 OBEY_PERMISSIONS = """
 import ctypes, struct
@@ -97,6 +100,49 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
                 for folder in folders:
                     folder.chmod(0o700)
             fit(service)
+
+
+@pytest.fixture
+def whole_disk(tmp_path: Path) -> Iterator[Path]:
+    """An ext4 file system in a file."""
+    image, disk = tmp_path / "image", tmp_path / "disk"
+    disk.mkdir()
+    with image.open("wb") as file:
+        file.truncate(DISK_BYTES)
+    if shutil.which("mkfs.ext4") is None or ended("mkfs.ext4", "-q", image) or mount(image, disk):
+        pytest.skip("mounting a file system takes root and a loop device")
+    yield disk
+    ended("umount", "--lazy", disk)
+
+
+def ended(*command: str | Path) -> int:
+    """Run a command; gives its exit status."""
+    return subprocess.run(command, check=False, capture_output=True).returncode
+
+
+def mount(image: Path, disk: Path) -> int:
+    return ended("mount", "-o", "loop,errors=remount-ro", image, disk)
+
+
+@pytest.mark.long
+def test_a_disk_that_becomes_read_only(whole_disk: Path) -> None:
+    """As Linux makes it after an error of the device; repaired, it has what was acknowledged."""
+    with Service(whole_disk / "data") as service:
+        fit(service)
+        with load(service):
+            assert ended("mount", "-o", "remount,abort", whole_disk) == 0
+            with pytest.raises(OSError, match="Read-only"):
+                (whole_disk / "any").touch()
+            for path in WRITES:
+                assert problem(service.client.post(path)) == (503, "registry-unavailable")
+            assert problem(service.client.post("/fit", **FIT)) == (503, "storage-unavailable")
+            assert service.client.get("/health/ready").json()["calibrator"] == 1
+    assert ended("umount", whole_disk) == 0
+    assert ended("e2fsck", "-f", "-y", whole_disk.with_name("image")) in (0, 1)
+    assert mount(whole_disk.with_name("image"), whole_disk) == 0
+    with Service(whole_disk / "data") as service:
+        assert service.client.get("/health/ready").json()["calibrator"] == 1
+        assert service.client.post(WRITES[0]).is_success
 
 
 @pytest.mark.long

@@ -30,13 +30,88 @@ from tests.hostile.seeds import Seed
 
 UPLOAD = validation_npz(400)
 METHODS = ("ts", "pb")
-CHECK_SECONDS, PRUNE_SECONDS = 0.6, 0.3
+CHECK_SECONDS, PRUNE_SECONDS, KEYS_SECONDS = 0.6, 0.3, 0.4
 CALL_SECONDS = 0.02
 """Of an activation or a rollback."""
 LOGITS, _ = overconfident(5, seed=9)
 KEPT_BYTES_PER_FIT = 4096
 SLACK_BYTES = 3 * 2**20
 """For the reports of the versions that a prune keeps: the newest, the active one and the one before it."""
+
+
+class Keys:
+    """The API keys that `boxcal keys` has created and revoked, as files beside the data folder.
+
+    `ID.key` has a whole key, whose creation is thereby acknowledged; `ID.asked` says that its revocation has
+    begun, and `ID.revoked` that it was acknowledged.
+    """
+
+    def __init__(self, service: PreloadedService) -> None:
+        self._service = service
+        self._folder = service.data_dir.with_name("keys")
+        self._folder.mkdir(exist_ok=True)
+
+    def create(self, scope: str, seconds: float | None = None) -> str:
+        """Create a key, and kill that after so many seconds; returns the key, or "" if it was killed."""
+        output = self._folder / "new"
+        output.unlink(missing_ok=True)
+        self._run("create", scope, "--scope", scope, "--output", str(output), seconds=seconds)
+        if not output.exists():
+            return ""
+        key = output.read_text().strip()
+        output.rename(self._folder / f"{id_of(key)}.key")
+        return key
+
+    def revoke(self, seconds: float) -> bool:
+        """Revoke a valid key, and kill that after so many seconds; returns whether it was acknowledged."""
+        valid = [file for file in self._keys() if not self._was(file, "asked")]
+        chosen = id_of(valid[-1].read_text() if valid else self.create("predict"))
+        (self._folder / f"{chosen}.asked").touch()
+        self._run("revoke", chosen, seconds=seconds)
+        if f"The API key {chosen} is revoked." not in self._service.log():
+            return False
+        (self._folder / f"{chosen}.revoked").touch()
+        return True
+
+    def check(self) -> None:
+        """The registry has each acknowledged key and revocation, and each with its entry of the audit log."""
+        with database(self._service) as connection:
+            stored = dict(connection.execute("SELECT id, revoked_at IS NOT NULL FROM api_keys"))
+            entries = "SELECT substr(subject, 5) FROM audit WHERE action = ?"
+            logged = {
+                action: {row[0] for row in connection.execute(entries, (action,))}
+                for action in ("create-key", "revoke-key")
+            }
+        assert logged["create-key"] == set(stored)
+        assert logged["revoke-key"] == {key_id for key_id, is_revoked in stored.items() if is_revoked}
+        for file in self._keys():
+            if self._was(file, "revoked") or not self._was(file, "asked"):
+                assert stored[file.stem] == self._was(file, "revoked")
+            if file in self._keys()[-3:]:  # the service knows what the registry has
+                headers = {"Authorization": f"Bearer {file.read_text().strip()}"}
+                answer = self._service.client.post(
+                    "/calibrate", json={"logits": [[0.0] * 10]}, headers=headers
+                )
+                assert answer.status_code == (401 if stored[file.stem] else 200)
+
+    def _run(self, *arguments: str, seconds: float | None) -> None:
+        process = self._service.spawn("keys", *arguments)
+        if seconds is not None:
+            time.sleep(seconds)
+            process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def _keys(self) -> list[Path]:
+        """The files of all keys but the first, which the tests themselves use; oldest first."""
+        return sorted(self._folder.glob("*.key"), key=lambda file: file.stat().st_mtime_ns)[1:]
+
+    def _was(self, key: Path, what: str) -> bool:
+        return key.with_suffix(f".{what}").exists()
+
+
+def id_of(key: str) -> str:
+    """The id that a key contains."""
+    return key.split("_")[1]
 
 
 class Client:
@@ -51,7 +126,8 @@ class Client:
     def post(self, path: str, **arguments: Any) -> dict[str, Any] | None:
         self.asked.append(path)
         try:
-            with httpx.Client(base_url=self._service.url, timeout=280) as client:
+            headers = self._service.client.headers
+            with httpx.Client(base_url=self._service.url, headers=headers, timeout=280) as client:
                 response = client.post(path, **arguments)
         except httpx.TransportError:
             return None
@@ -165,7 +241,8 @@ def disturb_upload(service: PreloadedService, _: Client, moment: float) -> str:
     body = form(UPLOAD, method="ts", activate="never")
     address = httpx.URL(service.url)
     line = socket.create_connection((address.host, address.port or 0), timeout=60)
-    whole = request(Seed("POST", "/fit", CONTENT_TYPE, body))
+    key = f"Authorization: {service.client.headers['Authorization']}"
+    whole = request(Seed("POST", "/fit", CONTENT_TYPE, body), [key])
     line.sendall(whole[: int(moment * len(whole))])
     folder = next(path for path in (service.data_dir / "work").iterdir() if path.is_dir())
     while moment > 0.5 and not any(path.is_dir() for path in folder.iterdir()):
@@ -221,6 +298,18 @@ def disturb_prune(service: PreloadedService, _: Client, moment: float) -> str:
     return "prune"
 
 
+def disturb_key_creation(service: PreloadedService, _: Client, moment: float) -> str:
+    """Kill `boxcal keys create` on its own at a moment of its work."""
+    created = Keys(service).create("predict", moment * KEYS_SECONDS)
+    return "key creation, acknowledged" if created else "key creation"
+
+
+def disturb_revocation(service: PreloadedService, _: Client, moment: float) -> str:
+    """Kill `boxcal keys revoke` on its own at a moment of its work."""
+    revoked = Keys(service).revoke(moment * KEYS_SECONDS)
+    return "revocation, acknowledged" if revoked else "revocation"
+
+
 Disturb = Callable[[PreloadedService, Client, float], str]
 KINDS: dict[str, tuple[Disturb, Callable[[Client], None] | None]] = {
     "activation": (disturb_activation, Client.activate),
@@ -228,6 +317,8 @@ KINDS: dict[str, tuple[Disturb, Callable[[Client], None] | None]] = {
     "rollback": (disturb_rollback, Client.activate),
     "check": (disturb_check, Client.submit),
     "prune": (disturb_prune, None),
+    "key creation": (disturb_key_creation, None),
+    "revocation": (disturb_revocation, None),
     "fit": (disturb_fit, Client.fit),
 }
 """What is under way at the kill: how the moment is found, and what a client does until then."""
@@ -255,6 +346,7 @@ def crash(service: PreloadedService, kind: str, moment: float) -> str:
     assert service.client.get("/health/ready").json()["calibrator"] == last
     check_answers(service, last)
     check_remains(service)
+    Keys(service).check()
     for answer in client.acknowledged:
         if "state" in answer:
             assert service.client.get(f"/fits/{answer['id']}").is_success
@@ -272,6 +364,7 @@ def rounds(folder: Path, count: int, seed: int, report: Callable[[str], None] = 
     moments = {kind: iter(spread(rng, kinds.count(kind))) for kind in set(kinds)}
     found = []
     with Preloaded() as preloaded, PreloadedService(preloaded, folder) as service:
+        service.client.headers["Authorization"] = f"Bearer {Keys(service).create('admin')}"
         for _ in range(2):
             fit_and_activate(service)
         before = compacted(service)

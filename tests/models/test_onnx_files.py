@@ -158,6 +158,15 @@ def test_the_fingerprint_covers_what_is_declared(tmp_path: Path) -> None:
     assert load(path).fingerprint == fingerprints[0]
 
 
+def test_the_fingerprint_covers_the_output(tmp_path: Path) -> None:
+    path = write_onnx(tmp_path / "m.onnx", outputs=("logits", "others"))
+    fingerprints = []
+    for output in ("logits", "others"):
+        declare(path, output=output)
+        fingerprints.append(load(path).fingerprint)
+    assert fingerprints[0] != fingerprints[1]
+
+
 def test_the_fingerprint_covers_external_weights_of_any_name(tmp_path: Path) -> None:
     model = onnx.load(write_onnx(tmp_path / "whole.onnx"))
     path = tmp_path / "m.onnx"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import resource
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ from tests.app.fitting.validation_data import validation_npz
 from tests.app.running import Service as RunningService
 from tests.app.running import running
 
+PAUSE = 0.01
+"""Seconds between two predictions, so that the service has time for the fit that is watched."""
 RECORDED = """
 import atexit, json, os, sys, zipfile
 opened, original = [], zipfile.ZipFile.__init__
@@ -69,7 +73,7 @@ def test_the_server_never_imports_the_readers_of_uploads(
 
 
 class Load:
-    """A client that predicts without a pause, and keeps the answers that were no success."""
+    """A client that predicts again and again, and keeps the answers that were no success."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -94,6 +98,7 @@ class Load:
                 self.answers += 1
                 if not answer.is_success:
                     self.failures.append(answer.text)
+                time.sleep(PAUSE)
 
 
 @pytest.fixture(scope="module")
@@ -147,34 +152,44 @@ CAUSES: dict[str, tuple[Callable[[int], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("cause", CAUSES)
+STAGES = ("check", "fitting", "drawing")
+QUICK = set(zip(CAUSES, STAGES, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("cause", "stage"),
+    [
+        pytest.param(*pair, marks=[] if pair in QUICK else [pytest.mark.long])
+        for pair in itertools.product(CAUSES, STAGES)
+    ],
+)
 def test_a_worker_that_dies_costs_its_own_upload_alone(
-    served: RunningService, cause: str, monkeypatch: pytest.MonkeyPatch
+    served: RunningService, cause: str, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It dies during the check, the fit and the drawing, while predictions go on; then a fit succeeds."""
+    """It dies during the check, the fit or the drawing, while predictions go on; then a fit succeeds."""
     end, reason = CAUSES[cause]
     jobs, update = served.state.fit_jobs, Job.update
     good = validation_npz(50)
-    # The worker that the first fit started does the others, however long they take.
+    # The worker that is left does the others, however long they take.
     monkeypatch.setattr("boxcal.app.fitting.worker.IDLE_SECONDS", 3600.0)
+
+    def update_and_end(job: Job, record: FitRecord) -> None:
+        if record.stage.startswith(stage) and not job.record.stage.startswith(stage):
+            end(pid_of(jobs._runner._worker))
+        update(job, record)
+
     with Load(served.url) as load:
-        assert fit(served, good).json()["state"] == "succeeded"
         with monkeypatch.context() as patched:
-            patched.setattr(jobs._checker, "_started", ends_with_its_task(jobs._checker, end))
-            refused = fit(served, good)
-        assert refused.status_code == 422
-        assert (reason or "could not be read within the memory limit of") in refused.json()["detail"]
-        for stage in ("fitting", "drawing"):
-
-            def update_and_end(job: Job, record: FitRecord, stage: str = stage) -> None:
-                if record.stage.startswith(stage) and not job.record.stage.startswith(stage):
-                    end(pid_of(jobs._runner._worker))
-                update(job, record)
-
-            with monkeypatch.context() as patched:
+            if stage == "check":
+                patched.setattr(jobs._checker, "_started", ends_with_its_task(jobs._checker, end))
+            else:
                 patched.setattr(Job, "update", update_and_end)
-                failed = fit(served, good).json()
-            assert failed["state"] == "failed", (stage, failed)
-            assert reason in failed["error"]
+            ended = fit(served, good)
+        if stage == "check":
+            assert ended.status_code == 422
+            assert (reason or "could not be read within the memory limit of") in ended.json()["detail"]
+        else:
+            assert ended.json()["state"] == "failed", ended.text
+            assert reason in ended.json()["error"]
         assert fit(served, good).json()["state"] == "succeeded"
     assert (load.failures, load.answers > 0) == ([], True)
