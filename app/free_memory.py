@@ -1,7 +1,7 @@
 """Gives memory that requests no longer need back to the system.
 
-glibc keeps much of what a large request frees, in the arena of each thread and between small blocks that stay.
-So the memory of the process grows with every new mix of large bodies. `malloc_trim` returns the free pages
+glibc keeps much of what a large request frees, in the arena of each thread and between small blocks that
+stay: the memory of the process grows with every new mix of large bodies. `malloc_trim` returns the free pages
 within some milliseconds. Whoever needs them again pays for that: it is called rarely, and only after growth.
 """
 
