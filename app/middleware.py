@@ -58,6 +58,8 @@ class DirectRequest(Request):
                 part = piece[start : start + CHUNK]
                 sent += len(part)
                 await self._send({"type": "http.response.body", "body": part, "more_body": sent < length})
+                if sent < length:
+                    await asyncio.sleep(0)  # a client that reads quickly would never let others run
 
 
 Endpoint = Callable[[DirectRequest], Awaitable[None]]

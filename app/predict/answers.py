@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice
@@ -13,6 +13,7 @@ import orjson
 from numpy.typing import NDArray
 
 from boxcal.app.activation.active import ServedCalibrator
+from boxcal.app.predict.giving_way import give_way
 from boxcal.app.predict.options import Options
 from boxcal.app.responses import STAGES
 
@@ -98,13 +99,14 @@ class CalibratedAnswer:
     seconds: Mapping[str, float]
     ids: Sequence[str] | None = None
 
-    def confidences(self) -> list[float]:
-        """Return the largest probability of each row."""
+    def confidences(self) -> Iterator[float]:
+        """Give the largest probability of each row."""
         if len(self.rows) == 1:
             row = self.rows.probabilities[0]
-            return [row[row.argmax()].item()]
-        values: list[float] = self.rows.probabilities.max(axis=1).tolist()
-        return values
+            yield row[row.argmax()].item()
+            return
+        for start in range(0, len(self.rows), PIECE_NUMBERS):
+            yield from self.rows.probabilities[start : start + PIECE_NUMBERS].max(axis=1).tolist()
 
     def bound_hits(self) -> tuple[int, int]:
         """Count the probabilities that are equal to a lower bound above 0 and to an upper bound below 1."""
@@ -130,6 +132,7 @@ class CalibratedAnswer:
         pieces = [_dumps(head)[:-1] + b',"predictions":[' + next(written)]
         while run := list(islice(written, PIECE_ROWS)):
             pieces.append(b"," + b",".join(run))
+            give_way()
         return [*pieces, b'],"timing_ms":' + _dumps(timing) + b"}"]
 
     def _prediction(self, row: int) -> dict[str, Any]:

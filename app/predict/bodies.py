@@ -237,9 +237,11 @@ def inputs_fold(limit: int, inputs: ModelInputs) -> Fold:
 
 
 def _input(item: Any, name: str) -> Input:
-    if isinstance(item, dict) and len(item) == 1:
-        if isinstance(text := item.get("image"), str):
+    if isinstance(item, dict):
+        if len(item) == 1 and isinstance(text := item.get("image"), str | memoryview):
             return Input("image", from_base64(text, name))
+        item = {key: str(one, "utf-8") if isinstance(one, memoryview) else one for key, one in item.items()}
+    if isinstance(item, dict) and len(item) == 1:
         member, value = next(iter(item.items()))
         if isinstance(value, MEMBERS.get(member, ())):
             return Input(member, value)
@@ -285,7 +287,7 @@ def _decoded(body: bytes) -> str:
         raise InvalidInput(f"The text is not UTF-8: {error}.") from error
 
 
-def from_base64(text: str, name: str) -> bytes:
+def from_base64(text: str | memoryview, name: str) -> bytes:
     """Decode an image in base64 in pieces, so that other threads can run between.
 
     Raises
@@ -293,7 +295,7 @@ def from_base64(text: str, name: str) -> bytes:
     InvalidInput
         It is not base64; `name` names the input.
     """
-    piece = 16 * large_json.PIECE
+    piece = 4 * large_json.PIECE
     decoded = []
     try:
         for start in range(0, len(text), piece):
@@ -305,7 +307,7 @@ def from_base64(text: str, name: str) -> bytes:
     return b"".join(decoded)
 
 
-async def read_body(request: Request) -> Body:
+async def read_body(request: Request) -> bytes:
     """Receive a whole body.
 
     Raises
@@ -313,20 +315,16 @@ async def read_body(request: Request) -> Body:
     MalformedBody
         It is empty.
     """
-    whole: Body = b""
+    chunks: list[bytes] = []
     more = True
     while more:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        chunk: bytes = message.get("body", b"")
-        if not whole:
-            whole = chunk
-        elif chunk:  # grows without a copy of all that has arrived, which would stop the event loop
-            if isinstance(whole, bytes):
-                whole = bytearray(whole)
-            whole += chunk
+        if chunk := message.get("body", b""):
+            chunks.append(chunk)
         more = message.get("more_body", False)
+    whole = chunks[0] if len(chunks) == 1 else await unblocked(sum(map(len, chunks)), b"".join, chunks)
     if not whole:
         raise MalformedBody("The body is empty.")
     return whole

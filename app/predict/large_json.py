@@ -18,6 +18,7 @@ import numpy as np
 import orjson
 
 from boxcal.app.errors import BodyTooLarge, InvalidParameter, MalformedBody
+from boxcal.app.predict.giving_way import give_way
 
 Body = bytes | bytearray
 
@@ -48,7 +49,8 @@ class Fold:
     Attributes
     ----------
     of_run
-        Called with a run of items and the position of the first; what it returns is kept.
+        Called with a run of items and the position of the first; what it returns is kept. In an item that is
+        an object of more than a piece, strings of more than a piece may be `memoryview`s of their UTF-8.
     max_values
         Most numbers or other values of one item.
     """
@@ -111,12 +113,16 @@ def _check_counts(body: Body) -> None:
 
 def _count(body: Body, start: int, end: int, marks: bytes) -> int:
     symbols = np.frombuffer(body, np.uint8)[start:end]
-    blocks = [symbols[place : place + 16 * PIECE] for place in range(0, len(symbols), 16 * PIECE)]
-    return sum(int(np.count_nonzero(block == mark)) for block in blocks for mark in marks)
+    count = 0
+    for place in range(0, len(symbols), 16 * PIECE):
+        block = symbols[place : place + 16 * PIECE]
+        count += sum(int(np.count_nonzero(block == mark)) for mark in marks)
+        give_way()
+    return count
 
 
 def _value(body: Body, start: int, end: int) -> Any:
-    if end - start > PIECE and body[start] == QUOTE and body.find(b"\\", start, end) < 0:
+    if _is_long_and_plain(body, start, end):
         return str(memoryview(body)[start + 1 : end - 1], "utf-8")
     if end - start <= PIECE or body[start] not in (OPEN_LIST, OPEN_OBJECT):
         return orjson.loads(memoryview(body)[start:end])
@@ -125,7 +131,20 @@ def _value(body: Body, start: int, end: int) -> Any:
     return _list(body, start, end)
 
 
-def _object(body: Body, start: int, end: int, folds: Mapping[str, Fold] | None = None) -> dict[str, Any]:
+def _is_long_and_plain(body: Body, start: int, end: int) -> bool:
+    """Whether the value is a string of more than a piece without escapes."""
+    return end - start > PIECE and body[start] == QUOTE and body.find(b"\\", start, end) < 0
+
+
+def _object(
+    body: Body,
+    start: int,
+    end: int,
+    folds: Mapping[str, Fold] | None = None,
+    *,
+    views: bool = False,
+) -> dict[str, Any]:
+    """Parse an object; with `views`, long strings that are its members stay where they are."""
     members: dict[str, Any] = {}
     position = start
     while position + 1 != end:
@@ -140,6 +159,8 @@ def _object(body: Body, start: int, end: int, folds: Mapping[str, Fold] | None =
         fold = folds.get(name) if folds else None
         if fold is not None and value_end - value_start > PIECE and body[value_start] == OPEN_LIST:
             members[name] = _folded(body, value_start, value_end, name, fold)
+        elif views and _is_long_and_plain(body, value_start, value_end):
+            members[name] = memoryview(body)[value_start + 1 : value_end - 1]
         else:
             members[name] = _value(body, value_start, value_end)
         if len(members) > MAX_MEMBERS:
@@ -159,14 +180,20 @@ def _list(body: Body, start: int, end: int) -> list[Any]:
 
 def _folded(body: Body, start: int, end: int, name: str, fold: Fold) -> Folded:
     parts, count = [], 0
-    for run in _runs(body, start, end, name, fold.max_values):
+    for run in _runs(body, start, end, name, fold.max_values, views=True):
         parts.append(fold.of_run(run, count))
         count += len(run)
     return Folded(parts, count)
 
 
 def _runs(
-    body: Body, start: int, end: int, name: str = "", max_values: int = MAX_VALUES
+    body: Body,
+    start: int,
+    end: int,
+    name: str = "",
+    max_values: int = MAX_VALUES,
+    *,
+    views: bool = False,
 ) -> Iterator[list[Any]]:
     """Parse a list: yield runs of its items of about a piece."""
     run: list[Any] = [None]
@@ -181,11 +208,15 @@ def _runs(
                 raise _malformed(item_end)
             if (values := _count(body, item, item_end, b",") + 1) > max_values:
                 raise InvalidParameter(f"{name}[{count}] has {values:,} values; the limit is {max_values:,}.")
-            run = [_value(body, item, item_end)]
+            if views and body[item] == OPEN_OBJECT:
+                run = [_object(body, item, item_end, views=True)]
+            else:
+                run = [_value(body, item, item_end)]
         if not run and last + 1 != end:
             raise _malformed(first)
         count += len(run)
         yield run
+        give_way()
     if count and not run:
         raise _malformed(end)
 
@@ -224,9 +255,9 @@ def _end(body: Body, start: int) -> int:
         return found.end()
     depth, position = 0, start
     while True:
-        found = STRUCTURE.search(body, position, position + 16 * PIECE)
+        found = STRUCTURE.search(body, position, position + 4 * PIECE)
         if found is None:
-            position += 16 * PIECE
+            position += 4 * PIECE
             if position >= len(body):
                 raise _malformed(len(body))
             continue

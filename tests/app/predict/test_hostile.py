@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import struct
+import sys
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,8 +21,10 @@ import pytest
 
 from boxcal.app.errors import BoxcalError
 from boxcal.app.predict import large_json
+from boxcal.app.predict.arrays import read_rows
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.responses import Answer
+from boxcal.app.server import SWITCH_SECONDS
 from boxcal.models import decoding
 from boxcal.models.digits_data import Digits
 from tests.app.running import Service
@@ -144,6 +151,29 @@ def test_large_json_does_not_stop_the_event_loop(
         answer = httpx.post(f"{service.url}{path}", content=body, headers=JSON, timeout=120)
     assert answer.status_code in statuses, answer.text[:300]
     assert watch.longest < 1
+
+
+def test_a_thread_that_parses_lets_others_run() -> None:
+    """Counted is its own processor time, without that in which this thread waited for a processor."""
+    row = orjson.dumps(np.random.default_rng(0).normal(size=10).tolist())
+    body = b'{"logits":[%b]}' % b",".join([row] * 150_000)
+    fold = large_json.Fold(lambda run, first: read_rows(run, 10, "logits", first), 10)
+    thread = threading.Thread(target=large_json.parse, args=(body, {"logits": fold}))
+    scheduled = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+    turns = []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        thread.start()
+        clock = time.pthread_getcpuclockid(thread.ident or 0)
+        while thread.is_alive():
+            with suppress(OSError):  # it has just ended
+                turns.append((time.clock_gettime(clock), 1e-9 * int(scheduled.read_text().split()[1])))
+            time.sleep(0.0005)
+    finally:
+        sys.setswitchinterval(interval)
+    ran, waited = np.diff(turns, axis=0).T
+    assert (ran - waited).max() < 0.015, np.sort(ran - waited)[-5:]
 
 
 def test_pieces_are_parsed_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
