@@ -240,7 +240,9 @@ def _input(item: Any, name: str) -> Input:
     if isinstance(item, dict):
         if len(item) == 1 and isinstance(text := item.get("image"), str | memoryview):
             return Input("image", from_base64(text, name))
-        item = {key: str(one, "utf-8") if isinstance(one, memoryview) else one for key, one in item.items()}
+        item = {
+            key: large_json.text_of(one) if isinstance(one, memoryview) else one for key, one in item.items()
+        }
     if isinstance(item, dict) and len(item) == 1:
         member, value = next(iter(item.items()))
         if isinstance(value, MEMBERS.get(member, ())):

@@ -123,12 +123,26 @@ def _count(body: Body, start: int, end: int, marks: bytes) -> int:
 
 def _value(body: Body, start: int, end: int) -> Any:
     if _is_long_and_plain(body, start, end):
-        return str(memoryview(body)[start + 1 : end - 1], "utf-8")
+        return text_of(memoryview(body)[start + 1 : end - 1])
     if end - start <= PIECE or body[start] not in (OPEN_LIST, OPEN_OBJECT):
         return orjson.loads(memoryview(body)[start:end])
     if body[start] == OPEN_OBJECT:
         return _object(body, start, end)
     return _list(body, start, end)
+
+
+def text_of(view: memoryview) -> str:
+    """Decode a long string.
+
+    Raises
+    ------
+    MalformedBody
+        It is not UTF-8.
+    """
+    try:
+        return str(view, "utf-8")
+    except UnicodeDecodeError as error:
+        raise MalformedBody(f"The body is not JSON: a string is not UTF-8: {error.reason}.") from error
 
 
 def _is_long_and_plain(body: Body, start: int, end: int) -> bool:

@@ -153,6 +153,16 @@ def test_large_json_does_not_stop_the_event_loop(
     assert watch.longest < 1
 
 
+@pytest.mark.parametrize("member", ["image", "text", "unknown"])
+def test_long_strings_that_are_not_utf_8_are_refused(http: httpx.Client, member: str) -> None:
+    for path, body in (
+        ("/predict", b'{"inputs":[{"%b":"%b"}]}'),
+        ("/calibrate", b'{"logits":[[0]],"%b":"%b"}'),
+    ):
+        refused = http.post(path, content=body % (member.encode(), b"\xff" * 2**17), headers=JSON)
+        assert refused.status_code in (400, 422), refused.text
+
+
 def test_a_thread_that_parses_lets_others_run() -> None:
     """Counted is its own processor time, without that in which this thread waited for a processor."""
     row = orjson.dumps(np.random.default_rng(0).normal(size=10).tolist())
@@ -190,9 +200,17 @@ def test_pieces_are_parsed_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None
             return [value(depth + 1) for _ in range(rng.integers(0, 10))]
         return {f'k{n}"': value(depth + 1) for n in range(rng.integers(0, 8))}
 
+    def whole_run(run: list[Any]) -> list[Any]:
+        """Decode the long strings of large items."""
+        for item in run:
+            if isinstance(item, dict):
+                for name, value in item.items():
+                    item[name] = large_json.text_of(value) if isinstance(value, memoryview) else value
+        return run
+
     def parsed(body: bytes | bytearray) -> Any:
         """Parse with a fold, and put its runs together again."""
-        fold = large_json.Fold(lambda run, first: (first, run), 10**9)
+        fold = large_json.Fold(lambda run, first: (first, whole_run(run)), 10**9)
         document = large_json.parse(body, dict.fromkeys(['k0"', 'k1"'], fold))
         for name, value in document.items() if isinstance(document, dict) else ():
             if isinstance(value, large_json.Folded):
