@@ -101,18 +101,28 @@ class FeedbackItem(TypedDict, total=False):
     key: str
 
 
-def feedback(items: Mapping[str, str | int] | Sequence[FeedbackItem]) -> Call[Feedback]:
+TABLES = {".csv": "text/csv", ".parquet": "application/vnd.apache.parquet"}
+"""Types of the files of labels that the service reads, by suffix."""
+
+
+def feedback(items: Mapping[str, str | int] | Sequence[FeedbackItem] | Path) -> Call[Feedback]:
     """Give the true labels of predictions (`POST /feedback`); sending them twice is harmless.
 
     Parameters
     ----------
     items
-        Labels by the `id` of their prediction, or a list of items.
+        Labels by the `id` of their prediction, a list of items, or the path of a `.csv` or `.parquet` file
+        with a column for each member.
     """
-    listed = (
-        [{"id": own, "label": label} for own, label in items.items()] if isinstance(items, Mapping) else items
-    )
-    body = {"content": json.dumps({"items": listed}), "headers": {"content-type": "application/json"}}
+    if isinstance(items, Path):
+        kind = TABLES.get(items.suffix.lower())
+        if kind is None:
+            raise ValueError(f"{items} is neither a .csv nor a .parquet file")
+        body: dict[str, Any] = {"content": items.read_bytes(), "headers": {"content-type": kind}}
+    else:
+        if isinstance(items, Mapping):
+            items = [{"id": own, "label": label} for own, label in items.items()]
+        body = {"content": json.dumps({"items": items}), "headers": {"content-type": "application/json"}}
     return Call("POST", "/feedback", _one(Feedback), body, extra_seconds=FEEDBACK_SECONDS)
 
 

@@ -82,3 +82,8 @@ REFUSALS: dict[str, type[BoxcalError]] = {
     )
 }
 """Errors that the check of an upload can return, by `type`."""
+
+TABLE_REFUSALS: dict[str, type[BoxcalError]] = {
+    leaf.type: leaf for leaf in (MalformedBody, InvalidParameter, UploadTooLarge, StorageFull)
+}
+"""Errors that reading a table of labels can return, by `type`."""

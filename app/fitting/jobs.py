@@ -18,11 +18,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from boxcal.app.activation.activator import Activator
-from boxcal.app.errors import NotReady
+from boxcal.app.errors import MalformedBody, NotReady
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
-from boxcal.app.fitting.errors import REFUSALS, FitAlreadyOver, FitElsewhere, InvalidUpload
+from boxcal.app.fitting.errors import REFUSALS, TABLE_REFUSALS, FitAlreadyOver, FitElsewhere, InvalidUpload
 from boxcal.app.fitting.job import Job
-from boxcal.app.fitting.messages import BUDGET_SECONDS, Checked, CheckTask, RefitOutcome, RefitTask
+from boxcal.app.fitting.messages import (
+    BODY_FILE,
+    BUDGET_SECONDS,
+    ITEMS_FILE,
+    Checked,
+    CheckTask,
+    RefitOutcome,
+    RefitTask,
+    Tabled,
+    TableTask,
+)
 from boxcal.app.fitting.requirements import reads_of_methods
 from boxcal.app.fitting.runner import RECORD_SECONDS, WAITING, FitRunner
 from boxcal.app.fitting.shared import SharedSets
@@ -274,6 +284,38 @@ class FitJobs:
             raise
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def read_labels(self, table: bytes | bytearray, max_rows: int, max_bytes: int) -> bytes:
+        """Let a worker turn a table of labels, Parquet or CSV, into the JSON body of `POST /feedback`.
+
+        Raises
+        ------
+        MalformedBody, InvalidParameter, UploadTooLarge
+            It cannot be read, or is too large.
+        NotReady, StorageFull, StorageUnavailable
+            The service is shutting down; the table cannot be written to the disk.
+        """
+        if self._closing.is_set():
+            raise NotReady(GOING_DOWN)
+        folder: Path | None = None
+        try:
+            with disk_errors_as_problems():
+                folder = await asyncio.to_thread(self._workspace.new_folder, f"labels-{secrets.token_hex(8)}")
+                await asyncio.to_thread((folder / BODY_FILE).write_bytes, table)
+            task = TableTask(folder, tuple(self._summary.labels), max_rows, max_bytes, CHECK_MEMORY_BYTES)
+            try:
+                await self._checker.run(task, Tabled)
+            except TaskRefused as error:
+                raise TABLE_REFUSALS.get(error.problem, MalformedBody)(str(error)) from error
+            except WorkerFailed as error:
+                if self._closing.is_set():
+                    raise NotReady(GOING_DOWN) from error
+                raise MalformedBody(f"The table could not be read. {error}") from error
+            with disk_errors_as_problems():
+                return await asyncio.to_thread((folder / ITEMS_FILE).read_bytes)
+        finally:
+            if folder is not None:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def get(self, fit_id: str) -> FitRecord:
         """Return the record of a fit.

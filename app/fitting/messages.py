@@ -16,6 +16,7 @@ from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.registry.records import ActivatePolicy, FittedCalibrator
 
 BODY_FILE = "body"
+ITEMS_FILE = "items.json"
 BUDGET_SECONDS = 120.0
 """How long `auto` compares methods unless the upload says otherwise."""
 
@@ -97,6 +98,28 @@ class RefitTask:
 
 
 @dataclass(frozen=True, slots=True)
+class TableTask:
+    """To a worker: convert the table of labels in `folder/BODY_FILE` to JSON in `folder/ITEMS_FILE`.
+
+    Attributes
+    ----------
+    labels
+        The class names.
+    max_rows, max_bytes
+        Most rows, and most bytes of the JSON.
+    memory_bytes
+        Memory that the conversion may allocate; None for no limit.
+    """
+
+    folder: Path
+    labels: tuple[str, ...]
+    max_rows: int
+    max_bytes: int
+    memory_bytes: int | None = None
+    kind: Literal["table"] = "table"
+
+
+@dataclass(frozen=True, slots=True)
 class Checked:
     """From a worker: the upload can be fitted; the other attributes are fields of the form."""
 
@@ -105,6 +128,14 @@ class Checked:
     budget_seconds: float
     samples: int
     kind: Literal["checked"] = "checked"
+
+
+@dataclass(frozen=True, slots=True)
+class Tabled:
+    """From a worker: the table was converted."""
+
+    rows: int
+    kind: Literal["tabled"] = "tabled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +199,8 @@ class RefitOutcome:
     kind: Literal["refitted"] = "refitted"
 
 
-Task = CheckTask | FitTask | RefitTask
-Reply = Checked | Advanced | Refused | FitOutcome | RefitOutcome
+Task = CheckTask | FitTask | RefitTask | TableTask
+Reply = Checked | Tabled | Advanced | Refused | FitOutcome | RefitOutcome
 
 TASK: TypeAdapter[Task] = TypeAdapter(Annotated[Task, Field(discriminator="kind")])
 REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])

@@ -25,6 +25,7 @@ from boxcal.app.fitting.messages import (
     RefitOutcome,
     Refused,
     Reply,
+    Tabled,
     Task,
 )
 
@@ -36,7 +37,7 @@ IDLE_SECONDS = 60.0
 MAX_REPLY_BYTES = 2**28
 
 
-Answer = TypeVar("Answer", Checked, FitOutcome, RefitOutcome)
+Answer = TypeVar("Answer", Checked, Tabled, FitOutcome, RefitOutcome)
 
 
 class WorkerFailed(Exception):

@@ -19,7 +19,17 @@ from typing import BinaryIO
 
 from boxcal.app.errors import BoxcalError, InternalError
 from boxcal.app.fitting.errors import InvalidUpload
-from boxcal.app.fitting.messages import REPLY, TASK, Advanced, CheckTask, RefitTask, Refused, Reply, Task
+from boxcal.app.fitting.messages import (
+    REPLY,
+    TASK,
+    Advanced,
+    CheckTask,
+    RefitTask,
+    Refused,
+    Reply,
+    TableTask,
+    Task,
+)
 from boxcal.app.uploads.errors import full_disk_as_problem
 
 NICENESS = 10
@@ -62,6 +72,10 @@ def _result(task: Task, progress: _Reporter) -> Reply:
                 from boxcal.app.fitting.check import check  # noqa: PLC0415
 
                 return check(task)
+            if isinstance(task, TableTask):
+                from boxcal.app.fitting.label_table import read_labels  # noqa: PLC0415
+
+                return read_labels(task)
             if isinstance(task, RefitTask):
                 from boxcal.app.fitting.refit import refit  # noqa: PLC0415
 
@@ -77,12 +91,13 @@ def _refused(task: Task, error: Exception) -> Refused:
     if isinstance(error, BoxcalError):
         return Refused(error.type, error.detail)
     trace = "".join(traceback.format_exception(error, limit=-8))
+    is_read = isinstance(task, CheckTask | TableTask)
     if _is_out_of_memory(error):
         limit = f"{task.memory_bytes:,} bytes" if task.memory_bytes else "this machine"
-        done = "read" if isinstance(task, CheckTask) else "fitted"
+        done = "read" if is_read else "fitted"
         detail = f"The file could not be {done} within the memory limit of {limit}."
         return Refused(InvalidUpload.type, detail, trace)
-    if isinstance(task, CheckTask):
+    if is_read:
         detail = f"The file cannot be read: {type(error).__name__}: {error}"[:1000]
         return Refused(InvalidUpload.type, detail, trace)
     if isinstance(error, ValueError):

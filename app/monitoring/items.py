@@ -1,18 +1,15 @@
-"""Reads the items of `POST /feedback`, from JSON or CSV; an invalid item never stops the others."""
+"""Reads the items of `POST /feedback`; an invalid item never stops the others."""
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import math
 import reprlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from boxcal.app.errors import InvalidParameter, MalformedBody
+from boxcal.app.errors import InvalidParameter
 from boxcal.app.monitoring.records import LARGEST, Label, Problem
 from boxcal.app.predict.options import Labels
 
@@ -20,7 +17,6 @@ MAX_ITEMS = 50_000
 LONGEST_SOURCE = 64
 LONGEST_KEY = 200
 MEMBERS = {"id", "label", "propensity", "source", "logits", "key"}
-COLUMNS = ("id", "label", "propensity", "source")
 
 Read = tuple[list[Label], list[Problem]]
 
@@ -39,7 +35,8 @@ def read_items(items: Any, labels: Labels) -> Read:
     """
     if not isinstance(items, list) or not items:
         raise InvalidParameter("items must be a list of at least one object.")
-    _check_count(len(items))
+    if len(items) > MAX_ITEMS:
+        raise InvalidParameter(f"The request has more than {MAX_ITEMS:,} items, which is the limit.")
     found: list[Label] = []
     problems: list[Problem] = []
     for index, item in enumerate(items):
@@ -50,53 +47,6 @@ def read_items(items: Any, labels: Labels) -> Read:
             shown = sent[:64] if isinstance(sent, str) else None
             problems.append(Problem(index, shown, "malformed", f"items[{index}]: {error}"))
     return found, problems
-
-
-def read_csv(body: bytes, labels: Labels) -> Read:
-    """Read a CSV file whose first line names the columns `id`, `label` and perhaps `propensity`, `source`.
-
-    A label is the name of a class or, where no class has that name, an index.
-
-    Raises
-    ------
-    MalformedBody, InvalidParameter
-        It is not UTF-8 or has other columns; it has no row, or more than `MAX_ITEMS`.
-    """
-    try:
-        rows = csv.reader(io.StringIO(body.decode("utf-8-sig")), strict=True)
-        header = next(rows, [])
-        if not {"id", "label"} <= set(header) or not set(header) <= set(COLUMNS):
-            raise MalformedBody(
-                f"The first line of the CSV has the columns {header!r:.200}; it needs id and label, and may "
-                "have propensity and source."
-            )
-        items: list[Any] = []
-        for row in rows:
-            _check_count(len(items) + 1)
-            items.append(_from_row(header, row, labels) if row else None)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise MalformedBody(f"The body is not CSV: {error}.") from error
-    return read_items([item for item in items if item is not None], labels)
-
-
-def _check_count(count: int) -> None:
-    if count > MAX_ITEMS:
-        raise InvalidParameter(f"The request has more than {MAX_ITEMS:,} items, which is the limit.")
-
-
-def _from_row(header: Sequence[str], row: Sequence[str], labels: Labels) -> Any:
-    if len(row) != len(header):
-        return row
-    item: dict[str, Any] = {name: value for name, value in zip(header, row, strict=True) if value}
-    label, propensity = item.get("label", ""), item.get("propensity")
-    if label not in labels.index and label.isdecimal():
-        item["label"] = int(label)
-    if propensity is not None:
-        try:
-            item["propensity"] = float(propensity)
-        except ValueError:
-            return item
-    return item
 
 
 def _item(index: int, item: Any, labels: Labels) -> Label:

@@ -13,15 +13,16 @@ from boxcal.app.errors import (
     BodyTooLarge,
     InvalidParameter,
     MalformedBody,
+    NotReady,
     QueueFull,
     UnsupportedMediaType,
     problems,
 )
 from boxcal.app.monitoring.errors import NotComparable, TooManyDuels
-from boxcal.app.monitoring.items import Read, read_csv, read_items
+from boxcal.app.monitoring.items import MAX_ITEMS, Read, read_items
 from boxcal.app.monitoring.schemas import (
     BODY,
-    CSV,
+    TABLES,
     AcknowledgeRequest,
     Duel,
     DuelRequest,
@@ -41,6 +42,7 @@ from boxcal.app.registry.errors import (
     RegistryUnavailable,
 )
 from boxcal.app.state import CurrentState
+from boxcal.app.uploads.errors import StorageFull, StorageUnavailable, UploadTooLarge
 
 router = APIRouter(tags=["feedback"])
 
@@ -49,17 +51,29 @@ router = APIRouter(tags=["feedback"])
     "/feedback",
     openapi_extra=BODY,
     responses=problems(
-        MalformedBody, BodyTooLarge, UnsupportedMediaType, InvalidParameter, QueueFull, RegistryUnavailable
+        MalformedBody,
+        BodyTooLarge,
+        UploadTooLarge,
+        UnsupportedMediaType,
+        InvalidParameter,
+        QueueFull,
+        NotReady,
+        StorageFull,
+        StorageUnavailable,
+        RegistryUnavailable,
     ),
 )
 async def give_feedback(request: Request, state: CurrentState) -> Feedback:
     """Store the true labels of earlier predictions, or logits with labels; sending them twice is harmless."""
     kind = header(request, b"content-type").partition(";")[0].strip().lower()
-    if kind not in (JSON, CSV):
+    if kind not in (JSON, *TABLES):
         sent = f"{kind!r:.100}" if kind else "missing"
-        raise UnsupportedMediaType(f"The content type is {sent}; this route accepts {JSON}, {CSV}.")
+        accepted = ", ".join((JSON, *TABLES))
+        raise UnsupportedMediaType(f"The content type is {sent}; this route accepts {accepted}.")
     body = await read_body(request)
-    labels, malformed = await unblocked(len(body), _read, kind, body, state.pipeline.labels)
+    if kind in TABLES:
+        body = await state.fit_jobs.read_labels(body, MAX_ITEMS, state.settings.max_body_bytes)
+    labels, malformed = await unblocked(len(body), _read, body, state.pipeline.labels)
     outcome = await state.feedback.label(labels)
     outcome.problems = sorted([*outcome.problems, *malformed], key=lambda problem: problem.index)
     for result in ("accepted", "duplicates", "conflicts"):
@@ -69,9 +83,7 @@ async def give_feedback(request: Request, state: CurrentState) -> Feedback:
     return Feedback.of(outcome)
 
 
-def _read(kind: str, body: bytes, labels: Labels) -> Read:
-    if kind == CSV:
-        return read_csv(body, labels)
+def _read(body: bytes | bytearray, labels: Labels) -> Read:
     return read_items(json_object(body, ("items",)).get("items"), labels)
 
 

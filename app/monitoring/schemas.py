@@ -8,11 +8,12 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from boxcal.app.monitoring import events
-from boxcal.app.monitoring.items import COLUMNS, MAX_ITEMS
+from boxcal.app.monitoring.items import MAX_ITEMS
 from boxcal.app.monitoring.records import Outcome
 from boxcal.app.predict.bodies import JSON
 
-CSV = "text/csv"
+CSV, PARQUET = "text/csv", "application/vnd.apache.parquet"
+TABLES = (CSV, PARQUET)
 SHOWN_PROBLEMS = 100
 
 LABEL = {
@@ -47,6 +48,7 @@ ITEMS = {
         },
     },
 }
+COLUMNS = "Columns with the names of the members of an item."
 BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -59,7 +61,8 @@ BODY: dict[str, Any] = {
                     "properties": {"items": ITEMS},
                 }
             },
-            CSV: {"schema": {"type": "string", "description": f"Columns {', '.join(COLUMNS)}."}},
+            CSV: {"schema": {"type": "string", "description": COLUMNS}},
+            PARQUET: {"schema": {"type": "string", "format": "binary", "description": COLUMNS}},
         },
     }
 }

@@ -13,10 +13,13 @@ import pytest
 
 from tests.app.fitting.service import Service
 from tests.app.monitoring.traffic import evidence, folded, predict, stream
+from tests.app.running import running
 
-BATCH = 100
-LONGEST = 0.8
+BATCH = 50
+LONGEST = 0.4
 """Seconds of feedback before a kill, at most."""
+
+SETTINGS = {"auto_refit": "off", "model": "logits:10"}
 
 Batches = list[list[dict[str, Any]]]
 
@@ -31,50 +34,59 @@ def batches(ids: list[str], count: int) -> Batches:
     return [items[start : start + BATCH] for start in range(0, count, BATCH)]
 
 
-def prepared(service: Service, count: int) -> Batches:
+def prepared(client: httpx.Client, count: int) -> Batches:
     """Make the predictions, and wait until they are stored."""
     logits, _ = stream(count, 1.3)
-    ids = [
-        own for start in range(0, count, 500) for own in predict(service.client, logits[start : start + 500])
-    ]
-    while service.client.get("/monitor").json()["log"]["rows"] < count:
+    ids = [own for start in range(0, count, 500) for own in predict(client, logits[start : start + 500])]
+    while client.get("/monitor").json()["log"]["rows"] < count:
         time.sleep(0.05)
     return batches(ids, count)
 
 
-def give_until_killed(service: Service, left: Batches, seconds: float) -> Batches:
-    """Give batches in their order until the service is killed; returns those that were not answered."""
+def give(client: httpx.Client, batch: list[dict[str, Any]]) -> int:
+    """Give a batch, and return the last number of the log."""
+    answer: dict[str, Any] = client.post("/feedback", json={"items": batch}).raise_for_status().json()
+    assert answer["accepted"] + answer["duplicates"] == len(batch), answer
+    seq: int = answer["seq"]
+    return seq
+
+
+def give_until_killed(service: Service, every: Batches, done: int, seconds: float) -> int:
+    """Give batches in their order, the first ones again at the end, until the service is killed.
+
+    Returns how many were answered.
+    """
     killer = threading.Timer(seconds, service.kill)
     killer.start()
     try:
-        while left:
-            answer = service.client.post("/feedback", json={"items": left[0]})
-            assert answer.is_success, answer.text
-            counted = answer.json()
-            assert counted["accepted"] + counted["duplicates"] == len(left[0]), counted
-            left = left[1:]
+        while True:
+            give(service.client, every[done % len(every)])
+            done += 1
     except httpx.TransportError:
         pass
     killer.join()
-    return left
+    return done
 
 
 def run(folder: Path, kills: int, count: int) -> None:
-    settings = {"auto_refit": "off", "model": "logits:10"}
-    with Service(folder / "calm", **settings) as calm:
-        for batch in prepared(calm, count):
-            seq = calm.client.post("/feedback", json={"items": batch}).raise_for_status().json()["seq"]
-        expected = folded(calm.client, seq)
+    calm_settings: dict[str, Any] = {**SETTINGS}
+    with (
+        running(folder / "calm", **calm_settings) as calm,
+        httpx.Client(base_url=calm.url, timeout=280) as client,
+    ):
+        for batch in prepared(client, count):
+            seq = give(client, batch)
+        expected = folded(client, seq)
     rng = np.random.default_rng(0)
-    service = Service(folder / "killed", **settings)
-    with service:
-        every = left = prepared(service, count)
+    with Service(folder / "killed", **SETTINGS) as service:
+        every, done = prepared(service.client, count), 0
         for _ in range(kills):
-            left = give_until_killed(service, left, rng.uniform(0.0, LONGEST))
+            done = give_until_killed(service, every, done, rng.uniform(0.0, LONGEST))
             service.start()
-        for batch in [*left, every[-1]]:
-            seq = service.client.post("/feedback", json={"items": batch}).raise_for_status().json()["seq"]
+        for batch in [*every[done:], every[-1]]:
+            seq = give(service.client, batch)
         document = folded(service.client, seq)
+        service.kill()
     assert document["labels"] == expected["labels"] == count
     assert evidence(document) == evidence(expected)
 
@@ -84,5 +96,6 @@ def test_one_kill(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_fifty_kills(tmp_path: Path) -> None:
     run(tmp_path, 50, 20_000)

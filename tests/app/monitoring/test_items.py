@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boxcal.app.errors import InvalidParameter, MalformedBody
+from boxcal.app.errors import InvalidParameter
 from boxcal.app.monitoring import items
-from boxcal.app.monitoring.items import read_csv, read_items
+from boxcal.app.monitoring.items import read_items
 from boxcal.app.predict.options import Labels
 
 LABELS = Labels(["cat", "dog", "7"])
@@ -72,25 +72,6 @@ def test_the_number_of_items_is_limited(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(items, "MAX_ITEMS", 2)
     with pytest.raises(InvalidParameter, match="more than 2 items"):
         read_items([{}] * 3, LABELS)
-    with pytest.raises(InvalidParameter, match="more than 2 items"):
-        read_csv(b"id,label\n" + b"a,1\n" * 3, LABELS)
-
-
-def test_csv() -> None:
-    body = f"id,label,propensity,source\n{ID},dog,0.5,\n\n{ID},1,,me\n{ID},7,,\n{ID},9,,\n{ID},1\n{ID},1,x,\n"
-    found, problems = read_csv(body.encode(), LABELS)
-    assert [(one.index, one.label, one.propensity, one.source) for one in found] == [
-        (0, 1, 0.5, None), (1, 1, None, "me"), (2, 2, None, None),
-    ]  # fmt: skip
-    assert [problem.index for problem in problems] == [3, 4, 5]
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"label\n1\n", b"id,label,other\na,1,2\n", b"\xff\xfe", b'id,label\n"a,1\n']
-)
-def test_what_is_no_csv_is_refused(body: bytes) -> None:
-    with pytest.raises(MalformedBody):
-        read_csv(body, LABELS)
 
 
 JSON = st.recursive(

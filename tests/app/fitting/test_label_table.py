@@ -1,0 +1,90 @@
+"""Tables of labels, as the worker reads them."""
+
+import io
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from boxcal.app.errors import BoxcalError
+from boxcal.app.fitting.label_table import read_labels
+from boxcal.app.fitting.messages import BODY_FILE, ITEMS_FILE, TableTask
+
+LABELS = ("cat", "dog", "7")
+
+
+def converted(folder: Path, body: bytes, max_rows: int = 100, max_bytes: int = 10_000) -> list[Any]:
+    (folder / BODY_FILE).write_bytes(body)
+    rows = read_labels(TableTask(folder, LABELS, max_rows, max_bytes)).rows
+    items: list[Any] = orjson.loads((folder / ITEMS_FILE).read_bytes())["items"]
+    assert len(items) == rows
+    return items
+
+
+def parquet_of(columns: dict[str, Any]) -> bytes:
+    file = io.BytesIO()
+    parquet.write_table(pa.table(columns), file)
+    return file.getvalue()
+
+
+def test_csv(tmp_path: Path) -> None:
+    body = b"\xef\xbb\xbfid,label,propensity,source\na,dog,0.5,\n\na,1,,me\na,7,,\na,1\na,1,x,\n"
+    assert converted(tmp_path, body) == [
+        {"id": "a", "label": "dog", "propensity": 0.5},
+        {"id": "a", "label": 1, "source": "me"},
+        {"id": "a", "label": "7"},  # the name of a class
+        ["a", "1"],
+        {"id": "a", "label": 1, "propensity": "x"},
+    ]
+
+
+def test_csv_of_logits(tmp_path: Path) -> None:
+    body = b'key,logits,label\nx,"[1.5, 2, 3]",cat\ny,nothing,0\n'
+    assert converted(tmp_path, body) == [
+        {"key": "x", "logits": [1.5, 2, 3], "label": "cat"},
+        {"key": "y", "logits": "nothing", "label": 0},
+    ]
+
+
+def test_parquet(tmp_path: Path) -> None:
+    names = pa.array(["dog", "cat"]).dictionary_encode()
+    found = converted(tmp_path, parquet_of({"id": ["a", "b"], "label": names, "propensity": [0.5, None]}))
+    assert found == [{"id": "a", "label": "dog", "propensity": 0.5}, {"id": "b", "label": "cat"}]
+    found = converted(tmp_path, parquet_of({"key": ["x"], "label": [2], "logits": [[1.5, -2.0, 3.0]]}))
+    assert found == [{"key": "x", "label": 2, "logits": [1.5, -2.0, 3.0]}]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"label\n1\n", "it needs label and id"),
+        (b"id,label,other\na,1,2\n", "other"),
+        (b"id,label,label\na,1,2\n", "label"),
+        (b"\xff\xfe", "not CSV"),
+        (b'id,label\n"a,1\n', "not CSV"),
+        (b"id,label\n" + b"a,1\n" * 101, "more than 100 rows"),
+        (b"id,label\n" + b"a" * 10_000 + b",1\n", "more than 10,000 bytes"),
+        (b"id,label\n" + b"a" * 10_001 + b",1\n", "not CSV"),
+        (b"PAR1 and something else", "no readable Parquet"),
+        (parquet_of({"id": ["a"], "label": [1.5]}), "The column `label` has the type double"),
+        (parquet_of({"id": [1], "label": [1]}), "The column `id` has the type int64"),
+        (parquet_of({"key": ["a"], "label": [1], "logits": ["1"]}), "The column `logits`"),
+        (parquet_of({"id": ["a"] * 200, "label": [1] * 200}), "more than 100 rows"),
+        (parquet_of({"id": ["a"], "label": [1], "more": [1]}), "more"),
+    ],
+)
+def test_what_is_no_table_of_labels_is_refused(tmp_path: Path, body: bytes, says: str) -> None:
+    with pytest.raises(BoxcalError, match=says):
+        converted(tmp_path, body)
+
+
+@pytest.mark.parametrize("place", range(4, 400, 36))
+def test_damaged_parquet_is_refused_or_read(tmp_path: Path, place: int) -> None:
+    body = bytearray(parquet_of({"id": ["a", "b"], "label": [1, 2]}))
+    body[place % len(body)] ^= 0xFF
+    with suppress(BoxcalError, ValueError):
+        assert len(converted(tmp_path, bytes(body))) <= 100
