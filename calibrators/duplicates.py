@@ -37,7 +37,7 @@ def _equal_by_chance(logits: Floats) -> bool:
         share = np.unique(column, return_counts=True)[1] / len(column)
         log_chance += float(np.log((share**2).sum()))
     pairs = len(logits) * (len(logits) - 1) / 2
-    return bool(np.log(pairs) + log_chance > 0)
+    return bool(np.log(pairs) + log_chance >= 0)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from boxcal.calibrators.calibrator import Calibrated, Calibrator
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE
-from boxcal.calibrators.folds import fold_of_each
+from boxcal.calibrators.folds import fold_masks
 
 FOLDS = 5
 
@@ -123,23 +123,19 @@ def cross_fit(
     """
     if not 2 <= folds <= len(data):
         raise InvalidDataError(f"cross-fitting takes 2 to N = {len(data)} folds, not {folds}")
-    numbers = fold_of_each(data, folds, seed)
-    filled, fold_of = (
-        np.unique(numbers).tolist(),
-        torch.from_numpy(numbers),
-    )  # fewer than `folds` where most rows are copies
-    rows, blocks = [], []
-    for place, fold in enumerate(filled):
+    masks = fold_masks(data, folds, seed)
+    blocks = []
+    for place, unseen in enumerate(masks):
 
         def tell(fraction: float, stage: str, place: int = place) -> None:
             if progress is not None:
-                progress((place + fraction) / len(filled), f"fold {place + 1} of {len(filled)}: {stage}")
+                progress((place + fraction) / len(masks), f"fold {place + 1} of {len(masks)}: {stage}")
 
         tell(0.0, "fitting")
-        calibrator = fit_set(method, data.rows(fold_of != fold), seed=seed, progress=tell)
-        blocks.append(answers_on(calibrator, data.rows(fold_of == fold)))
-        rows.append(torch.nonzero(fold_of == fold)[:, 0])
-    return pooled(blocks, torch.cat(rows))
+        calibrator = fit_set(method, data.rows(~unseen), seed=seed, progress=tell)
+        blocks.append(answers_on(calibrator, data.rows(unseen)))
+    rows = torch.cat([torch.nonzero(unseen)[:, 0] for unseen in masks])
+    return pooled(blocks, rows)
 
 
 def fit_set(method: str, data: ValidationSet, *, seed: int, progress: Progress | None = None) -> Calibrator:

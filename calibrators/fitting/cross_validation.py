@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.fitting.fitted import Fitted
 from boxcal.calibrators.fitting.fitter import fit_checked
-from boxcal.calibrators.folds import fold_of_each
+from boxcal.calibrators.folds import fold_masks
 from boxcal.calibrators.logit_maps.identity import Identity
 from boxcal.calibrators.method import parse
 
@@ -56,15 +56,7 @@ class Comparison:
 
     def __init__(self, data: ValidationSet, seed: int, deadline: float, tell: Callable[[str], None]) -> None:
         self.data, self.seed, self.deadline, self.tell = data, seed, deadline, tell
-        self.folds = min(FOLDS, len(data))
-        repetitions = [
-            [
-                torch.from_numpy(fold_of_each(data, self.folds, seed + repetition) == index)
-                for index in range(self.folds)
-            ]
-            for repetition in range(REPETITIONS)
-        ]
-        repetitions = [[part for part in parts if 0 < part.sum() < len(data)] for parts in repetitions]
+        repetitions = [fold_masks(data, FOLDS, seed + repetition) for repetition in range(REPETITIONS)]
         self.first = len(repetitions[0])
         """Number of folds of the first repetition."""
         self.parts = [part for parts in repetitions for part in parts]

@@ -12,6 +12,7 @@ from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.fitting.descent import Minimum
 from boxcal.calibrators.fitting.joint import dense_loss
 from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.logit_maps.chain import Chain
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,12 @@ class Fitted:
     minimum: Minimum
     contains: tuple[str, ...] = ()
     """The methods whose optima this one is never above."""
+
+    @property
+    def log_temperature(self) -> float:
+        """Log of the temperature of `ts`, or of `ts` with bounds."""
+        scaling = self.logit_map.first if isinstance(self.logit_map, Chain) else self.logit_map
+        return float(scaling.coordinates()[0])
 
     @torch.no_grad()
     def mapped(self, data: ValidationSet) -> Tensor:

@@ -30,7 +30,7 @@ from boxcal.calibrators.fitting.descent import (
 from boxcal.calibrators.fitting.fitted import Fitted
 from boxcal.calibrators.fitting.joint import JointObjective
 from boxcal.calibrators.fitting.result import Certificate, FitResult, Progress
-from boxcal.calibrators.folds import fold_of_each
+from boxcal.calibrators.folds import fold_masks
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.identity import Identity
@@ -165,7 +165,7 @@ class _Fits:
         if solution:
             minimum = Minimum(logit_map.coordinates(), math.nan, *solution)
         else:
-            kept = [logit_map.tempered(_log_temperature(self.of(name)))[0] for name in contains]
+            kept = [logit_map.tempered(self.of(name).log_temperature)[0] for name in contains]
             objective = objective_of(logit_map, None, logit_map.source(self.data), self.data.labels)
             minimum = self._minimise(objective, list(logit_map.starts()), kept, logit_map.perturbations)
             logit_map.set_coordinates(torch.from_numpy(minimum.coordinates))
@@ -184,7 +184,7 @@ class _Fits:
             contains.append(f"{TemperatureScaling.name}+{addition}" if logit_map.contains_ts else addition)
             other = self.of(contains[1])
             if logit_map.contains_ts:
-                bases.append(logit_map.tempered(_log_temperature(other))[0])
+                bases.append(logit_map.tempered(other.log_temperature)[0])
                 last = other.logit_map.second if isinstance(other.logit_map, Chain) else other.bound_map
                 own = torch.from_numpy(last.coordinates()) if method.clipped else box.coordinates_of(last)
                 kept.append(torch.cat([bases[1], own]))
@@ -293,18 +293,9 @@ class _Fits:
         return minimum
 
     def _stopped_early(self, objective: JointObjective, starts: Sequence[Array]) -> Minimum:
-        folds = min(FOLDS, len(self.data))
-        fold_of = torch.from_numpy(fold_of_each(self.data, folds, self.seed))
         parts = [
-            (objective.rows(fold_of != fold), objective.rows(fold_of == fold), int((fold_of == fold).sum()))
-            for fold in range(folds)
-            if (fold_of == fold).any() and (fold_of != fold).any()
+            (objective.rows(~unseen), objective.rows(unseen), int(unseen.sum()))
+            for unseen in fold_masks(self.data, FOLDS, self.seed)
         ]
         parts = parts if self.thorough else parts[:2]
         return best_epochs(objective, parts, starts, objective.limits, tick=self.tick)
-
-
-def _log_temperature(fitted: Fitted) -> float:
-    """Log of the temperature of `ts`, or of `ts` with bounds."""
-    scaling = fitted.logit_map.first if isinstance(fitted.logit_map, Chain) else fitted.logit_map
-    return float(scaling.coordinates()[0])

@@ -159,7 +159,7 @@ def _decide(comparison: Comparison, compared: list[str], names: list[str]) -> tu
         "cross_validated_nll": means,
         "corrected_gain": corrected,
         "selection_bias": bias,
-        "folds": comparison.folds,
+        "folds": comparison.first,
         "repetitions": REPETITIONS,
     }
     return chosen, choice

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.folds import fold_of_each
+from boxcal.calibrators.folds import fold_masks
 from boxcal.calibrators.logit_maps.base import LogitMap, Solution
 from boxcal.calibrators.logit_maps.temperature import best_temperature
 from boxcal.calibrators.parametrised import parameter
@@ -98,10 +98,8 @@ class LinearMap(LogitMap):
             return LinearLoss(read[rows], labels[rows], shape, self.ridge(strength, int(rows.sum())))
 
         if len(self.strengths) > 1 and len(data) >= 2 * FOLDS:
-            fold_of = torch.from_numpy(fold_of_each(data, FOLDS, seed))
-            folds = [fold_of == fold for fold in range(FOLDS)]
-            folds = [inside for inside in folds if inside.any() and not inside.all()]
-            points, means, paths = [start] * FOLDS, list[float](), list[Array]()
+            folds = fold_masks(data, FOLDS, seed)
+            points, means, paths = [start] * len(folds), list[float](), list[Array]()
             for strength in self.strengths:
                 total = 0.0
                 for fold, inside in enumerate(folds):
@@ -112,7 +110,7 @@ class LinearMap(LogitMap):
                     held_out = loss(inside, strength)
                     total += held_out.mean_nll(points[fold]) * len(held_out.labels)
                 means.append(total / len(data))
-                paths.append(np.mean(points[: len(folds)], axis=0))
+                paths.append(np.mean(points, axis=0))
                 tick(0.8 * len(means) / len(self.strengths))
                 if len(means) - 1 - int(np.argmin(means)) >= WORSE:
                     break

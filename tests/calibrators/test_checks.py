@@ -5,13 +5,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from boxcal.calibrators.checks import DataWarning, check_changed, check_data, check_fit, check_known
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.duplicates import Sketch, row_groups
 from boxcal.calibrators.evaluation.crossfit import cross_fit
-from boxcal.calibrators.folds import fold_of_each
+from boxcal.calibrators.folds import fold_masks
 from boxcal.calibrators.method import parse
 
 Floats = NDArray[np.float64]
@@ -146,8 +147,7 @@ def test_the_message_says_how_many_and_what() -> None:
 
 def test_folds_are_of_one_size_with_random_class_frequencies() -> None:
     data = check_validation_set(*drawn(1000, 4))
-    folds = fold_of_each(data, 5, 0)
-    counts = np.array([np.bincount(data.labels.numpy()[folds == fold], minlength=4) for fold in range(5)])
+    counts = np.array([np.bincount(data.labels[mask], minlength=4) for mask in fold_masks(data, 5, 0)])
     assert (counts.sum(axis=1) == 200).all()
     assert counts.std(axis=0).mean() == pytest.approx(math.sqrt(200 * 3 / 16), rel=0.5)
 
@@ -168,9 +168,9 @@ def test_votes_of_few_trees_are_no_copies() -> None:
 
 def test_copies_share_a_fold() -> None:
     logits, labels = repeated(*drawn(60))
-    folds = fold_of_each(check_validation_set(logits, labels), 5, 0).reshape(10, 60)
-    assert (folds == folds[0]).all()
-    assert set(np.bincount(folds[0])) == {12}
+    masks = [mask.reshape(10, 60) for mask in fold_masks(check_validation_set(logits, labels), 5, 0)]
+    assert all(torch.equal(mask, mask[:1].expand_as(mask)) for mask in masks)
+    assert [int(mask[0].sum()) for mask in masks] == [12] * 5
 
 
 def test_a_fit_is_never_judged_on_a_copy_of_what_it_saw() -> None:
@@ -183,11 +183,16 @@ def test_a_fit_is_never_judged_on_a_copy_of_what_it_saw() -> None:
     assert -own.log().mean() > -alone.log().mean() - 0.5
 
 
-def test_fewer_distinct_rows_than_folds_leave_folds_empty() -> None:
-    logits, labels = np.tile(drawn(2)[0], (10, 1)), np.arange(20) % 10
-    assert len(np.unique(row_groups(logits))) == 2
-    answers = cross_fit("ts", check_validation_set(logits, labels))
-    assert answers.probabilities.shape == (20, 10)
+def test_there_are_no_more_folds_than_distinct_rows() -> None:
+    data = check_validation_set(np.tile(drawn(2)[0], (10, 1)), np.arange(20) % 10)
+    assert len(fold_masks(data, 5, 0)) == 2
+    assert cross_fit("ts", data).probabilities.shape == (20, 10)
+
+
+@pytest.mark.parametrize("count", [2, 30])
+def test_rows_that_are_all_equal_are_no_copies(count: int) -> None:
+    data = check_validation_set(np.ones((count, 3)), np.arange(count) % 3)
+    assert len(fold_masks(data, 5, 0)) == min(count, 5)
 
 
 def test_parameters_per_class_without_data_are_refused() -> None:
