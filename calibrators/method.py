@@ -14,7 +14,7 @@ from boxcal.calibrators.errors import UnknownMethodError
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.beta import BetaCalibration
 from boxcal.calibrators.logit_maps.chain import Chain
-from boxcal.calibrators.logit_maps.class_prior import SUFFIX, ClassPriorAdjustment
+from boxcal.calibrators.logit_maps.class_prior import ClassPriorAdjustment, adjusted_method
 from boxcal.calibrators.logit_maps.dual_bounding import DualProbabilityBounding
 from boxcal.calibrators.logit_maps.ensemble_temperature import EnsembleTemperatureScaling
 from boxcal.calibrators.logit_maps.identity import Identity
@@ -154,12 +154,12 @@ def parse(name: str) -> Method:
 
 
 def parse_stored(name: str) -> Method:
-    """Read the method's name of an artifact: one that `parse` reads, or that with `+em`.
+    """Read the method's name of an artifact: one that `parse` reads, or that with the name of an adjustment.
 
     Raises
     ------
     UnknownMethodError
         As `parse`.
     """
-    fitted = name.removesuffix(SUFFIX)
+    fitted = adjusted_method(name)
     return parse(fitted)._replace(name=name, adjusted=fitted != name)

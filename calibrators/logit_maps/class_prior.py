@@ -1,4 +1,4 @@
-"""`em`: other class frequencies for a calibrator that is already fitted, and a temperature after them.
+"""Adjustments of a fitted calibrator: offsets of classes, such as other class frequencies, and a temperature.
 
 `fit` does not make it: class frequencies come from traffic without labels, see
 `boxcal.calibrators.monitoring.candidates`.
@@ -12,8 +12,16 @@ from torch import Tensor
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.parametrised import parameter
 
-SUFFIX = "+em"
-"""Follows the name of the method that is adjusted, as in `ts+em`."""
+SUFFIXES = ("+em+ts", "+em", "+bias")
+"""Follow the name of the method that is adjusted, as in `ts+em`, and say how the adjustment was found."""
+
+
+def adjusted_method(name: str) -> str:
+    """Return the name of the method without the adjustment."""
+    for suffix in SUFFIXES:
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+    return name
 
 
 class ClassPriorAdjustment(LogitMap):

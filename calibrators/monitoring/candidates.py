@@ -17,7 +17,7 @@ from torch import Tensor
 from boxcal.calibrators.calibrator import Calibrator
 from boxcal.calibrators.fitting.entry import fit
 from boxcal.calibrators.logit_maps.chain import Chain
-from boxcal.calibrators.logit_maps.class_prior import SUFFIX, ClassPriorAdjustment
+from boxcal.calibrators.logit_maps.class_prior import ClassPriorAdjustment, adjusted_method
 from boxcal.calibrators.logit_maps.temperature import best_temperature
 from boxcal.calibrators.monitoring.class_prior import FEWEST_ROWS, estimate_class_prior
 from boxcal.calibrators.monitoring.state import Array
@@ -35,10 +35,9 @@ class Candidate:
 
     Attributes
     ----------
-    name
-        `ts`: a new temperature. `em`: the champion with the class frequencies of the traffic. `em+ts`: both,
-        on the champion's logits. `bias`: a temperature and offsets fitted to labels, on the champion's.
-        `earlier`: a version that was active before.
+    calibrator
+        Its method is `ts`, a new temperature, or that of the champion with `+em` (the class frequencies of
+        the traffic), `+em+ts` (these and a temperature) or `+bias` (a temperature and an offset a class).
     nll
         Mean NLL of the labels that it was fitted to, in nats.
     parameters
@@ -51,7 +50,6 @@ class Candidate:
         Of an earlier one; None of a new one.
     """
 
-    name: str
     calibrator: Calibrator
     nll: float
     parameters: int
@@ -59,8 +57,15 @@ class Candidate:
     class_frequencies: Array
     version: int | None = None
 
+    @property
+    def name(self) -> str:
+        """The method of the calibrator."""
+        return self.calibrator.method
 
-def adjust(calibrator: Calibrator, offsets: Array, temperature: float = 1.0) -> Calibrator:
+
+def adjust(
+    calibrator: Calibrator, offsets: Array, temperature: float = 1.0, *, suffix: str = "+em"
+) -> Calibrator:
     """Build the calibrator whose logits are `(z + offsets) / temperature`; its bounds stay.
 
     An adjustment of an adjusted calibrator is one adjustment of the same map.
@@ -73,6 +78,8 @@ def adjust(calibrator: Calibrator, offsets: Array, temperature: float = 1.0) -> 
         (K,) in nats.
     temperature
         Positive.
+    suffix
+        Names the adjustment, one of `SUFFIXES`.
     """
     first, name = calibrator.logit_map, calibrator.method
     added, divisor = torch.as_tensor(offsets, dtype=torch.float64), float(temperature)
@@ -80,10 +87,10 @@ def adjust(calibrator: Calibrator, offsets: Array, temperature: float = 1.0) -> 
         earlier = first.second
         added = earlier.adjustment_offsets + added * earlier.adjustment_temperature
         divisor *= earlier.adjustment_temperature.item()
-        first, name = first.first, name.removesuffix(SUFFIX)
+        first, name = first.first, adjusted_method(name)
     second = ClassPriorAdjustment(calibrator.num_classes)
     second.set_parameters({"adjustment_offsets": added, "adjustment_temperature": torch.tensor(divisor)})
-    return Calibrator(name + SUFFIX, Chain(first, second), calibrator.bound_map, calibrator.num_classes)
+    return Calibrator(name + suffix, Chain(first, second), calibrator.bound_map, calibrator.num_classes)
 
 
 def adjust_class_prior(calibrator: Calibrator, source: Array, target: Array) -> Calibrator:
@@ -133,29 +140,27 @@ def candidates(
     mapped = champion.calibrate(scores).logits
     found = []
 
-    def add(
-        name: str, calibrator: Calibrator, parameters: int, frequencies: Array, version: int | None = None
-    ) -> None:
+    def add(calibrator: Calibrator, parameters: int, frequencies: Array, version: int | None = None) -> None:
         nll = mean_nll(calibrator, scores, own)
         score = nll + parameters / len(own)
-        found.append(Candidate(name, calibrator, nll, parameters, score, frequencies, version))
+        found.append(Candidate(calibrator, nll, parameters, score, frequencies, version))
 
-    add("ts", fit("ts", scores, own).calibrator, 1, source)
+    add(fit("ts", scores, own).calibrator, 1, source)
     if len(everything) >= FEWEST_ROWS:
         target = estimate_class_prior(champion(everything).numpy(), source)
-        add("em", adjust_class_prior(champion, source, target), 0, target)
+        add(adjust_class_prior(champion, source, target), 0, target)
         # The class frequencies of miscalibrated answers are wrong: first a temperature, and one after.
         tempered = adjust(champion, np.zeros(len(source)), best_temperature(mapped, own)[0])
         target = estimate_class_prior(tempered(everything).numpy(), source)
         shifted = adjust_class_prior(tempered, source, target)
         last = best_temperature(shifted.calibrate(scores).logits, own)[0]
-        add("em+ts", adjust(shifted, np.zeros(len(source)), last), 1, target)
+        add(adjust(shifted, np.zeros(len(source)), last, suffix="+em+ts"), 1, target)
     if len(own) >= BIAS_LABELS_PER_CLASS * len(source):
         offsets, temperature = _bias(mapped, own)
         recent = (np.bincount(own.numpy(), minlength=len(source)) + 1.0) / (len(own) + len(source))
-        add("bias", adjust(champion, offsets, temperature), len(source) + 1, recent)
+        add(adjust(champion, offsets, temperature, suffix="+bias"), len(source) + 1, recent)
     for version, (calibrator, frequencies) in (earlier or {}).items():
-        add("earlier", calibrator, 0, uniform if frequencies is None else frequencies, version)
+        add(calibrator, 0, uniform if frequencies is None else frequencies, version)
     return sorted(found, key=lambda candidate: candidate.score)
 
 

@@ -226,7 +226,7 @@ class RefitLoop(Fold):
         version
             Of the best candidate; it may be an earlier version.
         name
-            What it is: `em+ts` and the like.
+            Its method.
         nll, champion_nll
             Of it (with parameters a label) and of the active version on the labels of the request.
         compared
