@@ -1,8 +1,9 @@
 """Gives memory that requests no longer need back to the system.
 
-glibc keeps much of what a large request frees, in the arena of each thread and between small blocks that
-stay: the memory of the process grows with every new mix of large bodies. `malloc_trim` returns the free pages
-within some milliseconds. Whoever needs them again pays for that: it is called rarely, and only after growth.
+glibc keeps much of what a large request frees, above and between small blocks that stay. So the memory of the
+process grows with every new mix of large bodies. `malloc_trim` returns the free pages within some milliseconds;
+`cli/allocator.py` lets it reach all of them. Whoever needs them again pays for that: it is called rarely, and
+only after growth.
 """
 
 from __future__ import annotations

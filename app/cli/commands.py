@@ -71,9 +71,9 @@ def serve(
 ) -> None:
     """Start the service. Options take precedence over the environment variables BOXCAL_*."""
     options = locals()
-    from boxcal.app.cli.huge_pages import ask_for_huge_pages
+    from boxcal.app.cli.allocator import set_up_allocator
 
-    ask_for_huge_pages()  # before the imports, which take a second
+    set_up_allocator()  # before the imports, which take a second
     from boxcal.app.cli.settings import read_settings
     from boxcal.app.server import serve as run
 

@@ -21,10 +21,9 @@ from typing import Self
 
 import psutil
 
-from boxcal.app.cli.huge_pages import TUNABLES
+from boxcal.app.cli.allocator import SETTINGS, TUNABLES
 from tests.app.fitting.service import Service
 
-HUGE_PAGES = "glibc.malloc.hugetlb=1"  # set already, so that `boxcal serve` does not start its process anew
 USED = (
     "boxcal.app.server", "boxcal.models.digits", "boxcal.calibrators.operator.ranking", "scipy.linalg",
     "numba.typed", "numba.np.ufunc", "alembic.command", "numpy.ctypeslib",
@@ -60,7 +59,7 @@ class Preloaded:
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],
-            env={**os.environ, TUNABLES: HUGE_PAGES},
+            env={**os.environ, TUNABLES: SETTINGS},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -112,7 +111,7 @@ def main() -> None:
             sys.stdout.flush()
             continue
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.environ.update(order["environment"], **{TUNABLES: HUGE_PAGES})
+        os.environ.update(order["environment"], **{TUNABLES: SETTINGS})
         log = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         for descriptor, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
             os.dup2(descriptor, target)

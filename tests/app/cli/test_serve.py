@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from boxcal.app.cli.allocator import SETTINGS, TUNABLES
 from tests.app.fitting.service import Service
 
 GRANTS = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-TUNABLES = "GLIBC_TUNABLES"
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="glibc's tunables and /proc")
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="glibc's tunable
 def test_large_allocations_ask_for_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TUNABLES, raising=False)
     with Service(tmp_path) as service:
-        assert service.process.environ()[TUNABLES] == "glibc.malloc.hugetlb=1"
+        assert service.process.environ()[TUNABLES] == SETTINGS
         if GRANTS.is_file() and "[madvise]" in GRANTS.read_text():
             maps = Path(f"/proc/{service.process.pid}/smaps").read_text()
             flags = [line.split() for line in maps.splitlines() if line.startswith("VmFlags")]
