@@ -1,9 +1,8 @@
 """Gives memory that requests no longer need back to the system.
 
-glibc keeps much of what a large request frees, above and between small blocks that stay. So the memory of the
-process grows with every new mix of large bodies. `malloc_trim` returns the free pages within some milliseconds;
-`cli/allocator.py` lets it reach all of them. Whoever needs them again pays for that: it is called rarely, and
-only after growth.
+glibc keeps much of what a large request frees, above and between small blocks that stay: the memory of the
+process grows with every new mix of large bodies. `malloc_trim` returns free pages in milliseconds, and with
+`cli/allocator.py` all of them. Whoever needs them again pays for that: it is called rarely, and after growth.
 """
 
 from __future__ import annotations
@@ -36,13 +35,16 @@ class FreeMemory:
             await asyncio.sleep(max(CHECK_SECONDS, returned / BYTES_PER_SECOND))
 
     def look(self) -> int:
-        """Return free memory if there is more in use than after the last time; gives the bytes returned."""
+        """Return free memory if the process has grown; gives the bytes returned."""
         before = resident_bytes()
         if self._trim is None or before < self._least + GROWTH_BYTES:
             return 0
         self._trim(0)
-        self._least = resident_bytes()
-        return max(0, before - self._least)
+        after = resident_bytes()
+        returned = max(0, before - after)
+        # Where much was free, the rest may be of requests under way; where little was, it is in use.
+        self._least = after if returned < GROWTH_BYTES else min(self._least, after)
+        return returned
 
 
 def resident_bytes() -> int:

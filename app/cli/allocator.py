@@ -1,7 +1,7 @@
 """How glibc allocates memory in the service: large allocations on huge pages, all threads in one arena.
 
 Weights and activations cost fewer address translations on huge pages. With an arena for each thread, the free
-end of each would stay with the process, up to 64 MiB, because `malloc_trim` returns only that of the first one.
+end of each would stay with the process, up to 64 MiB; `malloc_trim` returns only that of the first.
 """
 
 import os
