@@ -331,6 +331,7 @@ PARAMETERS: dict[str, tuple[str, Any]] = {
     "logits": ("", True),
     "explain": ("", True),
     "feedback": ("", True),
+    "prior_adjustment": ("", False),
     "calibrator": ("", "active"),
     "timeout_ms": ("", 500),
     "wait": ("", 60),

@@ -104,7 +104,14 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
         )
         access = await stack.enter_async_context(open_access(settings, refits.registry, telemetry))
         pipeline = await stack.enter_async_context(
-            open_pipeline(settings, backbone, refits.activator, telemetry, monitoring.feedback.keep)
+            open_pipeline(
+                settings,
+                backbone,
+                refits.activator,
+                telemetry,
+                keep=monitoring.feedback.keep,
+                adjusted=monitoring.priors.adjusted,
+            )
         )
         await stack.enter_async_context(background("memory", FreeMemory().run, telemetry))
         stats = await stack.enter_async_context(open_stats(telemetry.registry))

@@ -36,6 +36,8 @@ class AnswerOptions(TypedDict, total=False):
         Whether each prediction has its mapped logits and the fitted bounds.
     feedback
         Whether each prediction has an `id` for `feedback`; the service keeps its logits.
+    prior_adjustment
+        Whether probabilities are adjusted to the class frequencies of recent predictions.
     calibrator
         A version of the registry (0 is `uncalibrated`) instead of the active one.
     timeout_ms
@@ -49,6 +51,7 @@ class AnswerOptions(TypedDict, total=False):
     logits: bool
     explain: bool
     feedback: bool
+    prior_adjustment: bool
     calibrator: int | Literal["active"]
     timeout_ms: float
 

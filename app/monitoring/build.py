@@ -14,6 +14,7 @@ from boxcal.app.fitting.jobs import FitJobs
 from boxcal.app.monitoring.events import EventLog
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.monitor import Monitor
+from boxcal.app.monitoring.prior import PriorAdjustments
 from boxcal.app.monitoring.refits import Refits
 from boxcal.app.monitoring.writer import FeedbackWriter
 from boxcal.app.registry.store import Registry
@@ -33,6 +34,7 @@ class Monitoring:
 
     feedback: FeedbackWriter
     monitor: Monitor
+    priors: PriorAdjustments
 
 
 @asynccontextmanager
@@ -98,7 +100,7 @@ async def open_monitoring(
                 wake_webhook()
 
         await stack.enter_async_context(background("monitor", lambda: monitor.run(after_turn), telemetry))
-        yield Monitoring(writer, monitor)
+        yield Monitoring(writer, monitor, PriorAdjustments(registry, log))
 
 
 async def _store_the_rest(writer: FeedbackWriter) -> None:

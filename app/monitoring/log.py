@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import (
     Connection,
     ScalarSelect,
@@ -204,6 +205,19 @@ class FeedbackLog:
             .limit(count)
         )
         return connection.execute(newest).all()[::-1]
+
+    def newest(self, connection: Connection, version: int, count: int) -> NDArray[np.float64]:
+        """Read the logits (n, K) of a version's predictions, at most `count`, among the newest ones."""
+        blocks = feedback_blocks.c
+        newest = select(blocks.seq, blocks.row_count).where(self._own_blocks).order_by(blocks.seq.desc())
+        found = connection.execute(newest.limit(BLOCKS_PER_PAGE)).all()
+        ends = np.cumsum([row.row_count for row in found])
+        if not found:
+            return np.empty((0, 0))
+        first = found[min(int(np.searchsorted(ends, count)), len(found) - 1)]
+        entries, _ = self._predictions(connection, first.seq - first.row_count, int(ends[-1]))
+        logits: NDArray[np.float64] = entries.logits[entries.versions == version][-count:].astype(np.float64)
+        return logits
 
     def sources(self, connection: Connection, limit: int = 20) -> dict[str, int]:
         """Count the labels kept by their source, the most frequent ones."""

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
@@ -37,13 +37,15 @@ async def open_pipeline(
     backbone: Backbone,
     activator: Activator,
     telemetry: Telemetry,
+    *,
     keep: Callable[[int, NDArray[np.float64]], Sequence[str]],
+    adjusted: Callable[[ServedCalibrator], Awaitable[ServedCalibrator]],
 ) -> AsyncIterator[Pipeline]:
     """Start the threads of the predict path, make one prediction to warm up, and stop them at the end.
 
     Parameters
     ----------
-    keep
+    keep, adjusted
         As for `Pipeline`.
     """
     scoring = Scoring(backbone)
@@ -71,6 +73,7 @@ async def open_pipeline(
             threads=settings.decode_threads,
             telemetry=telemetry,
             keep=keep,
+            adjusted=adjusted,
             timeout_seconds=settings.timeout_ms / 1e3,
             max_memory_bytes=MEMORY_FACTOR * settings.max_body_bytes,
         )

@@ -66,6 +66,8 @@ class Options(BaseModel):
         Whether each prediction carries its mapped logits and the fitted bounds.
     feedback
         Whether each prediction gets an `id` for `POST /feedback`; its logits are then kept.
+    prior_adjustment
+        Whether the calibrator is adjusted to the class frequencies of recent predictions.
     calibrator
         The active one, or a version of the registry; 0 is `uncalibrated`.
     timeout_ms
@@ -80,6 +82,7 @@ class Options(BaseModel):
     logits: bool = False
     explain: bool = False
     feedback: bool = False
+    prior_adjustment: bool = False
     calibrator: Annotated[
         Literal["active"] | int,
         BeforeValidator(_version),

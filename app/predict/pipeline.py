@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.app.activation.activator import Activator
+from boxcal.app.activation.active import ServedCalibrator
 from boxcal.app.budget import Budget
 from boxcal.app.errors import (
     BackboneFailed,
@@ -77,6 +78,8 @@ class Pipeline:
         For decoding and other work that is too long for the event loop, and how many threads it has.
     keep
         Keeps logits (N, K) for feedback, with the version that answered, and returns an id for each row.
+    adjusted
+        Adjusts a calibrator to the class frequencies of recent traffic.
     timeout_seconds
         Of requests that set none.
     max_memory_bytes
@@ -102,6 +105,7 @@ class Pipeline:
         threads: int,
         telemetry: Telemetry,
         keep: Callable[[int, NDArray[np.float64]], Sequence[str]],
+        adjusted: Callable[[ServedCalibrator], Awaitable[ServedCalibrator]],
         timeout_seconds: float,
         max_memory_bytes: int,
     ) -> None:
@@ -114,6 +118,7 @@ class Pipeline:
         self._pool = pool
         self._telemetry = telemetry
         self._keep = keep
+        self._adjusted = adjusted
         self._timeout = timeout_seconds
         self._memory = Budget("bytes", max_memory_bytes)
         self._decoder = InputDecoder(inputs, pool, threads=threads, max_pixels=max_pixels)
@@ -272,6 +277,8 @@ class Pipeline:
                 f"The calibrator {served.version} (`{served.method}`) reads {served.reads}; `feedback` needs "
                 "one that reads logits."
             )
+        if options.prior_adjustment:
+            served = await within(self._timeout_of(options), self._adjusted(served))
         return CalibrationRequest(served, bounds)
 
     def _answer(

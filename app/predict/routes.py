@@ -30,6 +30,7 @@ from boxcal.app.errors import (
     problems,
 )
 from boxcal.app.middleware import DirectRequest
+from boxcal.app.monitoring.errors import TooFewPredictions
 from boxcal.app.predict import schemas
 from boxcal.app.predict.answers import CalibratedAnswer, Float64Array
 from boxcal.app.predict.arrays import as_logits, check_scores, read_npy, read_rows, write_npy
@@ -48,7 +49,12 @@ from boxcal.app.predict.input_decoder import Inputs
 from boxcal.app.predict.large_json import Folded
 from boxcal.app.predict.options import Options
 from boxcal.app.predict.pipeline import Pipeline
-from boxcal.app.registry.errors import CalibratorNotFound, DamagedArtifact, ForeignCalibrator
+from boxcal.app.registry.errors import (
+    CalibratorNotFound,
+    DamagedArtifact,
+    ForeignCalibrator,
+    RegistryUnavailable,
+)
 from boxcal.app.state import State
 from boxcal.app.tracing import report_stages
 
@@ -68,6 +74,8 @@ COMMON = (
     QueueFull,
     NotReady,
     DeadlineExceeded,
+    TooFewPredictions,
+    RegistryUnavailable,
 )
 
 

@@ -30,6 +30,7 @@ QUERY_DESCRIPTIONS = {
     "logits": "Whether each prediction carries the K logits.",
     "explain": "Whether each prediction carries its mapped logits and fitted bounds.",
     "feedback": "Whether each prediction gets an `id` for `POST /feedback`.",
+    "prior_adjustment": "Whether to adjust to the class frequencies of recent predictions.",
     "calibrator": "`active`, or a version; 0 is `uncalibrated`.",
     "timeout_ms": "Timeout in milliseconds.",
 }
@@ -47,7 +48,15 @@ def query_parameters() -> list[dict[str, Any]]:
     properties = options_schema()["properties"]
     schemas = {
         name: properties[name]
-        for name in ("top_k", "probabilities", "logits", "explain", "feedback", "calibrator")
+        for name in (
+            "top_k",
+            "probabilities",
+            "logits",
+            "explain",
+            "feedback",
+            "prior_adjustment",
+            "calibrator",
+        )
     }
     schemas["timeout_ms"] = {"type": "number", "exclusiveMinimum": 0}
     return [

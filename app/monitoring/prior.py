@@ -1,0 +1,93 @@
+"""Calibrators adjusted to the class frequencies of recent predictions, for requests with `prior_adjustment`.
+
+The frequencies are estimated by MAP-EM from the predictions that are kept for feedback, once a minute. The
+registry and the monitor know nothing of it: the adjustment lasts as long as a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from boxcal.app.activation.active import ServedCalibrator
+from boxcal.app.errors import InvalidParameter
+from boxcal.app.monitoring.active_version import class_frequencies, report_of
+from boxcal.app.monitoring.errors import TooFewPredictions
+from boxcal.app.monitoring.log import FeedbackLog
+from boxcal.app.registry.store import Registry
+from boxcal.calibrators.monitoring.class_prior import FEWEST_ROWS, estimate_class_prior
+
+if TYPE_CHECKING:
+    from boxcal.calibrators.monitoring.state import Array
+
+REFRESH_SECONDS = 60.0
+ROWS = 5000
+NUMBERS = 2**22
+"""Of logits, at most, unless the fewest rows have more."""
+
+
+class PriorAdjustments:
+    """Adjusts calibrators, on one event loop.
+
+    Parameters
+    ----------
+    registry, log
+        Have the class frequencies of the data that a calibrator was fitted to, and its predictions.
+    """
+
+    def __init__(self, registry: Registry, log: FeedbackLog) -> None:
+        self._registry = registry
+        self._log = log
+        self._turn = asyncio.Lock()
+        self._made: dict[int, tuple[float, ServedCalibrator]] = {}
+
+    async def adjusted(self, served: ServedCalibrator) -> ServedCalibrator:
+        """Return a calibrator adjusted to the class frequencies of its recent predictions.
+
+        Raises
+        ------
+        InvalidParameter
+            It reads more than logits.
+        TooFewPredictions
+            Fewer than `FEWEST_ROWS` are kept.
+        RegistryUnavailable
+            The database does not answer.
+        """
+        if served.reads != "logits":
+            raise InvalidParameter(
+                f"The calibrator {served.version} (`{served.method}`) reads {served.reads}; "
+                "`prior_adjustment` needs one that reads logits."
+            )
+        async with self._turn:
+            until, made = self._made.get(served.version, (0.0, served))
+            if time.monotonic() >= until:
+                made = await self._registry.run(self._adjust, served)
+                self._made = {served.version: (time.monotonic() + REFRESH_SECONDS, made)}
+        return made
+
+    def _adjust(self, served: ServedCalibrator) -> ServedCalibrator:
+        # Imported here: they import the optimisers of fits.
+        from boxcal.calibrators.monitoring.candidates import (  # noqa: PLC0415
+            SMALLEST_FREQUENCY,
+            adjust_class_prior,
+        )
+
+        num_classes = served.calibrator.num_classes
+        count = max(FEWEST_ROWS, min(ROWS, NUMBERS // num_classes))
+        with self._registry.database.read() as connection:
+            logits = self._log.newest(connection, served.version, count)
+        if len(logits) < FEWEST_ROWS:
+            raise TooFewPredictions(
+                f"Prior adjustment of calibrator {served.version} needs {FEWEST_ROWS:,} of its predictions "
+                f"with the option `feedback`; {len(logits):,} are kept."
+            )
+        known = class_frequencies(report_of(self._registry, served.version))
+        source: Array = np.ones(num_classes) if known is None else known
+        source = np.maximum(source / source.sum(), SMALLEST_FREQUENCY)
+        rows = served.calibrator(torch.from_numpy(logits)).numpy()
+        adjusted = adjust_class_prior(served.calibrator, source, estimate_class_prior(rows, source))
+        return ServedCalibrator(served.version, adjusted.method, adjusted)

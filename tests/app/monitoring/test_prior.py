@@ -1,0 +1,58 @@
+"""The option `prior_adjustment` against a real service."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from tests.app.monitoring.traffic import CLASSES, predict
+from tests.app.running import running
+
+
+def shifted(count: int, factors: Any, seed: int) -> tuple[Any, Any]:
+    """Logits that are calibrated where classes are as frequent as each other, and labels where they are not."""
+    rng = np.random.default_rng(seed)
+    pool = rng.normal(0, 2, (20 * count, CLASSES))
+    rows = np.exp(pool) / np.exp(pool).sum(1, keepdims=True)
+    weights = (rows * factors).sum(1)
+    chosen = rng.choice(len(pool), count, p=weights / weights.sum())
+    law = rows[chosen] * factors / weights[chosen, None]
+    return pool[chosen], (law.cumsum(1) > rng.random((count, 1))).argmax(1)
+
+
+def nll(client: httpx.Client, logits: Any, labels: Any, **options: Any) -> tuple[float, dict[str, Any]]:
+    body = {"logits": logits.tolist(), "options": {"top_k": 1, "probabilities": True, **options}}
+    answer = client.post("/calibrate", json=body).raise_for_status().json()
+    rows = np.array([prediction["probabilities"] for prediction in answer["predictions"]])
+    return float(-np.log(rows[np.arange(len(labels)), labels]).mean()), answer
+
+
+def test_answers_are_adjusted_to_the_class_frequencies_of_recent_predictions(data_dir: Path) -> None:
+    factors = np.array([8.0, 4, 1, 1, 1, 1, 1, 0.3, 0.1, 0.1])
+    traffic, _ = shifted(2000, factors, 1)
+    logits, labels = shifted(2000, factors, 2)
+    asked = {"prior_adjustment": True}
+    with (
+        running(data_dir, model=f"logits:{CLASSES}") as service,
+        httpx.Client(base_url=service.url, timeout=60) as client,
+    ):
+        predict(client, traffic[:500])
+        refused = client.post("/calibrate", json={"logits": logits[:1].tolist(), "options": asked})
+        assert refused.status_code == 409
+        assert "needs 1,000 of its predictions" in refused.json()["detail"]
+        predict(client, traffic[500:])
+        while client.get("/monitor").json()["log"]["rows"] < 2000:
+            time.sleep(0.05)
+        before, _ = nll(client, logits, labels)
+        after, answer = nll(client, logits, labels, **asked)
+        assert after < before - 0.1
+        assert answer["calibrator"] == {"version": 0, "method": "uncalibrated+em"}
+        bounds = {"bounds": {"upper": 0.5}}
+        _, bounded = nll(client, logits[:50], labels[:50], **asked, **bounds)
+        assert max(max(one["probabilities"]) for one in bounded["predictions"]) <= 0.5
+        ids = client.post(
+            "/calibrate", json={"logits": logits[:1].tolist(), "options": asked | {"feedback": True}}
+        )
+        assert ids.json()["predictions"][0]["id"]
