@@ -12,7 +12,7 @@ from tests.app.running import running
 
 
 def shifted(count: int, factors: Any, seed: int) -> tuple[Any, Any]:
-    """Logits that are calibrated where classes are as frequent as each other, and labels where they are not."""
+    """Logits that are calibrated for equal class frequencies, and labels of other frequencies."""
     rng = np.random.default_rng(seed)
     pool = rng.normal(0, 2, (20 * count, CLASSES))
     rows = np.exp(pool) / np.exp(pool).sum(1, keepdims=True)
