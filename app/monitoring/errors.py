@@ -5,7 +5,6 @@ BoxcalError
   |   - NotComparable         422  a duel between these versions is not possible
   + Conflict                  409
       - TooManyDuels          409  all duels are undecided
-      - TooFewPredictions     409  too few predictions for an estimate of the class frequencies
 """
 
 from boxcal.app.errors import InvalidRequest
@@ -24,10 +23,3 @@ class TooManyDuels(Conflict):
 
     type = "too-many-duels"
     title = "Too many duels"
-
-
-class TooFewPredictions(Conflict):
-    """Too few predictions are kept for an estimate of the class frequencies."""
-
-    type = "too-few-predictions"
-    title = "Too few predictions"

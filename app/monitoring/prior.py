@@ -16,8 +16,8 @@ import torch
 from boxcal.app.activation.active import ServedCalibrator
 from boxcal.app.errors import InvalidParameter
 from boxcal.app.monitoring.active_version import class_frequencies, report_of
-from boxcal.app.monitoring.errors import TooFewPredictions
 from boxcal.app.monitoring.log import FeedbackLog
+from boxcal.app.registry.errors import TooFewPredictions
 from boxcal.app.registry.store import Registry
 from boxcal.calibrators.monitoring.class_prior import FEWEST_ROWS, estimate_class_prior
 

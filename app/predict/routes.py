@@ -30,7 +30,6 @@ from boxcal.app.errors import (
     problems,
 )
 from boxcal.app.middleware import DirectRequest
-from boxcal.app.monitoring.errors import TooFewPredictions
 from boxcal.app.predict import schemas
 from boxcal.app.predict.answers import CalibratedAnswer, Float64Array
 from boxcal.app.predict.arrays import as_logits, check_scores, read_npy, read_rows, write_npy
@@ -54,6 +53,7 @@ from boxcal.app.registry.errors import (
     DamagedArtifact,
     ForeignCalibrator,
     RegistryUnavailable,
+    TooFewPredictions,
 )
 from boxcal.app.state import State
 from boxcal.app.tracing import report_stages

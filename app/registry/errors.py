@@ -10,6 +10,7 @@ BoxcalError
   |   - ForeignCalibrator   409  the calibrator was fitted to another backbone
   |   - NothingToRollBack   409  there is no earlier activation
   |   - FitLost             409  this process may no longer change the fit
+  |   - TooFewPredictions   409  too few predictions for an estimate of the class frequencies
   + Unavailable             503
   |   + RegistryUnavailable 503  the database does not answer
   |   |   - RegistryFull    507  the disk of the database is full
@@ -110,3 +111,10 @@ class DamagedArtifact(BoxcalError):
 
     type = "damaged-artifact"
     title = "Damaged artifact"
+
+
+class TooFewPredictions(Conflict):
+    """Too few predictions are kept for an estimate of the class frequencies."""
+
+    type = "too-few-predictions"
+    title = "Too few predictions"
