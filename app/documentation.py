@@ -145,11 +145,14 @@ DUEL = {
     "alpha": 0.05,
 }
 MONITOR: dict[str, Any] = {
+    "sentence": "Version 1 is no longer calibrated: the answers are too confident for about 640 labels "
+    "(evidence 489,942 : 1).",
     "seq": 4200,
     "calibrator": {"version": 1, "method": "ts"},
     "labels": 2100,
     "skipped": 0,
     "alarms": {"strict": ALARM, "material": ALARM | {"alpha": 0.05, "threshold": 2.995732273553991}},
+    "evidence": {"labels": [50, 100], "strict": [-0.21, 0.35], "material": [-0.4, -0.32]},
     "diagnosis": {
         "kind": "overconfident",
         "classes": [],
@@ -173,6 +176,33 @@ DECISION = {
     "version": 1,
     "labels": 2100,
     "evidence": {"log_evidence": 4.7, "diagnosis": "overconfident"},
+}
+SCORE = {
+    "value": 0.257,
+    "standard_error": 0.03,
+    "change": {"value": -0.097, "low": -0.157, "high": -0.052},
+    "improves": True,
+    "clear": True,
+}
+COMPARISON = {
+    "sentences": [
+        "Version 2 (pb), compared with version 1 (ts): NLL (-0.0970, 95 % interval -0.1570 to -0.0520) is "
+        "clearly lower; Brier score and smooth ECE are not clearly different."
+    ],
+    "warnings": [],
+    "fit_samples": 539,
+    "classes": 10,
+    "folds": 5,
+    "methods": [
+        {
+            "method": "version 2 (pb)",
+            "base": "version 1 (ts)",
+            "metrics": {"nll": SCORE},
+            "changed_labels": 0,
+            "fit_seconds": 0.1,
+        }
+    ],
+    "left_out": {},
 }
 REPORT = {
     "method": "ts",
@@ -218,6 +248,10 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("post", "/monitor/acknowledge"): {JSON: {"note": "A camera was replaced."}},
     ("post", "/duels"): {JSON: {"champion": 0, "challenger": 1}},
+    ("post", "/compare"): {
+        "multipart/form-data": {},
+        JSON: {"logits": [LOGITS_ROW, LOGITS_ROW], "labels": ["9", "8"]},
+    },
     ("post", "/fit"): {
         "multipart/form-data": {"method": "auto", "activate": "if_better"},
         JSON: {"logits": [LOGITS_ROW, LOGITS_ROW], "labels": ["9", "8"], "method": "ts"},
@@ -238,6 +272,7 @@ ANSWERS: dict[tuple[str, str, str], tuple[str, Any]] = {
     ("post", "/duels", "201"): ("The duel.", DUEL | {"labels": 0, "gain": 0.0, "winner": "undecided"}),
     ("post", "/fit", "202"): ("The fit is queued. The `Location` header is its URL.", QUEUED),
     ("post", "/fit", "200"): ("", SUCCEEDED),
+    ("post", "/compare", "200"): ("The comparison.", COMPARISON),
     ("get", "/fits", "200"): ("Recent fits, newest first.", {"fits": [SUCCEEDED]}),
     ("get", "/fits/{fit_id}", "200"): ("The current state of the fit.", SUCCEEDED),
     ("delete", "/fits/{fit_id}", "200"): ("The final state of the fit.", CANCELLED),
@@ -341,6 +376,8 @@ PARAMETERS: dict[str, tuple[str, Any]] = {
     "last-event-id": ("", "3"),
     "before_entry": ("", 100),
     "before_fit": ("", QUEUED["id"]),
+    "versions": ("", [1, 2]),
+    "methods": ("", ["ts", "ts+pb"]),
     "fit_id": ("The fit's `id`.", QUEUED["id"]),
     "version": ("", 1),
 }

@@ -92,7 +92,7 @@ class Application(FastAPI):
             direct_patterns=[(v2.INFER, v2.infer)],
             documents=DOCUMENTS,
             max_body_bytes=settings.max_body_bytes,
-            unlimited={"/fit"},
+            unlimited={"/fit", "/compare"},
             browsers=BrowserRules(settings),
             root_path=settings.root_path,
         )

@@ -39,6 +39,7 @@ ROUTES: Final[dict[tuple[str, str], Requirement]] = {
     ("GET", "/duels"): Scope.READ,
     ("POST", "/duels"): Scope.ACTIVATE,
     ("POST", "/fit"): Scope.FIT,
+    ("POST", "/compare"): Scope.FIT,
     ("DELETE", "/fits/{fit_id}"): Scope.FIT,
     ("GET", "/fits"): Scope.READ,
     ("GET", "/fits/{fit_id}"): Scope.READ,

@@ -37,6 +37,8 @@ from boxcal.app.client.results import (
 
 Result = TypeVar("Result", bound=BaseModel)
 
+COMPARE_SECONDS = 420.0
+"""Longest check and comparison in the service."""
 FEEDBACK_SECONDS = 10.0
 """A label may wait for its prediction to be stored."""
 
@@ -187,20 +189,40 @@ def fit(
     wait
         Seconds for which the service may delay its response until the fit has finished.
     """
-    if isinstance(file, bytes):
-        name, content = "validation", file
-    elif Path(file).is_dir():
-        name, content = f"{Path(file).name}.zip", pack_images(Path(file))
-    else:
-        name, content = read_file(file)
     form = {
-        "files": [("file", (name, content, "application/octet-stream"))],
+        "files": [("file", _upload(file))],
         "data": {"method": method, "activate": activate}
         | ({} if budget_seconds is None else {"budget_seconds": str(budget_seconds)})
         | ({} if scores is None else {"scores": scores}),
         "params": {"wait": str(wait)} if wait else {},
     }
     return Call("POST", "/fit", _one(Fit), form, has_effect=True, extra_seconds=wait)
+
+
+def compare(
+    file: ImageSource,
+    *,
+    versions: Sequence[int] = (),
+    methods: Sequence[str] = (),
+    scores: Literal["logits", "probabilities"] | None = None,
+) -> Call[dict[str, Any]]:
+    """Compare versions, and methods by cross-fitting, on one validation set (`POST /compare`).
+
+    Parameters
+    ----------
+    file, scores
+        As for `fit`.
+    versions
+        Versions of calibrators; the others are compared with the first one.
+    methods
+        Calibration methods.
+    """
+    form = {
+        "files": [("file", _upload(file))],
+        "data": {} if scores is None else {"scores": scores},
+        "params": {"versions": list(versions), "methods": list(methods)},
+    }
+    return Call("POST", "/compare", _object, form, has_effect=True, extra_seconds=COMPARE_SECONDS)
 
 
 def fit_arrays(
@@ -338,6 +360,17 @@ def ready() -> Call[Health]:
 def metrics() -> Call[str]:
     """Fetch the Prometheus metrics as text (`GET /metrics`)."""
     return Call("GET", "/metrics", lambda response: response.text)
+
+
+def _upload(file: ImageSource) -> tuple[str, bytes, str]:
+    """Name a validation set, read it, and pack it if it is a folder of images."""
+    if isinstance(file, bytes):
+        name, content = "validation", file
+    elif Path(file).is_dir():
+        name, content = f"{Path(file).name}.zip", pack_images(Path(file))
+    else:
+        name, content = read_file(file)
+    return name, content, "application/octet-stream"
 
 
 def _one(kind: type[Result]) -> Callable[[httpx.Response], Result]:

@@ -40,7 +40,7 @@ def check(task: CheckTask) -> Checked:
     if is_json(task.content_type):
         fields, data = _read_json(body, task)
     else:
-        fields, files = read_form(body, task.content_type)
+        fields, files = read_form(body, task.content_type, task.fields)
         _check_method(fields, task)
         with ExitStack() as stack:
             for part in files.values():
@@ -60,8 +60,8 @@ def check(task: CheckTask) -> Checked:
     if data.holds_images and backbone.inputs != "images":
         raise InvalidUpload(f"The file holds images, which {backbone.name} does not read; send its logits.")
     required_by = {task.methods[fields.method]: f"the method {fields.method!r}"}
-    name, reads = task.compared_with
-    required_by.setdefault(reads, f"the active calibrator, {name!r}, which the report compares with")
+    for name, reads in task.others:
+        required_by.setdefault(reads, name)
     for wanted, who in required_by.items():
         if missing := requirements.missing(wanted, data, backbone):
             raise UnknownMethod(f"For {who}, {missing}.")
@@ -83,11 +83,11 @@ def is_json(content_type: str) -> bool:
 def _read_json(body: Path, task: CheckTask) -> tuple[FitFields, ValidationSet]:
     with body.open("rb") as file:
         document = read_object(file, body.stat().st_size)
-    given = {name: document.pop(name) for name in FitFields.model_fields if name in document}
+    given = {name: document.pop(name) for name in task.fields if name in document}
     for name in document:
         if name not in ARRAYS:
-            FitFields.of({name: document[name]})  # names the nearest field
-    fields = FitFields.of(given)
+            FitFields.of({name: document[name]}, task.fields)  # names the nearest field
+    fields = FitFields.of(given, task.fields)
     _check_method(fields, task)
     read_arrays(document, task.folder, classes=task.backbone.labels, max_bytes=task.max_bytes)
     return fields, ValidationSet(task.folder)

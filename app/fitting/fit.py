@@ -14,7 +14,7 @@ from boxcal.app.fitting import requirements
 from boxcal.app.fitting.backbones import BackboneSummary
 from boxcal.app.fitting.images import run_backbone
 from boxcal.app.fitting.memory import limit_memory
-from boxcal.app.fitting.messages import FitOutcome, FitTask
+from boxcal.app.fitting.messages import CompareTask, FitOutcome, FitTask
 from boxcal.app.fitting.validation_set import ValidationSet
 from boxcal.app.registry.records import FittedCalibrator
 from boxcal.calibrators import Calibrator, fit
@@ -39,19 +39,11 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
     ValueError
         The data cannot be fitted by this method; says why.
     """
-    data, begin = ValidationSet(task.folder), 0.0
+    data = ValidationSet(task.folder)
+    begin = IMAGES if data.holds_images else 0.0
     against = None if task.against is None else Calibrator.from_bytes(task.against)
-    required_by, extras = _required_by(task.method, data, against), {}
-    if not data.holds_images and required_by.keys() == {"logits"}:
-        limit_memory(task.memory_bytes)
-    else:
-        progress(0.0, f"loading {task.source.model}")
-        backbone = task.source.load()
-        limit_memory(task.memory_bytes)
-        if data.holds_images:
-            begin = IMAGES
-            run_backbone(data, backbone, task.source.max_pixels, _part(progress, 0.0, begin), required_by)
-        extras = _extras(required_by, data, backbone)
+    required_by = _required_by(task.method, data, against)
+    extras = read_besides_logits(task, data, required_by, _part(progress, 0.0, begin))
     progress(begin, "reading the validation set")
     logits, labels = (torch.from_numpy(array) for array in data.arrays())
     result = fit(
@@ -103,6 +95,27 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
         samples=data.samples,
     )
     return FitOutcome(fitted, report.is_better)
+
+
+def read_besides_logits(
+    task: FitTask | CompareTask, data: ValidationSet, required_by: dict[str, str], progress: Progress
+) -> dict[str, Any]:
+    """Limit the memory, turn images into logits, and give what else is read, as `fit` takes it.
+
+    Parameters
+    ----------
+    required_by
+        Who reads what: `logits`, `features` or `inputs`.
+    """
+    if not data.holds_images and required_by.keys() == {"logits"}:
+        limit_memory(task.memory_bytes)
+        return {}
+    progress(0.0, f"loading {task.source.model}")
+    backbone = task.source.load()
+    limit_memory(task.memory_bytes)
+    if data.holds_images:
+        run_backbone(data, backbone, task.source.max_pixels, progress, required_by)
+    return _extras(required_by, data, backbone)
 
 
 def _required_by(method: str, data: ValidationSet, against: Calibrator | None) -> dict[str, str]:

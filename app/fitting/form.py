@@ -9,7 +9,7 @@ import errno
 import io
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from email.message import Message
 from email.parser import HeaderParser
 from pathlib import Path
@@ -39,20 +39,25 @@ class FitFields(BaseModel):
     scores: Literal["logits", "probabilities"] | None = None
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> FitFields:
+    def of(cls, fields: Mapping[str, Any], accepted: Sequence[str]) -> FitFields:
         """Check the fields of a form, or the members of a JSON document that are no arrays.
+
+        Parameters
+        ----------
+        accepted
+            The names of the fields that the route reads.
 
         Raises
         ------
         InvalidParameter
             A field is unknown or has a value that is not accepted.
         """
-        known = (*cls.model_fields, *FILES)
+        known = (*accepted, *FILES)
         for name in fields:
-            if name not in cls.model_fields:
+            if name not in accepted:
                 raise InvalidParameter(
                     f"There is no field `{name:.200}`{hint(name, known)}; the fields are "
-                    f"{', '.join(f'`{each}`' for each in cls.model_fields)}."
+                    f"{', '.join(f'`{each}`' for each in accepted)}."
                 )
         try:
             return cls.model_validate(dict(fields))
@@ -105,8 +110,10 @@ class FilePart(io.RawIOBase):
         super().close()
 
 
-def read_form(body: Path, content_type: str) -> tuple[FitFields, dict[str, FilePart]]:
-    """Read the fields, and open the files: `file` alone, or arrays by name.
+def read_form(
+    body: Path, content_type: str, accepted: Sequence[str]
+) -> tuple[FitFields, dict[str, FilePart]]:
+    """Read the `accepted` fields, and open the files: `file` alone, or arrays by name.
 
     Raises
     ------
@@ -146,7 +153,7 @@ def read_form(body: Path, content_type: str) -> tuple[FitFields, dict[str, FileP
             "The form needs one part `file` with a file name, holding .npz, .parquet, .csv, .arrow, .json or "
             f".zip, or .npy parts such as `logits` and `labels`; its parts with a file name: {shown}."
         )
-    checked = FitFields.of(fields)
+    checked = FitFields.of(fields, accepted)
     return checked, {name: FilePart(body, start, length) for name, start, length in files}
 
 

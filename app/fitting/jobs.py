@@ -11,16 +11,25 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from boxcal.app.activation.activator import Activator
-from boxcal.app.errors import MalformedBody, NotReady
+from boxcal.app.activation.active import ServedCalibrator
+from boxcal.app.errors import BoxcalError, MalformedBody, NotReady
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
-from boxcal.app.fitting.errors import REFUSALS, TABLE_REFUSALS, FitAlreadyOver, FitElsewhere, InvalidUpload
+from boxcal.app.fitting.errors import (
+    REFUSALS,
+    TABLE_REFUSALS,
+    FitAlreadyOver,
+    FitElsewhere,
+    InvalidUpload,
+    UnknownMethod,
+)
+from boxcal.app.fitting.form import FitFields
 from boxcal.app.fitting.job import Job
 from boxcal.app.fitting.messages import (
     BODY_FILE,
@@ -28,8 +37,11 @@ from boxcal.app.fitting.messages import (
     ITEMS_FILE,
     Checked,
     CheckTask,
+    Compared,
+    CompareTask,
     RefitOutcome,
     RefitTask,
+    StoredVersion,
     Tabled,
     TableTask,
 )
@@ -42,7 +54,7 @@ from boxcal.app.registry.audit import SERVICE, Caller
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.fits import INTERRUPTED
 from boxcal.app.registry.records import ActivatePolicy, FitRecord, FitState
-from boxcal.app.registry.store import Registry
+from boxcal.app.registry.store import UNCALIBRATED, Registry
 from boxcal.app.uploads.errors import disk_errors_as_problems
 from boxcal.app.uploads.workspace import Workspace
 
@@ -53,6 +65,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("boxcal")
 
 CHECK_SECONDS = 120.0
+COMPARE_SECONDS = 300.0
 CHECK_MEMORY_BYTES = 2**30
 ELSEWHERE_SECONDS = 5.0
 TIDY_SECONDS = 3600.0
@@ -118,12 +131,15 @@ class FitJobs:
         self._workspace = workspace
         self._shared = shared
         self._summary = summary
+        self._source = source
         self._max_bytes = limits.upload_bytes
+        self._memory_bytes = limits.memory_bytes
         self._closing = asyncio.Event()
         self._next_tidy = 0.0
         self._jobs: dict[str, Job] = {}
         self._slots = UploadSlots(workspace, self._jobs)
         self._checker = Worker(CHECK_SECONDS)
+        self._comparer = Worker(COMPARE_SECONDS)
         self._runner = FitRunner(
             registry,
             activator,
@@ -140,6 +156,7 @@ class FitJobs:
         for job in self._jobs.values():
             job.stop(FitState.INTERRUPTED, INTERRUPTED)
         await self._checker.close()
+        await self._comparer.close()
         while self._jobs:
             await asyncio.wait([job.conclusion for job in self._jobs.values()])
         await self._runner.close()
@@ -179,7 +196,10 @@ class FitJobs:
         NotReady
             The service is shutting down.
         """
-        checked = await self._check(folder, content_type)
+        active = self._activator.active.current
+        who = f"the active calibrator, {active.method!r}, which the report compares with"
+        fields = tuple(FitFields.model_fields)
+        checked = await self._check(folder, content_type, fields, [(who, active.calibrator.reads)])
         permit(checked.activate)
         if self._closing.is_set():
             raise NotReady(GOING_DOWN)
@@ -317,6 +337,53 @@ class FitJobs:
             if folder is not None:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
+    async def check_compared(self, versions: Sequence[int], methods: Sequence[str]) -> list[ServedCalibrator]:
+        """Return the calibrators to compare.
+
+        Raises
+        ------
+        UnknownMethod, CalibratorNotFound, ForeignCalibrator, CalibratorPruned, DamagedArtifact
+            There is no such method; a version cannot be used.
+        """
+        known = await asyncio.to_thread(reads_of_methods)
+        for name in methods:
+            if name not in known:
+                raise UnknownMethod(f"There is no method {name!r:.200}; there are {', '.join(known)}.")
+        return [await self._activator.fetch(version) for version in versions]
+
+    async def compare(
+        self,
+        folder: Path,
+        content_type: str,
+        versions: Sequence[ServedCalibrator],
+        methods: Sequence[str],
+    ) -> dict[str, Any]:
+        """Check the request body in a folder of `reserve_slot`, and compare calibrators and methods on it.
+
+        Raises
+        ------
+        BoxcalError
+            What is wrong with it.
+        NotReady
+            The service is shutting down.
+        """
+        known = await asyncio.to_thread(reads_of_methods)
+        others = [(f"the method {name!r}", known[name]) for name in methods]
+        others += [(f"version {one.version} ({one.method})", one.reads) for one in versions]
+        await self._check(folder, content_type, ("scores",), others)
+        stored = [await self._registry.run(self._stored, one) for one in versions]
+        task = CompareTask(folder, self._source, stored, list(methods), self._memory_bytes)
+        try:
+            return (await self._comparer.run(task, Compared)).document
+        except WorkerFailed as error:
+            raise self._refusal(error, "The comparison failed.") from error
+
+    def _stored(self, served: ServedCalibrator) -> StoredVersion:
+        if served.version == UNCALIBRATED:
+            return StoredVersion(served.version, served.method, None, None)
+        known = self._registry.report(served.version).get("sketch")
+        return StoredVersion(served.version, served.method, self._registry.artifact(served.version), known)
+
     async def get(self, fit_id: str) -> FitRecord:
         """Return the record of a fit.
 
@@ -387,25 +454,29 @@ class FitJobs:
             raise FitAlreadyOver(f"Fit {fit_id} is over: it has {record.state}.")
         return record
 
-    async def _check(self, folder: Path, content_type: str) -> Checked:
-        active = self._activator.active.current
+    async def _check(
+        self, folder: Path, content_type: str, fields: tuple[str, ...], others: Sequence[tuple[str, str]]
+    ) -> Checked:
         task = CheckTask(
             folder,
             content_type,
             self._summary,
             await asyncio.to_thread(reads_of_methods),
-            (active.method, active.calibrator.reads),
+            fields,
+            list(others),
             self._max_bytes,
             CHECK_MEMORY_BYTES + self._max_bytes,
         )
         try:
             return await self._checker.run(task, Checked)
-        except TaskRefused as error:
-            raise REFUSALS.get(error.problem, InvalidUpload)(str(error)) from error
         except WorkerFailed as error:
-            if self._closing.is_set():
-                raise NotReady(GOING_DOWN) from error
-            raise InvalidUpload(f"The file could not be read. {error}") from error
+            raise self._refusal(error, "The file could not be read.") from error
+
+    def _refusal(self, error: WorkerFailed, what: str) -> BoxcalError:
+        """Return what to raise where a worker has not done what an upload needs."""
+        if isinstance(error, TaskRefused):
+            return REFUSALS.get(error.problem, InvalidUpload)(str(error))
+        return NotReady(GOING_DOWN) if self._closing.is_set() else InvalidUpload(f"{what} {error}")
 
     async def _conclude(self, job: Job) -> None:
         """Wait for the end of a fit, and tell those who watch it."""

@@ -31,8 +31,10 @@ class CheckTask:
         Of the request, with the boundary of the multipart body.
     methods
         What each method reads: `logits`, `features` or `inputs`.
-    compared_with
-        Name and kind of input of the active calibrator, which the report compares with.
+    fields
+        The fields that the form may have.
+    others
+        Who else reads the data besides the method, and what: `logits`, `features` or `inputs`.
     max_bytes
         Most bytes of all arrays together, as they are stored.
     memory_bytes
@@ -43,7 +45,8 @@ class CheckTask:
     content_type: str
     backbone: BackboneSummary
     methods: dict[str, str]
-    compared_with: tuple[str, str]
+    fields: tuple[str, ...]
+    others: list[tuple[str, str]]
     max_bytes: int
     memory_bytes: int
     kind: Literal["check"] = "check"
@@ -117,6 +120,36 @@ class TableTask:
     max_bytes: int
     memory_bytes: int | None = None
     kind: Literal["table"] = "table"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVersion:
+    """A calibrator of the registry.
+
+    Attributes
+    ----------
+    artifact
+        None for `uncalibrated`.
+    known
+        As for `FitTask`.
+    """
+
+    version: int
+    method: str
+    artifact: Base64Bytes | None
+    known: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class CompareTask:
+    """To a worker: evaluate calibrators, and methods by cross-fitting, on the checked set in `folder`."""
+
+    folder: Path
+    source: BackboneSource
+    versions: list[StoredVersion]
+    methods: list[str]
+    memory_bytes: int | None = None
+    kind: Literal["comparison"] = "comparison"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +232,16 @@ class RefitOutcome:
     kind: Literal["refitted"] = "refitted"
 
 
-Task = CheckTask | FitTask | RefitTask | TableTask
-Reply = Checked | Tabled | Advanced | Refused | FitOutcome | RefitOutcome
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """From a worker: the comparison as a JSON document."""
+
+    document: dict[str, Any]
+    kind: Literal["compared"] = "compared"
+
+
+Task = CheckTask | FitTask | RefitTask | TableTask | CompareTask
+Reply = Checked | Tabled | Advanced | Refused | FitOutcome | RefitOutcome | Compared
 
 TASK: TypeAdapter[Task] = TypeAdapter(Annotated[Task, Field(discriminator="kind")])
 REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])

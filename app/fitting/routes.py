@@ -22,9 +22,18 @@ from boxcal.app.fitting.errors import (
     UnknownUploadFormat,
 )
 from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
-from boxcal.app.fitting.schemas import Fit, Fits
+from boxcal.app.fitting.schemas import Comparison, Fit, Fits
 from boxcal.app.nearest import hint
-from boxcal.app.registry.errors import FitNotFound, RegistryFull, RegistryUnavailable
+from boxcal.app.predict.routes import unless_disconnected
+from boxcal.app.registry.errors import (
+    CalibratorNotFound,
+    CalibratorPruned,
+    DamagedArtifact,
+    FitNotFound,
+    ForeignCalibrator,
+    RegistryFull,
+    RegistryUnavailable,
+)
 from boxcal.app.registry.records import ActivatePolicy
 from boxcal.app.state import CurrentState
 from boxcal.app.uploads.errors import StorageFull, StorageUnavailable, UploadStalled, UploadTooLarge
@@ -66,38 +75,49 @@ FILE = {
 NPY_PARTS = ("logits", "probabilities", "labels", "features")
 ROWS = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
 LABELS = {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}
-BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "description": "A part `file`, or `.npy` parts `labels` and `logits` or `probabilities`.",
-                    "properties": {
-                        "file": FILE,
-                        **{name: {"type": "string", "format": "binary"} for name in NPY_PARTS},
-                        **FIELDS,
-                    },
-                }
-            },
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["labels"],
-                    "additionalProperties": False,
-                    "properties": {
-                        "logits": ROWS,
-                        "probabilities": ROWS,
-                        "labels": LABELS,
-                        "features": ROWS,
-                        **FIELDS,
-                    },
-                }
-            },
+
+
+def _body(fields: dict[str, Any]) -> dict[str, Any]:
+    form = {
+        "type": "object",
+        "description": "A part `file`, or `.npy` parts `labels` and `logits` or `probabilities`.",
+        "properties": {
+            "file": FILE,
+            **{name: {"type": "string", "format": "binary"} for name in NPY_PARTS},
+            **fields,
         },
     }
-}
+    document = {
+        "type": "object",
+        "required": ["labels"],
+        "additionalProperties": False,
+        "properties": {
+            "logits": ROWS,
+            "probabilities": ROWS,
+            "labels": LABELS,
+            "features": ROWS,
+            **fields,
+        },
+    }
+    content = {"multipart/form-data": {"schema": form}, "application/json": {"schema": document}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+UPLOAD_PROBLEMS = (
+    MalformedBody,
+    UploadStalled,
+    UploadTooLarge,
+    UnsupportedMediaType,
+    UnknownUploadFormat,
+    InvalidUpload,
+    InvalidParameter,
+    UnknownMethod,
+    FitQueueFull,
+    NotReady,
+    StorageFull,
+    StorageUnavailable,
+    RegistryUnavailable,
+)
 
 
 def check_policy(key: HeldKey | None, policy: ActivatePolicy) -> None:
@@ -136,25 +156,11 @@ async def no_other_parameters(request: Request) -> None:
     "/fit",
     status_code=status.HTTP_202_ACCEPTED,
     response_model_exclude_none=True,
-    openapi_extra=BODY,
+    openapi_extra=_body(FIELDS),
     dependencies=[Depends(no_other_parameters)],
     responses={
         200: {"model": Fit, "description": "The fit ended within `wait` seconds."},
-        **problems(
-            MalformedBody,
-            UploadStalled,
-            UploadTooLarge,
-            UnsupportedMediaType,
-            UnknownUploadFormat,
-            InvalidUpload,
-            InvalidParameter,
-            UnknownMethod,
-            FitQueueFull,
-            NotReady,
-            StorageFull,
-            StorageUnavailable,
-            RegistryUnavailable,
-        ),
+        **problems(*UPLOAD_PROBLEMS),
     },
 )
 async def start_fit(
@@ -187,6 +193,36 @@ async def start_fit(
         response.status_code = status.HTTP_200_OK
     response.headers["Location"] = f"{request.scope['root_path']}/fits/{record.id}"
     return Fit.of(record)
+
+
+@router.post(
+    "/compare",
+    openapi_extra=_body({"scores": FIELDS["scores"]}),
+    responses=problems(
+        *UPLOAD_PROBLEMS, CalibratorNotFound, CalibratorPruned, ForeignCalibrator, DamagedArtifact
+    ),
+)
+async def compare(
+    request: Request,
+    state: CurrentState,
+    versions: Annotated[
+        list[Annotated[int, Query(ge=0, le=2**31 - 1)]],
+        Query(max_length=8, description="Versions; the others are compared with the first one."),
+    ] = [],  # noqa: B006 - FastAPI copies it
+    methods: Annotated[
+        list[str], Query(max_length=32, description="Methods, which are cross-fitted on the data.")
+    ] = [],  # noqa: B006
+) -> Comparison:
+    """Evaluate versions, and methods, on one validation set; the differences are paired by sample."""
+    if not versions and not methods:
+        raise InvalidParameter("/compare needs `versions` or `methods` in the query string.")
+    client = request.client.host if request.client else ""
+    chosen = await state.fit_jobs.check_compared(list(dict.fromkeys(versions)), methods)
+    async with state.fit_jobs.reserve_slot(client) as folder:
+        limit = state.settings.max_upload_bytes
+        await receive(request.headers, request.stream(), folder / BODY_FILE, limit)
+        work = state.fit_jobs.compare(folder, request.headers["content-type"], chosen, methods)
+        return Comparison.model_validate(await unless_disconnected(request, work))
 
 
 @router.get(

@@ -50,6 +50,48 @@ class Fit(BaseModel):
         return cls.model_validate(record)
 
 
+class Interval(BaseModel):
+    """A difference with its 95 % interval; null where it is infinite."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+class Score(BaseModel):
+    """One metric of one row."""
+
+    value: float | None
+    standard_error: float | None
+    change: Interval | None = Field(
+        description="This row less its base, paired by sample: below 0 is better."
+    )
+    improves: bool | None = Field(description="Whether it is lower than that of the base.")
+    clear: bool = Field(description="Whether the interval does not contain 0.")
+
+
+class ComparedRow(BaseModel):
+    """A version, which is evaluated as it is, or a method, which is cross-fitted."""
+
+    method: str
+    base: str | None = Field(description="The row that it is compared with.")
+    metrics: dict[str, Score]
+    changed_labels: int = Field(description="Samples whose label is not that of the logits.")
+    fit_seconds: float
+
+
+class Comparison(BaseModel):
+    """Versions and methods on the same samples."""
+
+    sentences: list[str] = Field(description="How each version differs from the one it is compared with.")
+    warnings: list[FitWarning]
+    fit_samples: int = Field(description="N.")
+    classes: int
+    folds: int
+    methods: list[ComparedRow]
+    left_out: dict[str, str] = Field(description="Methods that could not be fitted, and why.")
+
+
 class Fits(BaseModel):
     """Recent fits, newest first."""
 

@@ -21,6 +21,7 @@ from boxcal.app.fitting.messages import (
     TASK,
     Advanced,
     Checked,
+    Compared,
     FitOutcome,
     RefitOutcome,
     Refused,
@@ -37,7 +38,7 @@ IDLE_SECONDS = 60.0
 MAX_REPLY_BYTES = 2**28
 
 
-Answer = TypeVar("Answer", Checked, Tabled, FitOutcome, RefitOutcome)
+Answer = TypeVar("Answer", Checked, Tabled, FitOutcome, RefitOutcome, Compared)
 
 
 class WorkerFailed(Exception):

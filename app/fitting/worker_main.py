@@ -24,6 +24,7 @@ from boxcal.app.fitting.messages import (
     TASK,
     Advanced,
     CheckTask,
+    CompareTask,
     RefitTask,
     Refused,
     Reply,
@@ -80,6 +81,10 @@ def _result(task: Task, progress: _Reporter) -> Reply:
                 from boxcal.app.fitting.refit import refit  # noqa: PLC0415
 
                 return refit(task)
+            if isinstance(task, CompareTask):
+                from boxcal.app.fitting.compare import compare  # noqa: PLC0415
+
+                return compare(task, progress)
             from boxcal.app.fitting.fit import perform  # noqa: PLC0415
 
             return perform(task, progress)
@@ -94,7 +99,7 @@ def _refused(task: Task, error: Exception) -> Refused:
     is_read = isinstance(task, CheckTask | TableTask)
     if _is_out_of_memory(error):
         limit = f"{task.memory_bytes:,} bytes" if task.memory_bytes else "this machine"
-        done = "read" if is_read else "fitted"
+        done = "read" if is_read else {"comparison": "compared on"}.get(task.kind, "fitted")
         detail = f"The file could not be {done} within the memory limit of {limit}."
         return Refused(InvalidUpload.type, detail, trace)
     if is_read:

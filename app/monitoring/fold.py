@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from boxcal.app.monitoring.history import FIRST_STEP, EvidenceHistory
 from boxcal.app.monitoring.records import NONE, Entries
 from boxcal.calibrators.monitoring.accuracy import Accuracy, ExpectedAccuracy
 from boxcal.calibrators.monitoring.calibration_test import MATERIAL_ALPHA, STRICT_ALPHA
@@ -103,6 +104,8 @@ class MonitorFold:
     ----------
     loop
         Tests, refits and rollbacks.
+    history
+        The evidence since the test began.
     refit_seq
         Place of the last label of the fit that the loop waits for.
     seq
@@ -130,6 +133,7 @@ class MonitorFold:
 
     def _begin(self) -> None:
         """Forget what was learned about the calibrator before."""
+        self.history = EvidenceHistory()
         self.metrics = Metrics(self.num_classes)
         self.accuracies = [Accuracy(self.active.validation_gap) for _ in range(2)]
         self.drift = DriftTest(np.empty(0))
@@ -162,6 +166,13 @@ class MonitorFold:
         return []
 
     def _labels(self, entries: Entries) -> list[Decision]:
+        decisions: list[Decision] = []
+        for part in self.history.parts(len(entries), self.loop.test.count):
+            decisions += self._labels_of(entries.take(part))
+            self.history.note(self.loop.test.count, self.loop.test.log_evidence)
+        return decisions
+
+    def _labels_of(self, entries: Entries) -> list[Decision]:
         logits, labels = entries.logits.astype(np.float64), entries.labels
         before = self.loop.seen
         decisions = self.loop.update(logits, labels)
@@ -216,6 +227,7 @@ class MonitorFold:
         decisions = [self.loop.dismissed()] if self.loop.phase is Phase.PROPOSED else []
         self.loop.begin_test(self.active.class_frequencies)
         self.acknowledged_at, self.began_at = now, None
+        self.history = EvidenceHistory()
         return decisions
 
     def versions(self) -> set[int]:
@@ -270,6 +282,7 @@ class MonitorFold:
             "labels": test.count,
             "skipped": self.skipped,
             "alarms": alarms,
+            "evidence": self.history.document(),
             "diagnosis": {
                 **asdict(diagnosis),
                 "classes": [classes[k] for k in diagnosis.classes],
@@ -298,10 +311,12 @@ class MonitorFold:
             "seq": self.seq,
             "refit_seq": self.refit_seq,
             "skipped": self.skipped,
+            "history_step": self.history.step,
             "began_at": self.began_at,
             "acknowledged_at": self.acknowledged_at,
             "duels": [[one.id, one.champion, one.challenger, one.started_at] for one in self.duels],
         }
+        arrays["history"] = self.history.array()
         arrays["facts"] = np.frombuffer(orjson.dumps(facts), np.uint8)
         return save({name: np.asarray(array, order="C") for name, array in arrays.items()})
 
@@ -328,6 +343,8 @@ class MonitorFold:
             RequestedDuel(own, champion, challenger, started, Duel(num_classes))
             for own, champion, challenger, started in facts["duels"]
         ]
+        # States of releases before this one have no history.
+        fold.history = EvidenceHistory(arrays.get("history"), facts.get("history_step", FIRST_STEP))
         load_states(fold._parts(), arrays)
         return fold
 

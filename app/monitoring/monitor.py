@@ -26,6 +26,7 @@ from boxcal.app.monitoring.errors import NotComparable, TooManyDuels
 from boxcal.app.monitoring.events import EventLog, MonitorEvent
 from boxcal.app.monitoring.fold import MonitorFold, RequestedDuel
 from boxcal.app.monitoring.log import FeedbackLog, Page
+from boxcal.app.monitoring.sentence import sentence
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
     CalibratorPruned,
@@ -249,7 +250,8 @@ class Monitor:
             row = self._row(connection)
             seq, rows = self._log.position(connection)
             document: dict[str, Any] = {} if row is None else dict(row.document)
-            return {**document, "log": {"seq": seq, "rows": rows, "sources": self._log.sources(connection)}}
+            held = {"seq": seq, "rows": rows, "sources": self._log.sources(connection)}
+            return {**document, "sentence": sentence(document), "log": held}
 
     # -- the transaction -------------------------------------------------------------------------------------
 

@@ -120,6 +120,14 @@ class Alarm(BaseModel):
     alpha: float = Field(description="Largest probability of a false alarm, ever.")
 
 
+class EvidenceHistory(BaseModel):
+    """The log evidence of both tests since they began, at up to 128 numbers of labels."""
+
+    labels: list[int] = Field(description="Labels since the test began.")
+    strict: list[float | None]
+    material: list[float | None]
+
+
 class MonitorDiagnosis(BaseModel):
     """What has changed."""
 
@@ -201,6 +209,7 @@ class MonitoredCalibrator(BaseModel):
 class MonitorState(BaseModel):
     """What the monitor knows; members without a value are omitted before the first label."""
 
+    sentence: str = Field(description="What the numbers mean.")
     seq: int = Field(0, description="Number of the log up to which it is folded.")
     calibrator: MonitoredCalibrator | None = None
     labels: int = Field(0, description="Labels of this calibrator since its test began.")
@@ -210,6 +219,7 @@ class MonitorState(BaseModel):
         description="`strict`: calibration is not exact; a refit begins. `material`: a recalibration would "
         "recover more than .005 nats a label; a person should look.",
     )
+    evidence: EvidenceHistory | None = Field(None, description="How the evidence came about.")
     diagnosis: MonitorDiagnosis | None = None
     metrics: dict[str, float | None] | None = Field(
         None, description="Metrics of the labels since the calibrator became active; NLL with an interval."

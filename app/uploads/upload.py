@@ -46,7 +46,7 @@ async def receive(
     kind = headers.get("content-type", "")
     if kind.partition(";")[0].strip().lower() not in CONTENT_TYPES:
         raise UnsupportedMediaType(
-            f"/fit reads {' or '.join(CONTENT_TYPES)}, got {kind or 'no content type'!r}."
+            f"An upload is {' or '.join(CONTENT_TYPES)}, got {kind or 'no content type'!r}."
         )
     length = headers.get("content-length", "")
     announced = int(length) if length.isdecimal() else 0

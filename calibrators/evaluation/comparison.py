@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from boxcal.calibrators.calibrator import Calibrator
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import InvalidDataError, MissingDataError
 from boxcal.calibrators.evaluation.bootstrap import Estimate
@@ -26,6 +27,7 @@ from boxcal.calibrators.evaluation.outcomes import Outcomes, outcomes
 from boxcal.calibrators.evaluation.toplabel import BinnedError, SmoothError
 
 BASELINE = "uncalibrated"
+NO_CALIBRATORS: Mapping[str, Calibrator] = {}
 METRICS = ("error_rate", "smooth_ece", "ece_mass", "ece_width", "nll", "brier")
 DRAWS = 400
 
@@ -96,7 +98,8 @@ class MethodScores:
     Attributes
     ----------
     method, base : str
-        The method, and the one it is compared with; the base is empty for `uncalibrated`.
+        The method, or the name of a calibrator, and what it is compared with; the base is empty for
+        `uncalibrated`.
     scores : dict of Score
         By metric.
     changed_labels : int
@@ -171,11 +174,13 @@ def compare_methods(
     validation: ValidationSet,
     test: ValidationSet | None = None,
     *,
+    calibrators: Mapping[str, Calibrator] = NO_CALIBRATORS,
+    reference: str = BASELINE,
     folds: int = FOLDS,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Fit and evaluate methods on the same data.
+    """Fit and evaluate methods, and evaluate calibrators, on the same data.
 
     Parameters
     ----------
@@ -183,6 +188,10 @@ def compare_methods(
         Names of `methods()`, or `auto`; the base of each and `uncalibrated` are added if missing.
     validation, test
         Data for fits and for evaluation; without a test set, cross-fitting on the validation set.
+    calibrators
+        Calibrators by name, which are evaluated as they are.
+    reference : str
+        The name of the calibrator that the other ones are compared with, or `uncalibrated`.
     folds : int
         Groups of the jackknife, or of the cross-fitting.
     seed : int
@@ -198,6 +207,7 @@ def compare_methods(
     _check_sets(validation, test, folds)
     tell = progress or (lambda fraction, stage: None)
     names = _with_bases(methods)
+    names[1:1] = calibrators
     judged: dict[str, Judgement] = {}
     rows: list[MethodScores] = []
     left_out: dict[str, str] = {}
@@ -210,13 +220,18 @@ def compare_methods(
 
         started = time.perf_counter()
         try:
-            whole, groups = _answers(method, validation, test, folds=folds, seed=seed, progress=part)
+            if method in calibrators:
+                whole, groups = _answers_as_it_is(calibrators[method], target, folds=folds, seed=seed)
+            else:
+                whole, groups = _answers(method, validation, test, folds=folds, seed=seed, progress=part)
         except MissingDataError as error:
             left_out[method] = str(error)
             continue
         seconds = time.perf_counter() - started
         judged[method] = judge(whole, seed=seed, draws=DRAWS)
         base = base_of(method)
+        if method in calibrators:
+            base = BASELINE if method == reference else reference
         difference = compare(judged[method], judged[base], seed=seed, draws=DRAWS) if base in judged else {}
         spread = _jackknife(groups)
         scores = {
@@ -279,6 +294,15 @@ def _answers(
         part = _fitted(method, validation.rows(rows), test, seed, _share(progress, number, folds))
         groups.append(part.rows(judged_on))
     return whole, groups
+
+
+def _answers_as_it_is(
+    calibrator: Calibrator, data: ValidationSet, *, folds: int, seed: int
+) -> tuple[Outcomes, list[Outcomes]]:
+    """As `_answers`, without a fit."""
+    answers = answers_on(calibrator, data)
+    whole = outcomes(answers.probabilities, data.labels, answers.predicted)
+    return whole, [whole.rows(kept) for kept in _all_but_one(len(data), folds, seed)]
 
 
 def _share(progress: Progress, number: int, folds: int) -> Progress:

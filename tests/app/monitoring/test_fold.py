@@ -1,13 +1,19 @@
 """The fold over the log: the same to the last bit however the log is cut, and wherever it is resumed."""
 
+import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 import torch
+from safetensors.numpy import load, save
 
 from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold
+from boxcal.app.monitoring.history import MOST_POINTS, EvidenceHistory
 from boxcal.app.monitoring.records import NONE, Entries
+from boxcal.app.monitoring.sentence import sentence
 from boxcal.calibrators.operator import box_constrained_softmax
 from boxcal.calibrators.plain_rows import PlainRows
 from tests.app.monitoring.traffic import CLASSES, stream
@@ -54,6 +60,7 @@ def same(one: MonitorFold, other: MonitorFold) -> None:
     assert mine.keys() == theirs.keys()
     for name, value in mine.items():
         assert value.tobytes() == theirs[name].tobytes(), name
+    assert one.history.points == other.history.points
     assert one.document("0123456789")["alarms"] == other.document("0123456789")["alarms"]
 
 
@@ -70,6 +77,42 @@ def test_a_log_may_be_cut_and_resumed_anywhere(seed: int) -> None:
         start = stop
     same(fold, whole(events))
     assert fold.seq == len(events)
+
+
+def test_the_history_of_the_evidence_stays_small_and_ends_with_the_test() -> None:
+    history = EvidenceHistory()
+    for part in history.parts(20_000, 0):
+        history.note(part.stop, (part.stop / 1000.0, -math.inf))
+    document = history.document()
+    assert len(document["labels"]) < MOST_POINTS
+    assert document["labels"][-1] > 19_500
+    assert {after - before for before, after in pairwise(document["labels"])} == {history.step}
+    assert document["strict"] == [round(n / 1000.0, 3) for n in document["labels"]]
+    assert set(document["material"]) == {None}
+    fold = whole(log(300))
+    assert fold.history.points
+    fold.acknowledge("2026-11-22T00:00:00+00:00")
+    assert fold.document("0123456789")["evidence"]["labels"] == []
+
+
+def test_a_state_without_a_history_goes_on() -> None:
+    fold = whole(log(300))
+    arrays = load(fold.to_bytes())
+    facts = orjson.loads(arrays["facts"].tobytes())
+    del arrays["history"], facts["history_step"]
+    arrays["facts"] = np.frombuffer(orjson.dumps(facts), np.uint8)
+    restored = MonitorFold.from_bytes(save(arrays), CLASSES, answers, refits=True)
+    assert restored.history.points == []
+    restored.fold(log(300))
+    assert restored.history.points[0][0] > 200
+
+
+def test_one_sentence_says_what_the_document_means() -> None:
+    assert sentence({}).startswith("No label has arrived")
+    classes = "0123456789"
+    assert "not enough labels" in sentence(whole(log(30)).document(classes))
+    assert sentence(whole(log(800)).document(classes)).startswith("Version 1 is calibrated as far as ")
+    assert "worthwhile: the answers are too confident" in sentence(whole(log(1500, 2.5)).document(classes))
 
 
 def test_entries_of_other_versions_are_counted_and_not_tested() -> None:

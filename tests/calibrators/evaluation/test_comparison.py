@@ -90,6 +90,24 @@ def test_without_a_test_set_methods_are_cross_fitted() -> None:
     assert all(score.standard_error > 0 for score in nll)
 
 
+def test_calibrators_are_judged_as_they_are_and_compared_with_one_of_them() -> None:
+    fitted_to, others = data(500, 1), data(800, 2)
+    calibrators = {name: fit(name, fitted_to.scores, fitted_to.labels).calibrator for name in ("ts", "pb")}
+    named = {f"version of {name}": calibrator for name, calibrator in calibrators.items()}
+    found = compare_methods([], others, calibrators=named, reference="version of ts")
+    assert [(row.method, row.base) for row in found.rows] == [
+        ("uncalibrated", ""), ("version of ts", "uncalibrated"), ("version of pb", "version of ts"),
+    ]  # fmt: skip
+    for row, calibrator in zip(found.rows[1:], calibrators.values(), strict=True):
+        expected = evaluate(calibrator(others.scores), others.labels)
+        assert row.scores["nll"].value == pytest.approx(expected.nll)
+    change = found.rows[2].scores["nll"].change
+    assert change is not None
+    assert change.value == pytest.approx(
+        found.rows[2].scores["nll"].value - found.rows[1].scores["nll"].value
+    )
+
+
 def test_calibrated_data_are_not_harmed() -> None:
     found = compare_methods(["pb", "ts"], data(2000, 4, sharpness=1.0), data(2000, 5, sharpness=1.0))
     for row in found.rows[1:]:
