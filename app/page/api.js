@@ -114,8 +114,8 @@ export function upload(path, form, progress) {
 }
 
 /** Read server-sent events with fetch, which can send an API key; EventSource cannot. */
-export async function follow(path, signal, onEvent) {
-  const response = await send(path, { signal });
+export async function follow(path, signal, onEvent, more) {
+  const response = await send(path, { signal, headers: more });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   for (;;) {

@@ -1,6 +1,7 @@
 // Calibration: the versions on the left; the report of the chosen one on the right.
 
 import { get, may, post } from "./api.js";
+import { Compare } from "./compare.js";
 import { ago, h } from "./dom.js";
 import { reportCards } from "./report.js";
 
@@ -186,9 +187,11 @@ class Calibration {
       this.refuse(error);
       return;
     }
+    const { records, chosen, against } = this;
     this.detail.replaceChildren(
       notice ?? "",
-      ...reportCards(heading, { record, report, against: this.against, other }),
+      ...reportCards(heading, { record, report, against, other }),
+      may("fit") ? new Compare({ records, chosen, against }).card : "",
     );
   }
 }

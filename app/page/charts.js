@@ -203,6 +203,67 @@ export function lines(
   );
 }
 
+/** Evidence by the number of labels, as odds; each line is a list of [labels, log E] with a threshold. */
+export function evidence(series, { labels, width = 560, height = 200 }) {
+  const left = 74,
+    bottom = 22,
+    top = 10,
+    right = 10;
+  const decades = (v) => v / Math.LN10;
+  const values = series.flatMap((line) => line.points.map(([, v]) => v)).filter(Number.isFinite);
+  const high = Math.ceil(decades(Math.max(...values, ...series.map((line) => line.threshold))) + 0.2),
+    low = Math.max(-4, Math.floor(decades(Math.min(0, ...values))));
+  const step = Math.ceil((high - low) / 5);
+  const ticks = [];
+  for (let v = Math.ceil(low / step) * step; v <= high; v += step) ticks.push(v);
+  const px = (n) => left + ((width - left - right) * n) / (labels || 1);
+  const py = (v) => top + ((height - top - bottom) * (high - Math.max(low, decades(v)))) / (high - low);
+  const odds = (v) =>
+    v > 6 ? `1e${v} : 1` : v < 0 ? `1 : ${(10 ** -v).toLocaleString("en")}` : `${(10 ** v).toLocaleString("en")} : 1`;
+  const now = (line) => odds(Number(decades(line.points.at(-1)[1] ?? 0).toFixed(1)));
+  return s(
+    "svg",
+    {
+      class: "lines evidence",
+      viewBox: `0 0 ${width} ${height}`,
+      role: "img",
+      "aria-label": `Evidence after ${labels} labels: ${series.map((line) => `${line.name} ${now(line)}`).join("; ")}`,
+    },
+    ticks.map((v) => [
+      s("line", { class: "grid", x1: left, x2: width - right, y1: py(v * Math.LN10), y2: py(v * Math.LN10) }),
+      s("text", { class: "tick", x: left - 6, y: py(v * Math.LN10) + 4, "text-anchor": "end" }, odds(v)),
+    ]),
+    [0, 0.5, 1].map((part) =>
+      s(
+        "text",
+        {
+          class: "tick",
+          x: px(part * labels),
+          y: height - 5,
+          "text-anchor": part === 0 ? "start" : part === 1 ? "end" : "middle",
+        },
+        `${Math.round(part * labels).toLocaleString("en")}${part === 1 ? " labels" : ""}`,
+      ),
+    ),
+    series.map((line) => [
+      s("line", {
+        class: `threshold ${line.kind}`,
+        x1: left,
+        x2: width - right,
+        y1: py(line.threshold),
+        y2: py(line.threshold),
+      }),
+      s("polyline", {
+        class: `line ${line.kind}`,
+        points: line.points
+          .filter(([, v]) => Number.isFinite(v))
+          .map(([n, v]) => `${px(n).toFixed(1)},${py(v).toFixed(1)}`)
+          .join(" "),
+      }),
+    ]),
+  );
+}
+
 function nice(v) {
   if (!(v > 0)) return 1;
   const size = 10 ** Math.floor(Math.log10(v));

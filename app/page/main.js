@@ -7,9 +7,10 @@ const views = {
   try: () => import("./try.js"),
   calibration: () => import("./calibration.js"),
   fit: () => import("./fit.js"),
+  monitor: () => import("./monitor.js"),
   service: () => import("./service.js"),
 };
-const NEEDED = { try: "predict", calibration: "read", fit: "fit", service: "read" }; // scopes of the views
+const NEEDED = { try: "predict", calibration: "read", fit: "fit", monitor: "read", service: "read" }; // scopes of the views
 const REFRESH_MS = 10_000;
 const main = document.getElementById("view");
 const status = document.getElementById("status");

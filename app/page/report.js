@@ -113,9 +113,7 @@ function diagrams(record, report, against, other) {
       ? h(
           "p",
           { class: "muted small" },
-          `This is not a paired comparison. Each version was evaluated on its own validation data (${other.samples} and ${report.samples} samples), which the service does not keep; compare them only if both data sets come from the same distribution. `,
-          h("code", {}, "boxcal evaluate FILE --url URL --calibrator VERSION"),
-          " evaluates each version on the same file.",
+          `This is not a paired comparison: each version was evaluated on its own validation data (${other.samples} and ${report.samples} samples), which the service does not keep. For a paired comparison, upload one file below.`,
         )
       : null,
     key(

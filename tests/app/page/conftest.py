@@ -24,6 +24,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
+from boxcal.app.client import BoxcalClient
 from boxcal.models.digits_data import Digits
 from boxcal.models.loading import load_backbone
 from tests.app.running import running
@@ -103,6 +104,17 @@ def watched_page(browser: Browser, problems: Problems, **options: Any) -> Iterat
 
 
 @pytest.fixture(scope="session")
+def versions(page_url: str, small_file: Path) -> tuple[int, int]:
+    """Fit `ts` and then `pb`, and activate each."""
+    with BoxcalClient(page_url, timeout=240.0) as client:
+        ts, pb = (
+            client.wait_for_fit(client.fit(small_file, method=method, activate="always").id).version
+            for method in ("ts", "pb")
+        )
+    return ts, pb
+
+
+@pytest.fixture(scope="session")
 def validation_file(tmp_path_factory: pytest.TempPathFactory, digits: Digits) -> Path:
     """Write the logits of the digits backbone on its test split, with labels, as `.npz`."""
     logits = load_backbone("digits", device="cpu")(torch.from_numpy(digits.levels)).numpy()
@@ -110,4 +122,13 @@ def validation_file(tmp_path_factory: pytest.TempPathFactory, digits: Digits) ->
     np.savez(content, logits=logits, labels=digits.labels)
     path = tmp_path_factory.mktemp("validation") / "validation.npz"
     path.write_bytes(content.getvalue())
+    return path
+
+
+@pytest.fixture(scope="session")
+def small_file(tmp_path_factory: pytest.TempPathFactory, validation_file: Path) -> Path:
+    """Write the first 150 samples of the validation file."""
+    path = tmp_path_factory.mktemp("validation") / "small.npz"
+    with np.load(validation_file) as arrays:
+        np.savez(path, **{name: array[:150] for name, array in arrays.items()})
     return path

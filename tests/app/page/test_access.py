@@ -56,7 +56,9 @@ def test_sign_in_with_a_key_and_sign_out(signed_out: Page, guarded: Guarded) -> 
     sign_in(page, guarded.keys["admin"])
     expect(page.locator(".sure")).to_be_visible()
     assert guarded.keys["admin"] not in page.url
-    expect(page.locator(".bar nav a:visible")).to_have_text(["Try", "Calibration", "Fit", "Service"])
+    expect(page.locator(".bar nav a:visible")).to_have_text(
+        ["Try", "Calibration", "Fit", "Monitor", "Service"]
+    )
     page.goto(f"{guarded.url}/ui/#/calibration")
     expect(page.get_by_role("link", name="Fit a new one")).to_be_visible()
     page.get_by_role("button", name="Sign out").click()
@@ -66,7 +68,12 @@ def test_sign_in_with_a_key_and_sign_out(signed_out: Page, guarded: Guarded) -> 
 
 @pytest.mark.parametrize(
     ("scope", "views"),
-    [("predict", ["Try"]), ("read", ["Calibration", "Service"]), ("fit", ["Fit"]), ("activate", [])],
+    [
+        ("predict", ["Try"]),
+        ("read", ["Calibration", "Monitor", "Service"]),
+        ("fit", ["Fit"]),
+        ("activate", []),
+    ],
 )
 def test_views_and_buttons_follow_the_scopes(
     signed_out: Page,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,13 +11,15 @@ from playwright.sync_api import Page
 
 from boxcal.app.page.routes import assets
 from boxcal.calibrators import Bounds, Calibrator, fit
+from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.method import catalogue
 from tests.calibrators.monitoring.streams import answers, drawn
 
 COUNT = 200
 CLASSES = 6
-QUICK = ("uncalibrated", "ts", "pb", "ts+pb", "ets", "isotonic")
-EVERY = tuple(name for name, method in catalogue().items() if method.logit_map.reads == "logits")
+FEATURES = 8
+QUICK = ("uncalibrated", "ts", "pb", "ts+pb", "ets", "isotonic", "fc", "ta", "nc")
+EVERY = tuple(catalogue())
 
 IN_THE_BROWSER = """async ([path, cases]) => {
   const { boxSoftmax, effectiveBox } = await import(path);
@@ -28,11 +32,31 @@ IN_THE_BROWSER = """async ([path, cases]) => {
 
 
 def fitted(method: str) -> tuple[Calibrator, torch.Tensor]:
-    """Fit a method to overconfident answers, and give other logits to try it on."""
+    """Fit a method to overconfident answers, and give what it reads of 200 others."""
     random = np.random.default_rng(7)
-    law = answers(random, 300, CLASSES)
-    logits = torch.from_numpy(1.8 * np.log(law))
-    return fit(method, logits[:100], drawn(law[:100], random)).calibrator, logits[100:]
+    if catalogue()[method].logit_map.reads == "logits":
+        law = answers(random, 100 + COUNT, CLASSES)
+        logits = torch.from_numpy(1.8 * np.log(law))
+        return fit(method, logits[:100], drawn(law[:100], random)).calibrator, logits[100:]
+    inputs = random.normal(size=(100 + COUNT, FEATURES)).astype(np.float32)
+    weight, bias = random.normal(size=(CLASSES, FEATURES)), random.normal(size=CLASSES)
+    honest = inputs @ weight.T + bias
+    labels = (honest + random.gumbel(size=honest.shape)).argmax(axis=1)
+    head = (1.8 * weight, 1.8 * bias)
+    layer = [torch.from_numpy(part).float() for part in head]
+
+    def part(rows: slice) -> dict[str, Any]:
+        return {
+            "logits": 1.8 * honest[rows],
+            "labels": labels[rows],
+            "features": inputs[rows],
+            "head": head,
+            "inputs": inputs[rows],
+            "backbone": lambda batch: batch @ layer[0].T + layer[1],
+        }
+
+    calibrator = fit(method, **part(slice(100))).calibrator
+    return calibrator, calibrator.source(check_validation_set(**part(slice(100, None))))
 
 
 def feasible(random: np.random.Generator) -> Bounds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote
@@ -14,7 +15,17 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.app.page.conftest import Problems, watched_page
 
-VIEWS = ("try", "calibration", "fit", "service")
+FIT_MS = 240_000
+"""A worker may start on a busy machine."""
+READY = {
+    "try": ".sure",
+    "calibration": ".rail li",
+    "fit": "#method option[value=ts]",
+    "monitor": ".tile",
+    "service": ".tile",
+}
+"""What a view shows once it has its data."""
+VIEWS = ("try", "calibration", "fit", "monitor", "service")
 
 
 def open_try(page: Page, url: str) -> None:
@@ -116,30 +127,55 @@ def test_an_image_file_is_chosen(page: Page, page_url: str) -> None:
 
 
 def test_a_calibrator_is_fitted_activated_compared_and_rolled_back(
-    page: Page, page_url: str, validation_file: Path
+    page: Page, page_url: str, versions: tuple[int, int], small_file: Path
 ) -> None:
-    for method, version in (("ts", 1), ("pb", 2)):
-        page.goto(f"{page_url}/ui/#/fit")
-        page.locator("#data").set_input_files(validation_file)
-        page.locator("#method").select_option(method)
-        page.get_by_label("always").check()
-        page.get_by_role("button", name="Fit", exact=True).click()
-        expect(page.locator(".done")).to_contain_text(f"Fitted v{version}.")
-        expect(page.locator("#status")).to_contain_text(f"v{version} {method}")
-        expect(page.locator("table.fits tbody tr")).to_have_count(version)
+    ts, pb = versions
+    page.goto(f"{page_url}/ui/#/fit")
+    page.locator("#data").set_input_files(small_file)
+    page.locator("#method").select_option("uncalibrated")
+    page.get_by_label("always").check()
+    page.get_by_role("button", name="Fit", exact=True).click()
+    expect(page.locator(".done")).to_contain_text("Fitted v", timeout=FIT_MS)
+    new = int(re.findall(r"Fitted v(\d+)", page.locator(".done").inner_text())[0])
+    expect(page.locator("#status")).to_contain_text(f"v{new} uncalibrated")
+    expect(page.locator("table.fits tbody tr")).not_to_have_count(0)
     page.get_by_role("link", name="Open the report").click()
-    expect(page.locator(".lead")).to_contain_text("samples that the fit did not see")
+    expect(page.locator(".lead").first).to_contain_text("samples that the fit did not see")
     expect(page.locator("svg.reliability")).to_have_count(2)
     expect(page.locator("table.metrics tbody tr").first).to_be_visible()
-    page.get_by_label("Compare with").select_option("1")
-    expect(page.locator("figcaption").first).to_have_text("v1 ts")
-    page.get_by_role("button", name="Roll back to v1").click()
-    expect(page.locator(".notice")).to_have_text("Rolled back: v1 ts is active.")
-    expect(page.locator("#status")).to_contain_text("v1 ts")
-    page.goto(f"{page_url}/ui/#/calibration/2")
-    page.get_by_role("button", name="Activate v2").click()
-    expect(page.locator(".notice")).to_have_text("v2 pb is active.")
-    assert httpx.get(f"{page_url}/health/ready").json()["calibrator"] == 2
+    page.get_by_label("Compare with").select_option(str(ts))
+    expect(page.locator("figcaption").first).to_have_text(f"v{ts} ts")
+    target = httpx.get(f"{page_url}/activations").json()["rollback_to"]
+    page.get_by_role("button", name=f"Roll back to v{target}").click()
+    expect(page.locator(".notice")).to_contain_text(f"Rolled back: v{target}")
+    expect(page.locator("#status")).to_contain_text(f"v{target}")
+    other, method = (ts, "ts") if target == pb else (pb, "pb")
+    page.goto(f"{page_url}/ui/#/calibration/{other}")
+    page.get_by_role("button", name=f"Activate v{other}").click()
+    expect(page.locator(".notice")).to_have_text(f"v{other} {method} is active.")
+    assert httpx.get(f"{page_url}/health/ready").json()["calibrator"] == other
+
+
+def test_two_versions_and_methods_are_compared_on_one_file(
+    page: Page, page_url: str, versions: tuple[int, int], small_file: Path
+) -> None:
+    ts, pb = versions
+    page.goto(f"{page_url}/ui/#/calibration/{pb}/{ts}")
+    page.get_by_text("Compare versions and methods on one file").click()
+    card = page.locator(".compared")
+    expect(card.get_by_label(f"v{ts} ts")).to_be_checked()
+    expect(card.get_by_label(f"v{pb} pb")).to_be_checked()
+    expect(card.get_by_role("button", name="Compare", exact=True)).to_be_disabled()
+    card.locator("#compared").set_input_files(small_file)
+    card.get_by_text("Methods", exact=True).click()
+    card.get_by_label("ts", exact=True).check()
+    card.get_by_role("button", name="Compare", exact=True).click()
+    expect(card.locator("table.papers tbody tr")).to_have_count(4, timeout=FIT_MS)
+    expect(card.locator(".live .lead").last).to_contain_text(
+        f"Version {pb} (pb), compared with version {ts} (ts): "
+    )
+    expect(card.locator(".warnings")).to_contain_text(f"version {ts} (ts) was fitted to")
+    expect(card.locator(".differences").last).to_contain_text("95 % interval")
 
 
 def test_a_time_limit_for_auto_is_sent_and_an_invalid_one_is_explained(
@@ -192,15 +228,50 @@ def test_the_service_view_shows_what_happens(page: Page, page_url: str) -> None:
     expect(page.locator("table.stages tbody tr")).to_have_count(4)
 
 
-def test_nothing_is_asked_while_the_tab_is_hidden(page: Page, page_url: str) -> None:
+@pytest.mark.parametrize("view", VIEWS)
+def test_nothing_is_asked_while_the_tab_is_hidden(page: Page, page_url: str, view: str) -> None:
     page.clock.install()
-    page.goto(f"{page_url}/ui/#/service")
-    expect(page.locator(".tile")).to_have_count(6)
-    page.evaluate("Object.defineProperty(document, 'hidden', { get: () => true })")
+    page.goto(f"{page_url}/ui/#/{view}")
+    page.locator(READY[view]).first.wait_for(state="attached")
+    show_tab(page, hidden=True)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.clock.run_for(60_000)
     assert asked == []
+    show_tab(page, hidden=False)
+    page.clock.run_for(11_000)
+    assert asked != []
+
+
+def show_tab(page: Page, *, hidden: bool) -> None:
+    """Let the page believe that its tab is hidden, or not any more."""
+    page.evaluate(
+        """(hidden) => {
+          Object.defineProperty(document, "hidden", { get: () => hidden, configurable: true });
+          document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        hidden,
+    )
+
+
+def test_dragging_sends_at_most_one_request_per_120_ms(page: Page, page_url: str) -> None:
+    open_try(page, page_url)
+    box = page.locator(".row.general .track").bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    page.evaluate("performance.clearResourceTimings()")
+    page.mouse.move(box["x"] + box["width"] - 1, middle)
+    page.mouse.down()
+    pauses = (0, 20, 60, 110, 130, 0, 10, 200, 90, 30)
+    for step, pause in enumerate(pauses * 5):
+        page.mouse.move(box["x"] + box["width"] * (0.9 - 0.3 * (step % 25) / 25), middle)
+        page.wait_for_timeout(pause)
+    page.mouse.up()
+    expect(page.locator(".sure")).to_be_visible()
+    entries = "performance.getEntriesByType('resource').filter((e) => /predict/.test(e.name))"
+    sent = page.evaluate(f"{entries}.map((e) => e.startTime)")
+    assert len(sent) >= 2
+    assert min(after - before for before, after in pairwise(sent)) >= 119.0
 
 
 def test_the_api_documentation_works_offline(page: Page, page_url: str) -> None:
@@ -211,14 +282,18 @@ def test_the_api_documentation_works_offline(page: Page, page_url: str) -> None:
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_view_is_accessible(
-    browser: Browser, page_url: str, problems: Problems, width: int, scheme: Literal["light", "dark"]
+    browser: Browser,
+    page_url: str,
+    problems: Problems,
+    width: int,
+    scheme: Literal["light", "dark"],
 ) -> None:
     """axe-core finds nothing serious or critical, and nothing scrolls sideways."""
     size = {"width": width, "height": 800}
     with watched_page(browser, problems, viewport=size, color_scheme=scheme, bypass_csp=True) as page:
         for view in VIEWS:
             page.goto(f"{page_url}/ui/#/{view}")
-            page.wait_for_load_state("networkidle")
+            page.locator(READY[view]).first.wait_for(state="attached")
             found = [
                 f"{violation['id']}: {node['html'][:120]}"
                 for violation in Axe().run(page).response["violations"]

@@ -1,0 +1,261 @@
+// Comparison of versions, and of methods, on one validation set that is uploaded: all differences are paired.
+
+import { get, upload } from "./api.js";
+import { acceptDrops, bytes, h, signed } from "./dom.js";
+
+const COLUMNS = [
+  ["error_rate", "Error rate", true],
+  ["smooth_ece", "smECE", true],
+  ["ece_mass", "emECE", true],
+  ["ece_width", "ewECE", true],
+  ["nll", "NLL", false],
+  ["brier", "Brier", false],
+];
+const PAIRED = ["nll", "brier", "smooth_ece", "error_rate"];
+const TITLES = { nll: "NLL", brier: "Brier score", smooth_ece: "Smooth ECE", error_rate: "Error rate" };
+const MOST = 8; // versions of a request
+const PRESELECTED = ["pb", "ts", "ts+pb"];
+
+// Kept while the page is open: the reports of several versions are read after one upload.
+const state = { file: null, result: null };
+
+export class Compare {
+  constructor({ records, chosen, against }) {
+    const initial = [against ?? 0, chosen];
+    this.file = h("input", {
+      type: "file",
+      class: "visually-hidden",
+      id: "compared",
+      accept: ".npz,.parquet,.arrow,.csv,.json,.zip",
+      onchange: () => this.file.files[0] && this.choose(this.file.files[0]),
+    });
+    this.drop = h("label", { class: "drop", for: "compared" }, h("span", { class: "hint" }));
+    const check = (name, value, label, checked) =>
+      h(
+        "label",
+        {},
+        h("input", { type: "checkbox", name, value, checked, onchange: () => this.changed() }),
+        ` ${label}`,
+      );
+    this.versions = h(
+      "fieldset",
+      { class: "choices" },
+      h("legend", {}, "Versions, as they are"),
+      records.map((c) =>
+        check("version", c.version, `v${c.version} ${c.method}`, initial.includes(c.version)),
+      ),
+    );
+    this.methods = h("fieldset", { class: "choices" }, h("legend", {}, "Methods, cross-fitted on the file"));
+    this.reference = h("select", { id: "reference", onchange: () => this.changed() });
+    this.go = h("button", { type: "button", onclick: () => this.submit() }, "Compare");
+    this.live = h("div", { class: "live", "aria-live": "polite" });
+    this.preferred = initial[0];
+    this.card = h(
+      "details",
+      { class: "card single compared", open: Boolean(state.result) },
+      h("summary", {}, "Compare versions and methods on one file"),
+      h(
+        "p",
+        { class: "muted small" },
+        "Every version and method answers the same samples, so the differences are paired. Use data that no version was fitted to.",
+      ),
+      this.file,
+      this.drop,
+      this.versions,
+      h("label", { class: "field", for: "reference" }, h("span", {}, "Compare versions with"), this.reference),
+      h("details", {}, h("summary", {}, "Methods"), this.methods),
+      h("div", { class: "actions" }, this.go),
+      this.live,
+    );
+    acceptDrops(this.card, this.drop, (file) => this.choose(file));
+    this.card.addEventListener("toggle", () => this.card.open && this.loadMethods(check), { once: true });
+    this.describe();
+    this.changed();
+    if (state.result) this.show(state.result);
+  }
+
+  async loadMethods(check) {
+    try {
+      const { methods } = await get("/methods");
+      this.methods.append(
+        ...methods
+          .filter(({ reads }) => reads === "logits")
+          .map(({ name }) => check("method", name, name, false)),
+      );
+      this.methods.append(
+        h(
+          "button",
+          {
+            type: "button",
+            class: "link",
+            onclick: () => {
+              for (const box of this.methods.querySelectorAll("input")) box.checked = PRESELECTED.includes(box.value);
+              this.changed();
+            },
+          },
+          `choose ${PRESELECTED.join(", ")}`,
+        ),
+      );
+    } catch (error) {
+      this.fail(error);
+    }
+  }
+
+  choose(file) {
+    state.file = file;
+    this.describe();
+    this.changed();
+  }
+
+  describe() {
+    const { file } = state;
+    this.drop.classList.toggle("chosen", Boolean(file));
+    this.drop.firstChild.replaceChildren(
+      ...(file
+        ? [h("b", {}, file.name), ` · ${bytes(file.size)}`]
+        : [h("b", {}, "Drop labelled data"), " or ", h("u", {}, "choose a file"), ", as for a fit"]),
+    );
+  }
+
+  checked(fieldset) {
+    return [...fieldset.querySelectorAll(":checked")].map((box) => box.value);
+  }
+
+  changed() {
+    const versions = this.checked(this.versions);
+    const before = this.reference.value || String(this.preferred);
+    this.reference.replaceChildren(...versions.map((v) => h("option", { value: v }, `v${v}`)));
+    this.reference.value = versions.includes(before) ? before : (versions.at(-1) ?? "");
+    this.go.disabled = !state.file || versions.length > MOST || !(versions.length + this.checked(this.methods).length);
+  }
+
+  async submit() {
+    const others = this.checked(this.versions).filter((v) => v !== this.reference.value);
+    const versions = [this.reference.value, ...others].filter(Boolean);
+    const query = [
+      ...versions.map((v) => `versions=${v}`),
+      ...this.checked(this.methods).map((name) => `methods=${encodeURIComponent(name)}`),
+    ].join("&");
+    const form = new FormData();
+    form.append("file", state.file);
+    this.go.disabled = true;
+    this.progress("Uploading");
+    try {
+      state.result = await upload(`/compare?${query}`, form, (share) =>
+        this.progress(share < 1 ? "Uploading" : "Comparing", share < 1 ? share : undefined),
+      );
+      this.show(state.result);
+    } catch (error) {
+      this.fail(error);
+    }
+    this.changed();
+  }
+
+  progress(stage, share) {
+    this.live.replaceChildren(
+      h("div", { class: "stage" }, stage),
+      h("progress", share === undefined ? { "aria-label": stage } : { max: 1, value: share, "aria-label": stage }),
+    );
+  }
+
+  fail(error) {
+    this.live.replaceChildren(
+      h("div", { class: "problem", role: "alert" }, h("b", {}, `${error.title ?? "Error"}. `), error.message),
+    );
+  }
+
+  show(result) {
+    const left = Object.entries(result.left_out);
+    this.live.replaceChildren(
+      ...result.sentences.map((sentence) => h("p", { class: "lead" }, sentence)),
+      ...(result.warnings.length
+        ? [
+            h(
+              "ul",
+              { class: "warnings" },
+              result.warnings.map(({ severity, message }) =>
+                h("li", { class: severity }, h("b", {}, `${severity}: `), message),
+              ),
+            ),
+          ]
+        : []),
+      h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Comparison" }, table(result)),
+      h(
+        "p",
+        { class: "muted small" },
+        `${result.fit_samples.toLocaleString("en")} samples. Lower is better; the standard error is in brackets. ▼ lower and ▲ higher than the row that it is compared with; *: the paired 95 % interval does not contain 0; bold: the best of its column.`,
+        left.length ? ` Left out: ${left.map(([name, why]) => `${name} (${why})`).join("; ")}.` : "",
+      ),
+      ...result.methods.filter((row) => row.method.startsWith("version")).map(differences),
+    );
+  }
+}
+
+const write = (value, share, digits = share ? 2 : 4) =>
+  value === null ? "infinite" : ((share ? 100 : 1) * value).toFixed(digits);
+
+function table({ methods }) {
+  const best = Object.fromEntries(
+    COLUMNS.map(([name, , share]) => [
+      name,
+      Math.min(...methods.map((row) => Number(write(row.metrics[name].value ?? Infinity, share)))),
+    ]),
+  );
+  const cell = (row, [name, , share]) => {
+    const { value, standard_error: error, improves, clear } = row.metrics[name];
+    const mark = improves === null ? "" : ` ${improves ? "▼" : "▲"}${clear ? "*" : ""}`;
+    const text = write(value, share);
+    return h(
+      "td",
+      { class: "n" },
+      Number(text) === best[name] ? h("b", {}, text) : text,
+      h("small", {}, ` (${error === null ? "–" : write(error, share)})`),
+      h("span", { class: `mark ${improves === null ? "" : improves ? "better" : "worse"}` }, mark),
+    );
+  };
+  const head = COLUMNS.map(([, label, share]) => h("th", { class: "n" }, share ? `${label} %` : label));
+  return h(
+    "table",
+    { class: "papers" },
+    h("thead", {}, h("tr", {}, h("th", {}, ""), head, h("th", { class: "n" }, "changed labels"))),
+    h(
+      "tbody",
+      {},
+      methods.map((row) =>
+        h(
+          "tr",
+          {},
+          h("th", { scope: "row" }, row.method),
+          COLUMNS.map((column) => cell(row, column)),
+          h("td", { class: "n" }, row.changed_labels),
+        ),
+      ),
+    ),
+  );
+}
+
+/** The paired differences of one version, with their intervals on one scale per metric. */
+function differences(row) {
+  return h(
+    "details",
+    { class: "differences", open: true },
+    h("summary", {}, `${row.method} less ${row.base}`),
+    h(
+      "dl",
+      {},
+      PAIRED.flatMap((name) => {
+        const { change } = row.metrics[name];
+        const share = name === "smooth_ece" || name === "error_rate";
+        const text = (v) => (v === null ? "–" : signed(share ? 100 * v : v, share ? 2 : 4));
+        return [
+          h("dt", {}, TITLES[name]),
+          h(
+            "dd",
+            {},
+            change ? `${text(change.value)}${share ? " pp" : ""}, 95 % interval ${text(change.low)} to ${text(change.high)}` : "–",
+          ),
+        ];
+      }),
+    ),
+  );
+}

@@ -1,0 +1,351 @@
+// Monitor: is the active calibrator still calibrated on the labels that arrive, and what was decided about it.
+
+import { follow, get, may, post } from "./api.js";
+import { evidence, key } from "./charts.js";
+import { ago, h, percent, signed } from "./dom.js";
+
+export const title = "Monitor";
+
+const EVERY = 5000; // ms between requests; decisions arrive by events
+const RECONNECT = 2000;
+const DECISIONS = 20;
+
+const CHANGES = {
+  overconfident: "too confident",
+  underconfident: "not confident enough",
+  label_shift: "other class frequencies",
+  class_bias: "some classes too probable, others too improbable",
+  classes: "wrong where some classes are predicted",
+  confidence_range: "wrong in one range of confidence",
+  none: "nothing stands out",
+};
+
+export function show(main) {
+  const page = new Monitor(main);
+  page.start();
+  return () => page.stopper.abort();
+}
+
+class Monitor {
+  constructor(main) {
+    this.stopper = new AbortController();
+    this.lost = h("p", { class: "problem wide", role: "alert", hidden: true });
+    this.refused = h("p", { class: "problem wide", role: "alert", hidden: true });
+    this.state = h("section", { class: "card wide state", "aria-live": "polite" });
+    this.tiles = h("div", { class: "tiles" });
+    this.chart = h("div");
+    this.change = h("div");
+    this.decisions = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Decisions" });
+    this.duels = h("div");
+    this.note = h("input", { id: "note", maxlength: 500, placeholder: "optional: why" });
+    const card = (name, ...content) => h("section", { class: "card" }, h("h2", {}, name), ...content);
+    main.append(
+      h("h1", { class: "visually-hidden" }, "Monitoring of calibration"),
+      this.lost,
+      this.refused,
+      this.state,
+      this.tiles,
+      card(
+        "Evidence against the calibrator",
+        this.chart,
+        key(["line-answer", "strict: not exact"], ["line-material", "material: worth a recalibration"], ["threshold", "alarm from here"]),
+      ),
+      card("What changed", this.change),
+      h("section", { class: "card wide" }, h("h2", {}, "Decisions"), this.decisions),
+      h("section", { class: "card wide" }, h("h2", {}, "Duels on labels to come"), this.duels),
+    );
+  }
+
+  /** Refresh while the tab is visible: every five seconds, and at every event. */
+  start() {
+    const { signal } = this.stopper;
+    const resume = () => {
+      this.listening?.abort();
+      if (document.hidden) return;
+      this.refresh();
+      this.listen();
+    };
+    const timer = setInterval(() => document.hidden || this.refresh(), EVERY);
+    signal.addEventListener("abort", () => {
+      clearInterval(timer);
+      this.listening?.abort();
+    });
+    document.addEventListener("visibilitychange", resume, { signal });
+    resume();
+  }
+
+  async listen() {
+    const listening = (this.listening = new AbortController());
+    const { signal } = listening;
+    while (!signal.aborted) {
+      try {
+        const headers = this.last === undefined ? {} : { "Last-Event-ID": String(this.last) };
+        await follow("/monitor/events", signal, (event) => this.heard(event), headers);
+      } catch (error) {
+        if (signal.aborted || error.status >= 400) return;
+      }
+      await new Promise((resolve) => setTimeout(resolve, RECONNECT));
+    }
+  }
+
+  heard(event) {
+    this.last = event.id;
+    if (event.kind === "activated") dispatchEvent(new Event("boxcal:changed"));
+    this.refresh();
+  }
+
+  async refresh() {
+    let monitor, decisions;
+    try {
+      [monitor, { decisions }] = await Promise.all([get("/monitor"), get(`/refits?limit=${DECISIONS}`)]);
+      if (this.choices === undefined && may("activate")) this.choices = (await get("/calibrators")).calibrators;
+    } catch (error) {
+      tell(this.lost, error);
+      return;
+    }
+    this.lost.hidden = true;
+    if (decisions.length) this.last = Math.max(this.last ?? 0, decisions[0].id);
+    this.drawState(monitor);
+    this.drawTiles(monitor);
+    this.drawChart(monitor);
+    this.drawChange(monitor);
+    this.drawDecisions(decisions);
+    this.drawDuels(monitor);
+  }
+
+  async act(path, body) {
+    this.refused.hidden = true;
+    try {
+      await post(path, body);
+    } catch (error) {
+      tell(this.refused, error);
+      return;
+    }
+    dispatchEvent(new Event("boxcal:changed"));
+    this.note.value = "";
+    this.choices = undefined;
+    await this.refresh();
+  }
+
+  /** Draw the state; only if it has changed, so that a note that is being written stays. */
+  drawState({ sentence, alarms, labels, phase, challenger, acknowledged_at: acknowledged }) {
+    const drawn = JSON.stringify([sentence, phase, challenger, acknowledged]);
+    if (drawn === this.drawn) return;
+    this.drawn = drawn;
+    const alarm = alarms?.material.alarm ? "material" : alarms?.strict.alarm ? "strict" : null;
+    const mark = alarm ? `▲ Alarm: ${alarm}` : labels < 50 ? "… Not enough labels" : "✓ Calm";
+    const next = {
+      fitting: "Candidates of a refit are being fitted.",
+      duel: `Version ${challenger} competes with it on the labels that arrive.`,
+      proposed: `Version ${challenger} is better and is proposed.`,
+      watching: alarm === null ? "" : "A refit needs 1,000 labels since the change.",
+    }[phase];
+    const proposed = phase === "proposed";
+    this.state.replaceChildren(
+      h("p", { class: `signal ${alarm ? "alarm" : labels < 50 ? "" : "calm"}` }, mark),
+      h("p", { class: "lead" }, sentence, next ? ` ${next}` : ""),
+      alarm || proposed
+        ? h(
+            "div",
+            { class: "actions" },
+            proposed
+              ? h(
+                  "button",
+                  {
+                    type: "button",
+                    disabled: !may("activate"),
+                    onclick: () => this.act(`/calibrators/${challenger}/activate`),
+                  },
+                  `Activate v${challenger}`,
+                )
+              : null,
+            h("label", { class: "field note", for: "note" }, h("span", {}, "Note"), this.note),
+            h(
+              "button",
+              {
+                type: "button",
+                class: "quiet",
+                disabled: !may("activate"),
+                onclick: () =>
+                  this.act("/monitor/acknowledge", this.note.value ? { note: this.note.value } : {}),
+              },
+              proposed ? "Acknowledge and decline" : "Acknowledge",
+            ),
+          )
+        : "",
+      h(
+        "p",
+        { class: "muted small" },
+        alarm || proposed
+          ? "An acknowledgement begins the test anew and declines a proposed version."
+          : acknowledged
+            ? `Alarms were acknowledged ${ago(acknowledged)}.`
+            : "Ask for predictions with the option feedback, and send their true labels to POST /feedback.",
+      ),
+    );
+  }
+
+  drawTiles({ labels, expected_accuracy: accuracy, metrics, drift, log, skipped }) {
+    const count = (n) => (n ?? 0).toLocaleString("en");
+    const sources = Object.entries(log.sources).map(([name, n]) => `${name} ${count(n)}`);
+    const span = accuracy && accuracy.low !== undefined && accuracy.low !== null;
+    const tiles = [
+      ["Labels", count(labels), skipped ? `since the test began; ${count(skipped)} entries of others` : "since the test began"],
+      [
+        "Expected accuracy",
+        percent(accuracy?.value),
+        !accuracy
+          ? "no answers yet"
+          : span
+            ? `${percent(accuracy.low)} to ${percent(accuracy.high)}, from labels`
+            : "from confidence alone: no interval",
+      ],
+      [
+        "NLL",
+        metrics?.count ? metrics.nll.toFixed(4) : "–",
+        metrics?.count ? `${metrics.nll_low?.toFixed(3) ?? "–"} to ${metrics.nll_high?.toFixed(3) ?? "–"}` : "needs labels",
+      ],
+      [
+        "ECE",
+        metrics?.count ? percent(metrics.ece, 2) : "–",
+        metrics?.count ? `${percent(metrics.ece_if_calibrated, 2)} if calibrated` : "needs labels",
+      ],
+      ["Confidences", drift?.alarm ? "changed" : "as before", "since it became active, without labels", drift?.alarm],
+      ["Kept predictions", count(log.rows), sources.length ? sources.slice(0, 2).join(", ") : "for labels that arrive later"],
+    ];
+    this.tiles.replaceChildren(
+      ...tiles.map(([name, value, unit, alarm]) =>
+        h("div", { class: alarm ? "tile alarm" : "tile" }, h("span", {}, name), h("b", {}, value), h("small", {}, unit)),
+      ),
+    );
+  }
+
+  drawChart({ evidence: history, alarms, labels }) {
+    if (!history?.labels.length) {
+      this.chart.replaceChildren(h("p", { class: "muted" }, "It begins after 50 labels."));
+      return;
+    }
+    const line = (test, kind) => ({
+      name: test,
+      kind,
+      threshold: alarms[test].threshold,
+      points: [
+        [0, 0],
+        ...history.labels.map((n, i) => [n, history[test][i]]),
+        [labels, alarms[test].log_evidence ?? null],
+      ],
+    });
+    this.chart.replaceChildren(
+      evidence([line("strict", "answer"), line("material", "material")], {
+        labels,
+        width: this.chart.clientWidth || 560,
+      }),
+    );
+  }
+
+  drawChange({ diagnosis }) {
+    if (!diagnosis?.since) {
+      this.change.replaceChildren(h("p", { class: "muted" }, "The labels show no change."));
+      return;
+    }
+    const { kind, classes, confidence, since, began_at: began } = diagnosis;
+    const rows = [
+      ["diagnosis", CHANGES[kind] ?? kind],
+      classes.length ? ["classes", classes.join(", ")] : null,
+      confidence ? ["confidence", `${percent(confidence[0], 0)} to ${percent(confidence[1], 0)}`] : null,
+      ["began", `about ${since.toLocaleString("en")} labels ago${began ? `, ${ago(1000 * began)}` : ""}`],
+      ["recoverable NLL", `${signed(-diagnosis.recoverable_nll)} nats a label by a recalibration`],
+      ["at least", `${signed(-diagnosis.recoverable_nll_lower)} nats a label (99 %)`],
+    ].filter(Boolean);
+    this.change.replaceChildren(
+      h("dl", {}, rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+      h("p", { class: "muted small" }, "The diagnosis names the bet that gained most; it is not a test."),
+    );
+  }
+
+  drawDecisions(decisions) {
+    const row = ({ created_at: at, kind, sentence, labels }) =>
+      h(
+        "tr",
+        {},
+        h("td", {}, ago(at)),
+        h("td", {}, kind.replaceAll("_", " ")),
+        h("td", { class: "n" }, labels.toLocaleString("en")),
+        h("td", {}, sentence),
+      );
+    const head = ["when", "what", "labels", "reason"].map((name) => h("th", { class: name === "labels" ? "n" : "" }, name));
+    this.decisions.replaceChildren(
+      decisions.length
+        ? h("table", { class: "fits decisions" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, decisions.map(row)))
+        : h("p", { class: "muted" }, "None yet."),
+    );
+  }
+
+  drawDuels({ duels }) {
+    const drawn = JSON.stringify([duels, this.choices?.length]);
+    if (drawn === this.drawnDuels) return;
+    this.drawnDuels = drawn;
+    const words = {
+      undecided: "undecided",
+      challenger: "the challenger is better",
+      champion: "the champion is better",
+    };
+    const head = ["champion", "challenger", "labels", "gain in NLL", "result"].map((name) => h("th", {}, name));
+    const row = (duel) =>
+      h(
+        "tr",
+        {},
+        h("td", {}, `v${duel.champion}`),
+        h("td", {}, `v${duel.challenger}`),
+        h("td", {}, duel.labels.toLocaleString("en")),
+        h("td", {}, signed(duel.gain)),
+        h("td", {}, words[duel.winner]),
+      );
+    this.duels.replaceChildren(
+      duels?.length
+        ? h(
+            "div",
+            { class: "scroll", tabindex: 0, role: "region", "aria-label": "Duels" },
+            h("table", { class: "fits" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, duels.map(row))),
+          )
+        : h("p", { class: "muted" }, "None: a duel compares two versions on the labels to come; neither is activated."),
+      this.choices?.length > 1 ? this.newDuel() : "",
+    );
+  }
+
+  newDuel() {
+    const choose = (name, at) => {
+      const select = h(
+        "select",
+        { "aria-label": name },
+        this.choices.map((c) => h("option", { value: c.version }, `v${c.version} ${c.method}`)),
+      );
+      select.value = this.choices[at].version;
+      return select;
+    };
+    const champion = choose("Champion", this.choices.findIndex((c) => c.active)),
+      challenger = choose("Challenger", this.choices[0].active ? 1 : 0);
+    return h(
+      "div",
+      { class: "actions" },
+      champion,
+      "against",
+      challenger,
+      h(
+        "button",
+        {
+          type: "button",
+          class: "quiet",
+          onclick: () =>
+            this.act("/duels", { champion: Number(champion.value), challenger: Number(challenger.value) }),
+        },
+        "Begin a duel",
+      ),
+    );
+  }
+}
+
+function tell(place, error) {
+  place.hidden = false;
+  place.replaceChildren(h("b", {}, `${error.title}. `), error.message);
+}

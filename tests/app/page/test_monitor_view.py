@@ -1,0 +1,105 @@
+"""The view Monitor in a real browser: calm, an alarm, its acknowledgement, a proposal and a duel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, Route, expect
+
+from tests.app.monitoring.test_refits import until
+from tests.app.monitoring.traffic import folded, play, stream
+from tests.app.page.conftest import Problems, watched_page
+from tests.app.running import Service, running
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    with running(tmp_path) as service:
+        yield service
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=service.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def monitor(browser: Browser, service: Service) -> Iterator[Page]:
+    """Open the view."""
+    problems = Problems(service.url)
+    with watched_page(browser, problems, bypass_csp=True) as page:
+        page.goto(f"{service.url}/ui/#/monitor")
+        yield page
+    assert problems.found == []
+
+
+def propose(route: Route) -> None:
+    """Change the state of the monitor on its way: version 0 is proposed."""
+    document: dict[str, Any] = route.fetch().json()
+    route.fulfill(body=json.dumps({**document, "phase": "proposed", "challenger": 0}))
+
+
+def test_an_alarm_is_shown_as_it_comes_and_acknowledged(monitor: Page, client: httpx.Client) -> None:
+    page = monitor
+    expect(page.locator(".signal")).to_have_text("… Not enough labels")
+    expect(page.locator(".state")).to_contain_text("No label has arrived")
+    folded(client, play(client, *stream(400)))
+    expect(page.locator(".signal")).to_have_text("✓ Calm")
+    expect(page.locator(".tile").first).to_contain_text("400")
+    expect(page.locator("svg.evidence")).to_be_visible()
+    expect(page.get_by_role("button", name="Acknowledge")).to_have_count(0)
+    folded(client, play(client, *stream(500, 3.0, seed=1)))
+    expect(page.locator(".signal")).to_have_text("▲ Alarm: material")
+    expect(page.locator(".lead")).to_contain_text("the answers are too confident")
+    expect(page.locator("dl")).to_contain_text("too confident")
+    expect(page.locator("dl")).to_contain_text("recoverable NLL")
+    expect(page.locator("table.decisions tbody")).to_contain_text("no longer calibrated")
+    expect(page.locator(".tiles")).to_contain_text("from labels")
+    found = [
+        f"{violation['id']}: {node['html'][:120]}"
+        for violation in Axe().run(page).response["violations"]
+        if violation["impact"] in {"serious", "critical"}
+        for node in violation["nodes"]
+    ]
+    assert not found
+    page.get_by_label("Note").fill("A camera was replaced.")
+    page.get_by_role("button", name="Acknowledge").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("table.decisions tbody tr").first).to_contain_text("A camera was replaced.")
+    expect(page.locator(".signal")).to_have_text("… Not enough labels")
+    expect(page.locator(".state")).to_contain_text("Alarms were acknowledged")
+    assert client.get("/monitor").json()["labels"] == 0
+
+
+def test_a_proposed_version_is_activated(monitor: Page, client: httpx.Client) -> None:
+    monitor.route("**/monitor", propose)
+    monitor.reload()
+    expect(monitor.locator(".state")).to_contain_text("Version 0 is better and is proposed.")
+    expect(monitor.get_by_role("button", name="Acknowledge and decline")).to_be_enabled()
+    with monitor.expect_response("**/calibrators/0/activate") as response:
+        monitor.get_by_role("button", name="Activate v0").click()
+    assert response.value.ok
+
+
+@pytest.mark.long
+def test_a_refit_is_followed_to_its_activation_and_a_duel(monitor: Page, client: httpx.Client) -> None:
+    until(client, "duel_won")
+    expect(monitor.locator("table.decisions tbody")).to_contain_text("Activate it.")
+    version = client.get("/monitor").json()["challenger"]
+    monitor.get_by_role("button", name=f"Activate v{version}").click()
+    expect(monitor.locator("#status")).to_contain_text(f"v{version}")
+    expect(monitor.locator(".signal")).to_have_text("… Not enough labels")
+    monitor.get_by_label("Champion").select_option("0")
+    monitor.get_by_label("Challenger").select_option(str(version))
+    monitor.get_by_role("button", name="Begin a duel").click()
+    duel = monitor.get_by_role("region", name="Duels").locator("tbody tr")
+    expect(duel).to_contain_text("undecided")
+    folded(client, play(client, *stream(600, 2.5, seed=10)))
+    expect(duel).to_contain_text("the challenger is better")
