@@ -36,7 +36,7 @@ def open_archive(file: IO[bytes]) -> zipfile.ZipFile:
     Raises
     ------
     InvalidUpload
-        It is no readable zip archive, or entries overlap, are encrypted or use another compression.
+        It is no readable zip archive, or entries overlap, are encrypted, nameless or use another compression.
     UploadTooLarge
         Its directory is larger than `MAX_DIRECTORY_BYTES`.
     """
@@ -51,6 +51,8 @@ def open_archive(file: IO[bytes]) -> zipfile.ZipFile:
         raise InvalidUpload(f"The file is no readable zip archive: {error}.") from error
     end = 0
     for entry in sorted(archive.infolist(), key=lambda entry: entry.header_offset):
+        if not entry.filename:  # zipfile also cuts names at a NUL
+            raise InvalidUpload("An entry of the archive has no name.")
         if entry.header_offset < end:
             raise InvalidUpload(
                 f"The entry {entry.filename!r:.200} begins at byte {entry.header_offset:,}, "

@@ -365,9 +365,11 @@ def _with_nan(body: Body) -> Any:
     if len(body) > NAN_LIMIT:
         return None
     try:
-        return json.loads(body)
+        document = json.loads(body)
+        json.dumps(document, ensure_ascii=False).encode()  # fails on text that is not Unicode
     except (ValueError, RecursionError):
         return None
+    return document
 
 
 async def _read_form(request: Request) -> tuple[list[bytes], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -88,6 +89,7 @@ class Database:
         self._prepare = prepare
         self._may_migrate = migrate or self.is_sqlite
         self._is_open = False
+        self._own = threading.local()
         try:
             self._engine = _sqlite(parsed) if self.is_sqlite else _postgresql(parsed)
         except (SQLAlchemyError, OSError, ImportError) as error:
@@ -115,7 +117,13 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """One consistent view."""
+        """One consistent view; within a transaction of this thread, what that sees.
+
+        A second connection could be one that waits for this very transaction, until it gives up.
+        """
+        if (connection := getattr(self._own, "connection", None)) is not None:
+            yield connection
+            return
         if not self._is_open:
             self.open()
         with self._transaction(self._engine) as connection:
@@ -127,7 +135,11 @@ class Database:
         if not self._is_open:
             self.open()
         with self._transaction(self._writing) as connection:
-            yield connection
+            self._own.connection = connection
+            try:
+                yield connection
+            finally:
+                del self._own.connection
 
     def compact(self) -> None:
         """Return the space of deleted data to the disk. SQLite only: PostgreSQL does so itself."""

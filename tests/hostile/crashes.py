@@ -283,7 +283,9 @@ def disturb_rollback(_: PreloadedService, client: Client, moment: float) -> str:
 
 def _disturb_call(client: Client, end: str, moment: float) -> str:
     """Wait for a few calls, and for a moment within the next that ends so."""
+    deadline = time.monotonic() + 280
     while len(client.asked) < 5 or not client.asked[-1].endswith(end):
+        assert time.monotonic() < deadline, "the client has stopped"
         time.sleep(0.0005)
     time.sleep(moment * CALL_SECONDS)
     return end[1:]
@@ -365,8 +367,7 @@ def rounds(folder: Path, count: int, seed: int, report: Callable[[str], None] = 
     found = []
     with Preloaded() as preloaded, PreloadedService(preloaded, folder) as service:
         service.client.headers["Authorization"] = f"Bearer {Keys(service).create('admin')}"
-        for _ in range(2):
-            fit_and_activate(service)
+        fit_and_activate(service)
         before = compacted(service)
         for turn, kind in enumerate(kinds):
             moment = next(moments[kind])

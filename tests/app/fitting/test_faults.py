@@ -158,10 +158,10 @@ def fill(disk: Path, room: int) -> Path:
 
 
 def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
-    with Service(small_disk / "data") as service:
+    with Service(small_disk / "data", model="logits:10") as service:
         client = service.client
         request: dict[str, Any] = {
-            "files": {"file": ("v", validation_npz(3000))},
+            "files": {"file": ("v", validation_npz(1000))},
             "data": {"method": "ts+pb", "activate": "always"},
         }
         filler = fill(small_disk, 2**16)

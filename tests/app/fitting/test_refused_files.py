@@ -79,6 +79,7 @@ BAD: dict[str, tuple[int, str, Callable[[], bytes]]] = {
     "pickled array": (422, r"`logits` holds pickled Python objects \(dtype object\)", pickled),
     "truncated archive": (422, "no readable zip archive", lambda: MANY[: len(MANY) // 2]),
     "archive's head alone": (422, "no readable zip archive", lambda: MANY[:4]),
+    "an entry without a name": (422, "has no name", lambda: MANY.replace(b"labels.npy", b"\0abels.npy")),
     "corrupted": (422, "`logits` .*: Bad CRC-32", corrupted),
     "two of a name": (422, "two arrays of the same name", duplicated),
     "missing labels": (422, r"needs `labels` and either .* it holds `logits`\.", lambda: npz(logits=LOGITS)),

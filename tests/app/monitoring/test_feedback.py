@@ -113,6 +113,7 @@ def test_a_damaged_table_is_refused_and_the_next_one_is_read(client: httpx.Clien
     [
         ("text/plain", b"x", 415, "text/plain"),
         ("application/json", b"{", 400, "not JSON"),
+        ("application/json", b'{"items": [{"id": "\\ud800", "label": 1}]}', 400, "not JSON"),
         ("application/json", b'{"items": []}', 422, "at least one object"),
         ("application/json", b'{"item": []}', 422, "'item'"),
         ("text/csv", b"id;label\n", 400, "columns"),

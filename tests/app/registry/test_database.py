@@ -3,6 +3,8 @@
 import sqlite3
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 from sqlalchemy.exc import IntegrityError
 
-from boxcal.app.registry.database import NEXT, Database
+from boxcal.app.registry.database import CONNECTIONS, NEXT, Database
 from boxcal.app.registry.errors import RegistryUnusable
 from boxcal.app.registry.migrations import HEAD
 from boxcal.app.registry.tables import metadata
@@ -42,6 +44,30 @@ def test_head_names_the_newest_step() -> None:
     config = Config()
     config.set_main_option("script_location", "boxcal.app.registry:migrations")
     assert ScriptDirectory.from_config(config).get_current_head() == HEAD
+
+
+def test_a_read_within_a_transaction_needs_no_other_connection(url: str) -> None:
+    """The other may wait for this transaction, as an activation waits for the monitor."""
+    database = opened(url)
+
+    def write() -> None:
+        with database.write() as connection:
+            connection.exec_driver_sql("SELECT 1")
+
+    waiting = [threading.Thread(target=write) for _ in range(CONNECTIONS)]
+    with database.write() as outer:
+        for thread in waiting:
+            thread.start()
+        time.sleep(0.3)  # until they have taken the other connection
+        began = time.monotonic()
+        with database.read() as inner:
+            assert inner is outer
+        assert time.monotonic() - began < 1
+    for thread in waiting:
+        thread.join()
+    with database.read() as later:
+        assert later is not outer
+    database.close()
 
 
 def test_a_database_that_is_up_to_date_opens_without_alembic(url: str) -> None:
