@@ -109,6 +109,37 @@ def delays() -> str:
     return table(["", "", *CHANGES], rows)
 
 
+def material() -> str:
+    """List the labels to both alarms where the true test labels arrive."""
+    found, rows = read().get("material", {}), []
+    for name, own in found.items():
+        for title in ("ts", "softmax"):
+            cells = [_delay(own, f"{title}, {test}") for test in ("strict", "material")]
+            rows.append([TITLES[name], f"`{title}`", f"{own[f'{title}, labels']:,.0f}", *cells])
+    return table(["", "answers of", "labels", "strict", "material"], rows)
+
+
+def duels() -> str:
+    """List what duels decide."""
+    found = read().get("duels", {})
+    return table(
+        ["", "duels of equals that were decided", "labels until `ts` wins against `softmax`"],
+        (
+            [TITLES[name], _share(own["equal NLL decided"]), _delay(own, "softmax against ts, median labels")]
+            for name, own in found.items()
+        ),
+    )
+
+
+def speed() -> str:
+    """List the time that one label takes."""
+    found = read().get("speed", {})
+    return table(
+        ["", "microseconds a label"],
+        ([TITLES[name], f"{own['microseconds']:.1f}"] for name, own in found.items()),
+    )
+
+
 def loops() -> str:
     """List what the loop makes of changes."""
     found, rows = read().get("loop", {}), []
@@ -160,6 +191,9 @@ def feedback() -> str:
 TABLES: Mapping[str, Callable[[], str]] = {
     "monitoring_alarms": alarms,
     "monitoring_delays": delays,
+    "monitoring_material": material,
+    "monitoring_speed": speed,
+    "monitoring_duels": duels,
     "monitoring_loops": loops,
     "monitoring_intervals": intervals,
     "monitoring_prior": prior,

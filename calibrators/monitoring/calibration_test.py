@@ -35,6 +35,7 @@ from boxcal.calibrators.monitoring.bettors import (
     TAIL,
     TOP_LABEL,
 )
+from boxcal.calibrators.monitoring.class_prior import SMALLEST_FREQUENCY
 from boxcal.calibrators.monitoring.state import Array, Fold, check_rows
 
 STRICT_ALPHA = 0.01
@@ -103,12 +104,12 @@ class CalibrationTest(Fold):
         frequencies = np.ones(num_classes) if class_frequencies is None else np.asarray(class_frequencies)
         if frequencies.shape != (num_classes,) or not (frequencies >= 0).all() or frequencies.sum() <= 0:
             raise ValueError(f"{num_classes} classes need as many class frequencies of at least 0")
-        self.class_frequencies = frequencies / frequencies.sum()
+        self.class_frequencies = np.maximum(frequencies / frequencies.sum(), SMALLEST_FREQUENCY)
         self.weights = prior_shares()
         self.by_class = np.zeros((7, num_classes))
         self.few = np.zeros(7)
         self.bins = np.zeros((2, BINS))
-        self.progress = np.zeros(6)
+        self.progress = np.zeros(7)
         self.progress[[STRICT, MATERIAL]] = -math.inf
         self.progress[TAIL] = 1.0
         self.gains = np.zeros(BETTORS)
@@ -138,7 +139,7 @@ class CalibrationTest(Fold):
         Only the bettor on label shift learns from them; the test stays valid.
         """
         rows, _ = check_rows(probabilities, np.zeros(len(probabilities), np.int64), self.num_classes)
-        bettors.observe(rows, self.class_frequencies, self.by_class[6])
+        bettors.observe(rows, self.class_frequencies, self.by_class[6], self.progress)
 
     @property
     def count(self) -> int:

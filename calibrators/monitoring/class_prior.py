@@ -14,6 +14,10 @@ PSEUDO_COUNT = 5.0
 """Rows a class by which the estimate is drawn to the source frequencies."""
 
 FEWEST_ROWS = 1000
+
+SMALLEST_FREQUENCY = 1e-6
+"""Of a class that a calibrator's data did not have, where Bayes' rule divides by it."""
+
 TOLERANCE = 1e-8
 MOST_STEPS = 1000
 

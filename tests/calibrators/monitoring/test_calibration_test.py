@@ -132,6 +132,50 @@ def test_each_bettor_is_fair() -> None:
         assert (expected <= 1.0 + 1e-12).all()
 
 
+def test_the_bet_is_fair_whatever_the_traffic_was() -> None:
+    """Unlabelled rows of other class frequencies move the stake to one bettor; E stays 1 on average."""
+    random = np.random.default_rng(7)
+    test = CalibrationTest(4)
+    past = answers(random, 500, 4)
+    test.update(past, drawn(past, random))
+    test.observe(past[past[:, 0] > 0.5])
+    assert test.progress[bettors.TRAFFIC] == bettors.MOST_TRAFFIC
+    for row in answers(random, 20, 4):
+        expected = 0.0
+        for label in range(4):
+            copy = CalibrationTest(4)
+            copy.load_state_dict(test.state_dict())
+            before = copy.progress[bettors.RUN] = 1e3
+            copy.update(row[None], np.array([label]))
+            expected += row[label] * math.exp(copy.progress[bettors.RUN] - before)
+        assert expected <= 1.0 + 1e-9
+
+
+def test_traffic_of_other_class_frequencies_brings_the_alarm_forward() -> None:
+    factors = np.array([3.0] + [1.0] * 9)
+    alarms = []
+    for seed in range(12):
+        random = np.random.default_rng(seed)
+        pool = answers(random, 6000)
+        weights = (pool * factors).sum(1)
+        rows = pool[random.choice(len(pool), 3000, p=weights / weights.sum())]
+        labels = drawn(normalised(rows * factors), random)
+        for unlabelled in (0, 1000):
+            test = CalibrationTest(10)
+            test.observe(rows[:unlabelled])
+            alarms.append(np.argmax(test.update(rows[1000:], labels[1000:])[:, 0] >= THRESHOLD))
+    without, with_traffic = np.median(np.reshape(alarms, (12, 2)), axis=0)
+    assert with_traffic < 0.75 * without
+
+
+def test_a_class_that_the_calibrator_never_saw_harms_nothing() -> None:
+    test = CalibrationTest(3, np.array([1.0, 1.0, 0.0]))
+    rows = np.eye(3)
+    test.observe(rows)
+    assert np.isfinite(test.update(rows, np.array([0, 1, 2]))).all()
+    assert all(np.isfinite(value).all() for value in test.state_dict().values())
+
+
 @pytest.mark.parametrize(
     ("rows", "labels", "message"),
     [
