@@ -131,15 +131,6 @@ def duels() -> str:
     )
 
 
-def speed() -> str:
-    """List the time that one label takes."""
-    found = read().get("speed", {})
-    return table(
-        ["", "microseconds a label"],
-        ([TITLES[name], f"{own['microseconds']:.1f}"] for name, own in found.items()),
-    )
-
-
 def loops() -> str:
     """List what the loop makes of changes."""
     found, rows = read().get("loop", {}), []
@@ -192,7 +183,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "monitoring_alarms": alarms,
     "monitoring_delays": delays,
     "monitoring_material": material,
-    "monitoring_speed": speed,
     "monitoring_duels": duels,
     "monitoring_loops": loops,
     "monitoring_intervals": intervals,
