@@ -19,7 +19,11 @@ from boxcal.app.monitoring.active_version import class_frequencies, report_of
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.registry.errors import TooFewPredictions
 from boxcal.app.registry.store import Registry
-from boxcal.calibrators.monitoring.class_prior import FEWEST_ROWS, estimate_class_prior
+from boxcal.calibrators.monitoring.class_prior import (
+    FEWEST_ROWS,
+    SMALLEST_FREQUENCY,
+    estimate_class_prior,
+)
 
 if TYPE_CHECKING:
     from boxcal.calibrators.monitoring.state import Array
@@ -70,11 +74,8 @@ class PriorAdjustments:
         return made
 
     def _adjust(self, served: ServedCalibrator) -> ServedCalibrator:
-        # Imported here: they import the optimisers of fits.
-        from boxcal.calibrators.monitoring.candidates import (  # noqa: PLC0415
-            SMALLEST_FREQUENCY,
-            adjust_class_prior,
-        )
+        # Imported here: it imports the optimisers of fits.
+        from boxcal.calibrators.monitoring.candidates import adjust_class_prior  # noqa: PLC0415
 
         num_classes = served.calibrator.num_classes
         count = max(FEWEST_ROWS, min(ROWS, NUMBERS // num_classes))
