@@ -34,7 +34,8 @@ from benchmarks.serving.running import run_part
 
 CONNECTIONS = 8
 SECONDS = 2.0
-SETTLE_SECONDS = 1.0
+SETTLE_SECONDS = 3.5
+"""Until what was predicted is stored and folded."""
 PREDICTIONS, BATCH = 5000, 100
 HERE = Path(__file__).parents[1]
 SERVE = "from boxcal.app.cli import main; main()"
