@@ -1,7 +1,8 @@
 """What the web page costs: `python -m benchmarks.page`, with Chromium installed.
 
 Script time of one step of a slider with 10 and with 1,000 classes, requests sent while a bracket is dragged,
-and the size and the processor time of `GET /stats`.
+the size and the processor time of `GET /stats`, and the processor time of `/predict` and `/calibrate` in
+alternating rounds without the page and with two open views.
 """
 
 from __future__ import annotations
@@ -10,19 +11,26 @@ import json
 import statistics
 import tempfile
 import time
+from http import HTTPStatus
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from boxcal.models.digits_data import load_digits_split
+from tests.app.fitting.service import Service as Process
 from tests.app.page.conftest import CHROMIUM
 from tests.app.running import Service, running
 
 STEPS = 200
 ASKED = 2000
+ROUNDS = 5
+ROUND_SECONDS = 3.0
 
 
 def large_model(folder: Path, classes: int) -> str:
@@ -77,6 +85,52 @@ def stats(service: Service) -> tuple[int, float, float]:
     return size, 1000 * (time.thread_time() - start) / ASKED, 1000 * reading
 
 
+def load(service: Process, path: str, body: bytes, kind: str) -> tuple[float, float]:
+    """Send requests one after the other for a round; requests a second, and ms of processor time of each."""
+    connection = HTTPConnection(urlsplit(service.url).netloc)
+    before, start, count = service.process.cpu_times(), time.perf_counter(), 0
+    while time.perf_counter() < start + ROUND_SECONDS:
+        connection.request("POST", path, body, {"Content-Type": kind})
+        answer = connection.getresponse()
+        answer.read()
+        if answer.status != HTTPStatus.OK:
+            raise SystemExit(f"{path}: status {answer.status}")
+        count += 1
+    seconds, after = time.perf_counter() - start, service.process.cpu_times()
+    connection.close()
+    used = after.user + after.system - before.user - before.system
+    return count / seconds, 1000 * used / count
+
+
+def throughput(browser: Browser, folder: Path) -> None:
+    """Compare rounds without the page and with two open views, for each route."""
+    image = load_digits_split().test.png(0)
+    logits = json.dumps({"logits": [[float(n) for n in range(10)]]}).encode()
+    requests = {"/predict": (image, "image/png"), "/calibrate": (logits, "application/json")}
+    with Process(folder) as service:
+        for path, (body, kind) in requests.items():
+            load(service, path, body, kind)
+            ratios: list[tuple[float, float]] = []
+            for number in range(ROUNDS):
+                found = {}
+                for is_open in (False, True) if number % 2 else (True, False):
+                    context = browser.new_context()
+                    if is_open:
+                        for view in ("service", "monitor"):
+                            page = context.new_page()
+                            page.goto(f"{service.url}/ui/#/{view}")
+                            page.locator(".tile").first.wait_for()
+                    found[is_open] = load(service, path, body, kind)
+                    context.close()
+                ratios.append((found[True][0] / found[False][0], found[True][1] / found[False][1]))
+            rate, cost = (statistics.median(values) for values in zip(*ratios, strict=True))
+            spread = ", ".join(f"{one:.3f}" for _, one in sorted(ratios, key=lambda pair: pair[1]))
+            print(
+                f"{path} with the page open: {rate:.3f} of the requests a second, {cost:.3f} of the processor"
+                f" time a request (medians of {ROUNDS} rounds; processor time {spread})"
+            )
+
+
 def main() -> None:
     """Print every figure."""
     random = np.random.default_rng(0)
@@ -96,6 +150,7 @@ def main() -> None:
                 print(
                     f"  /stats {size} bytes, {answer:.4f} ms a response, {reading:.2f} ms a reading every 5 s"
                 )
+        throughput(browser, Path(name) / "throughput")
         browser.close()
 
 
