@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -156,10 +157,18 @@ def test_a_calibrator_is_fitted_activated_compared_and_rolled_back(
     assert httpx.get(f"{page_url}/health/ready").json()["calibrator"] == other
 
 
+@pytest.fixture
+def narrow(browser: Browser, problems: Problems) -> Iterator[Page]:
+    """Open an empty page as wide as a phone."""
+    size = {"width": 390, "height": 800}
+    with watched_page(browser, problems, viewport=size, bypass_csp=True) as page:
+        yield page
+
+
 def test_two_versions_and_methods_are_compared_on_one_file(
-    page: Page, page_url: str, versions: tuple[int, int], small_file: Path
+    narrow: Page, page_url: str, versions: tuple[int, int], small_file: Path
 ) -> None:
-    ts, pb = versions
+    page, (ts, pb) = narrow, versions
     page.goto(f"{page_url}/ui/#/calibration/{pb}/{ts}")
     page.get_by_text("Compare versions and methods on one file").click()
     card = page.locator(".compared")
@@ -176,6 +185,18 @@ def test_two_versions_and_methods_are_compared_on_one_file(
     )
     expect(card.locator(".warnings")).to_contain_text(f"version {ts} (ts) was fitted to")
     expect(card.locator(".differences").last).to_contain_text("95 % interval")
+    assert serious(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def serious(page: Page) -> list[str]:
+    """Return what axe-core finds serious or critical."""
+    return [
+        f"{violation['id']}: {node['html'][:120]}"
+        for violation in Axe().run(page).response["violations"]
+        if violation["impact"] in {"serious", "critical"}
+        for node in violation["nodes"]
+    ]
 
 
 def test_a_time_limit_for_auto_is_sent_and_an_invalid_one_is_explained(
@@ -294,11 +315,6 @@ def test_every_view_is_accessible(
         for view in VIEWS:
             page.goto(f"{page_url}/ui/#/{view}")
             page.locator(READY[view]).first.wait_for(state="attached")
-            found = [
-                f"{violation['id']}: {node['html'][:120]}"
-                for violation in Axe().run(page).response["violations"]
-                if violation["impact"] in {"serious", "critical"}
-                for node in violation["nodes"]
-            ]
+            found = serious(page)
             assert not found, f"{view}: {found}"
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
