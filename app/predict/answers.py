@@ -13,7 +13,7 @@ import orjson
 from numpy.typing import NDArray
 
 from boxcal.app.activation.active import ServedCalibrator
-from boxcal.app.predict.giving_way import give_way
+from boxcal.app.predict.interpreter import release_interpreter
 from boxcal.app.predict.options import Options
 from boxcal.app.responses import STAGES
 
@@ -132,7 +132,7 @@ class CalibratedAnswer:
         pieces = [_dumps(head)[:-1] + b',"predictions":[' + next(written)]
         while run := list(islice(written, PIECE_ROWS)):
             pieces.append(b"," + b",".join(run))
-            give_way()
+            release_interpreter()
         return [*pieces, b'],"timing_ms":' + _dumps(timing) + b"}"]
 
     def _prediction(self, row: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 
 from boxcal.app.errors import BodyTooLarge, InvalidParameter, MalformedBody
-from boxcal.app.predict.giving_way import give_way
+from boxcal.app.predict.interpreter import release_interpreter
 
 Body = bytes | bytearray
 
@@ -117,7 +117,7 @@ def _count(body: Body, start: int, end: int, marks: bytes) -> int:
     for place in range(0, len(symbols), 16 * PIECE):
         block = symbols[place : place + 16 * PIECE]
         count += sum(int(np.count_nonzero(block == mark)) for mark in marks)
-        give_way()
+        release_interpreter()
     return count
 
 
@@ -230,7 +230,7 @@ def _runs(
             raise _malformed(first)
         count += len(run)
         yield run
-        give_way()
+        release_interpreter()
     if count and not run:
         raise _malformed(end)
 

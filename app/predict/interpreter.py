@@ -13,6 +13,6 @@ PAUSE_SECONDS = 1e-5
 """Linux adds some 50 microseconds; pieces take about a millisecond."""
 
 
-def give_way() -> None:
+def release_interpreter() -> None:
     """Release the interpreter for long enough that a thread that waits for it gets it."""
     time.sleep(PAUSE_SECONDS)
