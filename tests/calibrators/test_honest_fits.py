@@ -1,6 +1,7 @@
 """The defaults with bad data: they warn, choose nothing harmful, and call no worse calibrator better."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.evaluation.bootstrap import Estimate
 from boxcal.calibrators.evaluation.report import cross_fitted_report
 from boxcal.calibrators.evaluation.verdict import Verdict
-from boxcal.calibrators.fitting import FitResult
+from boxcal.calibrators.fitting import FitResult, cross_validation, selection
 from boxcal.calibrators.fitting.candidates import candidates
 from boxcal.calibrators.fitting.cross_validation import (
     TOLERANCE,
@@ -181,6 +182,24 @@ def test_auto_ends_in_time_with_the_best_so_far() -> None:
     result = fit("auto", *drawn(300), budget_seconds=1e-6)
     assert result.method == "uncalibrated"
     assert {row["status"] for row in result.choice["candidates"]} == {"compared", "no time left"}
+
+
+def test_auto_has_a_temperature_where_there_is_time_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget ends with the first fit of a method that is not among the quickest."""
+    now = [0.0]
+
+    def fit_in_time(name: str, *arguments: Any, **options: Any) -> FitResult:
+        if name not in ("uncalibrated", "ts", "vector"):
+            now[0] = math.inf
+        return fit_checked(name, *arguments, **options)
+
+    monkeypatch.setattr(cross_validation, "fit_checked", fit_in_time)
+    monkeypatch.setattr(cross_validation, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(selection, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    result = fit("auto", *drawn(300), budget_seconds=1)
+    assert result.method == "ts"
+    compared = {row["method"] for row in result.choice["candidates"] if row["status"] == "compared"}
+    assert compared == {"uncalibrated", "ts", "vector"}
 
 
 def test_the_bias_of_a_choice_is_what_the_lowest_of_equals_gains() -> None:
