@@ -36,21 +36,28 @@ class Forked:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._process = psutil.Process(pid)
+        self._process: psutil.Process | None = None  # it may have ended already
+        with suppress(psutil.NoSuchProcess):
+            self._process = psutil.Process(pid)
 
     def poll(self) -> int | None:
         """Return None while it runs."""
-        return None if self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE else 0
+        with suppress(psutil.NoSuchProcess):
+            if self._process is not None and self._process.status() != psutil.STATUS_ZOMBIE:
+                return None
+        return 0
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end; the status is not known."""
-        self._process.wait(timeout)
+        if self._process is not None:
+            self._process.wait(timeout)
         return 0
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, if it still runs."""
-        with suppress(psutil.NoSuchProcess):
-            self._process.send_signal(number)
+        if self._process is not None:
+            with suppress(psutil.NoSuchProcess):
+                self._process.send_signal(number)
 
 
 class Preloaded:
