@@ -15,7 +15,8 @@ from pathlib import Path
 from boxcal.app.fitting import requirements
 from boxcal.app.fitting.archives import open_archive
 from boxcal.app.fitting.errors import InvalidUpload, UnknownMethod, UnknownUploadFormat
-from boxcal.app.fitting.form import FilePart, FitFields, read_form
+from boxcal.app.fitting.fields import FitFields
+from boxcal.app.fitting.form import FilePart, read_form
 from boxcal.app.fitting.images import keep_images
 from boxcal.app.fitting.json_arrays import ARRAYS, read_arrays, read_object
 from boxcal.app.fitting.memory import limit_memory

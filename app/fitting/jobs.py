@@ -29,7 +29,7 @@ from boxcal.app.fitting.errors import (
     InvalidUpload,
     UnknownMethod,
 )
-from boxcal.app.fitting.form import FitFields
+from boxcal.app.fitting.fields import FitFields
 from boxcal.app.fitting.job import Job
 from boxcal.app.fitting.messages import (
     BODY_FILE,

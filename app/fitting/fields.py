@@ -1,0 +1,57 @@
+"""The fields of an upload to `/fit` beside its file; the service names them, and the worker checks them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from boxcal.app.errors import InvalidParameter
+from boxcal.app.fitting.messages import BUDGET_SECONDS
+from boxcal.app.nearest import hint
+from boxcal.app.registry.records import ActivatePolicy
+
+FILES = ("file", "logits", "probabilities", "labels", "features")
+"""Parts with a file name: one file of everything, or `.npy` arrays."""
+
+
+class FitFields(BaseModel):
+    """The fields beside the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str = "auto"
+    activate: ActivatePolicy = ActivatePolicy.IF_BETTER
+    budget_seconds: float = Field(BUDGET_SECONDS, gt=0, le=3600, allow_inf_nan=False)
+    scores: Literal["logits", "probabilities"] | None = None
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], accepted: Sequence[str]) -> FitFields:
+        """Check the fields of a form, or the members of a JSON document that are no arrays.
+
+        Parameters
+        ----------
+        accepted
+            The names of the fields that the route reads.
+
+        Raises
+        ------
+        InvalidParameter
+            A field is unknown or has a value that is not accepted.
+        """
+        known = (*accepted, *FILES)
+        for name in fields:
+            if name not in accepted:
+                raise InvalidParameter(
+                    f"There is no field `{name:.200}`{hint(name, known)}; the fields are "
+                    f"{', '.join(f'`{each}`' for each in accepted)}."
+                )
+        try:
+            return cls.model_validate(dict(fields))
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"])
+            raise InvalidParameter(
+                f"The field `{name}` = {first['input']!r:.200}: {first['msg']}."
+            ) from error
