@@ -26,7 +26,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # it uses a quarter of a core as long as it runs
 def prometheus(
     prometheus_tools: None, service: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
