@@ -172,10 +172,12 @@ def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
     threads = {
         name: str(THREADS) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
     }
+    # Arrow's other allocators keep freed address space, whose reuse the limit on what is mapped misses.
+    allocator = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.Popen(  # noqa: S603 - this interpreter and a module of this package
         [sys.executable, "-P", "-m", MODULE, str(descriptor)],
-        env=threads | os.environ | {"PYTHONPATH": path},
+        env=threads | os.environ | allocator | {"PYTHONPATH": path},
         pass_fds=[descriptor],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
