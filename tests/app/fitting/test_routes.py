@@ -69,7 +69,7 @@ def test_a_bad_upload_is_a_problem_and_changes_nothing(service: Service, name: s
 @pytest.mark.parametrize(
     ("status", "message", "request_"),
     [
-        (415, "reads multipart/form-data or application/json, got 'no content type'", {}),
+        (415, "An upload is multipart/form-data or application/json, got 'no content type'", {}),
         (422, "needs `labels` and either `logits` or `probabilities`", {"json": {"logits": []}}),
         (400, "Missing boundary", {"content": b"x", "headers": {"content-type": "multipart/form-data"}}),
         (400, "does not begin with its boundary", multipart(FILE) | {"content": b"no parts here"}),
@@ -260,6 +260,7 @@ def test_data_of_the_active_calibrator_are_recognised(service: Service) -> None:
     assert first["warnings"] == []
     again = post_fit(service, FILE[1], wait=240, method="ts").json()
     assert [warning["code"] for warning in again["warnings"]] == ["known_rows"]
+    service.client.post("/calibrators/rollback").raise_for_status()
 
 
 def test_fits_beyond_the_queue_are_refused_before_their_bytes_are_read(service: Service) -> None:
