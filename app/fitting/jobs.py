@@ -1,7 +1,6 @@
 """The fits of this process, for the routes: takes uploads, and reports, waits for and cancels fits.
 
-`slots` limits the uploads, a worker checks them, and `runner` runs the fits. Checks have a worker of their
-own, so that a check never waits for a fit.
+`slots` limits the uploads, `checks` lets a worker read them, and `runner` runs the fits.
 """
 
 from __future__ import annotations
@@ -19,37 +18,29 @@ from typing import TYPE_CHECKING, Any, Self
 
 from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.active import ServedCalibrator
-from boxcal.app.errors import BoxcalError, MalformedBody, NotReady
+from boxcal.app.errors import NotReady
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
+from boxcal.app.fitting.checks import GOING_DOWN, UploadChecks
 from boxcal.app.fitting.errors import (
-    REFUSALS,
-    TABLE_REFUSALS,
     FitAlreadyOver,
     FitElsewhere,
-    InvalidUpload,
     UnknownMethod,
 )
 from boxcal.app.fitting.fields import FitFields
 from boxcal.app.fitting.job import Job
 from boxcal.app.fitting.messages import (
-    BODY_FILE,
     BUDGET_SECONDS,
-    ITEMS_FILE,
-    Checked,
-    CheckTask,
     Compared,
     CompareTask,
     RefitOutcome,
     RefitTask,
     StoredVersion,
-    Tabled,
-    TableTask,
 )
 from boxcal.app.fitting.requirements import reads_of_methods
 from boxcal.app.fitting.runner import RECORD_SECONDS, WAITING, FitRunner
 from boxcal.app.fitting.shared import SharedSets
 from boxcal.app.fitting.slots import UploadSlots
-from boxcal.app.fitting.worker import TaskRefused, Worker, WorkerFailed
+from boxcal.app.fitting.worker import Worker, WorkerFailed
 from boxcal.app.registry.audit import SERVICE, Caller
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.fits import INTERRUPTED
@@ -64,13 +55,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("boxcal")
 
-CHECK_SECONDS = 120.0
 COMPARE_SECONDS = 300.0
-CHECK_MEMORY_BYTES = 2**30
 ELSEWHERE_SECONDS = 5.0
 TIDY_SECONDS = 3600.0
 CANCELLED = "Cancelled on request."
-GOING_DOWN = "The service is shutting down and takes no more fits."
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +100,11 @@ class FitJobs:
         The backbone, as workers load it and as checks compare with it.
     shared
         Validation sets that other replicas can read; None if there is no shared directory.
+
+    Attributes
+    ----------
+    checks
+        Reads uploads; checks have a worker of their own, so that none waits for a fit.
     """
 
     def __init__(
@@ -130,15 +123,13 @@ class FitJobs:
         self._activator = activator
         self._workspace = workspace
         self._shared = shared
-        self._summary = summary
         self._source = source
-        self._max_bytes = limits.upload_bytes
         self._memory_bytes = limits.memory_bytes
         self._closing = asyncio.Event()
         self._next_tidy = 0.0
         self._jobs: dict[str, Job] = {}
         self._slots = UploadSlots(workspace, self._jobs)
-        self._checker = Worker(CHECK_SECONDS)
+        self.checks = UploadChecks(workspace, summary, limits.upload_bytes, self._closing)
         self._comparer = Worker(COMPARE_SECONDS)
         self._runner = FitRunner(
             registry,
@@ -155,7 +146,7 @@ class FitJobs:
         self._closing.set()
         for job in self._jobs.values():
             job.stop(FitState.INTERRUPTED, INTERRUPTED)
-        await self._checker.close()
+        await self.checks.close()
         await self._comparer.close()
         while self._jobs:
             await asyncio.wait([job.conclusion for job in self._jobs.values()])
@@ -199,7 +190,7 @@ class FitJobs:
         active = self._activator.active.current
         who = f"the active calibrator, {active.method!r}, which the report compares with"
         fields = tuple(FitFields.model_fields)
-        checked = await self._check(folder, content_type, fields, [(who, active.calibrator.reads)])
+        checked = await self.checks.check(folder, content_type, fields, [(who, active.calibrator.reads)])
         permit(checked.activate)
         if self._closing.is_set():
             raise NotReady(GOING_DOWN)
@@ -305,38 +296,6 @@ class FitJobs:
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    async def read_labels(self, table: bytes | bytearray, max_rows: int, max_bytes: int) -> bytes:
-        """Let a worker turn a table of labels, Parquet or CSV, into the JSON body of `POST /feedback`.
-
-        Raises
-        ------
-        MalformedBody, InvalidParameter, UploadTooLarge
-            It cannot be read, or is too large.
-        NotReady, StorageFull, StorageUnavailable
-            The service is shutting down; the table cannot be written to the disk.
-        """
-        if self._closing.is_set():
-            raise NotReady(GOING_DOWN)
-        folder: Path | None = None
-        try:
-            with disk_errors_as_problems():
-                folder = await asyncio.to_thread(self._workspace.new_folder, f"labels-{secrets.token_hex(8)}")
-                await asyncio.to_thread((folder / BODY_FILE).write_bytes, table)
-            task = TableTask(folder, tuple(self._summary.labels), max_rows, max_bytes, CHECK_MEMORY_BYTES)
-            try:
-                await self._checker.run(task, Tabled)
-            except TaskRefused as error:
-                raise TABLE_REFUSALS.get(error.problem, MalformedBody)(str(error)) from error
-            except WorkerFailed as error:
-                if self._closing.is_set():
-                    raise NotReady(GOING_DOWN) from error
-                raise MalformedBody(f"The table could not be read. {error}") from error
-            with disk_errors_as_problems():
-                return await asyncio.to_thread((folder / ITEMS_FILE).read_bytes)
-        finally:
-            if folder is not None:
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-
     async def check_compared(self, versions: Sequence[int], methods: Sequence[str]) -> list[ServedCalibrator]:
         """Return the calibrators to compare.
 
@@ -370,13 +329,13 @@ class FitJobs:
         known = await asyncio.to_thread(reads_of_methods)
         others = [(f"the method {name!r}", known[name]) for name in methods]
         others += [(f"version {one.version} ({one.method})", one.reads) for one in versions]
-        await self._check(folder, content_type, ("scores",), others)
+        await self.checks.check(folder, content_type, ("scores",), others)
         stored = [await self._registry.run(self._stored, one) for one in versions]
         task = CompareTask(folder, self._source, stored, list(methods), self._memory_bytes)
         try:
             return (await self._comparer.run(task, Compared)).document
         except WorkerFailed as error:
-            raise self._refusal(error, "The comparison failed.") from error
+            raise self.checks.refusal(error, "The comparison failed.") from error
 
     def _stored(self, served: ServedCalibrator) -> StoredVersion:
         if served.version == UNCALIBRATED:
@@ -453,30 +412,6 @@ class FitJobs:
         if record.state is not FitState.CANCELLED:
             raise FitAlreadyOver(f"Fit {fit_id} is over: it has {record.state}.")
         return record
-
-    async def _check(
-        self, folder: Path, content_type: str, fields: tuple[str, ...], others: Sequence[tuple[str, str]]
-    ) -> Checked:
-        task = CheckTask(
-            folder,
-            content_type,
-            self._summary,
-            await asyncio.to_thread(reads_of_methods),
-            fields,
-            list(others),
-            self._max_bytes,
-            CHECK_MEMORY_BYTES + self._max_bytes,
-        )
-        try:
-            return await self._checker.run(task, Checked)
-        except WorkerFailed as error:
-            raise self._refusal(error, "The file could not be read.") from error
-
-    def _refusal(self, error: WorkerFailed, what: str) -> BoxcalError:
-        """Return what to raise where a worker has not done what an upload needs."""
-        if isinstance(error, TaskRefused):
-            return REFUSALS.get(error.problem, InvalidUpload)(str(error))
-        return NotReady(GOING_DOWN) if self._closing.is_set() else InvalidUpload(f"{what} {error}")
 
     async def _conclude(self, job: Job) -> None:
         """Wait for the end of a fit, and tell those who watch it."""

@@ -72,7 +72,7 @@ async def give_feedback(request: Request, state: CurrentState) -> Feedback:
         raise UnsupportedMediaType(f"The content type is {sent}; this route accepts {accepted}.")
     body = await read_body(request)
     if kind in TABLES:
-        body = await state.fit_jobs.read_labels(body, MAX_ITEMS, state.settings.max_body_bytes)
+        body = await state.fit_jobs.checks.read_labels(body, MAX_ITEMS, state.settings.max_body_bytes)
     labels, malformed = await unblocked(len(body), _read, body, state.pipeline.labels)
     outcome = await state.feedback.label(labels)
     outcome.problems = sorted([*outcome.problems, *malformed], key=lambda problem: problem.index)

@@ -181,7 +181,7 @@ def test_a_worker_that_dies_costs_its_own_upload_alone(
     with Load(served.url) as load:
         with monkeypatch.context() as patched:
             if stage == "check":
-                patched.setattr(jobs._checker, "_started", ends_with_its_task(jobs._checker, end))
+                patched.setattr(jobs.checks.worker, "_started", ends_with_its_task(jobs.checks.worker, end))
             else:
                 patched.setattr(Job, "update", update_and_end)
             ended = fit(served, good)
