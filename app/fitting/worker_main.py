@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -54,8 +55,9 @@ def main(descriptor: int) -> None:
 
 def _listen(lines: BinaryIO, tasks: queue.SimpleQueue[Task]) -> None:
     """Pass tasks on, and end the process when the service is gone."""
-    for line in lines:
-        tasks.put(TASK.validate_json(line))
+    with suppress(ConnectionResetError):  # so it fails where the service has left a message unread
+        for line in lines:
+            tasks.put(TASK.validate_json(line))
     os._exit(0)
 
 

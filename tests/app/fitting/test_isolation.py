@@ -8,6 +8,9 @@ import json
 import os
 import resource
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +21,8 @@ import httpx
 import pytest
 
 from boxcal.app.fitting.job import Job
-from boxcal.app.fitting.worker import Worker
+from boxcal.app.fitting.messages import TASK, TableTask
+from boxcal.app.fitting.worker import MODULE, Worker
 from boxcal.app.registry.records import FitRecord
 from boxcal.models.digits_data import load_digits_split
 from tests.app.fitting.files import parquet
@@ -154,6 +158,21 @@ CAUSES: dict[str, tuple[Callable[[int], None], str]] = {
 
 STAGES = ("check", "fitting", "drawing")
 QUICK = set(zip(CAUSES, STAGES, strict=True))
+
+
+def test_a_worker_ends_with_a_service_that_has_left_its_message_unread(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-m", MODULE, str(theirs.fileno())]
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    try:
+        with ours:
+            task = TableTask(tmp_path / "missing", ("a",), max_rows=1, max_bytes=1, memory_bytes=None)
+            ours.sendall(TASK.dump_json(task) + b"\n")
+            assert ours.recv(1, socket.MSG_PEEK) == b"{"
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
 
 
 @pytest.mark.parametrize(
