@@ -9,7 +9,7 @@ import httpx
 import jsonschema
 import pytest
 
-from boxcal.app import documentation
+from boxcal.app import documentation, examples
 from boxcal.app.errors import PROBLEM_MEDIA_TYPE
 from tests.app.fitting.validation_data import validation_npz
 
@@ -96,12 +96,12 @@ def test_answers_have_the_members_that_the_examples_show(busy_url: str) -> None:
             "/fit", params={"wait": 100}, files=upload, data={"method": "ts", "activate": "never"}
         )
         assert done.status_code == 200
-        assert done.json().keys() == documentation.SUCCEEDED.keys()
+        assert done.json().keys() == examples.SUCCEEDED.keys()
         version = done.json()["calibrator"]
-        assert http.get("/fits").json()["fits"][0].keys() == documentation.SUCCEEDED.keys()
-        assert http.get(f"/calibrators/{version}").json().keys() == documentation.CALIBRATOR.keys()
-        assert http.get("/calibrators/0").json().keys() == documentation.UNCALIBRATED.keys()
-        assert documentation.REPORT.keys() <= http.get(f"/calibrators/{version}/report").json().keys()
+        assert http.get("/fits").json()["fits"][0].keys() == examples.SUCCEEDED.keys()
+        assert http.get(f"/calibrators/{version}").json().keys() == examples.CALIBRATOR.keys()
+        assert http.get("/calibrators/0").json().keys() == examples.UNCALIBRATED.keys()
+        assert examples.REPORT.keys() <= http.get(f"/calibrators/{version}/report").json().keys()
         assert http.get("/health/live").json() == {"status": "live"}
         ready = documentation.ANSWERS["get", "/health/ready", "200"][1]
         assert http.get("/health/ready").json().keys() == ready.keys()
@@ -109,7 +109,7 @@ def test_answers_have_the_members_that_the_examples_show(busy_url: str) -> None:
         assert refused.keys() == {"type", "title", "status", "detail", "error", "request_id"}
         assert (
             http.post("/fit", files=upload, data={"activate": "never"}).json().keys()
-            == documentation.QUEUED.keys()
+            == examples.QUEUED.keys()
         )
 
 
