@@ -23,11 +23,12 @@ class Settings(BaseSettings):
 
     model: str = Field(
         default="digits",
-        description="Model: `digits`, `torchvision:NAME`, `onnx:PATH` or `pt2:PATH`; without a model, "
-        "`logits:K` for K classes, or `logits` with `BOXCAL_LABELS`.",
+        description="Model: `digits`, `torchvision:NAME`, `timm:NAME`, `transformers:FOLDER`, `onnx:PATH` or "
+        "`pt2:PATH`; without a model, `logits:K` for K classes, or `logits` with `BOXCAL_LABELS`.",
     )
     weights: str | None = Field(
-        default=None, description="Weights of a torchvision model: a path, `DEFAULT` or `random`."
+        default=None,
+        description="Weights of a torchvision or timm model: a path or `random`; torchvision: or `DEFAULT`.",
     )
     labels: Path | None = Field(
         default=None, description="File with one class label per line; replaces the labels of the model."

@@ -11,10 +11,12 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from typing import TypeVar
 
 import torch
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
+T = TypeVar("T")
 
 
 class ThreadPerCorePool:
@@ -48,7 +50,7 @@ class ThreadPerCorePool:
         size = max(smallest, -(-len(batch) // self.cores))
         return torch.cat(list(self._pool.map(forward, torch.split(batch, min(size, largest or size)))))
 
-    def on_one(self, forward: Forward, batch: torch.Tensor) -> torch.Tensor:
+    def on_one(self, forward: Callable[[T], torch.Tensor], batch: T) -> torch.Tensor:
         """Run a whole batch on one of the threads."""
         return self._pool.submit(forward, batch).result()
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 import zipfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from boxcal.models.errors import UnusableWeights
 from boxcal.models.spec import read_spec
@@ -27,6 +30,8 @@ RAW = re.compile(
     r"|data/weights/weight_\d+|data/constants/tensor_\d+)"
 )
 CONFIG = re.compile(r"data/(weights|constants)/model_\w+_config\.json")
+OUTPUT_OBJECT = re.compile(rb"transformers\.modeling_outputs\.\w+")
+ANY_SIZE = 2**40
 SAMPLE_INPUTS = "data/sample_inputs/model.pt"
 
 
@@ -42,10 +47,7 @@ def load_exported_program(path: Path, *, labels: Path | None, device: str) -> To
         raise UnusableWeights(f"The model file {path} does not exist.")
     archive = path.read_bytes()
     refuse_pickles(archive, path)
-    try:
-        program = torch.export.load(io.BytesIO(archive))
-    except Exception as error:  # the reader raises errors of many kinds
-        raise UnusableWeights(f"{path} is not a program of this torch: {error}") from error
+    program = _read(archive, path)
     shape, classes = _signature(program, path)
     spec = read_spec(path)
     if spec.outputs != "logits":
@@ -63,7 +65,7 @@ def load_exported_program(path: Path, *, labels: Path | None, device: str) -> To
         program = move_to_device_pass(program, str(resolve_device(device)))
     return TorchBackbone(
         f"pt2:{path.name}",
-        program.module(),
+        OneOutput(program.module()),
         labels=spec.labels_for(classes, path, labels),
         input_shape=input_shape,
         preprocessing=preprocessing,
@@ -72,6 +74,65 @@ def load_exported_program(path: Path, *, labels: Path | None, device: str) -> To
         fingerprint=fingerprint_with(file_fingerprint(path), preprocessing=preprocessing),
         batch_sizes=_batch_sizes(program),
     )
+
+
+class OneOutput(torch.nn.Module):
+    """A program whose only output may be a member of an object, such as those of transformers."""
+
+    def __init__(self, program: torch.nn.Module) -> None:
+        super().__init__()
+        self.program = program
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the output."""
+        (logits,) = pytree.tree_leaves(self.program(inputs))
+        return logits  # type: ignore[no-any-return] # a leaf has any type
+
+
+class Members(dict[str, Any]):
+    """What stands for an output object of transformers, which need not be installed."""
+
+
+def _read(archive: bytes, path: Path) -> ExportedProgram:
+    """Read a program; output objects of transformers are made known to torch.
+
+    Raises
+    ------
+    UnusableWeights
+        With the reason that torch logs.
+    """
+    with zipfile.ZipFile(io.BytesIO(archive)) as files:
+        text = b"".join(files.read(name) for name in files.namelist() if name.endswith("models/model.json"))
+    for name in sorted({found.decode() for found in OUTPUT_OBJECT.findall(text)}):
+        if name not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE:
+            pytree.register_pytree_node(
+                type(name, (Members,), {}),
+                lambda members: (list(members.values()), list(members)),
+                lambda values, names: Members(zip(names, values, strict=True)),
+                serialized_type_name=name,
+            )
+    reasons: list[str] = []
+    logger, heard = logging.getLogger("torch.export"), _Heard(reasons)
+    logger.addHandler(heard)
+    try:
+        return torch.export.load(io.BytesIO(archive))
+    except Exception as error:  # the reader raises errors of many kinds
+        reason = reasons[0] if reasons else str(error)
+        raise UnusableWeights(f"{path} is not a program of this torch: {reason}"[:1000]) from error
+    finally:
+        logger.removeHandler(heard)
+
+
+class _Heard(logging.Handler):
+    """Keeps the exceptions that are logged: torch's reader raises another one without the reason."""
+
+    def __init__(self, reasons: list[str]) -> None:
+        super().__init__()
+        self._reasons = reasons
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            self._reasons.append(str(record.exc_info[1]))
 
 
 def refuse_pickles(archive: bytes, path: Path) -> None:
@@ -114,8 +175,8 @@ def _batch_sizes(program: ExportedProgram) -> tuple[int, int | None]:
     allowed = program.range_constraints.get(size.node.expr)
     if allowed is None:
         return 1, None
-    upper = allowed.upper
-    return max(1, int(allowed.lower)), int(upper) if upper.is_finite else None
+    lower, upper = allowed.lower, allowed.upper
+    return int(lower) if lower > 1 else 1, int(upper) if upper < ANY_SIZE else None
 
 
 def _signature(program: ExportedProgram, path: Path) -> tuple[tuple[int | None, ...], int]:

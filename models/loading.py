@@ -9,7 +9,11 @@ from boxcal.models.errors import UnknownBackbone, UnusableDevice, UnusableWeight
 from boxcal.models.torch_backbone import PRECISIONS
 
 MODEL_FILES = ("onnx", "pt2")
-SPECIFICATIONS = "'digits', 'torchvision:NAME', 'onnx:PATH', 'pt2:PATH', 'logits:K' or 'logits'"
+WITH_WEIGHTS = (*MODEL_FILES, "transformers")
+SPECIFICATIONS = (
+    "'digits', 'torchvision:NAME', 'timm:NAME', 'transformers:FOLDER', 'onnx:PATH', 'pt2:PATH', "
+    "'logits:K' or 'logits'"
+)
 
 
 def load_backbone(
@@ -27,11 +31,13 @@ def load_backbone(
     ----------
     spec
         `digits`, which brings its own weights; `torchvision:NAME` for any classification model of
-        torchvision; `onnx:PATH` or `pt2:PATH` for a model file (`models/spec.py` says what is declared
-        beside it); `logits:K` or `logits` for no model: clients send logits of K classes.
+        torchvision; `timm:NAME` or `timm:NAME?checkpoint=PATH`; `transformers:FOLDER`; `onnx:PATH` or
+        `pt2:PATH` for a model file (`models/spec.py` says what is declared beside it); `logits:K` or `logits`
+        for no model: clients send logits of K classes.
     weights
-        For `torchvision:NAME`: path of a `.pth` or `.safetensors` file of the network's parameters, `DEFAULT`
-        or the name of one of torchvision's weights (downloaded once), or `random`.
+        For `torchvision:NAME` and `timm:NAME`: path of a `.pth` or `.safetensors` file of the network's
+        parameters, or `random`; for torchvision also `DEFAULT` or the name of published weights (downloaded
+        once).
     labels
         File with one class name a line, for weights that bring none or other ones.
     device
@@ -53,7 +59,7 @@ def load_backbone(
     family, _, rest = spec.partition(":")
     if weights is not None and family == "logits":
         raise UnusableWeights(f"{spec!r} is no model; {weights!r} cannot be used with it.")
-    if weights is not None and (spec == "digits" or family in MODEL_FILES):
+    if weights is not None and (spec == "digits" or family in WITH_WEIGHTS):
         raise UnusableWeights(f"{spec!r} brings its own weights; {weights!r} cannot be used with it.")
     if precision != "float32" and family in MODEL_FILES:
         raise UnusableDevice(f"{spec!r} carries its own precision; {precision!r} cannot be asked of it.")
@@ -68,16 +74,31 @@ def load_backbone(
         return load_torchvision(
             rest, weights=weights, labels=labels, device=device, precision=precision, optimize=optimize
         )
-    if family == "onnx" and rest:
-        from boxcal.models.onnx_backbone import load_onnx  # noqa: PLC0415
+    if family == "timm" and rest:
+        from boxcal.models.timm_models import load_timm  # noqa: PLC0415
 
-        return load_onnx(Path(rest), labels=labels, device=device, optimize=optimize)
-    if family == "pt2" and rest:
-        from boxcal.models.exported_programs import load_exported_program  # noqa: PLC0415
-
-        return load_exported_program(Path(rest), labels=labels, device=device)
+        return load_timm(rest, weights=weights, labels=labels, device=device, precision=precision)
+    if family in WITH_WEIGHTS and rest:
+        return _load_path(family, Path(rest), labels, device, precision, optimize=optimize)
     if family == "logits" and (rest or spec == "logits"):
         from boxcal.models.logits_only import LogitsOnly  # noqa: PLC0415
 
         return LogitsOnly(rest, labels=labels)
     raise UnknownBackbone(f"Unknown model {spec!r}: expected {SPECIFICATIONS}.")
+
+
+def _load_path(
+    family: str, path: Path, labels: Path | None, device: str, precision: str, *, optimize: bool
+) -> Backbone:
+    """Load a file or a folder that has its own weights."""
+    if family == "transformers":
+        from boxcal.models.transformers_models import load_transformers  # noqa: PLC0415
+
+        return load_transformers(path, labels=labels, device=device, precision=precision)
+    if family == "onnx":
+        from boxcal.models.onnx_backbone import load_onnx  # noqa: PLC0415
+
+        return load_onnx(path, labels=labels, device=device, optimize=optimize)
+    from boxcal.models.exported_programs import load_exported_program  # noqa: PLC0415
+
+    return load_exported_program(path, labels=labels, device=device)

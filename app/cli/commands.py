@@ -63,7 +63,7 @@ def serve(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="`digits`, `torchvision:NAME`, `onnx:PATH` or `pt2:PATH`.", show_default=False),
+        typer.Option(help="`digits`, `torchvision:NAME`, `onnx:PATH`, ...", show_default=False),
     ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Directory for the database and uploads.", show_default=False)

@@ -17,7 +17,13 @@ SOURCES = [path for folder in ("app", "models", "calibrators") for path in (ROOT
 USED = {
     "numba": {"_cache", "_cache_file", "_source_stamp"},
     "onnxruntime-gpu": {"_model_bytes"},
-    "torch": {"_C", "_are_functorch_transforms_active", "_len_torch_dispatch_stack", "_current_level"},
+    "torch": {
+        "_C",
+        "_are_functorch_transforms_active",
+        "_len_torch_dispatch_stack",
+        "_current_level",
+        "_pytree",
+    },
     "uvicorn": {"HttpToolsProtocol"},
 }
 DOCUMENTED = {"_exit", "_mapping", "_replace"}
@@ -73,6 +79,7 @@ def test_torch_has_them() -> None:
     assert torch._C._are_functorch_transforms_active() is False
     assert torch._C._len_torch_dispatch_stack() == 0
     assert forward_ad._current_level < 0
+    assert isinstance(torch.utils._pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE, dict)
 
 
 def test_numba_has_them() -> None:

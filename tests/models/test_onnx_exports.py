@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,10 @@ import torch
 from boxcal.models.errors import BackboneError
 from boxcal.models.loading import load_backbone
 from tests.app.running import running
+from tests.models.posting import TOLERANCE, Export, check_answers, check_fit
 
 RNG = np.random.default_rng(11)
 CLASSES = ("cat", "dog", "emu")
-TOLERANCE = 1e-5
-
-
-@dataclass(frozen=True)
-class Export:
-    """A model file, what is posted to it, and the library's answers."""
-
-    inputs: list[dict[str, Any]]
-    labels: tuple[str, ...]
-    probabilities: np.ndarray[Any, Any]
 
 
 def features(count: int = 300) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -101,6 +91,19 @@ def of_lightgbm(path: Path) -> Export:
     return Export(posted(rows[:7]), ("0", "1", "2"), np.asarray(model.predict_proba(rows[:7])))
 
 
+def of_xgboost(path: Path) -> Export:
+    import xgboost
+    from onnxmltools import convert_xgboost
+    from onnxmltools.convert.common.data_types import FloatTensorType
+
+    rows, labels = features()
+    rows[::3, 1] = np.nan
+    model = xgboost.XGBClassifier(n_estimators=10, max_depth=3, n_jobs=1).fit(rows, labels)
+    exported = convert_xgboost(model, initial_types=[("rows", FloatTensorType([None, 4]))])
+    path.write_bytes(exported.SerializeToString())
+    return Export(posted(rows[:7]), ("0", "1", "2"), model.predict_proba(rows[:7]))
+
+
 class Reader(torch.nn.Module):
     """A transformer of one layer and random weights, with an attention mask."""
 
@@ -159,6 +162,7 @@ EXPORTS: dict[str, Callable[[Path], Export]] = {
     "scikit-learn, tensor": lambda path: of_scikit_learn(path, zipmap=False),
     "scikit-learn, columns": of_columns,
     "LightGBM, missing values": of_lightgbm,
+    "XGBoost, missing values": of_xgboost,
     "text": of_text,
 }
 
@@ -174,29 +178,8 @@ def export(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
 def test_posted_inputs_give_the_librarys_probabilities_then_a_fit_then_bounds(
     export: tuple[str, Export],
 ) -> None:
-    url, made = export
-    with httpx.Client(base_url=url, timeout=200) as http:
-        options = {"probabilities": True, "logits": True, "calibrator": 0}
-        answer = http.post("/predict", json={"inputs": made.inputs, "options": options})
-        assert answer.is_success, answer.text
-        predictions = answer.json()["predictions"]
-        got = np.array([prediction["probabilities"] for prediction in predictions])
-        np.testing.assert_allclose(got, made.probabilities, atol=TOLERANCE)
-        assert predictions[0]["label"] == made.labels[int(got[0].argmax())]
-        logits = np.array([prediction["logits"] for prediction in predictions])
-        many = np.tile(logits, (20, 1))
-        labels = [made.labels[n % 3] for n in range(len(many))]
-        body = {"logits": many.tolist(), "labels": labels, "method": "ts", "activate": "always"}
-        assert http.post("/fit?wait=200", json=body).json()["state"] == "succeeded"
-        bounds = {"upper": {made.labels[0]: 0.25}}
-        bounded = http.post(
-            "/predict", json={"inputs": made.inputs, "options": {"bounds": bounds, "top_k": 3}}
-        )
-        document = bounded.json()
-        assert document["calibrator"]["version"] == 1
-        for prediction in document["predictions"]:
-            by_label = {entry["label"]: entry["probability"] for entry in prediction["top"]}
-            assert by_label[made.labels[0]] <= 0.25
+    check_answers(*export)
+    check_fit(*export)
 
 
 def linear(path: Path, last: str, classes: int, *, output: str = "scores") -> Path:

@@ -1,0 +1,185 @@
+"""`transformers:FOLDER`: an image or text classifier of Hugging Face as `save_pretrained` writes it.
+
+Labels, preprocessing and tokenizer are those of the folder. Nothing is downloaded, and no code of the folder
+runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import nn
+
+from boxcal.models.backbone import Backbone
+from boxcal.models.errors import UnknownBackbone, UnusablePreprocessing, UnusableWeights
+from boxcal.models.labels import check_labels, read_labels
+from boxcal.models.preprocessing import ImageClassification
+from boxcal.models.text_inputs import IDS, MASK, TYPES, TextInputs
+from boxcal.models.torch_backbone import TorchBackbone
+from boxcal.models.torch_text import TorchTextBackbone
+
+TRANSFORMERS_PACKAGE = (
+    "folders of transformers need the package transformers: pip install 'boxcal[transformers]'"
+)
+MAX_TOKENS = 512
+UNLIMITED = 1_000_000
+"""`model_max_length` of a tokenizer that declares none is larger."""
+
+
+class Logits(nn.Module):
+    """A network of transformers that returns its logits alone."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *images: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        """Return logits (N, K)."""
+        logits: torch.Tensor = self.network(*images, **named).logits
+        return logits
+
+
+def load_transformers(folder: Path, *, labels: Path | None, device: str, precision: str) -> Backbone:
+    """Load a classifier, of images if the folder has a `preprocessor_config.json`, else of texts.
+
+    Raises
+    ------
+    BackboneError
+        Naming the file or the member that cannot be used.
+    """
+    try:
+        import transformers  # noqa: PLC0415 - an optional package
+    except ImportError as error:
+        raise UnknownBackbone(f"transformers:{folder}: {TRANSFORMERS_PACKAGE}.") from error
+    if not (folder / "config.json").is_file():
+        raise UnusableWeights(f"The folder {folder} has no config.json.")
+    config = _read(folder / "config.json")
+    if config.get("problem_type") not in {None, "single_label_classification"}:
+        raise UnusableWeights(
+            f"{folder}: the problem_type is {config['problem_type']!r}; boxcal calibrates classes of which "
+            "exactly one is true."
+        )
+    reads_images = (folder / "preprocessor_config.json").is_file()
+    kind = "AutoModelForImageClassification" if reads_images else "AutoModelForSequenceClassification"
+    transformers.logging.disable_progress_bar()
+    try:
+        network, report = getattr(transformers, kind).from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # its errors have no common class
+        raise UnusableWeights(f"{folder} cannot be loaded as a classifier: {error}"[:1000]) from error
+    if missing := sorted(report["missing_keys"]):
+        raise UnusableWeights(
+            f"{folder}: the weights miss {', '.join(missing[:3])}; it was saved without its head."
+        )
+    num_classes = int(network.config.num_labels)
+    if num_classes < 2:
+        raise UnusableWeights(f"{folder} returns one number, a regression; a classifier has 2 or more.")
+    given: dict[str, Any] = {
+        "labels": _labels(network.config.id2label, labels, num_classes, folder),
+        "device": device,
+        "precision": precision,
+    }
+    name, network = f"transformers:{folder.name}", Logits(network.eval())
+    if reads_images:
+        preprocessing = image_preprocessing(folder / "preprocessor_config.json")
+        shape = preprocessing.input_shape
+        return TorchBackbone(name, network, input_shape=shape, preprocessing=preprocessing, **given)
+    return TorchTextBackbone(name, network, inputs=_text_inputs(folder, config), **given)
+
+
+def image_preprocessing(path: Path) -> ImageClassification:
+    """Convert the configuration of an image processor; what cannot be converted is refused.
+
+    Raises
+    ------
+    UnusablePreprocessing
+        Naming the member.
+    """
+    found = _read(path)
+    for member in ("do_resize", "do_rescale", "do_normalize"):
+        if not found.get(member, True):
+            raise UnusablePreprocessing(f"{path}: {member} is false; boxcal resizes, scales and normalises.")
+    if abs(float(found.get("rescale_factor", 1 / 255)) - 1 / 255) > 1e-9 or found.get("do_pad"):
+        raise UnusablePreprocessing(f"{path}: rescale_factor must be 1/255, and do_pad false.")
+    resize, crop = _sizes(found, path)
+    return ImageClassification(
+        resize,
+        crop,
+        tuple(map(float, found["image_mean"])),
+        tuple(map(float, found["image_std"])),
+        Image.Resampling(found.get("resample", Image.Resampling.BILINEAR)),
+    )
+
+
+def _sizes(found: dict[str, Any], path: Path) -> tuple[int | tuple[int, int], int | None]:
+    """Return the sizes of the resize and of the crop."""
+    size: Any = found.get("size")
+    crop: Any = found.get("crop_size")
+    size = {"shortest_edge": size} if isinstance(size, int) else size
+    crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
+    cropped = bool(found.get("do_center_crop")) and crop is not None
+    square = cropped and crop["height"] == crop["width"]
+    if isinstance(size, dict):
+        if {"height", "width"} <= size.keys() and not cropped:
+            return (size["height"], size["width"]), None
+        if "shortest_edge" in size and found.get("crop_pct") and not cropped:  # ConvNeXT
+            edge = int(size["shortest_edge"])
+            return ((edge, edge), None) if edge >= 384 else (int(edge / found["crop_pct"]), edge)
+        if "shortest_edge" in size and square:
+            return int(size["shortest_edge"]), int(crop["height"])
+        if (
+            size.get("height") == size.get("width") is not None and square
+        ):  # resized to a square, then cropped
+            raise UnusablePreprocessing(f"{path}: a resize to {size} with a crop to {crop} is not supported.")
+    raise UnusablePreprocessing(
+        f"{path}: the size {size} with the crop {crop if cropped else None} is unknown."
+    )
+
+
+def _text_inputs(folder: Path, config: dict[str, Any]) -> TextInputs:
+    """Say which tokens the network reads, and how they are padded."""
+    tokenizer = folder / "tokenizer.json"
+    described = (
+        _read(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    )
+    read: Sequence[str] = described.get("model_input_names") or (
+        (IDS, TYPES, MASK) if int(config.get("type_vocab_size") or 0) > 1 else (IDS, MASK)
+    )
+    pad = config.get("pad_token_id") or 0
+    longest = described.get("model_max_length") or UNLIMITED + 1
+    if longest > UNLIMITED:
+        longest = config.get("max_position_embeddings") or MAX_TOKENS
+    names = [name for name in read if name in (IDS, MASK, TYPES)]
+    return TextInputs(
+        names,
+        ["int64"] * len(names),
+        pad={IDS: int(pad)},
+        max_length=int(longest),
+        fixed_length=None,
+        tokenizer=tokenizer if tokenizer.is_file() else None,
+    )
+
+
+def _labels(found: dict[int, str], labels: Path | None, num_classes: int, folder: Path) -> tuple[str, ...]:
+    if labels is not None:
+        return read_labels(labels, num_classes)
+    names = [str(found.get(index, index)) for index in range(num_classes)]
+    return check_labels(names, num_classes, f"{folder / 'config.json'}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UnusableWeights(f"{path} is no readable JSON document: {error}") from error
+    return document

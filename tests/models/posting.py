@@ -1,0 +1,55 @@
+"""Real models of other libraries, behind a service: what is posted, and the library's own answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Export:
+    """A model, what is posted to it, and the library's answers."""
+
+    inputs: list[dict[str, Any]]
+    labels: tuple[str, ...]
+    probabilities: np.ndarray[Any, Any]
+
+
+def check_answers(url: str, made: Export, *, version: int = 0) -> None:
+    """Posted inputs give the library's probabilities, and a bound on the first label holds."""
+    with httpx.Client(base_url=url, timeout=200) as http:
+        predictions = uncalibrated(http, made)
+        got = np.array([prediction["probabilities"] for prediction in predictions])
+        np.testing.assert_allclose(got, made.probabilities, atol=TOLERANCE)
+        assert predictions[0]["label"] == made.labels[int(got[0].argmax())]
+        options = {"bounds": {"upper": {made.labels[0]: 0.25}}, "top_k": 3}
+        document = http.post("/predict", json={"inputs": made.inputs, "options": options}).json()
+        assert document["calibrator"]["version"] == version
+        for prediction in document["predictions"]:
+            by_label = {entry["label"]: entry["probability"] for entry in prediction["top"]}
+            assert by_label[made.labels[0]] <= 0.25
+
+
+def check_fit(url: str, made: Export) -> None:
+    """Fit to the logits of the model, and check its answers again."""
+    with httpx.Client(base_url=url, timeout=200) as http:
+        logits = np.array([prediction["logits"] for prediction in uncalibrated(http, made)])
+        many = np.tile(logits, (20, 1))
+        labels = [made.labels[n % 3] for n in range(len(many))]
+        body = {"logits": many.tolist(), "labels": labels, "method": "ts", "activate": "always"}
+        assert http.post("/fit?wait=200", json=body).json()["state"] == "succeeded"
+    check_answers(url, made, version=1)
+
+
+def uncalibrated(http: httpx.Client, made: Export) -> list[dict[str, Any]]:
+    """Post the inputs and ask for the plain softmax."""
+    options = {"probabilities": True, "logits": True, "calibrator": 0}
+    answer = http.post("/predict", json={"inputs": made.inputs, "options": options})
+    assert answer.is_success, answer.text
+    predictions: list[dict[str, Any]] = answer.json()["predictions"]
+    return predictions
