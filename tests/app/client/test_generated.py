@@ -1,0 +1,100 @@
+"""Clients that other tools generate from the OpenAPI document, against the running service."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+LOGITS = [[3.0, 1.0, *[0.0] * 8]]
+TYPESCRIPT = Path(__file__).parent / "typescript"
+
+
+def picture() -> str:
+    file = io.BytesIO()
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(file, "png")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+@pytest.fixture(scope="module")
+def document(service: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("openapi") / "openapi.json"
+    path.write_bytes(httpx.get(f"{service.url}/openapi.json").content)
+    return path
+
+
+@pytest.fixture(scope="module")
+def package(document: Path) -> Iterator[str]:
+    """A package that openapi-python-client generates."""
+    name = "generated_boxcal"
+    command = [sys.executable, "-m", "openapi_python_client", "generate", "--path", str(document)]
+    target = document.with_name(name)
+    subprocess.run([*command, "--output-path", str(target), "--meta", "none"], check=True, timeout=60)
+    sys.path.insert(0, str(document.parent))
+    yield name
+    sys.path.remove(str(document.parent))
+
+
+def test_openapi_python_client(package: str, service: Any) -> None:
+    def route(path: str) -> Any:
+        return importlib.import_module(f"{package}.api.{path}")
+
+    models = importlib.import_module(f"{package}.models")
+    expected = httpx.post(f"{service.url}/calibrate", json={"logits": LOGITS}).json()
+    with importlib.import_module(f"{package}.client").Client(base_url=service.url) as client:
+        body = models.CalibrateJsonBodyType0.from_dict({"logits": LOGITS})
+        answer = route("predict.calibrate").sync(client=client, body=body)
+        assert answer.to_dict()["predictions"] == expected["predictions"]
+        options = {"options": {"probabilities": True, "bounds": {"upper": 0.5}}}
+        body = models.CalibrateJsonBodyType0.from_dict({"logits": LOGITS} | options)
+        answer = route("predict.calibrate").sync(client=client, body=body)
+        assert max(answer.predictions[0].probabilities) == 0.5
+        body = models.PredictJsonBody.from_dict({"inputs": [{"image": picture()}]})
+        predicted = route("predict.predict").sync(client=client, body=body)
+        assert predicted.predictions[0].label in set("0123456789")
+        body = models.CalibrateJsonBodyType0.from_dict({"logits": [[1.0, 2.0]]})
+        problem = route("predict.calibrate").sync(client=client, body=body)
+        assert (problem.status, type(problem).__name__) == (422, "Problem")
+        versions = [
+            one.version for one in route("calibrators.list_calibrators").sync(client=client).calibrators
+        ]
+        assert 0 in versions
+        assert route("model.get_model").sync(client=client).name == "digits"
+        wrong = models.StartFitJsonBody.from_dict({"logits": LOGITS, "labels": [0]})
+        refused = route("fits.start_fit").sync(client=client, body=wrong)
+        assert refused.status == 422
+        assert "20" in refused.detail
+
+
+@pytest.mark.long
+def test_openapi_typescript(document: Path, service: Any) -> None:
+    """Types of openapi-typescript with openapi-fetch; needs Node.js and the npm registry."""
+    folder = document.with_name("typescript")
+    shutil.copytree(TYPESCRIPT, folder)
+    options = "--strict --target es2022 --module nodenext --skipLibCheck --lib es2022,dom"
+    for command in (
+        "npm install --no-audit --no-fund",
+        f"npx openapi-typescript {document} -o schema.d.ts",
+        f"npx tsc {options} check.ts",
+    ):
+        subprocess.run(command.split(), cwd=folder, check=True, timeout=120)
+    ran = ["node", "check.js", service.url, picture()]
+    answer = json.loads(
+        subprocess.run(ran, cwd=folder, check=True, timeout=60, stdout=subprocess.PIPE).stdout
+    )
+    assert max(answer["probabilities"]) == 0.5
+    assert answer["label"] in set("0123456789")
+    assert answer["error"] == 422
+    assert 0 in answer["calibrators"]

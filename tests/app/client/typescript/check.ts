@@ -1,0 +1,32 @@
+// Asks a running service through the generated types: node check.js URL IMAGE_AS_BASE64
+import createClient from "openapi-fetch";
+import type { paths } from "./schema.js";
+
+declare const process: { argv: string[] };
+const [baseUrl, image] = process.argv.slice(2);
+const client = createClient<paths>({ baseUrl });
+
+/** The answer is JSON unless `Accept` asks for an array. */
+function json<T>(data: T | string): T {
+  if (typeof data === "string") throw new Error(data);
+  return data;
+}
+
+const calibrated = await client.POST("/calibrate", {
+  body: { logits: [[3, 1, 0, 0, 0, 0, 0, 0, 0, 0]], options: { probabilities: true, bounds: { upper: 0.5 } } },
+});
+if (calibrated.error) throw new Error(calibrated.error.detail);
+const predicted = await client.POST("/predict", {
+  body: { inputs: [{ image }], options: { top_k: 2 } },
+});
+if (predicted.error) throw new Error(predicted.error.detail);
+const wrong = await client.POST("/calibrate", { body: { logits: [[1, 2]] } });
+const calibrators = await client.GET("/calibrators");
+console.log(
+  JSON.stringify({
+    probabilities: json(calibrated.data).predictions[0].probabilities,
+    label: json(predicted.data).predictions[0].label,
+    error: wrong.error?.status,
+    calibrators: calibrators.data?.calibrators.map((one) => one.version),
+  }),
+);
