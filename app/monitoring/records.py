@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 ID = re.compile(r"[0-9a-f]{32}")
 """Of a prediction: the id of its block (24), and its place in it (8)."""
 BLOCK_DIGITS = 24
+BLOCK_ROWS = 1024
+"""Most predictions of a block."""
+_PLACES = tuple(f"{place:08x}" for place in range(BLOCK_ROWS))
 LARGEST = float(np.finfo(np.float16).max)
 NONE = -1
 """Stands in arrays for a version or a label that there is not."""
@@ -50,7 +53,7 @@ class Block:
         version
             The calibrator that made the probabilities.
         logits
-            (N, K), of the backbone or the client.
+            (N, K), of the backbone or the client; the block has room for them.
         now
             When they were made, in seconds since 1970.
 
@@ -61,7 +64,7 @@ class Block:
         first, count, block = self.rows, len(logits), self.id
         self.rows += count
         self._requests.append((count, version, now, logits))
-        return [f"{block}{place:08x}" for place in range(first, first + count)]
+        return [block + place for place in _PLACES[first : first + count]]
 
     def columns(self) -> dict[str, bytes]:
         """Return what is stored: the version and the time of each prediction, and its K logits as float16."""

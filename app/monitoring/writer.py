@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from boxcal.app.errors import BoxcalError, QueueFull
 from boxcal.app.monitoring.log import FeedbackLog
-from boxcal.app.monitoring.records import ID, Block, Label, Outcome, time_of
+from boxcal.app.monitoring.records import BLOCK_ROWS, ID, Block, Label, Outcome, time_of
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.store import Registry
 
@@ -36,7 +36,6 @@ KEEP_BYTES = 8 * 2**20
 """Logits, as float64, that are stored earlier."""
 BLOCK_SECONDS = 2.0
 """How long a block takes predictions while the database does not."""
-BLOCK_ROWS = 1024
 BLOCK_BYTES = 2**20
 """Of logits as float64: a label reads the whole block of its prediction."""
 BLOCKS = 16

@@ -68,15 +68,17 @@ def _bins(confidences: Array) -> Array:
 
 @compiled
 def _fold(bins: Array, counts: Array, bets: Array, progress: Array, evidence: Array) -> None:
+    total = 1.0
+    for b in range(counts.shape[0]):
+        total += counts[b]
     for n in range(bins.shape[0]):
-        below, here, total = 0.0, counts[bins[n]] + 1.0, 1.0
-        for b in range(counts.shape[0]):
-            total += counts[b]
-            if b < bins[n]:
-                below += counts[b]
+        below, here = 0.0, counts[bins[n]] + 1.0
+        for b in range(bins[n]):
+            below += counts[b]
         progress[2] += 1.0
         p_value = (below + _uniform(progress[2]) * here) / total
         counts[bins[n]] += 1.0
+        total += 1.0
         bet = min(int(p_value * BETTING_BINS), BETTING_BINS - 1)
         weight = 0.0
         for b in range(BETTING_BINS):
