@@ -1,5 +1,6 @@
 """Routes for operators: liveness, readiness and metrics. They respond under load."""
 
+import asyncio
 from typing import Literal
 
 from fastapi import APIRouter
@@ -48,6 +49,8 @@ async def ready(state: CurrentState) -> Ready:
 )
 async def metrics(state: CurrentState) -> Response:
     """Return the metrics in the text format of Prometheus."""
+    if state.metrics is not None:
+        return Response(await asyncio.to_thread(state.metrics.exposition), media_type=CONTENT_TYPE_LATEST)
     return Response(state.telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 

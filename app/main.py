@@ -38,6 +38,7 @@ from boxcal.app.state import lifespan
 from boxcal.app.telemetry import UNMATCHED, Telemetry
 from boxcal.app.tracing import Tracing, provider_from_environment
 from boxcal.app.v2 import routes as v2
+from boxcal.app.workers.slot import Slot
 
 DOCUMENTS = ("/openapi.json",)
 CORS_REQUEST_HEADERS = ("Authorization", "Content-Type", "X-API-Key", "X-Request-Id", "traceparent")
@@ -115,13 +116,15 @@ def all_routes(app: FastAPI) -> list[BaseRoute]:
     return [*own, *(route for router in ROUTERS for route in router.routes)]
 
 
-def create_app(settings: Settings | None = None) -> FastAPI:
+def create_app(settings: Settings | None = None, slot: Slot | None = None) -> FastAPI:
     """Build the application; its lifespan does everything that takes time.
 
     Parameters
     ----------
     settings
         By default from the environment.
+    slot
+        The place of this process, if several serve.
     """
     settings = settings or Settings()
     measured = Telemetry(declared_statuses(ROUTERS))
@@ -137,6 +140,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.settings = settings
+    app.state.slot = slot
     app.state.telemetry = measured
     app.state.trace_provider = provider_from_environment()
     for router in ROUTERS:

@@ -18,6 +18,7 @@ from boxcal.app.logs import log_config
 from boxcal.app.main import create_app
 from boxcal.app.protocol import IDLE_SECONDS, LimitedProtocol
 from boxcal.app.settings import Settings
+from boxcal.app.workers.slot import Slot
 
 logger = logging.getLogger("boxcal")
 
@@ -34,10 +35,16 @@ FAILED = 70
 """Exit status of a process that can no longer predict."""
 
 
-def server_config(settings: Settings) -> uvicorn.Config:
-    """Configure uvicorn: its fast loop and parser, no log of requests, a shutdown that waits for requests."""
+def server_config(settings: Settings, slot: Slot | None = None) -> uvicorn.Config:
+    """Configure uvicorn: its fast loop and parser, no log of requests, a shutdown that waits for requests.
+
+    Parameters
+    ----------
+    slot
+        The place of this process, if several serve.
+    """
     return uvicorn.Config(
-        create_app(settings),
+        create_app(settings, slot),
         host=settings.host,
         port=settings.port,
         uds=None if settings.uds is None else str(settings.uds),
@@ -128,13 +135,17 @@ def serve(settings: Settings) -> None:
     SystemExit
         With the status `FAILED` if the service can no longer predict.
     """
+    serve_with(ProcessServer(server_config(settings)))
+
+
+def serve_with(server: ProcessServer, sockets: list[socket.socket] | None = None) -> None:
+    """Run a server, on sockets that are open already if there are any, as `serve`."""
     # How long the event loop waits for the interpreter while a thread that decodes or calibrates has it.
     sys.setswitchinterval(SWITCH_SECONDS)
-    server = ProcessServer(server_config(settings))
     # uvicorn ends by raising the signal that stopped it once more; here that is no failure.
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, lambda *_: None)
-    server.run()
+    server.run(sockets)
     # Some libraries report at exit what garbage collection has not returned to them.
     gc.unfreeze()
     if server.failed:

@@ -98,6 +98,18 @@ class Settings(BaseSettings):
         "continues its fits. Default: such fits are interrupted.",
     )
 
+    fits: Literal["here", "queue"] = Field(
+        default="here",
+        description="Where fits run: in the service, or in `boxcal worker` processes that share "
+        "`BOXCAL_SHARED_DIR`.",
+    )
+    workers: int = Field(
+        default=1,
+        ge=1,
+        le=256,
+        description="Number of processes that serve on the same port; for models on a CPU and for logits.",
+    )
+
     keep_versions: int | None = Field(
         default=None,
         ge=1,
@@ -162,6 +174,14 @@ class Settings(BaseSettings):
                 raise ValueError(f"alarm_webhook is {self.alarm_webhook!r}; it must be an http or https URL")
             if self.alarm_secret is None:
                 raise ValueError("alarm_webhook needs alarm_secret, the key of its signatures")
+        return self
+
+    @model_validator(mode="after")
+    def _processes_fit_together(self) -> Self:
+        if self.fits == "queue" and self.shared_dir is None:
+            raise ValueError("fits is 'queue'; it needs shared_dir, the directory of the validation sets")
+        if self.workers > 1 and self.grpc_port == 0:
+            raise ValueError("grpc_port is 0; several processes need one port")
         return self
 
     @field_validator("tls_key")

@@ -32,6 +32,8 @@ from boxcal.app.settings import Settings
 from boxcal.app.stats import Stats, open_stats
 from boxcal.app.telemetry import Telemetry
 from boxcal.app.v2.inference import Models
+from boxcal.app.workers.metrics import SharedMetrics
+from boxcal.app.workers.slot import Slot
 from boxcal.models.backbone import Backbone
 
 logger = logging.getLogger("boxcal")
@@ -54,6 +56,8 @@ class State:
     stats: Stats
     access: Access
     v2: Models
+    metrics: SharedMetrics | None = None
+    """Of all processes, if several serve."""
 
 
 class LifespanState(TypedDict):
@@ -71,8 +75,9 @@ CurrentState = Annotated[State, Depends(current_state)]
 
 
 @asynccontextmanager
-async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State]:
+async def build(settings: Settings, telemetry: Telemetry, slot: Slot | None = None) -> AsyncIterator[State]:
     """Load, check and warm up every part after those that it depends on; close them in reverse order."""
+    leads = slot is None or slot.leads
     async with AsyncExitStack() as stack:
         source = BackboneSource.of(settings)
         backbone = await asyncio.to_thread(source.load)
@@ -87,7 +92,8 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
                 limits=FitLimits.of(settings),
                 keep=(settings.keep_versions, settings.keep_days) if settings.keep_versions else None,
                 migrate=settings.migrate == "on",
-                shared_dir=settings.shared_dir,
+                shared_dir=settings.shared_dir or (settings.data_dir / "fits" if slot else None),
+                queues_only=settings.fits == "queue" or not leads,
                 telemetry=telemetry,
             )
         )
@@ -100,6 +106,7 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
                 classes=backbone.labels,
                 telemetry=telemetry,
                 owner=refits.registry.fits.owner,
+                folds=leads,
             )
         )
         access = await stack.enter_async_context(open_access(settings, refits.registry, telemetry))
@@ -114,7 +121,12 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
             )
         )
         await stack.enter_async_context(background("memory", FreeMemory().run, telemetry))
-        stats = await stack.enter_async_context(open_stats(telemetry.registry))
+        metrics = None
+        if slot is not None:
+            metrics = SharedMetrics(telemetry.registry, slot.folder)
+            stack.push_async_callback(asyncio.to_thread, metrics.save)
+            await stack.enter_async_context(background("metrics", metrics.run, telemetry))
+        stats = await stack.enter_async_context(open_stats(metrics or telemetry.registry))
         state = State(
             settings=settings,
             telemetry=telemetry,
@@ -129,6 +141,7 @@ async def build(settings: Settings, telemetry: Telemetry) -> AsyncIterator[State
             stats=stats,
             access=access,
             v2=Models(backbone, pipeline),
+            metrics=metrics,
         )
         if settings.grpc_port is not None:
             await stack.enter_async_context(open_grpc(state, settings))
@@ -151,7 +164,7 @@ def open_grpc(state: State, settings: Settings) -> AbstractAsyncContextManager[i
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[LifespanState]:
     """Keep the state as long as the server runs."""
-    async with build(app.state.settings, app.state.telemetry) as state:
+    async with build(app.state.settings, app.state.telemetry, app.state.slot) as state:
         served = state.active.current
         logger.info(
             "serving %s: %d classes on %s, calibrator %d (%s), data in %s",

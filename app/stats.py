@@ -14,10 +14,9 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 logger = logging.getLogger("boxcal")
@@ -33,6 +32,13 @@ FIRST_ERROR_STATUS = "400"
 
 Buckets = dict[float, float]
 """Cumulative counts by upper bound."""
+
+
+class Collects(Protocol):
+    """What has metrics: the registry of a process, or those of all processes."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the metrics."""
 
 
 @dataclass
@@ -59,7 +65,7 @@ class Stats:
         The metrics of the service.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: Collects) -> None:
         self._registry = registry
         self._readings: deque[Reading] = deque(maxlen=READINGS + 1)
         self.response = b"{}"
@@ -211,7 +217,7 @@ def _short(value: float, digits: int = 4) -> float | None:
 
 
 @asynccontextmanager
-async def open_stats(registry: CollectorRegistry) -> AsyncIterator[Stats]:
+async def open_stats(registry: Collects) -> AsyncIterator[Stats]:
     """Read the metrics for as long as the service runs."""
     stats = Stats(registry)
     task = asyncio.create_task(stats.run(), name="stats")

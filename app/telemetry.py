@@ -53,7 +53,7 @@ FEEDBACK_RESULTS = (
     "malformed",
 )
 FIT_STATES = ("succeeded", "failed", "cancelled", "interrupted")
-BACKGROUND_TASKS = ("follower", "keys", "feedback", "monitor", "webhook", "memory")
+BACKGROUND_TASKS = ("follower", "keys", "feedback", "monitor", "webhook", "memory", "metrics")
 ALARMS = ("strict", "material")
 DELIVERIES = ("delivered", "failed")
 UNMATCHED = "unmatched"

@@ -21,8 +21,7 @@ from boxcal.app.access.scopes import ROUTES, Level, Requirement, Scope, permitte
 from boxcal.app.access.store import CurrentKeys, KeyStore
 from boxcal.app.registry.errors import RegistryUnavailable
 
-FOLLOW_SECONDS = 2.0
-RECORD_EVERY = 15
+RECORD_SECONDS = 30.0
 """In how many turns of `follow` the last uses of keys are recorded once."""
 SCOPE_KEY = "boxcal.key"
 """Under this name a request's ASGI scope has its key."""
@@ -212,15 +211,31 @@ class Requirements:
         return next((route for route in self._routes if route.matches(scope)[0] is Match.FULL), None)
 
 
-async def follow(access: Access, run: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
-    """Refresh the keys without end, and record their last uses; `run` calls a function in a thread."""
-    turn = 0
+async def follow(
+    access: Access,
+    run: Callable[[Callable[[], None]], Awaitable[None]],
+    next_keys: Callable[[], Awaitable[tuple[int, int]]],
+) -> None:
+    """Refresh the keys when they changed, without end, and record their last uses.
+
+    Parameters
+    ----------
+    run
+        Calls a function in a thread.
+    next_keys
+        Waits for the next look at the registry, and gives its `Glance.keys`.
+    """
+    clock = asyncio.get_running_loop().time
+    held: tuple[int, int] | None = None
+    next_record = clock() + RECORD_SECONDS
     while True:
-        await asyncio.sleep(FOLLOW_SECONDS)
-        turn += 1
+        keys = await next_keys()
         try:
-            await run(access.load)
-            if turn % RECORD_EVERY == 0:
+            if keys != held:
+                await run(access.load)
+                held = keys
+            if clock() >= next_record:
+                next_record = clock() + RECORD_SECONDS
                 await run(access.record_uses)
         except RegistryUnavailable:
             continue  # the registry logs that it is lost, once

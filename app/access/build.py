@@ -47,7 +47,13 @@ async def open_access(settings: Settings, registry: Registry, telemetry: Telemet
         )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_record_last_uses, access, registry)
-        await stack.enter_async_context(background("keys", lambda: follow(access, registry.run), telemetry))
+
+        async def next_keys() -> tuple[int, int]:
+            return (await registry.glances.next()).keys
+
+        await stack.enter_async_context(
+            background("keys", lambda: follow(access, registry.run, next_keys), telemetry)
+        )
         yield access
 
 

@@ -31,9 +31,9 @@ async def follow(
     Parameters
     ----------
     follow_fits
-        Called in every turn.
+        Called when the cancellation of a fit was requested.
     sweep_fits
-        Called every `SWEEP_SECONDS`.
+        Called every `SWEEP_SECONDS`, and at once where a fit has no living owner.
     keep
         Versions and days as for `Registry.prune`, done every hour; None to keep everything.
     """
@@ -44,8 +44,11 @@ async def follow(
         while True:
             await wakeups.wait(FOLLOW_SECONDS)
             try:
-                await follow_fits()
-                if clock() >= next_sweep:
+                seen = await registry.run(registry.glances.look)
+                registry.glances.announce()
+                if seen.is_cancelled:
+                    await follow_fits()
+                if clock() >= next_sweep or (seen.is_abandoned and not registry.database.is_sqlite):
                     next_sweep = clock() + SWEEP_SECONDS
                     await sweep_fits()
                 if keep is not None and clock() >= next_prune:
@@ -54,7 +57,8 @@ async def follow(
                     if pruned:
                         logger.info("Pruned the calibrators %s.", ", ".join(map(str, pruned)))
                 # Last: a calibrator that cannot be loaded fails in every turn, and fits do not depend on it.
-                await registry.run(activator.follow)
+                if seen.activation > activator.active.activation:
+                    await registry.run(activator.follow)
                 logged = ""
             except RegistryUnavailable:
                 continue  # the registry logs that it is lost, once

@@ -44,7 +44,7 @@ class LocalCopy:
             "backbone": self._backbone,
             "sha256": hashlib.sha256(artifact).hexdigest(),
         }
-        new = self._path.with_suffix(".new")
+        new = self._path.with_suffix(f".{os.getpid()}.new")
         with self._lock:
             if activation < self._written:
                 return

@@ -54,33 +54,6 @@ ValidationFile = Annotated[
 
 
 @cli.command()
-def serve(
-    *,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default=False)] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free port.", show_default=False),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="`digits`, `torchvision:NAME`, `onnx:PATH`, ...", show_default=False),
-    ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Directory for the database and uploads.", show_default=False)
-    ] = None,
-) -> None:
-    """Start the service. Options take precedence over the environment variables BOXCAL_*."""
-    options = locals()
-    from boxcal.app.cli.allocator import set_up_allocator
-
-    set_up_allocator()  # before the imports, which take a second
-    from boxcal.app.cli.settings import read_settings
-    from boxcal.app.server import serve as run
-
-    run(read_settings(**options))
-
-
-@cli.command()
 def predict(
     images: Annotated[
         list[Path],
@@ -230,14 +203,6 @@ def compare(
     from boxcal.app.cli.compare import run
 
     run(file, test=test, methods=method or [], markdown_file=markdown, csv_file=csv, as_json=as_json)
-
-
-@cli.command()
-def migrate() -> None:
-    """Update the tables of the registry that BOXCAL_DATABASE_URL or BOXCAL_DATA_DIR selects."""
-    from boxcal.app.cli.migrate import run
-
-    run()
 
 
 @cli.command()

@@ -16,6 +16,7 @@ from boxcal.app.background import background
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.jobs import FitJobs, FitLimits
 from boxcal.app.fitting.shared import SharedSets
+from boxcal.app.registry.artifacts import ArtifactFiles
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.records import BackboneIdentity
 from boxcal.app.registry.store import Registry
@@ -54,6 +55,7 @@ async def open_refits(
     keep: tuple[int, float] | None = None,
     migrate: bool = True,
     shared_dir: Path | None = None,
+    queues_only: bool = False,
 ) -> AsyncIterator[Refits]:
     """Open the registry, restore the active calibrator and take fits; all is closed in reverse.
 
@@ -73,6 +75,8 @@ async def open_refits(
         Whether to apply missing migrations on PostgreSQL.
     shared_dir
         Directory that the replicas share for validation sets; None if there is none.
+    queues_only
+        Whether fits are left to other processes.
 
     Raises
     ------
@@ -83,7 +87,10 @@ async def open_refits(
     async with AsyncExitStack() as stack:
         workspace = await asyncio.to_thread(Workspace, data_dir)
         stack.callback(workspace.close)
-        registry = Registry(url, identity, owner=workspace.name, migrate=migrate)
+        files = (
+            None if shared_dir is None else await asyncio.to_thread(ArtifactFiles, shared_dir / "artifacts")
+        )
+        registry = Registry(url, identity, owner=workspace.name, migrate=migrate, files=files)
         stack.push_async_callback(asyncio.to_thread, registry.close)
         telemetry.watch_registry(registry.database.contact.silence)
         copy = None if registry.database.is_sqlite else LocalCopy(data_dir, identity)
@@ -99,6 +106,7 @@ async def open_refits(
             summary=summary,
             limits=limits,
             shared=shared,
+            queues_only=queues_only,
         )
         stack.push_async_callback(jobs.close)
         with suppress(RegistryUnavailable):

@@ -21,11 +21,7 @@ from boxcal.app.activation.active import ServedCalibrator
 from boxcal.app.errors import NotReady
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.checks import GOING_DOWN, UploadChecks
-from boxcal.app.fitting.errors import (
-    FitAlreadyOver,
-    FitElsewhere,
-    UnknownMethod,
-)
+from boxcal.app.fitting.errors import FitAlreadyOver, FitElsewhere, FitQueueFull, UnknownMethod
 from boxcal.app.fitting.fields import FitFields
 from boxcal.app.fitting.job import Job
 from boxcal.app.fitting.messages import (
@@ -43,7 +39,7 @@ from boxcal.app.fitting.slots import UploadSlots
 from boxcal.app.fitting.worker import Worker, WorkerFailed
 from boxcal.app.registry.audit import SERVICE, Caller
 from boxcal.app.registry.errors import RegistryUnavailable
-from boxcal.app.registry.fits import INTERRUPTED
+from boxcal.app.registry.fits import CANCELLED, INTERRUPTED
 from boxcal.app.registry.records import ActivatePolicy, FitRecord, FitState
 from boxcal.app.registry.store import UNCALIBRATED, Registry
 from boxcal.app.uploads.errors import disk_errors_as_problems
@@ -58,7 +54,8 @@ logger = logging.getLogger("boxcal")
 COMPARE_SECONDS = 300.0
 ELSEWHERE_SECONDS = 5.0
 TIDY_SECONDS = 3600.0
-CANCELLED = "Cancelled on request."
+MAX_QUEUED = 64
+"""Fits that may wait for `boxcal worker` processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +97,8 @@ class FitJobs:
         The backbone, as workers load it and as checks compare with it.
     shared
         Validation sets that other replicas can read; None if there is no shared directory.
+    queues_only
+        Whether fits are left to other processes, which must share the directory.
 
     Attributes
     ----------
@@ -118,11 +117,13 @@ class FitJobs:
         summary: BackboneSummary,
         limits: FitLimits,
         shared: SharedSets | None = None,
+        queues_only: bool = False,
     ) -> None:
         self._registry = registry
         self._activator = activator
         self._workspace = workspace
         self._shared = shared
+        self._queues_only = queues_only
         self._source = source
         self._memory_bytes = limits.memory_bytes
         self._closing = asyncio.Event()
@@ -195,9 +196,11 @@ class FitJobs:
         if self._closing.is_set():
             raise NotReady(GOING_DOWN)
         fit_id = folder.name
+        if self._queues_only and await self._registry.run(self._registry.fits.waiting) >= MAX_QUEUED:
+            raise FitQueueFull(f"{MAX_QUEUED} fits wait for a worker; try again later.")
         if self._shared is not None:
             with disk_errors_as_problems():
-                folder = await asyncio.to_thread(self._shared.add, folder)
+                folder = await asyncio.to_thread(self._shared.add, folder, owned=not self._queues_only)
         try:
             record = await self._registry.run(
                 self._registry.fits.add,
@@ -207,12 +210,13 @@ class FitJobs:
                 checked.samples,
                 budget_seconds=checked.budget_seconds,
                 shared=self._shared is not None,
+                owned=not self._queues_only,
                 caller=caller,
             )
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             raise
-        return self._start(record, folder, checked.budget_seconds)
+        return record if self._queues_only else self._start(record, folder, checked.budget_seconds)
 
     def _start(self, record: FitRecord, folder: Path, budget_seconds: float) -> FitRecord:
         """Queue a fit."""
@@ -244,21 +248,27 @@ class FitJobs:
         RegistryUnavailable
             The database does not answer.
         """
-        fits = self._registry.fits
+        fits, seen = self._registry.fits, self._registry.glances.last
         if self._jobs:
             await self._registry.run(fits.keep_alive)
         living = await asyncio.to_thread(self._workspace.sweep)
-        if self._shared is not None and not self._jobs and not self._closing.is_set():
-            await self._adopt(self._shared, living)
-        await self._registry.run(fits.interrupt_abandoned, living)
+        if seen is None or seen.is_abandoned:
+            await self._adopt(living)
+            await self._registry.run(fits.interrupt_abandoned, living)
         now = time.monotonic()
         if self._shared is not None and now >= self._next_tidy:
             self._next_tidy = now + TIDY_SECONDS
             unfinished = await self._registry.run(fits.unfinished)
             await asyncio.to_thread(self._shared.sweep, unfinished)
 
-    async def _adopt(self, shared: SharedSets, living: set[str]) -> None:
-        fits = self._registry.fits
+    async def adopt(self) -> None:
+        """Take the oldest fit that has no owner, or that of a process that stopped, if there is one."""
+        await self._adopt(await asyncio.to_thread(self._workspace.sweep))
+
+    async def _adopt(self, living: set[str]) -> None:
+        fits, shared = self._registry.fits, self._shared
+        if shared is None or self._queues_only or self._jobs or self._closing.is_set():
+            return
         adopted = await self._registry.run(fits.adopt, living)
         if adopted is None:
             return
@@ -418,6 +428,8 @@ class FitJobs:
         record = await self._runner.finish(job)
         del self._jobs[record.id]
         job.update(record)
+        with suppress(RegistryUnavailable):
+            await self.adopt()
 
     async def _poll(self, fit_id: str) -> AsyncIterator[FitRecord]:
         """Watch a fit that has ended, or that another process runs, in the registry."""

@@ -8,6 +8,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from boxcal.app.registry.fits import NOBODY
+
 ORPHAN_SECONDS = 3600.0
 
 
@@ -30,9 +32,15 @@ class SharedSets:
         self._owner = owner
         self._root.mkdir(parents=True, exist_ok=True)
 
-    def add(self, folder: Path) -> Path:
-        """Move a checked validation set into the shared directory; the name of its folder is the fit's id."""
-        return Path(shutil.move(folder, self._path(folder.name, self._owner)))
+    def add(self, folder: Path, *, owned: bool = True) -> Path:
+        """Move a checked validation set into the shared directory; the name of its folder is the fit's id.
+
+        Parameters
+        ----------
+        owned
+            Whether this process fits; otherwise the first that claims it does.
+        """
+        return Path(shutil.move(folder, self._path(folder.name, self._owner if owned else NOBODY)))
 
     def claim(self, fit_id: str, former_owner: str) -> Path:
         """Take over the folder of an adopted fit.
@@ -51,7 +59,7 @@ class SharedSets:
 
     def sweep(self, unfinished: Collection[str]) -> None:
         """Remove folders older than an hour whose fits have ended."""
-        for folder in self._root.iterdir():
+        for folder in self._root.glob("*.*"):
             with suppress(FileNotFoundError):  # another process has removed or claimed it
                 is_old = time.time() - folder.stat().st_mtime > ORPHAN_SECONDS
                 if is_old and folder.name.partition(".")[0] not in unfinished:

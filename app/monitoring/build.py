@@ -47,6 +47,7 @@ async def open_monitoring(
     classes: Sequence[str],
     telemetry: Telemetry,
     owner: str,
+    folds: bool = True,
 ) -> AsyncIterator[Monitoring]:
     """Store feedback and fold it for as long as the block lasts; store what is left at its end.
 
@@ -56,6 +57,9 @@ async def open_monitoring(
         The K class names.
     owner
         Names this process among those that share the registry.
+    folds
+        Whether this process folds the log, refits and calls the webhook; otherwise another one on this
+        machine does.
     """
     log = FeedbackLog(registry.database, registry.backbone_id, settings.feedback_rows)
     events = EventLog(registry.database, registry.backbone_id)
@@ -68,13 +72,14 @@ async def open_monitoring(
         classes=classes,
         maturity=settings.feedback_maturity,
         refits=settings.auto_refit != "off",
+        folds=folds,
     )
     writer = FeedbackWriter(registry, log, telemetry, monitor.wake, num_classes=len(classes))
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_store_the_rest, writer)
         await stack.enter_async_context(background("feedback", writer.run, telemetry))
         wake_webhook = None
-        if settings.alarm_webhook is not None and settings.alarm_secret is not None:
+        if folds and settings.alarm_webhook is not None and settings.alarm_secret is not None:
             from boxcal.app.monitoring.webhook import Webhook  # noqa: PLC0415 - only it needs httpx
 
             secret = settings.alarm_secret.get_secret_value()
@@ -94,7 +99,7 @@ async def open_monitoring(
         stack.push_async_callback(refits.close)
 
         async def after_turn() -> None:
-            if settings.auto_refit != "off":
+            if folds and settings.auto_refit != "off":
                 await refits.step()
             if wake_webhook is not None:
                 wake_webhook()

@@ -34,6 +34,7 @@ from boxcal.app.registry.errors import (
     ForeignCalibrator,
     RegistryUnavailable,
 )
+from boxcal.app.registry.glance import Glance
 from boxcal.app.registry.store import Registry
 from boxcal.app.registry.tables import monitors, utc_now
 
@@ -79,6 +80,8 @@ class Monitor:
         they arrive.
     refits
         Whether to ask for refits.
+    folds
+        Whether this process folds the log; otherwise it shows what another one folds.
 
     Attributes
     ----------
@@ -99,7 +102,9 @@ class Monitor:
         classes: Sequence[str],
         maturity: float,
         refits: bool,
+        folds: bool = True,
     ) -> None:
+        self._folds = folds
         self._registry = registry
         self._activator = activator
         self._log = log
@@ -111,6 +116,7 @@ class Monitor:
         self._lock = threading.Lock()
         self._cached: tuple[int, MonitorFold] | None = None
         self._seen = 0
+        self._looked: tuple[int, int, int] | None = None
         self._closing = False
         self._wake = asyncio.Event()
         self.events = events
@@ -132,15 +138,28 @@ class Monitor:
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
+            woken = self._wake.is_set()
             self._wake.clear()
+            glance = self._registry.glances.last
             try:
-                while await self._registry.run(self.turn):
-                    pass
+                if woken or self._is_behind():
+                    while await self._registry.run(self.turn):
+                        pass
+                    self._looked = None if glance is None else self._place(glance)
                 self.publish()
                 await after_turn()
                 await asyncio.sleep(PAUSE_SECONDS)
             except RegistryUnavailable:
                 await asyncio.sleep(POLL_SECONDS)  # the registry logs that it is lost, once
+
+    def _is_behind(self) -> bool:
+        """Whether the last look at the registry shows what this process has not seen."""
+        glance = self._registry.glances.last
+        return self.maturity > 0 or glance is None or self._place(glance) != self._looked
+
+    @staticmethod
+    def _place(glance: Glance) -> tuple[int, int, int]:
+        return glance.seq, glance.revision, glance.activation
 
     def publish(self) -> None:
         """Show the state in the metrics, and wake those who wait for a change."""
@@ -175,6 +194,8 @@ class Monitor:
                     self._look(row.revision, row.document)
                     if row.activation >= activation and not self._goes_on(connection, row.seq):
                         return False
+            if not self._folds:
+                return False
             with self._held(wait=False) as held:
                 if held is None:
                     return False

@@ -23,6 +23,7 @@ from sqlalchemy import (
     ScalarSelect,
     delete,
     false,
+    func,
     insert,
     literal,
     select,
@@ -31,15 +32,16 @@ from sqlalchemy import (
 
 from boxcal.app.registry import audit
 from boxcal.app.registry.audit import SERVICE, Action, Caller
-from boxcal.app.registry.database import Database
+from boxcal.app.registry.database import Database, Leader
 from boxcal.app.registry.errors import FitLost, FitNotFound
 from boxcal.app.registry.records import UNFINISHED, ActivatePolicy, Decision, FitRecord, FitState
 from boxcal.app.registry.tables import fits, utc_now
 
+CANCELLED = "Cancelled on request."
 INTERRUPTED = "The service stopped before the fit was over; upload the validation set again."
 SILENT_AFTER = timedelta(seconds=60)
 """After this time without a sign of life of its owner, a fit is interrupted."""
-ADOPTED_AFTER = timedelta(seconds=15)
+ADOPTED_AFTER = timedelta(seconds=6)
 """The same for adoption, which loses nothing if the owner was only paused."""
 GIVEN_UP_AFTER = timedelta(days=1)
 """After this time a fit that no process adopts is interrupted: none has its shared directory or backbone."""
@@ -80,6 +82,7 @@ class FitLog:
         *,
         budget_seconds: float | None = None,
         shared: bool = False,
+        owned: bool = True,
         caller: Caller = SERVICE,
     ) -> FitRecord:
         """Record an accepted upload as queued; of the fits that have ended, only the newest `KEPT` remain.
@@ -90,6 +93,8 @@ class FitLog:
             How long `auto` compares methods.
         shared
             Whether another process can read the validation set and may adopt the fit.
+        owned
+            Whether this process runs it; otherwise the first process that adopts it does.
         caller
             For the audit log.
         """
@@ -101,7 +106,7 @@ class FitLog:
                 insert(fits).values(
                     id=fit_id,
                     backbone_id=self._backbone_id,
-                    owner=self.owner,
+                    owner=self.owner if owned else NOBODY,
                     state=FitState.QUEUED,
                     method=method,
                     activate=activate,
@@ -116,6 +121,8 @@ class FitLog:
             )
             details = {"method": method, "activate": activate.value, "samples": samples}
             audit.append(connection, caller, Action.FIT, f"fit {fit_id}", **details)
+            if not owned:
+                self._database.notify(connection)
             return self._get(connection, fit_id)
 
     def get(self, fit_id: str) -> FitRecord:
@@ -200,11 +207,15 @@ class FitLog:
             )
 
     def request_cancel(self, fit_id: str, caller: Caller) -> None:
-        """Ask the owner of a fit, which may be another process, to cancel it, unless the fit has ended."""
+        """Ask the owner of a fit, which may be another process, to cancel it, unless the fit has ended.
+
+        A fit without an owner is cancelled at once.
+        """
+        asked = (fits.c.id == fit_id) & _unfinished
+        ending = {"state": FitState.CANCELLED, "error": CANCELLED, "finished_at": utc_now()}
         with self._database.write() as connection:
-            requested = connection.execute(
-                update(fits).where(fits.c.id == fit_id, _unfinished).values(cancel_requested=True)
-            ).rowcount
+            requested = connection.execute(update(fits).where(asked).values(cancel_requested=True)).rowcount
+            connection.execute(update(fits).where(asked, fits.c.owner == NOBODY).values(**ending))
             if requested:
                 audit.append(connection, caller, Action.CANCEL, f"fit {fit_id}")
                 self._database.notify(connection)
@@ -217,7 +228,7 @@ class FitLog:
 
     def release(self, fit: FitRecord) -> FitRecord:
         """Give up the ownership, so that another process adopts the fit at once."""
-        return self._set(fit, state=FitState.QUEUED, stage="waiting", owner=NOBODY)
+        return self._set(fit, wakes=True, state=FitState.QUEUED, stage="waiting", owner=NOBODY)
 
     def adopt(self, living: Collection[str]) -> tuple[FitRecord, str, float | None] | None:
         """Take over the oldest fit that its owner released, or whose owner is dead, as one that waits.
@@ -251,6 +262,12 @@ class FitLog:
             )
             return self._get(connection, row.id), row.owner, row.budget_seconds
 
+    def waiting(self) -> int:
+        """Count the fits without an owner."""
+        counted = select(func.count()).select_from(fits).where(_unfinished, fits.c.owner == NOBODY)
+        with self._database.read() as connection:
+            return int(connection.execute(counted).scalar_one())
+
     def unfinished(self) -> set[str]:
         """Return the ids of all fits that have not ended."""
         with self._database.read() as connection:
@@ -267,6 +284,8 @@ class FitLog:
             database answered all the time: after an outage everyone has been silent.
         """
         with self._database.write() as connection:
+            if not self._database.leads(connection, Leader.INTERRUPT):
+                return 0
             given_up = connection.execute(select(utc_now())).scalar_one() - GIVEN_UP_AFTER
             is_left = ~_adoptable | (fits.c.seen_at < given_up)
             abandoned = _unfinished & self._silent(living, SILENT_AFTER) & is_left
@@ -285,9 +304,11 @@ class FitLog:
             return false()
         return others & (fits.c.seen_at < utc_now() - literal(after, Interval()))
 
-    def _set(self, fit: FitRecord, **values: Any) -> FitRecord:
+    def _set(self, fit: FitRecord, *, wakes: bool = False, **values: Any) -> FitRecord:
         with self._database.write() as connection:
             self._change(connection, fit, **values)
+            if wakes:
+                self._database.notify(connection)
             return self._get(connection, fit.id)
 
     def _change(self, connection: Connection, fit: FitRecord, **values: Any) -> None:

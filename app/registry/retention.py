@@ -6,19 +6,24 @@ from datetime import timedelta
 
 from sqlalchemy import func, null, select, update
 
-from boxcal.app.registry.database import Database
+from boxcal.app.registry.database import Database, Leader
 from boxcal.app.registry.tables import activations, backbones, calibrators, utc_now
 
 PARTS = ("spec", "artifact", "report", "reliability_svg", "reliability_png")
 
 
-def prune(database: Database, *, keep_versions: int, keep_days: float) -> list[int]:
+def prune(
+    database: Database, *, keep_versions: int, keep_days: float, leader_only: bool = False
+) -> list[int]:
     """Delete the parts of old calibrators of every backbone, and return their versions.
 
     Kept are, for each backbone, the newest `keep_versions`, those that were active in the last `keep_days`,
-    the active one, and the one that a rollback would return to.
+    the active one, and the one that a rollback would return to. With `leader_only`, nothing is done while
+    another replica prunes.
     """
     with database.write() as connection:
+        if leader_only and not database.leads(connection, Leader.PRUNE):
+            return []
         # In the order that activations lock them: none becomes active while it is pruned.
         connection.execute(select(backbones.c.id).order_by(backbones.c.id).with_for_update())
         since = connection.execute(select(utc_now())).scalar_one() - timedelta(days=keep_days)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from sqlalchemy import Connection, func, insert, select, true
 
 from boxcal.app.registry import audit
+from boxcal.app.registry.artifacts import ArtifactFiles
 from boxcal.app.registry.audit import SERVICE, Action, Caller
 from boxcal.app.registry.database import Database
 from boxcal.app.registry.errors import (
@@ -23,6 +24,7 @@ from boxcal.app.registry.errors import (
     NothingToRollBack,
 )
 from boxcal.app.registry.fits import FitLog
+from boxcal.app.registry.glance import Glances
 from boxcal.app.registry.records import (
     Activation,
     BackboneIdentity,
@@ -52,6 +54,8 @@ class Registry:
         Names this process among those that share the database.
     migrate
         Whether to apply missing migrations on PostgreSQL.
+    files
+        Artifacts that the replicas share beside the database, if they share a directory.
 
     Attributes
     ----------
@@ -66,8 +70,17 @@ class Registry:
         This release cannot use the database; from every method: the database does not answer.
     """
 
-    def __init__(self, url: str, backbone: BackboneIdentity, *, owner: str, migrate: bool = True) -> None:
+    def __init__(
+        self,
+        url: str,
+        backbone: BackboneIdentity,
+        *,
+        owner: str,
+        migrate: bool = True,
+        files: ArtifactFiles | None = None,
+    ) -> None:
         self._backbone = backbone
+        self._files = files
         known = select(backbones.c.id).where(
             backbones.c.name == backbone.name,
             backbones.c.fingerprint == backbone.fingerprint,
@@ -76,12 +89,13 @@ class Registry:
         self.backbone_id = known.scalar_subquery()
         self.database = Database(url, self._add_backbone, migrate=migrate)
         self.fits = FitLog(self.database, self.backbone_id, owner)
+        self.glances = Glances(self.database, self.backbone_id, owner)
         self._threads = RegistryThreads(self.database.contact)
         self.run = self._threads.run
 
     def prune(self, keep_versions: int, keep_days: float) -> list[int]:
         """Delete the large parts of old calibrators, as `retention.prune` does."""
-        return prune(self.database, keep_versions=keep_versions, keep_days=keep_days)
+        return prune(self.database, keep_versions=keep_versions, keep_days=keep_days, leader_only=True)
 
     def close(self) -> None:
         """Wait for the calls that run, and close the connections."""
@@ -116,9 +130,16 @@ class Registry:
         CalibratorNotFound, NoReport, CalibratorPruned, DamagedArtifact
             No such version; version 0, which has none; deleted; the bytes are not those that were recorded.
         """
+        if self._files is not None:
+            record = self.get(version)
+            kept = None if record.sha256 is None else self._files.read(record.sha256)
+            if kept is not None and record.pruned_at is None:
+                return kept
         data, sha256 = self._parts(version, calibrators.c.artifact, calibrators.c.sha256)
         if hashlib.sha256(data).hexdigest() != sha256:
             raise DamagedArtifact(f"The artifact of calibrator {version} does not have its SHA-256 {sha256}.")
+        if self._files is not None:
+            self._files.write(sha256, bytes(data))
         return bytes(data)
 
     def report(self, version: int) -> dict[str, Any]:
@@ -234,6 +255,8 @@ class Registry:
         FitLost
             The fit has ended, or belongs to another process or attempt; nothing is recorded.
         """
+        if self._files is not None:  # before any replica asks for it
+            self._files.write(hashlib.sha256(fitted.artifact).hexdigest(), fitted.artifact)
         with self.database.write() as connection:
             self._lock(connection)
             version = self._add(connection, fitted)

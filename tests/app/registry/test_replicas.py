@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -14,11 +18,14 @@ import psycopg
 import pytest
 
 from boxcal.app.fitting.build import Refits, open_refits
-from boxcal.app.fitting.errors import FitElsewhere
+from boxcal.app.fitting.errors import FitElsewhere, FitQueueFull
 from boxcal.app.fitting.jobs import FitLimits
 from boxcal.app.fitting.shared import SharedSets
+from boxcal.app.registry.artifacts import ArtifactFiles
+from boxcal.app.registry.errors import DamagedArtifact
 from boxcal.app.registry.fits import MAX_ATTEMPTS
 from boxcal.app.registry.records import ActivatePolicy, Decision, FitRecord, FitState, FittedCalibrator
+from boxcal.app.registry.store import Registry
 from boxcal.app.telemetry import Telemetry
 from boxcal.calibrators import Calibrator
 from tests.app.fitting.service import Service
@@ -30,7 +37,9 @@ FITTED = FittedCalibrator("ts", ARTIFACT, {}, {"warnings": []}, b"<svg/>", b"png
 
 
 @asynccontextmanager
-async def replica(folder: Path, url: str, *, shared: Path | None = None) -> AsyncIterator[Refits]:
+async def replica(
+    folder: Path, url: str, *, shared: Path | None = None, queues_only: bool = False
+) -> AsyncIterator[Refits]:
     limits = FitLimits(10**7, 2**32, 600)
     async with open_refits(
         folder,
@@ -41,6 +50,7 @@ async def replica(folder: Path, url: str, *, shared: Path | None = None) -> Asyn
         limits=limits,
         telemetry=Telemetry({}),
         shared_dir=shared,
+        queues_only=queues_only,
     ) as opened:
         yield opened
 
@@ -139,9 +149,94 @@ def test_a_replica_that_stops_hands_its_fits_over(tmp_path: Path, url: str) -> N
                 record = await until(other.jobs, fit_id, ended)
                 assert (record.state, record.method) == (FitState.SUCCEEDED, method), record.error
             assert [record.version for record in other.registry.list()] == [2, 1, 0]
-        assert list(shared.iterdir()) == []
+        assert [folder.name for folder in shared.iterdir()] == ["artifacts"]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("shares_file", [False, True], ids=["PostgreSQL", "SQLite"])
+def test_a_fit_of_the_queue_is_run_by_a_worker_or_cancelled_before(
+    tmp_path: Path, url: str, shares_file: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("boxcal.app.activation.follower.SWEEP_SECONDS", 0.5)
+    url = f"sqlite:///{tmp_path / 'shared.db'}" if shares_file else url
+
+    async def scenario() -> None:
+        shared = tmp_path / "shared"
+        # Processes that share a SQLite file also share the data folder, which tells who is alive.
+        async with replica(tmp_path, url, shared=shared, queues_only=True) as service:
+            unwanted = await submit(service.jobs, SLOW)
+            assert (await service.jobs.cancel(unwanted)).state is FitState.CANCELLED
+            fit_id = await submit(service.jobs, QUICK, activate=ActivatePolicy.ALWAYS)
+            assert (await service.jobs.get(fit_id)).state is FitState.QUEUED
+            async with replica(tmp_path, url, shared=shared):
+                record = await until(service.jobs, fit_id, ended)
+                assert (record.state, record.attempt) == (FitState.SUCCEEDED, 1), record.error
+                async with asyncio.timeout(60):
+                    while service.activator.active.current.version != 1:  # noqa: ASYNC110 - nobody tells
+                        await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+
+
+def test_a_queue_that_is_full_refuses(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("boxcal.app.fitting.jobs.MAX_QUEUED", 1)
+
+    async def scenario() -> None:
+        async with replica(tmp_path, url, shared=tmp_path / "shared", queues_only=True) as service:
+            await submit(service.jobs, QUICK)
+            with pytest.raises(FitQueueFull, match="1 fits wait for a worker"):
+                await submit(service.jobs, QUICK)
+
+    asyncio.run(scenario())
+
+
+def test_artifacts_are_read_from_the_shared_directory(tmp_path: Path, url: str) -> None:
+    files = ArtifactFiles(tmp_path)
+    one, other = (Registry(url, DIGITS, owner=name, files=files) for name in ("one", "other"))
+    fit = one.fits.add("fit", "ts", ActivatePolicy.ALWAYS, 7)
+    version, _ = one.record_fit(fit, FITTED, lambda _: Decision(True, "so"))
+    file = tmp_path / (one.get(version).sha256 or "")
+    assert file.read_bytes() == ARTIFACT
+    with other.database.write() as connection:
+        connection.exec_driver_sql("ALTER TABLE calibrators DISABLE TRIGGER ALL")
+        connection.exec_driver_sql("UPDATE calibrators SET artifact = 'other'")
+    assert other.artifact(version) == ARTIFACT
+    file.write_bytes(b"damaged")
+    with pytest.raises(DamagedArtifact):
+        other.artifact(version)
+    for registry in (one, other):
+        registry.close()
+
+
+def test_only_the_newest_artifacts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("boxcal.app.registry.artifacts.KEPT", 2)
+    files = ArtifactFiles(tmp_path)
+    names = [hashlib.sha256(bytes([number])).hexdigest() for number in range(3)]
+    for number, name in enumerate(names):
+        files.write(name, bytes([number]))
+        os.utime(tmp_path / name, (number, number))
+    files.write("ab" * 32, b"new")
+    assert files.read(names[0]) is None
+    assert files.read(names[2]) == bytes([2])
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.long
+def test_boxcal_worker_runs_the_fits_of_a_service(tmp_path: Path, url: str) -> None:
+    settings = {"database_url": url, "shared_dir": str(tmp_path / "shared"), "device": "cpu", "fits": "queue"}
+    with Service(tmp_path / "one", **settings) as service:
+        environment = {**service.environment, "BOXCAL_DATA_DIR": str(tmp_path / "worker")}
+        command = [sys.executable, "-c", "from boxcal.app.cli import main; main()", "worker"]
+        body = form(QUICK, method="ts", activate=ActivatePolicy.ALWAYS)
+        sent = service.client.post("/fit", content=body, headers={"content-type": CONTENT_TYPE})
+        assert sent.json()["state"] == "queued"
+        with subprocess.Popen(command, env=environment) as worker:
+            path = f"{service.url}/fits/{sent.json()['id']}/events"
+            with httpx.stream("GET", path, timeout=280) as events:
+                assert '"state":"succeeded"' in [line for line in events.iter_lines() if line][-1]
+            worker.terminate()
+            assert worker.wait(60) == 0
 
 
 def test_a_replica_that_was_only_paused_leaves_its_fit_to_the_one_that_adopted_it(

@@ -1,0 +1,60 @@
+"""`boxcal worker`: runs the fits of the queue in a process that serves no requests.
+
+Any number of these processes share the registry and the directory of validation sets with the services. Each
+takes the oldest fit that has no owner, and continues those of processes that stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from logging.config import dictConfig
+
+from boxcal.app.fitting.backbones import BackboneSource
+from boxcal.app.fitting.build import open_refits
+from boxcal.app.fitting.jobs import FitLimits
+from boxcal.app.logs import log_config
+from boxcal.app.registry.records import BackboneIdentity
+from boxcal.app.settings import Settings
+from boxcal.app.telemetry import Telemetry
+
+logger = logging.getLogger("boxcal")
+
+
+async def work(settings: Settings, stop: asyncio.Event) -> None:
+    """Run fits until `stop` is set; a fit that runs by then is left to the next process.
+
+    Raises
+    ------
+    RegistryUnusable, RegistryUnavailable, BackboneError
+        The registry or the model cannot be opened.
+    """
+    source = BackboneSource.of(settings)
+    backbone = await asyncio.to_thread(source.load)
+    async with open_refits(
+        settings.data_dir,
+        settings.registry_url,
+        BackboneIdentity(backbone.name, backbone.fingerprint, tuple(backbone.labels)),
+        backbone=backbone,
+        source=source,
+        limits=FitLimits.of(settings),
+        telemetry=Telemetry({}),
+        migrate=settings.migrate == "on",
+        shared_dir=settings.shared_dir,
+    ):
+        logger.info("fitting for %s: %d classes", backbone.name, backbone.num_classes)
+        await stop.wait()
+
+
+def run(settings: Settings) -> None:
+    """Run fits until SIGTERM or SIGINT."""
+    dictConfig(log_config(settings))
+
+    async def whole() -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        for stopping in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(stopping, stop.set)
+        await work(settings, stop)
+
+    asyncio.run(whole())

@@ -1,0 +1,117 @@
+"""What changed in the registry, in one short statement: every process asks it every two seconds.
+
+Whoever follows something else, such as the keys or the feedback log, looks at the last answer instead of
+asking on its own, so that a thousand idle replicas cost their database little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import Interval, ScalarSelect, exists, func, literal, or_, select
+
+from boxcal.app.registry.database import Database
+from boxcal.app.registry.fits import ADOPTED_AFTER, NOBODY
+from boxcal.app.registry.records import UNFINISHED
+from boxcal.app.registry.tables import activations, api_keys, feedback_logs, fits, monitors, utc_now
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """One look at the registry.
+
+    Attributes
+    ----------
+    activation
+        Number of the last activation for this backbone; 0 before any.
+    is_abandoned
+        Whether a fit has no owner, or one that was silent or, with SQLite, is another process.
+    is_cancelled
+        Whether the cancellation of a fit of this process was requested.
+    keys
+        How many API keys were created, and how many revoked.
+    seq, revision
+        Of the feedback log and of the monitor.
+    """
+
+    activation: int
+    is_abandoned: bool
+    is_cancelled: bool
+    keys: tuple[int, int]
+    seq: int
+    revision: int
+
+
+class Glances:
+    """Looks, and keeps the last answer.
+
+    Parameters
+    ----------
+    database, backbone_id
+        Where, and at which backbone.
+    owner
+        Names this process, as for `FitLog`.
+
+    Attributes
+    ----------
+    last
+        The newest answer; None before the first.
+    """
+
+    def __init__(self, database: Database, backbone_id: ScalarSelect[int], owner: str) -> None:
+        self._database = database
+        self._backbone_id = backbone_id
+        self._owner = owner
+        self._resolved: int | None = None
+        self._changed = asyncio.Event()
+        self.last: Glance | None = None
+
+    def look(self, silent: timedelta = ADOPTED_AFTER) -> Glance:
+        """Ask the database; blocks.
+
+        Raises
+        ------
+        RegistryUnavailable
+            It does not answer.
+        """
+        if self._resolved is None:
+            with self._database.read() as connection:
+                self._resolved = connection.execute(select(self._backbone_id)).scalar_one()
+        own = self._resolved
+        unfinished = (fits.c.backbone_id == own) & fits.c.state.in_(UNFINISHED)
+        if self._database.is_sqlite:
+            abandoned = fits.c.owner != self._owner
+        else:
+            is_silent = fits.c.seen_at < utc_now() - literal(silent, Interval())
+            abandoned = (fits.c.owner != self._owner) & or_(fits.c.owner == NOBODY, is_silent)
+        statement = select(
+            select(func.max(activations.c.id)).where(activations.c.backbone_id == own).scalar_subquery(),
+            exists().where(unfinished, abandoned),
+            exists().where(unfinished, fits.c.owner == self._owner, fits.c.cancel_requested),
+            select(func.count()).select_from(api_keys).scalar_subquery(),
+            select(func.count(api_keys.c.revoked_at)).scalar_subquery(),
+            select(feedback_logs.c.seq).where(feedback_logs.c.backbone_id == own).scalar_subquery(),
+            select(monitors.c.revision).where(monitors.c.backbone_id == own).scalar_subquery(),
+        )
+        with self._database.look() as connection:
+            activation, is_abandoned, is_cancelled, created, revoked, seq, revision = connection.execute(
+                statement
+            ).one()
+        self.last = Glance(
+            activation or 0, is_abandoned, is_cancelled, (created, revoked), seq or 0, revision or 0
+        )
+        return self.last
+
+    def announce(self) -> None:
+        """Wake those who wait for the next look; called on the event loop after each."""
+        waiting, self._changed = self._changed, asyncio.Event()
+        waiting.set()
+
+    async def next(self) -> Glance:
+        """Wait for the next look."""
+        while True:
+            await self._changed.wait()
+            if self.last is not None:
+                return self.last

@@ -1,0 +1,69 @@
+"""One serving process: takes connections from the socket that the supervisor opened for all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from boxcal.app.server import ProcessServer, serve_with, server_config
+from boxcal.app.settings import Settings
+from boxcal.app.workers.slot import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """File descriptors of the supervisor.
+
+    Attributes
+    ----------
+    listener
+        The socket to accept connections from.
+    ready
+        Gets one byte once this process serves.
+    lifeline
+        At its end once the supervisor is gone.
+    """
+
+    listener: int
+    ready: int
+    lifeline: int
+
+
+class WorkerServer(ProcessServer):
+    """A server that tells the supervisor when it is ready, and stops when the supervisor is gone."""
+
+    channels: Channels
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and say so."""
+        await super().startup(sockets)
+        if self.started:
+            asyncio.get_running_loop().add_reader(self.channels.lifeline, self._orphaned)
+            os.write(self.channels.ready, b"1")
+            os.close(self.channels.ready)
+
+    def _orphaned(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.channels.lifeline)
+        self.should_exit = True
+
+
+def main() -> None:
+    """Serve until SIGTERM, as slot `argv[1]` of `argv[2]`, with the descriptors that follow."""
+    index, count, *descriptors = map(int, sys.argv[1:6])
+    folder = Path(sys.argv[6])
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    settings = Settings()
+    channels = Channels(*descriptors)
+    listener = socket.socket(fileno=channels.listener)
+    server = WorkerServer(server_config(settings, Slot(index, count, folder)))
+    server.channels = channels
+    serve_with(server, [listener])
+
+
+if __name__ == "__main__":
+    main()
