@@ -179,6 +179,19 @@ def feedback() -> str:
     )
 
 
+def speed() -> str:
+    """List the time that the test takes for a label."""
+    found = read().get("speed", {})
+    return table(
+        ["", "µs per label"],
+        (
+            [TITLES[name], f"{found[name]['microseconds']:.1f}"]
+            for name in (TEN, HUNDRED, THOUSAND)
+            if name in found
+        ),
+    )
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "monitoring_alarms": alarms,
     "monitoring_delays": delays,
@@ -188,6 +201,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "monitoring_intervals": intervals,
     "monitoring_prior": prior,
     "monitoring_feedback": feedback,
+    "monitoring_speed": speed,
 }
 """Generated parts of `docs/monitoring.md`, by name."""
 
