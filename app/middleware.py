@@ -50,6 +50,8 @@ class DirectRequest(Request):
     ) -> None:
         """Send a whole response, whose body is the concatenation of at least one piece."""
         length = sum(map(len, body))
+        if len(body) > 1 and length <= CHUNK:
+            body = [b"".join(body)]
         fixed = [(b"content-length", b"%d" % length), (b"content-type", media_type.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
         sent = 0

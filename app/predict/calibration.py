@@ -200,6 +200,14 @@ def _calibrate(scores: Float64Array, served: ServedCalibrator, box: Bounds | Non
     return Rows(probabilities, logits, mapped, (lower, upper), relaxed)
 
 
+def is_quick(requested: CalibrationRequest) -> bool:
+    """Whether a request needs only the compiled loop over its rows."""
+    served = requested.served
+    return (
+        requested.bounds is None and served.reads == "logits" and _plain_rows(served.calibrator) is not None
+    )
+
+
 @lru_cache(maxsize=16)
 def _plain_rows(calibrator: Calibrator) -> PlainRows | None:
     return plain_rows(calibrator.logit_map, calibrator.bound_map, calibrator.num_classes)

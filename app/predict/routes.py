@@ -142,7 +142,7 @@ async def calibrate(request: DirectRequest) -> None:
     with pipeline.memory_for(rows, posted.options, as_json=not as_npy):
         numbers = max(rows * num_classes, posted.size // 8)
         try:
-            answer = await pipeline.calibrate(logits, numbers, posted.options)
+            answer = await pipeline.calibrate(logits, numbers, posted.options, is_array=posted.kind == NPY)
         except DeadlineExceeded as error:
             error.set_by_client = posted.options.timeout_ms is not None
             raise

@@ -21,7 +21,7 @@ from boxcal.app.nearest import hint
 from boxcal.app.predict import options as request_options
 from boxcal.app.predict.answers import CalibratedAnswer, Rows, rank
 from boxcal.app.predict.arrays import as_logits, check_scores
-from boxcal.app.predict.bodies import SCORES, Input, from_base64
+from boxcal.app.predict.bodies import COPIED, SCORES, Input, from_base64
 from boxcal.app.predict.options import SIDES, Options
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.v2.tensors import BYTES, Array
@@ -220,11 +220,16 @@ class Models:
             if model.endswith(CALIBRATOR):
                 classes = self._backbone.num_classes
                 numbers = sum(array.size for array in given.values())
-                answer = await pipeline.calibrate(lambda: _logits(given, classes), numbers, options)
+                answer = await pipeline.calibrate(
+                    lambda: _logits(given, classes), numbers, options, is_array=True
+                )
             else:
                 pipeline.check_room(options)
                 answer = await pipeline.predict(self._samples(given), options)
-            await pipeline.write(answer, lambda _: [])  # counts it
+            if answer.rows.probabilities.nbytes <= COPIED:
+                pipeline.count(answer)
+            else:
+                await pipeline.write(answer, lambda _: [])
             return answer
 
     def _samples(self, given: Mapping[str, Array]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import lru_cache
 from importlib.metadata import version as version_of
 from typing import Any
 
@@ -27,12 +28,12 @@ from boxcal.app.errors import (
 )
 from boxcal.app.middleware import DirectRequest
 from boxcal.app.predict import large_json
-from boxcal.app.predict.bodies import header, read_body, unblocked
+from boxcal.app.predict.bodies import COPIED, header, read_body, unblocked
 from boxcal.app.predict.large_json import Body
 from boxcal.app.predict.routes import unless_disconnected
 from boxcal.app.registry.errors import CalibratorNotFound, RegistryUnavailable
 from boxcal.app.state import CurrentState, State
-from boxcal.app.v2.inference import Answered, Asked, ModelNotFound, class_count
+from boxcal.app.v2.inference import CALIBRATOR, Answered, Asked, ModelNotFound, class_count
 from boxcal.app.v2.tensors import datatype_of, from_binary, from_json, read_shape, to_binary
 
 # The protocol has its own OpenAPI document, and its own clients.
@@ -136,23 +137,50 @@ async def repository_index(state: CurrentState) -> list[dict[str, str]]:
 async def infer(request: DirectRequest) -> None:
     """Answer one inference request; called by the middleware for paths that match `INFER`."""
     state: State = request.scope["state"]["boxcal"]
-    found = INFER.fullmatch(request.scope["path"])
-    if found is None:
-        raise ModelNotFound("The path names no model.")
+    model, version = named(request.scope["path"])
     request.scope.setdefault("route", INFER_ROUTE)  # for the label in the metrics
     body = await read_body(request)
     length = header(request, HEADER_LENGTH)
-    asked, document = await unblocked(
-        len(body), read_request, body, length, found["model"], found["version"] or ""
-    )
-    answered = await unless_disconnected(request, state.v2.infer(asked))
+    asked, document = await unblocked(parsed_size(body, length), read_request, body, length, model, version)
+    work = state.v2.infer(asked)
+    # Nothing is queued for a calibrator alone, so that a disconnect would free nothing.
+    answered = await (work if model.endswith(CALIBRATOR) else unless_disconnected(request, work))
     size = sum(array.nbytes for _, array in answered.outputs)
+    if size <= COPIED and all_binary(answered, document):
+        size = 0
     content, header_length = await unblocked(size, write_response, answered, document)
     headers = [(HEADER_LENGTH, str(header_length).encode())] if header_length else []
     await request.reply(BINARY if header_length else JSON, content, headers)
 
 
 INFER_ROUTE = next(route for route in router.routes if getattr(route, "endpoint", None) is infer)
+
+
+@lru_cache(maxsize=64)
+def named(path: str) -> tuple[str, str]:
+    """Return the model and the version, perhaps empty, that the path of an inference names."""
+    found = INFER.fullmatch(path)
+    if found is None:
+        raise ModelNotFound("The path names no model.")
+    return found["model"], found["version"] or ""
+
+
+def parsed_size(body: Body, length: str) -> int:
+    """Return how many bytes of a request are parsed, and not only viewed as numbers."""
+    head = int(length) if length.isascii() and length.isdecimal() and len(length) < 10 else len(body)
+    if len(body) > COPIED or head > large_json.PIECE or b"BYTES" in bytes(body[:head]):
+        return len(body)
+    return head
+
+
+def all_binary(answered: Answered, document: Mapping[str, Any]) -> bool:
+    """Whether a response is copied as it is: every output is of numbers and wanted as binary data."""
+    asked = document.get("outputs") or []
+    return all(array.dtype.kind != "O" for _, array in answered.outputs) and (
+        bool(_parameters(document).get("binary_data_output"))
+        if not asked
+        else all(_parameters(entry).get("binary_data") for entry in asked)
+    )
 
 
 def read_request(body: Body, length: str, model: str, version: str) -> tuple[Asked, Mapping[str, Any]]:
