@@ -1,0 +1,167 @@
+"""The Open Inference Protocol, spoken by KServe's clients; answers are those of `/predict`."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from kserve import InferenceGRPCClient, InferenceRESTClient, InferInput, InferRequest, RESTConfig
+from kserve.protocol.infer_type import RequestedOutput
+
+from tests.app.fitting.service import free_port
+from tests.app.running import Service, running
+from tests.v2.test_rest import LOGITS, calibrated, check_equal, images, predicted
+
+__all__ = ["images"]
+
+MODEL = "digits.calibrator"
+NAMES = ("probabilities", "logits", "label", "index", "bound")
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running(tmp_path_factory.mktemp("kserve"), grpc_port=free_port()) as service:
+        yield service
+
+
+def over_http(service: Service, work: Callable[[Any, str], Awaitable[T]]) -> T:
+    """Do work with a client and the URL of the service."""
+
+    async def run() -> T:
+        async with InferenceRESTClient(RESTConfig(protocol="v2")) as client:
+            return await work(client, service.url)
+
+    return asyncio.run(run())
+
+
+def over_grpc(service: Service, work: Callable[[Any], Awaitable[T]]) -> T:
+    """Do work with a client that is connected to the service."""
+
+    async def run() -> T:
+        async with InferenceGRPCClient(f"127.0.0.1:{service.state.settings.grpc_port}") as client:
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+def ask(service: Service, request: InferRequest, path: str = MODEL) -> Any:
+    return over_http(service, lambda client, url: client.infer(url, request, model_name=path))
+
+
+def logits_request(
+    logits: Any = LOGITS, *, binary: bool = True, more: Any = (), **members: Any
+) -> InferRequest:
+    given = InferInput("logits", list(logits.shape), "FP64")
+    given.set_data_from_numpy(logits, binary_data=binary)
+    outputs = [RequestedOutput(name, {"binary_data": binary}) for name in NAMES]
+    return InferRequest(MODEL, [given, *more], request_outputs=outputs, **members)
+
+
+def image_request(image: bytes, *, binary: bool) -> InferRequest:
+    given = InferInput("image", [1], "BYTES")
+    content = image if binary else base64.b64encode(image)
+    given.set_data_from_numpy(np.array([content], object), binary_data=binary)
+    outputs = [RequestedOutput(name, {"binary_data": binary}) for name in NAMES]
+    return InferRequest("digits", [given, upper(0.5, binary=binary)], request_outputs=outputs)
+
+
+def upper(value: float, *, binary: bool = True) -> InferInput:
+    """Upper bounds as a tensor: over gRPC this client sends no fractions as parameters."""
+    bounds = InferInput("upper", [10], "FP64")
+    bounds.set_data_from_numpy(np.full(10, value), binary_data=binary)
+    return bounds
+
+
+class Answer:
+    """An answer with the methods of Triton's client."""
+
+    def __init__(self, answer: Any) -> None:
+        self.outputs = {output.name: output for output in answer.outputs}
+
+    def as_numpy(self, name: str) -> Any:
+        return self.outputs[name].as_numpy()
+
+
+def test_the_service_and_its_models_are_ready(service: Service) -> None:
+    async def http(client: Any, url: str) -> list[bool]:
+        found = [await client.is_server_live(url), await client.is_server_ready(url)]
+        return [*found, *[await client.is_model_ready(url, name) for name in ("digits", MODEL, "nothing")]]
+
+    async def remote(client: Any) -> list[bool]:
+        found = [await client.is_server_live(), await client.is_server_ready()]
+        return [*found, await client.is_model_ready("digits"), await client.is_model_ready(MODEL)]
+
+    assert over_http(service, http) == [True, True, True, True, False]
+    assert over_grpc(service, remote) == [True, True, True, True]
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_images_give_the_answers_of_predict(service: Service, images: list[bytes], binary: bool) -> None:
+    for image in images:  # one by one: the last bit of a forward pass depends on the batch
+        answer = ask(service, image_request(image, binary=binary), "digits")
+        check_equal(Answer(answer), predicted(service, [image], bounds={"upper": 0.5}))
+
+
+def test_images_over_grpc(service: Service, images: list[bytes]) -> None:
+    async def ask_each(client: Any) -> list[Any]:
+        return [await client.infer(image_request(image, binary=True)) for image in images]
+
+    for image, answer in zip(images, over_grpc(service, ask_each), strict=True):
+        check_equal(Answer(answer), predicted(service, [image], bounds={"upper": 0.5}))
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_logits_bounds_and_versions(service: Service, binary: bool) -> None:
+    request = logits_request(binary=binary, more=[upper(0.3, binary=binary)], request_id="7")
+    answers = [ask(service, request, path) for path in (MODEL, f"{MODEL}/versions/0")]
+    remote = logits_request(more=[upper(0.3)], request_id="7")
+    answers.append(over_grpc(service, lambda client: client.infer(remote)))
+    expected = calibrated(service, LOGITS, bounds={"upper": 0.3})
+    for answer in answers:
+        np.testing.assert_array_equal(Answer(answer).as_numpy("probabilities"), expected)
+        assert answer.id == "7"
+    assert answers[-1].model_version == "0"  # over HTTP this client does not keep it
+
+
+ERRORS: dict[str, tuple[str, int, str, dict[str, Any]]] = {
+    "no model 'nothing'": ("nothing", 404, "NOT_FOUND", {}),
+    "9": (f"{MODEL}/versions/9", 404, "", {}),
+    "add up to": (MODEL, 422, "INVALID_ARGUMENT", {"more": [upper(0.01)]}),
+    "did you mean 'upper'": (MODEL, 422, "INVALID_ARGUMENT", {"parameters": {"uper": 1}}),
+}
+
+
+@pytest.mark.parametrize("message", ERRORS)
+def test_errors_have_a_status_and_the_reason(service: Service, message: str) -> None:
+    path, status, code, members = ERRORS[message]
+    with pytest.raises(httpx.HTTPStatusError) as caught:
+        ask(service, logits_request(**members), path)
+    assert caught.value.response.status_code == status
+    assert message in caught.value.response.json()["error"]
+    if code:
+        request = logits_request(**members)
+        request.model_name = path
+        with pytest.raises(grpc.RpcError) as refused:
+            over_grpc(service, lambda client: client.infer(request))
+        assert refused.value.code().name == code
+        assert message in refused.value.details()
+
+
+def test_many_concurrent_requests(service: Service) -> None:
+    async def http(client: Any, url: str) -> list[Any]:
+        sent = (client.infer(url, logits_request(), model_name=MODEL) for _ in range(250))
+        return await asyncio.gather(*sent)
+
+    async def remote(client: Any) -> list[Any]:
+        return await asyncio.gather(*(client.infer(logits_request()) for _ in range(250)))
+
+    expected = calibrated(service, LOGITS)
+    for answer in [*over_http(service, http), *over_grpc(service, remote)]:
+        np.testing.assert_array_equal(Answer(answer).as_numpy("probabilities"), expected)
