@@ -1,11 +1,13 @@
 """Instance-dependent methods beside the paper's recipe, with its starts and the scaling of its inputs varied.
 
-    python -m benchmarks.recipe FOLDER... [--methods pb-mlp,pts] [--seeds 3]
+    python -m benchmarks.recipe FOLDER... [--methods pb-mlp,pts] [--seeds 3] [--only recipe|boxcal]
 
 A folder holds `val.npz` and `test.npz` with `logits` (N, K) or `probabilities`, and `labels`. The recipe is
 Adam with a learning rate of 1e-3, 500 epochs in batches of 256, and networks of two hidden layers of five
 ReLU units over the ten largest logits. All variants of a set are trained side by side, each as it would be
-alone. The time of one is extrapolated from 200 of its steps.
+alone. The time of one is extrapolated from 200 of its steps. The affine map of `dirichlet` starts at the
+identity, and has the penalty that boxcal's cross-validation chooses. The losses of each method are stored,
+and a run does only what is not stored.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import itertools
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,17 +25,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.optima import read
-from boxcal.calibrators import evaluate, fit
+from boxcal.calibrators import fit
+from boxcal.calibrators.fitting.joint import dense_loss
 from boxcal.calibrators.fitting.loops import tempered_in_box
 from boxcal.calibrators.operator.uniform import SortedRows
 from boxcal.calibrators.threads import SMALL, one_library_thread, over_rows
 
-METHODS = "pb-mlp,ts+pb-mlp,pts,pts+pb-mlp"
+METHODS = "pb-mlp,ts+pb-mlp,pts,pts+pb-mlp,dirichlet+pb-mlp"
+STORE = Path(__file__).parent / "results" / "recipe.tmp"
 EPOCHS, BATCH, HIDDEN = 500, 256, 5
 STARTS = ("torch's", "zero output", "open bounds")
 """Torch's own; the output layer at zero; that with the biases at the paper's constants, -3 and 3."""
 INPUTS = ("raw", "standardised", "log-softmax")
 TIMED_STEPS = 200
+SMALLER = 50
+"""Classes above which `dirichlet` is run from one start only."""
+
+Array = NDArray[np.float64]
+Labelled = tuple[Tensor, Tensor]
+"""Logits and labels."""
 
 
 class Networks:
@@ -73,7 +84,9 @@ class Networks:
 class Recipe:
     """The paper's model of one method over some runs (start, scaling of inputs, seed)."""
 
-    def __init__(self, method: str, runs: list[tuple[str, str, int]], logits: Tensor) -> None:
+    def __init__(
+        self, method: str, runs: list[tuple[str, str, int]], logits: Tensor, strength: float = 0.0
+    ) -> None:
         self.base = method.removesuffix("pb-mlp").removesuffix("+")
         self.box = method.endswith("pb-mlp")
         self.runs, count = runs, len(runs)
@@ -92,6 +105,11 @@ class Recipe:
         if self.base == "ts":
             self.log_temperature = torch.zeros(count, 1, dtype=torch.float64, requires_grad=True)
             self.parameters.append(self.log_temperature)
+        if self.base == "dirichlet":
+            self.weight = torch.eye(K, dtype=torch.float64).repeat(count, 1, 1).requires_grad_()
+            self.intercept = torch.zeros(count, 1, K, dtype=torch.float64, requires_grad=True)
+            self.parameters += [self.weight, self.intercept]
+            self.strength = strength / (K * (K - 1)), strength / K
 
     def inputs(self, logits: Tensor) -> Tensor:
         """Give what the networks of all runs read, (R, N, 10)."""
@@ -104,19 +122,28 @@ class Recipe:
             ]
         )
 
-    def __call__(self, x: Tensor) -> list[Tensor]:
-        """Give 1 / temperature, lower and upper bound of every row, each (R, n)."""
+    def __call__(self, x: Tensor, log_probabilities: Tensor | None = None) -> list[Tensor]:
+        """Give 1 / temperature, or the mapped logits (R, n, K), and the bounds of every row, each (R, n)."""
         runs, count, _ = x.shape
-        inverse = torch.ones(runs, count, dtype=torch.float64)
+        first = torch.ones(runs, count, dtype=torch.float64)
         if self.base == "ts":
-            inverse = (-self.log_temperature).exp().expand(runs, count)
+            first = (-self.log_temperature).exp().expand(runs, count)
         if self.base == "pts":
-            inverse = (-self.temperatures(x)[..., 0]).exp()
+            first = (-self.temperatures(x)[..., 0]).exp()
+        if log_probabilities is not None:
+            first = log_probabilities @ self.weight.transpose(1, 2) + self.intercept
         if not self.box:
-            return [inverse, torch.zeros_like(inverse), torch.ones_like(inverse)]
+            return [first, torch.zeros(runs, count, dtype=torch.float64), torch.ones_like(first)]
         share = 1.0 / self.num_classes
         lower, upper = torch.sigmoid(self.bounds(x)).unbind(dim=-1)
-        return [inverse, share * lower, share + (1.0 - share) * upper]
+        return [first, share * lower, share + (1.0 - share) * upper]
+
+    def penalty(self) -> Tensor:
+        """Give the regularisation of all runs together."""
+        if self.base != "dirichlet":
+            return torch.zeros(())
+        others = self.weight.square().sum() - self.weight.diagonal(dim1=1, dim2=2).square().sum()
+        return self.strength[0] * others + self.strength[1] * self.intercept.square().sum()
 
 
 def _shift_and_scale(top: Tensor, scaling: str) -> tuple[Tensor | float, Tensor | float]:
@@ -128,12 +155,18 @@ def _shift_and_scale(top: Tensor, scaling: str) -> tuple[Tensor | float, Tensor 
 class Rows:
     """Rows sorted once, and their losses under temperatures and bounds of their own."""
 
-    def __init__(self, logits: Tensor, labels: Tensor) -> None:
-        self.sorted = SortedRows(logits, labels)
+    def __init__(self, logits: Tensor, labels: Tensor, base: str) -> None:
+        self.sorted, self.labels = SortedRows(logits, labels), labels.numpy()
         self.cuts = np.tile(np.array([0, self.sorted.num_classes], np.int32), (self.sorted.num_rows, 1))
+        self.log_probabilities = logits.log_softmax(dim=1) if base == "dirichlet" else None
 
-    def losses(self, index: NDArray[np.int64], outputs: list[Tensor]) -> NDArray[np.float64]:
-        """Give losses and derivatives (n, 4) of some rows."""
+    def losses(self, index: NDArray[np.int64], outputs: list[Tensor]) -> tuple[Array, list[Array]]:
+        """Give the losses of some rows, and their derivatives in each output."""
+        if self.log_probabilities is not None:
+            scores, *bounds = (part.detach().numpy() for part in outputs)
+            flat = np.ascontiguousarray(scores.reshape(-1, scores.shape[-1]))
+            losses, *slopes = dense_loss(flat, self.labels[index], *(bound.reshape(-1) for bound in bounds))
+            return losses, slopes
         answer = np.empty((len(index), 4))
         values = [np.ascontiguousarray(part.detach().reshape(-1).numpy()) for part in outputs]
 
@@ -144,12 +177,16 @@ class Rows:
             tempered_in_box(*arrays)
 
         over_rows(work, len(index), worth=len(index) * self.sorted.num_classes > SMALL)
-        return answer
+        return answer[:, 0], list(answer.T[1:])
+
+    def of(self, index: NDArray[np.int64]) -> Tensor | None:
+        """Give the log probabilities (R, n, K) where the method maps them."""
+        return None if self.log_probabilities is None else self.log_probabilities[torch.from_numpy(index)]
 
 
 def train(recipe: Recipe, logits: Tensor, labels: Tensor, most: float = math.inf) -> float:
     """Train by Adam; return the seconds of a step."""
-    inputs, rows = recipe.inputs(logits), Rows(logits, labels)
+    inputs, rows = recipe.inputs(logits), Rows(logits, labels, recipe.base)
     optimiser = torch.optim.Adam(recipe.parameters)
     rngs = [np.random.default_rng(seed) for _, _, seed in recipe.runs]
     steps, began = 0, time.perf_counter()
@@ -158,13 +195,16 @@ def train(recipe: Recipe, logits: Tensor, labels: Tensor, most: float = math.inf
         for begin in range(0, len(labels), BATCH):
             index = orders[:, begin : begin + BATCH]
             columns = torch.from_numpy(index)[..., None].expand(-1, -1, inputs.shape[2])
-            outputs = recipe(inputs.gather(1, columns))
-            answer = rows.losses(index.reshape(-1), outputs)
+            outputs = recipe(inputs.gather(1, columns), rows.of(index))
+            _, slopes = rows.losses(index.reshape(-1), outputs)
             pairs = [
                 (out, torch.from_numpy(slope).reshape(out.shape) / index.shape[1])
-                for out, slope in zip(outputs, answer.T[1:], strict=True)
+                for out, slope in zip(outputs, slopes, strict=True)
                 if out.requires_grad
             ]
+            penalty = recipe.penalty()
+            if penalty.requires_grad:
+                pairs.append((penalty, torch.ones(())))
             optimiser.zero_grad()
             torch.autograd.backward([out for out, _ in pairs], [slope for _, slope in pairs])
             optimiser.step()
@@ -174,56 +214,100 @@ def train(recipe: Recipe, logits: Tensor, labels: Tensor, most: float = math.inf
     return (time.perf_counter() - began) / steps
 
 
-def nll(recipe: Recipe, logits: Tensor, labels: Tensor) -> NDArray[np.float64]:
-    """Give the mean loss of every run (R,)."""
-    rows, every = Rows(logits, labels), np.arange(len(labels))
-    with torch.no_grad():
-        outputs = recipe(recipe.inputs(logits))
-    losses = [rows.losses(every, [out[run] for out in outputs])[:, 0] for run in range(len(recipe.runs))]
-    return np.array([values.mean() for values in losses])
+def losses_of(recipe: Recipe, logits: Tensor, labels: Tensor) -> Array:
+    """Give the losses of every run (R, N)."""
+    rows, every = Rows(logits, labels, recipe.base), np.arange(len(labels))
+    parts = []
+    for index in np.array_split(every, max(1, len(every) * recipe.num_classes // 50_000)):
+        wide = np.tile(index, (len(recipe.runs), 1))
+        with torch.no_grad():
+            outputs = recipe(recipe.inputs(logits[index]), rows.of(wide))
+        parts.append(rows.losses(wide.reshape(-1), outputs)[0].reshape(wide.shape))
+    return np.concatenate(parts, axis=1)
 
 
-def best_variant(
-    method: str, val: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], seeds: int
-) -> tuple[str, NDArray[np.float64], float]:
-    """Run all variants; give the name and the test NLLs of the best, and the seconds of one run."""
-    variants = list(itertools.product(STARTS, INPUTS))
+def run_recipe(method: str, val: Labelled, test: Labelled, seeds: int) -> dict[str, Any]:
+    """Train all variants; give their losses (variants, seeds, N) and the seconds of one run."""
+    base = method.removesuffix("+pb-mlp")
+    strength, starts = 0.0, list(STARTS)
+    if base == "dirichlet":
+        strength = vars(fit("dirichlet", *val).calibrator.logit_map)["strength"]
+        starts = starts if val[0].shape[1] <= SMALLER else starts[1:2]
+    variants = list(itertools.product(starts, INPUTS))
     runs = [(start, scaling, seed) for start, scaling in variants for seed in range(seeds)]
     with one_library_thread():
-        recipe = Recipe(method, runs, val[0])
+        recipe = Recipe(method, runs, val[0], strength)
         train(recipe, *val)
-        reached = nll(recipe, *test).reshape(len(variants), seeds)
-        step = train(Recipe(method, runs[:1], val[0]), *val, most=TIMED_STEPS)
-    best = int(reached.mean(axis=1).argmin())
-    steps = EPOCHS * math.ceil(len(val[1]) / BATCH)
-    return ", ".join(variants[best]), reached[best], step * steps
+        reached = [losses_of(recipe, *data).reshape(len(variants), seeds, -1) for data in (val, test)]
+        step = train(Recipe(method, runs[:1], val[0], strength), *val, most=TIMED_STEPS)
+    return {
+        "variants": [", ".join(variant) for variant in variants],
+        "validation": reached[0].mean(axis=2),
+        "test": reached[1],
+        "seconds": step * EPOCHS * math.ceil(len(val[1]) / BATCH),
+    }
+
+
+def run_boxcal(method: str, val: Labelled, test: Labelled, seeds: int) -> dict[str, Any]:
+    """Fit with each seed; give the losses (1, seeds, N) and the seconds of the fastest fit."""
+    fits = [fit(method, *val, seed=seed) for seed in range(seeds)]
+    answers = [one.calibrator(test[0]).gather(1, test[1][:, None])[:, 0] for one in fits]
+    return {
+        "variants": ["boxcal"],
+        "validation": np.array([[one.nll for one in fits]]),
+        "test": -torch.stack(answers).log().numpy()[None],
+        "seconds": min(one.seconds for one in fits),
+    }
+
+
+def row(name: str, method: str, recipe: Any, boxcal: Any) -> str:
+    """Write one row of the table.
+
+    The standard error of the difference is that of the test samples, paired, and of the seeds.
+    """
+    best = int(recipe["test"].mean(axis=(1, 2)).argmin())
+    theirs, ours = recipe["test"][best], boxcal["test"][0]
+    paired = ours.mean(axis=0) - theirs.mean(axis=0)
+    seeds = [values.mean(axis=1).std(ddof=1) / math.sqrt(len(values)) for values in (theirs, ours)]
+    error = math.hypot(paired.std() / math.sqrt(len(paired)), *seeds)
+    times = f"{recipe['seconds']:.1f} | {boxcal['seconds']:.1f}"
+    numbers = [
+        f"{losses.mean():.4f} ({validation.mean():.4f})"
+        for losses, validation in ((theirs, recipe["validation"][best]), (ours, boxcal["validation"]))
+    ]
+    return (
+        f"| {name} | `{method}` | {recipe['variants'][best]} | {numbers[0]} | {numbers[1]}"
+        f" | {paired.mean():+.4f} ({error:.4f}) | {times} |"
+    )
 
 
 def main() -> None:
-    """Print one line per set and method."""
+    """Run what is not stored, and print one line per set and method."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--methods", default=METHODS)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", choices=["recipe", "boxcal"])
+    parser.add_argument("--store", type=Path, default=STORE, help="folder of the results")
     options = parser.parse_args()
+    runs = {"recipe": run_recipe, "boxcal": run_boxcal}
+    options.store.mkdir(exist_ok=True)
     print(
-        "| set | method | the recipe's best: start, inputs | test NLL (SE) | boxcal | time, s | boxcal, s |"
+        "| set | method | the recipe's best: start, inputs | test NLL (validation) | boxcal"
+        " | difference (SE) | time, s | boxcal, s |"
     )
-    print("|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|")
     for folder in options.folders:
         val, test = read(folder / "val.npz"), read(folder / "test.npz")
         for method in options.methods.split(","):
-            variant, theirs, seconds = best_variant(method, val, test, options.seeds)
-            fits = [fit(method, *val, seed=seed) for seed in range(options.seeds)]
-            ours = np.mean([evaluate(one.calibrator(test[0]).numpy(), test[1].numpy()).nll for one in fits])
-            error = theirs.std(ddof=1) / math.sqrt(len(theirs))
-            print(
-                f"| {folder.name} | `{method}` | {variant} | {theirs.mean():.4f} ({error:.4f}) | {ours:.4f} "
-                f"| {seconds:.1f} | {min(one.seconds for one in fits):.1f} |",
-                flush=True,
-            )
+            stored = {side: options.store / f"{folder.name}-{method}-{side}.npz" for side in runs}
+            for side in [options.only] if options.only else runs:
+                if not stored[side].exists():
+                    np.savez(stored[side], **runs[side](method, val, test, options.seeds))
+            if all(file.exists() for file in stored.values()):
+                print(row(folder.name, method, *map(np.load, stored.values())), flush=True)
 
 
 if __name__ == "__main__":

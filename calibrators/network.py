@@ -13,6 +13,8 @@ TOP = 10
 """How many of the largest logits it reads."""
 HIDDEN = 5
 FLAT = 1e-3
+DRAWS = 6
+"""How many random hidden layers a fit starts from."""
 
 
 class TopLogitsNetwork(nn.Module):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from boxcal.calibrators.bound_maps.base import BoundMap, box_at
-from boxcal.calibrators.network import TopLogitsNetwork
+from boxcal.calibrators.network import DRAWS, TopLogitsNetwork
 from boxcal.calibrators.parametrised import Parametrised
 
 VACUOUS = -40.0
@@ -35,7 +35,7 @@ class InstanceDependentBounds(BoundMap):
     def starts_at(self, box: Tensor) -> Sequence[Tensor]:
         """Answer the given box everywhere, as far as that leaves slopes to descend along; and the middle."""
         near = self.constant_outputs(box.clamp(SATURATED, -0.05))
-        return [self.network.start(near, 0), self.network.start([0.0, 0.0], 1)]
+        return [self.network.start([0.0, 0.0] if seed % 2 else near, seed) for seed in range(DRAWS)]
 
     def coordinates_of(self, other: Parametrised) -> Tensor:
         """Take over constant bounds, or another network."""

@@ -20,6 +20,8 @@ Objective = Callable[[Array], tuple[float, Array]]
 AGREE_WITHIN = 1e-6
 EPOCHS, PATIENCE = 200, 12
 """Iterations of a network's descent at most, and without a lower held-out loss."""
+SCREENING, FINALISTS = 2, 2
+"""Parts on which all starts of a network are compared, and how many starts are compared on all parts."""
 
 
 @dataclass(frozen=True)
@@ -135,24 +137,26 @@ def best_epochs(
     *,
     tick: Callable[[float], None] | None = None,
 ) -> Minimum:
-    """Descend from the start, and for the number of iterations, that cross-validation finds best.
+    """Descend from the best start, for the number of iterations that cross-validation finds best.
 
-    `parts` are pairs of objectives, on most of the rows and on the others, with how many these are. The
-    agreement of starts is that of their cross-validated losses.
+    `parts` are pairs of objectives, on most of the rows and on the others, with how many these are. All
+    starts are compared on `SCREENING` of the parts, and the best `FINALISTS` of them on the others too. Their
+    agreement is that of the cross-validated losses of these.
     """
     evaluations, curves = 0, np.zeros((len(starts), EPOCHS + 1))
-    for index, start in enumerate(starts):
-        for used, held_out, count in parts:
-            watch = _Watch(held_out, start)
-            _, _, calls = descend(used, start, limits, iterations=EPOCHS, tolerance=1e-9, callback=watch)
-            curve = np.array(watch.values)
-            curves[index] += count * np.pad(curve, (0, EPOCHS + 1 - len(curve)), mode="edge")
-            evaluations += calls + len(curve)
-        if tick:
-            tick((index + 1) / (len(starts) + 1))
+    compared, done = list(range(len(starts))), 0
+    for some in (parts[:SCREENING], parts[SCREENING:]):
+        for index in compared:
+            for used, held_out, count in some:
+                curve, calls = _held_out_curve(used, held_out, starts[index], limits)
+                curves[index] += count * curve
+                evaluations, done = evaluations + calls, done + 1
+                if tick:
+                    tick(done / (len(starts) * SCREENING + FINALISTS * len(parts)))
+        compared = sorted(compared, key=lambda index: float(curves[index].min()))[:FINALISTS]
     # Too few samples for folds leave no parts: the fit then stays at its first start.
-    lowest = curves.min(axis=1) / max(1, sum(count for _, _, count in parts))
-    best = int(np.argmin(lowest))
+    lowest = curves[compared].min(axis=1) / max(1, sum(count for _, _, count in parts))
+    best = compared[int(np.argmin(lowest))]
     epochs = int(np.argmin(curves[best]))
     point, value, calls = np.asarray(starts[best]), objective(starts[best])[0], 1
     if epochs:
@@ -161,12 +165,22 @@ def best_epochs(
         coordinates=point,
         value=value,
         gradient_norm=projected_gradient(objective, point, limits),
-        starts=len(starts),
+        starts=len(compared),
         starts_agreeing=int((lowest <= lowest.min() + AGREE_WITHIN).sum()),
         evaluations=evaluations + calls,
         spread=float(np.ptp(lowest)),
         epochs=epochs,
     )
+
+
+def _held_out_curve(
+    used: Objective, held_out: Objective, start: Array, limits: Limits | None
+) -> tuple[Array, int]:
+    """Give the held-out loss after 0 to `EPOCHS` iterations of a descent, and the evaluations."""
+    watch = _Watch(held_out, start)
+    _, _, calls = descend(used, start, limits, iterations=EPOCHS, tolerance=1e-9, callback=watch)
+    curve = np.array(watch.values)
+    return np.pad(curve, (0, EPOCHS + 1 - len(curve)), mode="edge"), calls + len(curve)
 
 
 class _Watch:

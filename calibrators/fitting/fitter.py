@@ -19,6 +19,8 @@ from boxcal.calibrators.fitting.certify import check_scale, mean_nll, remarks
 from boxcal.calibrators.fitting.closed_form_gradients import objective_of
 from boxcal.calibrators.fitting.constant_box import SAME, Sides, fit_box
 from boxcal.calibrators.fitting.descent import (
+    FINALISTS,
+    SCREENING,
     Array,
     Minimum,
     best_epochs,
@@ -37,6 +39,7 @@ from boxcal.calibrators.logit_maps.identity import Identity
 from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
 from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
 from boxcal.calibrators.method import BOUND_MAPS, Method, parse
+from boxcal.calibrators.network import DRAWS
 
 SIDES: dict[str, Sides] = {"pb": "both", "pb-lower": "lower", "pb-upper": "upper"}
 SCREENED = 1000
@@ -180,7 +183,8 @@ class _Fits:
         bases, contains = [torch.from_numpy(alone.minimum.coordinates)], [base]
         kept: list[Tensor] = []
         plainer: list[Fitted] = []
-        if method.logit_map is not Identity:
+        # Logit bounding clips logits to multiples of their norm, which depends on a number added to a row.
+        if method.logit_map is not Identity and not (method.clipped and logit_map.normalises):
             contains.append(f"{TemperatureScaling.name}+{addition}" if logit_map.contains_ts else addition)
             other = self.of(contains[1])
             if logit_map.contains_ts:
@@ -256,7 +260,8 @@ class _Fits:
 
         A network's descent is stopped early by cross-validation, and does not go on from a point kept.
         """
-        limits, followed = objective.limits, objective.logit_map.followed
+        limits = objective.limits
+        followed = DRAWS if objective.is_network else objective.logit_map.followed
         points = [start.numpy() for start in starts]
         order = torch.from_numpy(np.random.default_rng(self.seed).permutation(len(self.data)))
         if len(points) > followed:
@@ -297,5 +302,6 @@ class _Fits:
             (objective.rows(~unseen), objective.rows(unseen), int(unseen.sum()))
             for unseen in fold_masks(self.data, FOLDS, self.seed)
         ]
-        parts = parts if self.thorough else parts[:2]
+        if not self.thorough:
+            parts, starts = parts[:SCREENING], starts[:FINALISTS]
         return best_epochs(objective, parts, starts, objective.limits, tick=self.tick)

@@ -39,6 +39,9 @@ class LogitMap(Parametrised):
     contains_ts: bool = False
     """Whether the map can be `ts`; its fit then begins there, and is never above it."""
 
+    normalises: bool = False
+    """Whether its answers are log probabilities: as `ts`, but for a number added to each row."""
+
     perturbations: int = 0
     """How many descents a fit makes around the best end, for maps whose loss has kinks."""
 

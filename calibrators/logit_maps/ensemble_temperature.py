@@ -21,6 +21,7 @@ class EnsembleTemperatureScaling(LogitMap):
 
     name = "ets"
     contains_ts = True
+    normalises = True
     positive = ("temperature",)
 
     def __init__(self, num_classes: int) -> None:

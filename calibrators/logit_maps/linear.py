@@ -187,6 +187,7 @@ class DirichletCalibration(MatrixScaling):
     """`T(g) = W log softmax(g / temperature) + w'` (Kull et al. 2019), regularised as `matrix`."""
 
     name = "dirichlet"
+    normalises = True
 
     def reading(self, scores: Tensor) -> Tensor:
         """Take the log probabilities of (N, K) logits."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.logit_maps.temperature import RowTemperature, best_temperature
-from boxcal.calibrators.network import TopLogitsNetwork
+from boxcal.calibrators.network import DRAWS, TopLogitsNetwork
 
 OLD_LIMIT = 3.0
 """Calibrators stored before the network read the log-softmax limit the log of the temperature to -3 to 3."""
@@ -38,13 +38,14 @@ class ParameterisedTemperature(RowTemperature):
         return torch.exp(-log_change) / self.temperature
 
     def starts(self) -> Sequence[Tensor]:
-        """Start at `ts`, with two draws of the hidden layers."""
+        """Start at `ts`, with several draws of the hidden layers."""
         return self.tempered(self.temperature.log().item())
 
     def tempered(self, log_temperature: float) -> Sequence[Tensor]:
         """Answer the same everywhere."""
         return [
-            self.network.start([log_temperature - self.temperature.log().item()], seed) for seed in range(2)
+            self.network.start([log_temperature - self.temperature.log().item()], seed)
+            for seed in range(DRAWS)
         ]
 
     def prepare(self, data: ValidationSet) -> None:
