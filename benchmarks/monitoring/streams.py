@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.results import read
+from benchmarks.paper.sets import read
 from boxcal.calibrators import Calibrator, fit
 
 Array = np.ndarray[Any, Any]

@@ -171,6 +171,12 @@ def test_a_joint_fit_leaves_a_vacuous_start() -> None:
     assert fit("ts+pb-mlp", logits, labels).nll < fit("ts+pb", logits, labels).nll - 0.01
 
 
+@pytest.mark.parametrize("method", ["ets+lb", "dirichlet+lb"])
+def test_clipped_log_probabilities_do_not_contain_clipped_logits(method: str) -> None:
+    """Logit bounding clips to multiples of the norm, and a row of log probabilities has another norm."""
+    assert list(fit(method, *contaminated(60, 4)).certificate.contains) == [method.removesuffix("+lb")]
+
+
 def test_joint_fit_is_no_worse_than_its_parts() -> None:
     logits, labels = contaminated(1000, 10, seed=2)
     joint = fit("ts+pb", logits, labels).nll

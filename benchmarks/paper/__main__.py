@@ -1,0 +1,123 @@
+"""The paper's experiment: `python -m benchmarks.paper DATA...` fits and writes `docs/results.md`.
+
+    python -m benchmarks.paper DATA... [--only NAME...] [--splits 10] [--minutes 180] [--page]
+
+DATA is a folder with a folder per data set, `NAME/val.npz` and `NAME/test.npz`. Each method is fitted to the
+given validation set and evaluated on the given test set; then on nine random redistributions of both. Every
+result is stored at once in `docs/results/NAME.json`, and a run computes only what is missing. A method is not
+fitted again to a set once its fits have taken `LONG` seconds there. The page is written from all that is
+stored; `--page` does only that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.paper.cells import Cell, run
+from benchmarks.paper.page import page
+from benchmarks.paper.sets import DATA_SETS, SPLITS, DataSet, split
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.errors import MissingDataError
+from boxcal.calibrators.fitting.fitted import Fitted
+
+FOLDER = Path(__file__).parents[2] / "docs" / "results"
+PAGE = FOLDER.parent / "results.md"
+LONG = 120.0
+
+
+class Store:
+    """The stored results of one set."""
+
+    def __init__(self, data_set: DataSet) -> None:
+        self.path = FOLDER / f"{data_set.name}.json"
+        self.document: dict[str, Any] = {"cells": []}
+        if self.path.exists():
+            self.document = json.loads(self.path.read_text())
+        self.document |= {"name": data_set.name, "title": data_set.title, "remark": data_set.remark}
+        self.document["without"] = list(data_set.without)
+
+    def describe(self, validation: ValidationSet, test: ValidationSet) -> None:
+        """Keep what is known of the sets."""
+        scores, labels = test.scores, test.labels
+        confidence, predicted = scores.softmax(dim=1).max(dim=1)
+        self.document |= {
+            "classes": scores.shape[1],
+            "fit_samples": len(validation),
+            "test_samples": len(test),
+            "confidence_beyond_accuracy": float((confidence - (predicted == labels).double()).mean()),
+        }
+
+    def is_done(self, method: str, seed: int) -> bool:
+        """Whether a cell is there, or its method has had its time."""
+        fits = [cell for cell in self.document["cells"] if cell["method"] == method]
+        spent = sum(cell["seconds"] for cell in fits)
+        return spent > LONG or any(cell["split"] == seed for cell in fits)
+
+    def add(self, cell: Cell) -> None:
+        """Write a cell to the file, one per line."""
+        self.document["cells"].append(cell.to_dict())
+        head = {name: value for name, value in self.document.items() if name != "cells"}
+        cells = ",\n".join(json.dumps(one) for one in self.document["cells"])
+        FOLDER.mkdir(exist_ok=True)
+        partial = self.path.with_suffix(".tmp")
+        partial.write_text(json.dumps(head, indent=1)[:-2] + f',\n "cells": [\n{cells}\n ]\n}}\n')
+        partial.replace(self.path)
+
+
+def run_split(folder: Path, data_set: DataSet, seed: int, deadline: float) -> None:
+    """Run what is missing of one split of a set."""
+    store = Store(data_set)
+    missing = [name for name in data_set.methods if not store.is_done(name, seed)]
+    if not missing:
+        return
+    validation, test = split(folder, seed)
+    if seed == 0:
+        store.describe(validation, test)
+    known: dict[str, Fitted] = {}
+    for method in missing:
+        if time.monotonic() > deadline:
+            return
+        try:
+            cell = run(method, seed, validation, test, known)
+        except MissingDataError:
+            continue
+        store.add(cell)
+        print(
+            f"{data_set.name} split {seed}: {method} {cell.seconds:.1f} s, test NLL {cell.nll:.4f}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Run the available sets, one split of each after the other, and write the page."""
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument("data", nargs="+", type=Path, help="folders of data sets")
+    arguments.add_argument("--only", nargs="*", help="names of data sets (default: all)")
+    arguments.add_argument("--splits", type=int, default=SPLITS)
+    arguments.add_argument("--minutes", type=float, default=180.0, help="time after which no fit starts")
+    arguments.add_argument("--page", action="store_true", help="write the page without fits")
+    options = arguments.parse_args()
+    deadline = time.monotonic() + (0 if options.page else 60 * options.minutes)
+    for seed in range(options.splits):
+        for data_set in DATA_SETS:
+            folders = [folder / data_set.name for folder in options.data]
+            folders = [folder for folder in folders if (folder / "val.npz").exists()]
+            wanted = options.only is None or data_set.name in options.only
+            if wanted and folders and time.monotonic() < deadline:
+                run_split(folders[0], data_set, seed, deadline)
+    documents = [Store(data_set).document for data_set in DATA_SETS]
+    documents = [one for one in documents if one["cells"]]
+    if not documents:
+        sys.exit(f"no data set in {options.data} and no recorded results: nothing to write")
+    PAGE.write_text(page(documents))
+
+
+if __name__ == "__main__":
+    main()

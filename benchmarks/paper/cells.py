@@ -1,0 +1,113 @@
+"""One cell of the experiment: a method fitted to one split of a set, and how it does on unseen samples."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+
+from torch import Tensor
+
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.evaluation.crossfit import answers_on
+from boxcal.calibrators.evaluation.outcomes import outcomes
+from boxcal.calibrators.evaluation.toplabel import BinnedError, SmoothError
+from boxcal.calibrators.fitting.entry import fit_data
+from boxcal.calibrators.fitting.fitted import Fitted
+from boxcal.calibrators.fitting.fitter import fit_checked
+from boxcal.calibrators.threads import one_library_thread
+
+TOP = 5
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is kept of a fit.
+
+    Attributes
+    ----------
+    split : int
+        Seed of the split.
+    method, fitted : str
+        The method, and the one that was fitted, another one for `auto`.
+    seconds : float
+        Time of the fit; fits that an earlier method has made are not repeated.
+    validation_nll : float
+    error_rate, smooth_ece, ece_mass, ece_width, nll, brier : float
+        On the test set.
+    changed_labels : int
+        Predicted labels that differ from those of the logits.
+    order_error : float
+        Error rate if ties of the largest probability were broken by the order of the classes.
+    top_ties : float
+        Share of the samples whose fifth largest logit is larger than the sixth, with equal probabilities.
+    top_changed : float
+        Share of the samples in which the classes of the five largest logits no longer lead.
+    """
+
+    split: int
+    method: str
+    fitted: str
+    seconds: float
+    validation_nll: float
+    error_rate: float
+    smooth_ece: float
+    ece_mass: float
+    ece_width: float
+    nll: float
+    brier: float
+    changed_labels: int
+    order_error: float
+    top_ties: float
+    top_changed: float
+
+    def to_dict(self) -> dict[str, float | str]:
+        """Return the cell for JSON, with six significant digits."""
+        return {
+            name: float(f"{value:.6g}") if isinstance(value, float) else value
+            for name, value in asdict(self).items()
+        }
+
+
+def run(
+    method: str, seed: int, validation: ValidationSet, test: ValidationSet, known: dict[str, Fitted]
+) -> Cell:
+    """Fit and evaluate a method; `known` keeps the fits of a split for other methods that contain them."""
+    started = time.perf_counter()
+    if method == "auto":
+        result = fit_data(method, validation)
+    else:
+        with one_library_thread():
+            result = fit_checked(method, validation, known=known)
+    seconds = time.perf_counter() - started
+    answers = answers_on(result.calibrator, test)
+    scored = outcomes(answers.probabilities, test.labels, answers.predicted)
+    ties, changed = top_classes(test.scores, answers.probabilities)
+    return Cell(
+        split=seed,
+        method=method,
+        fitted=result.method,
+        seconds=seconds,
+        validation_nll=result.nll,
+        error_rate=float(1 - scored.correct.mean()),
+        smooth_ece=SmoothError(scored).value,
+        ece_mass=BinnedError(scored, "mass").value,
+        ece_width=BinnedError(scored, "width").value,
+        nll=float(scored.nll.mean()),
+        brier=float(scored.brier.mean()),
+        changed_labels=int((answers.predicted != test.scores.argmax(dim=1)).sum()),
+        order_error=float((answers.probabilities.argmax(dim=1) != test.labels).double().mean()),
+        top_ties=ties,
+        top_changed=changed,
+    )
+
+
+def top_classes(scores: Tensor, probabilities: Tensor) -> tuple[float, float]:
+    """Share of rows in which the five largest logits tie with others, and in which they no longer lead."""
+    if scores.shape[1] <= TOP:
+        return 0.0, 0.0
+    largest = scores.topk(TOP + 1, dim=1)
+    inside = probabilities.gather(1, largest.indices[:, :TOP]).amin(dim=1)
+    outside = probabilities.scatter(1, largest.indices[:, :TOP], -1.0).amax(dim=1)
+    distinct = largest.values[:, TOP - 1] > largest.values[:, TOP]
+    ties = (inside == outside) & distinct
+    return float(ties.double().mean()), float((inside < outside).double().mean())

@@ -1,0 +1,90 @@
+"""The paper's experiment: it continues where it ended, and its intervals know that splits overlap."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.paper import __main__ as command
+from benchmarks.paper.cells import top_classes
+from benchmarks.paper.page import page
+from benchmarks.paper.sets import METHODS, DataSet, joined, split
+from benchmarks.paper.statistics import Results, base_of
+from boxcal.calibrators import methods
+
+RUN = ("uncalibrated", "ts", "pb", "ta")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    made = tmp_path / "small"
+    made.mkdir()
+    for name, count in (("val", 120), ("test", 80)):
+        logits = 2.0 * rng.normal(size=(count, 3))
+        labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+        np.savez(made / f"{name}.npz", logits=3.0 * logits, labels=labels)
+    return made
+
+
+def test_it_runs_only_what_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "FOLDER", folder.parent)
+    monkeypatch.setattr(DataSet, "methods", [*RUN[:2], RUN[3]])
+    data_set = DataSet("small", "Small")
+    command.run_split(folder, data_set, 0, math.inf)
+    before = command.Store(data_set).document["cells"]
+    assert [cell["method"] for cell in before] == ["uncalibrated", "ts"]
+    monkeypatch.setattr(DataSet, "methods", list(RUN))
+    for seed in range(3):
+        command.run_split(folder, data_set, seed, math.inf)
+    document = command.Store(data_set).document
+    assert document["cells"][:2] == before
+    assert [cell["method"] for cell in document["cells"]].count("pb") == 3
+    text = page([document])
+    assert "number of splits: 3" in text
+    assert "`ta`" in text.split(", which require features")[0]
+    assert "| `pb` |" in text
+
+
+def test_a_split_redistributes_all_samples(folder: Path) -> None:
+    given, drawn = split(folder, 0), split(folder, 1)
+    assert [len(part) for part in given] == [len(part) for part in drawn] == [120, 80]
+    both = [torch.cat([part.scores for part in parts]).sort(dim=0).values for parts in (given, drawn)]
+    assert torch.equal(*both)
+    assert not torch.equal(given[0].scores, drawn[0].scores)
+
+
+def test_the_interval_allows_for_overlapping_splits() -> None:
+    cells = [
+        {"method": method, "split": seed, "nll": value + 0.01 * seed * (method == "ts")}
+        for seed in range(5)
+        for method, value in (("uncalibrated", 1.0), ("ts", 0.9))
+    ]
+    document = {"title": "", "cells": cells, "fit_samples": 100, "test_samples": 200}
+    found = Results(document).difference("ts", "uncalibrated", "nll")
+    assert found.value == pytest.approx(-0.08)
+    values = 0.01 * np.arange(5)
+    half = 2.776 * math.sqrt((1 / 5 + 2) * values.var(ddof=1))
+    assert found.high - found.value == pytest.approx(half, rel=1e-3)
+    assert found.is_clear == (half < 0.08)
+
+
+def test_ties_and_changes_among_the_largest_five_are_told_apart() -> None:
+    scores = torch.arange(8.0).repeat(3, 1)
+    probabilities = scores.softmax(dim=1)
+    probabilities[1, :5] = 0.01
+    probabilities[2, 0] = 0.9
+    assert np.array(top_classes(scores, probabilities)) == pytest.approx([1 / 3, 1 / 3])
+
+
+def test_every_method_of_the_tables_exists_and_has_its_base() -> None:
+    assert {name for name in METHODS if name != "auto"} <= set(methods())
+    assert joined("uncalibrated", "") == "uncalibrated"
+    assert [base_of(name) for name in ("uncalibrated", "pb", "ts", "ts+pb")] == [
+        "",
+        "uncalibrated",
+        "uncalibrated",
+        "ts",
+    ]
