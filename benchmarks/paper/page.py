@@ -48,8 +48,9 @@ def _set(one: Results) -> str:
     text = (
         f"## {one.title}\n\n{document['classes']:,} classes, fitted to {document['fit_samples']:,} samples,"
         f" evaluated on {document['test_samples']:,}; number of splits: {splits}. Mean confidence minus"
-        f" accuracy without calibration: {100 * document['confidence_beyond_accuracy']:+.1f} %. {document['remark']}".rstrip()
-    )
+        f" accuracy without calibration: {100 * document['confidence_beyond_accuracy']:+.1f} %."
+        f" {document['remark']}"
+    ).rstrip()
     if needed:
         text += f" Without {', '.join(needed)}, which require features or inputs."
     if slow:
