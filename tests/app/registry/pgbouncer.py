@@ -18,7 +18,7 @@ from tests.app.fitting.service import free_port
 
 
 @contextmanager
-def pgbouncer(url: str, folder: Path, pool_size: int) -> Iterator[str]:
+def pgbouncer(url: str, folder: Path, pool_size: int, clients: int = 100) -> Iterator[str]:
     """Run it for as long as the block lasts; gives the URL of the same database behind it."""
     program = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
     server, port = make_url(url), free_port()
@@ -28,7 +28,7 @@ def pgbouncer(url: str, folder: Path, pool_size: int) -> Iterator[str]:
         f"[databases]\n* = host={server.host} port={server.port}\n"
         f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
         f"auth_type = trust\nauth_file = {folder}/users\npool_mode = transaction\n"
-        f"default_pool_size = {pool_size}\nmax_client_conn = 100\n"
+        f"default_pool_size = {pool_size}\nmax_client_conn = {clients}\nadmin_users = boxcal\n"
     )
     user: dict[str, Any] = {"user": "postgres", "extra_groups": []} if os.geteuid() == 0 else {}
     process = subprocess.Popen(

@@ -78,12 +78,12 @@ class PostgreSQL:
 
     def pause(self) -> None:
         """Stop every process of the server with SIGSTOP: connections stay open, and nothing answers."""
-        for process in self._processes():
+        for process in self.processes():
             process.suspend()
 
     def resume(self) -> None:
         """Let the server continue."""
-        for process in self._processes():
+        for process in self.processes():
             with suppress(psutil.NoSuchProcess):  # some end as soon as others continue
                 process.resume()
 
@@ -99,7 +99,8 @@ class PostgreSQL:
     def _url(self) -> str:
         return f"postgresql://boxcal@127.0.0.1:{self.port}"
 
-    def _processes(self) -> list[psutil.Process]:
+    def processes(self) -> list[psutil.Process]:
+        """Every process of the server; none while it is stopped."""
         assert self._process is not None
         if self._process.poll() is not None:
             return []

@@ -1,0 +1,179 @@
+"""Processes on one port, measured by wrk: `workers [--mosec PYTHON]`.
+
+Every server gets the same bodies on the same connections, in turns; the medians over the rounds are printed.
+`--mosec` names an interpreter that has mosec, numpy, onnxruntime, orjson and pillow. Images are measured with
+`--model`, `--labels` and `--images`; the offline
+loop is the one of `benchmarks.serving.limits` with sessions like those of the service, in a process per core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+
+from benchmarks.scaling.servers import require
+from benchmarks.serving.contestants import CONTESTANTS, OURS, TASKS, Task
+from benchmarks.serving.limits import images as offline_images
+from benchmarks.serving.payloads import Request, free_port, random_logits, read_images
+
+PEERS = Path(__file__).parents[1] / "serving" / "peers"
+SCRIPT = """
+local bodies = {{}}
+for number = 1, {count} do
+  local file = io.open("{folder}/" .. number, "rb")
+  bodies[number] = file:read("*a")
+  file:close()
+end
+local number = 0
+request = function()
+  number = number % {count} + 1
+  return wrk.format("POST", "{path}", {{["Content-Type"] = "{media_type}"}}, bodies[number])
+end
+"""
+
+
+@contextmanager
+def started(command: Sequence[str], port: int, ready: str, **environment: str) -> Iterator[int]:
+    """Run a server until the block ends; gives its port."""
+    with subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 240
+        while True:
+            require(process.poll() is None and time.monotonic() < deadline, f"{command} did not start")
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}{ready}").status_code < 500:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        time.sleep(10)  # the other processes
+        try:
+            yield port
+        finally:
+            process.terminate()
+
+
+def boxcal(workers: int, folder: Path, model: str, labels: Path | None) -> ExitStack:
+    """Start the service; gives a stack whose `port` is the one that it listens on."""
+    port = free_port()
+    settings = {
+        "BOXCAL_WORKERS": str(workers),
+        "BOXCAL_MODEL": model,
+        "BOXCAL_PORT": str(port),
+        "BOXCAL_DATA_DIR": str(folder / f"data-{workers}"),
+        "BOXCAL_DEVICE": "cpu",
+    }
+    if labels is not None:
+        settings["BOXCAL_LABELS"] = str(labels)
+    stack = ExitStack()
+    program = "from boxcal.app.cli import main; main()"
+    stack.enter_context(started([sys.executable, "-c", program, "serve"], port, "/health/ready", **settings))
+    stack.port = port  # type: ignore[attr-defined]
+    return stack
+
+
+def script(folder: Path, name: str, requests: Sequence[Request]) -> Path:
+    """Write the bodies and a program for wrk that sends one after the other."""
+    (bodies := folder / f"{name}-bodies").mkdir()
+    for number, request in enumerate(requests, 1):
+        (bodies / str(number)).write_bytes(request.body)
+    (file := folder / f"{name}.lua").write_text(
+        SCRIPT.format(
+            count=len(requests), folder=bodies, path=requests[0].path, media_type=requests[0].media_type
+        )
+    )
+    return file
+
+
+def wrk(port: int, program: Path, seconds: float, connections: int) -> float:
+    """Load a server; gives the rate of its answers, all of which must be good."""
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "30s", "-s", str(program)]
+    done = subprocess.run([*command, f"http://127.0.0.1:{port}"], check=True, capture_output=True, text=True)
+    require("Non-2xx" not in done.stdout and "Socket errors" not in done.stdout, done.stdout)
+    found = re.search(r"Requests/sec:\s+(\S+)", done.stdout)
+    require(found is not None, done.stdout)
+    return float(found[1]) if found else 0.0
+
+
+def measure(task: Task, options: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
+    """Start all servers, and load them in turns."""
+    is_logits = task == "logits"
+    bodies = random_logits(64) if is_logits else read_images(options.images)
+    os.environ["BENCH_TASK"] = task
+    ours = next(one for one in CONTESTANTS if one.name == OURS)
+    mosec = next(one for one in CONTESTANTS if one.name == "mosec")
+    found: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        model = "logits:1000" if is_logits else f"onnx:{options.model}"
+        programs = {
+            one.name: script(folder, f"{task}-{one.name}", [one.request(task, body) for body in bodies])
+            for one in (ours, mosec)
+        }
+        targets = []
+        for workers in (1, options.workers):
+            service = stack.enter_context(
+                boxcal(workers, folder / task, model, options.labels if not is_logits else None)
+            )
+            targets.append((f"boxcal, {workers}", service.port, programs[ours.name]))  # type: ignore[attr-defined]
+        if options.mosec:
+            port = free_port()
+            command = [
+                options.mosec,
+                str(PEERS / "on_mosec.py"),
+                "--address",
+                "127.0.0.1",
+                "--port",
+                str(port),
+            ]
+            command += ["--timeout", "60000", "--log-level", "warning"]
+            stack.enter_context(started(command, port, "/", BENCH_TASK=task))
+            targets.append((f"mosec, {os.cpu_count()}", port, programs[mosec.name]))
+        for _ in range(options.rounds):
+            for name, port, program in targets:
+                rate = wrk(port, program, options.seconds, options.connections)
+                found.setdefault(name, []).append(rate)
+            if not is_logits:
+                rates = offline_images(bodies, options.seconds)
+                found.setdefault("offline loop", []).append(
+                    rates["decode_and_model_in_sessions_of_the_service"]
+                )
+    return found
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling workers", description=__doc__)
+    parser.add_argument("--mosec", help="interpreter of an environment with mosec")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=5)
+    for name in ("model", "labels", "images"):
+        parser.add_argument(f"--{name}", type=Path)
+    options = parser.parse_args(arguments)
+    print("| task | server, processes | requests per second | of mosec | of the offline loop |")
+    print("| --- | --- | ---: | ---: | ---: |")
+    with tempfile.TemporaryDirectory(prefix="boxcal-workers-") as name:
+        for task in reversed(TASKS):
+            if task == "images" and options.model is None:
+                continue
+            if task == "images":
+                os.environ["BENCH_MODEL"] = str(options.model)
+            (Path(name) / task).mkdir()
+            rates = {
+                name: statistics.median(rates) for name, rates in measure(task, options, Path(name)).items()
+            }
+            peer = next((rate for name, rate in rates.items() if name.startswith("mosec")), None)
+            offline = rates.get("offline loop")
+            for server, rate in rates.items():
+                shares = ("-" if one is None else f"{rate / one:.2f}" for one in (peer, offline))
+                print(f"| {task} | {server} | {rate:,.1f} | {' | '.join(shares)} |", flush=True)
