@@ -10,12 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from boxcal.app.settings import Settings
 
 pytestmark = pytest.mark.long
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "boxcal"
+INFERENCE_SERVICE = CHART.parents[1] / "kserve" / "replicas.yaml"
+KSERVE = {
+    "batcher", "canaryTrafficPercent", "containerConcurrency", "deploymentStrategy", "labels", "logger",
+    "maxReplicas", "minReplicas", "scaleMetric", "scaleMetricType", "scaleTarget", "timeout",
+}  # fmt: skip
+"""Members of KServe's ComponentExtensionSpec (v1beta1); a predictor's others are those of a Pod."""
 CUSTOM = {"PodMonitor"}
 """Kinds that Kubernetes itself does not have."""
 VALUES: dict[str, dict[str, Any]] = {
@@ -24,6 +31,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "replicas": 3,
         "database": {"secret": "boxcal-database"},
         "sharedClaim": "boxcal-shared",
+        "fitWorkers": 2,
         "settings": {"MODEL": "torchvision:resnet50", "LOG_FORMAT": "json", "MAX_BATCH_SIZE": 64},
         "networkPolicy": {"from": [{"podSelector": {"matchLabels": {"app": "gateway"}}}]},
     },
@@ -135,6 +143,9 @@ def test_replicas_migrate_once_and_share_validation_sets(packages: Path) -> None
     assert settings["BOXCAL_DATABASE_URL"]["secretKeyRef"] == {"name": "boxcal-database", "key": "url"}
     assert settings["BOXCAL_SHARED_DIR"] == "/var/lib/boxcal-shared"
     assert settings["BOXCAL_MAX_BATCH_SIZE"] == "64"
+    assert settings["BOXCAL_FITS"] == "queue"
+    workers = next(m for m in manifests if m["metadata"]["name"] == "demo-workers")
+    assert workers["spec"]["template"]["spec"]["containers"][0]["command"] == ["boxcal", "worker"]
     job = of_kind(manifests, "Job")
     assert job["spec"]["template"]["spec"]["containers"][0]["command"] == ["boxcal", "migrate"]
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
@@ -160,12 +171,37 @@ def test_autoscaling_uses_the_length_of_the_queue(packages: Path) -> None:
     ]
 
 
+def pod_of(service: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """The predictor of an InferenceService as a Pod, and the members that KServe adds to one."""
+    predictor = service["spec"]["predictor"]
+    own = {name for name in predictor if name in KSERVE}
+    spec = {name: value for name, value in predictor.items() if name not in own}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": service["metadata"], "spec": spec}, own
+
+
+def test_the_inference_service_of_kserve_is_valid_and_misspelt_members_are_not(packages: Path) -> None:
+    service = yaml.safe_load(INFERENCE_SERVICE.read_text())
+    assert (service["apiVersion"], service["kind"]) == ("serving.kserve.io/v1beta1", "InferenceService")
+    assert set(service["spec"]) == {"predictor"}
+    pod, own = pod_of(service)
+    assert own == {"minReplicas", "maxReplicas", "scaleMetric", "scaleTarget", "timeout"}
+    misspelt = {**pod, "spec": {**pod["spec"], "minReplica": 2}}
+    valid, invalid = ask(packages, {}, [pod, misspelt])["checked"]
+    assert valid is None
+    assert "minReplica" in invalid
+    entries = pod["spec"]["containers"][0]["env"]
+    assert {entry["name"] for entry in entries} <= {
+        f"BOXCAL_{name.upper()}" for name in Settings.model_fields
+    }
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"replica": 2}, "additional properties 'replica' not allowed"),
         ({"image": {"tagg": "1"}}, "additional properties 'tagg' not allowed"),
         ({"settings": {"PORT": 9000}}, "invalid propertyName 'PORT'"),
+        ({"fitWorkers": 1}, "fitWorkers need PostgreSQL and shared validation sets"),
         ({"replicas": 2}, "more than one replica needs PostgreSQL: set database.secret"),
         ({"service": {"type": "ClusterIp"}}, "value must be one of"),
     ],

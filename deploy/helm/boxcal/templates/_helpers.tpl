@@ -33,6 +33,10 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - name: BOXCAL_SHARED_DIR
   value: /var/lib/boxcal-shared
 {{- end }}
+{{- if .Values.fitWorkers }}
+- name: BOXCAL_FITS
+  value: queue
+{{- end }}
 {{- if .Values.database.secret }}
 - name: BOXCAL_MIGRATE
   value: "off"
