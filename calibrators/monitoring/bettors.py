@@ -64,6 +64,17 @@ STRICT, MATERIAL, TAIL, RUN, RUN_COUNT, SEEN, TRAFFIC = range(7)
 """Entries of `progress`: log sums of the two tests, prior mass of later starts, the present run of gains, its
 length, how many labels were seen, and the log factor of `MOST_TRAFFIC`."""
 
+BIAS, BIAS_CURVATURE, JOINT_BIAS, JOINT_CURVATURE, CLASS_OFFSET, CLASS_CURVATURE, TRAFFIC_COUNT = range(7)
+"""Rows of `by_class`: biases; biases beside a temperature; offset of each predicted class; each with its
+curvature; and the expected counts of classes in the recent traffic."""
+
+SLOPE, SLOPE_CURVATURE, TOP_SLOPE, TOP_OFFSET, TOP_A, TOP_B, TOP_C = range(7)
+"""Entries of `few`: the temperature's slope - 1 and its curvature; slope - 1 and offset of the top label, and
+their curvature, the matrix (A, B; B, C)."""
+
+BIN_OFFSET, BIN_CURVATURE = range(2)
+"""Rows of `bins`: offset of each confidence bin and its curvature."""
+
 
 @compiled
 def fold(  # noqa: PLR0915, PLR0917, PLR0912 - one loop over rows, which compiled code takes by position
@@ -93,13 +104,11 @@ def fold(  # noqa: PLR0915, PLR0917, PLR0912 - one loop over rows, which compile
     weights
         (BETTORS,) present weights; updated.
     by_class
-        (7, K) updated: biases and their curvature; biases beside a temperature and their curvature; offset of
-        each predicted class and its curvature; expected counts of classes in the recent traffic.
+        (7, K) updated: see `BIAS` and its neighbours.
     few
-        (7,) updated: slope and curvature of the temperature; slope - 1, offset and curvature (3) of the top
-        label.
+        (7,) updated: see `SLOPE` and its neighbours.
     bins
-        (2, BINS) updated: offset of each confidence bin and its curvature.
+        (2, BINS) updated: see `BIN_OFFSET`.
     tolerance
         Recoverable NLL that the second test tolerates, in nats a label.
     progress
@@ -118,7 +127,7 @@ def fold(  # noqa: PLR0915, PLR0917, PLR0912 - one loop over rows, which compile
         sums[:] = 0.0
         z_first = z_second = z_posterior = total_count = 0.0
         for k in range(size):
-            total_count += by_class[6, k]
+            total_count += by_class[TRAFFIC_COUNT, k]
         pseudo = PRIOR_COUNT * size
         for k in range(size):
             value = max(p[k], TINY)
@@ -137,9 +146,9 @@ def fold(  # noqa: PLR0915, PLR0917, PLR0912 - one loop over rows, which compile
             sums[5] += r8 * r2
             sums[6] += r8 * r4
             sums[7] += r8 * r8
-            first[k] = value * math.exp(by_class[0, k])
-            second[k] = math.exp((1.0 + few[0]) * log_p[k] + by_class[2, k])
-            target = (by_class[6, k] + pseudo * source[k]) / (total_count + pseudo)
+            first[k] = value * math.exp(by_class[BIAS, k])
+            second[k] = math.exp((1.0 + few[SLOPE]) * log_p[k] + by_class[JOINT_BIAS, k])
+            target = (by_class[TRAFFIC_COUNT, k] + pseudo * source[k]) / (total_count + pseudo)
             posterior[k] = value * target / source[k]
             z_first += first[k]
             z_second += second[k]
@@ -159,9 +168,9 @@ def fold(  # noqa: PLR0915, PLR0917, PLR0912 - one loop over rows, which compile
         bin_index = 0
         while bin_index < len(BIN_EDGES) and confidence >= BIN_EDGES[bin_index]:
             bin_index += 1
-        q_top = 1.0 / (1.0 + math.exp(-((1.0 + few[2]) * logit + few[3])))
-        q_class = 1.0 / (1.0 + math.exp(-(logit + by_class[4, top])))
-        q_bin = 1.0 / (1.0 + math.exp(-(logit + bins[0, bin_index])))
+        q_top = 1.0 / (1.0 + math.exp(-((1.0 + few[TOP_SLOPE]) * logit + few[TOP_OFFSET])))
+        q_class = 1.0 / (1.0 + math.exp(-(logit + by_class[CLASS_OFFSET, top])))
+        q_bin = 1.0 / (1.0 + math.exp(-(logit + bins[BIN_OFFSET, bin_index])))
         x[TOP_LABEL] = q_top / confidence if hit else (1.0 - q_top) / (1.0 - confidence)
         x[PREDICTED_CLASS] = q_class / confidence if hit else (1.0 - q_class) / (1.0 - confidence)
         x[CONFIDENCE_BIN] = q_bin / confidence if hit else (1.0 - q_bin) / (1.0 - confidence)
@@ -197,40 +206,42 @@ def fold(  # noqa: PLR0915, PLR0917, PLR0912 - one loop over rows, which compile
             mean += second[k] / z_second * log_p[k]
         for k in range(size):
             q, target = first[k] / z_first, 1.0 if k == y else 0.0
-            by_class[1, k] = FORGET * by_class[1, k] + q * (1.0 - q)
-            by_class[0, k] -= (q - target + (1.0 - FORGET) * STRENGTH * by_class[0, k]) / (
-                by_class[1, k] + STRENGTH
+            by_class[BIAS_CURVATURE, k] = FORGET * by_class[BIAS_CURVATURE, k] + q * (1.0 - q)
+            by_class[BIAS, k] -= (q - target + (1.0 - FORGET) * STRENGTH * by_class[BIAS, k]) / (
+                by_class[BIAS_CURVATURE, k] + STRENGTH
             )
             q = second[k] / z_second
             slope += (q - target) * log_p[k]
             curvature += q * (log_p[k] - mean) ** 2
-            by_class[3, k] = FORGET * by_class[3, k] + q * (1.0 - q)
-            by_class[2, k] -= (q - target + (1.0 - FORGET) * STRENGTH * by_class[2, k]) / (
-                by_class[3, k] + STRENGTH
+            by_class[JOINT_CURVATURE, k] = FORGET * by_class[JOINT_CURVATURE, k] + q * (1.0 - q)
+            by_class[JOINT_BIAS, k] -= (q - target + (1.0 - FORGET) * STRENGTH * by_class[JOINT_BIAS, k]) / (
+                by_class[JOINT_CURVATURE, k] + STRENGTH
             )
-            by_class[6, k] = PRIOR_FORGET * by_class[6, k] + posterior[k] / z_posterior
-        few[1] = FORGET * few[1] + curvature
-        few[0] -= (slope + (1.0 - FORGET) * STRENGTH * few[0]) / (few[1] + STRENGTH)
-        few[0] = min(max(few[0], -0.9), 4.0)
+            by_class[TRAFFIC_COUNT, k] = (
+                PRIOR_FORGET * by_class[TRAFFIC_COUNT, k] + posterior[k] / z_posterior
+            )
+        few[SLOPE_CURVATURE] = FORGET * few[SLOPE_CURVATURE] + curvature
+        few[SLOPE] -= (slope + (1.0 - FORGET) * STRENGTH * few[SLOPE]) / (few[SLOPE_CURVATURE] + STRENGTH)
+        few[SLOPE] = min(max(few[SLOPE], -0.9), 4.0)
         error, spread = q_top - hit, q_top * (1.0 - q_top)
-        few[4] = FORGET * few[4] + spread * logit * logit
-        few[5] = FORGET * few[5] + spread * logit
-        few[6] = FORGET * few[6] + spread
-        a, b, c = few[4] + STRENGTH, few[5], few[6] + STRENGTH
-        by_slope = error * logit + (1.0 - FORGET) * STRENGTH * few[2]
-        by_offset = error + (1.0 - FORGET) * STRENGTH * few[3]
+        few[TOP_A] = FORGET * few[TOP_A] + spread * logit * logit
+        few[TOP_B] = FORGET * few[TOP_B] + spread * logit
+        few[TOP_C] = FORGET * few[TOP_C] + spread
+        a, b, c = few[TOP_A] + STRENGTH, few[TOP_B], few[TOP_C] + STRENGTH
+        by_slope = error * logit + (1.0 - FORGET) * STRENGTH * few[TOP_SLOPE]
+        by_offset = error + (1.0 - FORGET) * STRENGTH * few[TOP_OFFSET]
         determinant = a * c - b * b
-        few[2] -= (c * by_slope - b * by_offset) / determinant
-        few[3] -= (a * by_offset - b * by_slope) / determinant
-        few[2] = min(max(few[2], -0.9), 4.0)
-        by_class[5, top] = FORGET * by_class[5, top] + q_class * (1.0 - q_class)
-        by_class[4, top] -= (q_class - hit + (1.0 - FORGET) * STRENGTH * by_class[4, top]) / (
-            by_class[5, top] + STRENGTH
-        )
-        bins[1, bin_index] = FORGET * bins[1, bin_index] + q_bin * (1.0 - q_bin)
-        bins[0, bin_index] -= (q_bin - hit + (1.0 - FORGET) * STRENGTH * bins[0, bin_index]) / (
-            bins[1, bin_index] + STRENGTH
-        )
+        few[TOP_SLOPE] -= (c * by_slope - b * by_offset) / determinant
+        few[TOP_OFFSET] -= (a * by_offset - b * by_slope) / determinant
+        few[TOP_SLOPE] = min(max(few[TOP_SLOPE], -0.9), 4.0)
+        by_class[CLASS_CURVATURE, top] = FORGET * by_class[CLASS_CURVATURE, top] + q_class * (1.0 - q_class)
+        by_class[CLASS_OFFSET, top] -= (
+            q_class - hit + (1.0 - FORGET) * STRENGTH * by_class[CLASS_OFFSET, top]
+        ) / (by_class[CLASS_CURVATURE, top] + STRENGTH)
+        bins[BIN_CURVATURE, bin_index] = FORGET * bins[BIN_CURVATURE, bin_index] + q_bin * (1.0 - q_bin)
+        bins[BIN_OFFSET, bin_index] -= (
+            q_bin - hit + (1.0 - FORGET) * STRENGTH * bins[BIN_OFFSET, bin_index]
+        ) / (bins[BIN_CURVATURE, bin_index] + STRENGTH)
 
 
 @compiled

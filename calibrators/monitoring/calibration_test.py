@@ -139,7 +139,7 @@ class CalibrationTest(Fold):
         Only the bettor on label shift learns from them; the test stays valid.
         """
         rows, _ = check_rows(probabilities, np.zeros(len(probabilities), np.int64), self.num_classes)
-        bettors.observe(rows, self.class_frequencies, self.by_class[6], self.progress)
+        bettors.observe(rows, self.class_frequencies, self.by_class[bettors.TRAFFIC_COUNT], self.progress)
 
     @property
     def count(self) -> int:
@@ -177,17 +177,25 @@ class CalibrationTest(Fold):
     def _describe(self, winner: int) -> tuple[str, tuple[int, ...], tuple[float, float] | None]:
         """Say what it means that a bettor gained most: the kind, the classes and the range of confidence."""
         if winner < BIASES or winner == TOP_LABEL:
-            over = self.few[2] < 0 or self.few[3] < 0 if winner == TOP_LABEL else winner in OVERCONFIDENT
+            over = winner in OVERCONFIDENT
+            if winner == TOP_LABEL:
+                over = self.few[bettors.TOP_SLOPE] < 0 or self.few[bettors.TOP_OFFSET] < 0
             return ("overconfident" if over else "underconfident"), (), None
         if winner == CONFIDENCE_BIN:
             edges = (0.0, *bettors.BIN_EDGES, 1.0)
-            changed = int(np.argmax(np.abs(self.bins[0]) * np.sqrt(self.bins[1])))
+            offsets, curvatures = self.bins
+            changed = int(np.argmax(np.abs(offsets) * np.sqrt(curvatures)))
             return "confidence_range", (), (edges[changed], edges[changed + 1])
         if winner == CLASS_PRIOR:
-            changes = self.by_class[6] - self.by_class[6].sum() * self.class_frequencies
+            counts = self.by_class[bettors.TRAFFIC_COUNT]
+            changes = counts - counts.sum() * self.class_frequencies
         else:
-            row = {BIASES: 0, BIASES_AND_TEMPERATURE: 2, PREDICTED_CLASS: 4}[winner]
-            changes = self.by_class[row] * np.sqrt(self.by_class[row + 1])
+            learned, curvature = {
+                BIASES: (bettors.BIAS, bettors.BIAS_CURVATURE),
+                BIASES_AND_TEMPERATURE: (bettors.JOINT_BIAS, bettors.JOINT_CURVATURE),
+                PREDICTED_CLASS: (bettors.CLASS_OFFSET, bettors.CLASS_CURVATURE),
+            }[winner]
+            changes = self.by_class[learned] * np.sqrt(self.by_class[curvature])
         kind = {CLASS_PRIOR: "label_shift", PREDICTED_CLASS: "classes"}.get(winner, "class_bias")
         return kind, _largest_of(changes), None
 
