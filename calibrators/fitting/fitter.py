@@ -44,8 +44,9 @@ from boxcal.calibrators.network import DRAWS
 SIDES: dict[str, Sides] = {"pb": "both", "pb-lower": "lower", "pb-upper": "upper"}
 SCREENED = 1000
 """Where a map has many starts: the rows on which they are compared."""
-WARMED, WARM_DISTANT = 2000, 0.1
-"""Large sets: the rows on which descents begin, and how far apart two ends are that go on to all rows."""
+WARMED, WARM_DISTANT, BEHIND = 2000, 0.1, 0.01
+"""Large sets: the rows on which descents begin; how far apart the ends are that go on to all rows, and how
+many nats behind the best they may be."""
 FOLDS = 5
 """Of the cross-validation that stops a network's fit."""
 JOINT_PERTURBATIONS = 4
@@ -276,7 +277,8 @@ class _Fits:
                 some = objective.rows(order[:WARMED])
                 ends = [descend(some, point, limits, tolerance=1e-10) for point in points]
                 ends.sort(key=lambda end: end[1])
-                points = distinct([end[0] for end in ends], WARM_DISTANT, followed)
+                close = [point for point, value, _ in ends if value <= ends[0][1] + BEHIND]
+                points = distinct(close, WARM_DISTANT, followed)
             if not self.thorough:
                 points, perturbations = points[: len(points) // 2 + 1], 0
             minimum = best_of(

@@ -6,6 +6,8 @@ from typing import Any
 import numba
 import numpy as np
 
+from boxcal.calibrators.operator.cpu_loops import SUMMING
+from boxcal.calibrators.operator.cpu_math import bits, fast_exp, from_bits, ordered, select
 from boxcal.calibrators.operator.uniform import solve_row
 
 Array = np.ndarray[Any, Any]
@@ -67,31 +69,43 @@ def tempered_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
                 answer[n, 3] = (size - end) / mass
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMMING)
 def dual_bounded(scores: Array, labels: Array, weights: Array, threshold: float, answer: Array) -> None:
-    """Add to answer (K + 2,) the loss of `dpb` and its derivatives in the K weights and the threshold."""
+    """Add to answer (K + 2,) the loss of `dpb` and its derivatives in the K weights and the threshold.
+
+    Without branches, so that the loops over classes become vector instructions.
+    """
     count, size = scores.shape
-    shifted, sides = np.empty(size), np.empty(size)
+    shifted = np.empty(size)
+    by_weights, by_threshold = answer[1 : size + 1], 0.0
     for n in range(count):
-        largest = -math.inf
+        row, label = scores[n], labels[n]
         for k in range(size):
-            weighted = weights[k] * scores[n, k]
-            excess, side = 0.0, 0.0
-            if weighted > threshold:
-                excess, side = weighted - threshold, 1.0
-            elif weighted < -threshold:
-                excess, side = weighted + threshold, -1.0
-            shifted[k], sides[k] = scores[n, k] - excess, side
-            largest = max(largest, shifted[k])
-        total, own = 0.0, shifted[labels[n]] - largest
+            weighted = weights[k] * row[k]
+            clipped = select(weighted > threshold, threshold, weighted)
+            clipped = select(clipped < -threshold, -threshold, clipped)
+            shifted[k] = row[k] - (weighted - clipped)
+        largest = ordered(bits(shifted[0]))
+        for k in range(1, size):
+            value = ordered(bits(shifted[k]))
+            largest = select(value > largest, value, largest)
+        anchor = from_bits(ordered(largest))
+        own = shifted[label] - anchor
         for k in range(size):
-            shifted[k] = math.exp(shifted[k] - largest)
+            shifted[k] = fast_exp(shifted[k] - anchor)
+        total = 0.0
+        for k in range(size):
             total += shifted[k]
         answer[0] += math.log(total) - own
+        share = 1.0 / total
         for k in range(size):
-            if sides[k] != 0.0:
-                slope = shifted[k] / total
-                if k == labels[n]:
-                    slope -= 1.0
-                answer[1 + k] -= slope * scores[n, k]
-                answer[1 + size] += slope * sides[k]
+            weighted = weights[k] * row[k]
+            side = select(weighted > threshold, 1.0, 0.0) - select(weighted < -threshold, 1.0, 0.0)
+            slope = shifted[k] * share * side
+            by_weights[k] -= slope * side * row[k]
+            by_threshold += slope
+        weighted = weights[label] * row[label]
+        if abs(weighted) > threshold:
+            by_weights[label] += row[label]
+            by_threshold -= 1.0 if weighted > 0.0 else -1.0
+    answer[size + 1] += by_threshold
