@@ -33,6 +33,8 @@ class ValidationSet:
         (N, ...) float32: input of the backbone.
     backbone : callable or None
         Inputs to logits (N, K), differentiable in the inputs.
+    groups : Tensor or None
+        (N,) int64: samples of one number are not independent, and share a fold.
     """
 
     scores: Tensor
@@ -41,6 +43,7 @@ class ValidationSet:
     head: tuple[Tensor, Tensor] | None = None
     inputs: Tensor | None = None
     backbone: Callable[[Tensor], Tensor] | None = None
+    groups: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -58,6 +61,7 @@ class ValidationSet:
             labels=self.labels[index],
             features=None if self.features is None else self.features[index],
             inputs=None if self.inputs is None else self.inputs[index],
+            groups=None if self.groups is None else self.groups[index],
         )
 
 
@@ -132,6 +136,7 @@ def check_validation_set(
     head: Any = None,
     inputs: Any = None,
     backbone: Callable[[Tensor], Tensor] | None = None,
+    groups: Any = None,
 ) -> ValidationSet:
     """Check a validation set: finite logits (N, K), N and K of at least 2, N labels below K, and the rest.
 
@@ -159,7 +164,31 @@ def check_validation_set(
         own_inputs = torch.from_numpy(np.ascontiguousarray(as_array(inputs, "inputs"), dtype=np.float32))
         if len(own_inputs) != num_samples:
             raise InvalidDataError(f"there are {num_samples} rows of logits but {len(own_inputs)} inputs")
-    return ValidationSet(scores, classes, own_features, own_head, own_inputs, backbone)
+    own_groups = None if groups is None else check_groups(groups, num_samples)
+    return ValidationSet(scores, classes, own_features, own_head, own_inputs, backbone, own_groups)
+
+
+def check_groups(groups: Any, num_samples: int) -> Tensor:
+    """Turn the groups of N samples, numbers or texts, into int64 (N,).
+
+    Raises
+    ------
+    InvalidDataError
+        There is not one for each sample, or a single one for all.
+    """
+    array = groups.numpy() if isinstance(groups, Tensor) else np.asarray(groups)
+    if array.shape != (num_samples,):
+        raise InvalidDataError(f"groups must have shape ({num_samples},), not {array.shape}")
+    if array.dtype.kind not in "iufUSb":
+        raise InvalidDataError(f"groups must be numbers or texts, not {array.dtype}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise InvalidDataError(f"groups must be finite; row {int(np.isfinite(array).argmin())} is not")
+    names, numbers = np.unique(array, return_inverse=True)
+    if len(names) < 2:
+        raise InvalidDataError(
+            f"all samples belong to the group {names[0].item()!r}; a fit is judged on groups it has not seen"
+        )
+    return torch.from_numpy(numbers.astype(np.int64))
 
 
 def _finite(values: Any, name: str, shape: tuple[int | None, ...]) -> Tensor:

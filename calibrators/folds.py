@@ -1,9 +1,10 @@
-"""Folds of a validation set; the copies of a row are always in the same fold."""
+"""Folds of a validation set; the copies of a row, and the rows of a group, are always in the same fold."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from boxcal.calibrators.data import ValidationSet
@@ -13,13 +14,28 @@ from boxcal.calibrators.duplicates import row_groups
 def fold_masks(data: ValidationSet, folds: int, seed: int) -> list[Tensor]:
     """Assign the samples to folds at random, and give a mask (N,) of each.
 
-    Copies of a row share a fold, so that no fit is judged on a row that it has seen; where fewer than `folds`
-    rows differ, there are fewer folds. Classes are not spread evenly: held-out samples would then have just
-    the class frequencies of the others, which favours methods that fit class frequencies by about
-    (K - 1) / N nats.
+    Copies of a row, and rows of a group, share a fold, so that no fit is judged on a row that it has seen;
+    where fewer than `folds` rows or groups differ, there are fewer folds. Classes are not spread evenly:
+    held-out samples would then have just the class frequencies of the others, which favours methods that fit
+    class frequencies by about (K - 1) / N nats.
     """
-    _, group = np.unique(row_groups(data.scores.numpy()), return_inverse=True)
+    group = _together(data)
     rng = np.random.default_rng(seed)
     fold_of = torch.from_numpy(rng.permutation(np.arange(int(group.max()) + 1) % folds)[group])
     masks = [fold_of == fold for fold in range(folds)]
     return [mask for mask in masks if mask.any() and not mask.all()]
+
+
+def _together(data: ValidationSet) -> NDArray[np.int64]:
+    """Give what must share a fold one number (N,): copies of a row, and the rows of a group."""
+    copies = np.unique(row_groups(data.scores.numpy()), return_inverse=True)[1].astype(np.int64)
+    if data.groups is None:
+        return copies
+    from scipy.sparse import coo_array  # noqa: PLC0415 - only fits need it
+    from scipy.sparse.csgraph import connected_components  # noqa: PLC0415
+
+    first = int(copies.max()) + 1
+    size = first + int(data.groups.max()) + 1
+    edges = coo_array((np.ones(len(copies)), (copies, first + data.groups.numpy())), shape=(size, size))
+    parts = connected_components(edges, directed=False)[1]
+    return np.unique(parts[copies], return_inverse=True)[1].astype(np.int64)

@@ -52,7 +52,8 @@ def _read(file: Path, folder: Path, advance: Advance, wanted: set[str]) -> Valid
     extras, notes = extras_of(data, wanted, read_settings())
     for note in notes:
         messages.print(f"[dim]{escape(file.name)}: {escape(note)}", soft_wrap=True)
-    return check_validation_set(*data.arrays(), **extras)
+    logits, labels = data.arrays()
+    return check_validation_set(logits, labels, **extras, **data.grouping)
 
 
 def _show(comparison: Comparison) -> None:

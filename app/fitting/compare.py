@@ -46,7 +46,9 @@ def compare(task: CompareTask, progress: Callable[[float, str], None]) -> Compar
     with one_library_thread():
         comparison = compare_methods(
             task.methods,
-            check_validation_set(torch.from_numpy(logits), torch.from_numpy(labels), **extras),
+            check_validation_set(
+                torch.from_numpy(logits), torch.from_numpy(labels), **extras, **data.grouping
+            ),
             calibrators=calibrators,
             reference=name_of(task.versions[0]) if task.versions else BASELINE,
             seed=SEED,

@@ -44,6 +44,7 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
     against = None if task.against is None else Calibrator.from_bytes(task.against)
     required_by = _required_by(task.method, data, against)
     extras = read_besides_logits(task, data, required_by, _part(progress, 0.0, begin))
+    extras |= data.grouping
     progress(begin, "reading the validation set")
     logits, labels = (torch.from_numpy(array) for array in data.arrays())
     result = fit(

@@ -17,6 +17,7 @@ from boxcal.app.fitting.validation_set import (
     check_shapes,
     check_size,
     keep,
+    keep_groups,
     keep_labels,
     refuse_weights,
 )
@@ -28,7 +29,7 @@ MAX_JSON_BYTES = 64 * 2**20
 PARSED_FACTOR = 24
 """What a parsed document takes in memory, relative to its size: `[[],[],...]` takes the most."""
 SCORES = ("logits", "probabilities")
-ARRAYS = (*SCORES, "labels", "features")
+ARRAYS = (*SCORES, "labels", "features", "groups")
 
 
 def read_object(file: IO[bytes], size: int) -> dict[str, Any]:
@@ -96,6 +97,14 @@ def read_arrays(
     check_size(sizes, max_bytes)
     keep_labels(folder, as_indices(labels.ravel(), classes), width)
     keep(folder, name, (len(rows), width), np.dtype(np.float64), [read_rows(rows, width, name)])
+    if (groups := document.get("groups")) is not None:
+        if (
+            not isinstance(groups, list)
+            or len(set(map(type, groups))) != 1
+            or type(groups[0]) not in (int, str)
+        ):
+            raise InvalidUpload("`groups` must be a list of integers or of texts.")
+        keep_groups(folder, np.array(groups), len(labels))
     if (features := document.get("features")) is not None:
         width = _width(features)
         check_size({**sizes, "features": 8 * len(labels) * width}, max_bytes)

@@ -20,12 +20,14 @@ from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.form import FilePart
 from boxcal.app.fitting.labels import as_indices, check_shape
 from boxcal.app.fitting.validation_set import (
+    GROUPS,
     Array,
     blocks_of,
     check_kind,
     check_shapes,
     check_size,
     keep,
+    keep_groups,
     keep_labels,
     refuse_weights,
     stored_dtype,
@@ -33,7 +35,7 @@ from boxcal.app.fitting.validation_set import (
 from boxcal.app.nearest import hint
 
 FEATURES = "features"
-NAMES = ("logits", "probabilities", "labels", FEATURES)
+NAMES = ("logits", "probabilities", "labels", FEATURES, GROUPS)
 COPY_BYTES = 2**20
 MAX_MEMBERS = 1000
 MAX_HEADER_BYTES = 10_000
@@ -141,7 +143,7 @@ def _names(place: str, there: Collection[str]) -> list[str]:
                 f"{place} holds the array {name!r:.100}, which nothing reads{hint(name, NAMES)}; it may hold "
                 f"{', '.join(f'`{each}`' for each in NAMES)}."
             )
-    return [found[0], "labels", *([FEATURES] if FEATURES in there else [])]
+    return [found[0], "labels", *(name for name in (FEATURES, GROUPS) if name in there)]
 
 
 def _keep(
@@ -161,8 +163,10 @@ def _keep(
         raise InvalidUpload(f"`features` must have the shape ({samples}, D), got {members[FEATURES].shape}.")
     check_size({each: member.stored_bytes for each, member in members.items()}, max_bytes)
     keep_labels(folder, as_indices(np.array(array_of("labels")).ravel(), classes), columns)
+    if GROUPS in members:
+        keep_groups(folder, np.array(array_of(GROUPS)), samples)
     for each in members:
-        if each != "labels":
+        if each not in ("labels", GROUPS):
             array = array_of(each)
             keep(folder, each, (samples, array.shape[1]), array.dtype, blocks_of(array))
 

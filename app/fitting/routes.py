@@ -70,10 +70,16 @@ FILE = {
     "description": "`.npz` with `logits` or `probabilities` (N, K), `labels`, and optionally `features` "
     "(N, D) for the methods that read them; `.parquet`, `.arrow` or `.csv` with the column `label` and "
     "either `logits` (lists) or one column per class; `.json` with `logits` and `labels`; or a `.zip` of "
-    "images, with one folder per class. Labels are class indices or names.",
+    "images, with one folder per class. Labels are class indices or names. Arrays, tables and documents may "
+    "have `groups` (a column `group`): samples of one group, such as a patient or a video, share a fold.",
 }
-NPY_PARTS = ("logits", "probabilities", "labels", "features")
+NPY_PARTS = ("logits", "probabilities", "labels", "features", "groups")
 ROWS = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
+GROUPS = {
+    "type": "array",
+    "items": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+    "description": "Samples of one group, such as a patient or a video, share a fold.",
+}
 LABELS = {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}
 
 
@@ -96,6 +102,7 @@ def _body(fields: dict[str, Any]) -> dict[str, Any]:
             "probabilities": ROWS,
             "labels": LABELS,
             "features": ROWS,
+            "groups": GROUPS,
             **fields,
         },
     }

@@ -29,12 +29,14 @@ from boxcal.app.fitting.validation_set import (
     Array,
     check_size,
     keep,
+    keep_groups,
     keep_labels,
     refuse_weights,
 )
 from boxcal.app.nearest import hint
 
 LABEL = "label"
+GROUP_COLUMNS = ("group", "groups")
 SCORES = ("logits", "probabilities")
 BLOCK_BYTES = 4 * 2**20
 ROOM_BYTES = 256 * 2**20
@@ -57,11 +59,19 @@ class Columns:
         `logits` or `probabilities`.
     classes
         The class names; None where a list column is read and no names are known.
+    group
+        The column of groups; None without one.
     """
 
     names: tuple[str, ...]
     kind: str
     classes: Sequence[str] | None
+    group: str | None = None
+
+    @property
+    def read(self) -> list[str]:
+        """Every column that is read."""
+        return [*self.names, LABEL, *([self.group] if self.group else [])]
 
     @property
     def is_list(self) -> bool:
@@ -100,7 +110,8 @@ def read_table(
         with room(ROOM_BYTES + 4 * max_bytes):
             columns, batches = _open(file, kind, classes, scores)
             labels: list[Array] = []
-            blocks = _blocks(batches, columns, labels, max_bytes)
+            groups: list[Array] = []
+            blocks = _blocks(batches, columns, labels, groups, max_bytes)
             first = next(blocks, None)
             if first is None:
                 raise InvalidUpload("The table has no rows.")
@@ -118,6 +129,8 @@ def read_table(
                     f"needs at least {MIN_SAMPLES}."
                 )
             keep_labels(folder, indices, width)
+            if groups:
+                keep_groups(folder, np.concatenate(groups), len(indices))
     except pa.ArrowMemoryError as error:
         raise InvalidUpload(f"The file announces more memory than it may take: {error}"[:500]) from error
     except MemoryError:
@@ -147,12 +160,13 @@ def choose_columns(names: Sequence[str], classes: Sequence[str] | None, scores: 
     if LABEL not in names:
         shown = ", ".join(f"`{name:.50}`" for name in names[:20])
         raise InvalidUpload(f"The table needs one column `{LABEL}`; it has the columns {shown}.")
+    group = next((name for name in GROUP_COLUMNS if name in names and name not in (classes or ())), None)
     lists = [name for name in SCORES if name in names]
     if len(lists) > 1:
         raise InvalidUpload("The table has both `logits` and `probabilities`; send the one to be fitted.")
     if lists:
-        return Columns((lists[0],), lists[0], classes)
-    others = [name for name in names if name != LABEL]
+        return Columns((lists[0],), lists[0], classes, group)
+    others = [name for name in names if name not in (LABEL, group)]
     if len(set(others)) < len(others):
         repeated = next(name for name in others if others.count(name) > 1)
         raise InvalidUpload(f"The table has more than one column {repeated!r:.100}.")
@@ -160,7 +174,7 @@ def choose_columns(names: Sequence[str], classes: Sequence[str] | None, scores: 
     if classes is None:
         if len(others) < 2:
             raise InvalidUpload("The table needs a column `logits` of lists, or one column for each class.")
-        return Columns(tuple(others), kind, others)
+        return Columns(tuple(others), kind, others, group)
     indices = list(map(str, range(len(classes))))
     wanted = indices if set(others) == set(indices) and set(classes) != set(indices) else list(classes)
     for name in others:
@@ -171,7 +185,7 @@ def choose_columns(names: Sequence[str], classes: Sequence[str] | None, scores: 
             f"The table needs one column for each of the {len(classes)} classes; {missing[0]!r:.100} is "
             f"missing" + (f", and {len(missing) - 1} more." if len(missing) > 1 else ".")
         )
-    return Columns(tuple(wanted), kind, classes)
+    return Columns(tuple(wanted), kind, classes, group)
 
 
 def _open(
@@ -183,8 +197,7 @@ def _open(
     if kind == "parquet":
         source = pq.ParquetFile(file, buffer_size=2**20, thrift_container_size_limit=MAX_SCHEMA_ENTRIES)
         columns = choose_columns(source.schema_arrow.names, classes, scores)
-        wanted = [*columns.names, LABEL]
-        return columns, source.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False)
+        return columns, source.iter_batches(BATCH_ROWS, columns=columns.read, use_threads=False)
     if kind == "arrow":
         reader = ipc.open_file(file, options=ipc.IpcReadOptions(use_threads=False))
         columns = choose_columns(reader.schema.names, classes, scores)
@@ -209,17 +222,21 @@ def _open_csv(
     names = pacsv.read_csv(pa.BufferReader(header), reading, parsing).schema.names
     columns = choose_columns(names, classes, scores)
     kind = pa.string() if columns.is_list else pa.float64()
-    types = {LABEL: pa.string(), **dict.fromkeys(columns.names, kind)}
+    types = {**dict.fromkeys(columns.read, pa.string()), **dict.fromkeys(columns.names, kind)}
     converting = pacsv.ConvertOptions(
-        column_types=types, include_columns=[*columns.names, LABEL], strings_can_be_null=False
+        column_types=types, include_columns=columns.read, strings_can_be_null=False
     )
     return columns, pacsv.open_csv(file, reading, parsing, converting)
 
 
 def _blocks(
-    batches: Iterable[pa.RecordBatch], columns: Columns, labels: list[Array], max_bytes: int
+    batches: Iterable[pa.RecordBatch],
+    columns: Columns,
+    labels: list[Array],
+    groups: list[Array],
+    max_bytes: int,
 ) -> Iterator[Array]:
-    """Yield the scores of each batch (n, K), and append its labels to `labels`."""
+    """Yield the scores of each batch (n, K), and append its labels and its groups, if there are any."""
     rows = width = 0
     for batch in batches:
         if not len(batch):
@@ -228,9 +245,22 @@ def _blocks(
         block = scores_of_batch(batch, columns, rows, width)
         width = block.shape[1]
         labels.append(_labels(batch.column(LABEL), columns.classes, rows))
+        if columns.group:
+            groups.append(_groups(batch.column(columns.group), columns.group, rows))
         rows += len(batch)
         check_size({columns.kind: rows * width * block.dtype.itemsize, LABEL: 8 * rows}, max_bytes)
         yield block
+
+
+def _groups(column: Any, name: str, first: int) -> Array:
+    if column.null_count:
+        raise InvalidUpload(f"{name}[{first + _first_null(column)}] is missing.")
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not (_is_text(column.type) or pa.types.is_integer(column.type)):
+        raise InvalidUpload(f"The column `{name}` must hold integers or texts, got {column.type}.")
+    values = np.asarray(column.to_numpy(zero_copy_only=False))
+    return values.astype(np.int64 if values.dtype.kind in "iu" else str)
 
 
 def _labels(column: Any, classes: Sequence[str] | None, first: int) -> Array:

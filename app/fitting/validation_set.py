@@ -26,7 +26,9 @@ ROW_SUM_TOLERANCE = 1e-2
 NOTES = "notes.json"
 UNKNOWN_ROWS = -1
 """In place of N where the number of rows is known only at the end."""
-WEIGHTS = ("sample_weight", "sample_weights", "weight", "weights", "group", "groups")
+WEIGHTS = ("sample_weight", "sample_weights", "weight", "weights")
+GROUPS = "groups"
+MIN_GROUPS = 2
 
 Array = npt.NDArray[Any]
 
@@ -40,8 +42,8 @@ class ValidationSet:
     folder
         Holds `logits.npy` (N, K), float32 or float64, finite, and `labels.npy` (N,), int64, each 0 to K - 1;
         perhaps `features.npy` (N, D), what the backbone's last layer takes, and `inputs.npy` (N, ...), what
-        the backbone takes. Until the fit has run the backbone, labelled images have `images.json`, which
-        says where they are, in place of logits.
+        the backbone takes, and `groups.npy` (N,), int64. Until the fit has run the backbone, labelled images
+        have `images.json`, which says where they are, in place of logits.
     """
 
     folder: Path
@@ -70,6 +72,12 @@ class ValidationSet:
         """`features` (N, D) or `inputs` (N, ...), mapped from the disk; None where there are none."""
         path = self.folder / f"{name}.npy"
         return np.load(path, mmap_mode="r") if path.exists() else None
+
+    @property
+    def grouping(self) -> dict[str, Any]:
+        """The groups of the samples, if there are any, as `boxcal.calibrators.fit` takes them."""
+        groups = self.besides(GROUPS)
+        return {} if groups is None else {GROUPS: np.array(groups)}
 
 
 class ArrayWriter:
@@ -176,6 +184,26 @@ def keep_labels(folder: Path, labels: Array, num_classes: int) -> None:
         out.append(labels)
 
 
+def keep_groups(folder: Path, groups: Array, samples: int) -> None:
+    """Write the groups (N,), which may be numbers or texts, as numbers into `folder`.
+
+    Raises
+    ------
+    InvalidUpload
+        They have another shape, or all samples belong to one group.
+    """
+    if groups.shape not in {(samples,), (samples, 1)}:
+        raise InvalidUpload(f"`groups` must have the shape ({samples},), got {groups.shape}.")
+    names, numbers = np.unique(groups.ravel(), return_inverse=True)
+    if len(names) < MIN_GROUPS:
+        raise InvalidUpload(
+            f"All samples belong to the group {names[0].item()!r:.100}; a fit is judged on groups that it "
+            "has not seen."
+        )
+    with ArrayWriter(folder, GROUPS, numbers.shape, np.int64) as out:
+        out.append(numbers)
+
+
 def blocks_of(array: Array) -> Iterator[Array]:
     """Split rows (N, M) into blocks of about `BLOCK_BYTES`."""
     rows = max(1, BLOCK_BYTES // max(1, array.itemsize * array.shape[1]))
@@ -207,6 +235,9 @@ def check_kind(name: str, dtype: np.dtype[Any]) -> None:
     if name == "labels":
         if dtype.kind not in "iufUS" or not dtype.itemsize:
             raise InvalidUpload(f"`labels` must hold class indices or names, got the dtype {dtype}.")
+    elif name == GROUPS:
+        if dtype.kind not in "iufUS" or not dtype.itemsize:
+            raise InvalidUpload(f"`groups` must hold numbers or texts, got the dtype {dtype}.")
     elif dtype.kind not in ("f" if name == "probabilities" else "fiu"):
         raise InvalidUpload(f"`{name}` must hold real numbers, got the dtype {dtype}.")
 
@@ -230,12 +261,10 @@ def _check_finite(name: str, values: Array, sent: Array, first: int) -> None:
 
 
 def refuse_weights(names: Sequence[str]) -> None:
-    """Refuse weights and groups by name: no fit, metric or fold considers them."""
+    """Refuse weights by name: no fit or metric considers them."""
     for name in names:
         if name.lower() in WEIGHTS:
-            raise InvalidUpload(
-                f"`{name}` is not supported: all samples have the same weight, and folds do not know groups."
-            )
+            raise InvalidUpload(f"`{name}` is not supported: all samples have the same weight.")
 
 
 def log_probabilities(block: Array, first: int = 0) -> Array:

@@ -23,7 +23,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.calibrators.evaluation.outcomes import Vector
+from boxcal.calibrators.evaluation.outcomes import Indices, Vector
 from boxcal.calibrators.evaluation.toplabel import Resampled
 
 LEVEL = 0.95
@@ -52,8 +52,16 @@ class Estimate:
         return {name: float(v) if math.isfinite(v) else None for name, v in numbers.items()}
 
 
-def resamples(count: int, draws: int, seed: int) -> Iterator[Matrix]:
-    """Yield blocks (count, R) of how often each sample occurs in a resample; `draws` columns in all."""
+def resamples(count: int, draws: int, seed: int, groups: Indices | None = None) -> Iterator[Matrix]:
+    """Yield blocks (count, R) of how often each sample occurs in a resample; `draws` columns in all.
+
+    With groups (count,), whole groups are drawn.
+    """
+    if groups is not None:
+        for weights in resamples(int(groups.max()) + 1, draws, seed):
+            drawn = weights[groups]
+            yield drawn * (count / drawn.sum(axis=0))
+        return
     rng = np.random.default_rng(seed)
     left = draws
     while left:
@@ -75,7 +83,13 @@ def quantile(draws: NDArray[np.float64], share: float) -> NDArray[np.float64]:
 
 
 def mean_estimates(
-    columns: Matrix, *, together: bool = False, level: float = LEVEL, draws: int = DRAWS, seed: int = 0
+    columns: Matrix,
+    *,
+    together: bool = False,
+    level: float = LEVEL,
+    draws: int = DRAWS,
+    seed: int = 0,
+    groups: Indices | None = None,
 ) -> list[Estimate]:
     """Return the mean of each column with its studentised bootstrap interval.
 
@@ -91,12 +105,18 @@ def mean_estimates(
         Chance that an interval holds the true mean.
     draws, seed
         Number of resamples, and what makes them reproducible.
+    groups
+        Numbers (N,) of groups, which are resampled in place of samples: the mean is linear in their sums.
     """
     finite = np.atleast_1d(np.isfinite(columns).all(axis=0))
     values = np.where(finite, columns, 0.0)
     count = len(values)
     mean = values.mean(axis=0)
     centred = values - mean
+    if groups is not None:
+        sums = np.zeros((int(groups.max()) + 1, centred.shape[1]))
+        np.add.at(sums, groups, centred)
+        centred, count = sums * (len(sums) / count), len(sums)
     spread = np.sqrt((centred**2).mean(axis=0))
     shifts, spreads = [], []
     for weights in resamples(count, draws, seed):
@@ -174,14 +194,19 @@ class Deviations:
 
 
 def deviations_of(
-    metrics: Sequence[Resampled], count: int, *, draws: int = DRAWS, seed: int = 0
+    metrics: Sequence[Resampled],
+    count: int,
+    *,
+    draws: int = DRAWS,
+    seed: int = 0,
+    groups: Indices | None = None,
 ) -> dict[str, Deviations]:
     """Return the deviations of several metrics of the same N = `count` samples, by name.
 
-    Two calls with the same count, draws and seed share their resamples: their deviations are paired.
+    Two calls with the same count, draws, seed and groups share their resamples: their deviations are paired.
     """
     noise: list[list[Matrix]] = [[] for _ in metrics]
-    for weights in resamples(count, draws, seed):
+    for weights in resamples(count, draws, seed, groups):
         surplus = weights - 1.0
         for metric, parts in zip(metrics, noise, strict=True):
             parts.append(metric.noise(surplus))

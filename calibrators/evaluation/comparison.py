@@ -283,7 +283,7 @@ def _answers(
     """Return the outcomes to evaluate, and those of each group of the jackknife."""
     if test is None:
         answers = cross_fit(method, validation, folds=folds, seed=seed, progress=progress)
-        whole = outcomes(answers.probabilities, validation.labels, answers.predicted)
+        whole = outcomes(answers.probabilities, validation.labels, answers.predicted, validation.groups)
         return whole, [whole.rows(kept) for kept in _all_but_one(len(validation), folds, seed)]
     whole = _fitted(method, validation, test, seed, _share(progress, 0, folds))
     groups = []
@@ -301,7 +301,7 @@ def _answers_as_it_is(
 ) -> tuple[Outcomes, list[Outcomes]]:
     """As `_answers`, without a fit."""
     answers = answers_on(calibrator, data)
-    whole = outcomes(answers.probabilities, data.labels, answers.predicted)
+    whole = outcomes(answers.probabilities, data.labels, answers.predicted, data.groups)
     return whole, [whole.rows(kept) for kept in _all_but_one(len(data), folds, seed)]
 
 
@@ -315,7 +315,7 @@ def _fitted(
     method: str, validation: ValidationSet, test: ValidationSet, seed: int, progress: Progress
 ) -> Outcomes:
     answers = answers_on(fit_set(method, validation, seed=seed, progress=progress), test)
-    return outcomes(answers.probabilities, test.labels, answers.predicted)
+    return outcomes(answers.probabilities, test.labels, answers.predicted, test.groups)
 
 
 def _all_but_one(count: int, folds: int, seed: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:

@@ -118,10 +118,14 @@ def judge(scored: Outcomes, *, seed: int = 0, draws: int = DRAWS) -> Judgement:
     ]
     drawn = perfect_metrics(scored, cells, seed=seed)
     drawn |= _perfect_top_label([*top_label, maximum], scored.confidence, draws, seed)
-    deviations = deviations_of([*top_label, *whole], len(scored), draws=draws, seed=seed)
+    deviations = deviations_of(
+        [*top_label, *whole], len(scored), draws=draws, seed=seed, groups=scored.groups
+    )
 
-    nll, brier = mean_estimates(np.column_stack([scored.nll, scored.brier]), draws=draws, seed=seed)
-    estimates = {"error_rate": proportion_estimate(1 - scored.correct), "nll": nll, "brier": brier}
+    nll, brier = mean_estimates(
+        np.column_stack([scored.nll, scored.brier]), draws=draws, seed=seed, groups=scored.groups
+    )
+    estimates = {"error_rate": _error_rate(scored, draws, seed), "nll": nll, "brier": brier}
     statistics = {name: estimate.value for name, estimate in estimates.items()}
     for metric in [*top_label, *whole]:
         statistics[metric.name] = metric.statistic
@@ -144,9 +148,9 @@ def compare(first: Judgement, second: Judgement, *, seed: int = 0, draws: int = 
     a, b = first.scored, second.scored
     with np.errstate(invalid="ignore"):
         columns = np.column_stack([a.nll - b.nll, a.brier - b.brier])
-    nll, brier = mean_estimates(columns, draws=draws, seed=seed)
+    nll, brier = mean_estimates(columns, draws=draws, seed=seed, groups=a.groups)
     result = {
-        "error_rate": proportion_difference(1 - a.correct, 1 - b.correct),
+        "error_rate": _error_difference(a, b, draws, seed),
         "nll": nll,
         "brier": brier,
     }
@@ -174,7 +178,7 @@ def verdict(
     with np.errstate(invalid="ignore"):
         columns = np.column_stack([a.nll - b.nll, a.brier - b.brier])
     nll, brier = (
-        mean_estimates(column[:, None], level=LEVELS[name], draws=draws, seed=seed)[0]
+        mean_estimates(column[:, None], level=LEVELS[name], draws=draws, seed=seed, groups=a.groups)[0]
         for name, column in zip(("nll", "brier"), columns.T, strict=True)
     )
     smooth = first.deviations["smooth_ece"].minus(second.deviations["smooth_ece"], LEVELS["smooth_ece"])
@@ -182,6 +186,24 @@ def verdict(
         name: one.plus(selection_bias.get(name, 0.0)) for name, one in (("nll", nll), ("brier", brier))
     }
     return Verdict(active, {**shifted, "smooth_ece": smooth})
+
+
+def _error_rate(scored: Outcomes, draws: int, seed: int) -> Estimate:
+    """Return the error rate; samples of a group err together, which the score interval does not know."""
+    wrong = 1 - scored.correct
+    if scored.groups is None:
+        return proportion_estimate(wrong)
+    (found,) = mean_estimates(wrong[:, None], draws=draws, seed=seed, groups=scored.groups)
+    if found.low == found.high:  # none is wrong, or all are
+        return proportion_estimate(np.full(int(scored.groups.max()) + 1, found.value))
+    return Estimate(found.value, max(0.0, found.low), min(1.0, found.high))
+
+
+def _error_difference(first: Outcomes, second: Outcomes, draws: int, seed: int) -> Estimate:
+    wrong, other = 1 - first.correct, 1 - second.correct
+    if first.groups is None:
+        return proportion_difference(wrong, other)
+    return mean_estimates((wrong - other)[:, None], draws=draws, seed=seed, groups=first.groups)[0]
 
 
 def _maximum_difference(first: MaximumError, second: MaximumError) -> Estimate:

@@ -43,6 +43,8 @@ class Outcomes:
         Index of the true label.
     probabilities : (N, K)
         The probabilities in their original dtype, not copied.
+    groups : int64 (N,) or None
+        Samples of one group are not independent.
     """
 
     confidence: Vector
@@ -52,13 +54,15 @@ class Outcomes:
     predicted: Indices
     labels: Indices
     probabilities: NDArray[Any]
+    groups: Indices | None = None
 
     def __len__(self) -> int:
         return len(self.confidence)
 
     def rows(self, index: Indices) -> Outcomes:
         """Return a subset of the samples."""
-        return Outcomes(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Outcomes(**{name: None if value is None else value[index] for name, value in values.items()})
 
     @property
     def residual(self) -> Vector:
@@ -97,7 +101,10 @@ def check_probabilities(probabilities: Any) -> NDArray[Any]:
 
 
 def outcomes(
-    probabilities: ArrayLike | Tensor, labels: ArrayLike | Tensor, predicted: Any = None
+    probabilities: ArrayLike | Tensor,
+    labels: ArrayLike | Tensor,
+    predicted: Any = None,
+    groups: Tensor | None = None,
 ) -> Outcomes:
     """Reduce probabilities (N, K) and labels (N,) to `Outcomes`.
 
@@ -110,6 +117,8 @@ def outcomes(
     predicted
         Predicted labels (N,). If an upper bound makes classes equal, the label is the class with the larger
         calibrated logit, which only the caller knows. By default the first of the largest probabilities.
+    groups
+        Numbers (N,) of groups, whose samples are not independent.
 
     Raises
     ------
@@ -141,4 +150,5 @@ def outcomes(
         predicted=chosen,
         labels=truth,
         probabilities=array,
+        groups=None if groups is None else groups.numpy(),
     )

@@ -148,6 +148,7 @@ def cross_fitted_report(
     head: Any = None,
     inputs: Any = None,
     backbone: Callable[[Tensor], Tensor] | None = None,
+    groups: Any = None,
 ) -> Report:
     """Judge a method on validation data by cross-fitting.
 
@@ -174,6 +175,8 @@ def cross_fitted_report(
         Number of folds, at most N.
     features, head, inputs, backbone
         What some methods read besides logits, as for `boxcal.calibrators.fit`.
+    groups : (N,), optional
+        Samples of one group share a fold, and intervals resample groups.
 
     Raises
     ------
@@ -181,7 +184,7 @@ def cross_fitted_report(
         Saying which row or value is wrong.
     """
     data = check_validation_set(
-        logits, labels, features=features, head=head, inputs=inputs, backbone=backbone
+        logits, labels, features=features, head=head, inputs=inputs, backbone=backbone, groups=groups
     )
     scores, truth = data.scores, data.labels
     if len(data) <= FEWEST_SAMPLES:
@@ -196,8 +199,10 @@ def cross_fitted_report(
         progress=lambda fraction, stage: tell(_FITTING_SHARE * fraction, stage),
     )
     tell(_FITTING_SHARE, "judging")
-    before = judge(outcomes(torch.softmax(scores, dim=1), truth, scores.argmax(dim=1)), seed=seed)
-    after = judge(outcomes(answers.probabilities, truth, answers.predicted), seed=seed)
+    before = judge(
+        outcomes(torch.softmax(scores, dim=1), truth, scores.argmax(dim=1), data.groups), seed=seed
+    )
+    after = judge(outcomes(answers.probabilities, truth, answers.predicted, data.groups), seed=seed)
     difference = compare(after, before, seed=seed)
     tell(0.92, "comparing with the active calibrator")
     comparison = Against(
@@ -207,7 +212,7 @@ def cross_fitted_report(
     )
     if against is not None:
         active = answers_on(against, data)
-        active_judged = judge(outcomes(active.probabilities, truth, active.predicted), seed=seed)
+        active_judged = judge(outcomes(active.probabilities, truth, active.predicted, data.groups), seed=seed)
         comparison = Against(
             active_judged,
             compare(after, active_judged, seed=seed),

@@ -27,6 +27,7 @@ def fit(
     head: Any = None,
     inputs: Any = None,
     backbone: Callable[[Tensor], Tensor] | None = None,
+    groups: Any = None,
     seed: int = 0,
     progress: Progress | None = None,
     budget_seconds: float = BUDGET_SECONDS,
@@ -52,6 +53,9 @@ def fit(
         Input of the backbone, for `nc`.
     backbone : callable, optional
         Differentiable function from float32 inputs to logits (N, K), for `nc`.
+    groups : array_like of shape (N,), optional
+        Numbers or texts: samples of one patient or video have one group, and are never on both sides of a
+        cross-validation.
     seed : int
         Seed of the folds and of the starting points.
     progress : callable, optional
@@ -75,7 +79,7 @@ def fit(
         If the requirements of the method are missing.
     """
     data = check_validation_set(
-        logits, labels, features=features, head=head, inputs=inputs, backbone=backbone
+        logits, labels, features=features, head=head, inputs=inputs, backbone=backbone, groups=groups
     )
     result = fit_data(method, data, seed=seed, progress=progress, budget_seconds=budget_seconds)
     return replace(result, warnings=tuple(check_fit(result.method, data)))

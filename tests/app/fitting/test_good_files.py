@@ -74,6 +74,28 @@ def test_good_files_are_read_as_they_are(name: str, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"body", "logits.npy", "labels.npy"}
 
 
+PATIENTS = np.array([f"patient {n // 4}" for n in range(50)])
+GROUPED: dict[str, Callable[[], bytes]] = {
+    "npz": lambda: npz(logits=LOGITS, labels=LABELS, groups=PATIENTS),
+    "npz, numbers": lambda: npz(logits=LOGITS, labels=LABELS, groups=np.arange(50)[:, None] // 4 * 7),
+    "JSON": lambda: document(logits=LOGITS.tolist(), labels=LABELS.tolist(), groups=PATIENTS.tolist()),
+    "CSV": lambda: csv(by_class().append_column("group", pa.array(PATIENTS))),
+    "CSV, list column": lambda: csv(written_lists().append_column("groups", pa.array(PATIENTS))),
+    "parquet": lambda: parquet(group=pa.array(PATIENTS).dictionary_encode()),
+    "parquet, by class": lambda: written(by_class().append_column("group", pa.array(np.arange(50) // 4))),
+    "arrow": lambda: arrow(by_class().append_column("groups", pa.array(PATIENTS))),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_are_kept_as_numbers(name: str, tmp_path: Path) -> None:
+    data = read_bytes(GROUPED[name](), tmp_path)
+    groups = data.grouping["groups"]
+    assert len(set(zip(groups.tolist(), PATIENTS.tolist(), strict=True))) == len(set(PATIENTS)) == 13
+    np.testing.assert_array_equal(data.arrays()[1], LABELS)
+    np.testing.assert_allclose(data.arrays()[0], LOGITS, rtol=1e-6)
+
+
 def test_probabilities_become_their_logarithms(tmp_path: Path) -> None:
     probabilities = changed(PROBABILITIES, 0, np.eye(K)[0])
     logits, _ = read_bytes(npz(probabilities=probabilities, labels=LABELS), tmp_path).arrays()

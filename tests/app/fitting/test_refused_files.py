@@ -115,6 +115,26 @@ BAD: dict[str, tuple[int, str, Callable[[], bytes]]] = {
         r"holds the array 'featurs', which nothing reads; did you mean 'features'\?",
         lambda: npz(logits=LOGITS, labels=LABELS, featurs=LOGITS),
     ),
+    "one group": (
+        422,
+        "All samples belong to the group 'a'; a fit is judged on groups that it has not seen",
+        lambda: npz(logits=LOGITS, labels=LABELS, groups=np.array(["a"] * len(LABELS))),
+    ),
+    "groups of another length": (
+        422,
+        r"`groups` must have the shape \(50,\), got \(3,\)",
+        lambda: npz(logits=LOGITS, labels=LABELS, groups=np.arange(3)),
+    ),
+    "groups of several kinds": (
+        422,
+        "`groups` must be a list of integers or of texts",
+        lambda: document(logits=LOGITS.tolist(), labels=LABELS.tolist(), groups=[1, "a"]),
+    ),
+    "a group that is missing": (
+        422,
+        r"group\[3\] is missing",
+        lambda: parquet(group=pa.array([0, 1, 2, None, *range(46)])),
+    ),
     "weights": (
         422,
         "`sample_weight` is not supported: all samples have the same weight",

@@ -1,0 +1,85 @@
+"""Samples of one patient or video: one fold for all of them, and intervals that know of the groups."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from boxcal.calibrators import fit
+from boxcal.calibrators.data import check_validation_set
+from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.evaluation.bootstrap import mean_estimates
+from boxcal.calibrators.evaluation.judgement import judge
+from boxcal.calibrators.evaluation.outcomes import outcomes
+from boxcal.calibrators.evaluation.report import cross_fitted_report
+from boxcal.calibrators.folds import fold_masks
+
+RNG = np.random.default_rng(3)
+LOGITS = RNG.normal(size=(120, 4)) * 2
+LABELS = LOGITS.argmax(1)
+PATIENTS = np.array([f"patient {n // 4}" for n in range(120)])
+
+
+def test_a_group_is_in_one_fold() -> None:
+    copied = LOGITS.copy()
+    copied[0], copied[5] = copied[100], copied[9]  # copies join the groups of 0 and 100
+    data = check_validation_set(copied, LABELS, groups=PATIENTS)
+    masks = fold_masks(data, 5, 0)
+    assert len(masks) == 5
+    assert torch.stack(masks).sum(dim=0).eq(1).all()
+    for mask in masks:
+        inside = {str(name) for name in PATIENTS[mask.numpy()]}
+        assert inside.isdisjoint(PATIENTS[~mask.numpy()])
+        assert ("patient 0" in inside) == ("patient 25" in inside)
+
+
+def test_groups_of_single_samples_change_nothing() -> None:
+    alone = cross_fitted_report("ts", LOGITS, LABELS, groups=np.arange(120)).to_dict()
+    without = cross_fitted_report("ts", LOGITS, LABELS).to_dict()
+    for name in ("nll", "brier", "smooth_ece"):
+        for column in ("before", "after", "difference"):
+            for member, value in without["metrics"][name][column].items():
+                assert alone["metrics"][name][column][member] == pytest.approx(value, abs=1e-12)
+
+
+def test_copies_of_samples_do_not_narrow_an_interval() -> None:
+    probabilities = torch.softmax(torch.from_numpy(LOGITS), dim=1)
+    labels = torch.from_numpy(RNG.integers(0, 4, 120))
+    once = judge(outcomes(probabilities, labels)).estimates
+    times = 9
+    nine, same = probabilities.repeat_interleave(times, dim=0), labels.repeat_interleave(times)
+    groups = torch.arange(120).repeat_interleave(times)
+    known = judge(outcomes(nine, same, groups=groups)).estimates
+    unknown = judge(outcomes(nine, same)).estimates
+    for name in ("nll", "brier", "error_rate"):
+        width = once[name].high - once[name].low
+        assert known[name].value == pytest.approx(once[name].value)
+        assert known[name].high - known[name].low == pytest.approx(width, rel=0.05)
+        assert unknown[name].high - unknown[name].low == pytest.approx(width / 3, rel=0.1)
+
+
+def test_intervals_cover_the_mean_of_groups_of_any_size() -> None:
+    rng = np.random.default_rng(1)
+    inside = 0
+    for trial in range(200):
+        sizes = rng.integers(1, 12, 40)
+        groups = np.repeat(np.arange(40), sizes)
+        values = rng.normal(size=40)[groups] + 0.3 * rng.normal(size=len(groups))
+        (found,) = mean_estimates(values[:, None], draws=200, seed=trial, groups=groups)
+        inside += found.low <= 0.0 <= found.high
+    assert inside >= 180  # 95 % of 200 are 190; without groups it is about 100
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (PATIENTS[:5], "shape"),
+        (["one"] * 120, "all samples belong to the group 'one'"),
+        ([*[1.0] * 119, np.nan], "row 119"),
+        ([None] * 120, "numbers or texts"),
+    ],
+)
+def test_wrong_groups_are_refused(groups: object, message: str) -> None:
+    with pytest.raises(InvalidDataError, match=message):
+        fit("ts", LOGITS, LABELS, groups=groups)
