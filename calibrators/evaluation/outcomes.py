@@ -61,8 +61,11 @@ class Outcomes:
 
     def rows(self, index: Indices) -> Outcomes:
         """Return a subset of the samples."""
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Outcomes(**{name: None if value is None else value[index] for name, value in values.items()})
+        kept: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            kept[field.name] = None if value is None else value[index]
+        return Outcomes(**kept)
 
     @property
     def residual(self) -> Vector:
