@@ -142,6 +142,10 @@ def check_policy(key: HeldKey | None, policy: ActivatePolicy) -> None:
         )
 
 
+QUERY = {"/fit": ("wait",), "/compare": ("versions", "methods")}
+"""What the query strings of the routes with uploads take."""
+
+
 async def no_other_parameters(request: Request) -> None:
     """Refuse query parameters that nothing reads; those that are fields of the form are often sent there.
 
@@ -150,12 +154,14 @@ async def no_other_parameters(request: Request) -> None:
     InvalidParameter
         Naming the parameter.
     """
+    path = request.scope["route"].path
+    known, fields = QUERY[path], FIELDS if path == "/fit" else ("scores",)
     for name in request.query_params:
-        if name != "wait":
-            place = "; it is a field of the form or a member of the JSON body" if name in FIELDS else ""
+        if name not in known:
+            place = "; it is a field of the form or a member of the JSON body" if name in fields else ""
             raise InvalidParameter(
-                f"/fit has no query parameter {name!r:.100}{place or hint(name, ['wait', *FIELDS])}. The "
-                "query string takes `wait`."
+                f"{path} has no query parameter {name!r:.100}{place or hint(name, [*known, *fields])}. The "
+                f"query string takes {' and '.join(f'`{each}`' for each in known)}."
             )
 
 
@@ -205,6 +211,7 @@ async def start_fit(
 @router.post(
     "/compare",
     openapi_extra=_body({"scores": FIELDS["scores"]}),
+    dependencies=[Depends(no_other_parameters)],
     responses=problems(
         *UPLOAD_PROBLEMS, CalibratorNotFound, CalibratorPruned, ForeignCalibrator, DamagedArtifact
     ),

@@ -50,6 +50,11 @@ GOOD = {"logits": LOGITS.tolist(), "labels": LABELS.tolist()}
 UNKNOWN: dict[str, tuple[str, dict[str, Any], str]] = {
     "query": ("/fit?method=ts", {"json": GOOD}, "no query parameter 'method'; it is a field of the form"),
     "misspelt query": ("/fit?wiat=3", {"json": GOOD}, "'wiat'; did you mean 'wait'?"),
+    "misspelt query of a comparison": (
+        "/compare?methods=ts&version=1",
+        {"json": GOOD},
+        "'version'; did you mean 'versions'?",
+    ),
     "form field": (
         "/fit",
         {"files": {"file": ("v", csv(by_class()))}, "data": {"metod": "ts"}},
