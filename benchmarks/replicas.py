@@ -24,16 +24,26 @@ import numpy as np
 from tests.app.fitting.service import Service
 from tests.app.fitting.validation_data import CONTENT_TYPE, form, validation_npz
 from tests.app.registry.postgresql import PostgreSQL
+from tests.app.steady_load import SteadyLoad
 
 SAMPLES = 5000
 POLL_ONLY = "from boxcal.app.registry.database import Database; Database.notify = lambda *_: None"
 """Run before a service: activations are not notified."""
+VARIANTS = (
+    ("activation, notified", "", 0.0),
+    ("activation, notified, at 100 predictions per second", "", 100.0),
+    ("activation, by poll", POLL_ONLY, 0.0),
+)
+BODY = json.dumps({"logits": [list(range(10))]}).encode()
 
 
 def activations(
-    stack: ExitStack, server: PostgreSQL, folder: Path, changes: int, prelude: str
+    stack: ExitStack, server: PostgreSQL, folder: Path, changes: int, *, prelude: str, rate: float
 ) -> list[float]:
-    """Return the seconds that a replica takes to follow each of the changes of another one."""
+    """Return the seconds that a replica takes to follow each of the changes of another one.
+
+    With a rate, it predicts meanwhile; no prediction may fail or name another version than these two.
+    """
     settings = {"database_url": server.new_database(), "device": "cpu", "keep_versions": "1000"}
     one, other = (
         stack.enter_context(Service(folder / name, prelude=prelude, **settings)) for name in ("one", "other")
@@ -43,6 +53,10 @@ def activations(
     ).json()
     require(fitted["state"] == "succeeded", fitted)
     seconds = []
+    load = None
+    if rate:
+        port = int(other.url.rpartition(":")[2])
+        load = stack.enter_context(SteadyLoad(port, rate, body=BODY))
     for number in range(changes):
         version = number % 2
         answer = one.client.post(f"/calibrators/{version}/activate")
@@ -52,6 +66,8 @@ def activations(
             time.sleep(0.005)
         seconds.append(time.perf_counter() - began)
         time.sleep(np.random.default_rng(number).uniform(0, 0.3))  # at any moment of the other's poll
+    if load is not None:
+        require(not load.failures and set(load.versions) == {"0", "1"}, (load.failures, load.versions))
     return seconds
 
 
@@ -106,9 +122,10 @@ def main() -> None:
         server = PostgreSQL(folder)
         server.start()
         try:
-            for title, prelude in (("activation, notified", ""), ("activation, by poll", POLL_ONLY)):
+            for title, prelude, rate in VARIANTS:
                 with ExitStack() as stack:
-                    seconds = activations(stack, server, Path(name) / title, options.changes, prelude)
+                    place = Path(name) / title
+                    seconds = activations(stack, server, place, options.changes, prelude=prelude, rate=rate)
                 print(row(title, seconds), flush=True)
             with ExitStack() as stack:
                 seconds = list(adoptions(stack, server, Path(name) / "adoption", options.kills))

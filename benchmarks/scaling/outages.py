@@ -22,7 +22,7 @@ from tests.app.fitting.validation_data import CONTENT_TYPE, form, validation_npz
 from tests.app.registry.postgresql import PostgreSQL
 from tests.app.steady_load import SteadyLoad
 
-BODY = b'{"logits": [[1.0, 2.0, 3.0, 4.0]], "timeout_ms": 500}'
+BODY = b'{"logits": [[1.0, 2.0, 3.0, 4.0]], "options": {"timeout_ms": 500}}'
 FIRST = 120
 REGISTRY_ROUTES = ("/calibrators", "/fits", "/activations")
 OUTAGES: dict[str, tuple[Callable[[PostgreSQL], None], Callable[[PostgreSQL], None]]] = {

@@ -78,8 +78,12 @@ def main(arguments: Sequence[str]) -> None:
             watching = threading.Thread(target=watch)
             watching.start()
             began = time.monotonic()
-            with ThreadPoolExecutor(4 * CONNECTIONS) as threads:
-                list(threads.map(work, range(options.calls // 10)))
+            # As many threads as a replica has for its registry.
+            with ThreadPoolExecutor(CONNECTIONS) as ones, ThreadPoolExecutor(CONNECTIONS) as others:
+                pools = (ones, others)
+                parts = [pools[number % 2].submit(work, number) for number in range(options.calls // 10)]
+                for part in parts:
+                    part.result()
             seconds = time.monotonic() - began
             done.set()
             watching.join()
