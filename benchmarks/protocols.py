@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from benchmarks.serving.payloads import JSON, Request, free_port
 from benchmarks.serving.running import run_part
@@ -75,8 +76,8 @@ def plain_request(path: str) -> Callable[[Floats], Request]:
 
 
 @contextmanager
-def serving(command: list[str], settings: dict[str, str], place: str) -> Iterator[None]:
-    """Run a server in a process of its own while the block runs."""
+def serving(command: list[str], settings: dict[str, str], place: str) -> Iterator[psutil.Process]:
+    """Run a server in a process of its own, which is given, while the block runs."""
     process = subprocess.Popen(
         command, env=os.environ | settings, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
@@ -89,14 +90,20 @@ def serving(command: list[str], settings: dict[str, str], place: str) -> Iterato
                 break
             except OSError:
                 time.sleep(0.05)
-        yield
+        yield psutil.Process(process.pid)
     finally:
         process.terminate()
         process.wait()
 
 
-def http_rate(port: int, requests: list[Request]) -> float:
-    """Measure responses/s at saturation."""
+def spent(server: psutil.Process) -> float:
+    """Return the processor time, in seconds, of a server and the processes that it has started."""
+    times = [each.cpu_times() for each in (server, *server.children(recursive=True))]
+    return float(sum(one.user + one.system for one in times))
+
+
+def http_rate(server: psutil.Process, port: int, requests: list[Request]) -> tuple[float, float]:
+    """Measure responses/s at saturation, and the server's seconds of processor time for one."""
     plan = {
         "port": port,
         "requests": [base64.b64encode(request.encoded(port)).decode() for request in requests],
@@ -105,10 +112,12 @@ def http_rate(port: int, requests: list[Request]) -> float:
             {"name": "saturation", "seconds": SECONDS, "connections": CONNECTIONS},
         ],
     }
-    full = run_part("load", plan=plan)[1]
+    before = spent(server)
+    phases = run_part("load", plan=plan)
+    used, full = spent(server) - before, phases[1]
     if full["failures"]:
         raise SystemExit(f"requests failed: {full['failures']}")
-    return float(len(full["latencies"]) / full["elapsed"])
+    return len(full["latencies"]) / full["elapsed"], used / sum(len(one["latencies"]) for one in phases)
 
 
 def grpc_rate(port: int, rows: int) -> float:
@@ -153,8 +162,8 @@ def batch(rows: int, seed: int) -> Floats:
     return np.random.default_rng(seed).normal(0, 4, (rows, CLASSES)).round(6)
 
 
-def measure_ours() -> dict[str, float]:
-    """Measure every protocol of one service, in rows/s."""
+def measure_ours() -> dict[str, tuple[float, float]]:
+    """Measure every protocol of one service: rows/s, and seconds of processor time for a row."""
     port, grpc_port = free_port(), free_port()
     command = [str(Path(sys.executable).with_name("boxcal")), "serve"]
     found = {}
@@ -165,25 +174,29 @@ def measure_ours() -> dict[str, float]:
             "BOXCAL_GRPC_PORT": str(grpc_port),
             "BOXCAL_DATA_DIR": folder,
         }
-        with serving(command, settings, f"{port}/health/ready"):
+        with serving(command, settings, f"{port}/health/ready") as server:
             for rows in (1, 64):
                 batches = [batch(rows, seed) for seed in range(BODIES)]
                 for name, make in (("JSON", json_request), (".npy", npy_request), ("V2", v2_request)):
-                    found[f"{name}, {rows}"] = rows * http_rate(port, [make(one) for one in batches])
-                found[f"gRPC, {rows}"] = rows * grpc_rate(grpc_port, rows)
+                    rate, used = http_rate(server, port, [make(one) for one in batches])
+                    found[f"{name}, {rows}"] = rows * rate, used / rows
+                before = spent(server)
+                rate = grpc_rate(grpc_port, rows)
+                answered = rate * (SECONDS + WARM_SECONDS)  # about: the warm-up is not counted
+                found[f"gRPC, {rows}"] = rows * rate, (spent(server) - before) / answered / rows
     return found
 
 
-def measure_peer(command: list[str], port: int, ready: str, path: str) -> float:
-    """Measure a peer with one row in JSON, in rows/s."""
+def measure_peer(command: list[str], port: int, ready: str, path: str) -> tuple[float, float]:
+    """Do the same for a peer, with one row in JSON."""
     settings = {"BENCH_PORT": str(port), "BENCH_TASK": "logits"}
-    with serving(command, settings, f"{port}{ready}"):
-        return http_rate(port, [plain_request(path)(batch(1, seed)) for seed in range(BODIES)])
+    with serving(command, settings, f"{port}{ready}") as server:
+        return http_rate(server, port, [plain_request(path)(batch(1, seed)) for seed in range(BODIES)])
 
 
 def main(rounds: int, mosec: str | None) -> None:
     """Measure, and print each round and the medians."""
-    measured: list[dict[str, float]] = []
+    measured: list[dict[str, tuple[float, float]]] = []
     for _ in range(rounds):
         found = measure_ours()
         port = free_port()
@@ -195,11 +208,12 @@ def main(rounds: int, mosec: str | None) -> None:
             command = [mosec, str(PEERS / "on_mosec.py"), "--address", "127.0.0.1", "--port", str(port)]
             found["mosec, JSON, 1"] = measure_peer(command, port, "/", "/inference")
         measured.append(found)
-        print("; ".join(f"{name}: {rate:,.0f}" for name, rate in found.items()), flush=True)
-    print(f"median of {rounds} rounds, rows/s:")
-    middle = {name: statistics.median(one[name] for one in measured) for name in measured[0]}
-    for name, rate in middle.items():
-        print(f"  {name:<24} {rate:>10,.0f}   {rate / middle['JSON, 1']:6.2f} times JSON with one row")
+        print("; ".join(f"{name}: {rate:,.0f}" for name, (rate, _) in found.items()), flush=True)
+    print(f"median of {rounds} rounds, rows/s, and processor time of the server for a row:")
+    for name in measured[0]:
+        rate, used = (statistics.median(one[name][n] for one in measured) for n in (0, 1))
+        base = statistics.median(one["JSON, 1"][0] for one in measured)
+        print(f"  {name:<24} {rate:>10,.0f} {rate / base:6.2f} times JSON with one row {used * 1e6:8.1f} us")
 
 
 if __name__ == "__main__":
