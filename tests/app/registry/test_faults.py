@@ -143,6 +143,7 @@ def test_a_restarted_server_fails_no_call(
                 registry.list()
         finally:
             postgresql.start()
+        assert len(registry.list()) == 1
         postgresql.stop(how)  # so that the next call meets a connection of the server before
         postgresql.start()
         assert call_all(registry, 2 * CONNECTIONS) == [registry.list()] * 2 * CONNECTIONS
