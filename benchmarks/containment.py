@@ -67,7 +67,7 @@ def main() -> None:
         for name, excess in worst.items():
             verdict = "yes" if excess <= TOLERANCE else "no"
             cells = [path.parent.name, logits.shape[1], f"`{name}`", options.seeds * len(factors)]
-            print(*["", *cells, f"{excess:+.1e}", verdict, ""], sep=" | ", flush=True)
+            print(f"| {' | '.join(map(str, [*cells, f'{excess:+.1e}', verdict]))} |", flush=True)
 
 
 if __name__ == "__main__":

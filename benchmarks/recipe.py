@@ -5,9 +5,9 @@
 A folder holds `val.npz` and `test.npz` with `logits` (N, K) or `probabilities`, and `labels`. The recipe is
 Adam with a learning rate of 1e-3, 500 epochs in batches of 256, and networks of two hidden layers of five
 ReLU units over the ten largest logits. All variants of a set are trained side by side, each as it would be
-alone. The time of one is extrapolated from 200 of its steps. The affine map of `dirichlet` starts at the
-identity, and has the penalty that boxcal's cross-validation chooses. The losses of each method are stored,
-and a run does only what is not stored.
+alone. The processor time of one is extrapolated from 200 of its steps. The affine map of `dirichlet` starts
+at the identity, and has the penalty that boxcal's cross-validation chooses. The losses of each method are
+stored, and a run does only what is not stored.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def train(recipe: Recipe, logits: Tensor, labels: Tensor, most: float = math.inf
     inputs, rows = recipe.inputs(logits), Rows(logits, labels, recipe.base)
     optimiser = torch.optim.Adam(recipe.parameters)
     rngs = [np.random.default_rng(seed) for _, _, seed in recipe.runs]
-    steps, began = 0, time.perf_counter()
+    steps, began = 0, time.process_time()
     for _ in range(EPOCHS):
         orders = np.stack([rng.permutation(len(labels)) for rng in rngs])
         for begin in range(0, len(labels), BATCH):
@@ -210,8 +210,8 @@ def train(recipe: Recipe, logits: Tensor, labels: Tensor, most: float = math.inf
             optimiser.step()
             steps += 1
             if steps >= most:
-                return (time.perf_counter() - began) / steps
-    return (time.perf_counter() - began) / steps
+                return (time.process_time() - began) / steps
+    return (time.process_time() - began) / steps
 
 
 def losses_of(recipe: Recipe, logits: Tensor, labels: Tensor) -> Array:
@@ -250,13 +250,17 @@ def run_recipe(method: str, val: Labelled, test: Labelled, seeds: int) -> dict[s
 
 def run_boxcal(method: str, val: Labelled, test: Labelled, seeds: int) -> dict[str, Any]:
     """Fit with each seed; give the losses (1, seeds, N) and the seconds of the fastest fit."""
-    fits = [fit(method, *val, seed=seed) for seed in range(seeds)]
+    fits, seconds = [], []
+    for seed in range(seeds):
+        began = time.process_time()
+        fits.append(fit(method, *val, seed=seed))
+        seconds.append(time.process_time() - began)
     answers = [one.calibrator(test[0]).gather(1, test[1][:, None])[:, 0] for one in fits]
     return {
         "variants": ["boxcal"],
         "validation": np.array([[one.nll for one in fits]]),
         "test": -torch.stack(answers).log().numpy()[None],
-        "seconds": min(one.seconds for one in fits),
+        "seconds": min(seconds),
     }
 
 
@@ -265,7 +269,7 @@ def row(name: str, method: str, recipe: Any, boxcal: Any) -> str:
 
     The standard error of the difference is that of the test samples, paired, and of the seeds.
     """
-    best = int(recipe["test"].mean(axis=(1, 2)).argmin())
+    best = int(np.nanargmin(recipe["test"].mean(axis=(1, 2))))  # some runs diverge
     theirs, ours = recipe["test"][best], boxcal["test"][0]
     paired = ours.mean(axis=0) - theirs.mean(axis=0)
     seeds = [values.mean(axis=1).std(ddof=1) / math.sqrt(len(values)) for values in (theirs, ours)]

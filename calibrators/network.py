@@ -13,7 +13,7 @@ TOP = 10
 """How many of the largest logits it reads."""
 HIDDEN = 5
 FLAT = 1e-3
-DRAWS = 6
+DRAWS = 4
 """How many random hidden layers a fit starts from."""
 
 
