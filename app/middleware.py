@@ -44,7 +44,7 @@ class DirectRequest(Request):
     async def reply(
         self,
         media_type: str,
-        body: Sequence[bytes],
+        body: Sequence[bytes | memoryview],
         headers: Sequence[tuple[bytes, bytes]] = (),
         status: int = 200,
     ) -> None:
@@ -56,8 +56,9 @@ class DirectRequest(Request):
         await self._send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
         sent = 0
         for piece in body:
+            whole = piece if len(piece) <= CHUNK else memoryview(piece)  # parts of a view are no copies
             for start in range(0, max(1, len(piece)), CHUNK):
-                part = piece[start : start + CHUNK]
+                part = whole[start : start + CHUNK]
                 sent += len(part)
                 await self._send({"type": "http.response.body", "body": part, "more_body": sent < length})
                 if sent < length:

@@ -34,7 +34,7 @@ from boxcal.app.predict.routes import unless_disconnected
 from boxcal.app.registry.errors import CalibratorNotFound, RegistryUnavailable
 from boxcal.app.state import CurrentState, State
 from boxcal.app.v2.inference import CALIBRATOR, Answered, Asked, ModelNotFound, class_count
-from boxcal.app.v2.tensors import datatype_of, from_binary, from_json, read_shape, to_binary
+from boxcal.app.v2.tensors import datatype_of, from_binary, from_json, read_shape, view_of
 
 # The protocol has its own OpenAPI document, and its own clients.
 router = APIRouter(tags=["v2"], include_in_schema=False)
@@ -226,17 +226,18 @@ def read_request(body: Body, length: str, model: str, version: str) -> tuple[Ask
     return Asked(model, version, inputs, wanted, parameters), document
 
 
-def write_response(answered: Answered, document: Mapping[str, Any]) -> tuple[list[bytes], int]:
+def write_response(answered: Answered, document: Mapping[str, Any]) -> tuple[list[bytes | memoryview], int]:
     """Write a response in pieces; the second value is the length of its JSON part, 0 if all of it is JSON."""
     as_binary = {
         entry["name"]: bool(_parameters(entry).get("binary_data")) for entry in document.get("outputs") or []
     }
     default = bool(_parameters(document).get("binary_data_output"))
-    described, pieces = [], []
+    described: list[dict[str, Any]] = []
+    pieces: list[bytes | memoryview] = []
     for name, array in answered.outputs:
         entry: dict[str, Any] = {"name": name, "datatype": datatype_of(array), "shape": list(array.shape)}
         if as_binary.get(name, default):
-            pieces.append(to_binary(array))
+            pieces.append(view_of(array))
             entry["parameters"] = {"binary_data_size": len(pieces[-1])}
         else:
             flat = array.ravel()

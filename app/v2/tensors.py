@@ -116,6 +116,13 @@ def to_binary(values: Array) -> bytes:
     return b"".join(LENGTH.pack(len(one)) + one for one in encoded)
 
 
+def view_of(values: Array) -> bytes | memoryview:
+    """Give what `to_binary` writes; numbers are not copied."""
+    if values.dtype.kind == "O" or not values.size:
+        return to_binary(values)
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+
+
 def datatype_of(values: Array) -> str:
     """Name the type of an array."""
     if values.dtype.kind == "O":
