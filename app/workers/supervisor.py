@@ -206,8 +206,7 @@ def environment(settings: Settings) -> dict[str, str]:
         for name, value in values.items()
         if value is not None
     }
-    # Otherwise one process takes all connections that arrive together.
-    return {**os.environ, **given, "UV_TCP_SINGLE_ACCEPT": "1"}
+    return {**os.environ, **given}
 
 
 def supervise(settings: Settings) -> None:
@@ -234,7 +233,7 @@ def supervise(settings: Settings) -> None:
             [sys.executable, "-m", "boxcal.app.workers.process", *arguments],
             env=child_environment,
             pass_fds=descriptors,
-            start_new_session=True,
+            process_group=0,  # so that Ctrl-C reaches the supervisor alone
         )
         os.close(told)
         return Process(popen, ready, time.monotonic())

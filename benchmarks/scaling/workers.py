@@ -55,7 +55,7 @@ def started(command: Sequence[str], port: int, ready: str, **environment: str) -
                     break
             except httpx.TransportError:
                 time.sleep(0.1)
-        time.sleep(10)  # the other processes
+        time.sleep(6)  # the other processes
         try:
             yield port
         finally:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,11 +18,22 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from boxcal.app.settings import Settings
 from boxcal.app.workers import metrics as shared
 from boxcal.app.workers import supervisor as workers
+from boxcal.app.workers.accepting import Acceptor, Shares
 from boxcal.app.workers.metrics import SharedMetrics, join_ended
 from boxcal.app.workers.supervisor import Process, Supervisor
 
 SERVES = "import os, sys, time; os.write(int(sys.argv[1]), b'1'); time.sleep(600)"
 FAILS = "raise SystemExit(3)"
+
+
+class Held(asyncio.Protocol):
+    """A connection that was taken."""
+
+    def __init__(self) -> None:
+        self.lost = asyncio.Event()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set()
 
 
 class Spawned:
@@ -134,6 +147,47 @@ def test_counters_of_dead_processes_stay_and_their_gauges_go(
         assert sorted(file.name for file in tmp_path.glob("*.json")) == sorted(
             [f"{os.getpid()}.json", "ended.json"]
         )
+
+
+def test_connections_that_arrive_together_are_shared(tmp_path: Path) -> None:
+    """One of the processes is asleep at first: the other takes what is not taken within 20 ms."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    listeners = [listener, listener.dup()]
+    held: list[list[Held]] = [[], []]
+
+    def taker(index: int, shares: Shares) -> Acceptor:
+        def protocol() -> Held:
+            held[index].append(Held())
+            return held[index][-1]
+
+        return Acceptor(listeners[index], protocol, None, shares, lambda: len(held[index]))
+
+    async def scenario() -> None:
+        shares = [Shares(tmp_path, index, 2) for index in range(2)]
+        assert not shares[0].is_ahead(5)  # the other does not serve yet
+        takers = [taker(index, shares[index]) for index in range(2)]
+        clients = [await asyncio.open_connection(*address) for _ in range(16)]
+        async with asyncio.timeout(30):
+            while sum(map(len, held)) < 16:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
+        assert min(map(len, held)) >= 6
+        takers[0].close()
+        shares[0].tell(0)  # a sibling that never takes one
+        clients.append(await asyncio.open_connection(*address))
+        async with asyncio.timeout(30):
+            while sum(map(len, held)) < 17:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
+        takers[1].close()
+        assert not shares[0].is_ahead(5)
+        for _, writer in clients:
+            writer.close()
+            await writer.wait_closed()
+        for protocol in held[0] + held[1]:
+            await protocol.lost.wait()
+
+    with listeners[0], listeners[1]:
+        asyncio.run(scenario())
 
 
 def test_options_reach_the_processes(tmp_path: Path) -> None:
