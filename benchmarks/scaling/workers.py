@@ -9,6 +9,7 @@ loop is the one of `benchmarks.serving.limits` with sessions like those of the s
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import statistics
@@ -26,6 +27,7 @@ from benchmarks.scaling.servers import require
 from benchmarks.serving.contestants import CONTESTANTS, OURS, TASKS, Task
 from benchmarks.serving.limits import images as offline_images
 from benchmarks.serving.payloads import Request, free_port, random_logits, read_images
+from benchmarks.serving.peers.work import CROP, RESIZE
 
 PEERS = Path(__file__).parents[1] / "serving" / "peers"
 SCRIPT = """
@@ -81,6 +83,15 @@ def boxcal(workers: int, folder: Path, model: str, labels: Path | None) -> ExitS
     return stack
 
 
+def declared(model: Path, folder: Path) -> Path:
+    """Put the declaration of the preprocessing beside a link to the model."""
+    (served := folder / "model.onnx").symlink_to(model)
+    half = [0.5, 0.5, 0.5]
+    preprocessing = {"resize": RESIZE, "crop": CROP, "mean": half, "std": half}
+    served.with_suffix(".json").write_text(json.dumps({"preprocessing": preprocessing}))
+    return served
+
+
 def script(folder: Path, name: str, requests: Sequence[Request]) -> Path:
     """Write the bodies and a program for wrk that sends one after the other."""
     (bodies := folder / f"{name}-bodies").mkdir()
@@ -113,7 +124,7 @@ def measure(task: Task, options: argparse.Namespace, folder: Path) -> dict[str, 
     mosec = next(one for one in CONTESTANTS if one.name == "mosec")
     found: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        model = "logits:1000" if is_logits else f"onnx:{options.model}"
+        model = "logits:1000" if is_logits else f"onnx:{declared(options.model, folder)}"
         programs = {
             one.name: script(folder, f"{task}-{one.name}", [one.request(task, body) for body in bodies])
             for one in (ours, mosec)
@@ -157,13 +168,14 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=5)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     for name in ("model", "labels", "images"):
         parser.add_argument(f"--{name}", type=Path)
     options = parser.parse_args(arguments)
     print("| task | server, processes | requests per second | of mosec | of the offline loop |")
     print("| --- | --- | ---: | ---: | ---: |")
     with tempfile.TemporaryDirectory(prefix="boxcal-workers-") as name:
-        for task in reversed(TASKS):
+        for task in reversed(options.tasks):
             if task == "images" and options.model is None:
                 continue
             if task == "images":
