@@ -22,7 +22,7 @@ project. Each method is fitted to the validation set and evaluated on the test s
 redistributions of both: ten splits, fewer where the fits of a method take longer than two minutes in all
 (column *splits*). Numbers are means over the splits, with their standard error in brackets. The networks,
 splits and sizes differ from those of the paper, so this page compares its findings, not its numbers. Times
-were measured on a machine with other load; what a method contains, and has been fitted before on the same
+are processor times; what a method contains, and has been fitted before on the same
 split, is not fitted again. The run time of the operator is in [Benchmarks](benchmarks.md#the-operator).
 
 Lower is better. {IMPROVED} lower and {DEGRADED} higher than the base method. `{CLEAR}`: the 95 % interval

@@ -293,6 +293,8 @@ class _Fits:
         for point in map(Tensor.numpy, kept):
             if objective(point)[0] < minimum.value:
                 end = point if objective.is_network else descend(objective, point, limits)[0]
+                if objective(end)[0] > objective(point)[0]:  # a line search that failed far from the point
+                    end = point
                 slope = projected_gradient(objective, end, limits)
                 minimum = replace(
                     minimum, coordinates=end, value=objective(end)[0], gradient_norm=slope, starts_agreeing=1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from boxcal.calibrators.data import ValidationSet
@@ -13,7 +14,9 @@ from boxcal.calibrators.logit_maps.temperature import HIGHEST, LOWEST, best_temp
 from boxcal.calibrators.parametrised import Limits, parameter, vector
 
 SMALLEST = 1e-300
-"""Mixtures below this count as this; it keeps logarithms finite."""
+"""Label probabilities below this count as this in a fit; it keeps logarithms finite."""
+LARGEST_RATIO = 80.0
+"""Limits the gradient of a part of weight 0: log of its probability over that of the largest other part."""
 
 
 class EnsembleTemperatureScaling(LogitMap):
@@ -31,10 +34,13 @@ class EnsembleTemperatureScaling(LogitMap):
         self._unit = 1.0
 
     def forward(self, scores: Tensor) -> Tensor:
-        """Mix three distributions over (N, K) logits and return the log."""
-        softened, raw, uniform = self.mixture_weights
-        mixture = softened * (scores / self.temperature).softmax(dim=1) + raw * scores.softmax(dim=1)
-        logits: Tensor = (mixture + uniform / self.num_classes).clamp_min(SMALLEST).log()
+        """Mix three distributions over (N, K) logits and return the log, exactly however small it is."""
+        uniform = torch.full_like(scores, -math.log(self.num_classes))
+        logs = [(scores / self.temperature).log_softmax(dim=1), scores.log_softmax(dim=1), uniform]
+        parts, weights = torch.stack(logs), self.mixture_weights[:, None, None]
+        anchor = parts.detach().masked_fill(weights <= 0.0, -math.inf).amax(dim=0)
+        mixture = (weights * (parts - anchor).clamp_max(LARGEST_RATIO).exp()).sum(dim=0)
+        logits: Tensor = anchor + mixture.log()
         return logits
 
     def parameters_from(self, coordinates: Tensor) -> dict[str, Tensor]:

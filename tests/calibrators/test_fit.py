@@ -19,6 +19,7 @@ from boxcal.calibrators.fitting.candidates import candidates
 from boxcal.calibrators.fitting.closed_form_gradients import objective_of
 from boxcal.calibrators.fitting.joint import JointObjective
 from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.logit_maps.ensemble_temperature import EnsembleTemperatureScaling
 from boxcal.calibrators.logit_maps.linear import LinearMap
 from boxcal.calibrators.method import BOUND_MAPS, LOGIT_MAPS, parse
 from boxcal.calibrators.operator.uniform import SortedRows
@@ -169,6 +170,13 @@ def test_a_joint_fit_leaves_a_vacuous_start() -> None:
     softened = torch.where(unsure[:, None], logits / 8.0, logits)
     labels = torch.multinomial(softened.softmax(1), 1, generator=generator)[:, 0]
     assert fit("ts+pb-mlp", logits, labels).nll < fit("ts+pb", logits, labels).nll - 0.01
+
+
+def test_a_mixture_of_one_part_is_that_part_however_small_its_probabilities() -> None:
+    logits = torch.tensor([[0.0, -20.0, -50.0]], dtype=torch.float64)
+    mixture = EnsembleTemperatureScaling(3)
+    mixture.set_coordinates(mixture.tempered(math.log(0.01))[0])
+    torch.testing.assert_close(mixture(logits), 100.0 * logits, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("method", ["ets+lb", "dirichlet+lb"])
