@@ -27,7 +27,7 @@ WORDS = ("[PAD]", "[UNK]", "good", "bad", "film", "a", "very", "long", "story")
 TEXTS = ("good film", "a very very long bad story", "film", "a good story", "unknown words only here")
 
 
-def pictures(side: int, count: int = 3) -> list[Image.Image]:
+def noise_images(side: int, count: int = 3) -> list[Image.Image]:
     noise = np.random.default_rng(5).integers(0, 256, (count, side, side, 3), dtype=np.uint8)
     return [Image.fromarray(one) for one in noise]
 
@@ -54,7 +54,7 @@ def of_timm(folder: Path) -> tuple[str, Export]:
     path = folder / "three.safetensors"
     save_file(network.state_dict(), path)
     transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=network))
-    images = pictures(168)  # the size before the crop, so that nothing is resampled
+    images = noise_images(168)  # the size before the crop, so that nothing is resampled
     expected = probabilities(network(torch.stack([transform(image) for image in images])))
     return f"timm:test_resnet?checkpoint={path}", Export(posted(images), ("0", "1", "2"), expected)
 
@@ -74,7 +74,7 @@ def of_vision_transformer(folder: Path) -> tuple[str, Export]:
     network, processor = vision_transformer(), ViTImageProcessor(size={"height": 32, "width": 32})
     network.save_pretrained(folder)
     processor.save_pretrained(folder)
-    images = pictures(32)
+    images = noise_images(32)
     logits = network(**processor(images=images, return_tensors="pt")).logits
     return f"transformers:{folder}", Export(posted(images), CLASSES, probabilities(logits))
 
@@ -106,7 +106,7 @@ def of_exported_program(folder: Path) -> tuple[str, Export]:
         torch.export.save(program, path)
     preprocessing = {"resize": [32, 32], "mean": [0.5] * 3, "std": [0.5] * 3}
     path.with_suffix(".json").write_text(json.dumps({"labels": CLASSES, "preprocessing": preprocessing}))
-    images = pictures(32)
+    images = noise_images(32)
     batch = torch.stack(
         [torch.from_numpy(np.asarray(image) / 127.5 - 1).float().movedim(2, 0) for image in images]
     )

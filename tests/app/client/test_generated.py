@@ -22,7 +22,7 @@ LOGITS = [[3.0, 1.0, *[0.0] * 8]]
 TYPESCRIPT = Path(__file__).parent / "typescript"
 
 
-def picture() -> str:
+def encoded_image() -> str:
     file = io.BytesIO()
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(file, "png")
     return base64.b64encode(file.getvalue()).decode()
@@ -61,7 +61,7 @@ def test_openapi_python_client(package: str, service: Any) -> None:
         body = models.CalibrateJsonBodyType0.from_dict({"logits": LOGITS} | options)
         answer = route("predict.calibrate").sync(client=client, body=body)
         assert max(answer.predictions[0].probabilities) == 0.5
-        body = models.PredictJsonBody.from_dict({"inputs": [{"image": picture()}]})
+        body = models.PredictJsonBody.from_dict({"inputs": [{"image": encoded_image()}]})
         predicted = route("predict.predict").sync(client=client, body=body)
         assert predicted.predictions[0].label in set("0123456789")
         body = models.CalibrateJsonBodyType0.from_dict({"logits": [[1.0, 2.0]]})
@@ -90,7 +90,7 @@ def test_openapi_typescript(document: Path, service: Any) -> None:
         f"npx tsc {options} check.ts",
     ):
         subprocess.run(command.split(), cwd=folder, check=True, timeout=120)
-    ran = ["node", "check.js", service.url, picture()]
+    ran = ["node", "check.js", service.url, encoded_image()]
     answer = json.loads(
         subprocess.run(ran, cwd=folder, check=True, timeout=60, stdout=subprocess.PIPE).stdout
     )
