@@ -46,16 +46,16 @@ def read_object(file: IO[bytes], size: int) -> dict[str, Any]:
         raise UploadTooLarge(
             f"The JSON document has {size:,} bytes; the limit is {MAX_JSON_BYTES:,}. Send .npz or .parquet."
         )
-    with room(PARSED_FACTOR * size + 16 * 2**20):
-        try:
+    try:  # around the limit, because words about a failed allocation take memory too
+        with room(PARSED_FACTOR * size + 16 * 2**20):
             document = orjson.loads(file.read())
-        except orjson.JSONDecodeError as error:
-            raise MalformedBody(f"The document is not JSON: {error}.") from error
-        except (MemoryError, SystemError) as error:  # what orjson raises where an allocation fails
-            raise UploadTooLarge(
-                f"The document of {size:,} bytes takes more than {PARSED_FACTOR} times its size in memory. "
-                "send .npz or .parquet."
-            ) from error
+    except orjson.JSONDecodeError as error:
+        raise MalformedBody(f"The document is not JSON: {error}.") from error
+    except (MemoryError, SystemError) as error:  # what orjson raises where an allocation fails
+        raise UploadTooLarge(
+            f"The document of {size:,} bytes takes more than {PARSED_FACTOR} times its size in memory. "
+            "Send .npz or .parquet."
+        ) from error
     if not isinstance(document, dict):
         raise MalformedBody("The document must be a JSON object with `labels` and `logits`.")
     return document
