@@ -161,7 +161,8 @@ class MatrixScaling(LinearMap):
     """`T(g) = W g / temperature + w'` (Guo et al. 2017), regularised as by Kull et al. (2019).
 
     The penalty is lambda / (K (K - 1)) times the sum of squares off the diagonal, plus lambda / K times
-    that of the intercept (their lambda = mu).
+    that of the intercept (their lambda = mu), and K/N times that of `diagonal(W) - 1`, which they leave free:
+    with few samples it then grows until classes have the probability 0.
     """
 
     name = "matrix"
@@ -177,10 +178,9 @@ class MatrixScaling(LinearMap):
         return self.reading(scores / self.temperature) @ self.weight.T + self.intercept
 
     def ridge(self, strength: float, samples: int) -> Ridge:
-        """Leave the diagonal free."""
-        del samples
+        """Divide the strength among the entries off the diagonal, and among the offsets."""
         K = self.num_classes
-        return Ridge(0.0, strength / (K * (K - 1)), strength / K)
+        return Ridge(K / samples, strength / (K * (K - 1)), strength / K)
 
 
 class DirichletCalibration(MatrixScaling):

@@ -56,7 +56,7 @@ def test_structure_is_found_and_holds_on_unseen_data(method: str) -> None:
     assert nll_of(fit(method, *confused(2000, seed=0)).calibrator, *unseen) < scaled - 0.005
 
 
-@pytest.mark.parametrize("method", ["vector", "sms"])
+@pytest.mark.parametrize("method", LINEAR)
 def test_fifty_samples_of_twenty_classes_do_no_harm(method: str) -> None:
     logits, labels = overconfident(50, 20, temperature=2.0)
     unseen = overconfident(4000, 20, temperature=2.0, seed=1)
