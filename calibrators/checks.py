@@ -99,7 +99,12 @@ def check_data(logits: Floats, labels: Labels) -> list[DataWarning]:
 
 
 def check_fit(method: str, data: ValidationSet) -> list[DataWarning]:
-    """Look for what is wrong with validation data, and with fitting a method to them."""
+    """Look for what is wrong with validation data, and with fitting a method to them.
+
+    `auto` has no remark of its own: its cross-validation compares what it takes with plainer methods.
+    """
+    if method == "auto":
+        return check_data(data.scores.numpy(), data.labels.numpy())
     one = parse(method)
     parameters = one.num_parameters(data.num_classes)
     count, labels = len(data), data.labels.numpy()
@@ -114,7 +119,7 @@ def check_fit(method: str, data: ValidationSet) -> list[DataWarning]:
     if parameters > count:
         message = (
             f"{count:,} samples are few for `{method}`, which has {parameters:,} parameters;"
-            " a method with fewer, such as `ts`, does better on new data"
+            " a method with fewer, such as `ts`, may do better on new data"
         )
         warnings.append(DataWarning("few_samples", "warning", message, count))
     return warnings

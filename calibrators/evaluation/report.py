@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from boxcal.calibrators.calibrator import Calibrator
-from boxcal.calibrators.checks import DataWarning, check_changed, check_data, check_fit, check_known
+from boxcal.calibrators.checks import DataWarning, check_changed, check_fit, check_known
 from boxcal.calibrators.data import FEWEST_SAMPLES, ValidationSet, check_validation_set
 from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.errors import InvalidDataError
@@ -221,7 +221,7 @@ def cross_fitted_report(
     tell(0.97, "preparing reliability diagrams")
     changed = int((after.scored.predicted != before.scored.predicted).sum())
     sketch = Sketch.of(scores.numpy())
-    warnings = check_fit(method, data) if method != "auto" else check_data(scores.numpy(), truth.numpy())
+    warnings = check_fit(method, data)
     warnings += check_changed(changed, before.scored.correct, after.scored.correct)
     warnings += check_known(sketch, known) if known is not None else []
     report = Report(

@@ -82,7 +82,7 @@ def fit(
         logits, labels, features=features, head=head, inputs=inputs, backbone=backbone, groups=groups
     )
     result = fit_data(method, data, seed=seed, progress=progress, budget_seconds=budget_seconds)
-    return replace(result, warnings=tuple(check_fit(result.method, data)))
+    return replace(result, warnings=tuple(check_fit(method, data)))
 
 
 def fit_data(
