@@ -221,7 +221,7 @@ def cross_fitted_report(
     tell(0.97, "preparing reliability diagrams")
     changed = int((after.scored.predicted != before.scored.predicted).sum())
     sketch = Sketch.of(scores.numpy())
-    warnings = check_fit(method, data)
+    warnings = check_fit("auto" if selection_bias else method, data)
     warnings += check_changed(changed, before.scored.correct, after.scored.correct)
     warnings += check_known(sketch, known) if known is not None else []
     report = Report(
