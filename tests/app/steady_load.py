@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import threading
 import time
 from collections import Counter
@@ -68,10 +69,10 @@ class SteadyLoad:
             try:
                 connection.request("POST", self._path, self._body, {"Content-Type": "application/json"})
                 answer = connection.getresponse()
-                answer.read()
+                document = json.loads(answer.read())
                 failure = "" if answer.status == 200 else str(answer.status)
-                version = answer.headers.get("Boxcal-Calibrator-Version", "")
-            except (OSError, http.client.HTTPException) as error:
+                version = "" if failure else str(document["calibrator"]["version"])
+            except (OSError, ValueError, http.client.HTTPException) as error:
                 connection.close()
                 failure, version = repr(error), ""
             with self._lock:
