@@ -10,38 +10,34 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from boxcal.app.activation.activator import Activator
-from boxcal.app.activation.active import ServedCalibrator
 from boxcal.app.errors import NotReady
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.checks import GOING_DOWN, UploadChecks
-from boxcal.app.fitting.errors import FitAlreadyOver, FitElsewhere, FitQueueFull, UnknownMethod
+from boxcal.app.fitting.comparisons import Comparisons
+from boxcal.app.fitting.errors import FitAlreadyOver, FitElsewhere, FitQueueFull
 from boxcal.app.fitting.fields import FitFields
 from boxcal.app.fitting.job import Job
 from boxcal.app.fitting.messages import (
     BUDGET_SECONDS,
-    Compared,
-    CompareTask,
     RefitOutcome,
     RefitTask,
-    StoredVersion,
 )
-from boxcal.app.fitting.requirements import reads_of_methods
 from boxcal.app.fitting.runner import RECORD_SECONDS, WAITING, FitRunner
 from boxcal.app.fitting.shared import SharedSets
 from boxcal.app.fitting.slots import UploadSlots
-from boxcal.app.fitting.worker import Worker, WorkerFailed
+from boxcal.app.fitting.worker import WorkerFailed
 from boxcal.app.registry.audit import SERVICE, Caller
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.fits import CANCELLED, INTERRUPTED
 from boxcal.app.registry.records import ActivatePolicy, FitRecord, FitState
-from boxcal.app.registry.store import UNCALIBRATED, Registry
+from boxcal.app.registry.store import Registry
 from boxcal.app.uploads.errors import disk_errors_as_problems
 from boxcal.app.uploads.workspace import Workspace
 
@@ -51,7 +47,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("boxcal")
 
-COMPARE_SECONDS = 300.0
 ELSEWHERE_SECONDS = 5.0
 TIDY_SECONDS = 3600.0
 MAX_QUEUED = 64
@@ -104,6 +99,8 @@ class FitJobs:
     ----------
     checks
         Reads uploads; checks have a worker of their own, so that none waits for a fit.
+    comparisons
+        Compares calibrators and methods on uploads, in one more worker.
     """
 
     def __init__(
@@ -124,14 +121,12 @@ class FitJobs:
         self._workspace = workspace
         self._shared = shared
         self._queues_only = queues_only
-        self._source = source
-        self._memory_bytes = limits.memory_bytes
         self._closing = asyncio.Event()
         self._next_tidy = 0.0
         self._jobs: dict[str, Job] = {}
         self._slots = UploadSlots(workspace, self._jobs)
         self.checks = UploadChecks(workspace, summary, limits.upload_bytes, self._closing)
-        self._comparer = Worker(COMPARE_SECONDS)
+        self.comparisons = Comparisons(registry, activator, self.checks, source, limits.memory_bytes)
         self._runner = FitRunner(
             registry,
             activator,
@@ -148,7 +143,7 @@ class FitJobs:
         for job in self._jobs.values():
             job.stop(FitState.INTERRUPTED, INTERRUPTED)
         await self.checks.close()
-        await self._comparer.close()
+        await self.comparisons.close()
         while self._jobs:
             await asyncio.wait([job.conclusion for job in self._jobs.values()])
         await self._runner.close()
@@ -305,53 +300,6 @@ class FitJobs:
             raise
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-
-    async def check_compared(self, versions: Sequence[int], methods: Sequence[str]) -> list[ServedCalibrator]:
-        """Return the calibrators to compare.
-
-        Raises
-        ------
-        UnknownMethod, CalibratorNotFound, ForeignCalibrator, CalibratorPruned, DamagedArtifact
-            There is no such method; a version cannot be used.
-        """
-        known = await asyncio.to_thread(reads_of_methods)
-        for name in methods:
-            if name not in known:
-                raise UnknownMethod(f"There is no method {name!r:.200}; there are {', '.join(known)}.")
-        return [await self._activator.fetch(version) for version in versions]
-
-    async def compare(
-        self,
-        folder: Path,
-        content_type: str,
-        versions: Sequence[ServedCalibrator],
-        methods: Sequence[str],
-    ) -> dict[str, Any]:
-        """Check the request body in a folder of `reserve_slot`, and compare calibrators and methods on it.
-
-        Raises
-        ------
-        BoxcalError
-            What is wrong with it.
-        NotReady
-            The service is shutting down.
-        """
-        known = await asyncio.to_thread(reads_of_methods)
-        others = [(f"the method {name!r}", known[name]) for name in methods]
-        others += [(f"version {one.version} ({one.method})", one.reads) for one in versions]
-        await self.checks.check(folder, content_type, ("scores",), others)
-        stored = [await self._registry.run(self._stored, one) for one in versions]
-        task = CompareTask(folder, self._source, stored, list(methods), self._memory_bytes)
-        try:
-            return (await self._comparer.run(task, Compared)).document
-        except WorkerFailed as error:
-            raise self.checks.refusal(error, "The comparison failed.") from error
-
-    def _stored(self, served: ServedCalibrator) -> StoredVersion:
-        if served.version == UNCALIBRATED:
-            return StoredVersion(served.version, served.method, None, None)
-        known = self._registry.report(served.version).get("sketch")
-        return StoredVersion(served.version, served.method, self._registry.artifact(served.version), known)
 
     async def get(self, fit_id: str) -> FitRecord:
         """Return the record of a fit.

@@ -231,11 +231,11 @@ async def compare(
     if not versions and not methods:
         raise InvalidParameter("/compare needs `versions` or `methods` in the query string.")
     client = request.client.host if request.client else ""
-    chosen = await state.fit_jobs.check_compared(list(dict.fromkeys(versions)), methods)
+    chosen = await state.fit_jobs.comparisons.find(list(dict.fromkeys(versions)), methods)
     async with state.fit_jobs.reserve_slot(client) as folder:
         limit = state.settings.max_upload_bytes
         await receive(request.headers, request.stream(), folder / BODY_FILE, limit)
-        work = state.fit_jobs.compare(folder, request.headers["content-type"], chosen, methods)
+        work = state.fit_jobs.comparisons.compare(folder, request.headers["content-type"], chosen, methods)
         return Comparison.model_validate(await unless_disconnected(request, work))
 
 
