@@ -134,9 +134,12 @@ async def test_a_large_request_does_not_keep_a_small_one_waiting_to_its_end() ->
         await until(lambda: len(device.batches) == 1)
         small = asyncio.create_task(batcher.run(rows(1), 0.0))
         await queued(batcher, 37)
+        ended: list[asyncio.Task[Finished[NDArray[np.float32]]]] = []
+        for task in (large, small):
+            task.add_done_callback(ended.append)
         device.gate.set()
-        await small
-        assert not large.done()
+        await asyncio.wait({large, small})
+        assert ended == [small, large]
         assert values(await large) == [2.0 * n for n in range(100, 140)]
     assert 1 in device.batches[1] + device.batches[2]
 
