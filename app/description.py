@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from boxcal.app.errors import problems
 from boxcal.app.registry.migrations import HEAD
-from boxcal.app.state import CurrentState
+from boxcal.app.state import CurrentModel
 from boxcal.models.inputs import Kind
 
 router = APIRouter(tags=["model"])
@@ -78,11 +78,11 @@ RELEASE = Release(version=version("boxcal"), registry=HEAD, python=platform.pyth
 
 
 @router.get("/model", responses=problems())
-async def get_model(state: CurrentState) -> ModelDescription:
+async def get_model(model: CurrentModel) -> ModelDescription:
     """Describe the model: labels, limits and accepted formats."""
-    backbone, settings = state.backbone, state.settings
+    backbone, settings = model.backbone, model.settings
     return ModelDescription(
-        name=backbone.name,
+        name=model.name,
         num_classes=backbone.num_classes,
         labels=list(backbone.labels),
         inputs=backbone.inputs.kind,

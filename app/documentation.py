@@ -160,6 +160,7 @@ ANSWERS: dict[tuple[str, str, str], tuple[str, Any]] = {
     ),
 }
 PARAMETERS: dict[str, tuple[str, Any]] = {
+    "model": ("", "digits"),
     "scores": ("What an array in the body holds: `logits` or `probabilities`.", "logits"),
     "options": ("", OPTIONS),
     "bounds": ("", OPTIONS["bounds"]),

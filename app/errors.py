@@ -5,6 +5,7 @@
       |   - MalformedBody           400  invalid JSON, multipart form or `.npy` array
       + NotFound                    404
       |   - RouteNotFound           404  no route has this path
+      |   - ModelNotFound           404  no model has this name
       |   - NoModel                 404  the service has no model, and calibrates only
       + MethodNotAllowed            405
       + PayloadTooLarge             413
@@ -115,6 +116,13 @@ class NotFound(BoxcalError):
     status = 404
     type = "not-found"
     title = "Not found"
+
+
+class ModelNotFound(NotFound):
+    """No model has this name, or it has no such version."""
+
+    type = "model-not-found"
+    title = "Model not found"
 
 
 class RouteNotFound(NotFound):

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from boxcal.app.errors import NotReady, problems
-from boxcal.app.state import CurrentState
+from boxcal.app.state import CurrentModel, CurrentState
 
 router = APIRouter(tags=["monitoring"])
 
@@ -37,9 +37,9 @@ async def live() -> Live:
 @router.get("/health/ready", responses=problems(NotReady))
 async def ready(state: CurrentState) -> Ready:
     """Return 200 if the weights are loaded, a calibrator is active and every thread runs."""
-    if state.pipeline.batcher.failure is not None:
-        raise NotReady("The backbone has failed and the service is stopping; see the server log.")
-    return Ready(model=state.backbone.name, calibrator=state.active.current.version)
+    state.check_ready()
+    default = state.default
+    return Ready(model=default.name, calibrator=default.active.current.version)
 
 
 @router.get(
@@ -65,6 +65,6 @@ async def metrics(state: CurrentState) -> Response:
         **problems(),
     },
 )
-async def get_stats(state: CurrentState) -> Response:
+async def get_stats(model: CurrentModel) -> Response:
     """Return a summary for people who watch; `/metrics` has everything for machines."""
-    return Response(state.stats.response, media_type="application/json")
+    return Response(model.stats.response, media_type="application/json")

@@ -171,6 +171,13 @@ def require_key(operation: dict[str, Any], requirement: Requirement) -> None:
     }
 
 
+def declare_model(operation: dict[str, Any]) -> None:
+    """Declare in an operation of the OpenAPI document that the model it is asked for may not exist."""
+    if any(one["name"] == "model" for one in operation.get("parameters", ())):
+        missing = errors.problems(errors.ModelNotFound)[errors.ModelNotFound.status]
+        operation["responses"].setdefault(str(errors.ModelNotFound.status), missing)
+
+
 def describe(app: FastAPI) -> None:
     """Declare in the OpenAPI document that every error is a problem, FastAPI's validation errors included."""
     generate = app.openapi
@@ -186,6 +193,7 @@ def describe(app: FastAPI) -> None:
         for path, operations in document["paths"].items():
             for method, operation in operations.items():
                 require_key(operation, ROUTES[method.upper(), path])
+                declare_model(operation)
                 answer = operation["responses"].get("422", declared)
                 if errors.PROBLEM_MEDIA_TYPE not in answer.get("content", {}):
                     operation["responses"]["422"] = declared

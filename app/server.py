@@ -89,7 +89,7 @@ class Server(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 if isinstance(connection, LimitedProtocol):
                     connection.check_progress(now)
-        if self.lifespan.state["boxcal"].pipeline.batcher.failure is not None:
+        if self.lifespan.state["boxcal"].has_failed():
             self.failed = True
             return True
         return await super().on_tick(counter)
@@ -102,8 +102,9 @@ class Server(uvicorn.Server):
         close = (b"connection", b"close")
         self.server_state.default_headers = [*self.server_state.default_headers, close]
         # A request that waits for a fit or follows one would otherwise last until the limit.
-        await self.lifespan.state["boxcal"].fit_jobs.close()
-        self.lifespan.state["boxcal"].monitor.close()
+        for model in self.lifespan.state["boxcal"].models.values():
+            await model.fit_jobs.close()
+            model.monitor.close()
         for _ in range(LINGER_TURNS):
             if not self.server_state.connections or time.monotonic() > deadline:
                 break

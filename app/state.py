@@ -4,60 +4,83 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, TypedDict, cast
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Query, Request
 
 from boxcal.app.access.access import Access
 from boxcal.app.access.build import open_access
-from boxcal.app.activation.activator import Activator
-from boxcal.app.activation.active import ActiveCalibrator
 from boxcal.app.background import background
-from boxcal.app.errors import InternalError
-from boxcal.app.fitting.backbones import BackboneSource
-from boxcal.app.fitting.build import open_refits
-from boxcal.app.fitting.jobs import FitJobs, FitLimits
+from boxcal.app.errors import InternalError, ModelNotFound, NotReady
 from boxcal.app.free_memory import FreeMemory
-from boxcal.app.monitoring.build import open_monitoring
-from boxcal.app.monitoring.monitor import Monitor
-from boxcal.app.monitoring.writer import FeedbackWriter
-from boxcal.app.predict.build import open_pipeline
-from boxcal.app.predict.pipeline import Pipeline
-from boxcal.app.registry.records import BackboneIdentity
-from boxcal.app.registry.store import Registry
+from boxcal.app.nearest import hint
+from boxcal.app.served_model import ServedModel, opened
 from boxcal.app.settings import Settings
-from boxcal.app.stats import Stats, open_stats
 from boxcal.app.telemetry import Telemetry
-from boxcal.app.v2.inference import Models
 from boxcal.app.workers.metrics import SharedMetrics
 from boxcal.app.workers.slot import Slot
-from boxcal.models.backbone import Backbone
 
 logger = logging.getLogger("boxcal")
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The objects that exist as long as the service runs."""
+    """The objects that exist as long as the service runs.
+
+    Attributes
+    ----------
+    models
+        By name, in the order of the settings.
+    default
+        The first model, which answers requests that name none.
+    v2
+        The models by their names in the Open Inference Protocol.
+    metrics
+        Of all processes, if several serve.
+    """
 
     settings: Settings
     telemetry: Telemetry
-    backbone: Backbone
-    registry: Registry
-    activator: Activator
-    active: ActiveCalibrator
-    fit_jobs: FitJobs
-    feedback: FeedbackWriter
-    monitor: Monitor
-    pipeline: Pipeline
-    stats: Stats
+    models: Mapping[str, ServedModel]
+    default: ServedModel
+    v2: Mapping[str, ServedModel]
     access: Access
-    v2: Models
     metrics: SharedMetrics | None = None
-    """Of all processes, if several serve."""
+
+    def model(self, name: str) -> ServedModel:
+        """Return a model by its name.
+
+        Raises
+        ------
+        ModelNotFound
+            No model has it; the message lists the names.
+        """
+        return _find(self.models, name)
+
+    def check_ready(self) -> None:
+        """Raise NotReady if a model can no longer predict."""
+        if self.has_failed():
+            raise NotReady("The backbone has failed and the service is stopping; see the server log.")
+
+    def has_failed(self) -> bool:
+        """Whether a model can no longer predict."""
+        return any(model.pipeline.batcher.failure is not None for model in self.models.values())
+
+    def v2_model(self, name: str) -> ServedModel:
+        """Return a model by its name in the Open Inference Protocol; raises as `model`."""
+        return _find(self.v2, name)
+
+
+def _find(models: Mapping[str, ServedModel], name: str) -> ServedModel:
+    found = models.get(name)
+    if found is None:
+        raise ModelNotFound(
+            f"There is no model {name!r:.200}{hint(name, list(models))}; the models are {', '.join(models)}."
+        )
+    return found
 
 
 class LifespanState(TypedDict):
@@ -74,73 +97,52 @@ async def current_state(request: Request) -> State:
 CurrentState = Annotated[State, Depends(current_state)]
 
 
+def model_of(request: Request) -> ServedModel:
+    """Return the model that a request names in its query string, or the default one.
+
+    Raises
+    ------
+    ModelNotFound
+        No model has the name.
+    """
+    state: State = request.scope["state"]["boxcal"]
+    name = request.query_params.get("model") if request.scope["query_string"] else None
+    return state.default if name is None else state.model(name)
+
+
+async def current_model(
+    request: Request,
+    model: Annotated[str | None, Query(description="Name of the model. Default: the first one.")] = None,
+) -> ServedModel:
+    """Return the model that a request is for."""
+    return model_of(request)
+
+
+CurrentModel = Annotated[ServedModel, Depends(current_model)]
+
+
 @asynccontextmanager
 async def build(settings: Settings, telemetry: Telemetry, slot: Slot | None = None) -> AsyncIterator[State]:
     """Load, check and warm up every part after those that it depends on; close them in reverse order."""
-    leads = slot is None or slot.leads
     async with AsyncExitStack() as stack:
-        source = BackboneSource.of(settings)
-        backbone = await asyncio.to_thread(source.load)
-        identity = BackboneIdentity(backbone.name, backbone.fingerprint, tuple(backbone.labels))
-        refits = await stack.enter_async_context(
-            open_refits(
-                settings.data_dir,
-                settings.registry_url,
-                identity,
-                backbone=backbone,
-                source=source,
-                limits=FitLimits.of(settings),
-                keep=(settings.keep_versions, settings.keep_days) if settings.keep_versions else None,
-                migrate=settings.migrate == "on",
-                shared_dir=settings.shared_dir or (settings.data_dir / "fits" if slot else None),
-                queues_only=settings.fits == "queue" or not leads,
-                telemetry=telemetry,
-            )
-        )
-        monitoring = await stack.enter_async_context(
-            open_monitoring(
-                settings,
-                refits.registry,
-                refits.activator,
-                refits.jobs,
-                classes=backbone.labels,
-                telemetry=telemetry,
-                owner=refits.registry.fits.owner,
-                folds=leads,
-            )
-        )
-        access = await stack.enter_async_context(open_access(settings, refits.registry, telemetry))
-        pipeline = await stack.enter_async_context(
-            open_pipeline(
-                settings,
-                backbone,
-                refits.activator,
-                telemetry,
-                keep=monitoring.feedback.keep,
-                adjusted=monitoring.priors.adjusted,
-            )
-        )
-        await stack.enter_async_context(background("memory", FreeMemory().run, telemetry))
         metrics = None
         if slot is not None:
             metrics = SharedMetrics(telemetry.registry, slot.folder)
             stack.push_async_callback(asyncio.to_thread, metrics.save)
             await stack.enter_async_context(background("metrics", metrics.run, telemetry))
-        stats = await stack.enter_async_context(open_stats(metrics or telemetry.registry))
+        default = await stack.enter_async_context(
+            opened(settings, telemetry, metrics or telemetry.registry, slot)
+        )
+        models = {default.name: default}
+        access = await stack.enter_async_context(open_access(settings, default.registry, telemetry))
+        await stack.enter_async_context(background("memory", FreeMemory().run, telemetry))
         state = State(
             settings=settings,
             telemetry=telemetry,
-            backbone=backbone,
-            registry=refits.registry,
-            activator=refits.activator,
-            active=refits.activator.active,
-            fit_jobs=refits.jobs,
-            feedback=monitoring.feedback,
-            monitor=monitoring.monitor,
-            pipeline=pipeline,
-            stats=stats,
+            models=models,
+            default=default,
+            v2={name: model for model in models.values() for name in model.v2.names},
             access=access,
-            v2=Models(backbone, pipeline),
             metrics=metrics,
         )
         if settings.grpc_port is not None:
@@ -165,14 +167,15 @@ def open_grpc(state: State, settings: Settings) -> AbstractAsyncContextManager[i
 async def lifespan(app: FastAPI) -> AsyncIterator[LifespanState]:
     """Keep the state as long as the server runs."""
     async with build(app.state.settings, app.state.telemetry, app.state.slot) as state:
-        served = state.active.current
-        logger.info(
-            "serving %s: %d classes on %s, calibrator %d (%s), data in %s",
-            state.backbone.name,
-            state.backbone.num_classes,
-            state.backbone.device,
-            served.version,
-            served.method,
-            state.settings.data_dir.absolute(),
-        )
+        for model in state.models.values():
+            served = model.active.current
+            logger.info(
+                "serving %s: %d classes on %s, calibrator %d (%s), data in %s",
+                model.name,
+                model.backbone.num_classes,
+                model.backbone.device,
+                served.version,
+                served.method,
+                state.settings.data_dir.absolute(),
+            )
         yield {"boxcal": state}

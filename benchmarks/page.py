@@ -77,11 +77,11 @@ def stats(service: Service) -> tuple[int, float, float]:
         size = len(http.get("/stats").content)
     start = time.thread_time()
     for _ in range(50):
-        service.state.stats.read()
+        service.state.default.stats.read()
     reading = (time.thread_time() - start) / 50
     start = time.thread_time()
     for _ in range(ASKED):
-        bytes(service.state.stats.response)
+        bytes(service.state.default.stats.response)
     return size, 1000 * (time.thread_time() - start) / ASKED, 1000 * reading
 
 

@@ -108,5 +108,6 @@ async def list_audit(
     ] = None,
 ) -> AuditLog:
     """List who fitted, activated and rolled back calibrators and changed keys, newest first."""
-    found = await state.registry.run(entries, state.registry.database, limit, before_entry)
+    registry = state.default.registry
+    found = await registry.run(entries, registry.database, limit, before_entry)
     return AuditLog(entries=[AuditEntry.of(record) for record in found])

@@ -35,7 +35,7 @@ from boxcal.app.registry.errors import (
     RegistryUnavailable,
 )
 from boxcal.app.registry.records import ActivatePolicy
-from boxcal.app.state import CurrentState
+from boxcal.app.state import CurrentModel
 from boxcal.app.uploads.errors import StorageFull, StorageUnavailable, UploadStalled, UploadTooLarge
 from boxcal.app.uploads.upload import receive
 
@@ -142,7 +142,7 @@ def check_policy(key: HeldKey | None, policy: ActivatePolicy) -> None:
         )
 
 
-QUERY = {"/fit": ("wait",), "/compare": ("versions", "methods")}
+QUERY = {"/fit": ("wait", "model"), "/compare": ("versions", "methods", "model")}
 """What the query strings of the routes with uploads take."""
 
 
@@ -179,7 +179,7 @@ async def no_other_parameters(request: Request) -> None:
 async def start_fit(
     request: Request,
     response: Response,
-    state: CurrentState,
+    model: CurrentModel,
     *,
     caller: CurrentCaller,
     key: CurrentKey,
@@ -194,14 +194,14 @@ async def start_fit(
 ) -> Fit:
     """Fit a calibrator to validation data, evaluate it by cross-fitting, and activate it if it is better."""
     client = request.client.host if request.client else ""
-    async with state.fit_jobs.reserve_slot(client) as folder:
-        limit = state.settings.max_upload_bytes
+    async with model.fit_jobs.reserve_slot(client) as folder:
+        limit = model.settings.max_upload_bytes
         await receive(request.headers, request.stream(), folder / BODY_FILE, limit)
-        record = await state.fit_jobs.submit(
+        record = await model.fit_jobs.submit(
             folder, request.headers["content-type"], caller, lambda policy: check_policy(key, policy)
         )
     if wait:
-        record = await state.fit_jobs.wait(record.id, wait)
+        record = await model.fit_jobs.wait(record.id, wait)
     if record.state.is_final:
         response.status_code = status.HTTP_200_OK
     response.headers["Location"] = f"{request.scope['root_path']}/fits/{record.id}"
@@ -218,7 +218,7 @@ async def start_fit(
 )
 async def compare(
     request: Request,
-    state: CurrentState,
+    model: CurrentModel,
     versions: Annotated[
         list[Annotated[int, Query(ge=0, le=2**31 - 1)]],
         Query(max_length=8, description="Versions; the others are compared with the first one."),
@@ -231,11 +231,11 @@ async def compare(
     if not versions and not methods:
         raise InvalidParameter("/compare needs `versions` or `methods` in the query string.")
     client = request.client.host if request.client else ""
-    chosen = await state.fit_jobs.comparisons.find(list(dict.fromkeys(versions)), methods)
-    async with state.fit_jobs.reserve_slot(client) as folder:
-        limit = state.settings.max_upload_bytes
+    chosen = await model.fit_jobs.comparisons.find(list(dict.fromkeys(versions)), methods)
+    async with model.fit_jobs.reserve_slot(client) as folder:
+        limit = model.settings.max_upload_bytes
         await receive(request.headers, request.stream(), folder / BODY_FILE, limit)
-        work = state.fit_jobs.comparisons.compare(folder, request.headers["content-type"], chosen, methods)
+        work = model.fit_jobs.comparisons.compare(folder, request.headers["content-type"], chosen, methods)
         return Comparison.model_validate(await unless_disconnected(request, work))
 
 
@@ -243,20 +243,20 @@ async def compare(
     "/fits", response_model_exclude_none=True, responses=problems(InvalidParameter, RegistryUnavailable)
 )
 async def list_fits(
-    state: CurrentState,
+    model: CurrentModel,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before_fit: Annotated[str | None, Query(description="Only fits older than the fit with this id.")] = None,
 ) -> Fits:
     """List fits, newest first."""
-    return Fits(fits=[Fit.of(record) for record in await state.fit_jobs.list(limit, before_fit)])
+    return Fits(fits=[Fit.of(record) for record in await model.fit_jobs.list(limit, before_fit)])
 
 
 @router.get(
     "/fits/{fit_id}", response_model_exclude_none=True, responses=problems(FitNotFound, RegistryUnavailable)
 )
-async def get_fit(fit_id: str, state: CurrentState) -> Fit:
+async def get_fit(fit_id: str, model: CurrentModel) -> Fit:
     """Return the state of a fit."""
-    return Fit.of(await state.fit_jobs.get(fit_id))
+    return Fit.of(await model.fit_jobs.get(fit_id))
 
 
 @router.delete(
@@ -264,14 +264,14 @@ async def get_fit(fit_id: str, state: CurrentState) -> Fit:
     response_model_exclude_none=True,
     responses=problems(FitNotFound, FitAlreadyOver, FitElsewhere, RegistryUnavailable, RegistryFull),
 )
-async def cancel_fit(fit_id: str, state: CurrentState, caller: CurrentCaller) -> Fit:
+async def cancel_fit(fit_id: str, model: CurrentModel, caller: CurrentCaller) -> Fit:
     """Cancel a queued or running fit."""
-    return Fit.of(await state.fit_jobs.cancel(fit_id, caller))
+    return Fit.of(await model.fit_jobs.cancel(fit_id, caller))
 
 
-async def known_fit(fit_id: str, state: CurrentState) -> str:
+async def known_fit(fit_id: str, model: CurrentModel) -> str:
     """Refuse an unknown fit before a stream begins."""
-    await state.fit_jobs.get(fit_id)
+    await model.fit_jobs.get(fit_id)
     return fit_id
 
 
@@ -281,7 +281,7 @@ async def known_fit(fit_id: str, state: CurrentState) -> str:
     response_model_exclude_none=True,
     responses=problems(FitNotFound, RegistryUnavailable),
 )
-async def follow_fit(fit_id: Annotated[str, Depends(known_fit)], state: CurrentState) -> AsyncIterator[Fit]:
+async def follow_fit(fit_id: Annotated[str, Depends(known_fit)], model: CurrentModel) -> AsyncIterator[Fit]:
     """Stream the state of a fit, now and after every change, until it ends."""
-    async for record in state.fit_jobs.watch(fit_id):
+    async for record in model.fit_jobs.watch(fit_id):
         yield Fit.of(record)

@@ -41,7 +41,7 @@ from boxcal.app.registry.errors import (
     ForeignCalibrator,
     RegistryUnavailable,
 )
-from boxcal.app.state import CurrentState
+from boxcal.app.state import CurrentModel
 from boxcal.app.uploads.errors import StorageFull, StorageUnavailable, UploadTooLarge
 
 router = APIRouter(tags=["feedback"])
@@ -63,7 +63,7 @@ router = APIRouter(tags=["feedback"])
         RegistryUnavailable,
     ),
 )
-async def give_feedback(request: Request, state: CurrentState) -> Feedback:
+async def give_feedback(request: Request, model: CurrentModel) -> Feedback:
     """Store the true labels of earlier predictions, or logits with labels; sending them twice is harmless."""
     kind = header(request, b"content-type").partition(";")[0].strip().lower()
     if kind not in (JSON, *TABLES):
@@ -72,14 +72,14 @@ async def give_feedback(request: Request, state: CurrentState) -> Feedback:
         raise UnsupportedMediaType(f"The content type is {sent}; this route accepts {accepted}.")
     body = await read_body(request)
     if kind in TABLES:
-        body = await state.fit_jobs.checks.read_labels(body, MAX_ITEMS, state.settings.max_body_bytes)
-    labels, malformed = await unblocked(len(body), _read, body, state.pipeline.labels)
-    outcome = await state.feedback.label(labels)
+        body = await model.fit_jobs.checks.read_labels(body, MAX_ITEMS, model.settings.max_body_bytes)
+    labels, malformed = await unblocked(len(body), _read, body, model.pipeline.labels)
+    outcome = await model.feedback.label(labels)
     outcome.problems = sorted([*outcome.problems, *malformed], key=lambda problem: problem.index)
     for result in ("accepted", "duplicates", "conflicts"):
-        state.telemetry.feedback(result, getattr(outcome, result))
+        model.telemetry.feedback(result, getattr(outcome, result))
     for reason in ("unknown", "expired", "malformed"):
-        state.telemetry.feedback(reason, outcome.count(reason))
+        model.telemetry.feedback(reason, outcome.count(reason))
     return Feedback.of(outcome)
 
 
@@ -88,9 +88,9 @@ def _read(body: bytes | bytearray, labels: Labels) -> Read:
 
 
 @router.get("/monitor", response_model_exclude_none=True, responses=problems(RegistryUnavailable))
-async def get_monitor(state: CurrentState) -> MonitorState:
+async def get_monitor(model: CurrentModel) -> MonitorState:
     """Return the alarms, the diagnosis, the metrics and the expected accuracy of the active calibrator."""
-    return MonitorState.model_validate(await state.registry.run(state.monitor.current))
+    return MonitorState.model_validate(await model.registry.run(model.monitor.current))
 
 
 @router.post(
@@ -98,12 +98,12 @@ async def get_monitor(state: CurrentState) -> MonitorState:
     response_model_exclude_none=True,
     responses=problems(MalformedBody, InvalidParameter, RegistryUnavailable),
 )
-async def acknowledge(state: CurrentState, request: AcknowledgeRequest | None = None) -> MonitorState:
+async def acknowledge(model: CurrentModel, request: AcknowledgeRequest | None = None) -> MonitorState:
     """Acknowledge the alarms: the test begins anew, and a proposal is declined."""
     note = None if request is None else request.note
-    await state.registry.run(state.monitor.acknowledge, note)
-    state.monitor.publish()
-    return MonitorState.model_validate(await state.registry.run(state.monitor.current))
+    await model.registry.run(model.monitor.acknowledge, note)
+    model.monitor.publish()
+    return MonitorState.model_validate(await model.registry.run(model.monitor.current))
 
 
 @router.get(
@@ -112,7 +112,7 @@ async def acknowledge(state: CurrentState, request: AcknowledgeRequest | None = 
     responses=problems(InvalidParameter, RegistryUnavailable),
 )
 async def follow_monitor(
-    state: CurrentState,
+    model: CurrentModel,
     last_event_id: Annotated[
         str | None,
         Header(pattern=r"^\d{1,9}$", description="Continue behind this event; default: the newest."),
@@ -122,27 +122,27 @@ async def follow_monitor(
     last = int(last_event_id) if last_event_id is not None else None
     yield ServerSentEvent(comment="open")  # sends the head of the response before there is an event
     with suppress(RegistryUnavailable):  # the client reconnects and continues
-        async for event in state.monitor.follow(last):
+        async for event in model.monitor.follow(last):
             yield ServerSentEvent(data=MonitorEvent.of(event), event=event.kind, id=str(event.id))
 
 
 @router.get("/refits", responses=problems(InvalidParameter, RegistryUnavailable))
 async def list_refits(
-    state: CurrentState,
+    model: CurrentModel,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before_event: Annotated[
         int | None, Query(ge=0, le=2**31 - 1, description="Only decisions older than this one.")
     ] = None,
 ) -> Refits:
     """List what the monitor decided about alarms, refits, duels and activations, with its evidence."""
-    found = await state.registry.run(state.monitor.events.newest, limit, before_event)
+    found = await model.registry.run(model.monitor.events.newest, limit, before_event)
     return Refits(decisions=[MonitorEvent.of(event) for event in found])
 
 
 @router.get("/duels", responses=problems(RegistryUnavailable))
-async def list_duels(state: CurrentState) -> Duels:
+async def list_duels(model: CurrentModel) -> Duels:
     """List the duels that were asked for."""
-    document = await state.registry.run(state.monitor.current)
+    document = await model.registry.run(model.monitor.current)
     return Duels.model_validate({"duels": document.get("duels", [])})
 
 
@@ -161,7 +161,7 @@ async def list_duels(state: CurrentState) -> Duels:
         RegistryUnavailable,
     ),
 )
-async def start_duel(request: DuelRequest, state: CurrentState) -> Duel:
+async def start_duel(request: DuelRequest, model: CurrentModel) -> Duel:
     """Compare two versions on the labels to come; neither is activated."""
-    duel = await state.registry.run(state.monitor.start_duel, request.champion, request.challenger)
+    duel = await model.registry.run(model.monitor.start_duel, request.champion, request.challenger)
     return Duel.model_validate(duel)

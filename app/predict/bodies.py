@@ -123,7 +123,7 @@ async def read(
     members = tuple(folds)
     options, member = request_options.DEFAULT, members[0]
     if not holds_options and request.scope["query_string"]:
-        query = dict(request.query_params)
+        query = _options_in_query(request)
         if len(members) > 1:
             member = _one_of(members, query.pop("scores", member))
         options = request_options.from_query(query)
@@ -152,13 +152,20 @@ def _check_defaults(request: Request, members: tuple[str, ...]) -> None:
     InvalidParameter
         An option is not the default.
     """
-    query = dict(request.query_params)
+    query = _options_in_query(request)
     if query.get("scores") == members[0]:
         del query["scores"]
     if request_options.from_query(query) != request_options.DEFAULT:
         raise InvalidParameter(
             "Options of a JSON or multipart body belong in its `options`, not in the query string."
         )
+
+
+def _options_in_query(request: Request) -> dict[str, str]:
+    """Return the query string without the name of the model, which has chosen who reads it."""
+    query = dict(request.query_params)
+    query.pop("model", None)
+    return query
 
 
 def _one_of(members: tuple[str, ...], name: str) -> str:

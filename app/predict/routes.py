@@ -55,7 +55,7 @@ from boxcal.app.registry.errors import (
     RegistryUnavailable,
     TooFewPredictions,
 )
-from boxcal.app.state import State
+from boxcal.app.state import model_of
 from boxcal.app.tracing import report_stages
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ router = APIRouter(tags=["predict"])
 )
 async def predict(request: DirectRequest) -> None:
     """Classify images, tensors, rows of features or texts, inside the bounds that the request sets."""
-    pipeline = pipeline_of(request)
+    pipeline = model_of(request).pipeline
     posted = await read(request, PREDICT_TYPES, pipeline.inputs_folds, pipeline.check_room)
     if posted.kind == NPY:
         inputs: Inputs = np.atleast_1d(read_npy(posted.content))
@@ -120,7 +120,7 @@ async def predict(request: DirectRequest) -> None:
 )
 async def calibrate(request: DirectRequest) -> None:
     """Calibrate logits or probabilities of a model that runs elsewhere, inside the bounds given."""
-    pipeline = pipeline_of(request)
+    pipeline = model_of(request).pipeline
     num_classes = len(pipeline.labels)
     posted = await read(request, CALIBRATE_TYPES, pipeline.scores_folds)
     content = read_npy(posted.content) if posted.kind == NPY else posted.content
@@ -151,12 +151,6 @@ async def calibrate(request: DirectRequest) -> None:
 
 ENDPOINTS = {"/predict": predict, "/calibrate": calibrate}
 """Routes that the middleware calls directly."""
-
-
-def pipeline_of(request: Request) -> Pipeline:
-    """Return the pipeline of the service that answers this request."""
-    state: State = request.scope["state"]["boxcal"]
-    return state.pipeline
 
 
 def accepts_npy(request: Request, options: Options) -> bool:

@@ -43,6 +43,15 @@ def options_schema() -> dict[str, Any]:
     return schema
 
 
+MODEL = {
+    "name": "model",
+    "in": "query",
+    "required": False,
+    "description": "Name of the model. Default: the first one.",
+    "schema": {"type": "string"},
+}
+
+
 def query_parameters() -> list[dict[str, Any]]:
     """Describe the options of bodies that contain data alone."""
     properties = options_schema()["properties"]
@@ -134,4 +143,4 @@ def _object(name: str, schema: dict[str, Any], options: dict[str, Any]) -> dict[
 
 
 def _body(content: dict[str, Any]) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": content}, "parameters": query_parameters()}
+    return {"requestBody": {"required": True, "content": content}, "parameters": [MODEL, *query_parameters()]}

@@ -22,7 +22,7 @@ from boxcal.app.registry.errors import (
 )
 from boxcal.app.registry.records import Activation
 from boxcal.app.registry.schemas import Activated, Activations, Calibrator, Calibrators
-from boxcal.app.state import CurrentState
+from boxcal.app.state import CurrentModel
 
 router = APIRouter(prefix="/calibrators", tags=["calibrators"])
 history = APIRouter(tags=["calibrators"])
@@ -52,15 +52,15 @@ def part(path: str, media_type: str, description: str, *errors: type[BoxcalError
 
 @router.get("", response_model_exclude_none=True, responses=problems(InvalidParameter, RegistryUnavailable))
 async def list_calibrators(
-    state: CurrentState,
+    model: CurrentModel,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before_version: Annotated[
         int | None, Query(ge=0, le=LARGEST_VERSION, description="Only lower versions than this one.")
     ] = None,
 ) -> Calibrators:
     """List the calibrators of all backbones, newest first."""
-    records = await state.registry.run(state.registry.list, limit, before_version)
-    active = state.active.current.version
+    records = await model.registry.run(model.registry.list, limit, before_version)
+    active = model.active.current.version
     return Calibrators(calibrators=[Calibrator.of(record, active) for record in records])
 
 
@@ -70,9 +70,9 @@ async def list_calibrators(
         NothingToRollBack, CalibratorPruned, DamagedArtifact, RegistryUnavailable, RegistryFull
     ),
 )
-async def rollback(state: CurrentState, caller: CurrentCaller) -> Activated:
+async def rollback(model: CurrentModel, caller: CurrentCaller) -> Activated:
     """Activate the previous calibrator; a second call goes back by one more."""
-    return Activated.of(await state.registry.run(state.activator.rollback, caller))
+    return Activated.of(await model.registry.run(model.activator.rollback, caller))
 
 
 @router.get(
@@ -80,59 +80,59 @@ async def rollback(state: CurrentState, caller: CurrentCaller) -> Activated:
     response_model_exclude_none=True,
     responses=problems(CalibratorNotFound, InvalidParameter, RegistryUnavailable),
 )
-async def get_calibrator(version: Version, state: CurrentState) -> Calibrator:
+async def get_calibrator(version: Version, model: CurrentModel) -> Calibrator:
     """Return one calibrator."""
-    record = await state.registry.run(state.registry.get, version)
-    return Calibrator.of(record, state.active.current.version)
+    record = await model.registry.run(model.registry.get, version)
+    return Calibrator.of(record, model.active.current.version)
 
 
 @part("report", "application/json", "The report.")
-async def get_report(version: Version, state: CurrentState) -> Response:
+async def get_report(version: Version, model: CurrentModel) -> Response:
     """Return the report: metrics before and after calibration, on data that the fit did not use."""
-    report = await state.registry.run(state.registry.report, version)
+    report = await model.registry.run(model.registry.report, version)
     return Response(orjson.dumps(report), media_type="application/json")
 
 
 @part("report.html", "text/html", "The page.")
-async def get_report_page(version: Version, state: CurrentState) -> Response:
+async def get_report_page(version: Version, model: CurrentModel) -> Response:
     """Return the report as one HTML page that loads nothing else."""
     from boxcal.calibrators.evaluation.html_report import html_report  # noqa: PLC0415 - rarely needed
 
-    report = await state.registry.run(state.registry.report, version)
-    diagram = await state.registry.run(state.registry.reliability, version, "svg")
+    report = await model.registry.run(model.registry.report, version)
+    diagram = await model.registry.run(model.registry.reliability, version, "svg")
     page = html_report(report, diagram, title=f"Calibrator {version}")
     return Response(page, media_type="text/html", headers={"Content-Security-Policy": REPORT_POLICY})
 
 
 @part("reliability.json", "application/json", "The data.")
-async def get_reliability_data(version: Version, state: CurrentState) -> Response:
+async def get_reliability_data(version: Version, model: CurrentModel) -> Response:
     """Return the data of the reliability diagram."""
-    report = await state.registry.run(state.registry.report, version)
+    report = await model.registry.run(model.registry.report, version)
     return Response(orjson.dumps(report["reliability"]), media_type="application/json")
 
 
 @part("reliability.svg", "image/svg+xml", "The image.")
-async def get_reliability_diagram(version: Version, state: CurrentState) -> Response:
+async def get_reliability_diagram(version: Version, model: CurrentModel) -> Response:
     """Return the reliability diagram before and after calibration as SVG."""
     return Response(
-        await state.registry.run(state.registry.reliability, version, "svg"), media_type="image/svg+xml"
+        await model.registry.run(model.registry.reliability, version, "svg"), media_type="image/svg+xml"
     )
 
 
 @part("reliability.png", "image/png", "The image.")
-async def get_reliability_image(version: Version, state: CurrentState) -> Response:
+async def get_reliability_image(version: Version, model: CurrentModel) -> Response:
     """Return the reliability diagram as PNG."""
     return Response(
-        await state.registry.run(state.registry.reliability, version, "png"), media_type="image/png"
+        await model.registry.run(model.registry.reliability, version, "png"), media_type="image/png"
     )
 
 
 @part("artifact", "application/octet-stream", "A safetensors file.", DamagedArtifact)
-async def get_artifact(version: Version, state: CurrentState) -> Response:
+async def get_artifact(version: Version, model: CurrentModel) -> Response:
     """Return the artifact (safetensors), for `Calibrator.from_bytes`."""
     disposition = f'attachment; filename="calibrator-{version}.safetensors"'
     return Response(
-        await state.registry.run(state.registry.artifact, version),
+        await model.registry.run(model.registry.artifact, version),
         media_type="application/octet-stream",
         headers={"Content-Disposition": disposition},
     )
@@ -150,23 +150,23 @@ async def get_artifact(version: Version, state: CurrentState) -> Response:
         RegistryFull,
     ),
 )
-async def activate(version: Version, state: CurrentState, caller: CurrentCaller) -> Activated:
+async def activate(version: Version, model: CurrentModel, caller: CurrentCaller) -> Activated:
     """Activate a calibrator; if it is already active, nothing changes."""
-    return Activated.of(await state.registry.run(state.activator.activate, version, caller=caller))
+    return Activated.of(await model.registry.run(model.activator.activate, version, caller=caller))
 
 
 @history.get("/activations", responses=problems(InvalidParameter, RegistryUnavailable))
 async def list_activations(
-    state: CurrentState, limit: Annotated[int, Query(ge=1, le=1000, description="Maximum number.")] = 50
+    model: CurrentModel, limit: Annotated[int, Query(ge=1, le=1000, description="Maximum number.")] = 50
 ) -> Activations:
     """List the newest activations, newest first, and the version that a rollback activates."""
 
     def read() -> tuple[Sequence[Activation], int | None]:
         try:
-            target: int | None = state.registry.rollback_target()
+            target: int | None = model.registry.rollback_target()
         except NothingToRollBack:
             target = None
-        return state.registry.activations(limit), target
+        return model.registry.activations(limit), target
 
-    found, target = await state.registry.run(read)
+    found, target = await model.registry.run(read)
     return Activations(activations=[Activated.of(one) for one in found], rollback_to=target)

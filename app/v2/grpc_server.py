@@ -131,13 +131,13 @@ class Inference:
 
     async def server_ready(self, request: Any) -> Any:
         """Return whether the service can predict."""
-        return self._classes["ServerReady"](ready=self._state.pipeline.batcher.failure is None)
+        return self._classes["ServerReady"](ready=not self._state.has_failed())
 
     async def model_ready(self, request: Any) -> Any:
         """Return whether a version of a model can predict."""
-        self._state.v2.check_name(request.name)
-        known = not request.version or request.version in await model_versions(self._state)
-        return self._classes["ModelReady"](ready=known and self._state.pipeline.batcher.failure is None)
+        model = self._state.v2_model(request.name)
+        known = not request.version or request.version in await model_versions(model)
+        return self._classes["ModelReady"](ready=known and not self._state.has_failed())
 
     async def server_metadata(self, request: Any) -> Any:
         """Describe the server."""
@@ -147,25 +147,27 @@ class Inference:
 
     async def model_metadata(self, request: Any) -> Any:
         """Describe a model."""
-        models = self._state.v2
-        models.check_name(request.name)
+        model = self._state.v2_model(request.name)
         return self._classes["ModelMetadata"](
             name=request.name,
-            versions=await model_versions(self._state),
+            versions=await model_versions(model),
             platform="boxcal",
-            inputs=[asdict(one) for one in models.inputs(request.name)],
-            outputs=[asdict(one) for one in models.outputs()],
+            inputs=[asdict(one) for one in model.v2.inputs(request.name)],
+            outputs=[asdict(one) for one in model.v2.outputs()],
         )
 
     async def repository_index(self, request: Any) -> Any:
         """List the models."""
-        active = str(self._state.active.current.version)
-        models = [{"name": name, "version": active, "state": "READY"} for name in self._state.v2.names]
+        models = [
+            {"name": name, "version": str(model.active.current.version), "state": "READY"}
+            for name, model in self._state.v2.items()
+        ]
         return self._classes["RepositoryIndex"](models=models)
 
     async def model_infer(self, request: Any) -> Any:
         """Answer an inference request."""
-        answered = await self._state.v2.infer(read_request(request))
+        asked = read_request(request)
+        answered = await self._state.v2_model(asked.model).v2.infer(asked)
         response = self._classes["ModelInfer"](
             model_name=answered.model, model_version=answered.version, id=request.id
         )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.errors import InvalidBounds, InvalidInput, InvalidParameter, NotFound
+from boxcal.app.errors import InvalidBounds, InvalidInput, InvalidParameter, ModelNotFound
 from boxcal.app.nearest import hint
 from boxcal.app.predict import options as request_options
 from boxcal.app.predict.answers import CalibratedAnswer, Rows, rank
@@ -35,13 +35,6 @@ DEFAULT_OUTPUTS = ("probabilities", "label", "index")
 IGNORED = ("sequence_id", "sequence_start", "sequence_end", "priority", "binary_data_output")
 """Parameters that clients send by themselves and that change nothing here."""
 PARAMETERS = (*SIDES, "timeout", "timeout_ms", "calibrator")
-
-
-class ModelNotFound(NotFound):
-    """No model has this name, or it has no such version."""
-
-    type = "model-not-found"
-    title = "Model not found"
 
 
 @dataclass(slots=True)
@@ -99,7 +92,7 @@ class TensorDescription:
 
 
 class Models:
-    """The two models of a service.
+    """The two models that this protocol sees in one: with its backbone, and its calibrators alone.
 
     Parameters
     ----------
@@ -110,6 +103,8 @@ class Models:
 
     Attributes
     ----------
+    names
+        Of the models.
     counts
         Requests, samples and nanoseconds by model, and by outcome for the requests.
     """
@@ -118,16 +113,8 @@ class Models:
         self._backbone = backbone
         self._pipeline = pipeline
         self.counts: Counter[tuple[str, str]] = Counter()
-        self.names = [backbone.name] if backbone.inputs.kind != "none" else []
-        self.names.append(backbone.name + CALIBRATOR)
-
-    def check_name(self, model: str) -> None:
-        """Raise ModelNotFound if no model has this name."""
-        if model not in self.names:
-            raise ModelNotFound(
-                f"There is no model {model!r:.200}{hint(model, self.names)}; the models are "
-                f"{', '.join(self.names)}."
-            )
+        self.names = [pipeline.model] if backbone.inputs.kind != "none" else []
+        self.names.append(pipeline.model + CALIBRATOR)
 
     def inputs(self, model: str) -> list[TensorDescription]:
         """Describe what a model takes; of several forms of the same inputs a request has one."""
@@ -163,9 +150,8 @@ class Models:
         Raises
         ------
         BoxcalError
-            What is wrong with the model's name, an input, the bounds or a parameter; those of the pipeline.
+            What is wrong with an input, the bounds or a parameter; those of the pipeline.
         """
-        self.check_name(asked.model)
         began = time.perf_counter_ns()
         try:
             answer = await self._answer(asked)

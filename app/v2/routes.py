@@ -21,6 +21,7 @@ from boxcal.app.errors import (
     InvalidInput,
     InvalidParameter,
     MalformedBody,
+    ModelNotFound,
     NotReady,
     QueueFull,
     RequestTooLarge,
@@ -32,8 +33,9 @@ from boxcal.app.predict.bodies import COPIED, header, read_body, unblocked
 from boxcal.app.predict.large_json import Body
 from boxcal.app.predict.routes import unless_disconnected
 from boxcal.app.registry.errors import CalibratorNotFound, RegistryUnavailable
+from boxcal.app.served_model import ServedModel
 from boxcal.app.state import CurrentState, State
-from boxcal.app.v2.inference import CALIBRATOR, Answered, Asked, ModelNotFound, class_count
+from boxcal.app.v2.inference import CALIBRATOR, Answered, Asked, class_count
 from boxcal.app.v2.tensors import datatype_of, from_binary, from_json, read_shape, view_of
 
 # The protocol has its own OpenAPI document, and its own clients.
@@ -71,7 +73,7 @@ async def live() -> dict[str, bool]:
 @router.get("/v2/health/ready", responses=problems(NotReady))
 async def ready(state: CurrentState) -> dict[str, bool]:
     """Return true if the service can predict."""
-    _check_ready(state)
+    state.check_ready()
     return {"ready": True}
 
 
@@ -79,15 +81,15 @@ async def ready(state: CurrentState) -> dict[str, bool]:
 @router.get("/v2/models/{model}/versions/{version}", responses=problems(ModelNotFound))
 async def model_metadata(model: str, state: CurrentState, version: str = "") -> dict[str, Any]:
     """Describe a model: its versions, which are those of its calibrators, its inputs and outputs."""
-    state.v2.check_name(model)
-    versions = await model_versions(state)
+    served = state.v2_model(model)
+    versions = await model_versions(served)
     _check_version(model, version, versions)
     return {
         "name": model,
         "versions": [version] if version else versions,
         "platform": "boxcal",
-        "inputs": [asdict(one) for one in state.v2.inputs(model)],
-        "outputs": [asdict(one) for one in state.v2.outputs()],
+        "inputs": [asdict(one) for one in served.v2.inputs(model)],
+        "outputs": [asdict(one) for one in served.v2.outputs()],
     }
 
 
@@ -95,10 +97,10 @@ async def model_metadata(model: str, state: CurrentState, version: str = "") -> 
 @router.get("/v2/models/{model}/versions/{version}/ready", responses=problems(ModelNotFound, NotReady))
 async def model_ready(model: str, state: CurrentState, version: str = "") -> dict[str, Any]:
     """Return true if a model can predict."""
-    state.v2.check_name(model)
+    served = state.v2_model(model)
     if version:
-        _check_version(model, version, await model_versions(state))
-    _check_ready(state)
+        _check_version(model, version, await model_versions(served))
+    state.check_ready()
     return {"name": model, "ready": True}
 
 
@@ -106,8 +108,8 @@ async def model_ready(model: str, state: CurrentState, version: str = "") -> dic
 @router.get("/v2/models/{model}/versions/{version}/stats", responses=problems(ModelNotFound))
 async def model_statistics(model: str, state: CurrentState, version: str = "") -> dict[str, Any]:
     """Return how many requests and samples this process has answered with this protocol."""
-    state.v2.check_name(model)
-    counts = state.v2.counts
+    served = state.v2_model(model)
+    counts = served.v2.counts
     success, fail = counts[model, "success"], counts[model, "fail"]
     statistics = {
         "success": {"count": success, "ns": counts[model, "ns"]},
@@ -115,7 +117,7 @@ async def model_statistics(model: str, state: CurrentState, version: str = "") -
     }
     entry = {
         "name": model,
-        "version": version or str(state.active.current.version),
+        "version": version or str(served.active.current.version),
         "inference_count": counts[model, "samples"],
         "execution_count": success,
         "inference_stats": statistics,
@@ -126,8 +128,10 @@ async def model_statistics(model: str, state: CurrentState, version: str = "") -
 @router.post("/v2/repository/index", responses=problems())
 async def repository_index(state: CurrentState) -> list[dict[str, str]]:
     """List the models with the active version of each."""
-    active = str(state.active.current.version)
-    return [{"name": name, "version": active, "state": "READY", "reason": ""} for name in state.v2.names]
+    return [
+        {"name": name, "version": str(model.active.current.version), "state": "READY", "reason": ""}
+        for name, model in state.v2.items()
+    ]
 
 
 @router.post("/v2/models/{model}/infer", response_model=None, responses=problems(*INFER_ERRORS))
@@ -142,7 +146,7 @@ async def infer(request: DirectRequest) -> None:
     body = await read_body(request)
     length = header(request, HEADER_LENGTH)
     asked, document = await unblocked(parsed_size(body, length), read_request, body, length, model, version)
-    work = state.v2.infer(asked)
+    work = state.v2_model(model).v2.infer(asked)
     # Nothing is queued for a calibrator alone, so that a disconnect would free nothing.
     answered = await (work if model.endswith(CALIBRATOR) else unless_disconnected(request, work))
     size = sum(array.nbytes for _, array in answered.outputs)
@@ -255,14 +259,14 @@ def write_response(answered: Answered, document: Mapping[str, Any]) -> tuple[lis
     return [text, *pieces], len(text) if pieces else 0
 
 
-async def model_versions(state: State) -> list[str]:
+async def model_versions(model: ServedModel) -> list[str]:
     """List the versions of the calibrators of the backbone; only the active one if the registry is away."""
-    active = state.active.current.version
+    active = model.active.current.version
     try:
-        records = await state.registry.run(state.registry.list, 1000)
+        records = await model.registry.run(model.registry.list, 1000)
     except RegistryUnavailable:
         return [str(active)]
-    name, fingerprint = state.backbone.name, state.backbone.fingerprint
+    name, fingerprint = model.backbone.name, model.backbone.fingerprint
     own = {
         record.version
         for record in records
@@ -304,11 +308,6 @@ def _parameters(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(parameters, dict):
         raise InvalidParameter(f"`parameters` must be an object, got {parameters!r:.100}.")
     return parameters
-
-
-def _check_ready(state: State) -> None:
-    if state.pipeline.batcher.failure is not None:
-        raise NotReady("The backbone has failed and the service is stopping; see the server log.")
 
 
 def _check_version(model: str, version: str, versions: list[str]) -> None:

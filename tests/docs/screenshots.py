@@ -106,7 +106,7 @@ def main(folder: Path) -> None:
         sync_playwright() as playwright,
     ):
         prepare(service.url, Path(name))
-        service.state.stats.read()
+        service.state.default.stats.read()
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for scheme in ("light", "dark"):
             context = browser.new_context(

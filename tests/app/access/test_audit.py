@@ -79,7 +79,7 @@ def test_the_log_is_paged(operator: BoxcalClient) -> None:
 
 @pytest.mark.parametrize("change", ["DELETE FROM audit", "UPDATE audit SET actor = 'nobody'"])
 def test_the_database_refuses_changes_of_the_log(guarded: Guarded, change: str) -> None:
-    database = guarded.service.state.registry.database
+    database = guarded.service.state.default.registry.database
     with pytest.raises(SQLAlchemyError, match="append-only"), database.write() as connection:
         connection.execute(text(change))
 

@@ -187,7 +187,7 @@ def test_a_worker_that_dies_costs_its_own_upload_alone(
 ) -> None:
     """It dies during the check, the fit or the drawing, while predictions go on; then a fit succeeds."""
     end, reason = CAUSES[cause]
-    jobs, update = served.state.fit_jobs, Job.update
+    jobs, update = served.state.default.fit_jobs, Job.update
     good = validation_npz(50)
     # The worker that is left does the others, however long they take.
     monkeypatch.setattr("boxcal.app.fitting.worker.IDLE_SECONDS", 3600.0)

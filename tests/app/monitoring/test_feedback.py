@@ -140,7 +140,7 @@ def test_a_label_waits_for_a_prediction_that_is_stored_later(
 ) -> None:
     """As if another replica had made it: the id is known to the client before it is in the database."""
     block, (own,) = made(ROWS[:1])
-    log: FeedbackLog = monitored.state.feedback._log
+    log: FeedbackLog = monitored.state.default.feedback._log
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(give, client, [{"id": own, "label": 1}])
         until_waiting(monitored)
@@ -150,8 +150,8 @@ def test_a_label_waits_for_a_prediction_that_is_stored_later(
 
 def until_waiting(service: Service) -> None:
     """Wait until a request has been told once that its prediction is unknown."""
-    asked = service.state.feedback.attempts
-    while service.state.feedback.attempts == asked:
+    asked = service.state.default.feedback.attempts
+    while service.state.default.feedback.attempts == asked:
         time.sleep(0.01)
 
 

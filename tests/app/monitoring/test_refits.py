@@ -76,7 +76,7 @@ def test_a_refit_that_fails_is_recorded_and_a_proposal_can_be_declined(
             raise WorkerFailed("Its process was ended by SIGKILL.")
 
         with monkeypatch.context() as patched:
-            patched.setattr(service.state.fit_jobs, "refit", fail)
+            patched.setattr(service.state.default.fit_jobs, "refit", fail)
             found = until(client, "no_candidate")
         assert found.count("refit") == 1
         last = client.get("/refits").json()["decisions"]
@@ -96,13 +96,13 @@ def test_after_a_restart_an_unfinished_refit_is_done_again(data_dir: Path) -> No
 
             await asyncio.Event().wait()
 
-        service.state.fit_jobs.refit = wait  # type: ignore[method-assign,assignment]
+        service.state.default.fit_jobs.refit = wait  # type: ignore[method-assign,assignment]
 
     with running(data_dir) as service, httpx.Client(base_url=service.url, timeout=60) as client:
         never(service)
         until(client, "refit")
         assert client.get("/monitor").json()["phase"] == "fitting"
-        service.state.monitor.change(lambda _fold, connection: release(connection))
+        service.state.default.monitor.change(lambda _fold, connection: release(connection))
     with running(data_dir) as service, httpx.Client(base_url=service.url, timeout=60) as client:
         until(client, "candidate")
 

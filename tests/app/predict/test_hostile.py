@@ -47,7 +47,7 @@ class LoopWatch:
     """Measures the longest time between two turns of the service's event loop."""
 
     def __init__(self, service: Service) -> None:
-        self._loop: asyncio.AbstractEventLoop = service.state.pipeline.batcher._loop
+        self._loop: asyncio.AbstractEventLoop = service.state.default.pipeline.batcher._loop
         self.longest = 0.0
         self._stopped = False
 
@@ -132,7 +132,7 @@ def test_a_broken_image_cancels_the_others_of_its_request(
     service: Service, monkeypatch: pytest.MonkeyPatch, digits: Digits
 ) -> None:
     decoded = []
-    decoder = service.state.pipeline._decoder
+    decoder = service.state.default.pipeline._decoder
     true_sample = decoder._sample
 
     def sample(sent: Any, name: str) -> Any:
@@ -284,7 +284,7 @@ def test_npy_headers_that_lie_are_refused(http: httpx.Client, header: bytes) -> 
 def test_logits_of_the_backbone_that_are_not_finite_are_a_failure_of_the_service(
     service: Service, monkeypatch: pytest.MonkeyPatch, digits: Digits, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lanes: Any = service.state.pipeline.batcher._lanes
+    lanes: Any = service.state.default.pipeline.batcher._lanes
     forward = lanes._forward
     monkeypatch.setattr(lanes, "_forward", lambda samples, alone: forward(samples, alone) * float("nan"))
     value = service.state.telemetry.registry.get_sample_value

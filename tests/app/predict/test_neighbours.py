@@ -39,7 +39,7 @@ async def until(condition: Callable[[], bool]) -> None:
 @contextmanager
 def held_backbone(service: Service) -> Iterator[None]:
     """Keep every pass in the backbone for the duration of the block, so that requests wait behind it."""
-    lanes: Any = service.state.pipeline.batcher._lanes
+    lanes: Any = service.state.default.pipeline.batcher._lanes
     forward, gate = lanes._forward, threading.Event()
 
     def held(samples: Any, alone: bool) -> Any:
@@ -134,7 +134,7 @@ async def test_a_full_queue_refuses_before_the_body_has_come(service: Service, d
 
     reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(service.url).port)
     try:
-        with service.state.pipeline.batcher.reserve_slot(1024):
+        with service.state.default.pipeline.batcher.reserve_slot(1024):
             writer.write(head_bytes)
             assert await status(reader) == 503
         # The body that nobody waited for, and the next request behind it.
