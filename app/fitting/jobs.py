@@ -29,7 +29,7 @@ from boxcal.app.fitting.messages import (
     RefitOutcome,
     RefitTask,
 )
-from boxcal.app.fitting.runner import RECORD_SECONDS, WAITING, FitRunner
+from boxcal.app.fitting.runner import WAITING, FitRunner
 from boxcal.app.fitting.shared import SharedSets
 from boxcal.app.fitting.slots import UploadSlots
 from boxcal.app.fitting.worker import WorkerFailed
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("boxcal")
 
 ELSEWHERE_SECONDS = 5.0
+POLL_SECONDS = 0.5
 TIDY_SECONDS = 3600.0
 MAX_QUEUED = 64
 """Fits that may wait for `boxcal worker` processes."""
@@ -384,7 +385,7 @@ class FitJobs:
         last = await self.get(fit_id)
         yield last
         while not last.state.is_final:
-            await asyncio.sleep(RECORD_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             record = await self.get(fit_id)
             if record != last:
                 yield record

@@ -1,9 +1,10 @@
 """PostgreSQL stopped, killed and hung under load: `outages [--seconds 60] [--rate 200]`.
 
 Two services with the model `logits:4` share the database. During each outage clients predict at a constant
-rate with `timeout_ms: 500`, the routes of the registry are asked, and a fit ends; afterwards the first 120
-requests to the registry are counted, and the other service must follow an activation. Then the database hangs
-once more, and one service gets SIGTERM.
+rate with `timeout_ms: 500`, the routes of the registry are asked, and a fit ends. From the moment when the
+database accepts connections again, its own record of that fit is read until it has succeeded; meanwhile the
+first 120 requests to the registry are counted, and the other service must follow an activation. Then the
+database hangs once more, and one service gets SIGTERM.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx
+import psycopg
 
 from benchmarks.scaling.servers import postgresql, require
+from boxcal.app.fitting.runner import WAITING
 from tests.app.fitting.service import Service
 from tests.app.fitting.validation_data import CONTENT_TYPE, form, validation_npz
 from tests.app.registry.postgresql import PostgreSQL
@@ -78,7 +82,24 @@ def until(reached: Callable[[], bool], seconds: float, what: str) -> float:
     return time.monotonic() - began
 
 
-def row(name: str, server: PostgreSQL, one: Service, other: Service, *, seconds: float, rate: float) -> str:
+def is_recorded(url: str, fit_id: str) -> bool:
+    """Ask the database itself whether a fit has succeeded."""
+    with psycopg.connect(url) as connection:
+        row = connection.execute("SELECT state FROM fits WHERE id = %s", [fit_id]).fetchone()
+    return row == ("succeeded",)
+
+
+def row(
+    url: str,
+    name: str,
+    server: PostgreSQL,
+    one: Service,
+    other: Service,
+    *,
+    seconds: float,
+    rate: float,
+    clock: ThreadPoolExecutor,
+) -> str:
     """Measure one outage; gives a row of the table."""
     begins, ends = OUTAGES[name]
     fit_id = submit(one)
@@ -87,7 +108,10 @@ def row(name: str, server: PostgreSQL, one: Service, other: Service, *, seconds:
         time.sleep(1)
         begins(server)
         slowest, statuses = ask(one, seconds)
+        waiting = one.client.get(f"/fits/{fit_id}").json()
+        require(waiting["stage"] == WAITING, waiting)
         ends(server)
+        recorded = clock.submit(until, lambda: is_recorded(url, fit_id), 60, "the fit is not recorded")
     logged = len(one.log().splitlines()) - lines
     time.sleep(0.5)
     failed = first_requests(one)
@@ -96,15 +120,10 @@ def row(name: str, server: PostgreSQL, one: Service, other: Service, *, seconds:
     followed = until(
         lambda: other.client.get("/health/ready").json()["calibrator"] == version, 60, "not followed"
     )
-    fit = until(
-        lambda: one.client.get(f"/fits/{fit_id}").json()["state"] == "succeeded",
-        60,
-        "the fit is not recorded",
-    )
     shown = " ".join(map(str, sorted(statuses)))
     return (
         f"| {name} | {len(load.seconds)} | {sum(load.failures.values())} | {1000 * max(load.seconds):.0f} | "
-        f"{shown} | {slowest:.1f} | {logged} | {failed} | {followed:.1f} | {fit:.1f} |"
+        f"{shown} | {slowest:.1f} | {logged} | {failed} | {followed:.1f} | {recorded.result():.1f} |"
     )
 
 
@@ -115,7 +134,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--rate", type=float, default=200.0)
     options = parser.parse_args(arguments)
     with postgresql() as (server, folder):
-        settings = {"database_url": server.new_database(), "model": "logits:4"}
+        url = server.new_database()
+        settings = {"database_url": url, "model": "logits:4"}
         with Service(folder / "one", **settings) as one, Service(folder / "other", **settings) as other:
             body = form(validation_npz(200, 4), method="ts", activate="never")
             first = one.client.post("/fit?wait=280", content=body, headers={"content-type": CONTENT_TYPE})
@@ -125,8 +145,10 @@ def main(arguments: Sequence[str]) -> None:
                 f"of {FIRST} first requests failed | followed, s | fit recorded, s |"
             )
             print("| --- | " + " | ".join(["---:"] * 9) + " |")
-            for name in OUTAGES:
-                print(row(name, server, one, other, seconds=options.seconds, rate=options.rate), flush=True)
+            measure = partial(row, seconds=options.seconds, rate=options.rate)
+            with ThreadPoolExecutor(1) as clock:
+                for name in OUTAGES:
+                    print(measure(url, name, server, one, other, clock=clock), flush=True)
             server.pause()
             time.sleep(5)
             began = time.monotonic()

@@ -40,6 +40,8 @@ class Service:
     ----------
     prelude
         Python code that its process runs first.
+    source
+        Folder of another release's code; by default the code that is tested.
 
     Attributes
     ----------
@@ -49,8 +51,9 @@ class Service:
         Of its process.
     """
 
-    def __init__(self, data_dir: Path, *, prelude: str = "", **settings: str) -> None:
+    def __init__(self, data_dir: Path, *, prelude: str = "", source: str = "", **settings: str) -> None:
         self.data_dir = data_dir
+        self._source = source or None
         self._program = f"{prelude}\nfrom boxcal.app.cli import main; main()"
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
@@ -61,6 +64,8 @@ class Service:
             "OMP_NUM_THREADS": "1",
             **{f"BOXCAL_{name.upper()}": value for name, value in settings.items()},
         }
+        if source:
+            self.environment["PYTHONPATH"] = source
         self._process: Started | None = None
         self.client = httpx.Client(base_url=self.url, timeout=280)
 
@@ -114,7 +119,7 @@ class Service:
     def _spawn(self) -> Started:
         with (self.data_dir / "service.log").open("ab") as log:
             command = [sys.executable, "-c", self._program, "serve"]
-            return subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+            return subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, cwd=self._source)
 
     def _end(self, how: signal.Signals) -> int:
         assert self._process is not None
