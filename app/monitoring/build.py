@@ -61,7 +61,12 @@ async def open_monitoring(
         Whether this process folds the log, refits and calls the webhook; otherwise another one on this
         machine does.
     """
-    log = FeedbackLog(registry.database, registry.backbone_id, settings.feedback_rows)
+    log = FeedbackLog(
+        registry.database,
+        registry.backbone_id,
+        settings.feedback_rows,
+        folds=folds and not settings.feedback_maturity,
+    )
     events = EventLog(registry.database, registry.backbone_id)
     monitor = Monitor(
         registry,

@@ -32,6 +32,8 @@ WINDOW = 5000
 """The expected accuracy is of the last 5,000 to 10,000 predictions."""
 MAX_DUELS = 8
 NEVER = 2**62
+NUMBERS_AT_ONCE = 2**15
+"""Logits of predictions that are calibrated together: what is made of them stays in the processor's cache."""
 
 Rows = NDArray[np.float64]
 Calibrate = Callable[[int, Rows], Rows]
@@ -149,7 +151,8 @@ class MonitorFold:
         for end in ends:
             some, is_label = entries.take(slice(start, end)), bool(are_labels[start:end].any())
             start = end
-            own = some.take((some.versions == NONE) | (some.versions == self.active.version))
+            is_own = (some.versions == NONE) | (some.versions == self.active.version)
+            own = some if is_own.all() else some.take(is_own)
             self.skipped += len(some) - len(own)
             if is_label:
                 self._duels(some)
@@ -160,9 +163,10 @@ class MonitorFold:
         return decisions
 
     def _predictions(self, entries: Entries) -> list[Decision]:
-        rows = self._calibrate(self.active.version, entries.logits.astype(np.float64))
-        self.loop.test.observe(rows)
-        self._seen(rows.max(1))
+        step = max(1, NUMBERS_AT_ONCE // self.num_classes)
+        for start in range(0, len(entries), step):
+            logits = entries.logits[start : start + step].astype(np.float64)
+            self._seen(self.loop.test.observe(self._calibrate(self.active.version, logits)))
         return []
 
     def _labels(self, entries: Entries) -> list[Decision]:

@@ -17,12 +17,15 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, ScalarSelect, delete, exists, func, literal, or_, select, union_all, update
 
 from boxcal.app.monitoring.log_transaction import LogTransaction
+from boxcal.app.monitoring.recent import Columns, RecentBlocks
 from boxcal.app.monitoring.records import NONE, Block, Entries, Label, Outcome, predictions
 from boxcal.app.registry.database import Database
 from boxcal.app.registry.tables import feedback, feedback_blocks, feedback_logs
 
 BLOCKS_PER_PAGE = 256
 PRUNED_AT_ONCE = 1000
+RECENT_BYTES = 32 * 2**20
+"""Of predictions that this process stored and has not folded: it does not read them again."""
 SETTLE_SECONDS = 2.0
 """A label counts as known at a moment only this long after it: it is committed a little later than dated."""
 
@@ -46,17 +49,27 @@ class FeedbackLog:
         Selects the row of the backbone.
     max_rows
         Predictions to keep; the oldest are deleted, whole blocks of them.
+    folds
+        Whether this process soon reads what it stores.
     """
 
-    def __init__(self, database: Database, backbone_id: ScalarSelect[int], max_rows: int) -> None:
+    def __init__(
+        self, database: Database, backbone_id: ScalarSelect[int], max_rows: int, *, folds: bool = False
+    ) -> None:
         self._database = database
         self._backbone_id = backbone_id
         self._own = feedback.c.backbone_id == backbone_id
         self._own_blocks = feedback_blocks.c.backbone_id == backbone_id
+        self._recent = RecentBlocks(RECENT_BYTES if folds else 0)
         self.max_rows = max_rows
 
     def write(
-        self, blocks: Sequence[Block], requests: Sequence[Sequence[Label]], *, may_be_stored: bool = False
+        self,
+        blocks: Sequence[Block],
+        requests: Sequence[Sequence[Label]],
+        *,
+        may_be_stored: bool = False,
+        forgotten: int = 0,
     ) -> list[Outcome]:
         """Store predictions, then the labels of several requests: one transaction.
 
@@ -64,6 +77,8 @@ class FeedbackLog:
         ----------
         may_be_stored
             Whether an earlier attempt may have stored some of the predictions.
+        forgotten
+            Older predictions that were too many to be kept: they take numbers of the log only.
 
         Returns
         -------
@@ -75,7 +90,7 @@ class FeedbackLog:
                 .where(feedback_logs.c.backbone_id == self._backbone_id)
                 .with_for_update()
             ).one()
-            written = LogTransaction(connection, counter.backbone_id, counter.seq)
+            written = LogTransaction(connection, counter.backbone_id, counter.seq + forgotten)
             written.add(written.missing(blocks) if may_be_stored else blocks)
             outcomes = [written.label(labels) for labels in requests]
             written.flush()
@@ -87,7 +102,8 @@ class FeedbackLog:
             )
             for outcome in outcomes:
                 outcome.seq = written.seq
-            return outcomes
+        self._recent.add(blocks)
+        return outcomes
 
     def position(self, connection: Connection) -> tuple[int, int]:
         """Return the last number of the log, and the number of predictions kept."""
@@ -201,25 +217,32 @@ class FeedbackLog:
     def _predictions(self, connection: Connection, seq: int, limit: int) -> tuple[Entries, int | None]:
         """Read the predictions behind a number, and up to where, if there may be more."""
         blocks = feedback_blocks.c
-        behind = select(blocks.seq, blocks.row_count).where(self._own_blocks, blocks.seq > seq)
+        behind = select(blocks.seq, blocks.id, blocks.row_count).where(self._own_blocks, blocks.seq > seq)
         found = connection.execute(behind.order_by(blocks.seq).limit(BLOCKS_PER_PAGE)).all()
         if not found:
             return Entries.none(), None
         ends = np.cumsum([row.row_count for row in found])
         some = found[: int(np.searchsorted(ends, limit)) + 1]
-        columns = select(blocks.versions, blocks.moments, blocks.logits)
-        wanted = columns.where(self._own_blocks, blocks.seq > seq, blocks.seq <= some[-1].seq)
-        rows = connection.execute(wanted.order_by(blocks.seq)).all()
         places = np.concatenate([np.arange(row.seq - row.row_count, row.seq) for row in some]) + 1
-        made = predictions(
-            places,
-            np.frombuffer(b"".join(row.versions for row in rows), np.int32),
-            np.frombuffer(b"".join(row.moments for row in rows), np.float64),
-            np.frombuffer(b"".join(row.logits for row in rows), np.float16).reshape(len(places), -1),
-        )
+        columns = self._recent.take([row.id for row in some])
+        if columns is None:
+            columns = self._stored(connection, seq, some[-1].seq, len(places))
+        made = predictions(places, *columns)
         is_full = len(some) < len(found) or len(found) == BLOCKS_PER_PAGE
         begin = int(np.searchsorted(places, seq, "right"))
         return made.take(slice(begin, None)), some[-1].seq if is_full else None
+
+    def _stored(self, connection: Connection, seq: int, last: int, count: int) -> Columns:
+        """Read the columns of the blocks between two numbers, which have `count` predictions."""
+        blocks = feedback_blocks.c
+        columns = select(blocks.versions, blocks.moments, blocks.logits)
+        wanted = columns.where(self._own_blocks, blocks.seq > seq, blocks.seq <= last)
+        versions, moments, logits = zip(*connection.execute(wanted.order_by(blocks.seq)), strict=True)
+        return (
+            np.frombuffer(b"".join(versions), np.int32),
+            np.frombuffer(b"".join(moments), np.float64),
+            np.frombuffer(b"".join(logits), np.float16).reshape(count, -1),
+        )
 
     def _prune(self, connection: Connection, rows: int) -> int:
         """Delete the oldest predictions beyond the limit, and return how many remain."""

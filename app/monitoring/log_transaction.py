@@ -83,7 +83,8 @@ class LogTransaction:
             self.seq += block.rows
             self.added += block.rows
             own = {"backbone_id": self._backbone_id, "id": block.id, "seq": self.seq, "row_count": block.rows}
-            rows.append(own | block.columns())
+            columns = zip(("versions", "moments", "logits"), block.columns(), strict=True)
+            rows.append(own | {name: column.data.cast("B") for name, column in columns})
         if rows:
             self._connection.execute(insert(feedback_blocks), rows)
 

@@ -47,7 +47,7 @@ POLL_SECONDS = 2.0
 PAUSE_SECONDS = 0.2
 """Between two looks at the log, so that a turn folds many entries."""
 LABELS_PER_TURN = 1000
-NUMBERS_PER_TURN = 2**20
+NUMBERS_PER_TURN = 2**22
 """Of logits; predictions cost less than labels."""
 MONITOR_LOCK = 0x6D6F6E69
 """First key of the advisory lock; the second is the id of the backbone."""

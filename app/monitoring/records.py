@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +30,13 @@ Array = NDArray[Any]
 class Block:
     """Predictions that one process made one after another, and that are stored together.
 
+    Parameters
+    ----------
+    num_classes
+        K.
+    most_rows
+        Predictions that it has room for.
+
     Attributes
     ----------
     id
@@ -39,14 +47,17 @@ class Block:
         How many predictions it has.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_classes: int, most_rows: int = BLOCK_ROWS) -> None:
         self.began = time.time()
         self.id = f"{int(self.began * 1000):012x}{os.urandom(6).hex()}"
         self.rows = 0
-        self._requests: list[tuple[int, int, float, NDArray[np.float64]]] = []
+        self._requests: list[tuple[int, int, float]] = []
+        self._logits = np.empty((most_rows, num_classes), np.int16)
 
     def add(self, version: int, logits: NDArray[np.float64], now: float) -> list[str]:
         """Add the predictions of a request.
+
+        They are rounded at once, while they are in the processor's cache.
 
         Parameters
         ----------
@@ -62,22 +73,32 @@ class Block:
         An id for each of them.
         """
         first, count, block = self.rows, len(logits), self.id
-        self.rows += count
-        self._requests.append((count, version, now, logits))
-        return [block + place for place in _PLACES[first : first + count]]
+        self.rows = last = first + count
+        self._requests.append((count, version, now))
+        # Loops are compiled for arrays of one kind: those that lie row after row and can be written.
+        _compiled_rounding()(logits if logits.flags.carray else logits.copy(), self._logits[first:last])
+        return [block + place for place in _PLACES[first:last]]
 
-    def columns(self) -> dict[str, bytes]:
-        """Return what is stored: the version and the time of each prediction, and its K logits as float16."""
-        counts, versions, moments, logits = zip(*self._requests, strict=True)
-        with np.errstate(over="ignore"):
-            small = np.concatenate(logits, dtype=np.float16, casting="same_kind")
-        if not np.isfinite(small).all():
-            small = np.clip(np.concatenate(logits), -LARGEST, LARGEST).astype(np.float16)
-        return {
-            "versions": np.repeat(np.array(versions, np.int32), counts).tobytes(),
-            "moments": np.repeat(np.array(moments, np.float64), counts).tobytes(),
-            "logits": small.tobytes(),
-        }
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it has reserved."""
+        return self._logits.nbytes
+
+    def columns(self) -> tuple[Array, Array, Array]:
+        """Return what is stored: versions (int32), times (float64) and logits (N, K) as float16."""
+        counts, versions, moments = zip(*self._requests, strict=True)
+        return (
+            np.repeat(np.array(versions, np.int32), counts),
+            np.repeat(np.array(moments, np.float64), counts),
+            self._logits[: self.rows].view(np.float16),
+        )
+
+
+@cache
+def _compiled_rounding() -> Callable[[NDArray[np.float64], NDArray[np.int16]], None]:
+    from boxcal.calibrators.operator.half_precision import round_to_half  # noqa: PLC0415 - imports numba
+
+    return round_to_half
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -32,14 +32,15 @@ GATHER_SECONDS = 0.02
 """How long labels are collected before a transaction begins."""
 KEEP_SECONDS = 1.0
 """How long predictions are collected where no label waits."""
-KEEP_BYTES = 8 * 2**20
-"""Logits, as float64, that are stored earlier."""
+KEEP_BYTES = 16 * 2**20
+"""Logits that are stored earlier."""
 BLOCK_SECONDS = 2.0
 """How long a block takes predictions while the database does not."""
-BLOCK_BYTES = 2**20
-"""Of logits as float64: a label reads the whole block of its prediction."""
+BLOCK_BYTES = 2**18
+"""Of logits: a label reads the whole block of its prediction."""
 BLOCKS = 16
 """Blocks of equal size that what is kept would fill: whole ones are deleted."""
+HALF_BYTES = 2
 LABELS_PER_TRANSACTION = 2000
 MAX_PENDING = 200_000
 MAX_PENDING_BYTES = 64 * 2**20
@@ -93,7 +94,9 @@ class FeedbackWriter:
         self._on_labels = on_labels
         self._blocks: list[Block] = []
         self._open: Block | None = None
-        self._row_bytes = 8 * num_classes
+        self._forgotten = 0
+        self._num_classes = num_classes
+        self._row_bytes = HALF_BYTES * num_classes
         self._block_rows = max(1, min(BLOCK_ROWS, BLOCK_BYTES // self._row_bytes, log.max_rows // BLOCKS))
         self._requests: list[_Request] = []
         self._pending = 0
@@ -115,14 +118,17 @@ class FeedbackWriter:
         block = self._open
         if block is not None and block.rows + count <= self._block_rows and now < block.began + BLOCK_SECONDS:
             return block
-        pending = self._row_bytes * sum(block.rows for block in self._blocks)
-        if pending > MAX_PENDING_BYTES:
+        rows = sum(block.rows for block in self._blocks)
+        while self._blocks and rows - self._blocks[0].rows >= self._log.max_rows:
+            oldest = self._blocks.pop(0).rows
+            self._forgotten, rows = self._forgotten + oldest, rows - oldest
+        if rows * self._row_bytes > MAX_PENDING_BYTES:
             self._telemetry.feedback("dropped", count)
-            return Block()
-        if pending > KEEP_BYTES:
+            return Block(self._num_classes, count)
+        if rows * self._row_bytes > KEEP_BYTES:
             self._soon.set()
         self._wake.set()
-        block = self._open = Block()
+        block = self._open = Block(self._num_classes, self._block_rows)
         self._blocks.append(block)
         return block
 
@@ -163,8 +169,8 @@ class FeedbackWriter:
         """Store what was collected; returns whether the database took it."""
         self._wake.clear()
         self._soon.clear()
-        blocks, requests = self._blocks, self._requests
-        self._blocks, self._open, self._requests = [], None, []
+        blocks, requests, forgotten = self._blocks, self._requests, self._forgotten
+        self._blocks, self._open, self._requests, self._forgotten = [], None, [], 0
         if not blocks and not requests:
             return True
         self.attempts += 1
@@ -175,9 +181,11 @@ class FeedbackWriter:
                 blocks,
                 [request.labels for request in requests],
                 may_be_stored=self._uncertain,
+                forgotten=forgotten,
             )
         except (BoxcalError, asyncio.CancelledError) as error:
             self._blocks = blocks + self._blocks
+            self._forgotten += forgotten
             self._uncertain = True  # the connection may have failed after the commit
             self._wake.set()
             refusal = error if isinstance(error, BoxcalError) else RegistryUnavailable("The service stops.")
@@ -191,7 +199,7 @@ class FeedbackWriter:
         for request, outcome in zip(requests, outcomes, strict=True):
             if not request.stored.done():
                 request.stored.set_result(outcome)
-        self._telemetry.feedback("predictions", sum(block.rows for block in blocks))
+        self._telemetry.feedback("predictions", forgotten + sum(block.rows for block in blocks))
         if requests:
             self._on_labels()
         return True

@@ -8,8 +8,11 @@ import math
 from typing import Any
 
 import numpy as np
+from numba import njit
 
+from boxcal.calibrators.monitoring.reductions import largest_of, total_of
 from boxcal.calibrators.operator.compiling import compiled
+from boxcal.calibrators.operator.cpu_loops import SUMMING
 
 Array = np.ndarray[Any, Any]
 
@@ -245,24 +248,35 @@ def fold(  # noqa: PLR0915, PLR0917, PLR0912 - one loop over rows, which compile
 
 
 @compiled
-def observe(probabilities: Array, source: Array, counts: Array, progress: Array) -> None:
+def observe(probabilities: Array, source: Array, counts: Array, progress: Array, confidences: Array) -> None:
     """Learn the class frequencies of traffic from rows (N, K) without labels.
 
-    `counts` (K,) and the entry `TRAFFIC` of `progress` are updated.
+    `counts` (K,) and the entry `TRAFFIC` of `progress` are updated; `confidences` (N,) gets the largest
+    probability of each row.
     """
     size = probabilities.shape[1]
-    posterior = np.empty(size)
+    pseudo, inverse = PRIOR_COUNT * size, 1.0 / source
     for n in range(probabilities.shape[0]):
-        total, normalizer = 0.0, 0.0
+        p, total = probabilities[n], total_of(counts)
+        confidences[n] = largest_of(p)
+        mass = _posterior_mass(p, counts, inverse, pseudo)
+        progress[TRAFFIC] = _clip_traffic(progress[TRAFFIC] + math.log(mass / (total + pseudo)))
+        share = 1.0 / mass
         for k in range(size):
-            total += counts[k]
-        for k in range(size):
-            target = (counts[k] + PRIOR_COUNT * size * source[k]) / (total + PRIOR_COUNT * size)
-            posterior[k] = probabilities[n, k] * target / source[k]
-            normalizer += posterior[k]
-        progress[TRAFFIC] = _clip_traffic(progress[TRAFFIC] + math.log(normalizer))
-        for k in range(size):
-            counts[k] = PRIOR_FORGET * counts[k] + posterior[k] / normalizer
+            posterior = p[k] * (counts[k] * inverse[k] + pseudo)
+            counts[k] = PRIOR_FORGET * counts[k] + posterior * share
+
+
+@njit(error_model="numpy", fastmath=SUMMING)
+def _posterior_mass(p: Array, counts: Array, inverse: Array, pseudo: float) -> float:
+    """Return the sum of what `observe` learns from a row, before it is normalised.
+
+    A loop that also stored it would sum in another order where arrays happen to lie close together.
+    """
+    mass = 0.0
+    for k in range(p.shape[0]):
+        mass += p[k] * (counts[k] * inverse[k] + pseudo)
+    return mass
 
 
 @compiled

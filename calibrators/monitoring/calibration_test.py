@@ -133,13 +133,21 @@ class CalibrationTest(Fold):
             np.maximum(self.largest, evidence.max(0), out=self.largest)
         return evidence
 
-    def observe(self, probabilities: Array) -> None:
+    def observe(self, probabilities: Array) -> Array:
         """Show rows (N, K) whose labels are unknown or to come, at their place in the order of predictions.
 
         Only the bettor on label shift learns from them; the test stays valid.
+
+        Returns
+        -------
+        ndarray
+            (N,) the largest probability of each row.
         """
         rows, _ = check_rows(probabilities, np.zeros(len(probabilities), np.int64), self.num_classes)
-        bettors.observe(rows, self.class_frequencies, self.by_class[bettors.TRAFFIC_COUNT], self.progress)
+        confidences = np.empty(len(rows))
+        traffic = self.by_class[bettors.TRAFFIC_COUNT]
+        bettors.observe(rows, self.class_frequencies, traffic, self.progress, confidences)
+        return confidences
 
     @property
     def count(self) -> int:

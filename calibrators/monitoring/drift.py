@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from boxcal.calibrators.monitoring.reductions import total_of
 from boxcal.calibrators.monitoring.state import Array, Fold
 from boxcal.calibrators.operator.compiling import compiled
 
@@ -72,9 +73,7 @@ def _fold(bins: Array, counts: Array, bets: Array, progress: Array, evidence: Ar
     for b in range(counts.shape[0]):
         total += counts[b]
     for n in range(bins.shape[0]):
-        below, here = 0.0, counts[bins[n]] + 1.0
-        for b in range(bins[n]):
-            below += counts[b]
+        below, here = total_of(counts[: bins[n]]), counts[bins[n]] + 1.0
         progress[2] += 1.0
         p_value = (below + _uniform(progress[2]) * here) / total
         counts[bins[n]] += 1.0

@@ -84,8 +84,11 @@ def check_rows(probabilities: Array, labels: Array, num_classes: int) -> tuple[A
         )
     if own.dtype.kind not in "iu":
         raise ValueError(f"labels are integers, not {own.dtype}")
-    wrong = np.flatnonzero(~(np.abs(rows.sum(1) - 1.0) <= 1e-3) | (rows < 0).any(1))
-    if wrong.size:
+    wrong = ~(np.abs(rows.sum(1) - 1.0) <= 1e-3)
+    if rows.min(initial=0.0) < 0.0:
+        wrong |= (rows < 0.0).any(1)
+    if wrong.any():
+        wrong = np.flatnonzero(wrong)
         raise ValueError(f"row {wrong[0]} is no distribution: it sums to {rows[wrong[0]].sum():g}")
     wrong = np.flatnonzero((own < 0) | (own >= num_classes))
     if wrong.size:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from boxcal.calibrators.operator.box_softmax import box_constrained_softmax
+from boxcal.calibrators.operator.half_precision import round_to_half
 from boxcal.calibrators.operator.ranking import most_probable
 from boxcal.calibrators.operator.uniform import SortedRows
 
@@ -19,6 +20,7 @@ def warm(*dtypes: torch.dtype) -> None:
             torch.autograd.grad(box_constrained_softmax(logits, 0.1, upper).sum(), logits)
     probabilities = np.full(3, 1 / 3)
     most_probable(probabilities, probabilities, np.empty(2, np.int64))
+    round_to_half(probabilities[None], np.empty((1, 3), np.int16))
     SortedRows(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)).nll(0.1, 0.5)
 
 

@@ -35,7 +35,7 @@ def predicted(client: httpx.Client, rows: Any = ROWS) -> list[str]:
 
 def made(rows: Any, now: float = 0.0, began: float | None = None) -> tuple[Block, list[str]]:
     """Give a block of predictions, and their ids."""
-    block = Block()
+    block = Block(np.shape(rows)[1])
     if began is not None:
         block.id = f"{int(began * 1000):012x}{block.id[12:]}"
     return block, block.add(0, np.asarray(rows), now or time.time())
@@ -212,6 +212,31 @@ def test_only_as_many_predictions_as_asked_for_are_kept_whatever_their_order(dat
     registry.close()
 
 
+def test_what_is_too_much_to_keep_is_never_stored_and_expires(data_dir: Path) -> None:
+    with running(data_dir, feedback_rows=32) as service, httpx.Client(base_url=service.url) as client:
+        ids = [own for _ in range(3) for own in predicted(client)]
+        answer = give(client, [{"id": own, "label": 1} for own in (ids[0], ids[40], ids[-1])])
+        assert counts(answer) == {"accepted": 1, "expired": 2}
+        assert answer["seq"] == len(ids) + 1
+        assert client.get("/monitor").json()["log"]["rows"] <= 32
+        predictions = 'boxcal_feedback_total{result="predictions"} '
+        assert f"{predictions}{len(ids):.1f}" in client.get("/metrics").text
+
+
+def test_what_this_process_stored_is_not_read_again(data_dir: Path) -> None:
+    registry, log = opened(data_dir)
+    recent = FeedbackLog(registry.database, registry.backbone_id, 100, folds=True)
+    blocks = [made(np.random.default_rng(n).normal(0, 3, (n + 1, 3)))[0] for n in range(4)]
+    recent.write(blocks, [])
+    with registry.database.read() as connection:
+        expected = log.after(connection, 1, 100).entries
+        for _ in range(2):  # from memory, then from the database
+            found = recent.after(connection, 1, 100).entries
+            for name in ("seq", "versions", "moments", "logits", "labels"):
+                assert np.array_equal(getattr(found, name), getattr(expected, name))
+    registry.close()
+
+
 def test_predictions_that_were_stored_by_a_failed_attempt_are_not_stored_twice(data_dir: Path) -> None:
     registry, log = opened(data_dir)
     (one, _), (two, _) = made(np.zeros((4, 3))), made(np.zeros((2, 3)))
@@ -224,7 +249,7 @@ def test_predictions_that_were_stored_by_a_failed_attempt_are_not_stored_twice(d
 
 def test_what_is_copied_to_a_label_is_what_was_predicted(data_dir: Path) -> None:
     registry, log = opened(data_dir)
-    block = Block()
+    block = Block(3)
     rows = np.random.default_rng(0).normal(0, 3, (6, 3))
     rows[5] = 1e9
     ids = [*block.add(1, rows[:2], 10.0), *block.add(2, rows[2:5], 11.0), *block.add(1, rows[5:], 12.0)]
@@ -329,7 +354,7 @@ def test_while_the_database_is_locked_feedback_is_refused_and_predictions_are_ke
 
 
 def test_ids_are_unique_and_say_when_they_were_made() -> None:
-    ids = [own for _ in range(100) for own in Block().add(0, ROWS, 0.0)]
+    ids = [own for _ in range(100) for own in Block(10).add(0, ROWS, 0.0)]
     assert len(set(ids)) == 4000
     assert {len(own) for own in ids} == {32}
     assert all(abs(time_of(own) - time.time()) < 60 for own in ids)
