@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from boxcal.app.errors import problems
 from boxcal.app.registry.migrations import HEAD
-from boxcal.app.state import CurrentModel
+from boxcal.app.state import CurrentModel, CurrentState
 from boxcal.models.inputs import Kind
 
 router = APIRouter(tags=["model"])
@@ -43,6 +43,7 @@ class ModelDescription(BaseModel):
     """The model that is served."""
 
     name: str
+    models: list[str] = Field(description="Names of all models of the service; the first is the default.")
     num_classes: int
     labels: list[str]
     inputs: Kind = Field(description="What `/predict` takes; `none` if there is no model.")
@@ -78,11 +79,12 @@ RELEASE = Release(version=version("boxcal"), registry=HEAD, python=platform.pyth
 
 
 @router.get("/model", responses=problems())
-async def get_model(model: CurrentModel) -> ModelDescription:
+async def get_model(model: CurrentModel, state: CurrentState) -> ModelDescription:
     """Describe the model: labels, limits and accepted formats."""
     backbone, settings = model.backbone, model.settings
     return ModelDescription(
         name=model.name,
+        models=list(state.models),
         num_classes=backbone.num_classes,
         labels=list(backbone.labels),
         inputs=backbone.inputs.kind,

@@ -4,7 +4,7 @@ import asyncio
 from typing import Literal
 
 from fastapi import APIRouter
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -49,9 +49,11 @@ async def ready(state: CurrentState) -> Ready:
 )
 async def metrics(state: CurrentState) -> Response:
     """Return the metrics in the text format of Prometheus."""
-    if state.metrics is not None:
-        return Response(await asyncio.to_thread(state.metrics.exposition), media_type=CONTENT_TYPE_LATEST)
-    return Response(state.telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)
+    if state.is_shared:
+        content = await asyncio.to_thread(generate_latest, state.collected)
+    else:
+        content = generate_latest(state.collected)
+    return Response(content, media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get(

@@ -32,6 +32,8 @@ from boxcal.models.errors import BackboneError
 
 logger = logging.getLogger("boxcal")
 
+TELEMETRY = "boxcal.telemetry"
+"""Under this name the ASGI scope of a request for one of several models has what counts it."""
 SMALL_BODY = 256 * 1024
 """Bytes of each body that the limit on all bodies does not count; so large bodies do not block small ones."""
 CHUNK = 256 * 1024
@@ -230,7 +232,9 @@ class RequestMiddleware:
             if limiter is not None:
                 limiter.leave()
             label = self._label(routed, exchange.status)
-            self._telemetry.request(label, exchange.status or 500, time.perf_counter() - began)
+            routed.get(TELEMETRY, self._telemetry).request(
+                label, exchange.status or 500, time.perf_counter() - began
+            )
 
     def _admit(self, scope: Scope, exchange: Exchange) -> Limiter | None:
         """Check the API key of a request, and return what counts the requests of that key."""
@@ -262,7 +266,7 @@ class RequestMiddleware:
     async def _fail(self, error: Exception, scope: Scope, exchange: Exchange) -> None:
         """Send the problem that describes an exception."""
         if isinstance(error, ClientDisconnect):
-            self._telemetry.rejected("disconnected")
+            scope.get(TELEMETRY, self._telemetry).rejected("disconnected")
             exchange.status = errors.CLIENT_CLOSED
             return
         if not isinstance(error, errors.BoxcalError | HTTPException | RequestValidationError):
@@ -271,7 +275,8 @@ class RequestMiddleware:
             logger.error("%s %s failed: %s", scope["method"], _path(scope), error)
         problem = errors.Problem.of(self._explained(error, scope))
         by_client = isinstance(error, errors.DeadlineExceeded) and error.set_by_client
-        self._telemetry.rejected("client-timeout" if by_client else problem.kind)
+        telemetry: Telemetry = scope.get(TELEMETRY, self._telemetry)
+        telemetry.rejected("client-timeout" if by_client else problem.kind)
         headers = [
             (name.lower().encode(), value.encode("latin-1")) for name, value in problem.headers.items()
         ]

@@ -7,19 +7,22 @@ parameter `model`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.active import ActiveCalibrator
 from boxcal.app.fitting.backbones import BackboneSource
-from boxcal.app.fitting.build import open_refits
+from boxcal.app.fitting.build import Refits, open_refits
 from boxcal.app.fitting.jobs import FitJobs, FitLimits
+from boxcal.app.model_list import ModelEntry
 from boxcal.app.monitoring.build import open_monitoring
 from boxcal.app.monitoring.monitor import Monitor
 from boxcal.app.monitoring.writer import FeedbackWriter
 from boxcal.app.predict.build import open_pipeline
+from boxcal.app.predict.device import Device, Turns
+from boxcal.app.predict.options import BoundsOption
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.registry.records import BackboneIdentity
 from boxcal.app.registry.store import Registry
@@ -41,10 +44,6 @@ class ServedModel:
         Selects it in requests.
     settings
         Of the service, with those of this model.
-    registry
-        The registry as this model sees it: its calibrators, activations and fits.
-    active
-        The reference that predictions read.
     v2
         The model in the Open Inference Protocol.
     """
@@ -53,20 +52,50 @@ class ServedModel:
     settings: Settings
     telemetry: Telemetry
     backbone: Backbone
-    registry: Registry
-    activator: Activator
-    active: ActiveCalibrator
-    fit_jobs: FitJobs
+    refits: Refits
     feedback: FeedbackWriter
     monitor: Monitor
     pipeline: Pipeline
     stats: Stats
     v2: Models
 
+    @property
+    def registry(self) -> Registry:
+        """The registry as this model sees it: its calibrators, activations and fits."""
+        return self.refits.registry
+
+    @property
+    def activator(self) -> Activator:
+        """Activates its calibrators."""
+        return self.refits.activator
+
+    @property
+    def active(self) -> ActiveCalibrator:
+        """The reference that predictions read."""
+        return self.refits.activator.active
+
+    @property
+    def fit_jobs(self) -> FitJobs:
+        """Its fits."""
+        return self.refits.jobs
+
+
+def turns_of(backbone: Backbone, share: float, devices: dict[str, Device] | None) -> Turns | None:
+    """Return the turns of a model on the device that it shares; None if it shares none."""
+    if devices is None or backbone.inputs.kind == "none":
+        return None
+    return devices.setdefault(str(backbone.device), Device(backbone.passes)).share(share)
+
 
 @asynccontextmanager
 async def opened(
-    settings: Settings, telemetry: Telemetry, collected: Collects, slot: Slot | None = None
+    entry: ModelEntry,
+    telemetry: Telemetry,
+    collected: Collects,
+    slot: Slot | None = None,
+    *,
+    others: Sequence[ServedModel] = (),
+    devices: dict[str, Device] | None = None,
 ) -> AsyncIterator[ServedModel]:
     """Load, check and warm up every part of a model after those that it depends on; close them in reverse.
 
@@ -76,16 +105,22 @@ async def opened(
         The metrics that its summary is made of.
     slot
         The place of this process, if several serve.
+    others
+        The models that are open already.
+    devices
+        Those that the models share, by name; None if there is one model.
     """
+    settings = entry.settings
     leads = slot is None or slot.leads
     async with AsyncExitStack() as stack:
         source = BackboneSource.of(settings)
         backbone = await asyncio.to_thread(source.load)
+        identity = BackboneIdentity(backbone.name, backbone.fingerprint, tuple(backbone.labels))
         refits = await stack.enter_async_context(
             open_refits(
                 settings.data_dir,
                 settings.registry_url,
-                BackboneIdentity(backbone.name, backbone.fingerprint, tuple(backbone.labels)),
+                identity.apart_from([other.registry.backbone for other in others], entry.name),
                 backbone=backbone,
                 source=source,
                 limits=FitLimits.of(settings),
@@ -94,6 +129,8 @@ async def opened(
                 shared_dir=settings.shared_dir or (settings.data_dir / "fits" if slot else None),
                 queues_only=settings.fits == "queue" or not leads,
                 telemetry=telemetry,
+                beside=others[0].refits if others else None,
+                name=entry.name,
             )
         )
         monitoring = await stack.enter_async_context(
@@ -116,17 +153,17 @@ async def opened(
                 telemetry,
                 keep=monitoring.feedback.keep,
                 adjusted=monitoring.priors.adjusted,
+                name=entry.name or backbone.name,
+                bounds=BoundsOption(lower=entry.lower, upper=entry.upper),
+                turns=turns_of(backbone, entry.share, devices),
             )
         )
         yield ServedModel(
-            name=backbone.name,
+            name=pipeline.model,
             settings=settings,
             telemetry=telemetry,
             backbone=backbone,
-            registry=refits.registry,
-            activator=refits.activator,
-            active=refits.activator.active,
-            fit_jobs=refits.jobs,
+            refits=refits,
             feedback=monitoring.feedback,
             monitor=monitoring.monitor,
             pipeline=pipeline,

@@ -102,8 +102,9 @@ class Server(uvicorn.Server):
         close = (b"connection", b"close")
         self.server_state.default_headers = [*self.server_state.default_headers, close]
         # A request that waits for a fit or follows one would otherwise last until the limit.
-        for model in self.lifespan.state["boxcal"].models.values():
-            await model.fit_jobs.close()
+        models = self.lifespan.state["boxcal"].models.values()
+        await asyncio.gather(*(model.fit_jobs.close() for model in models))
+        for model in models:
             model.monitor.close()
         for _ in range(LINGER_TURNS):
             if not self.server_state.connections or time.monotonic() > deadline:

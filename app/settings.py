@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from boxcal.app import model_list
+
 if TYPE_CHECKING:
     from boxcal.models.backbone import Backbone
 
@@ -32,6 +34,11 @@ class Settings(BaseSettings):
     )
     labels: Path | None = Field(
         default=None, description="File with one class label per line; replaces the labels of the model."
+    )
+    models: str | None = Field(
+        default=None,
+        description="Several models in one process, instead of `BOXCAL_MODEL`: `NAME=MODEL,...`, or a "
+        "`.toml` file with a table for each. The first one is the default.",
     )
     device: str = Field(default="auto", description="Device: `auto`, `cpu`, `cuda` or `cuda:N`.")
     precision: Literal["float32", "bfloat16", "float16"] = Field(
@@ -184,6 +191,18 @@ class Settings(BaseSettings):
             raise ValueError("grpc_port is 0; several processes need one port")
         return self
 
+    @field_validator("models")
+    @classmethod
+    def _can_be_read(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None:
+            model_list.read(value)
+            for name in ("model", "weights", "labels"):
+                if info.data.get(name) != cls.model_fields[name].default:
+                    raise ValueError(
+                        f"BOXCAL_{name.upper()} is of one model; a `.toml` file can set `{name}` for each"
+                    )
+        return value
+
     @field_validator("tls_key")
     @classmethod
     def _belongs_to_a_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
@@ -215,7 +234,7 @@ class Settings(BaseSettings):
         return self.database_url or f"sqlite:///{(self.data_dir / 'boxcal.sqlite3').absolute()}"
 
     def load_backbone(self) -> "Backbone":
-        """Load the model of these settings.
+        """Load the model of these settings; of several, the first.
 
         Raises
         ------

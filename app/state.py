@@ -11,19 +11,27 @@ from typing import Annotated, TypedDict, cast
 
 from fastapi import Depends, FastAPI, Query, Request
 
+from boxcal.app import model_list
 from boxcal.app.access.access import Access
 from boxcal.app.access.build import open_access
 from boxcal.app.background import background
 from boxcal.app.errors import InternalError, ModelNotFound, NotReady
 from boxcal.app.free_memory import FreeMemory
+from boxcal.app.middleware import TELEMETRY
+from boxcal.app.model_metrics import MetricsOfModels, MetricsOfOne
 from boxcal.app.nearest import hint
+from boxcal.app.predict.device import Device
 from boxcal.app.served_model import ServedModel, opened
 from boxcal.app.settings import Settings
+from boxcal.app.stats import Collects
 from boxcal.app.telemetry import Telemetry
 from boxcal.app.workers.metrics import SharedMetrics
 from boxcal.app.workers.slot import Slot
 
 logger = logging.getLogger("boxcal")
+
+ROUTES_OF_MODELS = ("/predict", "/calibrate", "/v2/models/{model}/infer")
+"""Routes whose requests each model counts from the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +46,10 @@ class State:
         The first model, which answers requests that name none.
     v2
         The models by their names in the Open Inference Protocol.
-    metrics
-        Of all processes, if several serve.
+    collected
+        The metrics of all models and, if several serve, of all processes.
+    is_shared
+        Whether several processes serve: the metrics are then read from files.
     """
 
     settings: Settings
@@ -48,7 +58,8 @@ class State:
     default: ServedModel
     v2: Mapping[str, ServedModel]
     access: Access
-    metrics: SharedMetrics | None = None
+    collected: Collects
+    is_shared: bool
 
     def model(self, name: str) -> ServedModel:
         """Return a model by its name.
@@ -107,7 +118,10 @@ def model_of(request: Request) -> ServedModel:
     """
     state: State = request.scope["state"]["boxcal"]
     name = request.query_params.get("model") if request.scope["query_string"] else None
-    return state.default if name is None else state.model(name)
+    model = state.default if name is None else state.model(name)
+    if model.telemetry is not state.telemetry:
+        request.scope[TELEMETRY] = model.telemetry
+    return model
 
 
 async def current_model(
@@ -125,15 +139,29 @@ CurrentModel = Annotated[ServedModel, Depends(current_model)]
 async def build(settings: Settings, telemetry: Telemetry, slot: Slot | None = None) -> AsyncIterator[State]:
     """Load, check and warm up every part after those that it depends on; close them in reverse order."""
     async with AsyncExitStack() as stack:
+        entries = model_list.entries(settings)
+        several = len(entries) > 1
+        counted = [telemetry.of_model(ROUTES_OF_MODELS) if several else telemetry for _ in entries]
+        collected: Collects = telemetry.registry
+        if several:
+            names = [entry.name for entry in entries]
+            collected = MetricsOfModels(telemetry, dict(zip(names, counted, strict=True)))
         metrics = None
         if slot is not None:
-            metrics = SharedMetrics(telemetry.registry, slot.folder)
+            collected = metrics = SharedMetrics(collected, slot.folder)
             stack.push_async_callback(asyncio.to_thread, metrics.save)
             await stack.enter_async_context(background("metrics", metrics.run, telemetry))
-        default = await stack.enter_async_context(
-            opened(settings, telemetry, metrics or telemetry.registry, slot)
-        )
-        models = {default.name: default}
+        models: dict[str, ServedModel] = {}
+        devices: dict[str, Device] | None = {} if several else None
+        for entry, own in zip(entries, counted, strict=True):
+            of_one = MetricsOfOne(collected, entry.name) if several else collected
+            model = await stack.enter_async_context(
+                opened(entry, own, of_one, slot, others=[*models.values()], devices=devices)
+            )
+            models[model.name] = model
+        default = next(iter(models.values()))
+        if several:
+            telemetry.watch_registry(default.registry.database.contact.silence)
         access = await stack.enter_async_context(open_access(settings, default.registry, telemetry))
         await stack.enter_async_context(background("memory", FreeMemory().run, telemetry))
         state = State(
@@ -143,7 +171,8 @@ async def build(settings: Settings, telemetry: Telemetry, slot: Slot | None = No
             default=default,
             v2={name: model for model in models.values() for name in model.v2.names},
             access=access,
-            metrics=metrics,
+            collected=collected,
+            is_shared=slot is not None,
         )
         if settings.grpc_port is not None:
             await stack.enter_async_context(open_grpc(state, settings))

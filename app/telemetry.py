@@ -142,6 +142,7 @@ class Telemetry:
     """
 
     def __init__(self, statuses: Mapping[str, Iterable[int]]) -> None:
+        self._statuses = statuses
         # Otherwise the library adds a `_created` series for every counter and histogram.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
@@ -285,6 +286,10 @@ class Telemetry:
             self._rejected.labels(reason)
         for state in FIT_STATES:
             self._fits.labels(state)
+
+    def of_model(self, routes: Iterable[str]) -> Telemetry:
+        """Return the metrics of one of several models; the series of these routes exist from the start."""
+        return Telemetry({route: self._statuses[route] for route in routes if route in self._statuses})
 
     def watch_queue(self, held: Callable[[], int]) -> None:
         """Read the gauge of the queue from the batcher itself."""

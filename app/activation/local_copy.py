@@ -27,10 +27,12 @@ class LocalCopy:
         The data folder.
     backbone
         What this process serves; a copy made for another one is ignored.
+    name
+        Names the file: each model of a process has its own.
     """
 
-    def __init__(self, data_dir: Path, backbone: BackboneIdentity) -> None:
-        self._path = data_dir / FILE_NAME
+    def __init__(self, data_dir: Path, backbone: BackboneIdentity, name: str = FILE_NAME) -> None:
+        self._path = data_dir / name
         self._lock = threading.Lock()
         self._written = -1
         self._backbone = [backbone.name, backbone.fingerprint, backbone.labels_sha256]

@@ -51,6 +51,7 @@ class _Client:
         headers: Mapping[str, str] | None = None,
         verify: ssl.SSLContext | bool = True,
         http_client: Any = None,
+        model: str | None = None,
     ) -> None:
         try:
             parsed_url = httpx.URL(url)
@@ -61,6 +62,7 @@ class _Client:
         self._url, self._timeout, self._retries = url.rstrip("/"), timeout, retries or RetryPolicy()
         key = api_key or os.environ.get("BOXCAL_API_KEY", "")
         self._headers = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
+        self._model = {} if model is None else {"model": model}
         self._owns_client = http_client is None
         self._http = self._open(verify=verify) if http_client is None else http_client
 
@@ -68,6 +70,8 @@ class _Client:
         """Keyword arguments of httpx for one call."""
         timeout = httpx.Timeout(self._timeout, read=self._timeout + call.extra_seconds)
         given = dict(call.arguments)
+        if self._model:
+            given["params"] = {**given.get("params", {}), **self._model}
         if self._headers:
             given["headers"] = {**self._headers, **given.get("headers", {})}
         return {"method": call.method, "url": self._url + call.path, "timeout": timeout, **given}
@@ -145,6 +149,8 @@ class BoxcalClient(_Client):
         An `httpx.Client` (`httpx.AsyncClient` for `AsyncBoxcalClient`) to send requests with: for a proxy, a
         Unix socket (`httpx.HTTPTransport(uds=...)`) or a client certificate. It is not closed, and `verify`
         does not apply to it.
+    model
+        Name of the model, where the service has several; by default its first one.
 
     Raises
     ------

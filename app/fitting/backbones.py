@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from boxcal.app.model_list import entries
+
 if TYPE_CHECKING:
     from boxcal.app.settings import Settings
     from boxcal.models.backbone import Backbone
@@ -35,7 +37,8 @@ class BackboneSource:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """Take it from the service's settings."""
+        """Take it from the service's settings; of several models, the first."""
+        settings = entries(settings)[0].settings
         return cls(
             settings.model,
             settings.weights,

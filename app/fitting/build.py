@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.follower import follow
-from boxcal.app.activation.local_copy import LocalCopy
+from boxcal.app.activation.local_copy import FILE_NAME, LocalCopy
 from boxcal.app.background import background
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.jobs import FitJobs, FitLimits
@@ -56,6 +56,8 @@ async def open_refits(
     migrate: bool = True,
     shared_dir: Path | None = None,
     queues_only: bool = False,
+    beside: Refits | None = None,
+    name: str = "",
 ) -> AsyncIterator[Refits]:
     """Open the registry, restore the active calibrator and take fits; all is closed in reverse.
 
@@ -77,6 +79,10 @@ async def open_refits(
         Directory that the replicas share for validation sets; None if there is none.
     queues_only
         Whether fits are left to other processes.
+    beside
+        Another model of this process: they share the database, and fit one after the other.
+    name
+        Of the model, if there are several.
 
     Raises
     ------
@@ -90,10 +96,15 @@ async def open_refits(
         files = (
             None if shared_dir is None else await asyncio.to_thread(ArtifactFiles, shared_dir / "artifacts")
         )
-        registry = Registry(url, identity, owner=workspace.name, migrate=migrate, files=files)
+        lender = None if beside is None else beside.registry
+        registry = Registry(url, identity, owner=workspace.name, migrate=migrate, files=files, beside=lender)
         stack.push_async_callback(asyncio.to_thread, registry.close)
         telemetry.watch_registry(registry.database.contact.silence)
-        copy = None if registry.database.is_sqlite else LocalCopy(data_dir, identity)
+        copy = (
+            None
+            if registry.database.is_sqlite
+            else LocalCopy(data_dir, identity, f"active-{name}.calibrator" if beside else FILE_NAME)
+        )
         activator = await registry.run(Activator, registry, identity.num_classes, telemetry, copy)
         summary = await asyncio.to_thread(BackboneSummary.of, backbone, workspace.folder)
         shared = None if shared_dir is None else SharedSets(shared_dir, registry.fits.owner)
@@ -107,6 +118,7 @@ async def open_refits(
             limits=limits,
             shared=shared,
             queues_only=queues_only,
+            workers=None if beside is None else beside.jobs.workers,
         )
         stack.push_async_callback(jobs.close)
         with suppress(RegistryUnavailable):

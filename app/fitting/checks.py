@@ -20,7 +20,6 @@ from boxcal.app.fitting.worker import TaskRefused, Worker, WorkerFailed
 from boxcal.app.uploads.errors import disk_errors_as_problems
 from boxcal.app.uploads.workspace import Workspace
 
-CHECK_SECONDS = 120.0
 CHECK_MEMORY_BYTES = 2**30
 GOING_DOWN = "The service is shutting down and takes no more fits."
 
@@ -38,20 +37,23 @@ class UploadChecks:
         Largest total of the arrays of an upload, as stored.
     closing
         Set when the service shuts down.
+    worker
+        Reads the files.
     """
 
     def __init__(
-        self, workspace: Workspace, summary: BackboneSummary, max_bytes: int, closing: asyncio.Event
+        self,
+        workspace: Workspace,
+        summary: BackboneSummary,
+        max_bytes: int,
+        closing: asyncio.Event,
+        worker: Worker,
     ) -> None:
         self._workspace = workspace
         self._summary = summary
         self._max_bytes = max_bytes
         self._closing = closing
-        self.worker = Worker(CHECK_SECONDS)
-
-    async def close(self) -> None:
-        """Stop the worker."""
-        await self.worker.close()
+        self.worker = worker
 
     async def check(
         self, folder: Path, content_type: str, fields: tuple[str, ...], others: Sequence[tuple[str, str]]

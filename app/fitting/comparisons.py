@@ -17,8 +17,6 @@ from boxcal.app.fitting.requirements import reads_of_methods
 from boxcal.app.fitting.worker import Worker, WorkerFailed
 from boxcal.app.registry.store import UNCALIBRATED, Registry
 
-COMPARE_SECONDS = 300.0
-
 
 class Comparisons:
     """Comparisons of this process, one at a time.
@@ -33,6 +31,8 @@ class Comparisons:
         The backbone, as the worker loads it.
     memory_bytes
         Memory that a comparison may allocate.
+    worker
+        Compares.
     """
 
     def __init__(
@@ -41,18 +41,16 @@ class Comparisons:
         activator: Activator,
         checks: UploadChecks,
         source: BackboneSource,
+        *,
         memory_bytes: int,
+        worker: Worker,
     ) -> None:
         self._registry = registry
         self._activator = activator
         self._checks = checks
         self._source = source
         self._memory_bytes = memory_bytes
-        self._worker = Worker(COMPARE_SECONDS)
-
-    async def close(self) -> None:
-        """End the worker."""
-        await self._worker.close()
+        self._worker = worker
 
     async def find(self, versions: Sequence[int], methods: Sequence[str]) -> list[ServedCalibrator]:
         """Return the calibrators to compare.

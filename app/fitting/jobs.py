@@ -33,6 +33,7 @@ from boxcal.app.fitting.runner import WAITING, FitRunner
 from boxcal.app.fitting.shared import SharedSets
 from boxcal.app.fitting.slots import UploadSlots
 from boxcal.app.fitting.worker import WorkerFailed
+from boxcal.app.fitting.workers import Workers
 from boxcal.app.registry.audit import SERVICE, Caller
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.fits import CANCELLED, INTERRUPTED
@@ -95,9 +96,13 @@ class FitJobs:
         Validation sets that other replicas can read; None if there is no shared directory.
     queues_only
         Whether fits are left to other processes, which must share the directory.
+    workers
+        Those of another model, which closes them; None for workers of its own.
 
     Attributes
     ----------
+    workers
+        As given, or its own.
     checks
         Reads uploads; checks have a worker of their own, so that none waits for a fit.
     comparisons
@@ -116,6 +121,7 @@ class FitJobs:
         limits: FitLimits,
         shared: SharedSets | None = None,
         queues_only: bool = False,
+        workers: Workers | None = None,
     ) -> None:
         self._registry = registry
         self._activator = activator
@@ -126,14 +132,25 @@ class FitJobs:
         self._next_tidy = 0.0
         self._jobs: dict[str, Job] = {}
         self._slots = UploadSlots(workspace, self._jobs)
-        self.checks = UploadChecks(workspace, summary, limits.upload_bytes, self._closing)
-        self.comparisons = Comparisons(registry, activator, self.checks, source, limits.memory_bytes)
+        self._has_own_workers = workers is None
+        self.workers = workers or Workers.of(limits.seconds)
+        self.checks = UploadChecks(
+            workspace, summary, limits.upload_bytes, self._closing, self.workers.checks
+        )
+        self.comparisons = Comparisons(
+            registry,
+            activator,
+            self.checks,
+            source,
+            memory_bytes=limits.memory_bytes,
+            worker=self.workers.comparisons,
+        )
         self._runner = FitRunner(
             registry,
             activator,
             telemetry,
+            workers=self.workers,
             source=source,
-            seconds=limits.seconds,
             memory_bytes=limits.memory_bytes,
             closing=self._closing,
         )
@@ -143,11 +160,13 @@ class FitJobs:
         self._closing.set()
         for job in self._jobs.values():
             job.stop(FitState.INTERRUPTED, INTERRUPTED)
-        await self.checks.close()
-        await self.comparisons.close()
+        if self._has_own_workers:
+            await self.workers.checks.close()
+            await self.workers.comparisons.close()
         while self._jobs:
             await asyncio.wait([job.conclusion for job in self._jobs.values()])
-        await self._runner.close()
+        if self._has_own_workers:
+            await self.workers.fits.close()
 
     def reserve_slot(self, client: str = "") -> AbstractAsyncContextManager[Path]:
         """Reserve a slot and a folder for an upload, as `UploadSlots.reserve`.
@@ -263,7 +282,13 @@ class FitJobs:
 
     async def _adopt(self, living: set[str]) -> None:
         fits, shared = self._registry.fits, self._shared
-        if shared is None or self._queues_only or self._jobs or self._closing.is_set():
+        if (
+            shared is None
+            or self._queues_only
+            or self.workers.turn.locked()
+            or self._jobs
+            or self._closing.is_set()
+        ):
             return
         adopted = await self._registry.run(fits.adopt, living)
         if adopted is None:

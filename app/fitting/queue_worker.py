@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from contextlib import AsyncExitStack
 from logging.config import dictConfig
 
 from boxcal.app.fitting.backbones import BackboneSource
-from boxcal.app.fitting.build import open_refits
+from boxcal.app.fitting.build import Refits, open_refits
 from boxcal.app.fitting.jobs import FitLimits
 from boxcal.app.logs import log_config
+from boxcal.app.model_list import entries
 from boxcal.app.registry.records import BackboneIdentity
 from boxcal.app.settings import Settings
 from boxcal.app.telemetry import Telemetry
@@ -30,20 +32,31 @@ async def work(settings: Settings, stop: asyncio.Event) -> None:
     RegistryUnusable, RegistryUnavailable, BackboneError
         The registry or the model cannot be opened.
     """
-    source = BackboneSource.of(settings)
-    backbone = await asyncio.to_thread(source.load)
-    async with open_refits(
-        settings.data_dir,
-        settings.registry_url,
-        BackboneIdentity(backbone.name, backbone.fingerprint, tuple(backbone.labels)),
-        backbone=backbone,
-        source=source,
-        limits=FitLimits.of(settings),
-        telemetry=Telemetry({}),
-        migrate=settings.migrate == "on",
-        shared_dir=settings.shared_dir,
-    ):
-        logger.info("fitting for %s: %d classes", backbone.name, backbone.num_classes)
+    async with AsyncExitStack() as stack:
+        first: Refits | None = None
+        others: list[BackboneIdentity] = []
+        for entry in entries(settings):
+            source = BackboneSource.of(entry.settings)
+            backbone = await asyncio.to_thread(source.load)
+            identity = BackboneIdentity(backbone.name, backbone.fingerprint, tuple(backbone.labels))
+            others.append(identity := identity.apart_from(others, entry.name))
+            refits = await stack.enter_async_context(
+                open_refits(
+                    settings.data_dir,
+                    settings.registry_url,
+                    identity,
+                    backbone=backbone,
+                    source=source,
+                    limits=FitLimits.of(settings),
+                    telemetry=Telemetry({}),
+                    migrate=settings.migrate == "on",
+                    shared_dir=settings.shared_dir,
+                    beside=first,
+                    name=entry.name,
+                )
+            )
+            first = first or refits
+            logger.info("fitting for %s: %d classes", entry.name or backbone.name, backbone.num_classes)
         await stop.wait()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Query, Request, Response, status
 from fastapi.sse import EventSourceResponse
@@ -204,8 +205,14 @@ async def start_fit(
         record = await model.fit_jobs.wait(record.id, wait)
     if record.state.is_final:
         response.status_code = status.HTTP_200_OK
-    response.headers["Location"] = f"{request.scope['root_path']}/fits/{record.id}"
+    response.headers["Location"] = f"{request.scope['root_path']}/fits/{record.id}{_query(request)}"
     return Fit.of(record)
+
+
+def _query(request: Request) -> str:
+    """Return the query string that names the model of a request, if it names one."""
+    name = request.query_params.get("model")
+    return "" if name is None else f"?{urlencode({'model': name})}"
 
 
 @router.post(

@@ -20,7 +20,8 @@ from boxcal.app.activation.gate import decide
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.job import Job, Result
 from boxcal.app.fitting.messages import FitOutcome, FitTask, RefitOutcome, RefitTask
-from boxcal.app.fitting.worker import Worker, WorkerFailed
+from boxcal.app.fitting.worker import WorkerFailed
+from boxcal.app.fitting.workers import Workers
 from boxcal.app.registry.audit import Caller
 from boxcal.app.registry.errors import FitLost, RegistryUnavailable
 from boxcal.app.registry.fits import INTERRUPTED
@@ -50,10 +51,12 @@ class FitRunner:
         Record the results.
     telemetry
         Counts the fits that end.
+    workers
+        Of the service.
     source
         Settings with which the worker loads the backbone.
-    seconds, memory_bytes
-        Time limit and memory limit of a fit.
+    memory_bytes
+        Memory limit of a fit.
     closing
         Set when the service stops: registry calls are then no longer retried.
     """
@@ -64,8 +67,8 @@ class FitRunner:
         activator: Activator,
         telemetry: Telemetry,
         *,
+        workers: Workers,
         source: BackboneSource,
-        seconds: float,
         memory_bytes: int,
         closing: asyncio.Event,
     ) -> None:
@@ -75,8 +78,8 @@ class FitRunner:
         self._source = source
         self._memory_bytes = memory_bytes
         self._closing = closing
-        self._worker = Worker(seconds)
-        self._turn = asyncio.Lock()
+        self._worker = workers.fits
+        self._turn = workers.turn
 
     def start(self, record: FitRecord, folder: Path, budget_seconds: float, *, is_shared: bool) -> Job:
         """Put a fit with a checked validation set at the end of the queue; `finish` must be called next."""
@@ -116,10 +119,6 @@ class FitRunner:
         """
         async with self._turn:
             return await self._worker.run(replace(task, memory_bytes=self._memory_bytes), RefitOutcome)
-
-    async def close(self) -> None:
-        """Stop the worker."""
-        await self._worker.close()
 
     async def _fit(self, job: Job) -> Result:
         """Wait for the turn of a fit, and run it in the worker."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from boxcal.app.errors import BackboneFailed, DeadlineExceeded, NotReady, QueueFull, TooManySamples
 from boxcal.app.predict.batch_sizer import BatchSizer
+from boxcal.app.predict.device import Turns
 from boxcal.app.predict.lanes import Context, Entry, Finished, Lanes, Outcomes, Part, Pass, Result, Samples
 
 ADMISSION_SAFETY_FACTOR = 1.4
@@ -42,7 +43,8 @@ class Batcher(Generic[Context, Result]):
         Called with the size of every batch, on the event loop.
     on_thread
         Called first in every thread.
-
+    turns
+        Of this model on a device that several models share; None if it has the device alone.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Batcher(Generic[Context, Result]):
         max_queue_samples: int,
         on_batch: Callable[[int], None] = lambda _: None,
         on_thread: Callable[[], None] = lambda: None,
+        turns: Turns | None = None,
     ) -> None:
         self.max_queue_samples = max_queue_samples
         self._batch_sizer = batch_sizer
@@ -66,6 +69,7 @@ class Batcher(Generic[Context, Result]):
             finish,
             batch_sizer=batch_sizer,
             on_thread=on_thread,
+            turns=turns,
             deliver=lambda *batch: loop.call_soon_threadsafe(self._deliver, *batch),
             on_failure=lambda: loop.call_soon_threadsafe(self._fail_all),
         )

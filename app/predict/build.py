@@ -20,7 +20,8 @@ from boxcal.app.predict.answers import Rows
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.batcher import Batcher
 from boxcal.app.predict.calibration import CalibrationRequest, Scoring, calibrate, calibrate_batch
-from boxcal.app.predict.options import Labels, RequestBounds
+from boxcal.app.predict.device import Turns
+from boxcal.app.predict.options import BoundsOption, Labels, RequestBounds, check_bounds
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.settings import Settings
 from boxcal.app.telemetry import Telemetry
@@ -40,6 +41,9 @@ async def open_pipeline(
     *,
     keep: Callable[[int, NDArray[np.float64]], Sequence[str]],
     adjusted: Callable[[ServedCalibrator], Awaitable[ServedCalibrator]],
+    name: str,
+    bounds: BoundsOption | None = None,
+    turns: Turns | None = None,
 ) -> AsyncIterator[Pipeline]:
     """Start the threads of the predict path, make one prediction to warm up, and stop them at the end.
 
@@ -47,7 +51,20 @@ async def open_pipeline(
     ----------
     keep, adjusted
         As for `Pipeline`.
+    name
+        Of the model, for responses.
+    bounds
+        Of requests that set none.
+    turns
+        As for `Batcher`.
+
+    Raises
+    ------
+    InvalidBounds
+        No probability vector has these bounds.
     """
+    labels = Labels(backbone.labels)
+    checked = check_bounds(bounds, labels)
     scoring = Scoring(backbone)
     batcher: Batcher[CalibrationRequest, Rows] = Batcher(
         scoring,
@@ -56,14 +73,15 @@ async def open_pipeline(
         max_queue_samples=settings.max_queue_samples,
         on_batch=telemetry.batch,
         on_thread=lower_thread_priority,
+        turns=turns,
     )
     telemetry.watch_queue(lambda: batcher.held)
     with ThreadPoolExecutor(
         settings.decode_threads, thread_name_prefix="decode", initializer=lower_thread_priority
     ) as pool:
         pipeline = Pipeline(
-            model=backbone.name,
-            labels=Labels(backbone.labels),
+            model=name,
+            labels=labels,
             inputs=backbone.inputs,
             max_pixels=settings.max_pixels,
             activator=activator,
@@ -76,6 +94,7 @@ async def open_pipeline(
             adjusted=adjusted,
             timeout_seconds=settings.timeout_ms / 1e3,
             max_memory_bytes=MEMORY_FACTOR * settings.max_body_bytes,
+            bounds=checked,
         )
         try:
             await asyncio.to_thread(warm, backbone, activator.active.current, settings.max_batch_size)

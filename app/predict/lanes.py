@@ -27,6 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from boxcal.app.errors import BackboneFailed
 from boxcal.app.predict.batch_sizer import BatchSizer
+from boxcal.app.predict.device import Turns
 
 logger = logging.getLogger("boxcal")
 
@@ -115,7 +116,7 @@ class Lanes(Generic[Context, Result]):
 
     Parameters
     ----------
-    forward, finish, batch_sizer, on_thread
+    forward, finish, batch_sizer, on_thread, turns
         As `Batcher` takes them.
     deliver
         Called in a thread with the batch, the outcome of each part, and the seconds that `finish` took.
@@ -135,6 +136,7 @@ class Lanes(Generic[Context, Result]):
         *,
         batch_sizer: BatchSizer,
         on_thread: Callable[[], None],
+        turns: Turns | None,
         deliver: Callable[[Pass[Context, Result], Outcomes[Context, Result], float], object],
         on_failure: Callable[[], object],
     ) -> None:
@@ -142,10 +144,13 @@ class Lanes(Generic[Context, Result]):
         self._finish = finish
         self._batch_sizer = batch_sizer
         self._on_thread = on_thread
+        self._turns = turns
         self._deliver = deliver
         self._on_failure = on_failure
         self.failure: BaseException | None = None
         self._queue: deque[Entry[Context, Result]] = deque()
+        if turns is not None:
+            turns.has_work = lambda: bool(self._queue)
         self._waiting = 0
         self._closing = False
         self._changed = threading.Condition()
@@ -198,13 +203,20 @@ class Lanes(Generic[Context, Result]):
             parts, alone = self._next()
             if not parts:
                 return
-            began = time.perf_counter()
-            logits, scored, failed = self._score(parts, alone)
-            seconds = time.perf_counter() - began
+            began, more = time.perf_counter(), False
+            try:
+                logits, scored, failed = self._score(parts, alone)
+                more = bool(self._queue)
+            finally:
+                seconds = time.perf_counter() - began
+                if self._turns is not None:
+                    self._turns.leave(seconds, is_coming=more)
             with self._changed:
                 self._running -= 1
             passed = Pass(parts[-1].stop, began, seconds, logits, scored, failed)
-            if self._queue:
+            if more:
+                if self._turns is not None and self._finishing.full():
+                    self._turns.forgo()
                 self._finishing.put(passed)
             else:  # a change of threads would only delay the response
                 self._finish_pass(passed)
@@ -217,22 +229,30 @@ class Lanes(Generic[Context, Result]):
         """
         with self._changed:
             self._note_throughput()
-            while True:
-                asleep = time.perf_counter()
-                while not self._queue and not self._closing:
-                    self._throughput_since = None
-                    self._changed.wait()
-                if not self._queue:
-                    return [], False
-                if self._passes == 1:
-                    self._gather(time.perf_counter() - asleep)
-                share = math.ceil(self._waiting / (self._passes - self._running))
+        while self._wait():
+            alone = self._turns is None or self._turns.enter()
+            with self._changed:
+                share = max(1, math.ceil(self._waiting / (self._passes - self._running)))
                 if parts := self._take(self._batch_sizer.size_of(share)):
                     self._last = parts[-1].stop
                     self._running += 1
                     if self._queue:
                         self._changed.notify()
-                    return parts, self._running == 1 and (self._passes == 1 or not self._queue)
+                    return parts, alone and self._running == 1 and (self._passes == 1 or not self._queue)
+            if self._turns is not None:  # what waited has expired, or another lane has taken it
+                self._turns.leave(0.0)
+        return [], False
+
+    def _wait(self) -> bool:
+        """Wait for samples, a while longer if more are about to come; returns False once none will."""
+        with self._changed:
+            asleep = time.perf_counter()
+            while not self._queue and not self._closing:
+                self._throughput_since = None
+                self._changed.wait()
+            if self._queue and self._passes == 1:
+                self._gather(time.perf_counter() - asleep)
+            return bool(self._queue)
 
     def _note_throughput(self) -> None:
         """Measure the rate of the whole service while samples are always waiting."""

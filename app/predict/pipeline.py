@@ -41,7 +41,7 @@ from boxcal.app.predict.calibration import (
 )
 from boxcal.app.predict.input_decoder import InputDecoder, Inputs
 from boxcal.app.predict.large_json import Fold
-from boxcal.app.predict.options import BoundsOption, Labels, Options, check_bounds
+from boxcal.app.predict.options import BoundsOption, Labels, Options, RequestBounds, check_bounds
 from boxcal.app.telemetry import Telemetry
 from boxcal.models.inputs import Inputs as ModelInputs
 
@@ -87,6 +87,8 @@ class Pipeline:
         Of requests that set none.
     max_memory_bytes
         What the logits and responses of all requests together may take.
+    bounds
+        Of requests that set none.
 
     Attributes
     ----------
@@ -111,6 +113,7 @@ class Pipeline:
         adjusted: Callable[[ServedCalibrator], Awaitable[ServedCalibrator]],
         timeout_seconds: float,
         max_memory_bytes: int,
+        bounds: RequestBounds | None = None,
     ) -> None:
         self.model = model
         self.labels = labels
@@ -123,6 +126,7 @@ class Pipeline:
         self._keep = keep
         self._adjusted = adjusted
         self._timeout = timeout_seconds
+        self._bounds = bounds
         self._memory = Budget("bytes", max_memory_bytes)
         self._decoder = InputDecoder(inputs, pool, threads=threads, max_pixels=max_pixels)
         self.inputs_folds = {"inputs": inputs_fold(batcher.max_queue_samples, inputs)}
@@ -278,7 +282,9 @@ class Pipeline:
         return self._timeout if options.timeout_ms is None else options.timeout_ms / 1e3
 
     async def _requested(self, options: Options) -> CalibrationRequest:
-        if _size(options.bounds) <= INLINE_NUMBERS // 16:
+        if options.bounds is None:
+            bounds = self._bounds
+        elif _size(options.bounds) <= INLINE_NUMBERS // 16:
             bounds = check_bounds(options.bounds, self.labels)
         else:
             bounds = await self._in_pool(check_bounds, options.bounds, self.labels)
@@ -312,10 +318,8 @@ def _rows_fold(name: str, num_classes: int) -> Fold:
     return Fold(lambda run, first: read_rows(run, num_classes, name, first), num_classes)
 
 
-def _size(bounds: BoundsOption | None) -> int:
+def _size(bounds: BoundsOption) -> int:
     """Count the numbers of bounds as sent."""
-    if bounds is None:
-        return 0
     return sum(len(side) for side in (bounds.lower, bounds.upper) if isinstance(side, dict | list))
 
 

@@ -71,8 +71,6 @@ class Database:
     ----------
     url
         SQLAlchemy URL. The folder of a SQLite file is created.
-    prepare
-        Called once with a connection, in the transaction of the migrations and after them.
     migrate
         Whether to apply missing migrations. A new SQLite file gets its tables in any case.
 
@@ -88,9 +86,7 @@ class Database:
         database.
     """
 
-    def __init__(
-        self, url: str, prepare: Callable[[Connection], None] | None = None, *, migrate: bool = True
-    ) -> None:
+    def __init__(self, url: str, *, migrate: bool = True) -> None:
         try:
             parsed = make_url(url)
         except ArgumentError as error:
@@ -98,7 +94,7 @@ class Database:
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         self._shown = parsed.render_as_string(hide_password=True)
         self.contact = Contact(self._shown)
-        self._prepare = prepare
+        self._prepare: list[Callable[[Connection], None]] = []
         self._may_migrate = migrate or self.is_sqlite
         self._is_open = False
         self._own = threading.local()
@@ -110,6 +106,11 @@ class Database:
         # One statement needs no transaction around it: three round trips less, a thousand replicas long.
         looking = {} if self.is_sqlite else {"isolation_level": "AUTOCOMMIT", "looks": True}
         self._looking = self._engine.execution_options(**looking)
+
+    def prepare(self, work: Callable[[Connection], None]) -> None:
+        """Do some work in the transaction of the migrations and after them, whenever they run."""
+        self._prepare.append(work)
+        self._is_open = False
 
     def open(self) -> None:
         """Apply missing migrations; `read` and `write` do so on first use.
@@ -124,8 +125,8 @@ class Database:
                 if not self.is_sqlite:
                     connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
                 self._migrate(connection)
-                if self._prepare is not None:
-                    self._prepare(connection)
+                for work in list(self._prepare):
+                    work(connection)
         except SQLAlchemyError as error:
             raise self._unusable(error) from error
         self._is_open = True

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -60,11 +61,14 @@ class BackboneIdentity:
         SHA-256 of the weights, in hexadecimal.
     labels
         The K class names, in the order of the logits.
+    model
+        Tells models with the same backbone apart; empty for the first of them.
     """
 
     name: str
     fingerprint: str
     labels: tuple[str, ...]
+    model: str = ""
 
     @property
     def num_classes(self) -> int:
@@ -73,11 +77,17 @@ class BackboneIdentity:
 
     @property
     def labels_sha256(self) -> str:
-        """One short value that differs where the labels or their order do."""
-        return hashlib.sha256(orjson.dumps(self.labels)).hexdigest()
+        """One short value that differs where the labels, their order or `model` do."""
+        told_apart = [self.labels, self.model] if self.model else self.labels
+        return hashlib.sha256(orjson.dumps(told_apart)).hexdigest()
+
+    def apart_from(self, others: Collection[BackboneIdentity], name: str) -> BackboneIdentity:
+        """Return this identity, with the name of the model if another model has the same backbone."""
+        return replace(self, model=name) if self in others else self
 
     def __str__(self) -> str:
-        return f"{self.name!r} ({self.num_classes} classes, weights {self.fingerprint[:12]})"
+        of_model = f" of the model {self.model!r}" if self.model else ""
+        return f"{self.name!r}{of_model} ({self.num_classes} classes, weights {self.fingerprint[:12]})"
 
 
 @dataclass(frozen=True, slots=True)

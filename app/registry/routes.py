@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from boxcal.app.access.routes import CurrentCaller
 from boxcal.app.errors import BoxcalError, InvalidParameter, problems
@@ -52,14 +52,16 @@ def part(path: str, media_type: str, description: str, *errors: type[BoxcalError
 
 @router.get("", response_model_exclude_none=True, responses=problems(InvalidParameter, RegistryUnavailable))
 async def list_calibrators(
+    request: Request,
     model: CurrentModel,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before_version: Annotated[
         int | None, Query(ge=0, le=LARGEST_VERSION, description="Only lower versions than this one.")
     ] = None,
 ) -> Calibrators:
-    """List the calibrators of all backbones, newest first."""
-    records = await model.registry.run(model.registry.list, limit, before_version)
+    """List the calibrators of all backbones, or those of one model, newest first."""
+    own = "model" in request.query_params
+    records = await model.registry.run(model.registry.list, limit, before_version, own=own)
     active = model.active.current.version
     return Calibrators(calibrators=[Calibrator.of(record, active) for record in records])
 

@@ -16,11 +16,17 @@ class Backbone(BaseModel):
     name: str
     num_classes: int
     fingerprint: str = Field(description="SHA-256 of the weights.")
+    model: str | None = Field(None, description="Name of the model, if several have the same backbone.")
 
     @classmethod
     def of(cls, identity: BackboneIdentity) -> Self:
         """Return the schema of an identity."""
-        return cls(name=identity.name, num_classes=identity.num_classes, fingerprint=identity.fingerprint)
+        return cls(
+            name=identity.name,
+            num_classes=identity.num_classes,
+            fingerprint=identity.fingerprint,
+            model=identity.model or None,
+        )
 
 
 class Calibrator(BaseModel):

@@ -54,13 +54,17 @@ class Registry:
         Names this process among those that share the database.
     migrate
         Whether to apply missing migrations on PostgreSQL.
+    beside
+        The registry of another model of this process, whose connections and threads this one uses.
     files
         Artifacts that the replicas share beside the database, if they share a directory.
 
     Attributes
     ----------
+    backbone
+        As given.
     backbone_id
-        Selects the row of the backbone.
+        Selects its row.
     run
         Calls a blocking function in one of the registry's threads: ``await registry.run(registry.get, 3)``.
 
@@ -78,8 +82,9 @@ class Registry:
         owner: str,
         migrate: bool = True,
         files: ArtifactFiles | None = None,
+        beside: Registry | None = None,
     ) -> None:
-        self._backbone = backbone
+        self.backbone = backbone
         self._files = files
         known = select(backbones.c.id).where(
             backbones.c.name == backbone.name,
@@ -87,10 +92,14 @@ class Registry:
             backbones.c.labels_sha256 == backbone.labels_sha256,
         )
         self.backbone_id = known.scalar_subquery()
-        self.database = Database(url, self._add_backbone, migrate=migrate)
+        self._beside = beside
+        self.database: Database = Database(url, migrate=migrate) if beside is None else beside.database
+        self.database.prepare(self._add_backbone)
         self.fits = FitLog(self.database, self.backbone_id, owner)
         self.glances = Glances(self.database, self.backbone_id, owner)
-        self._threads = RegistryThreads(self.database.contact)
+        self._threads: RegistryThreads = (
+            RegistryThreads(self.database.contact) if beside is None else beside._threads
+        )
         self.run = self._threads.run
 
     def prune(self, keep_versions: int, keep_days: float) -> list[int]:
@@ -98,16 +107,31 @@ class Registry:
         return prune(self.database, keep_versions=keep_versions, keep_days=keep_days, leader_only=True)
 
     def close(self) -> None:
-        """Wait for the calls that run, and close the connections."""
-        self._threads.close()
-        self.database.close()
+        """Wait for the calls that run, and close the connections, unless another model lent them."""
+        if self._beside is None:
+            self._threads.close()
+            self.database.close()
 
     # -- calibrators -----------------------------------------------------------------------------------------
 
-    def list(self, limit: int = 1000, before: int | None = None) -> list[CalibratorRecord]:
-        """At most `limit` calibrators, newest first; only versions lower than `before`."""
+    def list(
+        self, limit: int = 1000, before: int | None = None, *, own: bool = False
+    ) -> list[CalibratorRecord]:
+        """At most `limit` calibrators, newest first; only versions lower than `before`.
+
+        Parameters
+        ----------
+        own
+            Whether to leave those of other backbones out.
+        """
         older = true() if before is None else calibrators.c.version < before
-        page = _records().where(older).order_by(calibrators.c.version.desc()).limit(limit)
+        mine = calibrators.c.backbone_id.is_(None) | (calibrators.c.backbone_id == self.backbone_id)
+        page = (
+            _records()
+            .where(older, mine if own else true())
+            .order_by(calibrators.c.version.desc())
+            .limit(limit)
+        )
         with self.database.read() as connection:
             return [_record(row) for row in connection.execute(page)]
 
@@ -168,10 +192,10 @@ class Registry:
             There is no such version; it belongs to another backbone.
         """
         record = self.get(version)
-        if record.backbone not in (None, self._backbone):
+        if record.backbone not in (None, self.backbone):
             raise ForeignCalibrator(
                 f"Calibrator {version} belongs to the backbone {record.backbone}; "
-                f"this service runs {self._backbone}."
+                f"this service runs {self.backbone}."
             )
         return record
 
@@ -373,11 +397,12 @@ class Registry:
         if connection.execute(select(self.backbone_id)).scalar() is None:
             connection.execute(
                 insert(backbones).values(
-                    name=self._backbone.name,
-                    fingerprint=self._backbone.fingerprint,
-                    num_classes=self._backbone.num_classes,
-                    labels=list(self._backbone.labels),
-                    labels_sha256=self._backbone.labels_sha256,
+                    name=self.backbone.name,
+                    fingerprint=self.backbone.fingerprint,
+                    num_classes=self.backbone.num_classes,
+                    labels=list(self.backbone.labels),
+                    labels_sha256=self.backbone.labels_sha256,
+                    model=self.backbone.model,
                     created_at=utc_now(),
                 )
             )
@@ -389,7 +414,7 @@ class Registry:
 def _records() -> Any:
     columns = ("version", "method", "spec", "sha256", "samples", "created_at", "pruned_at")
     size = func.length(calibrators.c.artifact).label("size")
-    owner = [backbones.c.name, backbones.c.fingerprint, backbones.c.labels]
+    owner = [backbones.c.name, backbones.c.fingerprint, backbones.c.labels, backbones.c.model]
     return select(*(calibrators.c[name] for name in columns), size, *owner).select_from(
         calibrators.outerjoin(backbones)
     )
@@ -402,6 +427,8 @@ def _refuse_pruned(record: CalibratorRecord) -> None:
 
 def _record(row: Any) -> CalibratorRecord:
     values = dict(row._mapping)
-    name, fingerprint, labels = (values.pop(column) for column in ("name", "fingerprint", "labels"))
-    identity = None if fingerprint is None else BackboneIdentity(name, fingerprint, tuple(labels))
+    name, fingerprint, labels, model = (
+        values.pop(column) for column in ("name", "fingerprint", "labels", "model")
+    )
+    identity = None if fingerprint is None else BackboneIdentity(name, fingerprint, tuple(labels), model)
     return CalibratorRecord(backbone=identity, **values)

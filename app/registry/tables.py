@@ -85,6 +85,8 @@ def _postgresql_now(_element: utc_now, _compiler: SQLCompiler, **_options: Any) 
     return "clock_timestamp()"
 
 
+# `model` is empty except for models with the same backbone in one process: all but the first have a name.
+# `labels_sha256` depends on it, so that the constraint holds for every name.
 backbones = Table(
     "backbones",
     metadata,
@@ -95,6 +97,7 @@ backbones = Table(
     Column("labels", Document, nullable=False),
     Column("labels_sha256", String(64), nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
+    Column("model", String(64), nullable=False, server_default=""),
     UniqueConstraint("name", "fingerprint", "labels_sha256"),
 )
 

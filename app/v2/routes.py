@@ -27,7 +27,7 @@ from boxcal.app.errors import (
     RequestTooLarge,
     problems,
 )
-from boxcal.app.middleware import DirectRequest
+from boxcal.app.middleware import TELEMETRY, DirectRequest
 from boxcal.app.predict import large_json
 from boxcal.app.predict.bodies import COPIED, header, read_body, unblocked
 from boxcal.app.predict.large_json import Body
@@ -146,7 +146,10 @@ async def infer(request: DirectRequest) -> None:
     body = await read_body(request)
     length = header(request, HEADER_LENGTH)
     asked, document = await unblocked(parsed_size(body, length), read_request, body, length, model, version)
-    work = state.v2_model(model).v2.infer(asked)
+    served = state.v2_model(model)
+    if served.telemetry is not state.telemetry:
+        request.scope[TELEMETRY] = served.telemetry
+    work = served.v2.infer(asked)
     # Nothing is queued for a calibrator alone, so that a disconnect would free nothing.
     answered = await (work if model.endswith(CALIBRATOR) else unless_disconnected(request, work))
     size = sum(array.nbytes for _, array in answered.outputs)
@@ -266,13 +269,10 @@ async def model_versions(model: ServedModel) -> list[str]:
         records = await model.registry.run(model.registry.list, 1000)
     except RegistryUnavailable:
         return [str(active)]
-    name, fingerprint = model.backbone.name, model.backbone.fingerprint
     own = {
         record.version
         for record in records
-        if record.sha256 is not None
-        and record.backbone is not None
-        and (record.backbone.name, record.backbone.fingerprint) == (name, fingerprint)
+        if record.sha256 is not None and record.backbone == model.registry.backbone
     }
     return [str(version) for version in sorted({0, active, *own})]
 

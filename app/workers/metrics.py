@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import Metric
+
+from boxcal.app.stats import Collects
 
 SAVE_SECONDS = 1.0
 MAX_ENDED = 8
@@ -49,7 +51,7 @@ class SharedMetrics:
         Where every process leaves its own.
     """
 
-    def __init__(self, registry: CollectorRegistry, folder: Path) -> None:
+    def __init__(self, registry: Collects, folder: Path) -> None:
         self._registry = registry
         self._folder = folder
         self._file = folder / f"{os.getpid()}.json"

@@ -3,4 +3,4 @@
 `HEAD` names the newest step: a start whose database is up to date does not load Alembic.
 """
 
-HEAD = "0010"
+HEAD = "0011"

@@ -93,7 +93,7 @@ def test_the_database_itself_refuses_to_change_the_record(url: str, table: str, 
     database = Database(url)
     with database.write() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO backbones VALUES (1, 'digits', 'ab', 2, '[]', 'cd', '2026-01-01 00:00:00')"
+            "INSERT INTO backbones VALUES (1, 'digits', 'ab', 2, '[]', 'cd', '2026-01-01 00:00:00', '')"
         )
         connection.exec_driver_sql(
             "INSERT INTO activations VALUES (1, 1, 0, 'request', NULL, '2026-01-01 00:00:00')"

@@ -1,0 +1,33 @@
+"""The worker processes of the service, which all its models share: a task names its model."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Self
+
+from boxcal.app.fitting.worker import Worker
+
+CHECK_SECONDS = 120.0
+COMPARE_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """One process each for checks, fits and comparisons, so that none waits for another kind.
+
+    Attributes
+    ----------
+    turn
+        Held by the fit that runs.
+    """
+
+    checks: Worker
+    fits: Worker
+    comparisons: Worker
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @classmethod
+    def of(cls, fit_seconds: float) -> Self:
+        """Return workers with the time limit of a fit; their processes start with the first task."""
+        return cls(Worker(CHECK_SECONDS), Worker(fit_seconds), Worker(COMPARE_SECONDS))

@@ -1,0 +1,137 @@
+"""The models that the settings name: the one of `BOXCAL_MODEL`, or those of `BOXCAL_MODELS`.
+
+`BOXCAL_MODELS` is `NAME=MODEL,...`, or a `.toml` file with a table for each model, which may also set what is
+its own: its labels, its queue, its share of the device and its bounds.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+if TYPE_CHECKING:
+    from boxcal.app.settings import Settings
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+RESERVED = ".calibrator"
+"""Ends the name of a model's calibrator in the Open Inference Protocol."""
+
+
+class ModelTable(BaseModel):
+    """What may be set for each model; the other settings are those of the service.
+
+    Attributes
+    ----------
+    share
+        Of the device while several models have work, in proportion to those of the others.
+    lower, upper
+        Bounds of requests that set none, in the form of `options.bounds`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    weights: str | None = None
+    labels: Path | None = None
+    device: str | None = None
+    precision: Literal["float32", "bfloat16", "float16"] | None = None
+    optimize: Literal["on", "off"] | None = None
+    max_batch_size: int | None = Field(None, ge=1)
+    max_queue_samples: int | None = Field(None, ge=1)
+    latency_target_ms: float | None = Field(None, gt=0)
+    share: float = Field(1.0, gt=0, allow_inf_nan=False)
+    lower: Any = 0.0
+    upper: Any = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """One model of the service.
+
+    Attributes
+    ----------
+    name
+        Empty if only `BOXCAL_MODEL` is set: the model then has the name of its backbone.
+    settings
+        Of the service, with those of this model.
+    share, lower, upper
+        As for `ModelTable`.
+    """
+
+    name: str
+    settings: Settings
+    share: float = 1.0
+    lower: Any = 0.0
+    upper: Any = 1.0
+
+
+def entries(settings: Settings) -> list[ModelEntry]:
+    """List the models of the settings; the first one is the default."""
+    if settings.models is None:
+        return [ModelEntry("", settings)]
+    found = []
+    for name, table in read(settings.models).items():
+        own = table.model_dump(exclude={"share", "lower", "upper"}, exclude_none=True)
+        of_model = settings.model_copy(update={**own, "models": None})
+        found.append(ModelEntry(name, of_model, table.share, table.lower, table.upper))
+    return found
+
+
+def read(text: str) -> Mapping[str, ModelTable]:
+    """Read `BOXCAL_MODELS`.
+
+    Raises
+    ------
+    ValueError
+        What is wrong with it; the message names the model.
+    """
+    sent = _file(Path(text)) if text.endswith(".toml") else _listed(text)
+    if not sent:
+        raise ValueError("it names no model")
+    for name in sent:
+        if not NAME.fullmatch(name) or name.endswith(RESERVED):
+            raise ValueError(
+                f"{name!r:.100} cannot name a model: a name has up to 64 letters, digits, '_', '.' and '-', "
+                f"begins with a letter or digit, and does not end with '{RESERVED}'"
+            )
+    return {name: _table(name, content) for name, content in sent.items()}
+
+
+def _listed(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for part in filter(None, (one.strip() for one in text.split(","))):
+        name, equals, spec = part.partition("=")
+        if not equals or not spec:
+            raise ValueError(f"{part!r:.100} is not NAME=MODEL, such as digits=digits")
+        if name in found:
+            raise ValueError(f"{name!r} names two models")
+        found[name] = {"model": spec}
+    return found
+
+
+def _file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from error
+
+
+def _table(name: str, content: Any) -> ModelTable:
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"{name} = {content!r:.100} is not a table; write [{name}] and below it model = '...'"
+        )
+    try:
+        return ModelTable.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, (name, *first["loc"])))
+        raise ValueError(f"{place}: {first['msg']}, got {first['input']!r:.100}") from error

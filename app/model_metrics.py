@@ -1,0 +1,76 @@
+"""The metrics of a service with several models: each model counts its own, told apart by the label `model`.
+
+With one model no series has the label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from prometheus_client.core import Metric
+
+from boxcal.app.stats import Collects
+from boxcal.app.telemetry import Telemetry
+
+OF_SERVICE = ("process_", "boxcal_registry_", "boxcal_background_restarts")
+"""Beginnings of the names of metrics that a model does not have."""
+OF_BOTH = ("boxcal_request_seconds", "boxcal_rejected", "boxcal_background_restarts")
+"""Requests that are for no model, such as health checks, have no label."""
+
+
+class MetricsOfModels:
+    """The metrics of the service and of its models.
+
+    Parameters
+    ----------
+    service
+        Counts what belongs to no model.
+    models
+        What each model counts, by its name.
+    """
+
+    def __init__(self, service: Telemetry, models: Mapping[str, Telemetry]) -> None:
+        self._service = service
+        self._models = models
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the metrics, each once, with the series of all models."""
+        found: dict[str, Metric] = {}
+        for metric in self._service.registry.collect():
+            if not metric.name.startswith((*OF_SERVICE, *OF_BOTH)):
+                metric.samples = []
+            found[metric.name] = metric
+        for name, telemetry in self._models.items():
+            for metric in telemetry.registry.collect():
+                if not metric.name.startswith(OF_SERVICE):
+                    found[metric.name].samples += [
+                        sample._replace(labels={**sample.labels, "model": name}) for sample in metric.samples
+                    ]
+        return found.values()
+
+
+class MetricsOfOne:
+    """The metrics of one of several models, as if there were no other.
+
+    Parameters
+    ----------
+    collected
+        The metrics of all models.
+    name
+        Of the model.
+    """
+
+    def __init__(self, collected: Collects, name: str) -> None:
+        self._collected = collected
+        self._name = name
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the series of the model, without its name, and those of the process."""
+        for metric in self._collected.collect():
+            is_process = metric.name.startswith("process_")
+            metric.samples = [
+                sample._replace(labels={k: v for k, v in sample.labels.items() if k != "model"})
+                for sample in metric.samples
+                if is_process or sample.labels.get("model") == self._name
+            ]
+            yield metric

@@ -1,0 +1,117 @@
+"""Models that share a device: each gets its share of it, however long its passes are."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from boxcal.app.predict.batch_sizer import BatchSizer
+from boxcal.app.predict.batcher import Batcher
+from boxcal.app.predict.device import Device
+from boxcal.app.predict.lanes import Part
+
+pytestmark = pytest.mark.anyio
+
+SECONDS = 0.8
+Zeros = NDArray[np.float32]
+
+
+class Model:
+    """A backbone that takes the same time for every pass, behind a batcher with its turns on a device."""
+
+    def __init__(self, device: Device, slots: int, seconds: float, share: float) -> None:
+        self.used = 0.0
+        self.passes = 0
+        self.until = math.inf
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self.batcher: Batcher[None, Zeros] = Batcher(
+            self._forward,
+            self._finish,
+            batch_sizer=BatchSizer(4, 1.0, slots),
+            max_queue_samples=1000,
+            turns=device.share(share),
+        )
+
+    def _forward(self, samples: Zeros, alone: bool) -> Tensor:
+        began = time.perf_counter()
+        time.sleep(self._seconds)
+        with self._lock:
+            if time.perf_counter() < self.until:  # what is left in the queues at the end does not count
+                self.used += time.perf_counter() - began
+            self.passes += 1
+        return torch.from_numpy(samples)
+
+    @staticmethod
+    def _finish(logits: Tensor, parts: Sequence[Part[None, Zeros]]) -> list[Zeros | Exception]:
+        return [logits[part.start : part.stop].numpy() for part in parts]
+
+    async def load(self, clients: int, until: float) -> None:
+        """Let clients ask one request after the other."""
+        self.until = until
+
+        async def client() -> None:
+            while time.perf_counter() < until:
+                await self.batcher.run(np.zeros((1, 2), np.float32), None)
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+
+
+async def loaded(slots: int, *models: tuple[float, float, int]) -> list[Model]:
+    """Load models, each given by the seconds of a pass, its share and its clients."""
+    device = Device(slots)
+    running = [Model(device, slots, seconds, share) for seconds, share, _ in models]
+    until = time.perf_counter() + SECONDS
+    await asyncio.gather(
+        *(model.load(clients, until) for model, (_, _, clients) in zip(running, models, strict=True))
+    )
+    for model in running:
+        await asyncio.to_thread(model.batcher.close)
+    return running
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize(("first", "second"), [(1.0, 1.0), (3.0, 1.0)])
+async def test_models_under_load_get_their_shares(slots: int, first: float, second: float) -> None:
+    """Passes of one take four times as long as those of the other."""
+    short, long = await loaded(slots, (0.004, first, 30), (0.016, second, 30))
+    share = short.used / (short.used + long.used)
+    assert share == pytest.approx(first / (first + second), rel=0.1)
+
+
+async def test_a_model_has_the_whole_device_while_the_others_are_idle() -> None:
+    busy, idle = await loaded(1, (0.004, 1.0, 20), (0.004, 1.0, 0))
+    assert idle.passes == 0
+    assert busy.used > 0.8 * SECONDS
+
+
+async def test_what_an_idle_model_did_not_use_is_not_saved_up() -> None:
+    clock = [0.0]
+    device = Device(1, lambda: clock[0])
+    busy, idle = device.share(), device.share()
+    for _ in range(100):
+        busy.enter()
+        busy.leave(1.0)
+    idle.enter()
+
+    def one_more() -> None:
+        busy.enter()
+        busy.leave(1.0)
+
+    waiting = threading.Thread(target=one_more)
+    waiting.start()
+    while not busy.waiting:  # noqa: ASYNC110 - a thread brings it about
+        await asyncio.sleep(0.001)
+    idle.leave(1.0)
+    waiting.join(5)
+    assert not waiting.is_alive()
+    assert idle.used == pytest.approx(busy.used, abs=2.0)
