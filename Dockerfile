@@ -1,11 +1,13 @@
 # Image of the service for the CPU, or with `--build-arg ACCELERATOR=cuda` for an NVIDIA GPU; the wheels are the same.
+# With `--build-arg LOCK=requirements-ray.lock` it contains Ray (deploy/ray).
 # Dependencies and project are separate layers, so that a code change does not rebuild the 7 GB of dependencies.
 
 FROM python:3.11-slim-bookworm AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
-COPY requirements.lock /build/
+ARG LOCK=requirements.lock
+COPY requirements.lock requirements-ray.lock /build/
 RUN python -m venv /opt/venv \
- && /opt/venv/bin/python -m pip install --require-hashes --requirement /build/requirements.lock
+ && /opt/venv/bin/python -m pip install --require-hashes --requirement "/build/$LOCK"
 WORKDIR /build
 COPY pyproject.toml README.md LICENSE ./
 COPY calibrators calibrators

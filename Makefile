@@ -4,12 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
+# Ray has an environment of its own: its packages are many, and only tests/deploy/test_ray.py uses them.
+RAY_VENV := .venv-ray
+RAY := $(RAY_VENV)/.installed
 PYTEST_WORKERS ?= 2
 # In the order of the folders: the quick tests come last, so that no process waits for a long one of another.
 PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test coverage test-long fuzz check format demo docs bench-serving bench-operator lock clean
+.PHONY: help serve test coverage test-long ray fuzz check format demo docs bench-serving bench-operator lock clean
 
 help: ## Show this help
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -36,7 +39,15 @@ test: $(DEV) ## Run the test suite, its files in PYTEST_WORKERS processes
 coverage: $(DEV) ## Run the test suite and report which lines and branches it reaches
 	$(PYTEST) --cov=boxcal --cov-report=term --cov-report=xml
 
-test-long: $(DEV) ## Run the tests that take minutes
+$(RAY): requirements-ray.lock pyproject.toml
+	test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
+	$(RAY_VENV)/bin/python -m pip install --quiet --require-hashes --requirement requirements-ray.lock
+	$(RAY_VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+ray: $(RAY) ## Install Ray into an environment of its own, .venv-ray
+
+test-long: $(DEV) $(RAY) ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m long --timeout 1800
 
 fuzz: $(DEV) ## Send 5,000 damaged requests to a running service
@@ -66,7 +77,8 @@ bench-operator: $(DEV) ## Compare the operator with torch.softmax and others
 
 lock: ## Update the lock files (requires uv)
 	uv pip compile pyproject.toml --extra serve --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements.lock
+	uv pip compile pyproject.toml --extra serve --extra ray --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-ray.lock
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-dev.lock
 
 clean: ## Remove the virtual environment, caches and the built site
-	rm -rf $(VENV) site .coverage* coverage.xml .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(RAY_VENV) site .coverage* coverage.xml .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

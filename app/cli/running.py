@@ -64,3 +64,29 @@ def migrate() -> None:
     from boxcal.app.cli.migrate import run
 
     run()
+
+
+@cli.command()
+def deploy(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            help="A Serve config such as deploy/ray/serve.yaml, or a RayService manifest that contains one.",
+        ),
+    ],
+    *,
+    address: Annotated[
+        str, typer.Option(envvar="RAY_DASHBOARD_ADDRESS", help="Address of the cluster's dashboard.")
+    ] = "http://127.0.0.1:8265",
+    check: Annotated[bool, typer.Option("--check", help="Only check the file.")] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until every replica runs.")] = 600.0,
+) -> None:
+    """Check a Serve config, deploy it on a Ray cluster, and wait until every replica runs."""
+    options = locals()
+    from boxcal.app.cli.deploy import run
+
+    run(**options)

@@ -1,11 +1,11 @@
-"""`python -m benchmarks.scaling PART`: fencing, outages, pgbouncer, followers or workers; prints tables."""
+"""`python -m benchmarks.scaling PART` prints tables; each part is a file beside this one."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from benchmarks.scaling import fencing, followers, outages, pooling, workers
+from benchmarks.scaling import fencing, followers, on_ray, outages, pooling, workers
 
 PARTS = {
     "fencing": fencing.main,
@@ -13,6 +13,7 @@ PARTS = {
     "pgbouncer": pooling.main,
     "followers": followers.main,
     "workers": workers.main,
+    "ray": on_ray.main,
 }
 
 

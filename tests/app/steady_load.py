@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
+import socket
 import threading
 import time
 from collections import Counter
@@ -11,6 +13,11 @@ from types import TracebackType
 from typing import Self
 
 BODY = b'{"logits": [[1.0, 2.0, 3.0, 4.0]]}'
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other side has closed an idle connection."""
+    return bool(select.select([connection], [], [], 0)[0])
 
 
 class SteadyLoad:
@@ -24,6 +31,8 @@ class SteadyLoad:
         Requests per second, of all connections.
     connections
         How many there are, each with one request at a time.
+    renews
+        Whether a connection that the other side has closed is replaced before a request, as most clients do.
 
     Attributes
     ----------
@@ -31,13 +40,24 @@ class SteadyLoad:
         From the scheduled moment of each answered request to its answer.
     failures
         Statuses and errors other than 200, with their counts.
+    failed_at
+        When they failed, by `time.monotonic`.
     versions
         How many answers each version of the calibrator gave.
     """
 
     def __init__(
-        self, port: int, rate: float, *, path: str = "/calibrate", body: bytes = BODY, connections: int = 16
+        self,
+        port: int,
+        rate: float,
+        *,
+        path: str = "/calibrate",
+        body: bytes = BODY,
+        connections: int = 16,
+        renews: bool = False,
     ) -> None:
+        self._renews = renews
+        self.failed_at: list[float] = []
         self._port, self._path, self._body = port, path, body
         self._period = connections / rate
         self.seconds: list[float] = []
@@ -66,6 +86,8 @@ class SteadyLoad:
     def _send(self, due: float) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
         while not self._stop.wait(max(0.0, due - time.monotonic())):
+            if self._renews and connection.sock is not None and is_closed(connection.sock):
+                connection.close()
             try:
                 connection.request("POST", self._path, self._body, {"Content-Type": "application/json"})
                 answer = connection.getresponse()
@@ -78,6 +100,7 @@ class SteadyLoad:
             with self._lock:
                 if failure:
                     self.failures[failure] += 1
+                    self.failed_at.append(time.monotonic())
                 else:
                     self.seconds.append(time.monotonic() - due)
                     self.versions[version] += 1

@@ -47,7 +47,8 @@ def test_every_package_comes_from_the_lock_file_by_hash() -> None:
     installs = [run for run in values("RUN") if "pip install" in run]
     assert installs
     for run in installs:
-        assert "--require-hashes --requirement /build/requirements.lock" in run or "--no-index" in run, run
+        assert '--require-hashes --requirement "/build/$LOCK"' in run or "--no-index" in run, run
+    assert "LOCK=requirements.lock" in values("ARG")
 
 
 def test_nothing_is_fetched_around_the_package_manager() -> None:

@@ -23,6 +23,18 @@ KSERVE = {
     "maxReplicas", "minReplicas", "scaleMetric", "scaleMetricType", "scaleTarget", "timeout",
 }  # fmt: skip
 """Members of KServe's ComponentExtensionSpec (v1beta1); a predictor's others are those of a Pod."""
+RAY = CHART.parents[1] / "ray"
+RAY_SERVICE = {
+    "serveConfigV2",
+    "rayClusterConfig",
+    "upgradeStrategy",
+    "serveService",
+    "excludeHeadPodFromServeSvc",
+}
+RAY_CLUSTER = {"rayVersion", "headGroupSpec", "workerGroupSpecs", "enableInTreeAutoscaling", "authOptions"}
+RAY_HEAD = {"rayStartParams", "template", "serviceType"}
+RAY_WORKERS = RAY_HEAD | {"groupName", "replicas", "minReplicas", "maxReplicas"}
+"""Members of the types of KubeRay (ray.io/v1) that are used or useful here."""
 CUSTOM = {"PodMonitor"}
 """Kinds that Kubernetes itself does not have."""
 VALUES: dict[str, dict[str, Any]] = {
@@ -193,6 +205,34 @@ def test_the_inference_service_of_kserve_is_valid_and_misspelt_members_are_not(p
     assert {entry["name"] for entry in entries} <= {
         f"BOXCAL_{name.upper()}" for name in Settings.model_fields
     }
+
+
+def test_the_manifests_for_ray_are_valid_and_misspelt_members_are_not(packages: Path) -> None:
+    service = yaml.safe_load((RAY / "ray-service.yaml").read_text())
+    assert (service["apiVersion"], service["kind"]) == ("ray.io/v1", "RayService")
+    assert set(service["spec"]) <= RAY_SERVICE
+    cluster = service["spec"]["rayClusterConfig"]
+    assert set(cluster) <= RAY_CLUSTER
+    (workers,) = cluster["workerGroupSpecs"]
+    assert set(workers) <= RAY_WORKERS
+    assert set(cluster["headGroupSpec"]) <= RAY_HEAD
+    pods = [
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray"}, **group["template"]}
+        for group in (cluster["headGroupSpec"], workers)
+    ]
+    policy = yaml.safe_load((RAY / "network-policy.yaml").read_text())
+    right = [*pods, policy]
+    wrong = [{**one, "spec": {**one["spec"], "containrs": []}} for one in right]
+    checked = ask(packages, {}, right + wrong)["checked"]
+    assert checked[:3] == [None] * 3
+    assert all("containrs" in message for message in checked[3:])
+    for pod in pods:
+        (container,) = pod["spec"]["containers"]
+        given = {entry["name"] for entry in container["env"] if entry["name"].startswith("BOXCAL_")}
+        assert given == {"BOXCAL_DATABASE_URL"}
+        assert {port["containerPort"] for port in container["ports"]} == {8000, 30000}
+    open_ports = [{port["port"] for port in rule["ports"]} for rule in policy["spec"]["ingress"][1:]]
+    assert open_ports == [{8265}, {8000}, {30000}]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,72 @@
+"""`boxcal deploy`: checks a Serve config, sends it to a Ray cluster and waits until it serves."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.output import screen
+from boxcal.app.client.errors import UnreachableError
+from boxcal.app.cluster.serve_config import read_config
+
+APPLICATIONS = "/api/serve/applications/"
+REQUEST_SECONDS = 30.0
+POLL_SECONDS = 1.0
+
+
+def run(file: Path, *, address: str, check: bool, timeout: float) -> None:
+    """Deploy.
+
+    Raises
+    ------
+    UsageError
+        The config is invalid, the cluster refuses it, or replicas do not start.
+    UnreachableError
+        The cluster does not answer.
+    """
+    try:
+        config = read_config(file)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if check:
+        screen.print(f"{file} is valid.")
+        return
+    token = os.environ.get("RAY_AUTH_TOKEN")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    names = [application["name"] for application in config["applications"]]
+    try:
+        with httpx.Client(base_url=address, headers=headers, timeout=REQUEST_SECONDS) as client:
+            sent = client.put(APPLICATIONS, json=config)
+            if not sent.is_success:
+                raise UsageError(f"{address} answers {sent.status_code}: {' '.join(sent.text.split())[:500]}")
+            wait(client, names, timeout)
+    except httpx.HTTPError as error:
+        raise UnreachableError(f"the cluster at {address} does not answer: {error}") from error
+    screen.print(f"{', '.join(names)}: every replica runs.")
+
+
+def wait(client: httpx.Client, names: list[str], timeout: float) -> None:
+    """Wait until every application runs.
+
+    Raises
+    ------
+    UsageError
+        One does not start, or not in time.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        found: dict[str, Any] = client.get(APPLICATIONS).raise_for_status().json()["applications"]
+        states = {name: found.get(name, {}) for name in names}
+        for name, state in states.items():
+            if state.get("status") in {"DEPLOY_FAILED", "UNHEALTHY"}:
+                raise UsageError(f"{name}: {state['status']}: {state.get('message')}")
+        if all(state.get("status") == "RUNNING" for state in states.values()):
+            return
+        if time.monotonic() > deadline:
+            raise UsageError(f"not every replica runs after {timeout:.0f} s: {states}")
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,71 @@
+"""Replicas on a Ray cluster: Ray Serve starts, checks and replaces them, and spreads the requests.
+
+A Serve config names `boxcal.app.cluster.ray:application`; see deploy/ray/serve.yaml. Each replica is the
+whole service in one process; its settings are the `args` of the config and the environment of its node.
+"""
+
+from __future__ import annotations
+
+import sys
+from logging.config import dictConfig
+from typing import Any
+
+from ray import serve
+
+from boxcal.app.cluster.asgi import ServedApp
+from boxcal.app.cluster.settings import ongoing_limit, replica_settings
+from boxcal.app.logs import log_config
+from boxcal.app.main import create_app
+from boxcal.app.server import SWITCH_SECONDS
+
+NAME = "boxcal"
+CHECK_SECONDS = 2.0
+
+
+@serve.ingress()
+class Replica:
+    """One replica.
+
+    Parameters
+    ----------
+    args
+        Settings of the service by name.
+    """
+
+    def __init__(self, args: dict[str, Any]) -> None:
+        settings = replica_settings(args)
+        sys.setswitchinterval(SWITCH_SECONDS)
+        dictConfig(log_config(settings))
+        self._app = ServedApp(create_app(settings))
+
+    def __serve_build_asgi_app__(self) -> ServedApp:
+        """Return the application; Ray Serve runs its lifespan next."""
+        return self._app
+
+    async def check_health(self) -> None:
+        """Fail if the replica cannot predict; Ray Serve then replaces it."""
+        self._app.state["boxcal"].check_ready()
+
+
+def application(args: dict[str, Any]) -> Any:
+    """Build the Serve application.
+
+    Parameters
+    ----------
+    args
+        Settings of the service by name, as in the environment without `BOXCAL_`.
+
+    Raises
+    ------
+    ValueError
+        A setting is unknown or invalid; the message names it.
+    """
+    settings = replica_settings(args)
+    deployment = serve.deployment(
+        name=NAME,
+        max_ongoing_requests=ongoing_limit(settings),
+        graceful_shutdown_timeout_s=settings.shutdown_seconds,
+        health_check_period_s=CHECK_SECONDS,
+        logging_config={"enable_access_log": False},
+    )
+    return deployment(Replica).bind(args)

@@ -1,0 +1,132 @@
+"""A Serve config as this service uses it: unknown members are refused, where Ray Serve would ignore them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from boxcal.app.cluster.settings import argument_settings, ongoing_limit
+
+
+class Strict(BaseModel):
+    """A member that has no field is an error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Autoscaling(Strict):
+    """When Ray Serve adds and removes replicas."""
+
+    min_replicas: PositiveInt = 1
+    max_replicas: PositiveInt
+    initial_replicas: PositiveInt | None = None
+    target_ongoing_requests: PositiveFloat
+    metrics_interval_s: PositiveFloat | None = None
+    look_back_period_s: PositiveFloat | None = None
+    upscale_delay_s: NonNegativeFloat | None = None
+    downscale_delay_s: NonNegativeFloat | None = None
+
+
+class Actor(Strict):
+    """What a replica needs of its node."""
+
+    num_cpus: NonNegativeFloat | None = None
+    num_gpus: NonNegativeFloat | None = None
+    memory: PositiveFloat | None = None
+    resources: dict[str, float] | None = None
+    accelerator_type: str | None = None
+
+
+class Deployment(Strict):
+    """How many replicas there are, and how they are replaced."""
+
+    name: Literal["boxcal"]
+    num_replicas: PositiveInt | None = None
+    autoscaling_config: Autoscaling | None = None
+    max_replicas_per_node: PositiveInt | None = None
+    max_ongoing_requests: PositiveInt | None = None
+    graceful_shutdown_timeout_s: NonNegativeFloat | None = None
+    health_check_period_s: PositiveFloat | None = None
+    health_check_timeout_s: PositiveFloat | None = None
+    ray_actor_options: Actor | None = None
+
+
+class Application(Strict):
+    """The service; its `args` are settings."""
+
+    name: str = Field(min_length=1)
+    route_prefix: Literal["/"] = "/"
+    import_path: Literal["boxcal.app.cluster.ray:application"]
+    args: dict[str, Any] = {}
+    deployments: list[Deployment] = []
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        least = ongoing_limit(argument_settings(self.args))
+        for deployment in self.deployments:
+            given = deployment.max_ongoing_requests
+            if given is not None and given < least:
+                raise ValueError(
+                    f"max_ongoing_requests is {given}; below {least} (max_queue_samples and 64) Ray Serve "
+                    "holds requests back instead of the service's own queue"
+                )
+        return self
+
+
+class Http(Strict):
+    """Where the proxies listen."""
+
+    host: str | None = None
+    port: int | None = Field(default=None, ge=1, le=65535)
+    request_timeout_s: PositiveFloat | None = None
+    keep_alive_timeout_s: PositiveInt | None = None
+
+
+class Logging(Strict):
+    """The log of Ray Serve itself."""
+
+    encoding: Literal["TEXT", "JSON"] | None = None
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] | None = None
+    enable_access_log: bool | None = None
+
+
+class ServeConfig(Strict):
+    """The whole document."""
+
+    proxy_location: Literal["EveryNode", "HeadOnly"] = "EveryNode"
+    http_options: Http | None = None
+    logging_config: Logging | None = None
+    applications: list[Application] = Field(min_length=1)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a Serve config, or the one in a manifest of the kind RayService, and check it.
+
+    Raises
+    ------
+    ValueError
+        It is no YAML or not as described here; the message names the member.
+    """
+    try:
+        documents = [one for one in yaml.safe_load_all(path.read_text()) if one is not None]
+        manifests = [one for one in documents if isinstance(one, dict) and one.get("kind") == "RayService"]
+        config = yaml.safe_load(manifests[0]["spec"]["serveConfigV2"]) if manifests else documents[0]
+    except (yaml.YAMLError, LookupError, TypeError) as error:
+        raise ValueError(f"{path} has no Serve config: {' '.join(str(error).split())}") from error
+    try:
+        return ServeConfig.model_validate(config).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error

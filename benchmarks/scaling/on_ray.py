@@ -1,0 +1,308 @@
+"""Ray Serve on two nodes in a network namespace with the loopback alone: `ray [--parts PART...]`.
+
+`--python` is an interpreter with `boxcal[ray]` (`make ray`). Needs root, PostgreSQL, `unshare` and `ip`.
+Requests are calibrations of one row of 10 logits, 60 a second, through HAProxy on both nodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+
+from benchmarks.scaling.ray_routes import compare
+from benchmarks.scaling.servers import postgresql, require
+from boxcal.app.registry.maintenance import migrate
+from tests.app.fitting.service import Service
+from tests.app.registry.postgresql import PostgreSQL
+from tests.app.steady_load import SteadyLoad
+
+ROOT = Path(__file__).parents[2]
+SERVE = ROOT / "deploy" / "ray" / "serve.yaml"
+INSIDE = "INSIDE_NAMESPACE"
+NAMESPACE = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+CORES, PORT = 4, 8000
+RATE, ROW = 60.0, b'{"logits": [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]}'
+DASHBOARD = "http://127.0.0.1:8265"
+SERVE_VARIABLES = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+REPLICA = "ray::ServeReplica"
+REDEPLOYED = 5000
+SETTLED_SECONDS = 3.0
+CPU_SECONDS, CPU_ROUNDS = 15.0, 3
+
+
+class RayCluster:
+    """Two nodes, and the application on them.
+
+    Parameters
+    ----------
+    python
+        Interpreter with Ray.
+    folder
+        For data and the Serve config.
+    environment
+        Of all processes of the nodes.
+    """
+
+    def __init__(self, python: str, folder: Path, environment: dict[str, str]) -> None:
+        self._folder = folder
+        self._process = subprocess.Popen(
+            [python, "-m", "benchmarks.scaling.ray_nodes", str(CORES)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **SERVE_VARIABLES, **environment},
+        )
+        self.raylet = self._started()
+
+    def deploy(self, replicas: int, **args: Any) -> None:
+        """Deploy with `boxcal deploy`, and wait until the proxies know every replica."""
+        config = yaml.safe_load(SERVE.read_text())
+        (application,) = config["applications"]
+        application["args"] |= {"data_dir": str(self._folder / "data"), **args}
+        application["deployments"][0]["num_replicas"] = replicas
+        (file := self._folder / "serve.yaml").write_text(yaml.safe_dump(config))
+        command = [sys.executable, "-c", "from boxcal.app.cli import main; main()", "deploy", str(file)]
+        subprocess.run([*command, "--address", DASHBOARD], check=True, stdout=subprocess.DEVNULL)
+
+    def lose(self) -> None:
+        """Kill every process of the second node at once."""
+        node = psutil.Process(self.raylet)
+        for process in [node, *node.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def again(self) -> None:
+        """Start another second node."""
+        self._tell("again\n")
+        self.raylet = self._started()
+
+    def close(self) -> None:
+        """End all."""
+        self._tell("end\n")
+        self._process.wait()
+
+    def _tell(self, line: str) -> None:
+        require(self._process.stdin is not None, self._process)
+        if self._process.stdin is not None:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+
+    def _started(self) -> int:
+        require(self._process.stdout is not None, self._process)
+        for line in self._process.stdout or ():
+            if line.startswith("node "):
+                return int(line.split()[1])
+        raise RuntimeError("the nodes did not start")
+
+
+def replicas() -> list[psutil.Process]:
+    """Find the processes of the replicas."""
+    return [one for one in psutil.process_iter() if named(one).startswith(REPLICA)]
+
+
+def named(process: psutil.Process) -> str:
+    """Command line of a process, empty where it has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def until(reached: Callable[[], bool], seconds: float, what: str) -> float:
+    """Wait, and give the seconds that it took."""
+    began = time.monotonic()
+    while not reached():
+        require(time.monotonic() < began + seconds, what)
+        time.sleep(0.1)
+    return time.monotonic() - began
+
+
+def serving(count: int) -> bool:
+    """Whether so many replicas answer, as the ports of the replicas tell."""
+    ready = 0
+    for port in range(30_000, 30_012):
+        with suppress(httpx.HTTPError):
+            ready += httpx.get(f"http://127.0.0.1:{port}/-/healthz", timeout=1).is_success
+    return ready == count
+
+
+@contextmanager
+def load() -> Iterator[SteadyLoad]:
+    """Send requests at the rate for as long as the block lasts."""
+    with SteadyLoad(PORT, RATE, body=ROW, renews=True) as steady:
+        time.sleep(SETTLED_SECONDS)
+        yield steady
+        time.sleep(SETTLED_SECONDS)
+
+
+def row(name: str, steady: SteadyLoad, event: float | None = None, seconds: float | None = None) -> None:
+    """Print what failed, and until when after the event."""
+    failed = sum(steady.failures.values())
+    late = max(steady.failed_at) - event if steady.failed_at and event is not None else 0.0
+    shown = "-" if seconds is None else f"{seconds:.0f}"
+    slowest = 1000 * max(steady.seconds)
+    print(f"| {name} | {len(steady.seconds) + failed:,} | {failed} | {late:.2f} | {slowest:.0f} | {shown} |")
+    if failed:
+        print(f"<!-- {dict(steady.failures)} -->")
+    sys.stdout.flush()
+
+
+def routes(cluster: RayCluster, folder: Path, server: PostgreSQL) -> None:
+    """Ask every route here and under uvicorn."""
+    cluster.deploy(2)
+    settings = {"database_url": server.new_database(), "allow_anonymous": "1", "host": "0.0.0.0"}  # noqa: S104
+    with Service(folder / "uvicorn", **settings) as service:
+        count, asked, missing, differences = compare(service.url, f"http://127.0.0.1:{PORT}")
+    print(f"{count} requests to {asked} documented routes (not asked: {sorted(missing)}):")
+    print(
+        f"{len(differences)} differences from the answers under uvicorn", *differences, sep="\n- ", flush=True
+    )
+
+
+def kill(cluster: RayCluster, *_: object) -> None:
+    """Kill a replica of two."""
+    cluster.deploy(2)
+    for _attempt in range(3):
+        until(lambda: serving(2), 120, "two replicas")
+        time.sleep(SETTLED_SECONDS)
+        with load() as steady:
+            moment = time.monotonic()
+            replicas()[0].kill()
+            time.sleep(10)
+        row("`kill -9` of one replica of two", steady, moment)
+
+
+def lose(cluster: RayCluster, *_: object) -> None:
+    """Lose the second node."""
+    cluster.deploy(2)
+    until(lambda: serving(2), 120, "two replicas")
+    time.sleep(SETTLED_SECONDS)
+    with load() as steady:
+        moment = time.monotonic()
+        cluster.lose()
+        time.sleep(20)
+    row("one node of two lost", steady, moment)
+    cluster.again()
+    until(lambda: serving(2), 180, "two replicas")
+
+
+def redeploy(cluster: RayCluster, *_: object) -> None:
+    """Replace both replicas."""
+    cluster.deploy(2, timeout_ms=30_000)
+    until(lambda: serving(2), 180, "two replicas")
+    with load() as steady:
+        moment = time.monotonic()
+        cluster.deploy(2, timeout_ms=29_000)
+        seconds = time.monotonic() - moment
+        while len(steady.seconds) < REDEPLOYED:
+            time.sleep(1)
+    row("both replicas replaced", steady, moment, seconds)
+
+
+def grow(cluster: RayCluster, *_: object) -> None:
+    """Grow from one replica to three."""
+    cluster.deploy(1)
+    until(lambda: serving(1), 180, "one replica")
+    time.sleep(SETTLED_SECONDS)
+    with load() as steady:
+        moment = time.monotonic()
+        cluster.deploy(3)
+        until(lambda: serving(3), 180, "three replicas")
+        seconds = time.monotonic() - moment
+    row("1 to 3 replicas", steady, moment, seconds)
+
+
+def processor_seconds() -> float:
+    """Processor time of every process here but this one and PostgreSQL."""
+    own, total = os.getpid(), 0.0
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.pid != own and process.name() != "postgres":
+                total += sum(process.cpu_times()[:2])
+    return total
+
+
+def spent(seconds: float) -> float:
+    """Processor time that is spent while this process waits."""
+    before = processor_seconds()
+    time.sleep(seconds)
+    return processor_seconds() - before
+
+
+def processor(cluster: RayCluster, *_: object) -> None:
+    """Take the processor time without requests from that with them."""
+    cluster.deploy(2)
+    until(lambda: serving(2), 180, "two replicas")
+    time.sleep(20)
+    found, idle = [], []
+    for _round in range(CPU_ROUNDS):
+        idle.append(spent(CPU_SECONDS))
+        with SteadyLoad(PORT, RATE, body=ROW, renews=True) as steady:
+            time.sleep(1)
+            count = len(steady.seconds)
+            loaded = spent(CPU_SECONDS)
+            count = len(steady.seconds) - count
+        found.append(1000 * (loaded - idle[-1]) / count)
+    shown = ", ".join(f"{one:.2f}" for one in found)
+    print(
+        f"processor time of a request at {RATE:.0f} per second: {statistics.median(found):.2f} ms ({shown}); "
+        f"without requests {statistics.median(idle) / CPU_SECONDS:.1%} of a core",
+        flush=True,
+    )
+
+
+PARTS: dict[str, Callable[..., None]] = {
+    "routes": routes,
+    "kill": kill,
+    "lose": lose,
+    "redeploy": redeploy,
+    "grow": grow,
+    "processor": processor,
+}
+HEADER = "| event | requests | failed | last failure after, s | slowest, ms | event took, s |"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling ray", description=__doc__)
+    parser.add_argument("--python", default=str(ROOT / ".venv-ray" / "bin" / "python"))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--proxy", choices=("haproxy", "python"), default="haproxy")
+    options = parser.parse_args(arguments)
+    if INSIDE not in os.environ:
+        again = [sys.executable, "-m", "benchmarks.scaling", "ray", *arguments]
+        shell = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh", *again]
+        done = subprocess.run([*NAMESPACE, *shell], env={**os.environ, INSIDE: "1"}, check=False)
+        sys.exit(done.returncode)
+    with postgresql() as (server, folder), ExitStack() as stack:
+        url = server.new_database()
+        migrate(url)
+        environment = {
+            "BOXCAL_DATABASE_URL": url,
+            "BOXCAL_ALLOW_ANONYMOUS": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "RAY_SERVE_ENABLE_HA_PROXY": str(int(options.proxy == "haproxy")),
+        }
+        cluster = RayCluster(options.python, folder, environment)
+        stack.callback(cluster.close)
+        print(f"{HEADER}\n| --- | ---: | ---: | ---: | ---: | ---: |", flush=True)
+        for part in options.parts:
+            PARTS[part](cluster, folder, server)

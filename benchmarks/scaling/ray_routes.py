@@ -1,0 +1,242 @@
+"""Every documented route asked in order, so that answers of two services can be compared."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+from PIL import Image
+
+from boxcal.app.access.scopes import ROUTES
+from tests.app.fitting.validation_data import CONTENT_TYPE, form, overconfident, validation_npz
+
+JSON = "application/json"
+ROW = [0.5 * n for n in range(10)]
+UPLOAD = {"content-type": CONTENT_TYPE}
+SECONDS = 120.0
+COMPARED = re.compile(
+    r"boxcal-.*|content-type|content-disposition|allow|location|retry-after|cache-control|etag"
+)
+BY_SHAPE = {"/stats", "/metrics", "/monitor", "/v2/models/digits/stats", "/v2/models/digits/versions/1/stats"}
+"""Answers that tell what a process has done, or how far the monitor is."""
+CHANGING = re.compile(
+    r"[0-9a-f]{16,}(-\d+)?|\d{4}-\d\d-\d\d[T ][\d:.]+(Z|\+00:00)?|[0-9a-f]{8}-[0-9a-f-]{27}"
+    r"|in \d+(\.\d+)? (ms|s)"
+)
+"""Ids, moments and durations."""
+NUMBERS = {
+    "queue_ms",
+    "total_ms",
+    "seconds",
+    "progress",
+    "uptime_seconds",
+    "stage",
+    "backbone_ms",
+    "decode_ms",
+}
+
+Request = tuple[str, str, dict[str, Any]]
+
+
+def image() -> bytes:
+    """Encode a digit."""
+    buffer = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 255, (8, 8), dtype=np.uint8)
+    Image.fromarray(pixels).resize((64, 64)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def requests(found: dict[str, Any]) -> Iterator[Request]:
+    """Yield method, path and arguments of httpx; `found` has earlier answers by path."""
+    yield from predictions()
+    yield from fits(found)
+    yield from changes()
+    yield from everything_else(found)
+
+
+def predictions() -> Iterator[Request]:
+    """Predict, also what must be refused."""
+    picture, rows = {"content": image(), "headers": {"content-type": "image/png"}}, [ROW]
+    yield "GET", "/health/live", {}
+    yield "GET", "/health/ready", {}
+    yield "HEAD", "/health/ready", {}
+    yield "GET", "/model", {}
+    yield "GET", "/methods", {}
+    yield "GET", "/version", {}
+    yield "GET", "/whoami", {}
+    yield "POST", "/predict?top_k=3&probabilities=true", picture
+    yield "POST", "/predict", {"files": {"file": image()}, "data": {"options": '{"bounds": {"upper": 0.5}}'}}
+    yield "POST", "/predict", {"content": b"no image", "headers": {"content-type": "image/png"}}
+    yield "POST", "/predict", {"json": {"inputs": []}}
+    yield (
+        "POST",
+        "/calibrate",
+        {"json": {"logits": rows, "options": {"probabilities": True, "explain": True}}},
+    )
+    yield "POST", "/calibrate", {"json": {"logits": [[1, 2]]}}
+    yield "POST", "/calibrate", {"content": b'{"logits": [[', "headers": {"content-type": JSON}}
+    buffer = io.BytesIO()
+    np.save(buffer, np.asarray(rows))
+    npy = {"content-type": "application/x-npy", "accept": "application/x-npy"}
+    yield "POST", "/calibrate", {"content": buffer.getvalue(), "headers": npy}
+    yield "POST", "/calibrate", {"content": b" " * (33 * 2**20), "headers": {"content-type": JSON}}
+
+
+def fits(found: dict[str, Any]) -> Iterator[Request]:
+    """Fit, and read what there is then."""
+    yield (
+        "POST",
+        "/fit?wait=60",
+        {
+            "content": form(validation_npz(500), method="ts", activate="always"),
+            "headers": UPLOAD,
+        },
+    )
+    fit = f"/fits/{found['/fit?wait=60']['id']}"
+    yield "POST", "/fit", {"content": form(b"no file", method="ts"), "headers": UPLOAD}
+    yield "GET", fit, {}
+    yield "GET", f"{fit}/events", {}
+    yield "DELETE", fit, {}
+    yield "GET", "/fits/none", {}
+    yield "GET", "/fits?limit=2", {}
+    yield (
+        "POST",
+        "/compare?versions=1&methods=ts",
+        {"content": form(validation_npz(300, seed=1)), "headers": UPLOAD},
+    )
+    yield "GET", "/calibrators", {}
+    yield "GET", "/calibrators/1", {}
+    yield "GET", "/calibrators/9", {}
+    for name in (
+        "report",
+        "report.html",
+        "reliability.json",
+        "reliability.svg",
+        "reliability.png",
+        "artifact",
+    ):
+        yield "GET", f"/calibrators/1/{name}", {}
+
+
+def changes() -> Iterator[Request]:
+    """Activate, and use feedback."""
+    rows = [ROW]
+    yield "POST", "/calibrators/rollback", {}
+    yield "POST", "/calibrators/1/activate", {}
+    yield "POST", "/calibrate", {"json": {"logits": rows, "options": {"calibrator": 1}}}
+    yield "GET", "/activations", {}
+    logits, labels = overconfident(50)
+    items = [{"logits": row.tolist(), "label": int(label)} for row, label in zip(logits, labels, strict=True)]
+    yield "POST", "/feedback", {"json": {"items": items}}
+    yield "GET", "/monitor", {}
+    yield "GET", "/monitor/events?follow=false", {}
+    yield "POST", "/monitor/acknowledge", {}
+    yield "GET", "/refits", {}
+    yield "POST", "/duels", {"json": {"champion": 0, "challenger": 1}}
+    yield "GET", "/duels", {}
+
+
+def everything_else(found: dict[str, Any]) -> Iterator[Request]:
+    """Ask for documents, metrics, the other protocol and the page."""
+    tensor = {"name": "input", "shape": [1, 10], "datatype": "FP32", "data": ROW}
+    yield "GET", "/audit?limit=3", {}
+    yield "GET", "/metrics", {}
+    yield "GET", "/stats", {}
+    yield "GET", "/v2", {}
+    yield "GET", "/v2/health/live", {}
+    yield "GET", "/v2/health/ready", {}
+    yield "POST", "/v2/repository/index", {}
+    for model in ("/v2/models/digits", "/v2/models/digits/versions/1"):
+        yield "GET", model, {}
+        yield "GET", f"{model}/ready", {}
+        yield "GET", f"{model}/stats", {}
+        yield "POST", f"{model}/infer", {"json": {"inputs": [{**tensor, "name": "logits"}]}}
+        yield "POST", f"{model}/infer", {"json": {"inputs": [tensor]}}
+    yield "GET", "/openapi.json", {}
+    yield "GET", "/docs", {}
+    yield "GET", "/", {}
+    yield "GET", "/ui", {}
+    yield "GET", "/ui/", {}
+    digest = re.search(r"/?ui/([^/\"]+)/main.js", found["/ui/"]) or re.search(
+        r"([0-9a-f]{8,})/main.js", found["/ui/"]
+    )
+    yield "GET", f"/ui/{digest[1] if digest else 'none'}/main.js", {}
+    yield "GET", "/none", {}
+    yield "PUT", "/predict", {}
+
+
+def answers(url: str) -> list[tuple[str, Any]]:
+    """Ask one service everything; gives each request with what is compared of its answer."""
+    found: dict[str, Any] = {}
+    told = []
+    with httpx.Client(base_url=url, timeout=SECONDS) as client:
+        for number, (method, path, arguments) in enumerate(requests(found)):
+            id_ = f"request-{number}"
+            headers = {**arguments.pop("headers", {}), "x-request-id": id_, "host": "service.example"}
+            answer = client.request(method, path, headers=headers, **arguments)
+            kind = answer.headers.get("content-type", "")
+            is_json = "json" in kind.partition(";")[0] and answer.content
+            document = json.loads(answer.content) if is_json else answer.text
+            found[path] = document
+            told.append((f"{method} {path}", comparable(path, answer, document, id_)))
+            if method != "GET":
+                time.sleep(0.5)  # the other replicas follow
+    return told
+
+
+def comparable(path: str, answer: httpx.Response, document: Any, id_: str) -> dict[str, Any]:
+    """Take ids, moments and durations out of an answer."""
+    headers = {name: value for name, value in answer.headers.items() if COMPARED.fullmatch(name)}
+    place = path.partition("?")[0]
+    if place in BY_SHAPE:
+        names = {line.split("{")[0].split(" ")[0] for line in str(document).splitlines()}
+        body: Any = shape(document) if isinstance(document, dict) else sorted(names)
+    elif isinstance(document, str):
+        body = CHANGING.sub("?", document) if "svg" not in place and "png" not in place else len(document) > 0
+    else:
+        body = masked(document)
+    ids = answer.headers.get_list("x-request-id")
+    return {"status": answer.status_code, "headers": masked(headers), "body": body, "id": ids == [id_]}
+
+
+def masked(value: Any) -> Any:
+    """Replace ids, moments and durations, at any depth."""
+    if isinstance(value, dict):
+        return {name: masked(one) for name, one in value.items() if name not in NUMBERS}
+    if isinstance(value, list):
+        return [masked(one) for one in value]
+    return CHANGING.sub("?", value) if isinstance(value, str) else value
+
+
+def shape(value: Any) -> Any:
+    """Keep the names of members."""
+    return {name: shape(one) for name, one in value.items()} if isinstance(value, dict) else None
+
+
+def template_of(method: str, path: str) -> tuple[str, str]:
+    """Find the documented route of a request."""
+    place = path.partition("?")[0]
+    for route in ROUTES:
+        pattern = re.sub(r"\{\w+\}", "[^/]+", route[1])
+        if route[0] == ("GET" if method == "HEAD" else method) and re.fullmatch(pattern, place):
+            return route
+    return method, place
+
+
+def compare(one: str, other: str) -> tuple[int, int, set[tuple[str, str]], list[str]]:
+    """Compare two services; gives requests, routes, the routes that were not asked, and the differences."""
+    first, second = answers(one), answers(other)
+    asked = {template_of(*name.split(" ", 1)) for name, _ in first}
+    differences = [
+        f"{name}: {member}: {here[member]!s:.300} | {there[member]!s:.300}"
+        for (name, here), (_, there) in zip(first, second, strict=True)
+        for member in here
+        if here[member] != there[member]
+    ]
+    return len(first), len(asked & set(ROUTES)), set(ROUTES) - asked, differences
