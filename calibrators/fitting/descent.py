@@ -16,6 +16,7 @@ from boxcal.calibrators.parametrised import Limits
 Array = np.ndarray[Any, Any]
 Objective = Callable[[Array], tuple[float, Array]]
 """Coordinates to the loss and its gradient."""
+Loss = Callable[[Array], float]
 
 AGREE_WITHIN = 1e-6
 EPOCHS, PATIENCE = 200, 12
@@ -131,7 +132,7 @@ def best_of(
 
 def best_epochs(
     objective: Objective,
-    parts: Sequence[tuple[Objective, Objective, int]],
+    parts: Sequence[tuple[Objective, Loss, int]],
     starts: Sequence[Array],
     limits: Limits | None = None,
     *,
@@ -139,9 +140,9 @@ def best_epochs(
 ) -> Minimum:
     """Descend from the best start, for the number of iterations that cross-validation finds best.
 
-    `parts` are pairs of objectives, on most of the rows and on the others, with how many these are. All
-    starts are compared on `SCREENING` of the parts, and the best `FINALISTS` of them on the others too. Their
-    agreement is that of the cross-validated losses of these.
+    `parts` are objectives on most of the rows, losses on the others, and how many these are. All starts are
+    compared on `SCREENING` of the parts, and the best `FINALISTS` of them on the others too. Their agreement
+    is that of the cross-validated losses of these.
     """
     evaluations, curves = 0, np.zeros((len(starts), EPOCHS + 1))
     compared, done = list(range(len(starts))), 0
@@ -174,7 +175,7 @@ def best_epochs(
 
 
 def _held_out_curve(
-    used: Objective, held_out: Objective, start: Array, limits: Limits | None
+    used: Objective, held_out: Loss, start: Array, limits: Limits | None
 ) -> tuple[Array, int]:
     """Give the held-out loss after 0 to `EPOCHS` iterations of a descent, and the evaluations."""
     watch = _Watch(held_out, start)
@@ -186,11 +187,11 @@ def _held_out_curve(
 class _Watch:
     """Records the held-out loss of every iteration, and stops a descent once it no longer decreases."""
 
-    def __init__(self, held_out: Objective, start: Array) -> None:
-        self.held_out, self.values = held_out, [held_out(start)[0]]
+    def __init__(self, held_out: Loss, start: Array) -> None:
+        self.held_out, self.values = held_out, [held_out(start)]
 
     def __call__(self, coordinates: Array) -> None:
-        self.values.append(self.held_out(coordinates)[0])
+        self.values.append(self.held_out(coordinates))
         if len(self.values) - 1 - int(np.argmin(self.values)) >= PATIENCE or len(self.values) > EPOCHS:
             raise StopIteration
 

@@ -303,7 +303,7 @@ class _Fits:
 
     def _stopped_early(self, objective: JointObjective, starts: Sequence[Array]) -> Minimum:
         parts = [
-            (objective.rows(~unseen), objective.rows(unseen), int(unseen.sum()))
+            (objective.rows(~unseen), objective.rows(unseen).value, int(unseen.sum()))
             for unseen in fold_masks(self.data, FOLDS, self.seed)
         ]
         if not self.thorough:

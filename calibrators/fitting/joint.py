@@ -80,6 +80,10 @@ class JointObjective:
         size = self.logit_map.size
         return coordinates[:size], coordinates[size:]
 
+    def value(self, coordinates: Array) -> float:
+        """Return the objective."""
+        return self(coordinates)[0]
+
     def __call__(self, coordinates: Array) -> tuple[float, Array]:
         """Return the objective and its gradient."""
         x = torch.tensor(coordinates, dtype=torch.float64, requires_grad=True)

@@ -13,7 +13,7 @@ from boxcal.calibrators import Bounds, Calibrator, box_constrained_softmax, fit,
 from boxcal.calibrators.bound_maps.base import BoundMap, box_at
 from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.bound_maps.instance_dependent import InstanceDependentBounds
-from boxcal.calibrators.data import check_validation_set
+from boxcal.calibrators.data import ValidationSet, check_validation_set
 from boxcal.calibrators.errors import MissingDataError
 from boxcal.calibrators.fitting.candidates import candidates
 from boxcal.calibrators.fitting.closed_form_gradients import objective_of
@@ -234,6 +234,28 @@ def test_closed_form_gradients_agree_with_autograd(method: str, num_samples: int
         value, gradient = slow(point)
         assert quick(point)[0] == pytest.approx(value, rel=1e-10)
         np.testing.assert_allclose(quick(point)[1], gradient, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("method", ["pb-mlp", "ts+pb-mlp", "pts", "pts+pb", "pts+pb-mlp"])
+def test_gradients_of_networks_agree_with_autograd(method: str) -> None:
+    logits, labels = contaminated(400, 12)
+    parts, data = parse(method), ValidationSet(logits, labels)
+    logit_map, box = parts.logit_map(12), BOUND_MAPS[parts.bounds](12) if parts.bounds else None
+    logit_map.prepare(data)
+    if box:
+        box.prepare(logits)
+    quick, slow = objective_of(logit_map, box, logits, labels), JointObjective(logit_map, box, logits, labels)
+    rng = np.random.default_rng(0)
+    for scale in (0.1, 0.3, 1.0):
+        point = scale * rng.normal(size=len(slow.limits))
+        if method == "pts+pb":
+            point[-2:] = [-1.0, -0.7]
+        value, gradient = slow(point)
+        assert quick(point)[0] == pytest.approx(value, rel=1e-12)
+        assert quick.value(point) == quick(point)[0]
+        np.testing.assert_allclose(quick(point)[1], gradient, rtol=1e-8, atol=1e-10)
+        part = quick.rows(torch.arange(0, 400, 3))
+        assert part.value(point) == pytest.approx(slow.rows(torch.arange(0, 400, 3)).value(point), rel=1e-12)
 
 
 def test_a_joint_fit_survives_logits_of_ten_thousand() -> None:
