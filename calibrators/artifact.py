@@ -7,24 +7,18 @@ number of classes and, for people, the parameters.
 from __future__ import annotations
 
 import json
-import struct
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.errors import ArtifactError, CalibrationError
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.method import parse_stored
-
-FORMAT = "boxcal-calibrator"
-LOGIT_MAP, BOUND_MAP = "logit_map", "bound_map"
-VERSION = 1
-LARGEST_HEADER = 1 << 20
-MOST_CLASSES = 1_000_000
+from boxcal.calibrators.stored import BOUND_MAP, FORMAT, LOGIT_MAP, VERSION
+from boxcal.calibrators.stored import read as read_stored
 
 
 class Content(NamedTuple):
@@ -55,15 +49,14 @@ def read(data: bytes) -> Content:
     ArtifactError
         If the bytes are no safetensors file, have no spec of ours, or hold other tensors than the method has.
     """
-    name, num_classes = _method_and_size(_read_spec(data))
+    stored = read_stored(data)
+    name, num_classes = stored.method, stored.num_classes
     try:
         method = parse_stored(name)
-        tensors = load(data)
-    except (CalibrationError, SafetensorError) as error:
+    except CalibrationError as error:
         raise ArtifactError(f"not a calibrator: {error}") from error
-    for key, tensor in tensors.items():
-        if tensor.dtype is not torch.float64 or not torch.isfinite(tensor).all():
-            raise ArtifactError(f"the tensor {key!r} is not all finite float64 numbers")
+    # Copied: arrays of a file may share read-only memory.
+    tensors = {key: torch.tensor(array) for key, array in stored.tensors.items()}
     of_logit_map = {
         key.removeprefix(f"{LOGIT_MAP}."): v for key, v in tensors.items() if key.startswith(LOGIT_MAP)
     }
@@ -97,37 +90,3 @@ def _take(tensors: dict[str, Tensor], part: str, module: nn.Module) -> set[str]:
         own.copy_(tensors[full])
         taken.add(full)
     return taken
-
-
-def _method_and_size(spec: dict[str, Any]) -> tuple[str, int]:
-    """Check the format, the version, the method and the number of classes."""
-    if spec.get("format") != FORMAT:
-        raise ArtifactError(f"not a calibrator: the spec's format is {spec.get('format')!r}, not {FORMAT!r}")
-    if spec.get("version") != VERSION:
-        raise ArtifactError(f"calibrator format version {spec.get('version')!r} is not {VERSION}")
-    num_classes, name = spec.get("num_classes"), spec.get("method")
-    if (
-        not isinstance(num_classes, int)
-        or isinstance(num_classes, bool)
-        or not 2 <= num_classes <= MOST_CLASSES
-    ):
-        raise ArtifactError(f"the spec's num_classes is {num_classes!r}")
-    if not isinstance(name, str):
-        raise ArtifactError(f"the spec's method is {name!r}")
-    return name, num_classes
-
-
-def _read_spec(data: bytes) -> dict[str, Any]:
-    """Read the JSON spec out of the safetensors header, which starts with its own length."""
-    if len(data) < 8:
-        raise ArtifactError(f"not a calibrator: only {len(data)} bytes")
-    (length,) = struct.unpack("<Q", data[:8])
-    if not 2 <= length <= min(LARGEST_HEADER, len(data) - 8):
-        raise ArtifactError("not a calibrator: no safetensors header")
-    try:
-        spec = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["spec"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArtifactError("not a calibrator: no spec in the safetensors header") from error
-    if not isinstance(spec, dict):
-        raise ArtifactError("not a calibrator: the spec is no JSON object")
-    return spec

@@ -151,7 +151,7 @@ class Calibrator:
         relaxed = torch.zeros(scores.shape[0], dtype=torch.bool, device=scores.device)
         box = self.bound_map
         if bounds is None and isinstance(box, ConstantBounds) and wide.device.type == "cpu":
-            short = plain_rows(self.logit_map, box, self.num_classes)
+            short = plain_rows((self.logit_map.name, self.logit_map), (box.name, box), self.num_classes)
             if short is not None:
                 rows = short(wide.detach().contiguous().numpy())
                 probabilities, mapped = (torch.from_numpy(array) for array in rows)

@@ -14,7 +14,7 @@ from boxcal.calibrators.errors import UnknownMethodError
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.beta import BetaCalibration
 from boxcal.calibrators.logit_maps.chain import Chain
-from boxcal.calibrators.logit_maps.class_prior import ClassPriorAdjustment, adjusted_method
+from boxcal.calibrators.logit_maps.class_prior import ClassPriorAdjustment
 from boxcal.calibrators.logit_maps.dual_bounding import DualProbabilityBounding
 from boxcal.calibrators.logit_maps.ensemble_temperature import EnsembleTemperatureScaling
 from boxcal.calibrators.logit_maps.identity import Identity
@@ -35,6 +35,7 @@ from boxcal.calibrators.logit_maps.per_class import (
     VennAbers,
 )
 from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
+from boxcal.calibrators.stored import adjusted_method
 
 LOGIT_MAPS: tuple[type[LogitMap], ...] = (  # from the plainest to the most elaborate
     Identity,

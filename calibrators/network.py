@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from boxcal.calibrators import formulas, tensor_ops
+from boxcal.calibrators.formulas import HIDDEN, TOP
 from boxcal.calibrators.parametrised import parameter
 
-TOP = 10
-"""How many of the largest logits it reads."""
-HIDDEN = 5
 FLAT = 1e-3
 DRAWS = 4
 """How many random hidden layers a fit starts from."""
@@ -52,26 +51,18 @@ class TopLogitsNetwork(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         """Map (N, K) logits, or their ten largest, to (N, outputs) numbers."""
-        return self._hidden(logits)[1] @ self.weight_3.T + self.bias_3
+        outputs: Tensor = formulas.network(tensor_ops, self, logits)
+        return outputs
 
     def saturation(self, logits: Tensor) -> float:
         """Share of the hidden units whose slope is below FLAT, over all rows."""
-        slopes = [1.0 - hidden.square() for hidden in self._hidden(logits)]
+        slopes = [1.0 - hidden.square() for hidden in formulas.hidden_layers(tensor_ops, self, logits)]
         return float((torch.stack(slopes) < FLAT).double().mean())
-
-    def _hidden(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        inputs = (self._read(logits) - self.centre) / self.spread
-        first = torch.tanh(inputs @ self.weight_1.T + self.bias_1)
-        return first, torch.tanh(first @ self.weight_2.T + self.bias_2)
-
-    def _read(self, logits: Tensor) -> Tensor:
-        top = logits.topk(len(self.centre), dim=1).values
-        return top.log_softmax(dim=1) if self.normalised else top
 
     def prepare(self, logits: Tensor) -> None:
         """Learn the size of what it will read."""
         self.normalised.fill_(1.0)
-        self.spread.fill_(self._read(logits).square().mean().sqrt())
+        self.spread.fill_(formulas.network_reads(tensor_ops, self, logits).square().mean().sqrt())
 
     def start(self, outputs: Sequence[float], seed: int) -> Tensor:
         """Coordinates of a network that answers `outputs` everywhere, with random hidden layers."""

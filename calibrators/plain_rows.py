@@ -1,7 +1,7 @@
-"""The short way for calibrators that are one temperature and one box: rows straight into the engine's loops.
+"""The compiled engine on arrays, and the short way for calibrators that are one temperature and one box.
 
-A handful of rows costs less than the tensor operations around them. `Calibrator.calibrate` goes this way, and
-so does the service, where it has arrays and wants arrays: the answers are the same to the last bit.
+A handful of rows costs less than the tensor operations around them. `Calibrator.calibrate` goes the short
+way, and so does `ArrayCalibrator`: the answers are the same to the last bit. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -9,21 +9,49 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 
-from boxcal.calibrators.bound_maps.base import BoundMap
-from boxcal.calibrators.bound_maps.constant import ConstantBounds
-from boxcal.calibrators.logit_maps.base import LogitMap
-from boxcal.calibrators.logit_maps.identity import Identity
-from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
-from boxcal.calibrators.operator.bounds import sum_tolerance
 from boxcal.calibrators.operator.checks import raise_for_row
+from boxcal.calibrators.operator.constants import sum_tolerance
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 NO_SIDE, NO_HELD = np.empty((1, 0), np.int8), np.empty(0, np.bool_)
 """What the loops note beside the probabilities is for gradients."""
 INVERSE = np.ones(1)
 """The temperature is the logit map's; the operator's own is 1."""
+
+
+def solve_rows(logits: Array, lower: Array, upper: Array) -> Array:
+    """Give the box-constrained softmax of rows (N, K), for bounds that broadcast to them.
+
+    Raises
+    ------
+    ValueError
+        Naming the row that has no answer.
+    """
+    rows = np.ascontiguousarray(logits)
+    if lower.shape[-1:] in ((), (1,)) and upper.shape[-1:] in ((), (1,)):
+        low, high = (np.ascontiguousarray(bound.reshape(-1)) for bound in (lower, upper))
+        if len(low) != len(high):
+            low, high = (np.broadcast_to(bound, len(rows)).copy() for bound in (low, high))
+    else:
+        shape = (max(_height(lower), _height(upper)), rows.shape[1])
+        low, high = (np.ascontiguousarray(np.broadcast_to(bound, shape)) for bound in (lower, upper))
+    return _solve(rows, low, high, sum_tolerance(rows.shape[1]))
+
+
+def _height(bound: Array) -> int:
+    return len(bound) if bound.ndim == 2 else 1
+
+
+def _solve(rows: Array, low: Array, high: Array, tolerance: float) -> Array:
+    from boxcal.calibrators.operator.cpu_loops import forward_rows  # noqa: PLC0415 - numba loads when needed
+
+    probabilities = np.empty_like(rows)
+    refused = forward_rows(rows, low, high, INVERSE, tolerance, probabilities, NO_SIDE, NO_HELD)
+    if refused >= 0:
+        lower, upper = (bound if bound.ndim == 2 else bound[:, None] for bound in (low, high))
+        raise_for_row(rows, lower, upper, tolerance, refused)
+    return probabilities
 
 
 class PlainRows:
@@ -45,11 +73,8 @@ class PlainRows:
     """
 
     def __init__(self, temperature: float, lower: float, upper: float, num_classes: int) -> None:
-        from boxcal.calibrators.operator.cpu_loops import forward_rows  # noqa: PLC0415 - numba loads when needed
-
         self.box = None if lower <= 0.0 and upper >= 1.0 else (lower, upper)
         self._temperature = temperature
-        self._forward = forward_rows
         self._box = np.array([lower]), np.array([upper])
         self._tolerance = sum_tolerance(num_classes)
 
@@ -62,18 +87,19 @@ class PlainRows:
             Naming the row that has no answer.
         """
         mapped = logits if self._temperature == 1.0 else logits / self._temperature
-        probabilities = np.empty_like(mapped)
-        low, high = self._box
-        refused = self._forward(mapped, low, high, INVERSE, self._tolerance, probabilities, NO_SIDE, NO_HELD)
-        if refused >= 0:
-            lower, upper = (torch.from_numpy(bound[None]) for bound in self._box)
-            raise_for_row(torch.from_numpy(mapped), lower, upper, self._tolerance, refused)
-        return probabilities, mapped
+        return _solve(mapped, *self._box, self._tolerance), mapped
 
 
-def plain_rows(logit_map: LogitMap, bound_map: BoundMap, num_classes: int) -> PlainRows | None:
-    """Give the short way through these maps; None where they are more than a temperature and a box."""
-    if not isinstance(bound_map, ConstantBounds) or not isinstance(logit_map, Identity | TemperatureScaling):
+def plain_rows(logit_map: tuple[str, Any], bound_map: tuple[str, Any], num_classes: int) -> PlainRows | None:
+    """Give the short way through two maps; None where they are more than a temperature and a box.
+
+    Parameters
+    ----------
+    logit_map, bound_map
+        The name of each, and an object whose attributes are its parameters.
+    """
+    (scale, p), (box, bounds) = logit_map, bound_map
+    if scale not in ("uncalibrated", "ts") or box != "pb":
         return None
-    temperature = 1.0 if isinstance(logit_map, Identity) else logit_map.temperature.item()
-    return PlainRows(temperature, bound_map.lower.item(), bound_map.upper.item(), num_classes)
+    temperature = 1.0 if scale == "uncalibrated" else p.temperature.item()
+    return PlainRows(temperature, bounds.lower.item(), bounds.upper.item(), num_classes)

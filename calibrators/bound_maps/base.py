@@ -10,18 +10,6 @@ from boxcal.calibrators.operator import Bounds
 from boxcal.calibrators.parametrised import Parametrised
 
 
-def box_at(fraction: Tensor, slack: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Give (lower, upper) for `fraction = lower * K` and the share of the upper bound's range left out.
-
-    No probability exceeds `1 - (K - 1) lower`, so an upper bound above that is inert, its gradient exactly
-    zero, and a search over the paper's own parameters can be caught there. This upper bound is never inert:
-    `1/K + (1 - 1/K) (1 - lower K) (1 - slack)`.
-    """
-    share = 1.0 - 1.0 / num_classes
-    upper = 1.0 / num_classes + share * (1.0 - fraction) * (1.0 - slack)
-    return fraction / num_classes, upper.clamp(1.0 / num_classes, 1.0)
-
-
 class BoundMap(Parametrised):
     """A map from mapped logits (N, K) to one lower and one upper bound for all classes of a row."""
 

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from boxcal.calibrators.bound_maps.base import BoundMap, box_at
+from boxcal.calibrators import formulas, tensor_ops
+from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.parametrised import Limits, Parametrised, parameter
 
 Array = np.ndarray[Any, Any]
@@ -40,7 +41,9 @@ class ConstantBounds(BoundMap):
 
     def parameters_from(self, coordinates: Tensor) -> dict[str, Tensor]:
         """Read the log of `lower * K` and the log of the slack of the upper bound."""
-        lower, upper = box_at(coordinates[0].exp(), coordinates[1].exp(), self.num_classes)
+        lower, upper = formulas.box_at(
+            tensor_ops, coordinates[0].exp(), coordinates[1].exp(), self.num_classes
+        )
         return {"lower": lower, "upper": upper}
 
     def coordinates(self) -> Array:
@@ -65,7 +68,4 @@ class ConstantBounds(BoundMap):
 
     def invalid_reason(self) -> str | None:
         """Say so if no distribution lies in the box."""
-        lower, upper = self.lower.item(), self.upper.item()
-        if 0.0 <= lower <= 1.0 / self.num_classes + 1e-12 and 1.0 / self.num_classes - 1e-12 <= upper <= 1.0:
-            return None
-        return f"no distribution over {self.num_classes} classes lies in [{lower}, {upper}]"
+        return formulas.invalid_box(self, self.num_classes)

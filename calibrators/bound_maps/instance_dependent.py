@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from boxcal.calibrators.bound_maps.base import BoundMap, box_at
+from boxcal.calibrators import formulas, tensor_ops
+from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.network import DRAWS, TopLogitsNetwork
 from boxcal.calibrators.parametrised import Parametrised
 
@@ -29,8 +30,8 @@ class InstanceDependentBounds(BoundMap):
 
     def box(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Give lower and upper, each (N, 1)."""
-        fraction, slack = torch.split(torch.sigmoid(self.network(logits)), 1, dim=1)
-        return box_at(fraction, slack, self.num_classes)
+        found: tuple[Tensor, Tensor] = formulas.instance_box(tensor_ops, self, logits)
+        return found
 
     def starts_at(self, box: Tensor) -> Sequence[Tensor]:
         """Answer the given box everywhere, as far as that leaves slopes to descend along; and the middle."""

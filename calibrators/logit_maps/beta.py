@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from boxcal.calibrators import formulas, tensor_ops
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.logit_maps.base import LogitMap, Solution
 from boxcal.calibrators.parametrised import parameter
@@ -27,9 +28,8 @@ class BetaCalibration(LogitMap):
 
     def forward(self, scores: Tensor) -> Tensor:
         """Map (N, K) logits, class by class."""
-        inside, outside = _logs(scores)
-        raw = self.log_weights * inside - self.complement_weights * outside + self.offsets
-        return torch.nn.functional.logsigmoid(raw)
+        mapped: Tensor = formulas.beta(tensor_ops, self, scores)
+        return mapped
 
     def starts(self) -> Sequence[Tensor]:
         """There is nothing to descend over."""
@@ -40,7 +40,7 @@ class BetaCalibration(LogitMap):
         from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - only fits need it
 
         del seed
-        inside, outside = (part.numpy() for part in _logs(data.scores))
+        inside, outside = (part.numpy() for part in formulas.logs_of_both(tensor_ops, data.scores))
         y = data.labels.numpy()
         fitted = np.zeros((3, self.num_classes))
         for k in range(self.num_classes):
@@ -63,11 +63,3 @@ class BetaCalibration(LogitMap):
         names = ("log_weights", "complement_weights", "offsets")
         self.set_parameters({name: torch.from_numpy(row) for name, row in zip(names, fitted, strict=True)})
         return Solution(float("nan"), 1, 1, self.num_classes)
-
-
-def _logs(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Log p and log(1 - p) of every class, floored far below what a float's rounding can tell from 0."""
-    log_p = scores.log_softmax(dim=1)
-    half = torch.tanh(0.5 * log_p)
-    complement = -2.0 * half / (1.0 - half)  # -expm1(log_p), which ONNX does not have
-    return log_p.clamp_min(-690.0), complement.clamp_min(1e-16).log()

@@ -9,19 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from boxcal.calibrators import formulas, tensor_ops
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.parametrised import parameter
-
-SUFFIXES = ("+em+ts", "+em", "+bias")
-"""Follow the name of the method that is adjusted, as in `ts+em`, and say how the adjustment was found."""
-
-
-def adjusted_method(name: str) -> str:
-    """Return the name of the method without the adjustment."""
-    for suffix in SUFFIXES:
-        if name.endswith(suffix):
-            return name.removesuffix(suffix)
-    return name
 
 
 class ClassPriorAdjustment(LogitMap):
@@ -42,4 +32,5 @@ class ClassPriorAdjustment(LogitMap):
 
     def forward(self, scores: Tensor) -> Tensor:
         """Add the offsets to (N, K) logits and divide by the temperature."""
-        return (scores + self.adjustment_offsets) / self.adjustment_temperature
+        mapped: Tensor = formulas.class_prior(tensor_ops, self, scores)
+        return mapped

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from boxcal.calibrators import formulas, tensor_ops
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.parametrised import Limits, parameter, vector
 
@@ -30,8 +31,8 @@ class DualProbabilityBounding(LogitMap):
 
     def forward(self, scores: Tensor) -> Tensor:
         """Shift (N, K) logits by their soft-thresholded, weighted selves."""
-        weighted = self.shift_weights * scores
-        return scores - (weighted - weighted.clamp(-self.shift_threshold, self.shift_threshold))
+        mapped: Tensor = formulas.dual_bounding(tensor_ops, self, scores)
+        return mapped
 
     def parameters_from(self, coordinates: Tensor) -> dict[str, Tensor]:
         """Read K weights as they are, then the log of the threshold."""
@@ -56,5 +57,4 @@ class DualProbabilityBounding(LogitMap):
 
     def invalid_reason(self) -> str | None:
         """Say so if a weight or the threshold is negative."""
-        lowest = min(self.shift_weights.min().item(), self.shift_threshold.item())
-        return None if lowest >= 0.0 else f"a shift weight or the shift threshold is {lowest}, below 0"
+        return formulas.invalid_shift(self, self.num_classes)

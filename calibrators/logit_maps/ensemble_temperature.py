@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
+from boxcal.calibrators import formulas, tensor_ops
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.temperature import HIGHEST, LOWEST, best_temperature
@@ -15,8 +15,6 @@ from boxcal.calibrators.parametrised import Limits, parameter, vector
 
 SMALLEST = 1e-300
 """Label probabilities below this count as this in a fit; it keeps logarithms finite."""
-LARGEST_RATIO = 80.0
-"""Limits the gradient of a part of weight 0: log of its probability over that of the largest other part."""
 
 
 class EnsembleTemperatureScaling(LogitMap):
@@ -25,7 +23,6 @@ class EnsembleTemperatureScaling(LogitMap):
     name = "ets"
     contains_ts = True
     normalises = True
-    positive = ("temperature",)
 
     def __init__(self, num_classes: int) -> None:
         super().__init__(num_classes)
@@ -35,13 +32,8 @@ class EnsembleTemperatureScaling(LogitMap):
 
     def forward(self, scores: Tensor) -> Tensor:
         """Mix three distributions over (N, K) logits and return the log, exactly however small it is."""
-        uniform = torch.full_like(scores, -math.log(self.num_classes))
-        logs = [(scores / self.temperature).log_softmax(dim=1), scores.log_softmax(dim=1), uniform]
-        parts, weights = torch.stack(logs), self.mixture_weights[:, None, None]
-        anchor = parts.detach().masked_fill(weights <= 0.0, -math.inf).amax(dim=0)
-        mixture = (weights * (parts - anchor).clamp_max(LARGEST_RATIO).exp()).sum(dim=0)
-        logits: Tensor = anchor + mixture.log()
-        return logits
+        mapped: Tensor = formulas.ensemble(tensor_ops, self, scores)
+        return mapped
 
     def parameters_from(self, coordinates: Tensor) -> dict[str, Tensor]:
         """Read the log of the temperature and three masses, of which only the shares matter."""
@@ -70,7 +62,4 @@ class EnsembleTemperatureScaling(LogitMap):
 
     def invalid_reason(self) -> str | None:
         """Say so if the temperature is not positive, or the weights do not add up to 1."""
-        weights = self.mixture_weights
-        if weights.min().item() < 0.0 or not math.isclose(weights.sum().item(), 1.0, abs_tol=1e-9):
-            return f"the mixture weights must be non-negative and sum to 1; they are {weights.tolist()}"
-        return super().invalid_reason()
+        return formulas.invalid_ensemble(self, self.num_classes)

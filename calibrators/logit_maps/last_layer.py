@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from boxcal.calibrators import formulas, tensor_ops
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.parametrised import Limits, parameter, vector
@@ -65,7 +66,8 @@ class FeatureClipping(LastLayerMap):
 
     def forward(self, scores: Tensor) -> Tensor:
         """Map (N, D) features to logits."""
-        return scores.clamp(-self.radius, self.radius) @ self.head_weight.T + self.head_bias
+        mapped: Tensor = formulas.feature_clipping(tensor_ops, self, scores)
+        return mapped
 
     def parameters_from(self, coordinates: Tensor) -> dict[str, Tensor]:
         """Read the one coordinate, the log of the radius."""
@@ -104,8 +106,8 @@ class TiltAndAverage(LastLayerMap):
 
     def forward(self, scores: Tensor) -> Tensor:
         """Map (N, D) features to logits."""
-        tilted = self.angle.cos() * self.head_weight + self.angle.sin() * self.turned_weight
-        return scores @ tilted.T + self.head_bias
+        mapped: Tensor = formulas.tilt_and_average(tensor_ops, self, scores)
+        return mapped
 
     def prepare(self, data: ValidationSet) -> None:
         """Take the last layer, and turn it by a right angle in planes drawn with fixed seeds."""

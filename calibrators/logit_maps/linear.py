@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from boxcal.calibrators import formulas, tensor_ops
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.folds import fold_masks
 from boxcal.calibrators.logit_maps.base import LogitMap, Solution
@@ -150,7 +151,8 @@ class VectorScaling(LinearMap):
 
     def forward(self, scores: Tensor) -> Tensor:
         """Scale and shift every class of (N, K) logits."""
-        return scores / self.temperature * self.factors + self.offsets
+        mapped: Tensor = formulas.vector_scaling(tensor_ops, self, scores)
+        return mapped
 
     def ridge(self, strength: float, samples: int) -> Ridge:
         """One factor for both."""
@@ -175,7 +177,8 @@ class MatrixScaling(LinearMap):
 
     def forward(self, scores: Tensor) -> Tensor:
         """Map (N, K) logits."""
-        return self.reading(scores / self.temperature) @ self.weight.T + self.intercept
+        mapped: Tensor = formulas.matrix_scaling(tensor_ops, self, scores)
+        return mapped
 
     def ridge(self, strength: float, samples: int) -> Ridge:
         """Divide the strength among the entries off the diagonal, and among the offsets."""
@@ -188,6 +191,11 @@ class DirichletCalibration(MatrixScaling):
 
     name = "dirichlet"
     normalises = True
+
+    def forward(self, scores: Tensor) -> Tensor:
+        """Map (N, K) logits."""
+        mapped: Tensor = formulas.dirichlet(tensor_ops, self, scores)
+        return mapped
 
     def reading(self, scores: Tensor) -> Tensor:
         """Take the log probabilities of (N, K) logits."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from boxcal.calibrators import formulas, tensor_ops
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.logit_maps.base import LogitMap, Solution
 from boxcal.calibrators.parametrised import Limits, parameter, vector
@@ -30,8 +31,8 @@ class LogitBounding(LogitMap):
 
     def forward(self, scores: Tensor) -> Tensor:
         """Clip (N, K) logits to limits that grow with the row's norm."""
-        norm = torch.linalg.vector_norm(scores, dim=1, keepdim=True)
-        return scores.clamp(self.logit_lower * norm, self.logit_upper * norm)
+        mapped: Tensor = formulas.logit_bounding(tensor_ops, self, scores)
+        return mapped
 
     def parameters_from(self, coordinates: Tensor) -> dict[str, Tensor]:
         """Read the lower limit, and the upper one as the share of what lies above the lower."""
@@ -65,9 +66,4 @@ class LogitBounding(LogitMap):
 
     def invalid_reason(self) -> str | None:
         """Say so if the limits are not in order."""
-        lower, upper = self.logit_lower.item(), self.logit_upper.item()
-        return (
-            None
-            if -1.0 <= lower <= upper <= 1.0
-            else f"the logit limits {lower} and {upper} are out of order"
-        )
+        return formulas.invalid_limits(self, self.num_classes)

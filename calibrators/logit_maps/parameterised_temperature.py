@@ -7,12 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from boxcal.calibrators import formulas, tensor_ops
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.logit_maps.temperature import RowTemperature, best_temperature
 from boxcal.calibrators.network import DRAWS, TopLogitsNetwork
-
-OLD_LIMIT = 3.0
-"""Calibrators stored before the network read the log-softmax limit the log of the temperature to -3 to 3."""
 
 
 class ParameterisedTemperature(RowTemperature):
@@ -32,10 +30,8 @@ class ParameterisedTemperature(RowTemperature):
 
     def inverse_temperature(self, top: Tensor) -> Tensor:
         """Ask the network for every row."""
-        log_change = self.network(top / self.temperature)
-        if not self.network.normalised:
-            log_change = OLD_LIMIT * torch.tanh(log_change / OLD_LIMIT)
-        return torch.exp(-log_change) / self.temperature
+        found: Tensor = formulas.inverse_temperature(tensor_ops, self, top)
+        return found
 
     def starts(self) -> Sequence[Tensor]:
         """Start at `ts`, with several draws of the hidden layers."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from boxcal.calibrators import formulas, tensor_ops
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.logit_maps.base import LogitMap, Solution
 
@@ -42,18 +43,8 @@ class PerClassFunction(LogitMap):
 
     def forward(self, scores: Tensor) -> Tensor:
         """Look up every class of (N, K) logits in its own curve."""
-        if self.places.shape[1] == 0:
-            return scores
-        p = scores.softmax(dim=1).T.contiguous()
-        last = self.places.shape[1] - 1
-        right = torch.searchsorted(self.places, p, right=True).clamp(max=last)
-        left = (right - 1).clamp(min=0)
-        at_left = self.values.gather(1, left)
-        if self.steps:
-            return torch.where(p >= self.places[:, last:], self.values[:, last:], at_left).log().T
-        begin, end = self.places.gather(1, left), self.places.gather(1, right)
-        share = ((p - begin) / (end - begin)).nan_to_num(0.0).clamp(0.0, 1.0)
-        return (at_left + share * (self.values.gather(1, right) - at_left)).log().T
+        mapped: Tensor = (formulas.steps if self.steps else formulas.lines)(tensor_ops, self, scores)
+        return mapped
 
     def starts(self) -> Sequence[Tensor]:
         """There is nothing to descend over."""
@@ -76,11 +67,7 @@ class PerClassFunction(LogitMap):
 
     def invalid_reason(self) -> str | None:
         """Say so if places are out of order, or a value is not a probability above 0."""
-        if self.places.numel() and bool((self.places.diff(dim=1) < 0).any()):
-            return "the places of a curve are not in ascending order"
-        if self.values.numel() and not bool(((self.values > 0) & (self.values <= 1)).all()):
-            return "a curve has a value that is not a probability above 0"
-        return None
+        return formulas.invalid_curve(self, self.num_classes)
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], num_classes: int) -> Self:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from boxcal.calibrators import formulas, tensor_ops
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.logit_maps.base import LogitMap, Solution
 from boxcal.calibrators.parametrised import Limits, parameter, vector
@@ -50,7 +51,8 @@ class TemperatureScaling(RowTemperature):
 
     def forward(self, scores: Tensor) -> Tensor:
         """Divide (N, K) logits by the temperature."""
-        return scores / self.temperature
+        mapped: Tensor = formulas.temperature_scaling(tensor_ops, self, scores)
+        return mapped
 
     def parameters_from(self, coordinates: Tensor) -> dict[str, Tensor]:
         """Read the one coordinate, the log of the temperature."""

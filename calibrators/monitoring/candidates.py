@@ -17,10 +17,11 @@ from torch import Tensor
 from boxcal.calibrators.calibrator import Calibrator
 from boxcal.calibrators.fitting.entry import fit
 from boxcal.calibrators.logit_maps.chain import Chain
-from boxcal.calibrators.logit_maps.class_prior import ClassPriorAdjustment, adjusted_method
+from boxcal.calibrators.logit_maps.class_prior import ClassPriorAdjustment
 from boxcal.calibrators.logit_maps.temperature import best_temperature
 from boxcal.calibrators.monitoring.class_prior import FEWEST_ROWS, SMALLEST_FREQUENCY, estimate_class_prior
 from boxcal.calibrators.monitoring.state import Array
+from boxcal.calibrators.stored import adjusted_method
 
 BIAS_LABELS_PER_CLASS = 20
 """Labels a class from which an offset of each class is fitted to labels."""

@@ -3,12 +3,15 @@
 They stand between whoever sets bounds (a fit, a request) and the operator that obeys them.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from boxcal.calibrators import tensor_ops
+from boxcal.calibrators.operator import constants
+from boxcal.calibrators.operator.meeting import meet, row_sum
 
 
 def is_traced() -> bool:
@@ -18,13 +21,9 @@ def is_traced() -> bool:
 
 
 def sum_tolerance(num_classes: int, *dtypes: torch.dtype) -> float:
-    """How far a sum of K bounds may miss 1 by nothing but rounding, in the coarsest of their dtypes.
-
-    Each bound is rounded once and whoever made it rounded a few times more; these errors grow like the square
-    root of their number.
-    """
+    """How far a sum of K bounds may miss 1 by nothing but rounding, in the coarsest of their dtypes."""
     coarsest = max((torch.finfo(dtype).eps for dtype in dtypes), default=torch.finfo(torch.float64).eps)
-    return coarsest * (8.0 + math.sqrt(num_classes))
+    return constants.sum_tolerance(num_classes, coarsest)
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -116,16 +115,7 @@ class Bounds:
         fitted: tuple[Tensor, Tensor], request: tuple[Tensor, Tensor], num_classes: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Do what `yielding_to` does, unchecked; whether a row was relaxed keeps the classes' axis."""
-        lower, upper = (bound.clamp(*request) for bound in fitted)
-        over = _row_sum(lower, num_classes) > 1.0 + sum_tolerance(num_classes)
-        under = _row_sum(upper, num_classes) < 1.0 - sum_tolerance(num_classes)
-        relaxed = over | under
-        if is_traced() or relaxed.any():
-            eased = _draw_to_sum_one(lower, request[0], num_classes).clamp(request[0], lower)
-            lower = torch.where(over, eased, lower)
-            eased = _draw_to_sum_one(upper, request[1], num_classes).clamp(upper, request[1])
-            upper = torch.where(under, eased, upper)
-        return lower, upper, relaxed
+        return meet(tensor_ops, fitted, request, num_classes, always=is_traced())
 
 
 class EffectiveBounds(NamedTuple):
@@ -140,22 +130,6 @@ class EffectiveBounds(NamedTuple):
 
     bounds: Bounds
     relaxed: Tensor
-
-
-def _row_sum(bound: Tensor, num_classes: int) -> Tensor:
-    """Sum over the classes, keeping the axis: shape (), (1,) or (N, 1)."""
-    if bound.ndim and bound.shape[-1] == num_classes:
-        return bound.sum(-1, keepdim=True)
-    return bound * num_classes
-
-
-def _draw_to_sum_one(bound: Tensor, target: Tensor, num_classes: int) -> Tensor:
-    """Move bound towards target as far as makes the sum 1: the closed form of the least relaxation."""
-    here, there = _row_sum(bound, num_classes), _row_sum(target, num_classes)
-    kept = ((1.0 - there) / (here - there)).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(0.0, 1.0)
-    given = ((1.0 - here) / (there - here)).nan_to_num(nan=1.0, posinf=1.0, neginf=1.0).clamp(0.0, 1.0)
-    # From the nearer end: small bounds reached from far ones would carry the rounding of those.
-    return torch.where(given < kept, bound + given * (target - bound), target + kept * (bound - target))
 
 
 def _check_entries(lower: Tensor, upper: Tensor) -> None:
@@ -185,7 +159,7 @@ def _check_sums(lower: Tensor, upper: Tensor, num_classes: int) -> None:
     """Raise where no probability vector of K classes fits between the bounds."""
     tolerance = sum_tolerance(num_classes)
     for name, bound, side, relation in (("lower", lower, 1.0, "above"), ("upper", upper, -1.0, "below")):
-        total = _row_sum(bound, num_classes)
+        total = row_sum(bound, num_classes)
         wrong = (total - 1.0) * side > tolerance
         if wrong.any():
             index = tuple(wrong.nonzero()[0].tolist())

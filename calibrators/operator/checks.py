@@ -3,38 +3,39 @@
 Engines find out that a row is wrong at no extra cost; these slower looks then say why.
 """
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import torch
-from torch import Tensor
+import numpy as np
+
+Array = np.ndarray[Any, Any]
 
 
 def check_values(
-    logits: Tensor, lower: Tensor, upper: Tensor, tolerance: float, first_row: int | None = None
+    logits: Array, lower: Array, upper: Array, tolerance: float, first_row: int | None = None
 ) -> None:
     """Raise a ValueError that names the first thing wrong with the values.
 
     Parameters
     ----------
-    logits : Tensor of shape (N, K)
+    logits : ndarray of shape (N, K)
         Without NaN and +inf, and with a finite logit in every row.
-    lower, upper : Tensor of shape (N or 1, K or 1)
+    lower, upper : ndarray of shape (N or 1, K or 1)
         0 <= lower <= upper <= 1, with sums on the two sides of 1.
     tolerance : float
         How far the sums may miss 1.
     first_row : int, optional
         What to add to the rows' numbers, where these are rows of a larger whole.
     """
-    if not logits.numel():
+    if not logits.size:
         return
     offset = first_row or 0
-    wrong = logits.isnan() | logits.isposinf()
+    wrong = np.isnan(logits) | np.isposinf(logits)
     if wrong.any():
         row, index = _first(wrong)
         raise ValueError(f"the logit of class {index} in row {offset + row} is {logits[row, index].item()}")
-    barren = logits.isneginf().all(-1)
+    barren = np.isneginf(logits).all(-1)
     if barren.any():
-        raise ValueError(f"every logit of row {offset + int(barren.nonzero()[0])} is -inf")
+        raise ValueError(f"every logit of row {offset + int(np.flatnonzero(barren)[0])} is -inf")
     for name, bound in (("lower", lower), ("upper", upper)):
         wrong = ~((bound >= 0) & (bound <= 1))
         if wrong.any():
@@ -44,21 +45,21 @@ def check_values(
     wrong = lower > upper
     if wrong.any():
         row, index = _first(wrong)
-        low, high = (_quote(bound.expand_as(wrong)[row, index]) for bound in (lower, upper))
+        low, high = (_quote(np.broadcast_to(bound, wrong.shape)[row, index]) for bound in (lower, upper))
         place = _place(wrong, row, index, first_row)
         raise ValueError(f"lower bound {low}{place} is above upper bound {high}")
     for name, bound, sign, relation in (("lower", lower, 1.0, "above"), ("upper", upper, -1.0, "below")):
-        total = bound.to(torch.float64).sum(-1) * (logits.shape[1] if bound.shape[1] == 1 else 1)
+        total = bound.astype(np.float64).sum(-1) * (logits.shape[1] if bound.shape[1] == 1 else 1)
         wrong = (total - 1.0) * sign > tolerance
         if wrong.any():
-            row = int(wrong.nonzero()[0])
+            row = int(np.flatnonzero(wrong)[0])
             of_row = f" of row {offset + row}" if len(total) > 1 or first_row is not None else ""
             raise ValueError(
-                f"the {name} bounds{of_row} add up to {_quote(total[row].to(bound.dtype))}, {relation} 1"
+                f"the {name} bounds{of_row} add up to {_quote(total[row].astype(bound.dtype))}, {relation} 1"
             )
 
 
-def raise_for_row(logits: Tensor, lower: Tensor, upper: Tensor, tolerance: float, row: int) -> NoReturn:
+def raise_for_row(logits: Array, lower: Array, upper: Array, tolerance: float, row: int) -> NoReturn:
     """Raise the ValueError of a row that an engine refused."""
     shared = len(lower) == len(upper) == 1
     low, high = (bound[row : row + 1] if len(bound) > 1 else bound for bound in (lower, upper))
@@ -68,18 +69,18 @@ def raise_for_row(logits: Tensor, lower: Tensor, upper: Tensor, tolerance: float
     raise ValueError(f"the bounds of row {row} leave no room for probabilities that add up to 1")
 
 
-def _first(wrong: Tensor) -> tuple[int, int]:
+def _first(wrong: Array) -> tuple[int, int]:
     """Where the first offending entry stands."""
-    row, index = wrong.nonzero()[0].tolist()
+    row, index = np.argwhere(wrong)[0].tolist()
     return row, index
 
 
-def _quote(value: Tensor) -> str:
+def _quote(value: Any) -> str:
     """Write a number with the digits that its dtype has."""
-    return f"{value.item():.7g}" if value.dtype is torch.float32 else repr(value.item())
+    return f"{value.item():.7g}" if value.dtype == np.float32 else repr(value.item())
 
 
-def _place(values: Tensor, row: int, index: int, first_row: int | None) -> str:
+def _place(values: Array, row: int, index: int, first_row: int | None) -> str:
     """Say whose value it is, as far as its shape tells."""
     words = [f"class {index}"] if values.shape[1] > 1 else []
     if len(values) > 1 or first_row is not None:

@@ -9,10 +9,10 @@ import numpy as np
 from numba import njit
 
 from boxcal.calibrators.operator.compiling import compiled
+from boxcal.calibrators.operator.constants import AT_LOWER, AT_UPPER, FREE
 from boxcal.calibrators.operator.cpu_loops import SUMMING, own
 from boxcal.calibrators.operator.cpu_math import select
 from boxcal.calibrators.operator.exact_row import Array
-from boxcal.calibrators.operator.torch_solver import AT_LOWER, AT_UPPER, FREE
 
 
 @njit(error_model="numpy", fastmath=SUMMING)

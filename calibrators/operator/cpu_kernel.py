@@ -50,7 +50,7 @@ def forward(
         _array(logits), low, high, _inverse(temperature), tolerance, probabilities.numpy(), side, NO_HELD
     )
     if refused >= 0:
-        raise_for_row(logits, lower, upper, tolerance, refused)
+        raise_for_row(*map(_array, (logits, lower, upper)), tolerance, refused)
     return probabilities, torch.from_numpy(side)
 
 
@@ -83,8 +83,7 @@ def _fill(  # noqa: PLR0917 - the order of the operator's own arguments
     inverse = np.array([1.0 / temperature])
     refused = forward_rows(rows, low, high, inverse, tolerance, probabilities, side, held)
     if refused >= 0:
-        low_rows, high_rows = (torch.from_numpy(np.atleast_2d(bound)) for bound in (low, high))
-        raise_for_row(logits, low_rows, high_rows, tolerance, refused)
+        raise_for_row(rows, np.atleast_2d(low), np.atleast_2d(high), tolerance, refused)
     return rows, inverse
 
 

@@ -12,9 +12,9 @@ from numba import njit, types
 from numba.extending import overload
 
 from boxcal.calibrators.operator.compiling import compiled
+from boxcal.calibrators.operator.constants import AT_LOWER, AT_UPPER, FREE
 from boxcal.calibrators.operator.cpu_math import bits, fast_exp, from_bits, ordered, select
 from boxcal.calibrators.operator.exact_row import PLAIN, REFUSED, SOLVED, Array, solve_exactly
-from boxcal.calibrators.operator.torch_solver import AT_LOWER, AT_UPPER, FREE
 
 SUMMING = {"contract", "reassoc", "nsz"}
 """Let sums be split over vector lanes; NaN and infinity keep their meaning."""

@@ -5,9 +5,9 @@ import math
 import numpy as np
 
 from boxcal.calibrators.operator.compiling import compiled
+from boxcal.calibrators.operator.constants import AT_LOWER, AT_UPPER, FREE
 from boxcal.calibrators.operator.cpu_loops import solve_row
 from boxcal.calibrators.operator.exact_row import Array
-from boxcal.calibrators.operator.torch_solver import AT_LOWER, AT_UPPER, FREE
 
 SMALLEST = 1e-300
 """Stands for a probability or a mass of 0, so that losses and derivatives stay finite."""

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from boxcal.calibrators.operator import torch_solver
+from boxcal.calibrators.operator import constants
 
 ON_CHIP = 16_384
 """The longest row that one program holds in registers."""
@@ -28,7 +28,7 @@ LAST_STEPS = tl.constexpr(4)
 STRIDE = tl.constexpr(7919)
 """A prime by which the picks of breakpoints move on from pass to pass."""
 
-UNDERFLOW = tl.constexpr(torch_solver.UNDERFLOW)
+UNDERFLOW = tl.constexpr(constants.UNDERFLOW)
 
 SHUFFLE = tl.constexpr(2_654_435_761)
 """An odd number (Knuth's for hashing): multiples of it, modulo 2 to the 32nd, shuffle the classes."""

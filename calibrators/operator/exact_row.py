@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from boxcal.calibrators.operator.torch_solver import AT_LOWER, AT_UPPER, FREE, UNDERFLOW
+from boxcal.calibrators.operator.constants import AT_LOWER, AT_UPPER, FREE, UNDERFLOW
 
 Array = np.ndarray[Any, Any]
 Sum = tuple[float, float, float]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from boxcal.calibrators.operator.torch_solver import AT_LOWER, AT_UPPER, FREE
+from boxcal.calibrators.operator.constants import AT_LOWER, AT_UPPER, FREE
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 """Gradients in logits, lower, upper, temperature, each of its argument's shape; empty where not asked for."""

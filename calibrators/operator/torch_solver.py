@@ -6,10 +6,7 @@ It contains no control flow that depends on values, so `torch.jit.trace` and ONN
 import torch
 from torch import Tensor
 
-FREE, AT_LOWER, AT_UPPER = 0, 1, 2
-
-UNDERFLOW = 800.0
-"""exp(-800) is zero in float64: how far below every finite logit a logit of -inf is placed."""
+from boxcal.calibrators.operator.constants import AT_LOWER, AT_UPPER, FREE, UNDERFLOW
 
 
 def solve(logits: Tensor, lower: Tensor, upper: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,9 +13,8 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
-from boxcal.calibrators.operator.bounds import sum_tolerance
 from boxcal.calibrators.operator.compiling import compiled
-from boxcal.calibrators.operator.torch_solver import UNDERFLOW
+from boxcal.calibrators.operator.constants import UNDERFLOW, sum_tolerance
 from boxcal.calibrators.threads import over_rows
 
 Floats = NDArray[np.float64]

@@ -9,8 +9,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 
-from boxcal.calibrators import Bounds, Calibrator, box_constrained_softmax, fit, methods
-from boxcal.calibrators.bound_maps.base import BoundMap, box_at
+from boxcal.calibrators import Bounds, Calibrator, box_constrained_softmax, fit, methods, tensor_ops
+from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.bound_maps.instance_dependent import InstanceDependentBounds
 from boxcal.calibrators.data import ValidationSet, check_validation_set
@@ -18,6 +18,7 @@ from boxcal.calibrators.errors import MissingDataError
 from boxcal.calibrators.fitting.candidates import candidates
 from boxcal.calibrators.fitting.closed_form_gradients import objective_of
 from boxcal.calibrators.fitting.joint import JointObjective
+from boxcal.calibrators.formulas import box_at
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.ensemble_temperature import EnsembleTemperatureScaling
 from boxcal.calibrators.logit_maps.linear import LinearMap
@@ -49,7 +50,9 @@ class Logits(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def box(fraction: float, slack: float, num_classes: int) -> tuple[float, float]:
-    lower, upper = box_at(torch.tensor(fraction).double(), torch.tensor(slack).double(), num_classes)
+    lower, upper = box_at(
+        tensor_ops, torch.tensor(fraction).double(), torch.tensor(slack).double(), num_classes
+    )
     return lower.item(), upper.item()
 
 

@@ -35,7 +35,7 @@ def test_the_short_way_answers_as_the_long_one(
 ) -> None:
     rng = np.random.default_rng(0)
     made = calibrator(temperature, *box)
-    short = plain_rows(made.logit_map, made.bound_map, CLASSES)
+    short = plain_rows((made.logit_map.name, made.logit_map), ("pb", made.bound_map), CLASSES)
     assert short is not None
     assert short.box == (None if box == (0.0, 1.0) else box)
     for scale in (1e-3, 3.0, 1e3, 1e9):
@@ -53,7 +53,7 @@ def test_the_short_way_answers_as_the_long_one(
 
 
 def test_a_calibrator_that_is_more_than_a_temperature_and_a_box_has_no_short_way() -> None:
-    assert plain_rows(VectorScaling(4), ConstantBounds(4), 4) is None
+    assert plain_rows(("vector", VectorScaling(4)), ("pb", ConstantBounds(4)), 4) is None
 
 
 @pytest.mark.parametrize("count", [1, 5, COMPILED_TOP_K, COMPILED_TOP_K + 1, 100])

@@ -1,0 +1,67 @@
+"""What the formulas of calibrators need of NumPy; `tensor_ops` has the same names for torch."""
+
+from typing import Any
+
+import numpy as np
+from numpy import amax, clip, cos, exp, full_like, log, nan_to_num, sin, stack, tanh, where
+
+__all__ = [
+    "amax", "clip", "constant", "cos", "exp", "full_like", "gather", "largest", "log", "log_sigmoid",
+    "log_softmax", "nan_to_num", "norm", "search_rows", "sigmoid", "sin", "softmax", "stack", "tanh", "where",
+]  # fmt: skip
+
+Array = np.ndarray[Any, Any]
+
+
+def constant(values: Array) -> Array:
+    """Give the values as they are: arrays have no history."""
+    return values
+
+
+def log_softmax(logits: Array) -> Array:
+    """Log of the softmax of each row."""
+    centred: Array = logits - logits.max(axis=1, keepdims=True)
+    centred -= np.log(np.exp(centred).sum(axis=1, keepdims=True))
+    return centred
+
+
+def softmax(logits: Array) -> Array:
+    """Softmax of each row."""
+    weights: Array = np.exp(logits - logits.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights
+
+
+def sigmoid(values: Array) -> Array:
+    """Logistic function, without overflow."""
+    small = np.exp(-np.abs(values))
+    return np.where(values >= 0.0, 1.0, small) / (1.0 + small)
+
+
+def log_sigmoid(values: Array) -> Array:
+    """Log of the logistic function."""
+    return np.minimum(values, 0.0) - np.log1p(np.exp(-np.abs(values)))
+
+
+def norm(rows: Array) -> Array:
+    """Euclidean norm of each row, (N, 1)."""
+    found: Array = np.linalg.norm(rows, axis=1, keepdims=True)
+    return found
+
+
+def largest(rows: Array, count: int) -> Array:
+    """Give the largest entries of each row, in descending order."""
+    top = np.partition(rows, rows.shape[1] - count, axis=1)[:, rows.shape[1] - count :]
+    descending: Array = np.sort(top, axis=1)[:, ::-1]
+    return descending
+
+
+def gather(rows: Array, index: Array) -> Array:
+    """Take entries of each row by their indices."""
+    taken: Array = np.take_along_axis(rows, index, axis=1)
+    return taken
+
+
+def search_rows(places: Array, values: Array) -> Array:
+    """Count, for each value of a row, the ascending places of that row that are not above it."""
+    return np.stack([np.searchsorted(p, v, side="right") for p, v in zip(places, values, strict=True)])

@@ -1,0 +1,49 @@
+"""What the formulas of calibrators need of torch; `array_ops` has the same names for NumPy."""
+
+import torch
+from torch import Tensor, amax, clip, cos, exp, log, nan_to_num, sigmoid, sin, stack, tanh, where
+from torch.nn.functional import logsigmoid
+
+__all__ = [
+    "amax", "clip", "constant", "cos", "exp", "full_like", "gather", "largest", "log", "log_sigmoid",
+    "log_softmax", "nan_to_num", "norm", "search_rows", "sigmoid", "sin", "softmax", "stack", "tanh", "where",
+]  # fmt: skip
+
+full_like = torch.full_like
+log_sigmoid = logsigmoid
+
+
+def constant(values: Tensor) -> Tensor:
+    """Give the values without their history."""
+    return values.detach()
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """Log of the softmax of each row."""
+    return logits.log_softmax(dim=1)
+
+
+def softmax(logits: Tensor) -> Tensor:
+    """Softmax of each row."""
+    return logits.softmax(dim=1)
+
+
+def norm(rows: Tensor) -> Tensor:
+    """Euclidean norm of each row, (N, 1)."""
+    found: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return found
+
+
+def largest(rows: Tensor, count: int) -> Tensor:
+    """Give the largest entries of each row, in descending order."""
+    return rows.topk(count, dim=1).values
+
+
+def gather(rows: Tensor, index: Tensor) -> Tensor:
+    """Take entries of each row by their indices."""
+    return rows.gather(1, index)
+
+
+def search_rows(places: Tensor, values: Tensor) -> Tensor:
+    """Count, for each value of a row, the ascending places of that row that are not above it."""
+    return torch.searchsorted(places, values.contiguous(), right=True)
