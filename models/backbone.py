@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from boxcal.models.inputs import Inputs
 from boxcal.models.preprocessing import Preprocessing
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Backbone(Protocol):
@@ -58,8 +59,8 @@ class Backbone(Protocol):
     @property
     def passes(self) -> int: ...  # noqa: D102
 
-    def __call__(self, batch: Any, *, alone: bool = True) -> torch.Tensor:
-        """Float32 logits (N, K) on the CPU for what `inputs.batch` makes of N samples.
+    def __call__(self, batch: Any, *, alone: bool = True) -> Any:
+        """Float32 logits (N, K) for what `inputs.batch` makes of N samples: an array, or a tensor on the CPU.
 
         A call that is `alone` may use the whole device; one beside others uses its share.
         """
@@ -79,10 +80,10 @@ class OpenBackbone(Backbone, Protocol):
         """Weight (K, D) and bias (K,) of the linear layer that returns the logits; None without one."""
         ...
 
-    def features(self, batch: torch.Tensor) -> torch.Tensor:
+    def features(self, batch: Any) -> torch.Tensor:
         """Float32 features (N, D) on the CPU: the input of the head."""
         ...
 
-    def differentiable(self, batch: torch.Tensor) -> torch.Tensor:
+    def differentiable(self, batch: Any) -> torch.Tensor:
         """Float32 logits (N, K) on the CPU, differentiable with respect to the inputs."""
         ...

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 logger = logging.getLogger("boxcal")
 TOLERANCE = 1e-4  # of the largest logit
 SEED = 0
 
 
-def random_batch(count: int, input_shape: tuple[int, ...]) -> torch.Tensor:
+def random_batch(count: int, input_shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Draw standard normal inputs, float32 (count, *input_shape); the same ones each time."""
-    return torch.randn(count, *input_shape, generator=torch.Generator().manual_seed(SEED))
+    return np.random.default_rng(SEED).standard_normal((count, *input_shape), dtype=np.float32)
 
 
-def same_logits(name: str, original: torch.Tensor, rewritten: torch.Tensor, eps: float = 0.0) -> bool:
+def same_logits(name: str, original: Any, rewritten: Any, eps: float = 0.0) -> bool:
     """Compare logits (N, K) of both, and log a warning where they differ.
 
     Parameters
@@ -24,8 +26,9 @@ def same_logits(name: str, original: torch.Tensor, rewritten: torch.Tensor, eps:
     eps
         Machine epsilon of the precision in which the network computes; 8 of it are always allowed.
     """
-    scale = original.abs().max()
-    difference = float((rewritten - original).abs().max() / scale) if scale > 0 else float(rewritten.any())
+    original, rewritten = np.asarray(original), np.asarray(rewritten)
+    scale = np.abs(original).max()
+    difference = float(np.abs(rewritten - original).max() / scale) if scale > 0 else float(rewritten.any())
     if difference <= (limit := max(TOLERANCE, 8 * eps)):
         return True
     logger.warning(

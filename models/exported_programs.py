@@ -20,9 +20,9 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from boxcal.models.errors import UnusableWeights
+from boxcal.models.fingerprints import file_fingerprint, fingerprint_with
 from boxcal.models.spec import read_spec
 from boxcal.models.torch_backbone import TorchBackbone, resolve_device
-from boxcal.models.weights import file_fingerprint, fingerprint_with
 
 # The entries of an archive without pickles, below its root folder.
 RAW = re.compile(

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from boxcal.models.errors import UnusableInput
@@ -130,9 +129,9 @@ class ImageInputs:
             samples = values.astype(np.float32)
         return _finite(samples, "array")
 
-    def batch(self, samples: Samples) -> torch.Tensor:
-        """Give the samples as a tensor."""
-        return torch.from_numpy(samples)
+    def batch(self, samples: Samples) -> Samples:
+        """Give the samples as they are."""
+        return samples
 
 
 class NoInputs:

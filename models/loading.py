@@ -6,8 +6,8 @@ from pathlib import Path
 
 from boxcal.models.backbone import Backbone
 from boxcal.models.errors import UnknownBackbone, UnusableDevice, UnusableWeights
-from boxcal.models.torch_backbone import PRECISIONS
 
+PRECISIONS = ("float32", "bfloat16", "float16")
 MODEL_FILES = ("onnx", "pt2")
 WITH_WEIGHTS = (*MODEL_FILES, "transformers")
 SPECIFICATIONS = (

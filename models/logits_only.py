@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from boxcal.models.errors import UnknownBackbone, UnusableInput
 from boxcal.models.inputs import Inputs, NoInputs
 from boxcal.models.labels import check_labels, read_lines
@@ -66,7 +64,7 @@ class LogitsOnly:
         """K."""
         return len(self.labels)
 
-    def __call__(self, batch: Any, *, alone: bool = True) -> torch.Tensor:
+    def __call__(self, batch: Any, *, alone: bool = True) -> Any:
         """Raise UnusableInput."""
         raise UnusableInput(NoInputs.refused)
 

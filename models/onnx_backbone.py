@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
-from boxcal.models.core_pool import ThreadPerCorePool, padded
+from boxcal.models.core_pool import CorePool, split
 from boxcal.models.equivalence import random_batch, same_logits
 from boxcal.models.errors import UnusableInput, UnusableWeights
+from boxcal.models.fingerprints import file_fingerprint, fingerprint_with
 from boxcal.models.inputs import ImageInputs, Inputs
 from boxcal.models.onnx_file import OnnxFile
 from boxcal.models.onnx_named import NamedOnnxBackbone, is_named
 from boxcal.models.onnx_outputs import Output
 from boxcal.models.onnx_sessions import Sessions
 from boxcal.models.spec import read_spec
-from boxcal.models.weights import file_fingerprint, fingerprint_with
 
 PROBES = 2
 SCALES = (1.0, 30.0)
@@ -32,6 +32,8 @@ DTYPES: dict[str, type[np.floating[Any]]] = {
     "tensor(float16)": np.float16,
     "tensor(double)": np.float64,
 }
+
+Scores = NDArray[np.float32]
 
 
 def load_onnx(
@@ -83,7 +85,7 @@ class OnnxBackbone:
     def __init__(self, path: Path, file: OnnxFile, sessions: Sessions, *, labels: Path | None) -> None:
         self.name = f"onnx:{path.name}"
         self._path = path
-        self._pieces = ThreadPerCorePool()
+        self._pieces: CorePool[Scores] = CorePool(np.concatenate)
         self._sessions = sessions
         self.device = sessions.device
         session = self._sessions.beside
@@ -123,8 +125,9 @@ class OnnxBackbone:
         """Number of concurrent calls that use the whole device."""
         return self._sessions.passes
 
-    def __call__(self, batch: torch.Tensor, *, alone: bool = True) -> torch.Tensor:
+    def __call__(self, batch: Any, *, alone: bool = True) -> Scores:
         """Float32 logits (N, K) for a float32 batch (N, *input_shape) on the CPU; else UnusableInput."""
+        batch = np.asarray(batch)
         if batch.shape[1:] != self.input_shape:
             raise UnusableInput(
                 f"{self.name} reads inputs of shape {self.input_shape}, got {tuple(batch.shape[1:])}."
@@ -132,13 +135,13 @@ class OnnxBackbone:
         if self.device == "cpu" and alone and len(batch) > 1:
             return self._pieces.run(partial(self._run, self._sessions.beside), batch, *self._batch_sizes)
         session = self._sessions.alone if alone else self._sessions.beside
-        pieces = torch.split(batch, self._batch_sizes[1] or len(batch))
-        return torch.cat([self._run(session, piece) for piece in pieces])
+        pieces = split(batch, self._batch_sizes[1] or len(batch))
+        return np.concatenate([self._run(session, piece) for piece in pieces])
 
     def warm_up(self, batch_sizes: Sequence[int]) -> None:
         """Run once with each batch size, so that no request waits for a first pass."""
         for size in batch_sizes:
-            self(torch.zeros(size, *self.input_shape))
+            self(np.zeros((size, *self.input_shape), np.float32))
 
     def _same_when_rewritten(self, file: OnnxFile) -> bool:
         """Compare the rewritten graph with the original on the CPU; choose which one is served."""
@@ -161,21 +164,21 @@ class OnnxBackbone:
             )
         return tuple(size for size in shape if size is not None)
 
-    def _probes(self) -> list[torch.Tensor]:
+    def _probes(self) -> list[Scores]:
         """Give batches of zeros and of random inputs of several sizes, to see what the outputs are."""
         batch = random_batch(PROBES, self.input_shape)
         return [
-            torch.zeros(1, *self.input_shape),
-            *(scale * part for scale in SCALES for part in batch[:, None]),
+            np.zeros((1, *self.input_shape), np.float32),
+            *(np.float32(scale) * part for scale in SCALES for part in batch[:, None]),
         ]
 
-    def _run(self, session: Any, piece: torch.Tensor, *, on_cpu: bool = False) -> torch.Tensor:
+    def _run(self, session: Any, piece: Scores, *, on_cpu: bool = False) -> Scores:
         """Run one piece, and turn its outputs into float32 logits."""
         return self._output.logits(self._raw(session, piece, on_cpu=on_cpu))
 
-    def _raw(self, session: Any, piece: torch.Tensor, *, on_cpu: bool = False) -> Any:
+    def _raw(self, session: Any, piece: Scores, *, on_cpu: bool = False) -> Any:
         """Run one piece; on CUDA its input and output are bound, so that each is copied once."""
-        given = np.ascontiguousarray(padded(piece, self._batch_sizes[0]).numpy(), self._dtype)
+        given = np.ascontiguousarray(padded(piece, self._batch_sizes[0]), self._dtype)
         if on_cpu or self.device == "cpu":
             outputs = session.run([self._output.name], {self._input: given})
         else:
@@ -185,3 +188,9 @@ class OnnxBackbone:
             session.run_with_iobinding(binding)
             outputs = binding.copy_outputs_to_cpu()
         return outputs[0][: len(piece)]
+
+
+def padded(batch: Scores, smallest: int) -> Scores:
+    """Repeat the last sample until there are `smallest`."""
+    missing = smallest - len(batch)
+    return batch if missing <= 0 else np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)])

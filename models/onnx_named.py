@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import torch
 from numpy.typing import NDArray
 
 from boxcal.models.errors import UnusableInput, UnusablePreprocessing, UnusableWeights
+from boxcal.models.fingerprints import file_fingerprint, fingerprint_with
 from boxcal.models.inputs import Inputs
 from boxcal.models.onnx_file import OnnxFile
 from boxcal.models.onnx_outputs import Output, class_labels
@@ -19,7 +19,6 @@ from boxcal.models.onnx_sessions import Sessions
 from boxcal.models.row_inputs import INTEGERS, Column, RowInputs
 from boxcal.models.spec import ModelSpec, read_spec
 from boxcal.models.text_inputs import IDS, MASK, TextInputs
-from boxcal.models.weights import file_fingerprint, fingerprint_with
 
 DTYPES = {
     "tensor(float)": "float32",
@@ -92,7 +91,7 @@ class NamedOnnxBackbone:
         """Number of concurrent calls that use the whole device."""
         return self._sessions.passes
 
-    def __call__(self, batch: dict[str, NDArray[Any]], *, alone: bool = True) -> torch.Tensor:
+    def __call__(self, batch: dict[str, NDArray[Any]], *, alone: bool = True) -> NDArray[np.float32]:
         """Float32 logits (N, K) for what `inputs.batch` makes of N samples; else UnusableInput."""
         if not isinstance(batch, dict):
             raise UnusableInput(f"{self.name} reads its inputs by name.")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-import torch
+from numpy.typing import NDArray
 
 from boxcal.models.errors import UnusableWeights
 from boxcal.models.spec import ModelSpec
@@ -20,6 +20,7 @@ from boxcal.models.spec import ModelSpec
 FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)")
 MAPS = ("seq(map(int64,tensor(float)))", "seq(map(string,tensor(float)))")
 LABELS = ("tensor(int64)", "tensor(string)")
+Scores = NDArray[np.float32]
 TINY = float(np.finfo(np.float32).tiny)
 
 
@@ -80,22 +81,23 @@ class Output:
         """Return the class names of a map, known after `check`; None for a tensor."""
         return tuple(map(str, self._keys)) or None
 
-    def scores(self, raw: Any) -> torch.Tensor:
+    def scores(self, raw: Any) -> Scores:
         """Bring what the model returned to float32 (N, K), or (N, 1)."""
         if self._is_map:
-            return torch.tensor([[row[key] for key in self._keys] for row in raw], dtype=torch.float32)
-        values = torch.from_numpy(raw).float()
+            return np.array([[row[key] for key in self._keys] for row in raw], np.float32)
+        with np.errstate(over="ignore"):  # what overflows is refused as infinite
+            values: Scores = raw.astype(np.float32, copy=False)
         return values[:, None] if values.ndim == 1 else values
 
-    def logits(self, raw: Any) -> torch.Tensor:
+    def logits(self, raw: Any) -> Scores:
         """Turn what the model returned into float32 logits (N, K)."""
         scores = self.scores(raw)
         if self._has_one_column:
-            column = scores[:, 0].double()
+            column = scores[:, 0].astype(np.float64)
             if self._holds_probabilities:
-                column = column.clamp_min(TINY).log() - (1 - column).clamp_min(TINY).log()
-            return torch.stack([torch.zeros_like(column), column], dim=1).float()
-        return scores.clamp_min(TINY).log() if self._holds_probabilities else scores
+                column = np.log(np.maximum(column, TINY)) - np.log(np.maximum(1 - column, TINY))
+            return np.stack([np.zeros_like(column), column], axis=1).astype(np.float32)
+        return np.log(np.maximum(scores, np.float32(TINY))) if self._holds_probabilities else scores
 
     def check(self, probes: Sequence[Any]) -> int:
         """Check what the model returned for some random inputs, and return K.
@@ -107,7 +109,7 @@ class Output:
         """
         if self._is_map:
             self._keys = tuple(probes[0][0])
-        scores = torch.cat([self.scores(raw) for raw in probes])
+        scores = np.concatenate([self.scores(raw) for raw in probes])
         where = f"{self._path}: the output {self.name}"
         if scores.ndim != 2:
             raise UnusableWeights(f"{where} has shape {tuple(scores.shape)}, expected (N, K).")
@@ -121,7 +123,7 @@ class Output:
             )
         # Trees may put NaN into the sums; then nothing is said about them.
         within = bool((scores >= 0).all() and (scores <= 1).all())
-        sums_to_one = bool((scores >= 0).all() and (scores.sum(1) - 1).abs().max() < 1e-3)
+        sums_to_one = bool((scores >= 0).all() and np.abs(scores.sum(1) - 1).max() < 1e-3)
         if sums_to_one and not self._holds_probabilities:
             raise UnusableWeights(
                 f"{where} sums to 1: it seems to hold probabilities. Export the logits, or declare "
@@ -135,9 +137,9 @@ class Output:
             )
         if self._holds_probabilities and not sums_to_one:
             raise UnusableWeights(f"{where} does not sum to 1, but is declared to hold probabilities.")
-        return scores.shape[1]
+        return int(scores.shape[1])
 
-    def _check_sigmoid(self, scores: torch.Tensor, where: str) -> None:
+    def _check_sigmoid(self, scores: Scores, where: str) -> None:
         if scores.shape[1] != 1:
             raise UnusableWeights(
                 f"{where} has {scores.shape[1]} columns; with the activation sigmoid it has one, the "

@@ -10,7 +10,8 @@ import onnxruntime
 from boxcal.models.core_pool import usable_cores
 from boxcal.models.errors import UnusableDevice
 from boxcal.models.onnx_file import OnnxFile
-from boxcal.models.torch_backbone import resolve_device
+
+CUDA = "CUDAExecutionProvider"
 
 
 class Sessions:
@@ -34,13 +35,13 @@ class Sessions:
     """
 
     def __init__(self, file: OnnxFile, path: Path, device: str) -> None:
-        resolved = resolve_device(device)
         self.device = "cpu"
-        if resolved.type == "cuda":
+        resolved = None if _is_cpu(device) else _cuda(device)
+        if resolved is not None:
             onnxruntime.preload_dlls()  # CUDA's libraries come with torch
-            provider = ("CUDAExecutionProvider", {"device_id": str(resolved.index or 0)})
+            provider = (CUDA, {"device_id": str(resolved.index or 0)})
             session = file.session([provider, "CPUExecutionProvider"], threads=1)
-            if "CUDAExecutionProvider" in session.get_providers():
+            if CUDA in session.get_providers():
                 self.beside = self.alone = session
                 self.device = str(resolved)
                 return
@@ -54,3 +55,16 @@ class Sessions:
     def passes(self) -> int:
         """Number of concurrent calls that use the whole device."""
         return usable_cores() if self.device == "cpu" else 1
+
+
+def _is_cpu(device: str) -> bool:
+    """Whether passes run on the CPU, as far as that is known without torch."""
+    return device == "cpu" or (device == "auto" and CUDA not in onnxruntime.get_available_providers())
+
+
+def _cuda(device: str) -> Any:
+    """Return the CUDA device, as torch names it; None where there is none."""
+    from boxcal.models.torch_backbone import resolve_device  # noqa: PLC0415 - only GPUs need torch
+
+    resolved = resolve_device(device)
+    return resolved if resolved.type == "cuda" else None

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from boxcal.models.core_pool import ThreadPerCorePool, padded, usable_cores
+from boxcal.models.core_pool import usable_cores
 from boxcal.models.cuda_graphs import CudaGraphs
 from boxcal.models.errors import UnusableDevice, UnusableInput
+from boxcal.models.fingerprints import fingerprint_with
 from boxcal.models.inputs import ImageInputs, Inputs
 from boxcal.models.preprocessing import Preprocessing
-from boxcal.models.weights import fingerprint_with
+from boxcal.models.torch_pool import ThreadPerCorePool, padded
 
 logger = logging.getLogger("boxcal")
 SMALL = 500_000  # parameters
@@ -104,8 +105,9 @@ class TorchBackbone:
         """Number of concurrent calls that use the whole device."""
         return 1 if self._pieces is None else self._pieces.cores
 
-    def __call__(self, batch: torch.Tensor, *, alone: bool = True) -> torch.Tensor:
+    def __call__(self, batch: Any, *, alone: bool = True) -> torch.Tensor:
         """Float32 logits (N, K) for a float32 batch (N, *input_shape) on the CPU; else UnusableInput."""
+        batch = torch.as_tensor(batch)
         if batch.shape[1:] != self.input_shape:
             raise UnusableInput(
                 f"{self.name} reads inputs of shape {self.input_shape}, got {tuple(batch.shape[1:])}."
@@ -129,8 +131,9 @@ class TorchBackbone:
     def _inputs(self, piece: torch.Tensor) -> torch.Tensor:
         return padded(piece, self._smallest).to(self._device).to(self._dtype)
 
-    def differentiable(self, batch: torch.Tensor) -> torch.Tensor:
+    def differentiable(self, batch: Any) -> torch.Tensor:
         """Float32 logits (N, K) on the CPU, differentiable with respect to the inputs."""
+        batch = torch.as_tensor(batch)
         with torch.enable_grad():
             logits: torch.Tensor = self._network(self._inputs(batch))
             return logits[: len(batch)].to("cpu", torch.float32)
@@ -144,10 +147,11 @@ class TorchBackbone:
         bias = torch.zeros(self.num_classes) if layer.bias is None else layer.bias
         return layer.weight.float().cpu(), bias.float().cpu()
 
-    def features(self, batch: torch.Tensor) -> torch.Tensor:
+    def features(self, batch: Any) -> torch.Tensor:
         """Float32 features (N, D) on the CPU, the input of the head; UnusableInput without a linear head."""
         if self._body is None:
             raise UnusableInput(f"{self.name} has no linear head, so there are no features before it.")
+        batch = torch.as_tensor(batch)
         with torch.inference_mode():
             features: torch.Tensor = self._body(self._inputs(batch))
             return features[: len(batch)].to("cpu", torch.float32)

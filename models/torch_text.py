@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from boxcal.models.core_pool import ThreadPerCorePool, usable_cores
+from boxcal.models.core_pool import usable_cores
 from boxcal.models.errors import UnusableInput
+from boxcal.models.fingerprints import fingerprint_with
 from boxcal.models.text_inputs import TextInputs
 from boxcal.models.torch_backbone import (
     PRECISIONS,
@@ -20,7 +21,7 @@ from boxcal.models.torch_backbone import (
     resolve_device,
     tensors_fingerprint,
 )
-from boxcal.models.weights import fingerprint_with
+from boxcal.models.torch_pool import ThreadPerCorePool
 
 
 class TorchTextBackbone:

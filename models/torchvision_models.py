@@ -108,7 +108,7 @@ def shorten_last_block(name: str, network: nn.Module, input_shape: tuple[int, ..
     """Replace the last block of a vision transformer by `LastBlock`, unless that changes the logits."""
     if not isinstance(network, VisionTransformer):
         return
-    batch, whole = random_batch(2, input_shape), network.encoder.layers[-1]
+    batch, whole = torch.from_numpy(random_batch(2, input_shape)), network.encoder.layers[-1]
     with torch.inference_mode():
         original = network(batch)
         network.encoder.layers[-1] = LastBlock(whole)

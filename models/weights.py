@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,21 +83,3 @@ def load_into(network: nn.Module, weights: Mapping[str, torch.Tensor], path: Pat
 def _some(keys: list[str]) -> str:
     more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
     return ", ".join(keys[:SHOWN]) + more
-
-
-def file_fingerprint(*paths: Path) -> str:
-    """Compute sha256 over model files, one after the other."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as stream:
-            hashlib.file_digest(stream, lambda: digest)
-    return digest.hexdigest()
-
-
-def fingerprint_with(fingerprint: str, **declared: object) -> str:
-    """Extend the fingerprint of the weights by what else changes the logits; None stands for the default.
-
-    Where everything is default, the fingerprint is that of the weights.
-    """
-    deviating = sorted((name, repr(value)) for name, value in declared.items() if value is not None)
-    return hashlib.sha256(f"{fingerprint} {deviating}".encode()).hexdigest() if deviating else fingerprint

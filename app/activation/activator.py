@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
 from boxcal.app.activation.active import ActiveCalibrator, ServedCalibrator
 from boxcal.app.activation.local_copy import LocalCopy
@@ -18,7 +18,7 @@ from boxcal.app.registry.audit import SERVICE, Caller
 from boxcal.app.registry.errors import DamagedArtifact, RegistryUnavailable
 from boxcal.app.registry.records import Activation, Decision, FitRecord, FittedCalibrator, Reason
 from boxcal.app.registry.store import UNCALIBRATED, Registry
-from boxcal.calibrators.calibrator import Calibrator
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
 
 if TYPE_CHECKING:
     from boxcal.app.telemetry import Telemetry
@@ -150,7 +150,7 @@ class Activator:
     def _build(self, version: int) -> ServedCalibrator:
         record = self._registry.check_belongs(version)
         if version == UNCALIBRATED:
-            calibrator = check(Calibrator.uncalibrated(self._num_classes), self._num_classes)
+            calibrator = check(ArrayCalibrator.uncalibrated(self._num_classes), self._num_classes)
         else:
             calibrator = read(self._registry.artifact(version), self._num_classes)
         return ServedCalibrator(version, record.method, calibrator)
@@ -185,7 +185,7 @@ class Activator:
         return ActiveCalibrator(self._keep(served), activation)
 
 
-def read(artifact: bytes, num_classes: int) -> Calibrator:
+def read(artifact: bytes, num_classes: int) -> ArrayCalibrator:
     """Build a calibrator from its bytes, and check and warm it.
 
     Raises
@@ -194,13 +194,13 @@ def read(artifact: bytes, num_classes: int) -> Calibrator:
         It cannot be built, or it does not answer.
     """
     try:
-        calibrator = Calibrator.from_bytes(artifact)
+        calibrator = ArrayCalibrator.from_bytes(artifact)
     except ValueError as error:
         raise DamagedArtifact(f"A recorded calibrator cannot be read: {error}") from error
     return check(calibrator, num_classes)
 
 
-def check(calibrator: Calibrator, num_classes: int) -> Calibrator:
+def check(calibrator: ArrayCalibrator, num_classes: int) -> ArrayCalibrator:
     """Let a calibrator answer plain, extreme and equal logits, or features, once, which also warms it.
 
     Raises
@@ -212,9 +212,9 @@ def check(calibrator: Calibrator, num_classes: int) -> Calibrator:
         raise DamagedArtifact(
             f"The calibrator is for {calibrator.num_classes} classes, the backbone has {num_classes}."
         )
-    ramp = torch.linspace(-1.0, 1.0, calibrator.logit_map.width, dtype=torch.float64)
-    probabilities = calibrator(torch.stack([ramp, 1000.0 * ramp, torch.zeros_like(ramp)]))
-    sums = probabilities.sum(dim=1)
-    if not bool(((probabilities >= 0).all() & ((sums - 1).abs() <= 1e-6).all()).item()):
+    ramp = np.linspace(-1.0, 1.0, calibrator.width)
+    probabilities = calibrator(np.stack([ramp, 1000.0 * ramp, np.zeros_like(ramp)]))
+    sums = probabilities.sum(axis=1)
+    if not ((probabilities >= 0).all() and (np.abs(sums - 1) <= 1e-6).all()):
         raise DamagedArtifact(f"The calibrator `{calibrator.method}` answers with sums {sums.tolist()}.")
     return calibrator

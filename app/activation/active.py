@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from boxcal.calibrators.calibrator import Calibrator
+    from boxcal.calibrators.array_calibrator import ArrayCalibrator
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ServedCalibrator:
 
     version: int
     method: str
-    calibrator: Calibrator
+    calibrator: ArrayCalibrator
     reads: str = field(init=False)
 
     def __post_init__(self) -> None:

@@ -115,7 +115,7 @@ def _features(source: Path, folder: Path, backbone: Backbone, inputs: RowInputs)
             rows = inputs.blank(len(batch))
             for position, row in enumerate(batch.to_pylist()):
                 rows[position] = inputs.decode("features", row, 0)
-            yield number, len(batch), ({}, backbone(inputs.batch(rows)))
+            yield number, len(batch), ({}, torch.as_tensor(backbone(inputs.batch(rows))))
 
     return parts(), file.metadata.num_rows
 

@@ -99,7 +99,7 @@ def scores_of(backbone: Backbone, calibrator: Calibrator, inputs: NDArray[np.flo
             raise UsageError(f"{backbone.name} gives no features, which {calibrator.method!r} reads")
         return backbone.features(batch)
     shift = calibrator.input_shift
-    return backbone(batch if shift is None else (batch + shift).float())
+    return torch.as_tensor(backbone(batch if shift is None else (batch + shift).float()))
 
 
 def _side(value: Bound, rest: float, labels: Sequence[str]) -> torch.Tensor:

@@ -103,13 +103,11 @@ def run_backbone(
     ValueError
         An image cannot be decoded; names it.
     """
-    import torch  # noqa: PLC0415 - the check of an upload does without
-
     from boxcal.models.backbone import OpenBackbone  # noqa: PLC0415
 
     if backbone.preprocessing is None:
         raise ValueError(f"{backbone.name} reads tensors, not images; upload its logits.")
-    steps: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"logits": backbone}
+    steps: dict[str, Callable[[Any], Any]] = {"logits": backbone}
     if "inputs" in reads:
         steps["inputs"] = lambda samples: samples
     if "features" in reads and isinstance(backbone, OpenBackbone) and backbone.head is not None:
@@ -123,11 +121,11 @@ def run_backbone(
                 decoded = decode(image, preprocessing=backbone.preprocessing, max_pixels=max_pixels)
             except InvalidImage as error:
                 raise ValueError(f"{name}: {error}") from error
-            batch.append(torch.from_numpy(decoded))
+            batch.append(decoded)
             if len(batch) == BATCH or position == count:
-                samples = torch.stack(batch)
+                samples = np.stack(batch)
                 for kept, step in steps.items():
-                    block = step(samples).numpy()
+                    block = np.asarray(step(samples))
                     if kept not in writers:
                         shape = (count, *block.shape[1:])
                         writers[kept] = stack.enter_context(

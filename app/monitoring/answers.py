@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from functools import lru_cache
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from boxcal.app.activation.activator import Activator
-from boxcal.calibrators.calibrator import Calibrator
-from boxcal.calibrators.plain_rows import PlainRows, plain_rows
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
 
 Rows = NDArray[np.float64]
 
@@ -38,22 +35,16 @@ class Answers:
     def __call__(self, version: int, logits: Rows) -> Rows:
         """Return the probabilities (N, K) of a version for logits (N, K)."""
         calibrator = self._activator.load(version).calibrator
-        plain = _plain(calibrator)
-        if plain is not None:
-            return plain(np.ascontiguousarray(logits))[0]
+        if calibrator.plain is not None:
+            return calibrator.plain(np.ascontiguousarray(logits))[0]
         return np.stack([self._row(version, calibrator, row) for row in np.ascontiguousarray(logits)])
 
-    def _row(self, version: int, calibrator: Calibrator, logits: Rows) -> Rows:
+    def _row(self, version: int, calibrator: ArrayCalibrator, logits: Rows) -> Rows:
         """Return the probabilities (K,) of one row, from memory if it was asked for before."""
         key = version, logits.tobytes()
         found = self._kept.get(key)
         if found is None:
-            found = self._kept[key] = calibrator(torch.from_numpy(logits[None])).numpy()[0]
+            found = self._kept[key] = calibrator(logits[None])[0]
             if len(self._kept) > KEPT_ROWS:
                 self._kept.popitem(last=False)
         return found
-
-
-@lru_cache(maxsize=16)
-def _plain(calibrator: Calibrator) -> PlainRows | None:
-    return plain_rows(calibrator.logit_map, calibrator.bound_map, calibrator.num_classes)

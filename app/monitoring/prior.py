@@ -11,7 +11,6 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from boxcal.app.activation.active import ServedCalibrator
 from boxcal.app.errors import InvalidParameter
@@ -23,6 +22,7 @@ from boxcal.calibrators.monitoring.class_prior import (
     FEWEST_ROWS,
     SMALLEST_FREQUENCY,
     estimate_class_prior,
+    prior_offsets,
 )
 
 if TYPE_CHECKING:
@@ -74,9 +74,6 @@ class PriorAdjustments:
         return made
 
     def _adjust(self, served: ServedCalibrator) -> ServedCalibrator:
-        # Imported here: it imports the optimisers of fits.
-        from boxcal.calibrators.monitoring.candidates import adjust_class_prior  # noqa: PLC0415
-
         num_classes = served.calibrator.num_classes
         count = max(FEWEST_ROWS, min(ROWS, NUMBERS // num_classes))
         with self._registry.database.read() as connection:
@@ -89,6 +86,7 @@ class PriorAdjustments:
         known = class_frequencies(report_of(self._registry, served.version))
         source: Array = np.ones(num_classes) if known is None else known
         source = np.maximum(source / source.sum(), SMALLEST_FREQUENCY)
-        rows = served.calibrator(torch.from_numpy(logits)).numpy()
-        adjusted = adjust_class_prior(served.calibrator, source, estimate_class_prior(rows, source))
+        rows = served.calibrator(np.asarray(logits, np.float64))
+        offsets = prior_offsets(source, estimate_class_prior(rows, source))
+        adjusted = served.calibrator.adjusted(offsets)
         return ServedCalibrator(served.version, adjusted.method, adjusted)

@@ -166,15 +166,12 @@ class CalibratedAnswer:
     @cached_property
     def _explanation(self) -> tuple[Float64Array, Float64Array, Float64Array]:
         """Return the mapped logits (N, K) and the fitted bounds (1 or N, 1 or K)."""
-        import torch  # noqa: PLC0415 - only responses with an explanation need it here
-
         calibrator = self.served.calibrator
         if calibrator.reads == "features":  # the mapped logits cannot be computed from logits
             return self.rows.mapped, np.zeros((1, 1)), np.ones((1, 1))
-        with torch.inference_mode():
-            calibrated = calibrator.calibrate(torch.from_numpy(self.rows.logits))
-        lower, upper = (np.atleast_2d(bound.numpy()) for bound in (calibrated.lower, calibrated.upper))
-        return calibrated.logits.numpy(), lower, upper
+        calibrated = calibrator.calibrate(self.rows.logits)
+        lower, upper = map(np.atleast_2d, calibrated.box)
+        return calibrated.logits, lower, upper
 
     def _explain(self, row: int) -> dict[str, Any]:
         mapped, lower, upper = self._explanation

@@ -13,12 +13,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic
 
-from torch import Tensor
-
 from boxcal.app.errors import BackboneFailed, DeadlineExceeded, NotReady, QueueFull, TooManySamples
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.device import Turns
-from boxcal.app.predict.lanes import Context, Entry, Finished, Lanes, Outcomes, Part, Pass, Result, Samples
+from boxcal.app.predict.lanes import (
+    Context,
+    Entry,
+    Finished,
+    Lanes,
+    Outcomes,
+    Part,
+    Pass,
+    Result,
+    Samples,
+    Scores,
+)
 
 ADMISSION_SAFETY_FACTOR = 1.4
 """A request is refused at once if this many times the expected wait exceeds its timeout."""
@@ -49,8 +58,8 @@ class Batcher(Generic[Context, Result]):
 
     def __init__(
         self,
-        forward: Callable[[Samples, bool], Tensor],
-        finish: Callable[[Tensor, Sequence[Part[Context, Result]]], Sequence[Result | Exception]],
+        forward: Callable[[Samples, bool], Scores],
+        finish: Callable[[Scores, Sequence[Part[Context, Result]]], Sequence[Result | Exception]],
         *,
         batch_sizer: BatchSizer,
         max_queue_samples: int,

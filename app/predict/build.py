@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from boxcal.app.activation.activator import Activator
@@ -111,12 +110,12 @@ def warm(backbone: Backbone, served: ServedCalibrator, max_batch_size: int) -> N
     backbone.warm_up(sizes)
     num_classes = backbone.num_classes
     bounds = RequestBounds(np.zeros(num_classes), np.full(num_classes, 0.9))
-    scores = torch.zeros(1, num_classes)
+    scores = np.zeros((1, num_classes), np.float32)
     if backbone.inputs.kind != "none":
         scoring = Scoring(backbone)
         with scoring.requested_by(served):
             scores = scoring(backbone.inputs.blank(1), True)
-    calibrate(scores.to(torch.float64).numpy(), CalibrationRequest(served, bounds))
+    calibrate(scores.astype(np.float64), CalibrationRequest(served, bounds))
 
 
 def lower_thread_priority() -> None:

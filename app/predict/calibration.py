@@ -9,21 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from boxcal.app.activation.active import ServedCalibrator
 from boxcal.app.errors import BackboneFailed, InvalidLogits, InvalidParameter
 from boxcal.app.predict.answers import Float64Array, Rows
 from boxcal.app.predict.lanes import Part
 from boxcal.app.predict.options import RequestBounds
-from boxcal.calibrators.calibrator import Calibrated, Calibrator
-from boxcal.calibrators.operator import Bounds
-from boxcal.calibrators.plain_rows import PlainRows, plain_rows
+from boxcal.calibrators.array_calibrator import Box
 from boxcal.models.backbone import Backbone, OpenBackbone
 
 SUM_TOLERANCE = 1e-6
@@ -61,24 +56,24 @@ class Scoring:
         finally:
             self._readers_of_features -= needed
 
-    def __call__(self, samples: Samples, alone: bool) -> Tensor:
+    def __call__(self, samples: Samples, alone: bool) -> NDArray[np.float32]:
         """Return logits (N, K), or (N, K + D) with the features behind them."""
         batch = self._backbone.inputs.batch(samples)
         if not self._readers_of_features:
-            return self._backbone(batch, alone=alone)
+            return np.asarray(self._backbone(batch, alone=alone))
         if not isinstance(self._backbone, OpenBackbone) or self._backbone.head is None:
             raise InvalidParameter(
                 f"The backbone {self._backbone.name} has no features, which the active calibrator reads."
             )
         features = self._backbone.features(batch)
         weight, bias = self._backbone.head
-        return torch.cat([features @ weight.T + bias, features], dim=1)
+        return np.concatenate([(features @ weight.T + bias).numpy(), features.numpy()], axis=1)
 
 
 def shifted(samples: Samples, served: ServedCalibrator) -> Samples:
     """Add the calibrator's constant to the backbone's inputs, if it has one."""
     shift = served.calibrator.input_shift
-    return samples if shift is None else (samples + shift.numpy()).astype(np.float32)
+    return samples if shift is None else (samples + shift).astype(np.float32)
 
 
 def check_reads_logits(served: ServedCalibrator) -> None:
@@ -105,18 +100,17 @@ def calibrate(scores: Float64Array, requested: CalibrationRequest) -> Rows:
         They are so large that the calibrator's arithmetic overflows.
     """
     bounds = requested.bounds
-    box = None if bounds is None else Bounds(torch.from_numpy(bounds.lower), torch.from_numpy(bounds.upper))
-    return _calibrate(scores, requested.served, box)
+    return _calibrate(scores, requested.served, None if bounds is None else (bounds.lower, bounds.upper))
 
 
 def calibrate_batch(
-    scores: Tensor, parts: Sequence[Part[CalibrationRequest, Rows]]
+    scores: NDArray[np.float32], parts: Sequence[Part[CalibrationRequest, Rows]]
 ) -> list[Rows | Exception]:
     """Calibrate the backbone's output (N, K) or (N, K + D): one call for each calibrator in the batch.
 
     A request whose rows cannot be calibrated gets an error; the others get their rows.
     """
-    wide = scores.to(torch.float64).numpy()
+    wide = scores.astype(np.float64)
     groups: dict[int, list[int]] = {}
     for position, part in enumerate(parts):
         groups.setdefault(id(part.context.served), []).append(position)
@@ -162,35 +156,36 @@ def _check_backbone(scores: Float64Array) -> None:
 
 def _joint_box(
     parts: Sequence[Part[CalibrationRequest, Rows]], spans: Sequence[tuple[int, int]]
-) -> Bounds | None:
+) -> Box | None:
     """Return the bounds of every row; one pair for all rows if there is one request."""
     bounds = [part.context.bounds for part in parts]
     if all(pair is None for pair in bounds):
         return None
     if len(bounds) == 1 and bounds[0] is not None:
-        return Bounds(torch.from_numpy(bounds[0].lower), torch.from_numpy(bounds[0].upper))
+        return bounds[0].lower, bounds[0].upper
     shape = spans[-1][1], parts[0].context.served.calibrator.num_classes
     lower, upper = np.zeros(shape), np.ones(shape)
     for pair, (start, stop) in zip(bounds, spans, strict=True):
         if pair is not None:
             lower[start:stop], upper[start:stop] = pair.lower, pair.upper
-    return Bounds(torch.from_numpy(lower), torch.from_numpy(upper))
+    return lower, upper
 
 
-def _calibrate(scores: Float64Array, served: ServedCalibrator, box: Bounds | None) -> Rows:
-    plain = _plain_rows(served.calibrator) if box is None and served.reads == "logits" else None
-    num_classes = served.calibrator.num_classes
+def _calibrate(scores: Float64Array, served: ServedCalibrator, box: Box | None) -> Rows:
+    calibrator = served.calibrator
+    plain = calibrator.plain if box is None and served.reads == "logits" else None
+    num_classes = calibrator.num_classes
     logits = scores if scores.shape[1] == num_classes else np.ascontiguousarray(scores[:, :num_classes])
-    effective: tuple[Float64Array, Float64Array] | tuple[float, float] | None
+    effective: Box | tuple[float, float] | None
     try:
         if plain is not None:
             probabilities, mapped = plain(logits)
             effective, relaxed = plain.box, np.zeros(len(logits), np.bool_)
         else:
             read = scores[:, num_classes:] if served.reads == "features" else logits
-            calibrated = served.calibrator.calibrate(torch.from_numpy(read), box)
-            probabilities, mapped = calibrated.probabilities.numpy(), calibrated.logits.numpy()
-            effective, relaxed = _box(calibrated), calibrated.relaxed.numpy()
+            rows = calibrator.calibrate(read, box)
+            probabilities, mapped, relaxed = rows.probabilities, rows.logits, rows.relaxed
+            effective = None if _is_vacuous(rows.box) else rows.box
     except ValueError as error:
         raise InvalidLogits(f"The logits cannot be calibrated: {error}.") from error
     _check_sums(probabilities)
@@ -203,14 +198,7 @@ def _calibrate(scores: Float64Array, served: ServedCalibrator, box: Bounds | Non
 def is_quick(requested: CalibrationRequest) -> bool:
     """Whether a request needs only the compiled loop over its rows."""
     served = requested.served
-    return (
-        requested.bounds is None and served.reads == "logits" and _plain_rows(served.calibrator) is not None
-    )
-
-
-@lru_cache(maxsize=16)
-def _plain_rows(calibrator: Calibrator) -> PlainRows | None:
-    return plain_rows(calibrator.logit_map, calibrator.bound_map, calibrator.num_classes)
+    return requested.bounds is None and served.reads == "logits" and served.calibrator.plain is not None
 
 
 def _check_sums(probabilities: Float64Array) -> None:
@@ -221,9 +209,7 @@ def _check_sums(probabilities: Float64Array) -> None:
         raise InvalidLogits("The logits are too large: the calibrator's arithmetic overflows.")
 
 
-def _box(calibrated: Calibrated) -> tuple[Float64Array, Float64Array] | None:
-    """Return the effective box; None if every probability satisfies it."""
-    lower, upper = calibrated.lower, calibrated.upper
-    if lower.ndim == 0 and upper.ndim == 0 and lower.item() <= 0.0 and upper.item() >= 1.0:
-        return None
-    return lower.numpy(), upper.numpy()
+def _is_vacuous(box: Box) -> bool:
+    """Whether every probability satisfies a box, which is one for all rows and classes."""
+    lower, upper = box
+    return lower.ndim == 0 and upper.ndim == 0 and lower.item() <= 0.0 and upper.item() >= 1.0

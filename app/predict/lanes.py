@@ -20,10 +20,7 @@ from queue import Queue
 from typing import Generic, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from boxcal.app.errors import BackboneFailed
 from boxcal.app.predict.batch_sizer import BatchSizer
@@ -34,6 +31,7 @@ logger = logging.getLogger("boxcal")
 Context = TypeVar("Context")
 Result = TypeVar("Result")
 Samples = NDArray[np.float32]
+Scores = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,7 @@ class Pass(Generic[Context, Result]):
     size: int
     began: float
     seconds: float
-    logits: Tensor
+    logits: Scores
     scored: Sequence[Part[Context, Result]]
     failed: Sequence[tuple[Part[Context, Result], Exception]]
 
@@ -131,8 +129,8 @@ class Lanes(Generic[Context, Result]):
 
     def __init__(
         self,
-        forward: Callable[[Samples, bool], Tensor],
-        finish: Callable[[Tensor, Sequence[Part[Context, Result]]], Sequence[Result | Exception]],
+        forward: Callable[[Samples, bool], Scores],
+        finish: Callable[[Scores, Sequence[Part[Context, Result]]], Sequence[Result | Exception]],
         *,
         batch_sizer: BatchSizer,
         on_thread: Callable[[], None],
@@ -292,18 +290,18 @@ class Lanes(Generic[Context, Result]):
 
     def _score(
         self, parts: list[Part[Context, Result]], alone: bool
-    ) -> tuple[Tensor, list[Part[Context, Result]], list[tuple[Part[Context, Result], Exception]]]:
+    ) -> tuple[Scores, list[Part[Context, Result]], list[tuple[Part[Context, Result], Exception]]]:
         """Run the backbone; parts whose samples it fails on fail without the others."""
         pieces = [p.entry.samples[p.offset : p.offset + p.stop - p.start] for p in parts]
         runs = self._runs(pieces[0] if len(pieces) == 1 else np.concatenate(pieces), alone)
-        if len(runs) == 1 and isinstance(runs[0], Tensor):
+        if len(runs) == 1 and isinstance(runs[0], np.ndarray):
             return runs[0], parts, []
         scored: list[Part[Context, Result]] = []
         failed: list[tuple[Part[Context, Result], Exception]] = []
-        logits: list[Tensor] = []
-        rows: list[Tensor | Exception] = []
+        logits: list[Scores] = []
+        rows: list[Scores | Exception] = []
         for run in runs:
-            rows.extend(run if isinstance(run, Tensor) else [run])
+            rows.extend(run if isinstance(run, np.ndarray) else [run])
         for part in parts:
             outcomes = rows[part.start : part.stop]
             error = next((row for row in outcomes if isinstance(row, Exception)), None)
@@ -311,12 +309,14 @@ class Lanes(Generic[Context, Result]):
                 failed.append((part, error))
                 continue
             scored.append(replace(part, start=len(logits), stop=len(logits) + len(outcomes)))
-            logits.extend(row for row in outcomes if isinstance(row, Tensor))
+            logits.extend(row for row in outcomes if isinstance(row, np.ndarray))
         # Runs differ in width if a request for features came between them; nobody reads the padding.
-        rows_left = pad_sequence(logits, batch_first=True) if logits else torch.empty(0)
+        rows_left = np.zeros((len(logits), max(map(len, logits), default=0)), np.float32)
+        for target, row in zip(rows_left, logits, strict=True):
+            target[: len(row)] = row
         return rows_left, scored, failed
 
-    def _runs(self, samples: Samples, alone: bool) -> list[Tensor | Exception]:
+    def _runs(self, samples: Samples, alone: bool) -> list[Scores | Exception]:
         """Score samples; a batch that fails is split in halves until the samples that fail are found."""
         began = time.perf_counter()
         try:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from boxcal.app.errors import InvalidBounds, InvalidParameter, describe_validation
-from boxcal.calibrators.operator.bounds import sum_tolerance
+from boxcal.calibrators.operator.constants import sum_tolerance
 
 NUMBER = {"type": "number", "minimum": 0, "maximum": 1}
 Bound = Annotated[

@@ -20,13 +20,13 @@ from boxcal.calibrators.bound_maps.instance_dependent import InstanceDependentBo
 from boxcal.calibrators.fitting import loops
 from boxcal.calibrators.fitting.joint import JointObjective, call
 from boxcal.calibrators.fitting.network_pass import NetworkPass, logistic
+from boxcal.calibrators.formulas import TOP
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.dual_bounding import DualProbabilityBounding
 from boxcal.calibrators.logit_maps.ensemble_temperature import SMALLEST, EnsembleTemperatureScaling
 from boxcal.calibrators.logit_maps.identity import Identity
 from boxcal.calibrators.logit_maps.parameterised_temperature import ParameterisedTemperature
 from boxcal.calibrators.logit_maps.temperature import RowTemperature
-from boxcal.calibrators.network import TOP
 from boxcal.calibrators.operator.uniform import SortedRows
 from boxcal.calibrators.threads import SMALL, over_rows
 

@@ -19,7 +19,12 @@ from boxcal.calibrators.fitting.entry import fit
 from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.class_prior import ClassPriorAdjustment
 from boxcal.calibrators.logit_maps.temperature import best_temperature
-from boxcal.calibrators.monitoring.class_prior import FEWEST_ROWS, SMALLEST_FREQUENCY, estimate_class_prior
+from boxcal.calibrators.monitoring.class_prior import (
+    FEWEST_ROWS,
+    SMALLEST_FREQUENCY,
+    estimate_class_prior,
+    prior_offsets,
+)
 from boxcal.calibrators.monitoring.state import Array
 from boxcal.calibrators.stored import adjusted_method
 
@@ -99,11 +104,9 @@ def adjust_class_prior(calibrator: Calibrator, source: Array, target: Array) -> 
     ValueError
         A frequency is not above 0, or there are not K.
     """
-    source, target = np.asarray(source, dtype=np.float64), np.asarray(target, dtype=np.float64)
-    for frequencies in (source, target):
-        if frequencies.shape != (calibrator.num_classes,) or not (frequencies > 0).all():
-            raise ValueError(f"{calibrator.num_classes} classes need as many class frequencies above 0")
-    return adjust(calibrator, np.log(target / target.sum()) - np.log(source / source.sum()))
+    if len(source) != calibrator.num_classes:
+        raise ValueError(f"{calibrator.num_classes} classes need as many class frequencies above 0")
+    return adjust(calibrator, prior_offsets(source, target))
 
 
 def candidates(

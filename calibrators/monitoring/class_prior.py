@@ -22,6 +22,21 @@ TOLERANCE = 1e-8
 MOST_STEPS = 1000
 
 
+def prior_offsets(source: Array, target: Array) -> Array:
+    """Give what Bayes' rule adds to the logits where class frequencies `source` (K,) become `target` (K,).
+
+    Raises
+    ------
+    ValueError
+        A frequency is not above 0, or they differ in number.
+    """
+    source, target = np.asarray(source, dtype=np.float64), np.asarray(target, dtype=np.float64)
+    if source.shape != target.shape or not ((source > 0).all() and (target > 0).all()):
+        raise ValueError(f"{len(source)} classes need as many class frequencies above 0")
+    offsets: Array = np.log(target / target.sum()) - np.log(source / source.sum())
+    return offsets
+
+
 def estimate_class_prior(probabilities: Array, source: Array, *, pseudo_count: float = PSEUDO_COUNT) -> Array:
     """Estimate the class frequencies (K,) behind rows (N, K) calibrated for the frequencies `source` (K,).
 

@@ -50,7 +50,7 @@ def forward(
         _array(logits), low, high, _inverse(temperature), tolerance, probabilities.numpy(), side, NO_HELD
     )
     if refused >= 0:
-        raise_for_row(*map(_array, (logits, lower, upper)), tolerance, refused)
+        raise_for_row(_array(logits), _array(lower), _array(upper), tolerance, refused)
     return probabilities, torch.from_numpy(side)
 
 

@@ -331,5 +331,8 @@ def test_a_vision_transformer_answers_as_torch_does(beside: bool, tmp_path: Path
     images = torch.randn(3, 3, 32, 32)
     with torch.inference_mode():
         torch.testing.assert_close(
-            load_backbone(f"onnx:{path}", device="cpu")(images), network(images), atol=1e-5, rtol=1e-5
+            torch.as_tensor(load_backbone(f"onnx:{path}", device="cpu")(images)),
+            network(images),
+            atol=1e-5,
+            rtol=1e-5,
         )

@@ -215,11 +215,11 @@ def test_one_sigmoid_is_two_classes(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", "Sigmoid", 1)
     rows = np.random.default_rng(2).normal(size=(5, 4)).astype(np.float32)
     served = load_backbone(declare(path, output="scores", activation="sigmoid"), device="cpu")
-    logits = served(served.inputs.batch(served.inputs.check(rows)))
+    logits = torch.as_tensor(served(served.inputs.batch(served.inputs.check(rows))))
     raw = load_backbone(
         declare(path, output="raw_logits", activation="sigmoid", outputs="logits"), device="cpu"
     )
-    before = raw(raw.inputs.batch(raw.inputs.check(rows)))
+    before = torch.as_tensor(raw(raw.inputs.batch(raw.inputs.check(rows))))
     assert logits.shape == before.shape == (5, 2)
     np.testing.assert_allclose(logits.softmax(1), before.softmax(1), atol=1e-6)
     np.testing.assert_allclose(before.softmax(1)[:, 1], before[:, 1].sigmoid(), atol=1e-6)
@@ -299,7 +299,7 @@ def test_tokens_are_padded_and_checked(tmp_path: Path) -> None:
     sample = inputs.decode("tokens", tokens, 0)
     samples = inputs.blank(3)
     samples[0], samples[1] = sample, inputs.decode("text", TEXTS[1], 0)
-    logits = backbone(inputs.batch(samples))
+    logits = torch.as_tensor(backbone(inputs.batch(samples)))
     np.testing.assert_allclose(logits[:2].softmax(1), made.probabilities[:2], atol=TOLERANCE)
     for message, value in {
         "0 tokens": {"input_ids": []},

@@ -31,7 +31,7 @@ def test_any_batch_through_a_free_or_fixed_dimension(
 ) -> None:
     backbone = load(write_onnx(tmp_path / "m.onnx", shape=(batch_size, 3, 4, 4)))
     batch = samples(count)
-    torch.testing.assert_close(backbone(batch), batch.flatten(1) @ torch.from_numpy(WEIGHT))
+    torch.testing.assert_close(torch.as_tensor(backbone(batch)), batch.flatten(1) @ torch.from_numpy(WEIGHT))
     assert (backbone.name, backbone.labels, backbone.num_classes) == ("onnx:m.onnx", tuple("01234"), 5)
     assert backbone.preprocessing is None
 

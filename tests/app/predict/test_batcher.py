@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from boxcal.app.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, TooManySamples
 from boxcal.app.predict.batch_sizer import BatchSizer
@@ -39,7 +38,7 @@ class Device:
         self.alone: list[bool] = []
         self._passes = threading.Semaphore(passes)
 
-    def forward(self, samples: NDArray[np.float32], alone: bool) -> Tensor:
+    def forward(self, samples: NDArray[np.float32], alone: bool) -> NDArray[np.float32]:
         """Take one batch; note whether more threads than it bears were here already."""
         self.alone.append(alone)
         self.crowded |= not self._passes.acquire(blocking=False)
@@ -48,24 +47,24 @@ class Device:
         finally:
             self._passes.release()
 
-    def _pass(self, samples: NDArray[np.float32]) -> Tensor:
+    def _pass(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         self.batches.append(samples[:, 0].tolist())
         assert self.gate.wait(10)
         if len(samples) > self.memory:
             raise torch.OutOfMemoryError("CUDA out of memory")
         if broken := self.broken & set(samples[:, 0].tolist()):
             raise RuntimeError(f"cannot take {broken}")
-        return torch.from_numpy(samples * 2)
+        return samples * 2
 
     @staticmethod
     def finish(
-        logits: Tensor, parts: Sequence[Part[float, NDArray[np.float32]]]
+        logits: NDArray[np.float32], parts: Sequence[Part[float, NDArray[np.float32]]]
     ) -> list[NDArray[np.float32] | Exception]:
         """Add what each request asked for; refuse what asks for NaN."""
         return [
             InvalidInput("nan")
             if part.context != part.context
-            else logits[part.start : part.stop].numpy() + np.float32(part.context)
+            else logits[part.start : part.stop] + np.float32(part.context)
             for part in parts
         ]
 
@@ -271,7 +270,9 @@ async def test_a_batch_is_finished_while_the_next_is_in_the_backbone() -> None:
     device = Device()
     finishing, go_on = threading.Event(), threading.Event()
 
-    def slow_finish(logits: Tensor, parts: Sequence[Part[float, NDArray[np.float32]]]) -> list[Any]:
+    def slow_finish(
+        logits: NDArray[np.float32], parts: Sequence[Part[float, NDArray[np.float32]]]
+    ) -> list[Any]:
         finishing.set()
         assert go_on.wait(10)
         return list(device.finish(logits, parts))

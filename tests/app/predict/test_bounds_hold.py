@@ -17,6 +17,7 @@ from boxcal.app.predict import options as request_options
 from boxcal.app.predict.answers import CalibratedAnswer
 from boxcal.app.predict.calibration import CalibrationRequest, calibrate
 from boxcal.app.predict.options import Labels
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.calibrator import Calibrator
 from boxcal.calibrators.logit_maps.identity import Identity
@@ -32,7 +33,8 @@ def answer(logits: np.ndarray[Any, Any], sent: dict[str, Any], fitted: tuple[flo
     options = request_options.from_json({"bounds": document, "probabilities": True, "top_k": 3})
     calibrator = Calibrator("pb", Identity(num_classes), ConstantBounds(num_classes, *fitted), num_classes)
     wanted = CalibrationRequest(
-        ServedCalibrator(1, "pb", calibrator), request_options.check_bounds(options.bounds, labels)
+        ServedCalibrator(1, "pb", ArrayCalibrator.from_bytes(calibrator.to_bytes())),
+        request_options.check_bounds(options.bounds, labels),
     )
     rows = calibrate(logits, wanted)
     answer = CalibratedAnswer("any", labels.names, wanted.served, rows, options, {})
