@@ -22,6 +22,7 @@ from boxcal.calibrators.operator.meeting import meet
 from boxcal.calibrators.plain_rows import PlainRows, plain_rows, solve_rows
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+Rows = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Box = tuple[Array, Array]
 """Lower and upper bounds, float64, each of a shape that broadcasts to (N, K)."""
 
@@ -113,17 +114,17 @@ class ArrayCalibrator:
             source,
         )
 
-    def __call__(self, rows: Array) -> Array:
-        """Give probabilities (N, K) for float64 logits (N, K), or features (N, D)."""
+    def __call__(self, rows: Rows) -> Array:
+        """Give probabilities (N, K) for logits (N, K), or features (N, D)."""
         return self.calibrate(rows).probabilities
 
-    def calibrate(self, rows: Array, request: Box | None = None) -> CalibratedRows:
+    def calibrate(self, rows: Rows, request: Box | None = None) -> CalibratedRows:
         """Calibrate a batch; the fitted box yields to the one asked for as little as it must.
 
         Parameters
         ----------
         rows
-            (N, K) float64 logits, or (N, D) features where `reads` says so.
+            (N, K) logits of any floating dtype, or (N, D) features where `reads` says so.
         request
             Feasible bounds: one pair for all rows, or a row per sample.
 
@@ -134,16 +135,17 @@ class ArrayCalibrator:
         ValueError
             Naming the row that has no answer.
         """
-        if rows.ndim != 2 or rows.shape[1] != self.width:
+        wide = np.ascontiguousarray(rows, np.float64)
+        if wide.ndim != 2 or wide.shape[1] != self.width:
             raise InvalidDataError(
                 f"this calibrator takes {self.reads} of shape (N, {self.width}), not {rows.shape}"
             )
-        relaxed = np.zeros(len(rows), np.bool_)
+        relaxed = np.zeros(len(wide), np.bool_)
         if self.plain is not None and request is None:
-            probabilities, mapped = self.plain(np.ascontiguousarray(rows))
+            probabilities, mapped = self.plain(wide)
             return CalibratedRows(probabilities, mapped, self.bound_map(mapped), relaxed)
         with np.errstate(all="ignore"):  # what overflows is refused by the operator
-            mapped = np.ascontiguousarray(self.logit_map(rows))
+            mapped = np.ascontiguousarray(self.logit_map(wide))
             box = self.bound_map(mapped)
             if request is not None:
                 lower, upper, yielded = meet(array_ops, box, request, self.num_classes, always=False)

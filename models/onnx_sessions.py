@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,18 @@ class Sessions:
 
 def _is_cpu(device: str) -> bool:
     """Whether passes run on the CPU, as far as that is known without torch."""
-    return device == "cpu" or (device == "auto" and CUDA not in onnxruntime.get_available_providers())
+    if device != "auto":
+        return device == "cpu"
+    return CUDA not in onnxruntime.get_available_providers() or not _has_driver()
+
+
+def _has_driver() -> bool:
+    """Whether this machine has the driver of an NVIDIA GPU."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _cuda(device: str) -> Any:
