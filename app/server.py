@@ -121,12 +121,13 @@ class ProcessServer(Server):
     """The server of a process that has no other purpose."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then exclude what exists by now from garbage collection.
+        """Start, then exclude what exists by now from garbage collection, which may be off until then.
 
         It lives as long as the process, and walking over it would stop every thread for some 200 ms.
         """
         await super().startup(sockets)
         gc.freeze()
+        gc.enable()
 
 
 def serve(settings: Settings) -> None:

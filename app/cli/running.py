@@ -39,6 +39,9 @@ def serve(
 
         supervise(settings)
         return
+    from boxcal.app.quick_start import prepare
+
+    prepare()
     from boxcal.app.server import serve as run
 
     run(settings)

@@ -41,14 +41,14 @@ def test_predictions_and_calibrations_with_bounds_need_no_torch(tmp_path: Path) 
     np.save(stream, np.random.default_rng(1).normal(size=(3, 3, 4, 4)).astype(np.float32))
     with started(tmp_path / "data", BOXCAL_MODEL=f"onnx:{model}") as process:
         with httpx.Client(base_url=process.url, timeout=60) as client:
-            asked = {"bounds": BOUNDS, "probabilities": True, "logits": True, "explain": True}
-            rows = bounded(client.post("/calibrate", json={"logits": logits.tolist(), **asked}))
+            options = {"bounds": BOUNDS, "probabilities": True, "logits": True, "explain": True}
+            rows = bounded(client.post("/calibrate", json={"logits": logits.tolist(), "options": options}))
             assert rows.shape == (70, CLASSES)
             query = {"lower": "0.05", "upper": "0.6", "probabilities": "true"}
             answer = client.post("/predict", params=query, content=stream.getvalue(), headers=NPY)
             assert answer.status_code == 200, answer.text
             tensors = [{"tensor": one.tolist()} for one in np.load(io.BytesIO(stream.getvalue()))]
-            bounded(client.post("/predict", json={"inputs": tensors, **asked}))
+            bounded(client.post("/predict", json={"inputs": tensors, "options": options}))
             for path in ("/model", "/calibrators", "/metrics", "/health/ready", "/v2/models/m.onnx"):
                 client.get(path)
         assert not heavy_libraries(process)

@@ -65,11 +65,13 @@ def test_weights_kept_in_8_bits_are_expanded_once_where_inputs_are_floats(
     read = samples(3).flatten(1)
     if quantised_inputs:
         read = (read / float(scale)).round().clamp(-128, 127) * float(scale)
-    torch.testing.assert_close(load(path)(samples(3)), read @ torch.from_numpy(small * scale))
+    torch.testing.assert_close(
+        torch.as_tensor(load(path)(samples(3))), read @ torch.from_numpy(small * scale)
+    )
 
 
 def test_half_precision_files_take_and_give_float32(tmp_path: Path) -> None:
-    logits = load(write_onnx(tmp_path / "m.onnx", dtype=TensorProto.FLOAT16))(samples(3))
+    logits = torch.as_tensor(load(write_onnx(tmp_path / "m.onnx", dtype=TensorProto.FLOAT16))(samples(3)))
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, samples(3).flatten(1) @ torch.from_numpy(WEIGHT), atol=0.05, rtol=0.01)
 
@@ -127,7 +129,7 @@ def test_probabilities_are_not_taken_for_logits(tmp_path: Path) -> None:
         load(path)
     declare(path, outputs="probabilities")
     torch.testing.assert_close(
-        load(path)(samples(3)),
+        torch.as_tensor(load(path)(samples(3))),
         (samples(3).flatten(1) @ torch.from_numpy(WEIGHT)).log_softmax(1),
         atol=1e-4,
         rtol=1e-4,
