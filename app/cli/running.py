@@ -39,7 +39,7 @@ def serve(
 
         supervise(settings)
         return
-    from boxcal.app.quick_start import prepare
+    from boxcal.app.cli.quick_start import prepare
 
     prepare()
     from boxcal.app.server import serve as run
