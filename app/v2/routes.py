@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.metadata import version as version_of
 from typing import Any
@@ -46,6 +46,8 @@ HEADER_LENGTH = b"inference-header-content-length"
 JSON, BINARY = "application/json", "application/octet-stream"
 INFER = re.compile(r"/v2/models/(?P<model>.+?)(?:/versions/(?P<version>[^/]*))?/infer")
 MAX_TENSORS = 1000
+REPEATED = 4096
+"""Bytes of JSON before binary data that are remembered with their meaning."""
 INFER_ERRORS = (
     MalformedBody,
     ModelNotFound,
@@ -145,7 +147,7 @@ async def infer(request: DirectRequest) -> None:
     request.scope.setdefault("route", INFER_ROUTE)  # for the label in the metrics
     body = await read_body(request)
     length = header(request, HEADER_LENGTH)
-    asked, document = await unblocked(parsed_size(body, length), read_request, body, length, model, version)
+    asked, head = await unblocked(parsed_size(body, length), read_request, body, length, model, version)
     served = state.v2_model(model)
     if served.telemetry is not state.telemetry:
         request.scope[TELEMETRY] = served.telemetry
@@ -153,9 +155,9 @@ async def infer(request: DirectRequest) -> None:
     # Nothing is queued for a calibrator alone, so that a disconnect would free nothing.
     answered = await (work if model.endswith(CALIBRATOR) else unless_disconnected(request, work))
     size = sum(array.nbytes for _, array in answered.outputs)
-    if size <= COPIED and all_binary(answered, document):
+    if size <= COPIED and all_binary(answered, head):
         size = 0
-    content, header_length = await unblocked(size, write_response, answered, document)
+    content, header_length = await unblocked(size, write_response, answered, head)
     headers = [(HEADER_LENGTH, str(header_length).encode())] if header_length else []
     await request.reply(BINARY if header_length else JSON, content, headers)
 
@@ -180,17 +182,57 @@ def parsed_size(body: Body, length: str) -> int:
     return head
 
 
-def all_binary(answered: Answered, document: Mapping[str, Any]) -> bool:
+@dataclass(frozen=True, slots=True)
+class SentTensor:
+    """How a request describes one input.
+
+    Attributes
+    ----------
+    size
+        Bytes of its binary data; None where `data` holds it.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    size: int | None
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The JSON part of a request.
+
+    Attributes
+    ----------
+    outputs
+        Names of the outputs that are asked for, with the number of classes of each.
+    binary
+        Which of them are wanted as binary data.
+    binary_default
+        Whether outputs are that are not asked for by name.
+    id
+        Given back in the response; None without one.
+    """
+
+    inputs: tuple[SentTensor, ...]
+    outputs: tuple[tuple[str, int], ...]
+    binary: Mapping[str, bool]
+    binary_default: bool
+    parameters: Mapping[str, Any]
+    id: str | None
+
+    def is_binary(self, name: str) -> bool:
+        """Whether an output is wanted as binary data."""
+        return self.binary.get(name, self.binary_default)
+
+
+def all_binary(answered: Answered, head: Head) -> bool:
     """Whether a response is copied as it is: every output is of numbers and wanted as binary data."""
-    asked = document.get("outputs") or []
-    return all(array.dtype.kind != "O" for _, array in answered.outputs) and (
-        bool(_parameters(document).get("binary_data_output"))
-        if not asked
-        else all(_parameters(entry).get("binary_data") for entry in asked)
-    )
+    return all(array.dtype.kind != "O" and head.is_binary(name) for name, array in answered.outputs)
 
 
-def read_request(body: Body, length: str, model: str, version: str) -> tuple[Asked, Mapping[str, Any]]:
+def read_request(body: Body, length: str, model: str, version: str) -> tuple[Asked, Head]:
     """Read a request and its tensors.
 
     Parameters
@@ -209,9 +251,42 @@ def read_request(body: Body, length: str, model: str, version: str) -> tuple[Ask
         raise MalformedBody(
             f"Inference-Header-Content-Length is {length!r:.50}; the body has {len(body)} bytes."
         )
-    end = int(length) if length else len(body)
+    position = int(length) if length else len(body)
+    # Clients that send binary data repeat the same JSON.
+    is_known = length and position <= REPEATED
+    head = (
+        repeated_head(bytes(body[:position])) if is_known else read_head(body[:position] if length else body)
+    )
+    rest, inputs = memoryview(body), {}
+    for sent in head.inputs:
+        if sent.name in inputs:
+            raise InvalidInput(f"The request has two inputs {sent.name!r:.100}.")
+        if sent.size is None:
+            inputs[sent.name] = from_json(sent.name, sent.datatype, sent.shape, sent.data)
+            continue
+        end = position + sent.size
+        if end > len(body):
+            raise MalformedBody(
+                f"The input {sent.name!r:.100} announces {sent.size!r:.50} bytes of binary data; "
+                f"{len(body) - position} follow."
+            )
+        inputs[sent.name] = from_binary(sent.name, sent.datatype, sent.shape, rest[position:end])
+        position = end
+    if position != len(body):
+        raise MalformedBody(f"{len(body) - position} bytes follow the last input.")
+    return Asked(model, version, inputs, head.outputs, head.parameters), head
+
+
+def read_head(text: Body) -> Head:
+    """Read the JSON part of a request.
+
+    Raises
+    ------
+    MalformedBody, InvalidParameter, InvalidInput
+        What is wrong with it.
+    """
     try:
-        document = large_json.parse(body[:end] if length else body)
+        document = large_json.parse(text)
     except orjson.JSONDecodeError as error:
         raise MalformedBody(f"The request is not JSON: {error}.") from error
     if not isinstance(document, dict) or not isinstance(document.get("inputs"), list):
@@ -221,29 +296,30 @@ def read_request(body: Body, length: str, model: str, version: str) -> tuple[Ask
         raise InvalidParameter(f"`outputs` must be a list, got {outputs!r:.100}.")
     if len(document["inputs"]) > MAX_TENSORS or len(outputs) > MAX_TENSORS:
         raise InvalidParameter(f"A request has at most {MAX_TENSORS} inputs and outputs.")
-    inputs, position = {}, end
-    for entry in document["inputs"]:
-        name, array, size = _tensor(entry, memoryview(body)[position:])
-        if name in inputs:
-            raise InvalidInput(f"The request has two inputs {name!r:.100}.")
-        inputs[name], position = array, position + size
-    if position != len(body):
-        raise MalformedBody(f"{len(body) - position} bytes follow the last input.")
-    wanted = [_wanted(entry) for entry in outputs]
-    return Asked(model, version, inputs, wanted, parameters), document
+    given = document.get("id")
+    return Head(
+        tuple(map(_tensor, document["inputs"])),
+        tuple(map(_wanted, outputs)),
+        {entry["name"]: bool(_parameters(entry).get("binary_data")) for entry in outputs},
+        bool(parameters.get("binary_data_output")),
+        parameters,
+        given if isinstance(given, str) else None,
+    )
 
 
-def write_response(answered: Answered, document: Mapping[str, Any]) -> tuple[list[bytes | memoryview], int]:
+@lru_cache(maxsize=128)
+def repeated_head(text: bytes) -> Head:
+    """Read a JSON part that the next request may have too; nobody changes it."""
+    return read_head(text)
+
+
+def write_response(answered: Answered, head: Head) -> tuple[list[bytes | memoryview], int]:
     """Write a response in pieces; the second value is the length of its JSON part, 0 if all of it is JSON."""
-    as_binary = {
-        entry["name"]: bool(_parameters(entry).get("binary_data")) for entry in document.get("outputs") or []
-    }
-    default = bool(_parameters(document).get("binary_data_output"))
     described: list[dict[str, Any]] = []
     pieces: list[bytes | memoryview] = []
     for name, array in answered.outputs:
         entry: dict[str, Any] = {"name": name, "datatype": datatype_of(array), "shape": list(array.shape)}
-        if as_binary.get(name, default):
+        if head.is_binary(name):
             pieces.append(view_of(array))
             entry["parameters"] = {"binary_data_size": len(pieces[-1])}
         else:
@@ -256,8 +332,8 @@ def write_response(answered: Answered, document: Mapping[str, Any]) -> tuple[lis
         "parameters": {"bounds_relaxed": answered.relaxed},
         "outputs": described,
     }
-    if isinstance(given := document.get("id"), str):
-        response["id"] = given
+    if head.id is not None:
+        response["id"] = head.id
     text = orjson.dumps(response, option=orjson.OPT_SERIALIZE_NUMPY)
     return [text, *pieces], len(text) if pieces else 0
 
@@ -277,23 +353,19 @@ async def model_versions(model: ServedModel) -> list[str]:
     return [str(version) for version in sorted({0, active, *own})]
 
 
-def _tensor(entry: Any, rest: memoryview) -> tuple[str, Any, int]:
-    """Read one input; return its name, its array, and how many bytes of `rest` it took."""
+def _tensor(entry: Any) -> SentTensor:
+    """Read the description of one input."""
     if not isinstance(entry, dict) or not isinstance(name := entry.get("name"), str):
         raise InvalidInput("Each input must be an object with `name`, `shape` and `datatype`.")
     shape, datatype = read_shape(name, entry.get("shape")), entry.get("datatype")
     if not isinstance(datatype, str):
         raise InvalidInput(f"The input {name!r:.100} has no datatype.")
     size = _parameters(entry).get("binary_data_size")
-    if size is None:
-        if "data" not in entry:
-            raise InvalidInput(f"The input {name!r:.100} has neither `data` nor `binary_data_size`.")
-        return name, from_json(name, datatype, shape, entry["data"]), 0
-    if type(size) is not int or not 0 <= size <= len(rest):
-        raise MalformedBody(
-            f"The input {name!r:.100} announces {size!r:.50} bytes of binary data; {len(rest)} follow."
-        )
-    return name, from_binary(name, datatype, shape, rest[:size]), size
+    if size is None and "data" not in entry:
+        raise InvalidInput(f"The input {name!r:.100} has neither `data` nor `binary_data_size`.")
+    if size is not None and (type(size) is not int or size < 0):
+        raise MalformedBody(f"The input {name!r:.100} announces {size!r:.50} bytes of binary data.")
+    return SentTensor(name, datatype, shape, size, entry.get("data"))
 
 
 def _wanted(entry: Any) -> tuple[str, int]:
