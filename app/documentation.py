@@ -99,6 +99,7 @@ ANSWERS: dict[tuple[str, str, str], tuple[str, Any]] = {
             "labels": list("0123456789"),
             "inputs": "images",
             "input_shape": [1, 8, 8],
+            "models": ["digits"],
             "formats": ["image/jpeg", "image/png", "image/webp"],
             "device": "cpu",
             "limits": {
@@ -156,7 +157,7 @@ ANSWERS: dict[tuple[str, str, str], tuple[str, Any]] = {
     ("get", "/health/live", "200"): ("The process is alive.", {"status": "live"}),
     ("get", "/health/ready", "200"): (
         "The service is ready for predictions.",
-        {"status": "ready", "model": "digits", "calibrator": 1},
+        {"status": "ready", "model": "digits", "calibrator": 1, "models": {"digits": 1}},
     ),
 }
 PARAMETERS: dict[str, tuple[str, Any]] = {

@@ -5,7 +5,7 @@ from typing import Literal
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from boxcal.app.errors import NotReady, problems
@@ -24,8 +24,9 @@ class Ready(BaseModel):
     """The service is ready for predictions."""
 
     status: Literal["ready"] = "ready"
-    model: str
-    calibrator: int
+    model: str = Field(description="The default model.")
+    calibrator: int = Field(description="The version of its active calibrator.")
+    models: dict[str, int] = Field(description="The version of the active calibrator of every model.")
 
 
 @router.get("/health/live", responses=problems())
@@ -39,7 +40,8 @@ async def ready(state: CurrentState) -> Ready:
     """Return 200 if the weights are loaded, a calibrator is active and every thread runs."""
     state.check_ready()
     default = state.default
-    return Ready(model=default.name, calibrator=default.active.current.version)
+    active = {name: model.active.current.version for name, model in state.models.items()}
+    return Ready(model=default.name, calibrator=default.active.current.version, models=active)
 
 
 @router.get(

@@ -139,6 +139,7 @@ async def opened(
                 refits.registry,
                 refits.activator,
                 refits.jobs,
+                model=entry.name or backbone.name,
                 classes=backbone.labels,
                 telemetry=telemetry,
                 owner=refits.registry.fits.owner,

@@ -15,6 +15,9 @@ from boxcal.app.cli.settings import read_settings
 from boxcal.app.client import BoxcalClient, calls
 from boxcal.app.client.clients import ONCE
 from boxcal.app.client.errors import ClientError
+from boxcal.app.errors import BoxcalError
+from boxcal.app.model_list import ModelEntry, entries
+from boxcal.app.predict.options import BoundsOption, Labels, check_bounds
 from boxcal.app.settings import Settings
 
 DATABASE_SECONDS = 5
@@ -45,11 +48,27 @@ def run(*, as_json: bool) -> None:
 
 
 def model(settings: Settings) -> str:
-    """Load the model."""
-    backbone = settings.load_backbone()
+    """Load the models, one after the other."""
+    return "; ".join(map(loaded, entries(settings)))
+
+
+def loaded(entry: ModelEntry) -> str:
+    """Load one model, check its bounds, and describe it.
+
+    Raises
+    ------
+    ValueError
+        It cannot be served; of several models, the message names it.
+    """
+    try:
+        backbone = entry.settings.load_backbone()
+        check_bounds(BoundsOption(lower=entry.lower, upper=entry.upper), Labels(backbone.labels))
+    except (ValueError, BoxcalError) as error:
+        raise ValueError(f"{entry.name}: {error}" if entry.name else str(error)) from error
+    name = entry.name or backbone.name
     if backbone.inputs.kind == "none":
-        return f"{backbone.name}: no model; /calibrate takes logits of {backbone.num_classes} classes"
-    return f"{backbone.name}: {backbone.num_classes} classes on {backbone.device}"
+        return f"{name}: no model; /calibrate takes logits of {backbone.num_classes} classes"
+    return f"{name}: {backbone.num_classes} classes on {backbone.device}"
 
 
 def registry(settings: Settings) -> str:

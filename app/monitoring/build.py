@@ -44,6 +44,7 @@ async def open_monitoring(
     activator: Activator,
     jobs: FitJobs,
     *,
+    model: str,
     classes: Sequence[str],
     telemetry: Telemetry,
     owner: str,
@@ -53,6 +54,8 @@ async def open_monitoring(
 
     Parameters
     ----------
+    model
+        Its name, which the webhook gets.
     classes
         The K class names.
     owner
@@ -88,7 +91,7 @@ async def open_monitoring(
             from boxcal.app.monitoring.webhook import Webhook  # noqa: PLC0415 - only it needs httpx
 
             secret = settings.alarm_secret.get_secret_value()
-            webhook = Webhook(settings.alarm_webhook, secret, registry, events, telemetry)
+            webhook = Webhook(settings.alarm_webhook, secret, registry, events, telemetry, model=model)
             wake_webhook = webhook.wake
             await stack.enter_async_context(background("webhook", webhook.run, telemetry))
 

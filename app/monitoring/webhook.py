@@ -52,12 +52,20 @@ class Webhook:
     """
 
     def __init__(
-        self, url: str, secret: str, registry: Registry, events: EventLog, telemetry: Telemetry
+        self,
+        url: str,
+        secret: str,
+        registry: Registry,
+        events: EventLog,
+        telemetry: Telemetry,
+        *,
+        model: str,
     ) -> None:
         self._url = url
         self._secret = secret.encode()
         self._registry = registry
         self._events = events
+        self._model = model
         self._telemetry = telemetry
         self._wake = asyncio.Event()
 
@@ -79,7 +87,13 @@ class Webhook:
 
     async def _deliver(self, client: httpx.AsyncClient, event: MonitorEvent) -> bool:
         body = orjson.dumps(
-            {"id": event.id, "kind": event.kind, "created_at": event.created_at, **event.document}
+            {
+                "id": event.id,
+                "kind": event.kind,
+                "model": self._model,
+                "created_at": event.created_at,
+                **event.document,
+            }
         )
         try:
             async for attempt in stamina.retry_context(

@@ -2,7 +2,24 @@
 
 /** The service's root: one level above this page, behind any gateway prefix. */
 const root = new URL("../", document.baseURI);
-export const url = (path) => new URL(path.replace(/^\//, ""), root);
+export function url(path) {
+  const address = new URL(path.replace(/^\//, ""), root);
+  if (model && path) address.searchParams.set("model", model);
+  return address;
+}
+
+const MODEL = "boxcal-model";
+let model = sessionStorage.getItem(MODEL);
+
+/** The model that was chosen in this tab; null for the first one. */
+export const chosenModel = () => model;
+
+/** Choose one of several models for this tab, or the first one with null. */
+export function useModel(name) {
+  model = name;
+  if (name) sessionStorage.setItem(MODEL, name);
+  else sessionStorage.removeItem(MODEL);
+}
 
 const KEY = "boxcal-api-key";
 let apiKey = sessionStorage.getItem(KEY);

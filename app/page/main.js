@@ -1,6 +1,6 @@
 // The frame of the page: the view that the address names, and the active calibrator in the header.
 
-import { get, hasKey, identify, may, useKey } from "./api.js";
+import { chosenModel, get, hasKey, identify, may, useKey, useModel } from "./api.js";
 import { h } from "./dom.js";
 
 const views = {
@@ -40,14 +40,15 @@ let shown;
 async function refreshStatus() {
   try {
     const ready = await get("/health/ready");
-    if (shown === ready.calibrator) return;
-    const active = may("read")
-      ? await get(`/calibrators/${ready.calibrator}`)
-      : { version: ready.calibrator, method: "" };
-    shown = ready.calibrator;
+    const name = chosenModel() ?? ready.model;
+    const version = ready.models[name];
+    if (version === undefined) return choose(null); // the service has this model no longer
+    if (shown === version) return;
+    const active = may("read") ? await get(`/calibrators/${version}`) : { version, method: "" };
+    shown = version;
     status.replaceChildren(
       h("span", { class: "dot ok", "aria-hidden": "true" }),
-      h("span", { class: "model" }, ready.model),
+      modelName(name, Object.keys(ready.models)),
       may("read")
         ? h(
             "a",
@@ -64,6 +65,22 @@ async function refreshStatus() {
       h("span", {}, error.title ?? "unreachable"),
     );
   }
+}
+
+function choose(model) {
+  useModel(model);
+  location.reload();
+}
+
+/** The name of the model; where there are several, a list to choose from. */
+function modelName(name, names) {
+  if (names.length === 1) return h("span", { class: "model" }, name);
+  const options = names.map((each) => h("option", { value: each, selected: each === name }, each));
+  return h(
+    "select",
+    { "aria-label": "Model", class: "models", onchange: (event) => choose(event.target.value) },
+    options,
+  );
 }
 
 function signOut() {

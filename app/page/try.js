@@ -407,13 +407,13 @@ class Try {
 
   writeCurl() {
     const { sent, labels } = state.answer,
-      bounds = state.chosen.option(labels),
-      origin = url("").href.replace(/\/$/, "");
+      bounds = state.chosen.option(labels);
+    const at = (path) => url(path).href.replace(/^.*\?.*$/, "'$&'"); // a shell would read the question mark
     const options = JSON.stringify({ ...(bounds && { bounds }), top_k: 3 });
     const key = hasKey() ? ' -H "X-API-Key: $BOXCAL_API_KEY"' : "";
     this.curl.textContent = sent.blob
-      ? `curl -s ${origin}/predict${key} \\\n  -F file=@image.png \\\n  -F 'options=${options}'`
-      : `curl -s ${origin}/calibrate${key} -H 'Content-Type: application/json' -d '{\n  "logits": [[${sent.logits.slice(0, 3).join(", ")}, …]],\n  "options": ${options}}'`;
+      ? `curl -s ${at("/predict")}${key} \\\n  -F file=@image.png \\\n  -F 'options=${options}'`
+      : `curl -s ${at("/calibrate")}${key} -H 'Content-Type: application/json' -d '{\n  "logits": [[${sent.logits.slice(0, 3).join(", ")}, …]],\n  "options": ${options}}'`;
   }
 }
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.active import ServedCalibrator
+from boxcal.app.errors import InvalidBounds
 from boxcal.app.predict.answers import Rows
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.batcher import Batcher
@@ -63,7 +64,10 @@ async def open_pipeline(
         No probability vector has these bounds.
     """
     labels = Labels(backbone.labels)
-    checked = check_bounds(bounds, labels)
+    try:
+        checked = check_bounds(bounds, labels)
+    except InvalidBounds as error:
+        raise InvalidBounds(f"The model {name} cannot have its bounds: {error}") from error
     scoring = Scoring(backbone)
     batcher: Batcher[CalibrationRequest, Rows] = Batcher(
         scoring,

@@ -33,6 +33,20 @@ def test_doctor_finds_nothing_wrong_and_changes_nothing(boxcal: Boxcal, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+def test_doctor_loads_every_model_and_names_the_one_that_cannot_be_served(
+    boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BOXCAL_MODELS", "a=digits,b=logits:3")
+    expected = "a: 10 classes on cpu; b: no model; /calibrate takes logits of 3 classes"
+    assert checks(boxcal, 0)["model"] == (True, expected)
+    file = tmp_path / "models.toml"
+    file.write_text("[a]\nmodel = 'digits'\n[b]\nmodel = 'logits:3'\nupper = 0.2")
+    monkeypatch.setenv("BOXCAL_MODELS", str(file))
+    ok, found = checks(boxcal, 1)["model"]
+    assert not ok
+    assert found.startswith("b: The upper bounds of the 3 classes add up to 0.6")
+
+
 def test_doctor_reports_every_failure(
     boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
