@@ -1,30 +1,24 @@
-// Calls the service. Every error response becomes a Problem with the service's own message.
+// Calls the service. Every error response becomes a Problem with the message of the service.
 
 /** The service's root: one level above this page, behind any gateway prefix. */
 const root = new URL("../", document.baseURI);
 export function url(path) {
-  const address = new URL(path.replace(/^\//, ""), root);
-  if (model && path) address.searchParams.set("model", model);
-  return address;
+  const url = new URL(path.replace(/^\//, ""), root);
+  if (model) url.searchParams.set("model", model);
+  return url;
 }
 
-const MODEL = "boxcal-model";
-let model = sessionStorage.getItem(MODEL);
+export const { model } = sessionStorage;
 
-/** The model that was chosen in this tab; null for the first one. */
-export const chosenModel = () => model;
-
-/** Choose one of several models for this tab, or the first one with null. */
 export function useModel(name) {
-  model = name;
-  if (name) sessionStorage.setItem(MODEL, name);
-  else sessionStorage.removeItem(MODEL);
+  sessionStorage.model = name;
+  location.reload();
 }
 
 const KEY = "boxcal-api-key";
 let apiKey = sessionStorage.getItem(KEY);
 
-/** Keep an API key for this tab, or forget it with null. It is never part of a URL. */
+/** Keep an API key for this tab, or forget it with null; never in a URL. */
 export function useKey(key) {
   apiKey = key;
   if (key) sessionStorage.setItem(KEY, key);
@@ -130,7 +124,7 @@ export function upload(path, form, progress) {
   });
 }
 
-/** Read server-sent events with fetch, which can send an API key; EventSource cannot. */
+/** Read server-sent events with fetch: EventSource cannot send an API key. */
 export async function follow(path, signal, onEvent, more) {
   const response = await send(path, { signal, headers: more });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

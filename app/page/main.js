@@ -1,6 +1,6 @@
 // The frame of the page: the view that the address names, and the active calibrator in the header.
 
-import { chosenModel, get, hasKey, identify, may, useKey, useModel } from "./api.js";
+import { get, hasKey, identify, may, model, useKey, useModel } from "./api.js";
 import { h } from "./dom.js";
 
 const views = {
@@ -10,7 +10,7 @@ const views = {
   monitor: () => import("./monitor.js"),
   service: () => import("./service.js"),
 };
-const NEEDED = { try: "predict", calibration: "read", fit: "fit", monitor: "read", service: "read" }; // scopes of the views
+const NEEDED = { try: "predict", calibration: "read", fit: "fit", monitor: "read", service: "read" }; // scopes
 const REFRESH_MS = 10_000;
 const main = document.getElementById("view");
 const status = document.getElementById("status");
@@ -36,19 +36,21 @@ async function route() {
 
 let shown;
 
-/** One cheap request every ten seconds; the method is asked for only when the version changed. */
+/** One cheap request every ten seconds; two if the version changed. */
 async function refreshStatus() {
   try {
     const ready = await get("/health/ready");
-    const name = chosenModel() ?? ready.model;
+    const name = model || ready.model;
     const version = ready.models[name];
-    if (version === undefined) return choose(null); // the service has this model no longer
+    const names = Object.keys(ready.models);
     if (shown === version) return;
     const active = may("read") ? await get(`/calibrators/${version}`) : { version, method: "" };
     shown = version;
     status.replaceChildren(
       h("span", { class: "dot ok", "aria-hidden": "true" }),
-      modelName(name, Object.keys(ready.models)),
+      names[1]
+        ? h("select", { title: "Model", onchange: (event) => useModel(event.target.value) }, names.map((each) => h("option", { selected: each === name }, each)))
+        : h("span", { class: "model" }, name),
       may("read")
         ? h(
             "a",
@@ -65,22 +67,6 @@ async function refreshStatus() {
       h("span", {}, error.title ?? "unreachable"),
     );
   }
-}
-
-function choose(model) {
-  useModel(model);
-  location.reload();
-}
-
-/** The name of the model; where there are several, a list to choose from. */
-function modelName(name, names) {
-  if (names.length === 1) return h("span", { class: "model" }, name);
-  const options = names.map((each) => h("option", { value: each, selected: each === name }, each));
-  return h(
-    "select",
-    { "aria-label": "Model", class: "models", onchange: (event) => choose(event.target.value) },
-    options,
-  );
 }
 
 function signOut() {
@@ -125,7 +111,7 @@ addEventListener("hashchange", route);
 addEventListener("boxcal:changed", refreshStatus);
 addEventListener("boxcal:denied", signIn);
 
-/** Show what the key permits. Without a key where one is required, the sign-in form appears instead. */
+/** Show what the key permits. Without a key where one is required, the sign-in form appears. */
 async function start() {
   try {
     await identify();

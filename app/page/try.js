@@ -408,7 +408,7 @@ class Try {
   writeCurl() {
     const { sent, labels } = state.answer,
       bounds = state.chosen.option(labels);
-    const at = (path) => url(path).href.replace(/^.*\?.*$/, "'$&'"); // a shell would read the question mark
+    const at = (path) => url(path).href.replace("?", "\\?");
     const options = JSON.stringify({ ...(bounds && { bounds }), top_k: 3 });
     const key = hasKey() ? ' -H "X-API-Key: $BOXCAL_API_KEY"' : "";
     this.curl.textContent = sent.blob
