@@ -233,6 +233,10 @@ class Settings(BaseSettings):
         """The SQLAlchemy URL of the registry: `database_url`, or SQLite in `data_dir`."""
         return self.database_url or f"sqlite:///{(self.data_dir / 'boxcal.sqlite3').absolute()}"
 
+    def entries(self) -> list[model_list.ModelEntry]:
+        """List the models; the first one is the default."""
+        return model_list.entries(self)
+
     def load_backbone(self) -> "Backbone":
         """Load the model of these settings; of several, the first.
 

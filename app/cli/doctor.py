@@ -5,19 +5,19 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy
 import typer
 from rich.markup import escape
 
+from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.local import bounds_of
 from boxcal.app.cli.output import screen, write_json
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.client import BoxcalClient, calls
 from boxcal.app.client.clients import ONCE
 from boxcal.app.client.errors import ClientError
-from boxcal.app.errors import BoxcalError
-from boxcal.app.model_list import ModelEntry, entries
-from boxcal.app.predict.options import BoundsOption, Labels, check_bounds
 from boxcal.app.settings import Settings
 
 DATABASE_SECONDS = 5
@@ -49,10 +49,12 @@ def run(*, as_json: bool) -> None:
 
 def model(settings: Settings) -> str:
     """Load the models, one after the other."""
-    return "; ".join(map(loaded, entries(settings)))
+    return "; ".join(
+        loaded(entry.name, entry.settings, entry.lower, entry.upper) for entry in settings.entries()
+    )
 
 
-def loaded(entry: ModelEntry) -> str:
+def loaded(name: str, settings: Settings, lower: Any, upper: Any) -> str:
     """Load one model, check its bounds, and describe it.
 
     Raises
@@ -61,14 +63,18 @@ def loaded(entry: ModelEntry) -> str:
         It cannot be served; of several models, the message names it.
     """
     try:
-        backbone = entry.settings.load_backbone()
-        check_bounds(BoundsOption(lower=entry.lower, upper=entry.upper), Labels(backbone.labels))
-    except (ValueError, BoxcalError) as error:
-        raise ValueError(f"{entry.name}: {error}" if entry.name else str(error)) from error
-    name = entry.name or backbone.name
+        backbone = settings.load_backbone()
+        sides = [
+            dict(zip(backbone.labels, side, strict=True)) if isinstance(side, list) else side
+            for side in (lower, upper)
+        ]
+        bounds_of(sides[0], sides[1], backbone.labels)
+    except (ValueError, UsageError) as error:
+        raise ValueError(f"{name}: {error}" if name else str(error)) from error
+    shown = name or backbone.name
     if backbone.inputs.kind == "none":
-        return f"{name}: no model; /calibrate takes logits of {backbone.num_classes} classes"
-    return f"{name}: {backbone.num_classes} classes on {backbone.device}"
+        return f"{shown}: no model; /calibrate takes logits of {backbone.num_classes} classes"
+    return f"{shown}: {backbone.num_classes} classes on {backbone.device}"
 
 
 def registry(settings: Settings) -> str:

@@ -44,7 +44,8 @@ def test_doctor_loads_every_model_and_names_the_one_that_cannot_be_served(
     monkeypatch.setenv("BOXCAL_MODELS", str(file))
     ok, found = checks(boxcal, 1)["model"]
     assert not ok
-    assert found.startswith("b: The upper bounds of the 3 classes add up to 0.6")
+    assert found.startswith("b: ")
+    assert "0.6" in found
 
 
 def test_doctor_reports_every_failure(
