@@ -99,10 +99,10 @@ class Settings(BaseSettings):
         default="on",
         description="Update the tables of a PostgreSQL registry at the start; `off`: by `boxcal migrate`.",
     )
-    shared_dir: Path | None = Field(
+    shared_dir: str | None = Field(
         default=None,
-        description="Directory shared by the replicas for validation sets: if a replica stops, another one "
-        "continues its fits. Default: such fits are interrupted.",
+        description="Directory that the replicas share, or `s3://BUCKET/PREFIX` (extra `s3`), for validation "
+        "sets: if a replica stops, another one continues its fits. Default: such fits are interrupted.",
     )
 
     fits: Literal["here", "queue"] = Field(

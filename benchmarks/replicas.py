@@ -167,19 +167,20 @@ def main() -> None:
         server = PostgreSQL(folder)
         server.start()
         try:
-            for title, prelude, rate in VARIANTS:
+            for title, prelude, rate in VARIANTS if options.changes else ():
                 with ExitStack() as stack:
                     place = Path(name) / title
                     seconds = activations(stack, server, place, options.changes, prelude=prelude, rate=rate)
                 print(row(title, seconds), flush=True)
-            for title, prelude in CANCELLED:
+            for title, prelude in CANCELLED if options.cancels else ():
                 with ExitStack() as stack:
                     place = Path(name) / title
                     seconds = list(cancellations(stack, server, place, options.cancels, prelude=prelude))
                 print(row(title, seconds), flush=True)
-            with ExitStack() as stack:
-                seconds = list(adoptions(stack, server, Path(name) / "adoption", options.kills))
-            print(row("fit continued after kill -9", seconds), flush=True)
+            if options.kills:
+                with ExitStack() as stack:
+                    seconds = list(adoptions(stack, server, Path(name) / "adoption", options.kills))
+                print(row("fit continued after kill -9", seconds), flush=True)
         finally:
             server.stop()
 

@@ -14,9 +14,11 @@ from boxcal.app.activation.follower import follow
 from boxcal.app.activation.local_copy import FILE_NAME, LocalCopy
 from boxcal.app.background import background
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
+from boxcal.app.fitting.bucket_sets import BucketSets
 from boxcal.app.fitting.jobs import FitJobs, FitLimits
 from boxcal.app.fitting.shared import SharedSets
-from boxcal.app.registry.artifacts import ArtifactFiles
+from boxcal.app.registry.artifacts import FOLDER, ArtifactFiles, ArtifactObjects
+from boxcal.app.registry.bucket import SCHEME, Bucket
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.records import BackboneIdentity
 from boxcal.app.registry.store import Registry
@@ -54,7 +56,7 @@ async def open_refits(
     telemetry: Telemetry,
     keep: tuple[int, float] | None = None,
     migrate: bool = True,
-    shared_dir: Path | None = None,
+    shared_dir: Path | str | None = None,
     queues_only: bool = False,
     beside: Refits | None = None,
     name: str = "",
@@ -76,7 +78,7 @@ async def open_refits(
     migrate
         Whether to apply missing migrations on PostgreSQL.
     shared_dir
-        Directory that the replicas share for validation sets; None if there is none.
+        Directory or bucket that the replicas share for validation sets; None if there is none.
     queues_only
         Whether fits are left to other processes.
     beside
@@ -93,9 +95,8 @@ async def open_refits(
     async with AsyncExitStack() as stack:
         workspace = await asyncio.to_thread(Workspace, data_dir)
         stack.callback(workspace.close)
-        files = (
-            None if shared_dir is None else await asyncio.to_thread(ArtifactFiles, shared_dir / "artifacts")
-        )
+        bucket = await asyncio.to_thread(Bucket, str(shared_dir)) if is_bucket(shared_dir) else None
+        files = await asyncio.to_thread(shared_artifacts, shared_dir, bucket)
         lender = None if beside is None else beside.registry
         registry = Registry(url, identity, owner=workspace.name, migrate=migrate, files=files, beside=lender)
         stack.push_async_callback(asyncio.to_thread, registry.close)
@@ -107,7 +108,7 @@ async def open_refits(
         )
         activator = await registry.run(Activator, registry, identity.num_classes, telemetry, copy)
         summary = await asyncio.to_thread(BackboneSummary.of, backbone, workspace.folder)
-        shared = None if shared_dir is None else SharedSets(shared_dir, registry.fits.owner)
+        shared = shared_sets(shared_dir, bucket, workspace, registry.fits.owner)
         jobs = FitJobs(
             registry,
             activator,
@@ -128,3 +129,26 @@ async def open_refits(
         )
         await stack.enter_async_context(following)
         yield Refits(registry, activator, jobs)
+
+
+def is_bucket(shared_dir: Path | str | None) -> bool:
+    """Whether replicas share a bucket, not a directory."""
+    return str(shared_dir).startswith(SCHEME)
+
+
+def shared_artifacts(
+    shared_dir: Path | str | None, bucket: Bucket | None
+) -> ArtifactFiles | ArtifactObjects | None:
+    """Return where replicas share artifacts, if they do."""
+    if bucket is not None:
+        return ArtifactObjects(bucket)
+    return None if shared_dir is None else ArtifactFiles(Path(shared_dir) / FOLDER)
+
+
+def shared_sets(
+    shared_dir: Path | str | None, bucket: Bucket | None, workspace: Workspace, owner: str
+) -> SharedSets | BucketSets | None:
+    """Return where replicas share validation sets, if they do."""
+    if bucket is not None:
+        return BucketSets(bucket, workspace.new_folder)
+    return None if shared_dir is None else SharedSets(Path(shared_dir), owner)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Self
 from boxcal.app.activation.activator import Activator
 from boxcal.app.errors import NotReady
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
+from boxcal.app.fitting.bucket_sets import BucketSets, leave
 from boxcal.app.fitting.checks import GOING_DOWN, UploadChecks
 from boxcal.app.fitting.comparisons import Comparisons
 from boxcal.app.fitting.errors import FitAlreadyOver, FitElsewhere, FitQueueFull
@@ -93,7 +94,7 @@ class FitJobs:
     source, summary
         The backbone, as workers load it and as checks compare with it.
     shared
-        Validation sets that other replicas can read; None if there is no shared directory.
+        Validation sets that other replicas can read; None if there is no shared storage.
     queues_only
         Whether fits are left to other processes, which must share the directory.
     workers
@@ -119,7 +120,7 @@ class FitJobs:
         source: BackboneSource,
         summary: BackboneSummary,
         limits: FitLimits,
-        shared: SharedSets | None = None,
+        shared: SharedSets | BucketSets | None = None,
         queues_only: bool = False,
         workers: Workers | None = None,
     ) -> None:
@@ -229,7 +230,7 @@ class FitJobs:
                 caller=caller,
             )
         except BaseException:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await leave(self._shared, folder, is_over=True)
             raise
         return record if self._queues_only else self._start(record, folder, checked.budget_seconds)
 
@@ -400,6 +401,7 @@ class FitJobs:
     async def _conclude(self, job: Job) -> None:
         """Wait for the end of a fit, and tell those who watch it."""
         record = await self._runner.finish(job)
+        await leave(self._shared, job.folder, is_over=not job.is_elsewhere)
         del self._jobs[record.id]
         job.update(record)
         with suppress(RegistryUnavailable):

@@ -88,7 +88,7 @@ class FitRunner:
         return job
 
     async def finish(self, job: Job) -> FitRecord:
-        """Wait for a fit, record how it ended, remove its folder, and return its last record."""
+        """Wait for a fit, record how it ended, and return its last record."""
         try:
             record = await self._accept(job, await job.work)
         except asyncio.CancelledError:
@@ -104,7 +104,6 @@ class FitRunner:
             self._turn.release()
         if job.is_elsewhere:
             return record
-        await asyncio.to_thread(shutil.rmtree, job.folder, ignore_errors=True)
         seconds = time.monotonic() - job.started if job.started is not None else 0.0
         self._telemetry.fit_ended(record.state.value, record.method, seconds)
         return record

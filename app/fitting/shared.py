@@ -57,6 +57,11 @@ class SharedSets:
             raise FileNotFoundError(f"There is no folder {pattern} in {self._root}.")
         return found.rename(self._path(fit_id, self._owner))
 
+    def leave(self, folder: Path, *, is_over: bool) -> None:
+        """Remove the folder of a fit that is over; another process continues any other."""
+        if is_over:
+            shutil.rmtree(folder, ignore_errors=True)
+
     def sweep(self, unfinished: Collection[str]) -> None:
         """Remove folders older than an hour whose fits have ended."""
         for folder in self._root.glob("*.*"):

@@ -11,10 +11,24 @@ import logging
 import secrets
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
+
+from boxcal.app.registry.bucket import Bucket
 
 logger = logging.getLogger("boxcal")
 
 KEPT = 64
+FOLDER = "artifacts"
+
+
+class SharedArtifacts(Protocol):
+    """Where replicas read artifacts instead of in the database."""
+
+    def read(self, sha256: str) -> bytes | None:
+        """Return the artifact, or None where there is none with this hash."""
+
+    def write(self, sha256: str, data: bytes) -> None:
+        """Add one, and remove the oldest beyond `KEPT`."""
 
 
 class ArtifactFiles:
@@ -60,3 +74,36 @@ class ArtifactFiles:
                 dated.append((file.stat().st_mtime, file))
         for _, file in sorted(dated)[:-KEPT]:
             file.unlink(missing_ok=True)
+
+
+class ArtifactObjects:
+    """The same in a bucket.
+
+    Parameters
+    ----------
+    bucket
+        Shared by the replicas.
+    """
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+
+    def read(self, sha256: str) -> bytes | None:
+        """Return the artifact, or None where there is no object with these bytes."""
+        try:
+            data = self._bucket.read(f"{FOLDER}/{sha256}")
+        except OSError:
+            return None
+        return data if hashlib.sha256(data).hexdigest() == sha256 else None
+
+    def write(self, sha256: str, data: bytes) -> None:
+        """Add an object, and remove the oldest beyond `KEPT`."""
+        try:
+            ages = self._bucket.ages(FOLDER)
+            if sha256 in ages:
+                return
+            self._bucket.write(f"{FOLDER}/{sha256}", data)
+            for name in sorted(ages, key=lambda name: ages[name])[KEPT - 1 :]:
+                self._bucket.remove(f"{FOLDER}/{name}")
+        except OSError as error:
+            logger.warning("The artifact %s could not be shared: %s", sha256, error)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sqlalchemy import Connection, func, insert, select, true
 
 from boxcal.app.registry import audit
-from boxcal.app.registry.artifacts import ArtifactFiles
+from boxcal.app.registry.artifacts import SharedArtifacts
 from boxcal.app.registry.audit import SERVICE, Action, Caller
 from boxcal.app.registry.database import Database
 from boxcal.app.registry.errors import (
@@ -81,7 +81,7 @@ class Registry:
         *,
         owner: str,
         migrate: bool = True,
-        files: ArtifactFiles | None = None,
+        files: SharedArtifacts | None = None,
         beside: Registry | None = None,
     ) -> None:
         self.backbone = backbone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks.scaling import fencing, followers, on_ray, outages, pooling, workers
+from benchmarks.scaling import fencing, followers, on_ray, outages, plan, pooling, workers
 
 PARTS = {
     "fencing": fencing.main,
@@ -14,6 +14,7 @@ PARTS = {
     "followers": followers.main,
     "workers": workers.main,
     "ray": on_ray.main,
+    "plan": plan.main,
 }
 
 

@@ -55,7 +55,7 @@ class Follower:
 class Followers:
     """Gives every follower its turn every two seconds, from a few threads."""
 
-    def __init__(self, url: str, count: int, files: ArtifactFiles) -> None:
+    def __init__(self, url: str, count: int, files: ArtifactFiles | None) -> None:
         generator = np.random.default_rng(0)
         self.all = [
             Follower(
@@ -118,12 +118,13 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling followers", description=__doc__)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--no-directory", action="store_true", help="everyone asks the database")
     options = parser.parse_args(arguments)
     with (
         postgresql() as (server, folder),
         pgbouncer(server.new_database(), folder, pool_size=POOL, clients=2 * options.count) as pooled,
     ):
-        files = ArtifactFiles(Path(folder) / "artifacts")
+        files = None if options.no_directory else ArtifactFiles(Path(folder) / "artifacts")
         leader = Registry(pooled, DIGITS, owner="leader", files=files)
         followers = Followers(pooled, options.count, files)
         followers.start()

@@ -1,7 +1,7 @@
 """Ray Serve on two nodes in a network namespace with the loopback alone: `ray [--parts PART...]`.
 
 `--python` is an interpreter with `boxcal[ray]` (`make ray`). Needs root, PostgreSQL, `unshare` and `ip`.
-Requests are calibrations of one row of 10 logits, 60 a second, through HAProxy on both nodes.
+Requests are calibrations of one row of 10 logits, 60 a second, through HAProxy on the first node.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ class RayCluster:
     def deploy(self, replicas: int, **args: Any) -> None:
         """Deploy with `boxcal deploy`, and wait until the proxies know every replica."""
         config = yaml.safe_load(SERVE.read_text())
+        config["proxy_location"] = "HeadOnly"  # two cannot listen on one machine
         (application,) = config["applications"]
         application["args"] |= {"data_dir": str(self._folder / "data"), **args}
         application["deployments"][0]["num_replicas"] = replicas

@@ -25,12 +25,15 @@ COMPARED = re.compile(
 )
 BY_SHAPE = {"/stats", "/metrics", "/monitor", "/v2/models/digits/stats", "/v2/models/digits/versions/1/stats"}
 """Answers that tell what a process has done, or how far the monitor is."""
+ENDLESS = {"/monitor/events"}
 CHANGING = re.compile(
     r"[0-9a-f]{16,}(-\d+)?|\d{4}-\d\d-\d\d[T ][\d:.]+(Z|\+00:00)?|[0-9a-f]{8}-[0-9a-f-]{27}"
     r"|in \d+(\.\d+)? (ms|s)"
 )
 """Ids, moments and durations."""
 NUMBERS = {
+    "timing_ms",
+    "fit_seconds",
     "queue_ms",
     "total_ms",
     "seconds",
@@ -135,7 +138,7 @@ def changes() -> Iterator[Request]:
     items = [{"logits": row.tolist(), "label": int(label)} for row, label in zip(logits, labels, strict=True)]
     yield "POST", "/feedback", {"json": {"items": items}}
     yield "GET", "/monitor", {}
-    yield "GET", "/monitor/events?follow=false", {}
+    yield "GET", "/monitor/events", {}
     yield "POST", "/monitor/acknowledge", {}
     yield "GET", "/refits", {}
     yield "POST", "/duels", {"json": {"champion": 0, "challenger": 1}}
@@ -179,10 +182,13 @@ def answers(url: str) -> list[tuple[str, Any]]:
         for number, (method, path, arguments) in enumerate(requests(found)):
             id_ = f"request-{number}"
             headers = {**arguments.pop("headers", {}), "x-request-id": id_, "host": "service.example"}
-            answer = client.request(method, path, headers=headers, **arguments)
+            with client.stream(method, path, headers=headers, **arguments) as answer:
+                if path not in ENDLESS:
+                    answer.read()
             kind = answer.headers.get("content-type", "")
-            is_json = "json" in kind.partition(";")[0] and answer.content
-            document = json.loads(answer.content) if is_json else answer.text
+            content = b"" if path in ENDLESS else answer.content
+            is_json = "json" in kind.partition(";")[0] and content
+            document = json.loads(content) if is_json else content.decode(errors="replace")
             found[path] = document
             told.append((f"{method} {path}", comparable(path, answer, document, id_)))
             if method != "GET":
@@ -196,7 +202,7 @@ def comparable(path: str, answer: httpx.Response, document: Any, id_: str) -> di
     place = path.partition("?")[0]
     if place in BY_SHAPE:
         names = {line.split("{")[0].split(" ")[0] for line in str(document).splitlines()}
-        body: Any = shape(document) if isinstance(document, dict) else sorted(names)
+        body: Any = shape(document) if isinstance(document, dict) else dict.fromkeys(names)
     elif isinstance(document, str):
         body = CHANGING.sub("?", document) if "svg" not in place and "png" not in place else len(document) > 0
     else:
@@ -229,14 +235,27 @@ def template_of(method: str, path: str) -> tuple[str, str]:
     return method, place
 
 
+def differing(here: Any, there: Any, place: str = "") -> Iterator[str]:
+    """Yield where two documents differ."""
+    if isinstance(here, dict) and isinstance(there, dict):
+        for name in here.keys() ^ there.keys():
+            yield f"{place}.{name} is in one only"
+        for name in here.keys() & there.keys():
+            yield from differing(here[name], there[name], f"{place}.{name}")
+    elif isinstance(here, list) and isinstance(there, list) and len(here) == len(there):
+        for number, (one, other) in enumerate(zip(here, there, strict=True)):
+            yield from differing(one, other, f"{place}[{number}]")
+    elif here != there:
+        yield f"{place} is {here!s:.200} | {there!s:.200}"
+
+
 def compare(one: str, other: str) -> tuple[int, int, set[tuple[str, str]], list[str]]:
     """Compare two services; gives requests, routes, the routes that were not asked, and the differences."""
     first, second = answers(one), answers(other)
     asked = {template_of(*name.split(" ", 1)) for name, _ in first}
     differences = [
-        f"{name}: {member}: {here[member]!s:.300} | {there[member]!s:.300}"
+        f"{name}: {found}"
         for (name, here), (_, there) in zip(first, second, strict=True)
-        for member in here
-        if here[member] != there[member]
+        for found in differing(here, there)
     ]
     return len(first), len(asked & set(ROUTES)), set(ROUTES) - asked, differences

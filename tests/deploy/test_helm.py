@@ -35,7 +35,12 @@ RAY_CLUSTER = {"rayVersion", "headGroupSpec", "workerGroupSpecs", "enableInTreeA
 RAY_HEAD = {"rayStartParams", "template", "serviceType"}
 RAY_WORKERS = RAY_HEAD | {"groupName", "replicas", "minReplicas", "maxReplicas"}
 """Members of the types of KubeRay (ray.io/v1) that are used or useful here."""
-CUSTOM = {"PodMonitor"}
+SCALED_OBJECT = {
+    "scaleTargetRef", "minReplicaCount", "maxReplicaCount", "idleReplicaCount", "pollingInterval",
+    "cooldownPeriod", "fallback", "advanced", "triggers",
+}  # fmt: skip
+"""Members of KEDA's ScaledObjectSpec (keda.sh/v1alpha1)."""
+CUSTOM = {"PodMonitor", "ScaledObject"}
 """Kinds that Kubernetes itself does not have."""
 VALUES: dict[str, dict[str, Any]] = {
     "one pod with SQLite": {},
@@ -181,6 +186,27 @@ def test_autoscaling_uses_the_length_of_the_queue(packages: Path) -> None:
             "authorization": {"credentials": {"name": "prometheus-key", "key": "key"}},
         }
     ]
+
+
+def test_keda_scales_by_the_length_of_the_queue_that_prometheus_has(packages: Path) -> None:
+    values = VALUES["GPUs, autoscaling and monitoring"]
+    address = "http://prometheus.monitoring:9090"
+    keda = {"enabled": True, "queueSamples": 32, "keda": {"prometheus": address}}
+    manifests = rendered(packages, {**values, "autoscaling": keda})
+    assert not [one for one in manifests if one["kind"] == "HorizontalPodAutoscaler"]
+    assert "replicas" not in of_kind(manifests, "Deployment")["spec"]
+    scaled = of_kind(manifests, "ScaledObject")
+    assert set(scaled["spec"]) <= SCALED_OBJECT
+    assert scaled["spec"]["scaleTargetRef"]["name"] == of_kind(manifests, "Deployment")["metadata"]["name"]
+    (trigger,) = scaled["spec"]["triggers"]
+    query = 'sum(boxcal_queue_samples{namespace="serving",pod=~"demo-.*"})'
+    assert trigger["metadata"] == {"serverAddress": address, "query": query, "threshold": "32"}
+    assert (
+        "does not match pattern"
+        in ask(packages, {"autoscaling": {"enabled": True, "keda": {"prometheus": "prometheus:9090"}}}, [])[
+            "error"
+        ]
+    )
 
 
 def pod_of(service: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
