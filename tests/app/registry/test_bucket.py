@@ -121,8 +121,8 @@ def test_a_fit_of_a_killed_replica_is_continued_from_the_bucket(
             next(line for line in events.iter_lines() if '"state":"running"' in line)
         assert [name for name in bucket.files() if name.startswith("/fits/")]
         one.kill()
-        until(lambda: other.client.get(path).json()["state"] == "succeeded", 60)
-        until(lambda: not [name for name in bucket.files() if name.startswith("/fits/")], 10)
+        until(lambda: other.client.get(path).json()["state"] == "succeeded", 200)
+        until(lambda: not [name for name in bucket.files() if name.startswith("/fits/")], 60)
         (artifact,) = bucket.files()
         fitted = other.client.get("/calibrators/1").json()
         assert artifact == f"/artifacts/{fitted['sha256']}"
