@@ -1,12 +1,14 @@
 """The paper's experiment: `python -m benchmarks.paper DATA...` fits and writes `docs/results.md`.
 
     python -m benchmarks.paper DATA... [--only NAME...] [--splits 10] [--minutes 180] [--page]
+    python -m benchmarks.paper --runtime
 
 DATA is a folder with a folder per data set, `NAME/val.npz` and `NAME/test.npz`. Each method is fitted to the
 given validation set and evaluated on the given test set; then on nine random redistributions of both. Every
 result is stored at once in `docs/results/NAME.json`, and a run computes only what is missing. A method is not
 fitted again to a set once its fits have taken `LONG` seconds there. The page is written from all that is
-stored; `--page` does only that.
+stored; `--page` does only that. `--runtime` measures the run time of the operator, within two minutes, and
+draws the figure `docs/images/runtime.svg`; a whole run does it first unless it is stored.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 
 from benchmarks.paper.cells import Cell, run
 from benchmarks.paper.page import page
+from benchmarks.paper.runtime import run as run_time
 from benchmarks.paper.sets import DATA_SETS, SPLITS, DataSet, split
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import MissingDataError
@@ -27,6 +30,7 @@ from boxcal.calibrators.fitting.fitted import Fitted
 
 FOLDER = Path(__file__).parents[2] / "docs" / "results"
 PAGE = FOLDER.parent / "results.md"
+RUN_TIME, PICTURE = FOLDER / "runtime.json", PAGE.parent / "images" / "runtime.svg"
 LONG = 120.0
 
 
@@ -98,12 +102,17 @@ def main() -> None:
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    arguments.add_argument("data", nargs="+", type=Path, help="folders of data sets")
+    arguments.add_argument("data", nargs="*", type=Path, help="folders of data sets")
     arguments.add_argument("--only", nargs="*", help="names of data sets (default: all)")
     arguments.add_argument("--splits", type=int, default=SPLITS)
     arguments.add_argument("--minutes", type=float, default=180.0, help="time after which no fit starts")
     arguments.add_argument("--page", action="store_true", help="write the page without fits")
+    arguments.add_argument("--runtime", action="store_true", help="measure the operator's run time only")
     options = arguments.parse_args()
+    if options.runtime or not (options.page or RUN_TIME.exists()):
+        run_time(RUN_TIME, PICTURE)
+    if options.runtime:
+        return
     deadline = time.monotonic() + (0 if options.page else 60 * options.minutes)
     for seed in range(options.splits):
         for data_set in DATA_SETS:

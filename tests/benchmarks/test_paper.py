@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.operator import paper_problem
 from benchmarks.paper import __main__ as command
+from benchmarks.paper import runtime
 from benchmarks.paper.cells import top_classes
 from benchmarks.paper.page import page
 from benchmarks.paper.sets import METHODS, DataSet, joined, split
 from benchmarks.paper.statistics import Results, base_of
-from boxcal.calibrators import methods
+from boxcal.calibrators import box_constrained_softmax, methods
 
 RUN = ("uncalibrated", "ts", "pb", "ta")
 
@@ -88,3 +90,14 @@ def test_every_method_of_the_tables_exists_and_has_its_base() -> None:
         "uncalibrated",
         "ts",
     ]
+
+
+def test_bisection_and_the_operator_agree(tmp_path: Path) -> None:
+    problem = paper_problem(16, 40, seed=0)
+    torch.testing.assert_close(runtime.bisection(*problem), box_constrained_softmax(*problem))
+    times = dict.fromkeys(runtime.SIDES, 1e-3)
+    sizes = [(runtime.BATCH, size) for size in runtime.CLASSES] + [
+        (size, runtime.WIDTH) for size in runtime.ROWS
+    ]
+    runtime.plot({"results": [{"rows": n, "classes": k, **times} for n, k in sizes]}, tmp_path / "figure.svg")
+    assert (tmp_path / "figure.svg").exists()
