@@ -1,0 +1,132 @@
+"""Methods that read features or inputs beside those that read logits, on real networks.
+
+    python -m benchmarks.real_networks IMAGES MODEL.onnx [--only NAME...] [--store FOLDER]
+
+IMAGES has the folders `train` and `test`, each with a folder per class of 32 x 32 images; MODEL.onnx is a
+residual network for them. A second network is trained on the first images of `train` within minutes, without
+augmentation; the third is `digits`. Half of `test` is for validation. `nc` runs the network hundreds of
+times, so it is fitted to fewer rows, and `ts` beside it to the same. All results are stored, and a run does
+only what is not; the table is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.real_networks.networks import Network, digits, residual, small
+from boxcal.calibrators import fit
+from boxcal.calibrators.evaluation.judgement import Judgement, compare, judge
+from boxcal.calibrators.evaluation.outcomes import Outcomes, outcomes
+
+STORE = Path(__file__).parents[1] / "results" / "real_networks.tmp"
+LOGITS = ("uncalibrated", "ts", "pb", "dpb", "ts+pb", "pb-mlp", "ets+pb")
+FEATURES = ("fc", "fc+pb", "ta", "ta+pb")
+FEW = ("ts few", "nc few")
+"""Fitted to the rows that `nc` is fitted to."""
+METRICS = ("error_rate", "nll", "brier", "smooth_ece")
+DRAWS = 400
+
+
+def run(network: Network, name: str) -> dict[str, Any]:
+    """Fit a method and give its outcomes on the test set."""
+    method, _, few = name.partition(" ")
+    rows = slice(network.shifted if few else None)
+    inputs, labels = (part[rows] for part in network.validation)
+    given: dict[str, Any] = {}
+    if name in FEATURES:
+        given = {"features": network.run(network.features, inputs), "head": network.head}
+    if method == "nc":
+        given = {"inputs": inputs, "backbone": network.logits}
+    began = time.process_time()
+    result = fit(method, network.run(network.logits, inputs), labels, **given)
+    seconds = time.process_time() - began
+    unseen, truth = network.test
+    calibrator = result.calibrator
+    shift = calibrator.input_shift
+    if shift is not None:
+        unseen = unseen + shift.to(unseen.dtype)
+    source = network.run(network.features if name in FEATURES else network.logits, unseen)
+    scored = outcomes(calibrator(source), truth, calibrator.calibrate(source).logits.argmax(dim=1))
+    kept = {one.name: getattr(scored, one.name) for one in fields(scored) if one.name != "groups"}
+    own = {f"parameter {key}": np.array(value) for key, value in _numbers(calibrator).items()}
+    return {**kept, **own, "seconds": seconds, "evaluations": result.certificate.evaluations}
+
+
+def _numbers(calibrator: Any) -> dict[str, float]:
+    described = {**calibrator.logit_map.describe(), **calibrator.bound_map.describe()}
+    return {key: value for key, value in described.items() if isinstance(value, float)}
+
+
+def judged(path: Path) -> Judgement:
+    """Judge stored outcomes."""
+    with np.load(path) as arrays:
+        values = {one.name: arrays[one.name] for one in fields(Outcomes) if one.name in arrays}
+    return judge(Outcomes(**values), draws=DRAWS)
+
+
+def table(key: str, network: Network, store: Path) -> str:
+    """Write the table of a network: each metric, and its difference to `ts` with a 95 % interval."""
+    names = [name for name in (*LOGITS, *FEATURES, *FEW) if (store / f"{key}-{name}.npz").exists()]
+    found = {name: judged(store / f"{key}-{name}.npz") for name in names}
+    lines = [
+        "| method | rows | error % | NLL | Brier | smECE % | fit, s |",
+        "|---|---:|---|---|---|---|---:|",
+    ]
+    for name, one in found.items():
+        method, _, few = name.partition(" ")
+        base, cells = f"ts {few}".rstrip(), []
+        changes = compare(one, found[base], draws=DRAWS) if base in found and base != name else {}
+        for metric in METRICS:
+            scale, digits_ = (100, 2) if metric in {"error_rate", "smooth_ece"} else (1, 4)
+            text = f"{scale * one.estimates[metric].value:.{digits_}f}"
+            if metric in changes:
+                low, high = (scale * end for end in (changes[metric].low, changes[metric].high))
+                text += f" ({low:+.{digits_}f} to {high:+.{digits_}f})"
+            cells.append(text)
+        rows = network.shifted if few else len(network.validation[1])
+        with np.load(store / f"{key}-{name}.npz") as arrays:
+            seconds = float(arrays["seconds"])
+        lines.append(f"| `{method}` | {rows:,} | " + " | ".join(cells) + f" | {seconds:.1f} |")
+    return f"### {network.title}\n\n" + "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run what is not stored, and print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("images", type=Path)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--only", nargs="*", help="names of networks (default: all)")
+    parser.add_argument("--without", nargs="*", default=[], help="methods that are not run")
+    parser.add_argument("--store", type=Path, default=STORE)
+    options = parser.parse_args()
+    options.store.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    openers: dict[str, Callable[[], Network]] = {
+        "digits": digits,
+        "small": partial(small, options.images, options.store / "small-weights.npz"),
+        "resnet20": partial(residual, options.images, options.model),
+    }
+    for key, opener in openers.items():
+        if options.only and key not in options.only:
+            continue
+        network = opener()
+        for name in (*LOGITS, *FEATURES, *FEW):
+            path = options.store / f"{key}-{name}.npz"
+            if not path.exists() and name.partition(" ")[0] not in options.without:
+                np.savez(path, **run(network, name))
+        print(table(key, network, options.store), flush=True)
+
+
+if __name__ == "__main__":
+    main()
