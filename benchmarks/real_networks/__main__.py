@@ -24,15 +24,17 @@ import torch
 
 from benchmarks.real_networks.networks import Network, digits, residual, small
 from boxcal.calibrators import fit
-from boxcal.calibrators.evaluation.judgement import Judgement, compare, judge
+from boxcal.calibrators.evaluation.bootstrap import Estimate, deviations_of, mean_estimates
 from boxcal.calibrators.evaluation.outcomes import Outcomes, outcomes
+from boxcal.calibrators.evaluation.toplabel import SmoothError
 
 STORE = Path(__file__).parents[1] / "results" / "real_networks.tmp"
 LOGITS = ("uncalibrated", "ts", "pb", "dpb", "ts+pb", "pb-mlp", "ets+pb")
 FEATURES = ("fc", "fc+pb", "ta", "ta+pb")
 FEW = ("ts few", "nc few")
 """Fitted to the rows that `nc` is fitted to."""
-METRICS = ("error_rate", "nll", "brier", "smooth_ece")
+DECIMALS = (2, 4, 4, 2)
+"""Of the error rate and the smooth ECE, which are percentages, and of NLL and Brier score between them."""
 DRAWS = 400
 
 
@@ -66,36 +68,53 @@ def _numbers(calibrator: Any) -> dict[str, float]:
     return {key: value for key, value in described.items() if isinstance(value, float)}
 
 
-def judged(path: Path) -> Judgement:
-    """Judge stored outcomes."""
-    with np.load(path) as arrays:
-        values = {one.name: arrays[one.name] for one in fields(Outcomes) if one.name in arrays}
-    return judge(Outcomes(**values), draws=DRAWS)
+class Judged:
+    """Stored outcomes of a method, and the noise of their smooth ECE."""
+
+    def __init__(self, path: Path) -> None:
+        with np.load(path) as arrays:
+            values = {one.name: arrays[one.name] for one in fields(Outcomes) if one.name in arrays}
+            self.seconds = float(arrays["seconds"])
+        self.scored = Outcomes(**values)
+        smooth = SmoothError(self.scored)
+        self.smooth = deviations_of([smooth], len(self.scored), draws=DRAWS, seed=0)[smooth.name]
+        self.wrong = 1.0 - self.scored.correct
+        self.values = [
+            100.0 * float(self.wrong.mean()),
+            float(self.scored.nll.mean()),
+            float(self.scored.brier.mean()),
+            100.0 * smooth.value,
+        ]
+
+    def minus(self, other: Judged) -> list[Estimate]:
+        """Give the differences, paired by sample, with 95 % intervals."""
+        mine, theirs = self.scored, other.scored
+        columns = np.column_stack(
+            [100.0 * (self.wrong - other.wrong), mine.nll - theirs.nll, mine.brier - theirs.brier]
+        )
+        smooth = self.smooth.minus(other.smooth)
+        scaled = Estimate(*(100.0 * end for end in (smooth.value, smooth.low, smooth.high)))
+        return [*mean_estimates(columns, draws=DRAWS, seed=0), scaled]
 
 
 def table(key: str, network: Network, store: Path) -> str:
     """Write the table of a network: each metric, and its difference to `ts` with a 95 % interval."""
-    names = [name for name in (*LOGITS, *FEATURES, *FEW) if (store / f"{key}-{name}.npz").exists()]
-    found = {name: judged(store / f"{key}-{name}.npz") for name in names}
+    paths = {name: store / f"{key}-{name}.npz" for name in (*LOGITS, *FEATURES, *FEW)}
+    found = {name: Judged(path) for name, path in paths.items() if path.exists()}
     lines = [
         "| method | rows | error % | NLL | Brier | smECE % | fit, s |",
         "|---|---:|---|---|---|---|---:|",
     ]
     for name, one in found.items():
         method, _, few = name.partition(" ")
-        base, cells = f"ts {few}".rstrip(), []
-        changes = compare(one, found[base], draws=DRAWS) if base in found and base != name else {}
-        for metric in METRICS:
-            scale, digits_ = (100, 2) if metric in {"error_rate", "smooth_ece"} else (1, 4)
-            text = f"{scale * one.estimates[metric].value:.{digits_}f}"
-            if metric in changes:
-                low, high = (scale * end for end in (changes[metric].low, changes[metric].high))
-                text += f" ({low:+.{digits_}f} to {high:+.{digits_}f})"
-            cells.append(text)
+        base = f"ts {few}".rstrip()
+        cells = [f"{value:.{decimals}f}" for value, decimals in zip(one.values, DECIMALS, strict=True)]
+        if base in found and base != name:
+            changes = zip(one.minus(found[base]), DECIMALS, strict=True)
+            ends = [f" ({end.low:+.{decimals}f} to {end.high:+.{decimals}f})" for end, decimals in changes]
+            cells = [cell + end for cell, end in zip(cells, ends, strict=True)]
         rows = network.shifted if few else len(network.validation[1])
-        with np.load(store / f"{key}-{name}.npz") as arrays:
-            seconds = float(arrays["seconds"])
-        lines.append(f"| `{method}` | {rows:,} | " + " | ".join(cells) + f" | {seconds:.1f} |")
+        lines.append(f"| `{method}` | {rows:,} | " + " | ".join(cells) + f" | {one.seconds:.1f} |")
     return f"### {network.title}\n\n" + "\n".join(lines) + "\n"
 
 
