@@ -43,20 +43,20 @@ def run(network: Network, name: str) -> dict[str, Any]:
     method, _, few = name.partition(" ")
     rows = slice(network.shifted if few else None)
     inputs, labels = (part[rows] for part in network.validation)
+    reads = "features" if name in FEATURES else "logits"
     given: dict[str, Any] = {}
     if name in FEATURES:
-        given = {"features": network.run(network.features, inputs), "head": network.head}
+        given = {"features": network.read["features"][0][rows], "head": network.head}
     if method == "nc":
         given = {"inputs": inputs, "backbone": network.logits}
+    logits = network.read["logits"][0][rows]
     began = time.process_time()
-    result = fit(method, network.run(network.logits, inputs), labels, **given)
+    result = fit(method, logits, labels, **given)
     seconds = time.process_time() - began
-    unseen, truth = network.test
-    calibrator = result.calibrator
-    shift = calibrator.input_shift
+    calibrator, source = result.calibrator, network.read[reads][1]
+    truth, shift = network.test[1], calibrator.input_shift
     if shift is not None:
-        unseen = unseen + shift.to(unseen.dtype)
-    source = network.run(network.features if name in FEATURES else network.logits, unseen)
+        source = network.run(network.logits, network.test[0] + shift.float())
     scored = outcomes(calibrator(source), truth, calibrator.calibrate(source).logits.argmax(dim=1))
     kept = {one.name: getattr(scored, one.name) for one in fields(scored) if one.name != "groups"}
     own = {f"parameter {key}": np.array(value) for key, value in _numbers(calibrator).items()}

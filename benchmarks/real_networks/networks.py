@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,14 @@ class Network:
     validation: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
     shifted: int
+
+    @cached_property
+    def read(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """The features of both sets, and their logits: (validation, test) of each."""
+        features = [self.run(self.features, inputs) for inputs, _ in (self.validation, self.test)]
+        weight, bias = (part.double() for part in self.head)
+        logits = [part @ weight.T + bias for part in features]
+        return {"features": (features[0], features[1]), "logits": (logits[0], logits[1])}
 
     @torch.no_grad()
     def run(self, function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:

@@ -58,11 +58,8 @@ def test_an_onnx_file_becomes_a_network_with_features(tmp_path: Path) -> None:
 
 def test_methods_are_judged_beside_a_temperature(tmp_path: Path) -> None:
     whole = digits()
-    parts = {
-        name: (inputs[:150], labels[:150])
-        for name, (inputs, labels) in (("validation", whole.validation), ("test", whole.test))
-    }
-    network = replace(whole, **parts)
+    (inputs, labels), (unseen, truth) = whole.validation, whole.test
+    network = replace(whole, validation=(inputs[:150], labels[:150]), test=(unseen[:150], truth[:150]))
     with one_library_thread():
         for name in ("uncalibrated", "ts"):
             np.savez(tmp_path / f"digits-{name}.npz", **command.run(network, name))
