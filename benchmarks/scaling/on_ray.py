@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -44,7 +44,9 @@ SERVE_VARIABLES = {
 REPLICA = "ray::ServeReplica"
 REDEPLOYED = 5000
 SETTLED_SECONDS = 3.0
-CPU_SECONDS, CPU_ROUNDS = 15.0, 3
+CPU_SECONDS, CPU_ROUNDS = 10.0, 3
+RATES = (60.0, 400.0)
+KINDS = {REPLICA: "replicas", "HAProxyManager": "HAProxy's manager", "ray::": "other actors"}
 
 
 class RayCluster:
@@ -230,21 +232,29 @@ def grow(cluster: RayCluster, *_: object) -> None:
     row("1 to 3 replicas", steady, moment, seconds)
 
 
-def processor_seconds() -> float:
-    """Processor time of every process here but this one and PostgreSQL."""
-    own, total = os.getpid(), 0.0
+def processor_seconds() -> Counter[str]:
+    """Processor time by kind of every process here but this one and PostgreSQL."""
+    own, total = os.getpid(), Counter[str]()
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.pid != own and process.name() != "postgres":
-                total += sum(process.cpu_times()[:2])
+                total[kind(process)] += sum(process.cpu_times()[:2])  # type: ignore[assignment]
     return total
 
 
-def spent(seconds: float) -> float:
+def kind(process: psutil.Process) -> str:
+    """Name what a process is of Ray."""
+    line = named(process)
+    found = next((kind for word, kind in KINDS.items() if word in line), "others")
+    return "HAProxy" if process.name() == "haproxy" else found
+
+
+def spent(seconds: float) -> Counter[str]:
     """Processor time that is spent while this process waits."""
     before = processor_seconds()
     time.sleep(seconds)
-    return processor_seconds() - before
+    after = processor_seconds()
+    return Counter({name: after[name] - before[name] for name in after})
 
 
 def processor(cluster: RayCluster, *_: object) -> None:
@@ -252,21 +262,21 @@ def processor(cluster: RayCluster, *_: object) -> None:
     cluster.deploy(2)
     until(lambda: serving(2), 180, "two replicas")
     time.sleep(20)
-    found, idle = [], []
-    for _round in range(CPU_ROUNDS):
-        idle.append(spent(CPU_SECONDS))
-        with SteadyLoad(PORT, RATE, body=ROW, renews=True) as steady:
-            time.sleep(1)
-            count = len(steady.seconds)
-            loaded = spent(CPU_SECONDS)
-            count = len(steady.seconds) - count
-        found.append(1000 * (loaded - idle[-1]) / count)
-    shown = ", ".join(f"{one:.2f}" for one in found)
-    print(
-        f"processor time of a request at {RATE:.0f} per second: {statistics.median(found):.2f} ms ({shown}); "
-        f"without requests {statistics.median(idle) / CPU_SECONDS:.1%} of a core",
-        flush=True,
-    )
+    print("| requests per second | processor time each, ms | of which |\n| ---: | ---: | --- |")
+    for rate in RATES:
+        found = []
+        for _round in range(CPU_ROUNDS):
+            idle = spent(CPU_SECONDS)
+            with SteadyLoad(PORT, rate, body=ROW, renews=True) as steady:
+                time.sleep(1)
+                count = len(steady.seconds)
+                loaded = spent(CPU_SECONDS)
+                count = len(steady.seconds) - count
+            found.append({name: 1000 * (loaded[name] - idle[name]) / count for name in loaded})
+        middle = sorted(found, key=lambda one: sum(one.values()))[CPU_ROUNDS // 2]
+        parts = ", ".join(f"{name} {one:.2f}" for name, one in middle.items() if abs(one) >= 0.005)
+        print(f"| {rate:.0f} | {sum(middle.values()):.2f} | {parts} |", flush=True)
+    print(f"\nwithout requests {sum(idle.values()) / CPU_SECONDS:.1%} of a core")
 
 
 PARTS: dict[str, Callable[..., None]] = {
@@ -286,6 +296,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--python", default=str(ROOT / ".venv-ray" / "bin" / "python"))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--proxy", choices=("haproxy", "python"), default="haproxy")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="variables of the nodes")
     options = parser.parse_args(arguments)
     if INSIDE not in os.environ:
         again = [sys.executable, "-m", "benchmarks.scaling", "ray", *arguments]
@@ -301,6 +312,7 @@ def main(arguments: Sequence[str]) -> None:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
             "RAY_SERVE_ENABLE_HA_PROXY": str(int(options.proxy == "haproxy")),
+            **dict(pair.split("=", 1) for pair in options.set),
         }
         cluster = RayCluster(options.python, folder, environment)
         stack.callback(cluster.close)
