@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.duplicates import Sketch, overlap, row_groups
+from boxcal.calibrators.duplicates import Sketch, overlap
 from boxcal.calibrators.label_checks import looks_random, mean_confidence, unrelated_share
 from boxcal.calibrators.method import parse
+from boxcal.calibrators.row_facts import RowFacts
 
 Severity = Literal["warning", "serious"]
 Floats = NDArray[np.float64]
@@ -72,28 +73,33 @@ class DataWarning:
         return asdict(self)
 
 
-def check_data(logits: Floats, labels: Labels) -> list[DataWarning]:
+def check_data(logits: NDArray[Any], labels: Labels, facts: RowFacts | None = None) -> list[DataWarning]:
     """Look for what is probably wrong with validation data.
 
     Parameters
     ----------
-    logits : float64 (N, K)
+    logits : float32 or float64 (N, K)
         Finite.
     labels : int64 (N,)
         Class indices below K.
+    facts : RowFacts, optional
+        Of these rows, if they are known.
     """
+    rows = RowFacts.of(logits, labels) if facts is None else facts
     found = [
         _classes(labels, logits.shape[1]),
         _rare_classes(labels, logits.shape[1]),
-        _normalised(logits),
-        _constant(logits),
-        _duplicates(logits),
-        _zeros(logits, labels),
-        _clipped(logits),
+        _normalised(rows, logits.shape[1]),
+        _constant(rows),
+        _duplicates(rows),
+        _zeros(rows),
+        _clipped(rows, logits.shape[1]),
     ]
     warnings = [warning for warning in found if warning is not None]
     codes = {warning.code for warning in warnings}
-    if "one_class" not in codes and (wrong := _error_rate(logits, labels) or _unrelated(logits, labels)):
+    if "one_class" not in codes and (
+        wrong := _error_rate(rows, logits, labels) or _unrelated(logits, labels)
+    ):
         warnings.append(wrong)
     return warnings
 
@@ -104,11 +110,11 @@ def check_fit(method: str, data: ValidationSet) -> list[DataWarning]:
     `auto` has no remark of its own: its cross-validation compares what it takes with plainer methods.
     """
     if method == "auto":
-        return check_data(data.scores.numpy(), data.labels.numpy())
+        return check_data(data.logits.numpy(), data.labels.numpy(), data.facts)
     one = parse(method)
     parameters = one.num_parameters(data.num_classes)
     count, labels = len(data), data.labels.numpy()
-    warnings = check_data(data.scores.numpy(), labels)
+    warnings = check_data(data.logits.numpy(), labels, data.facts)
     absent = absent_classes(labels, data.num_classes)
     if len(absent) and one.is_per_class:
         message = (
@@ -186,75 +192,75 @@ def _rare_classes(labels: Labels, num_classes: int) -> DataWarning | None:
     return DataWarning("rare_classes", "warning", message, int(counts[rare].sum()))
 
 
-def _normalised(logits: Floats) -> DataWarning | None:
+def _normalised(rows: RowFacts, num_classes: int) -> DataWarning | None:
     """Find probabilities sent as logits, and rows scaled to a fixed norm."""
-    count = len(logits)
-    sums, norms = logits.sum(axis=1), np.linalg.norm(logits, axis=1)
-    total = float(np.median(sums))
-    if logits.min() >= 0 and total > 0 and (np.abs(sums - total) <= SUM_TOLERANCE * total).all():
+    sums, norms = rows.sums, rows.norms
+    count, total = len(sums), float(np.median(sums))
+    if rows.smallest.min() >= 0 and total > 0 and (np.abs(sums - total) <= SUM_TOLERANCE * total).all():
         message = (
             f"all logits are at least 0 and every row sums to {total:.4g}:"
             " probabilities must be sent as `probabilities`"
         )
         return DataWarning("rows_sum_to_constant", "serious", message, count)
     norm = float(np.median(norms))
-    if logits.shape[1] > 2 and norm > 0 and (np.abs(norms - norm) <= SUM_TOLERANCE * norm).all():
+    if num_classes > 2 and norm > 0 and (np.abs(norms - norm) <= SUM_TOLERANCE * norm).all():
         message = f"every row of logits has the norm {norm:.4g}: send the logits before normalisation"
         return DataWarning("rows_normalised", "serious", message, count)
     return None
 
 
-def _constant(logits: Floats) -> DataWarning | None:
-    rows = int((np.ptp(logits, axis=1) == 0).sum())
-    if not rows:
+def _constant(rows: RowFacts) -> DataWarning | None:
+    constant = int((rows.largest == rows.smallest).sum())
+    if not constant:
         return None
-    message = f"{rows:,} rows hold one value for all classes: the model may have failed on them"
-    return DataWarning(
-        "constant_rows", "serious" if rows > COPIES * len(logits) else "warning", message, rows
-    )
+    message = f"{constant:,} rows hold one value for all classes: the model may have failed on them"
+    serious = constant > COPIES * len(rows.sums)
+    return DataWarning("constant_rows", "serious" if serious else "warning", message, constant)
 
 
-def _duplicates(logits: Floats) -> DataWarning | None:
-    copies = len(logits) - len(np.unique(row_groups(logits)))
-    if copies < max(1.0, COPIES * len(logits)):
+def _duplicates(rows: RowFacts) -> DataWarning | None:
+    count = len(rows.copies)
+    copies = count - len(np.unique(rows.copies))
+    if copies < max(1.0, COPIES * count):
         return None
     message = (
-        f"{copies:,} of {len(logits):,} rows repeat another row. Copies are kept in one fold,"
+        f"{copies:,} of {count:,} rows repeat another row. Copies are kept in one fold,"
         " but they make intervals too narrow: send each sample once"
     )
-    serious = copies >= MANY_COPIES * len(logits)
+    serious = copies >= MANY_COPIES * count
     return DataWarning("duplicates", "serious" if serious else "warning", message, copies)
 
 
-def _zeros(logits: Floats, labels: Labels) -> DataWarning | None:
-    rows = int((logits[np.arange(len(logits)), labels] - logits.max(axis=1) < ZERO).sum())
-    if not rows:
+def _zeros(rows: RowFacts) -> DataWarning | None:
+    zeros = int((rows.own - rows.largest < ZERO).sum())
+    if not zeros:
         return None
     message = (
-        f"{rows:,} rows give the true class probability 0. A method with a lower bound, such as `pb` or"
+        f"{zeros:,} rows give the true class probability 0. A method with a lower bound, such as `pb` or"
         " `ts+pb`, learns what such a zero is worth"
     )
-    return DataWarning("zero_probability", "warning", message, rows)
+    return DataWarning("zero_probability", "warning", message, zeros)
 
 
-def _clipped(logits: Floats) -> DataWarning | None:
+def _clipped(rows: RowFacts, num_classes: int) -> DataWarning | None:
     """Find logits or log probabilities that were cut off at one value from below."""
-    least = logits.min()
-    at_least = logits == least
-    if at_least.mean() < CLIPPED_SHARE or np.ptp(logits) == 0:
+    least = rows.smallest.min()
+    holds = rows.smallest == least
+    share = rows.at_smallest[holds].sum() / (len(holds) * num_classes)
+    if share < CLIPPED_SHARE or rows.largest.max() == least:
         return None
-    rows = int(at_least.any(axis=1).sum())
+    clipped = int(holds.sum())
     message = (
-        f"{rows:,} rows hold the smallest value, {least:.4g}, exactly: zeros or clipped values hide how small"
-        " these probabilities are"
+        f"{clipped:,} rows hold the smallest value, {least:.4g}, exactly: zeros or clipped values hide how"
+        " small these probabilities are"
     )
-    return DataWarning("clipped_values", "warning", message, rows)
+    return DataWarning("clipped_values", "warning", message, clipped)
 
 
-def _error_rate(logits: Floats, labels: Labels) -> DataWarning | None:
+def _error_rate(rows: RowFacts, logits: NDArray[Any], labels: Labels) -> DataWarning | None:
     """Find labels that do not belong to the logits, by an error rate above what the logits expect."""
     count, num_classes = logits.shape
-    error = float((logits.argmax(axis=1) != labels).mean())
+    error = float((rows.predicted != labels).mean())
     if error <= 0.5:
         return None
     confidence = mean_confidence(logits)
@@ -271,7 +277,7 @@ def _error_rate(logits: Floats, labels: Labels) -> DataWarning | None:
     return DataWarning("error_rate", "serious", message, round(error * count))
 
 
-def _unrelated(logits: Floats, labels: Labels) -> DataWarning | None:
+def _unrelated(logits: NDArray[Any], labels: Labels) -> DataWarning | None:
     """Find a share of labels that do not belong to the logits."""
     unrelated, excess = unrelated_share(logits, labels)
     if unrelated <= UNRELATED or excess <= SIGNIFICANT:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.row_facts import RowFacts, block_rows
+from boxcal.calibrators.threads import over_blocks
 
 FEWEST_SAMPLES = 2
 
@@ -21,8 +25,8 @@ class ValidationSet:
 
     Attributes
     ----------
-    scores : Tensor
-        (N, K) float64 logits.
+    logits : Tensor
+        (N, K) float32 or float64. Large sets are worked on in blocks of rows, each converted to float64.
     labels : Tensor
         (N,) int64.
     features : Tensor or None
@@ -37,7 +41,7 @@ class ValidationSet:
         (N,) int64: samples of one number are not independent, and share a fold.
     """
 
-    scores: Tensor
+    logits: Tensor
     labels: Tensor
     features: Tensor | None = None
     head: tuple[Tensor, Tensor] | None = None
@@ -51,13 +55,41 @@ class ValidationSet:
     @property
     def num_classes(self) -> int:
         """K."""
-        return self.scores.shape[1]
+        return self.logits.shape[1]
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """The logits (N, K) in float64: a copy of them all, which is kept, where they are float32."""
+        return self.logits.double()
+
+    @cached_property
+    def facts(self) -> RowFacts:
+        """What the checks of the data ask of every row."""
+        return RowFacts.of(self.logits.numpy(), self.labels.numpy())
+
+    @cached_property
+    def sketch(self) -> Sketch:
+        """Hashes of some rows, by which a later fit tells that it is given the same data."""
+        if self.logits.dtype is torch.float32:
+            return Sketch.of_hashes(self.facts.hashes)
+        return Sketch.of(self.logits.numpy())
+
+    @cached_property
+    def scale(self) -> float:
+        """Mean distance of the largest logit to the mean of its row; 1 where all logits are equal."""
+
+        def work(rows: slice) -> Tensor:
+            part = self.logits[rows].double()
+            return part.amax(dim=1) - part.mean(dim=1)
+
+        parts = list(over_blocks(work, len(self), block_rows(self.num_classes)))
+        return float(torch.cat(parts).mean()) or 1.0
 
     def rows(self, index: Tensor) -> ValidationSet:
         """Return a subset of the samples."""
         return replace(
             self,
-            scores=self.scores[index],
+            logits=self.logits[index],
             labels=self.labels[index],
             features=None if self.features is None else self.features[index],
             inputs=None if self.inputs is None else self.inputs[index],
@@ -83,7 +115,7 @@ def as_array(values: Any, name: str) -> np.ndarray[Any, Any]:
 
 
 def check_logits(logits: Any) -> Tensor:
-    """Check that logits are a finite (N, K) matrix with K of at least 2; return them as float64.
+    """Check that logits are a finite (N, K) matrix with K of at least 2; return them as float32 or float64.
 
     Raises
     ------
@@ -95,14 +127,17 @@ def check_logits(logits: Any) -> Tensor:
         raise InvalidDataError(f"logits must have shape (N, K), not {array.shape}")
     if array.shape[1] < 2:
         raise InvalidDataError(f"logits must have at least 2 classes, not K = {array.shape[1]}")
-    finite = np.isfinite(array)
-    if not finite.all():
-        row, column = (int(i) for i in np.argwhere(~finite)[0])
+    rows = block_rows(array.shape[1])
+    parts = (array[first : first + rows] for first in range(0, len(array), rows))
+    infinite = sum(part.size - int(np.count_nonzero(np.isfinite(part))) for part in parts)
+    if infinite:
+        row, column = (int(i) for i in np.argwhere(~np.isfinite(array))[0])
         raise InvalidDataError(
             f"logits must be finite; row {row}, class {column} is {float(array[row, column])}"
-            f" ({int((~finite).sum())} such values in all)"
+            f" ({infinite} such values in all)"
         )
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64))
+    kept = np.float32 if array.dtype in (np.float16, np.float32) else np.float64
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=kept))
 
 
 def check_labels(labels: Any, num_samples: int, num_classes: int) -> Tensor:
@@ -145,8 +180,8 @@ def check_validation_set(
     InvalidDataError
         If the data are invalid; the message names the row, shape or value.
     """
-    scores = check_logits(logits)
-    num_samples, num_classes = scores.shape
+    checked = check_logits(logits)
+    num_samples, num_classes = checked.shape
     if num_samples < FEWEST_SAMPLES:
         raise InvalidDataError(f"a fit needs at least {FEWEST_SAMPLES} samples, not N = {num_samples}")
     classes = check_labels(labels, num_samples, num_classes)
@@ -165,7 +200,7 @@ def check_validation_set(
         if len(own_inputs) != num_samples:
             raise InvalidDataError(f"there are {num_samples} rows of logits but {len(own_inputs)} inputs")
     own_groups = None if groups is None else check_groups(groups, num_samples)
-    return ValidationSet(scores, classes, own_features, own_head, own_inputs, backbone, own_groups)
+    return ValidationSet(checked, classes, own_features, own_head, own_inputs, backbone, own_groups)
 
 
 def check_groups(groups: Any, num_samples: int) -> Tensor:

@@ -10,25 +10,25 @@ from numpy.typing import NDArray
 
 SKETCHED = 256
 _COLUMNS, _ROWS = 32, 2000  # what the chance of equal rows is estimated from
+_ENTRIES = 1 << 16  # hashed at a time
 
 Floats = NDArray[np.float64]
 Hashes = NDArray[np.uint64]
 
 
-def row_groups(logits: Floats) -> NDArray[np.int64]:
-    """Give copies, rows of logits (N, K) that are equal, one number: (N,).
+def row_groups(hashes: Hashes, logits: NDArray[Any]) -> NDArray[np.int64]:
+    """Give copies, rows of logits (N, K) with equal hashes (N,), one number: (N,).
 
     Where values are so coarse that rows are equal by chance, such as votes of few trees, every row has its
     own number: equal rows are then different samples.
     """
-    hashes = _row_hashes(logits)
     distinct, groups = np.unique(hashes, return_inverse=True)
     if len(distinct) == len(logits) or _equal_by_chance(logits):
         return np.arange(len(logits))
     return groups.astype(np.int64)
 
 
-def _equal_by_chance(logits: Floats) -> bool:
+def _equal_by_chance(logits: NDArray[Any]) -> bool:
     """Whether some pair of rows would be equal if the columns were independent."""
     rows = logits[:: -(-len(logits) // _ROWS)]
     columns = rows[:, :: -(-rows.shape[1] // _COLUMNS)]
@@ -48,10 +48,16 @@ class Sketch:
     count: int
 
     @classmethod
-    def of(cls, logits: Floats) -> Self:
+    def of(cls, logits: NDArray[Any]) -> Self:
         """Sketch a validation set; values are compared in single precision."""
-        hashes = np.unique(_row_hashes(logits.astype(np.float32).astype(np.float64)))
-        return cls(tuple(int(one) for one in hashes[:SKETCHED]), len(logits))
+        parts = np.array_split(logits, -(-logits.size // _ENTRIES))
+        hashes = [row_hashes(rows.astype(np.float32).astype(np.float64)) for rows in parts]
+        return cls.of_hashes(np.concatenate(hashes))
+
+    @classmethod
+    def of_hashes(cls, hashes: Hashes) -> Self:
+        """Sketch a validation set by the hashes of its rows in single precision."""
+        return cls(tuple(int(one) for one in np.unique(hashes)[:SKETCHED]), len(hashes))
 
     @classmethod
     def read(cls, document: dict[str, Any]) -> Self:
@@ -73,7 +79,7 @@ def overlap(rows: Sketch, known: Sketch) -> float:
     return len(own & set(known.hashes)) / max(1, len(own))
 
 
-def _row_hashes(logits: Floats) -> Hashes:
+def row_hashes(logits: Floats) -> Hashes:
     """Hash the bits of each row (N, K) to one number: a random linear form modulo 2^64, then mixed."""
     bits = np.ascontiguousarray(logits + 0.0).view(np.uint64)  # + 0.0: -0.0 equals 0.0
     factors = np.random.default_rng(0).integers(0, 2**63, logits.shape[1], dtype=np.uint64) * 2 + 1

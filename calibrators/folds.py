@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.duplicates import row_groups
 
 
 def fold_masks(data: ValidationSet, folds: int, seed: int) -> list[Tensor]:
@@ -28,7 +27,7 @@ def fold_masks(data: ValidationSet, folds: int, seed: int) -> list[Tensor]:
 
 def _together(data: ValidationSet) -> NDArray[np.int64]:
     """Give what must share a fold one number (N,): copies of a row, and the rows of a group."""
-    copies = np.unique(row_groups(data.scores.numpy()), return_inverse=True)[1].astype(np.int64)
+    copies = np.unique(data.facts.copies, return_inverse=True)[1].astype(np.int64)
     if data.groups is None:
         return copies
     from scipy.sparse import coo_array  # noqa: PLC0415 - only fits need it

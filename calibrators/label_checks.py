@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,15 +15,16 @@ MOST_ROWS = 10_000
 """Largest number of rows on which the share of unrelated labels is estimated."""
 
 
-def mean_confidence(logits: Floats) -> float:
+def mean_confidence(logits: NDArray[Any]) -> float:
     """Mean of the largest softmax probability."""
     total = 0.0
-    for rows in np.array_split(logits, -(-logits.size // 2_000_000)):
+    for part in np.array_split(logits, -(-logits.size // 2_000_000)):
+        rows = part.astype(np.float64)
         total += float((1 / np.exp(rows - rows.max(axis=1, keepdims=True)).sum(axis=1)).sum())
     return total / len(logits)
 
 
-def looks_random(logits: Floats, labels: Labels) -> bool:
+def looks_random(logits: NDArray[Any], labels: Labels) -> bool:
     """Whether the true class is in the lower half of its row at least half as often as a random class.
 
     With fewer than 4 classes the halves say too little, and it counts as random.
@@ -32,11 +34,12 @@ def looks_random(logits: Floats, labels: Labels) -> bool:
         return True
     half = num_classes // 2
     own = logits[np.arange(len(labels)), labels]
-    low = float((own < np.partition(logits, half, axis=1)[:, half]).mean())
-    return bool(low >= half / num_classes / 2)
+    parts = np.array_split(logits, -(-logits.size // 2_000_000))
+    middle = np.concatenate([np.partition(rows, half, axis=1)[:, half] for rows in parts])
+    return bool((own < middle).mean() >= half / num_classes / 2)
 
 
-def unrelated_share(logits: Floats, labels: Labels) -> tuple[float, float]:
+def unrelated_share(logits: NDArray[Any], labels: Labels) -> tuple[float, float]:
     """Estimate the share of labels that are drawn uniformly at random, independently of the logits.
 
     The maximum-likelihood estimate of e in the mixture (1 - e) softmax(g / T) + e / K, jointly with T, over
@@ -52,7 +55,7 @@ def unrelated_share(logits: Floats, labels: Labels) -> tuple[float, float]:
     present, truth = np.unique(labels, return_inverse=True)
     uniform = 1 / len(present)
     step = -(-len(logits) // MOST_ROWS)
-    scores, truth = logits[::step], truth[::step]
+    scores, truth = logits[::step].astype(np.float64), truth[::step]
     if len(present) < logits.shape[1]:
         scores = scores[:, present]
     own, least = scores[np.arange(len(scores)), truth], scores.min(axis=1)

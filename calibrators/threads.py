@@ -9,8 +9,9 @@ run share their rows among plain threads instead.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 THREADS = min(4, os.cpu_count() or 1)
 SMALL = 100_000
@@ -35,6 +37,34 @@ def over_rows(work: Callable[[slice], Result], rows: int, *, worth: bool) -> lis
         return [work(slice(0, rows))]
     edges = [rows * part // THREADS for part in range(THREADS + 1)]
     return list(_pool().map(work, map(slice, edges, edges[1:])))
+
+
+def over_blocks(work: Callable[[slice], Result], rows: int, block: int) -> Iterator[Result]:
+    """Do the work for blocks of rows in a few threads, and yield the results in the order of the rows."""
+    parts = [slice(start, min(start + block, rows)) for start in range(0, rows, block)]
+    return in_order(work, parts) if len(parts) > 1 else map(work, parts)
+
+
+def in_order(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Do the work for each item in a few threads, and yield the results in the order of the items.
+
+    The results do not depend on the number of threads, and only a few of them wait at any time. The work must
+    not itself wait for these threads.
+    """
+    if THREADS == 1:
+        yield from map(work, items)
+        return
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            waiting.append(_pool().submit(work, item))
+            if len(waiting) > THREADS:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for left in waiting:
+            left.cancel()
 
 
 @cache

@@ -17,11 +17,13 @@ from boxcal.app.fitting.memory import limit_memory
 from boxcal.app.fitting.messages import CompareTask, FitOutcome, FitTask
 from boxcal.app.fitting.validation_set import ValidationSet
 from boxcal.app.registry.records import FittedCalibrator
-from boxcal.calibrators import Calibrator, fit
+from boxcal.calibrators import Calibrator
+from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.errors import MissingDataError
 from boxcal.calibrators.evaluation.reliability import reliability_png, reliability_svg
-from boxcal.calibrators.evaluation.report import cross_fitted_report
+from boxcal.calibrators.evaluation.report import report_on
+from boxcal.calibrators.fitting.entry import fit_data
 from boxcal.calibrators.threads import one_library_thread
 from boxcal.models.backbone import Backbone
 
@@ -45,45 +47,45 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
     required_by = _required_by(task.method, data, against)
     extras = read_besides_logits(task, data, required_by, _part(progress, 0.0, begin))
     extras |= data.grouping
-    progress(begin, "reading the validation set")
-    logits, labels = (torch.from_numpy(array) for array in data.arrays())
-    result = fit(
+    progress(begin, "checking the validation set")
+    checked = check_validation_set(*(torch.from_numpy(array) for array in data.arrays()), **extras)
+    result = fit_data(
         task.method,
-        logits,
-        labels,
+        checked,
         seed=SEED,
-        progress=_part(progress, begin + 0.02, 0.5),
+        progress=_part(progress, begin + 0.02, 0.4),
         budget_seconds=task.budget_seconds,
-        **extras,
     )
     # With more threads, sums of the library would differ in the last bit from machine to machine.
     with one_library_thread():
-        report = cross_fitted_report(
+        report = report_on(
             result.method,
-            logits,
-            labels,
+            checked,
             seed=SEED,
-            progress=_part(progress, 0.5, 0.95),
+            progress=_part(progress, 0.4, 0.95),
             against=against,
             selection_bias=result.choice.get("selection_bias", {}),
             known=None if task.known is None else Sketch.read(task.known),
-            **extras,
         )
     progress(0.95, "drawing the reliability diagram")
     document = report.to_dict()
     document["warnings"] += data.notes
-    svg, png = reliability_svg(document), reliability_png(document)
+    svg = reliability_svg(document)
+    progress(0.98, "drawing the reliability diagram")
+    png = reliability_png(document)
     document["fit"] = {
         "method": result.method,
         "nll": result.nll,
         "seconds": result.seconds,
         "certificate": result.certificate.to_dict(),
         "choice": result.choice,
-        "class_counts": torch.bincount(labels, minlength=logits.shape[1]).tolist(),
+        "class_counts": torch.bincount(checked.labels, minlength=checked.num_classes).tolist(),
     }
     artifact = result.calibrator.to_bytes()
     source = (
-        torch.from_numpy(extras["features"]) if result.calibrator.reads == requirements.FEATURES else logits
+        torch.from_numpy(extras["features"])
+        if result.calibrator.reads == requirements.FEATURES
+        else checked.logits
     )
     _check_round_trip(result.calibrator, artifact, source[:ROUND_TRIP_ROWS])
     fitted = FittedCalibrator(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 
 from boxcal.app.fitting.memory import limit_memory
 from boxcal.app.fitting.messages import RefitOutcome, RefitTask
@@ -14,17 +13,12 @@ from boxcal.app.registry.records import FittedCalibrator
 from boxcal.calibrators import Calibrator
 from boxcal.calibrators.checks import DataWarning
 from boxcal.calibrators.data import check_validation_set
-from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.evaluation.crossfit import answers_on
 from boxcal.calibrators.evaluation.judgement import compare, judge, verdict
 from boxcal.calibrators.evaluation.outcomes import outcomes
-from boxcal.calibrators.evaluation.reliability import (
-    class_reliability,
-    reliability_data,
-    reliability_png,
-    reliability_svg,
-)
-from boxcal.calibrators.evaluation.report import NO_BIAS, Against, Report
+from boxcal.calibrators.evaluation.reliability import reliability_png, reliability_svg
+from boxcal.calibrators.evaluation.report import NO_BIAS, Against, Report, reliability_of
+from boxcal.calibrators.evaluation.rows import SoftmaxRows
 from boxcal.calibrators.monitoring.candidates import Candidate, candidates, mean_nll
 
 SEED = 0
@@ -88,12 +82,13 @@ def _fitted(best: Candidate, champion: Calibrator, logits: Any, labels: Any) -> 
 
 def _report(calibrator: Calibrator, champion: Calibrator, logits: Any, labels: Any) -> Report:
     """Judge a calibrator on the labels that it was fitted to; the duel judges it on later ones."""
-    scores, truth = torch.from_numpy(logits), torch.from_numpy(labels)
-    data = check_validation_set(scores, truth)
+    data = check_validation_set(logits, labels)
     answers, active = answers_on(calibrator, data), answers_on(champion, data)
-    before = judge(outcomes(torch.softmax(scores, 1), truth, scores.argmax(1)), seed=SEED)
-    after = judge(outcomes(answers.probabilities, truth, answers.predicted), seed=SEED)
-    other = judge(outcomes(active.probabilities, truth, active.predicted), seed=SEED)
+    before = judge(outcomes(SoftmaxRows(data.logits), labels, data.facts.predicted), seed=SEED)
+    after, other = (
+        judge(outcomes(one.rows, labels, one.predicted), seed=SEED, resamples=before.resamples)
+        for one in (answers, active)
+    )
     in_sample = DataWarning(
         "in_sample",
         "warning",
@@ -108,20 +103,16 @@ def _report(calibrator: Calibrator, champion: Calibrator, logits: Any, labels: A
         seed=SEED,
         before=before,
         after=after,
-        difference=compare(after, before, seed=SEED),
+        difference=compare(after, before),
         changed_labels=int((after.scored.predicted != before.scored.predicted).sum()),
         answers=answers,
-        reliability={
-            "before": reliability_data(before.scored.confidence, before.scored.correct, seed=SEED),
-            "after": reliability_data(after.scored.confidence, after.scored.correct, seed=SEED),
-            "classes": class_reliability(before.scored, after.scored, seed=SEED),
-        },
+        reliability=reliability_of(before, after, SEED),
         against=Against(
             other,
-            compare(after, other, seed=SEED),
-            verdict(after, other, champion.method, selection_bias=NO_BIAS, seed=SEED),
+            compare(after, other),
+            verdict(after, other, champion.method, selection_bias=NO_BIAS),
         ),
         warnings=[in_sample],
-        sketch=Sketch.of(logits),
+        sketch=data.sketch,
         smooth_bound=None,
     )

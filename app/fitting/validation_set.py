@@ -65,8 +65,8 @@ class ValidationSet:
         return list(json.loads(path.read_text())) if path.exists() else []
 
     def arrays(self) -> tuple[Array, npt.NDArray[np.int64]]:
-        """Logits (N, K) and labels (N,)."""
-        return np.load(self.folder / "logits.npy"), np.load(self.folder / "labels.npy")
+        """Logits (N, K), mapped from the disk, and labels (N,)."""
+        return np.load(self.folder / "logits.npy", mmap_mode="c"), np.load(self.folder / "labels.npy")
 
     def besides(self, name: str) -> Array | None:
         """`features` (N, D) or `inputs` (N, ...), mapped from the disk; None where there are none."""

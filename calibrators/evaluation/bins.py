@@ -6,7 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from boxcal.calibrators.evaluation.outcomes import Indices, Vector
+from boxcal.calibrators.evaluation.outcomes import Vector
+from boxcal.calibrators.evaluation.rows import Indices
 
 Binning = Literal["width", "mass"]
 NUM_BINS = 15

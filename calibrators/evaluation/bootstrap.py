@@ -19,17 +19,21 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.calibrators.evaluation.outcomes import Indices, Vector
+from boxcal.calibrators.evaluation.outcomes import Tell, Vector, silent
+from boxcal.calibrators.evaluation.rows import Indices
 from boxcal.calibrators.evaluation.toplabel import Resampled
+from boxcal.calibrators.threads import in_order
 
 LEVEL = 0.95
 DRAWS = 1000
 _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 _CELLS_AT_ONCE = 2_000_000  # entries of a block of resampling weights: 16 MB
+_KEPT = 200_000_000  # entries of the resamples that are kept: 200 MB; more are drawn anew each time
 
 Matrix = NDArray[np.float64]
 
@@ -52,25 +56,48 @@ class Estimate:
         return {name: float(v) if math.isfinite(v) else None for name, v in numbers.items()}
 
 
-def resamples(count: int, draws: int, seed: int, groups: Indices | None = None) -> Iterator[Matrix]:
-    """Yield blocks (count, R) of how often each sample occurs in a resample; `draws` columns in all.
+class Resamples:
+    """How often each of `count` samples occurs in each of so many resamples, the same whenever it is read.
 
     With groups (count,), whole groups are drawn.
     """
-    if groups is not None:
-        for weights in resamples(int(groups.max()) + 1, draws, seed):
-            drawn = weights[groups]
-            yield drawn * (count / drawn.sum(axis=0))
-        return
-    rng = np.random.default_rng(seed)
-    left = draws
-    while left:
-        block = min(left, max(1, _CELLS_AT_ONCE // count))
-        weights = np.empty((count, block))
-        for column in range(block):
-            weights[:, column] = np.bincount(rng.integers(0, count, count), minlength=count)
-        yield weights
-        left -= block
+
+    def __init__(
+        self, count: int, *, draws: int = DRAWS, seed: int = 0, groups: Indices | None = None
+    ) -> None:
+        self.count, self.draws, self.seed, self.groups = count, draws, seed, groups
+        self.units = count if groups is None else int(groups.max()) + 1
+        """How many are drawn: samples, or groups."""
+        self._kept: NDArray[np.uint8] | None = None
+
+    def blocks(self) -> Iterator[Matrix]:
+        """Yield blocks (count, R) of the resamples; `draws` columns in all."""
+        size = max(1, _CELLS_AT_ONCE // self.count)
+        for times in self.of_units(size):
+            weights = np.ascontiguousarray(times.T, dtype=np.float64)
+            if self.groups is not None:
+                weights = weights[self.groups]
+                weights *= self.count / weights.sum(axis=0)
+            yield weights
+
+    def of_units(self, size: int | None = None) -> Iterator[NDArray[Any]]:
+        """Yield blocks (R, units) of how often each unit is drawn; `draws` rows in all."""
+        step = size or max(1, _CELLS_AT_ONCE // self.units)
+        if self._kept is None and self.draws * self.units <= _KEPT:
+            self._kept = np.concatenate(list(self._drawn(self.draws)))
+        if self._kept is None:
+            yield from self._drawn(step)
+            return
+        for start in range(0, self.draws, step):
+            yield self._kept[start : start + step]
+
+    def _drawn(self, step: int) -> Iterator[NDArray[Any]]:
+        rng = np.random.default_rng(self.seed)
+        for start in range(0, self.draws, step):
+            times = np.empty((min(step, self.draws - start), self.units), dtype=np.uint8)
+            for row in times:
+                row[:] = np.bincount(rng.integers(0, self.units, self.units), minlength=self.units)
+            yield times
 
 
 def quantile(draws: NDArray[np.float64], share: float) -> NDArray[np.float64]:
@@ -86,10 +113,11 @@ def mean_estimates(
     columns: Matrix,
     *,
     together: bool = False,
-    level: float = LEVEL,
+    level: float | Sequence[float] = LEVEL,
     draws: int = DRAWS,
     seed: int = 0,
     groups: Indices | None = None,
+    resamples: Resamples | None = None,
 ) -> list[Estimate]:
     """Return the mean of each column with its studentised bootstrap interval.
 
@@ -102,42 +130,45 @@ def mean_estimates(
         Whether `level` is the chance that all the intervals hold at once, so that one may be picked out after
         a look at the means (the maximal statistic; Romano and Wolf 2005).
     level
-        Chance that an interval holds the true mean.
+        Chance that an interval holds the true mean: one number, or one for each column.
     draws, seed
         Number of resamples, and what makes them reproducible.
     groups
         Numbers (N,) of groups, which are resampled in place of samples: the mean is linear in their sums.
+    resamples
+        Of these samples, in place of `draws`, `seed` and `groups`.
     """
+    if resamples is None:
+        resamples = Resamples(len(columns), draws=draws, seed=seed, groups=groups)
     finite = np.atleast_1d(np.isfinite(columns).all(axis=0))
     values = np.where(finite, columns, 0.0)
     count = len(values)
     mean = values.mean(axis=0)
     centred = values - mean
-    if groups is not None:
-        sums = np.zeros((int(groups.max()) + 1, centred.shape[1]))
-        np.add.at(sums, groups, centred)
+    if resamples.groups is not None:
+        sums = np.zeros((resamples.units, centred.shape[1]))
+        np.add.at(sums, resamples.groups, centred)
         centred, count = sums * (len(sums) / count), len(sums)
     spread = np.sqrt((centred**2).mean(axis=0))
-    shifts, spreads = [], []
-    for weights in resamples(count, draws, seed):
-        first = centred.T @ weights / count
-        second = (centred**2).T @ weights / count
-        shifts.append(first)
-        spreads.append(np.sqrt(np.maximum(second - first**2, 0.0)))
-    shift, resampled = np.concatenate(shifts, axis=1), np.concatenate(spreads, axis=1)
+    both = np.hstack([centred, centred**2])
+    moments = []
+    for times in resamples.of_units():
+        moments.append((times.astype(np.float64) @ both).T / count)
+    shift, second = np.split(np.concatenate(moments, axis=1), 2)
+    resampled = np.sqrt(np.maximum(second - shift**2, 0.0))
     scale = np.where(resampled > 1e-12 * spread[:, None], resampled, spread[:, None])
     studentised = np.divide(shift, scale, out=np.zeros_like(shift), where=scale > 0)
-    tail = (1 - level) / 2
     lowest, highest = studentised, studentised
     if together:
         lowest, highest = (
             np.broadcast_to(extreme(studentised, axis=0), studentised.shape) for extreme in (np.min, np.max)
         )
-    below, above = quantile(lowest, tail), quantile(highest, 1 - tail)
     results = []
-    for i in range(columns.shape[1]):
+    for i, one in enumerate(np.broadcast_to(level, columns.shape[1])):
+        tail = (1 - float(one)) / 2
+        below, above = float(quantile(lowest[i], tail)), float(quantile(highest[i], 1 - tail))
         value = float(columns[:, i].mean())
-        low, high = value - float(above[i] * spread[i]), value - float(below[i] * spread[i])
+        low, high = value - above * float(spread[i]), value - below * float(spread[i])
         results.append(Estimate(value, low, high) if finite[i] else Estimate(value, math.nan, math.nan))
     return results
 
@@ -200,18 +231,27 @@ def deviations_of(
     draws: int = DRAWS,
     seed: int = 0,
     groups: Indices | None = None,
+    resamples: Resamples | None = None,
+    tell: Tell = silent,
 ) -> dict[str, Deviations]:
     """Return the deviations of several metrics of the same N = `count` samples, by name.
 
-    Two calls with the same count, draws, seed and groups share their resamples: their deviations are paired.
+    Two calls with the same count, draws, seed and groups, or with the same `resamples` in their place, have
+    the same resamples: their deviations are paired.
     """
-    noise: list[list[Matrix]] = [[] for _ in metrics]
-    for weights in resamples(count, draws, seed, groups):
+    if resamples is None:
+        resamples = Resamples(count, draws=draws, seed=seed, groups=groups)
+
+    def work(weights: Matrix) -> list[Matrix]:
         surplus = weights - 1.0
-        for metric, parts in zip(metrics, noise, strict=True):
-            parts.append(metric.noise(surplus))
+        return [metric.noise(surplus) for metric in metrics]
+
+    noise = []
+    for parts in in_order(work, resamples.blocks()):
+        noise.append(parts)
+        tell(sum(parts[0].shape[1] for parts in noise) / resamples.draws)
     result = {}
-    for metric, parts in zip(metrics, noise, strict=True):
-        above, below = metric.deviations(np.concatenate(parts, axis=1))
+    for place, metric in enumerate(metrics):
+        above, below = metric.deviations(np.concatenate([parts[place] for parts in noise], axis=1))
         result[metric.name] = Deviations(metric.value, metric.centre, above, below)
     return result

@@ -1,13 +1,12 @@
 """Calibration of the probability of every class: classwise ECE and the two parts of the Brier score.
 
-Probabilities (N, K) are binned per class into K x 15 cells in one pass. The intervals require one more pass
-for the influence of each sample. No array of size N x K x draws is allocated.
+Probabilities (N, K) are binned per class into K x 15 cells in one pass over blocks of rows. The intervals
+require one more pass for the influence of each sample. No array of size N x K is allocated.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from statistics import NormalDist
 from typing import Any
 
@@ -15,25 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.calibrators.evaluation.bins import NUM_BINS
-from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE, Indices, Outcomes, Vector
+from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE, Outcomes, Tell, Vector, silent
+from boxcal.calibrators.evaluation.rows import Indices
+from boxcal.calibrators.threads import over_blocks
 
 Matrix = NDArray[np.float64]
 Pair = tuple[Vector, Vector]
 
 
+_EDGES = np.linspace(0.0, 1.0, NUM_BINS + 1)[1:-1]
+
+
 def cell_indices(rows: Matrix) -> Indices:
     """Return the cell k * 15 + m of each probability (n, K): class k, bin m of equal width."""
-    edges = np.linspace(0.0, 1.0, NUM_BINS + 1)[1:-1]
-    bins = np.searchsorted(edges, rows.ravel(), side="left").reshape(rows.shape)
-    return bins + np.arange(rows.shape[1]) * NUM_BINS
+    from boxcal.calibrators.evaluation import loops  # noqa: PLC0415 - numba loads when needed
 
-
-def blocks(probabilities: NDArray[Any]) -> Iterator[tuple[slice, Matrix, Indices]]:
-    """Yield row ranges with their float64 probabilities and cells."""
-    for start in range(0, len(probabilities), ROWS_AT_ONCE):
-        part = slice(start, min(start + ROWS_AT_ONCE, len(probabilities)))
-        rows = probabilities[part].astype(np.float64)
-        yield part, rows, cell_indices(rows)
+    cells = np.empty(rows.shape, dtype=np.int64)
+    loops.fill_cells(rows, _EDGES, cells)
+    return cells
 
 
 class ClassCells:
@@ -47,25 +45,50 @@ class ClassCells:
         Variance of mass - hits: the larger of the sample variance and that under perfect calibration.
     """
 
-    def __init__(self, scored: Outcomes) -> None:
-        samples, self.num_classes = scored.probabilities.shape
+    def __init__(self, scored: Outcomes, tell: Tell = silent) -> None:
+        from boxcal.calibrators.evaluation import loops  # noqa: PLC0415 - numba loads when needed
+
+        self.samples, self.num_classes = scored.probabilities.shape
         cells = self.num_classes * NUM_BINS
-        self.samples = samples
         self.count, self.mass, self.hits = np.zeros(cells), np.zeros(cells), np.zeros(cells)
         squares, implied = np.zeros(cells), np.zeros(cells)
-        for part, rows, cell in blocks(scored.probabilities):
-            flat, values = cell.ravel(), rows.ravel()
-            labels = scored.labels[part]
-            of_label = np.arange(len(rows)), labels
-            hit = cell[of_label]
-            self.count += np.bincount(flat, minlength=cells)
-            self.mass += np.bincount(flat, values, minlength=cells)
-            self.hits += np.bincount(hit, minlength=cells)
-            squares += np.bincount(flat, values**2, minlength=cells)
-            squares += np.bincount(hit, 1 - 2 * rows[of_label], minlength=cells)
-            implied += np.bincount(flat, values * (1 - values), minlength=cells)
+
+        def work(part: slice) -> Matrix:
+            rows = scored.probabilities.at(part)
+            sums = np.zeros((6, cells))
+            loops.tally(rows, cell_indices(rows), scored.labels[part], sums)
+            return sums
+
+        for place, sums in enumerate(over_blocks(work, self.samples, ROWS_AT_ONCE)):
+            self.count += sums[0]
+            self.mass += sums[1]
+            self.hits += sums[2]
+            squares += sums[3]
+            squares += sums[4]
+            implied += sums[5]
+            tell(min(1.0, (place + 1) * ROWS_AT_ONCE / self.samples))
         gap = self.mass - self.hits
-        self.variance = np.maximum(np.maximum(squares - gap**2 / samples, implied), 0.0)
+        self.variance = np.maximum(np.maximum(squares - gap**2 / self.samples, implied), 0.0)
+
+    def influences(self, scored: Outcomes, tell: Tell = silent) -> list[Vector]:
+        """Return sum over classes k of weights[cell] * (p_k - 1{y = k}) of each sample, twice (N,).
+
+        The weights are the sign of the cell's gap, mass - hits, and its gap over its number.
+        """
+        gap = self.mass - self.hits
+        weights = np.sign(gap), gap / np.maximum(self.count, 1)
+
+        def work(part: slice) -> list[Vector]:
+            rows = scored.probabilities.at(part)
+            cell = cell_indices(rows)
+            at_label = cell[np.arange(len(rows)), scored.labels[part]]
+            return [np.einsum("nk,nk->n", one[cell], rows) - one[at_label] for one in weights]
+
+        parts = []
+        for part in over_blocks(work, self.samples, ROWS_AT_ONCE):
+            parts.append(part)
+            tell(min(1.0, len(parts) * ROWS_AT_ONCE / self.samples))
+        return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
     def classwise_ece(self, hits: NDArray[Any]) -> Matrix:
         """Return the classwise ECE of hits (15 K, ...)."""
@@ -78,14 +101,6 @@ class ClassCells:
         shape = (-1, *[1] * (hits.ndim - 1))
         gap = self.mass.reshape(shape) - hits
         result: Matrix = (gap**2 / np.maximum(self.count, 1).reshape(shape)).sum(axis=0) / self.samples
-        return result
-
-    def influence(self, scored: Outcomes, weights: Vector) -> Vector:
-        """Return sum over classes k of weights[cell] * (p_k - 1{y = k}) of each sample, (N,)."""
-        result = np.empty(self.samples)
-        for part, rows, cell in blocks(scored.probabilities):
-            at_label = cell[np.arange(len(rows)), scored.labels[part]]
-            result[part] = np.einsum("nk,nk->n", weights[cell], rows) - weights[at_label]
         return result
 
 
@@ -118,14 +133,14 @@ class ClasswiseError(_Influenced):
 
     name = "classwise_ece"
 
-    def __init__(self, scored: Outcomes, cells: ClassCells) -> None:
+    def __init__(self, scored: Outcomes, cells: ClassCells, by_sign: Vector) -> None:
         self.value = self.statistic = self.centre = float(cells.classwise_ece(cells.hits))
         scale = cells.samples * cells.num_classes
         gap = cells.mass - cells.hits
         spread = np.sqrt(cells.variance)
         kept = np.where(np.abs(gap) > 3 * spread, np.abs(gap), 0.0)
         self._excess = float((_mean_absolute(kept, spread) - kept).sum()) / scale
-        self._influence = cells.influence(scored, np.sign(gap)) / cells.num_classes
+        self._influence = by_sign / cells.num_classes
         # no signs can give an influence beyond sum_k |p_k - 1{y = k}| = 2 (1 - p_y)
         most = math.sqrt(float(np.mean((2 * (1 - np.exp(-scored.nll))) ** 2))) / cells.num_classes
         self._stretch = most / max(float(self._influence.std()), 1e-300) if most > 0 else 1.0
@@ -139,13 +154,12 @@ class BrierCalibration(_Influenced):
 
     name = "brier_calibration"
 
-    def __init__(self, scored: Outcomes, cells: ClassCells) -> None:
+    def __init__(self, cells: ClassCells, by_gap: Vector) -> None:
         self.value = self.statistic = self.centre = float(cells.brier_calibration(cells.hits))
         self._root = math.sqrt(self.value)
         count = np.maximum(cells.count, 1)
-        gap = cells.mass - cells.hits
         self._excess = math.sqrt(float((cells.variance / count).sum()) / cells.samples)
-        self._influence = cells.influence(scored, gap / count) / max(self._root, 1e-300)
+        self._influence = by_gap / max(self._root, 1e-300)
         # a unit combination of residuals has variance at most the largest probability of a cell's class
         rate = np.maximum(cells.mass, cells.hits) / count
         self._stretch = math.sqrt(float(rate.max())) / max(float(self._influence.std()), 1e-300)
@@ -166,14 +180,13 @@ class BrierRefinement(_Influenced):
 
     name = "brier_refinement"
 
-    def __init__(self, scored: Outcomes, cells: ClassCells) -> None:
+    def __init__(self, scored: Outcomes, cells: ClassCells, by_gap: Vector) -> None:
         self.value = float(scored.brier.mean() - cells.brier_calibration(cells.hits))
         self.statistic = self.value
         count = np.maximum(cells.count, 1)
         bias = float((cells.variance / count).sum()) / cells.samples
         self.centre = self.value
-        gap = cells.mass - cells.hits
-        self._influence = scored.brier - 2 * cells.influence(scored, gap / count)
+        self._influence = scored.brier - 2 * by_gap
         self._influence -= self._influence.mean()
         self._bias = bias
         self._excess, self._stretch = 0.0, 1.0

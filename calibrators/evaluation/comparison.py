@@ -212,7 +212,7 @@ def compare_methods(
     rows: list[MethodScores] = []
     left_out: dict[str, str] = {}
     target = validation if test is None else test
-    plain = target.scores.argmax(dim=1).numpy()
+    plain = target.facts.predicted
     for place, method in enumerate(names):
 
         def part(fraction: float, stage: str, place: int = place, method: str = method) -> None:
@@ -232,7 +232,7 @@ def compare_methods(
         base = base_of(method)
         if method in calibrators:
             base = BASELINE if method == reference else reference
-        difference = compare(judged[method], judged[base], seed=seed, draws=DRAWS) if base in judged else {}
+        difference = compare(judged[method], judged[base]) if base in judged else {}
         spread = _jackknife(groups)
         scores = {
             name: Score(judged[method].estimates[name].value, spread[name], difference.get(name))
@@ -283,7 +283,7 @@ def _answers(
     """Return the outcomes to evaluate, and those of each group of the jackknife."""
     if test is None:
         answers = cross_fit(method, validation, folds=folds, seed=seed, progress=progress)
-        whole = outcomes(answers.probabilities, validation.labels, answers.predicted, validation.groups)
+        whole = outcomes(answers.rows, validation.labels, answers.predicted, validation.groups)
         return whole, [whole.rows(kept) for kept in _all_but_one(len(validation), folds, seed)]
     whole = _fitted(method, validation, test, seed, _share(progress, 0, folds))
     groups = []
@@ -301,7 +301,7 @@ def _answers_as_it_is(
 ) -> tuple[Outcomes, list[Outcomes]]:
     """As `_answers`, without a fit."""
     answers = answers_on(calibrator, data)
-    whole = outcomes(answers.probabilities, data.labels, answers.predicted, data.groups)
+    whole = outcomes(answers.rows, data.labels, answers.predicted, data.groups)
     return whole, [whole.rows(kept) for kept in _all_but_one(len(data), folds, seed)]
 
 
@@ -315,7 +315,7 @@ def _fitted(
     method: str, validation: ValidationSet, test: ValidationSet, seed: int, progress: Progress
 ) -> Outcomes:
     answers = answers_on(fit_set(method, validation, seed=seed, progress=progress), test)
-    return outcomes(answers.probabilities, test.labels, answers.predicted, test.groups)
+    return outcomes(answers.rows, test.labels, answers.predicted, test.groups)
 
 
 def _all_but_one(count: int, folds: int, seed: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:

@@ -16,8 +16,10 @@ from torch import Tensor
 from boxcal.calibrators.calibrator import Calibrated, Calibrator
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import InvalidDataError
-from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE
+from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE, Tell, silent
+from boxcal.calibrators.evaluation.rows import CalibratedRows, HeldRows, JoinedRows, Rows, is_plain
 from boxcal.calibrators.folds import fold_masks
+from boxcal.calibrators.threads import over_blocks
 
 FOLDS = 5
 
@@ -31,7 +33,8 @@ class Answers:
 
     Attributes
     ----------
-    probabilities : float64 (N, K)
+    rows : Rows
+        The probabilities (N, K).
     predicted : int64 (N,)
         The largest probability; ties go to the larger calibrated logit.
     ties : int
@@ -44,7 +47,7 @@ class Answers:
         Smallest, mean and largest effective bound.
     """
 
-    probabilities: Tensor
+    rows: Rows
     predicted: Tensor
     ties: int
     lower_samples: int
@@ -53,6 +56,13 @@ class Answers:
     upper_probabilities: int
     lower_range: tuple[float, float, float]
     upper_range: tuple[float, float, float]
+
+    @property
+    def probabilities(self) -> Tensor:
+        """All the probabilities, float64 (N, K)."""
+        if isinstance(self.rows, HeldRows):
+            return torch.from_numpy(self.rows.array)
+        return torch.from_numpy(self.rows.at(slice(None)))
 
     def bounds(self) -> dict[str, Any]:
         """Return the bounds and how often they bind, JSON-ready."""
@@ -77,12 +87,26 @@ def predicted_labels(answer: Calibrated) -> Tensor:
     return answer.logits.masked_fill(answer.probabilities < largest, -torch.inf).argmax(dim=1)
 
 
-def answers_of(calibrator: Calibrator, scores: Tensor) -> Answers:
+def answers_of(calibrator: Calibrator, scores: Tensor, tell: Tell = silent) -> Answers:
     """Ask a calibrator for all rows of what it reads, (N, K) logits or (N, D) features, a block at a time."""
-    return pooled([_block_answers(calibrator.calibrate(rows)) for rows in torch.split(scores, ROWS_AT_ONCE)])
+    count = len(scores)
+    held = None if is_plain(calibrator) else np.empty((count, calibrator.num_classes))
+
+    def work(part: slice) -> Answers:
+        answer = calibrator.calibrate(scores[part])
+        if held is not None:
+            held[part] = answer.probabilities.numpy()
+        return _block_answers(answer)
+
+    blocks = []
+    for block in over_blocks(work, count, ROWS_AT_ONCE):
+        blocks.append(block)
+        tell(min(1.0, len(blocks) * ROWS_AT_ONCE / count))
+    rows = HeldRows(held) if held is not None else CalibratedRows(calibrator, scores)
+    return pooled(blocks, rows, torch.cat([block.predicted for block in blocks]))
 
 
-def answers_on(calibrator: Calibrator, data: ValidationSet) -> Answers:
+def answers_on(calibrator: Calibrator, data: ValidationSet, tell: Tell = silent) -> Answers:
     """Ask a calibrator for all samples of a set: it reads their logits, features or shifted inputs.
 
     Raises
@@ -90,7 +114,7 @@ def answers_on(calibrator: Calibrator, data: ValidationSet) -> Answers:
     MissingDataError
         If the set misses what the calibrator reads.
     """
-    return answers_of(calibrator, calibrator.source(data))
+    return answers_of(calibrator, data.logits if is_plain(calibrator) else calibrator.source(data), tell)
 
 
 def cross_fit(
@@ -124,7 +148,9 @@ def cross_fit(
     if not 2 <= folds <= len(data):
         raise InvalidDataError(f"cross-fitting takes 2 to N = {len(data)} folds, not {folds}")
     masks = fold_masks(data, folds, seed)
-    blocks = []
+    fold_of, place_in = np.empty((2, len(data)), dtype=np.int64)
+    predicted = torch.empty(len(data), dtype=torch.int64)
+    blocks, parts = list[Answers](), list[Rows]()
     for place, unseen in enumerate(masks):
 
         def tell(fraction: float, stage: str, place: int = place) -> None:
@@ -132,10 +158,27 @@ def cross_fit(
                 progress((place + fraction) / len(masks), f"fold {place + 1} of {len(masks)}: {stage}")
 
         tell(0.0, "fitting")
-        calibrator = fit_set(method, data.rows(~unseen), seed=seed, progress=tell)
-        blocks.append(answers_on(calibrator, data.rows(unseen)))
-    rows = torch.cat([torch.nonzero(unseen)[:, 0] for unseen in masks])
-    return pooled(blocks, rows)
+        calibrator = fit_set(method, data.rows(~unseen), seed=seed, progress=_share(tell, 0.0, 0.9))
+        block = answers_on(calibrator, data.rows(unseen), _calibrating(_share(tell, 0.9, 1.0)))
+        inside = torch.nonzero(unseen)[:, 0].numpy()
+        fold_of[inside], predicted[unseen] = place, block.predicted
+        if isinstance(block.rows, HeldRows):
+            parts.append(block.rows)
+            place_in[inside] = np.arange(len(inside))
+        else:
+            parts.append(CalibratedRows(calibrator, data.logits))
+            place_in[inside] = inside
+        blocks.append(block)
+    return pooled(blocks, JoinedRows(parts, fold_of, place_in), predicted)
+
+
+def _share(tell: Progress, begin: float, end: float) -> Progress:
+    """Give the progress of one step its share of the whole."""
+    return lambda fraction, stage: tell(begin + (end - begin) * fraction, stage)
+
+
+def _calibrating(tell: Progress) -> Tell:
+    return lambda fraction: tell(fraction, "calibrating")
 
 
 def fit_set(method: str, data: ValidationSet, *, seed: int, progress: Progress | None = None) -> Calibrator:
@@ -151,7 +194,7 @@ def _block_answers(answer: Calibrated) -> Answers:
     at_upper = (probabilities == answer.upper) & (answer.upper < 1)
     shared = (probabilities == probabilities.amax(dim=1, keepdim=True)).sum(dim=1) > 1
     return Answers(
-        probabilities=probabilities,
+        rows=HeldRows(probabilities.numpy()[:0]),
         predicted=predicted_labels(answer),
         ties=int(shared.sum()),
         lower_samples=int(at_lower.any(dim=1).sum()),
@@ -167,14 +210,8 @@ def _span(bound: Tensor) -> tuple[float, float, float]:
     return float(bound.min()), float(bound.mean()), float(bound.max())
 
 
-def pooled(blocks: Sequence[Answers], rows: Tensor | None = None) -> Answers:
-    """Join answers to blocks of samples; `rows` says which sample each row of the join belongs to."""
-    probabilities = torch.cat([block.probabilities for block in blocks])
-    predicted = torch.cat([block.predicted for block in blocks])
-    if rows is not None:
-        order = torch.empty_like(rows)
-        order[rows] = torch.arange(len(rows))
-        probabilities, predicted = probabilities[order], predicted[order]
+def pooled(blocks: Sequence[Answers], rows: Rows, predicted: Tensor) -> Answers:
+    """Join the counts of blocks of samples; `rows` and `predicted` are of all samples."""
     sizes = np.array([len(block.predicted) for block in blocks], dtype=np.float64)
 
     def total(name: str) -> int:
@@ -185,7 +222,7 @@ def pooled(blocks: Sequence[Answers], rows: Tensor | None = None) -> Answers:
         return float(low.min()), float(np.average(mean, weights=sizes)), float(high.max())
 
     return Answers(
-        probabilities,
+        rows,
         predicted,
         total("ties"),
         total("lower_samples"),

@@ -17,6 +17,7 @@ from boxcal.calibrators.evaluation.bootstrap import (
     LEVEL,
     Deviations,
     Estimate,
+    Resamples,
     deviations_of,
     mean_estimates,
     proportion_difference,
@@ -29,8 +30,9 @@ from boxcal.calibrators.evaluation.classwise import (
     ClassCells,
     ClasswiseError,
 )
-from boxcal.calibrators.evaluation.outcomes import Outcomes, Vector
+from boxcal.calibrators.evaluation.outcomes import Outcomes, Tell, Vector, silent
 from boxcal.calibrators.evaluation.perfect import perfect_metrics
+from boxcal.calibrators.evaluation.rows import Matrix
 from boxcal.calibrators.evaluation.toplabel import (
     BinnedError,
     DebiasedError,
@@ -41,6 +43,7 @@ from boxcal.calibrators.evaluation.toplabel import (
     TopLabelError,
 )
 from boxcal.calibrators.evaluation.verdict import LEVELS, Verdict
+from boxcal.calibrators.threads import in_order
 
 TWO_SIDED = {"error_rate", "nll", "brier", "brier_refinement"}
 """Metrics that imperfect calibration may move either way."""
@@ -72,6 +75,8 @@ class Judgement:
     ----------
     scored : Outcomes
         What was judged.
+    cells : ClassCells
+        Its sums over the cells of every class.
     estimates : dict of Estimate
         Each metric of `Metrics` by name, with its 95 % interval.
     perfect : dict of Perfect
@@ -80,13 +85,17 @@ class Judgement:
         For the calibration errors: the resampled noise that paired comparisons need.
     maximum : MaximumError
         MCE, whose comparisons rest on exact limits.
+    resamples : Resamples
+        Of the samples.
     """
 
     scored: Outcomes
+    cells: ClassCells
     estimates: dict[str, Estimate]
     perfect: dict[str, Perfect]
     deviations: dict[str, Deviations]
     maximum: MaximumError
+    resamples: Resamples
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return `value`, `low`, `high`, `perfect` and `p_value` of each metric, JSON-ready."""
@@ -100,9 +109,31 @@ class Judgement:
         }
 
 
-def judge(scored: Outcomes, *, seed: int = 0, draws: int = DRAWS) -> Judgement:
-    """Judge a classifier's outcomes; the same seed on the same samples makes two judgements comparable."""
-    cells = ClassCells(scored)
+def judge(
+    scored: Outcomes,
+    *,
+    seed: int = 0,
+    draws: int = DRAWS,
+    resamples: Resamples | None = None,
+    tell: Tell = silent,
+) -> Judgement:
+    """Judge a classifier's outcomes; the same seed on the same samples makes two judgements comparable.
+
+    Parameters
+    ----------
+    scored
+        What is judged.
+    seed, draws
+        Of the bootstrap.
+    resamples
+        Those of another judgement on the same samples with the same seed, if there is one.
+    tell
+        Called with the fraction done.
+    """
+    if resamples is None:
+        resamples = Resamples(len(scored), draws=draws, seed=seed, groups=scored.groups)
+    cells = ClassCells(scored, _part(tell, 0.0, 0.1))
+    by_sign, by_gap = cells.influences(scored, _part(tell, 0.1, 0.2))
     maximum = MaximumError(scored)
     top_label: list[TopLabelError] = [
         BinnedError(scored, "width"),
@@ -112,20 +143,19 @@ def judge(scored: Outcomes, *, seed: int = 0, draws: int = DRAWS) -> Judgement:
         KolmogorovSmirnovError(scored),
     ]
     whole: list[Resampled] = [
-        ClasswiseError(scored, cells),
-        BrierCalibration(scored, cells),
-        BrierRefinement(scored, cells),
+        ClasswiseError(scored, cells, by_sign),
+        BrierCalibration(cells, by_gap),
+        BrierRefinement(scored, cells, by_gap),
     ]
-    drawn = perfect_metrics(scored, cells, seed=seed)
-    drawn |= _perfect_top_label([*top_label, maximum], scored.confidence, draws, seed)
+    drawn = perfect_metrics(scored, cells, seed=seed, tell=_part(tell, 0.2, 0.4))
+    tops: list[TopLabelError | MaximumError] = [*top_label, maximum]
+    drawn |= _perfect_top_label(tops, scored.confidence, draws, seed, _part(tell, 0.4, 0.7))
     deviations = deviations_of(
-        [*top_label, *whole], len(scored), draws=draws, seed=seed, groups=scored.groups
+        [*top_label, *whole], len(scored), resamples=resamples, tell=_part(tell, 0.7, 0.95)
     )
-
-    nll, brier = mean_estimates(
-        np.column_stack([scored.nll, scored.brier]), draws=draws, seed=seed, groups=scored.groups
-    )
-    estimates = {"error_rate": _error_rate(scored, draws, seed), "nll": nll, "brier": brier}
+    nll, brier = mean_estimates(np.column_stack([scored.nll, scored.brier]), resamples=resamples)
+    tell(1.0)
+    estimates = {"error_rate": _error_rate(scored, resamples), "nll": nll, "brier": brier}
     statistics = {name: estimate.value for name, estimate in estimates.items()}
     for metric in [*top_label, *whole]:
         statistics[metric.name] = metric.statistic
@@ -137,20 +167,17 @@ def judge(scored: Outcomes, *, seed: int = 0, draws: int = DRAWS) -> Judgement:
     estimates["mce"] = Estimate(maximum.value, *maximum.limits(1 - LEVEL))
     rng = np.random.default_rng([seed, 3])
     perfect = {name: _perfect(name, statistics[name], drawn[name], rng) for name in statistics}
-    return Judgement(scored, estimates, perfect, deviations, maximum)
+    return Judgement(scored, cells, estimates, perfect, deviations, maximum, resamples)
 
 
-def compare(first: Judgement, second: Judgement, *, seed: int = 0, draws: int = DRAWS) -> dict[str, Estimate]:
+def compare(first: Judgement, second: Judgement) -> dict[str, Estimate]:
     """Return first minus second, paired by sample, with 95 % intervals: below 0 the first is better.
 
     Both must have been judged on the same samples with the same seed and number of draws.
     """
-    a, b = first.scored, second.scored
-    with np.errstate(invalid="ignore"):
-        columns = np.column_stack([a.nll - b.nll, a.brier - b.brier])
-    nll, brier = mean_estimates(columns, draws=draws, seed=seed, groups=a.groups)
+    nll, brier = mean_estimates(_differences(first, second), resamples=first.resamples)
     result = {
-        "error_rate": _error_difference(a, b, draws, seed),
+        "error_rate": _error_difference(first, second),
         "nll": nll,
         "brier": brier,
     }
@@ -166,44 +193,49 @@ def verdict(
     active: str,
     *,
     selection_bias: Mapping[str, float],
-    seed: int = 0,
-    draws: int = DRAWS,
 ) -> Verdict:
     """Decide whether the first is better than the second, the method `active`; both as for `compare`.
 
     `selection_bias` says by how much `nll` and `brier` of the first are too low because the first was chosen
     by them.
     """
-    a, b = first.scored, second.scored
-    with np.errstate(invalid="ignore"):
-        columns = np.column_stack([a.nll - b.nll, a.brier - b.brier])
-    nll, brier = (
-        mean_estimates(column[:, None], level=LEVELS[name], draws=draws, seed=seed, groups=a.groups)[0]
-        for name, column in zip(("nll", "brier"), columns.T, strict=True)
+    names = ("nll", "brier")
+    found = mean_estimates(
+        _differences(first, second), level=[LEVELS[name] for name in names], resamples=first.resamples
     )
     smooth = first.deviations["smooth_ece"].minus(second.deviations["smooth_ece"], LEVELS["smooth_ece"])
-    shifted = {
-        name: one.plus(selection_bias.get(name, 0.0)) for name, one in (("nll", nll), ("brier", brier))
-    }
+    shifted = {name: one.plus(selection_bias.get(name, 0.0)) for name, one in zip(names, found, strict=True)}
     return Verdict(active, {**shifted, "smooth_ece": smooth})
 
 
-def _error_rate(scored: Outcomes, draws: int, seed: int) -> Estimate:
+def _part(tell: Tell, begin: float, end: float) -> Tell:
+    """Map the progress of one step onto its share of the whole."""
+    return lambda fraction: tell(begin + (end - begin) * fraction)
+
+
+def _differences(first: Judgement, second: Judgement) -> Matrix:
+    """Return NLL and Brier score of every sample, first minus second: (N, 2)."""
+    a, b = first.scored, second.scored
+    with np.errstate(invalid="ignore"):
+        return np.column_stack([a.nll - b.nll, a.brier - b.brier])
+
+
+def _error_rate(scored: Outcomes, resamples: Resamples) -> Estimate:
     """Return the error rate; samples of a group err together, which the score interval does not know."""
     wrong = 1 - scored.correct
     if scored.groups is None:
         return proportion_estimate(wrong)
-    (found,) = mean_estimates(wrong[:, None], draws=draws, seed=seed, groups=scored.groups)
+    (found,) = mean_estimates(wrong[:, None], resamples=resamples)
     if found.low == found.high:  # none is wrong, or all are
         return proportion_estimate(np.full(int(scored.groups.max()) + 1, found.value))
     return Estimate(found.value, max(0.0, found.low), min(1.0, found.high))
 
 
-def _error_difference(first: Outcomes, second: Outcomes, draws: int, seed: int) -> Estimate:
-    wrong, other = 1 - first.correct, 1 - second.correct
-    if first.groups is None:
+def _error_difference(first: Judgement, second: Judgement) -> Estimate:
+    wrong, other = 1 - first.scored.correct, 1 - second.scored.correct
+    if first.scored.groups is None:
         return proportion_difference(wrong, other)
-    return mean_estimates((wrong - other)[:, None], draws=draws, seed=seed, groups=first.groups)[0]
+    return mean_estimates((wrong - other)[:, None], resamples=first.resamples)[0]
 
 
 def _maximum_difference(first: MaximumError, second: MaximumError) -> Estimate:
@@ -213,19 +245,23 @@ def _maximum_difference(first: MaximumError, second: MaximumError) -> Estimate:
 
 
 def _perfect_top_label(
-    metrics: Sequence[TopLabelError | MaximumError], confidence: Vector, draws: int, seed: int
+    metrics: Sequence[TopLabelError | MaximumError], confidence: Vector, draws: int, seed: int, tell: Tell
 ) -> dict[str, Vector]:
     """Values (draws,) of the top-label metrics where correctness is a coin with the confidence's bias."""
     rng = np.random.default_rng([seed, 1])
-    values: dict[str, list[Vector]] = {metric.name: [] for metric in metrics}
-    left = draws
-    while left:
-        size = min(left, max(1, _BLOCK // len(confidence)))
-        residuals = confidence[:, None] - (rng.random((len(confidence), size)) < confidence[:, None])
-        for metric in metrics:
-            values[metric.name].append(metric.errors(residuals))
-        left -= size
-    return {name: np.concatenate(parts) for name, parts in values.items()}
+    size = max(1, _BLOCK // len(confidence))
+    sizes = (min(size, draws - start) for start in range(0, draws, size))
+
+    def work(uniform: Matrix) -> list[Vector]:
+        residuals = confidence[:, None] - (uniform < confidence[:, None])
+        return [metric.errors(residuals) for metric in metrics]
+
+    found = []
+    for values in in_order(work, (rng.random((len(confidence), columns)) for columns in sizes)):
+        found.append(values)
+        tell(min(1.0, len(found) * size / draws))
+    joined = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return {metric.name: values for metric, values in zip(metrics, joined, strict=True)}
 
 
 def _perfect(name: str, statistic: float, drawn: Vector, rng: np.random.Generator) -> Perfect:

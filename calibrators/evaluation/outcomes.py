@@ -1,11 +1,11 @@
-"""Checks probabilities and labels, and reduces them to a few numbers per sample.
+"""Checks probabilities and labels, and reduces them to a few numbers per sample, a block of rows at a time.
 
-All metrics except the classwise ones use only these vectors, so the evaluation of 50,000 samples with 1,000
-classes requires no second copy of the probabilities.
+All metrics except the classwise ones use only these vectors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,9 +15,26 @@ from torch import Tensor
 
 from boxcal.calibrators.data import as_array, check_labels
 from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.evaluation.rows import (
+    CalibratedRows,
+    HeldRows,
+    Indices,
+    JoinedRows,
+    Matrix,
+    Rows,
+    SoftmaxRows,
+    SomeRows,
+)
+from boxcal.calibrators.threads import over_blocks
 
 Vector = NDArray[np.float64]
-Indices = NDArray[np.int64]
+Tell = Callable[[float], None]
+"""Called with the fraction done of one step; an exception it raises ends the step."""
+
+
+def silent(fraction: float) -> None:
+    """Ignore the progress."""
+
 
 ROWS_AT_ONCE = 2048
 SUM_TOLERANCE = 1e-2  # the error of a softmax in bfloat16 is almost as large
@@ -41,8 +58,8 @@ class Outcomes:
         Index of the predicted label.
     labels : int64 (N,)
         Index of the true label.
-    probabilities : (N, K)
-        The probabilities in their original dtype, not copied.
+    probabilities : Rows
+        The probabilities (N, K), not copied.
     groups : int64 (N,) or None
         Samples of one group are not independent.
     """
@@ -53,7 +70,7 @@ class Outcomes:
     brier: Vector
     predicted: Indices
     labels: Indices
-    probabilities: NDArray[Any]
+    probabilities: Rows
     groups: Indices | None = None
 
     def __len__(self) -> int:
@@ -64,7 +81,11 @@ class Outcomes:
         kept: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
-            kept[field.name] = None if value is None else value[index]
+            if field.name == "probabilities":
+                value = SomeRows(value, index)
+            elif value is not None:
+                value = value[index]
+            kept[field.name] = value
         return Outcomes(**kept)
 
     @property
@@ -73,41 +94,12 @@ class Outcomes:
         return self.confidence - self.correct
 
 
-def check_probabilities(probabilities: Any) -> NDArray[Any]:
-    """Check that probabilities are an (N, K) matrix whose rows are distributions.
-
-    Raises
-    ------
-    InvalidDataError
-        If a row is not a distribution, for example if logits are given; the message names the first.
-    """
-    array = as_array(probabilities, "probabilities")
-    if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] < 2:
-        raise InvalidDataError(
-            f"probabilities must have shape (N, K) with K of at least 2, not {array.shape}"
-        )
-    for start in range(0, len(array), ROWS_AT_ONCE):
-        rows = array[start : start + ROWS_AT_ONCE].astype(np.float64)
-        outside = ~((rows >= 0) & (rows <= 1))
-        if outside.any():
-            row, column = (int(i) for i in np.argwhere(outside)[0])
-            raise InvalidDataError(
-                f"probabilities must lie in [0, 1]; row {start + row}, class {column} is {rows[row, column]}"
-                " (logits need a softmax first)"
-            )
-        sums = rows.sum(axis=1)
-        wrong = np.abs(sums - 1) > SUM_TOLERANCE
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            raise InvalidDataError(f"probabilities must sum to 1; row {start + row} sums to {sums[row]}")
-    return array
-
-
 def outcomes(
-    probabilities: ArrayLike | Tensor,
+    probabilities: ArrayLike | Tensor | Rows,
     labels: ArrayLike | Tensor,
     predicted: Any = None,
     groups: Tensor | None = None,
+    tell: Tell = silent,
 ) -> Outcomes:
     """Reduce probabilities (N, K) and labels (N,) to `Outcomes`.
 
@@ -122,36 +114,69 @@ def outcomes(
         calibrated logit, which only the caller knows. By default the first of the largest probabilities.
     groups
         Numbers (N,) of groups, whose samples are not independent.
+    tell
+        Called with the fraction done.
 
     Raises
     ------
     InvalidDataError
         If a row, class or sum is invalid; the message names the first.
     """
-    array = check_probabilities(probabilities)
-    count, num_classes = array.shape
+    source = _rows(probabilities)
+    count, num_classes = source.shape
     truth = check_labels(labels, count, num_classes).numpy()
-    if predicted is None:
-        chosen = array.argmax(axis=1).astype(np.int64)
-    else:
-        chosen = check_labels(predicted, count, num_classes).numpy()
-    brier = np.empty(count)
-    true_probability = np.empty(count)
-    for start in range(0, count, ROWS_AT_ONCE):
-        part = slice(start, start + ROWS_AT_ONCE)
-        rows = array[part].astype(np.float64)
-        of_label = rows[np.arange(len(rows)), truth[part]]
-        true_probability[part] = of_label
-        brier[part] = np.einsum("nk,nk->n", rows, rows) - 2 * of_label + 1
+    chosen = None if predicted is None else check_labels(predicted, count, num_classes).numpy()
+
+    def work(part: slice) -> tuple[Indices, Vector, Vector, Vector]:
+        rows = source.at(part)
+        _check_rows(rows, part.start)
+        picked = rows.argmax(axis=1) if chosen is None else chosen[part]
+        each = np.arange(len(rows))
+        own = rows[each, truth[part]]
+        return picked, rows[each, picked], own, np.einsum("nk,nk->n", rows, rows) - 2 * own + 1
+
+    parts = []
+    for part in over_blocks(work, count, ROWS_AT_ONCE):
+        parts.append(part)
+        tell(min(1.0, len(parts) * ROWS_AT_ONCE / count))
+    label, confidence, own, brier = (np.concatenate(column) for column in zip(*parts, strict=True))
     with np.errstate(divide="ignore"):
-        nll = -np.log(true_probability)
+        nll = -np.log(own)
     return Outcomes(
-        confidence=array[np.arange(count), chosen].astype(np.float64),
-        correct=(chosen == truth).astype(np.float64),
+        confidence=confidence,
+        correct=(label == truth).astype(np.float64),
         nll=nll + 0.0,  # -log(1) is -0.0
         brier=np.maximum(brier, 0.0),
-        predicted=chosen,
+        predicted=label,
         labels=truth,
-        probabilities=array,
+        probabilities=source,
         groups=None if groups is None else groups.numpy(),
     )
+
+
+def _rows(probabilities: Any) -> Rows:
+    """Take an (N, K) matrix, or what computes its rows."""
+    if isinstance(probabilities, HeldRows | SoftmaxRows | CalibratedRows | JoinedRows | SomeRows):
+        return probabilities
+    array = as_array(probabilities, "probabilities")
+    if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] < 2:
+        raise InvalidDataError(
+            f"probabilities must have shape (N, K) with K of at least 2, not {array.shape}"
+        )
+    return HeldRows(array)
+
+
+def _check_rows(rows: Matrix, start: int) -> None:
+    """Refuse rows that are no distributions, such as logits; the first has the number `start`."""
+    outside = ~((rows >= 0) & (rows <= 1))
+    if outside.any():
+        row, column = (int(i) for i in np.argwhere(outside)[0])
+        raise InvalidDataError(
+            f"probabilities must lie in [0, 1]; row {start + row}, class {column} is {rows[row, column]}"
+            " (logits need a softmax first)"
+        )
+    sums = rows.sum(axis=1)
+    wrong = np.abs(sums - 1) > SUM_TOLERANCE
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InvalidDataError(f"probabilities must sum to 1; row {start + row} sums to {sums[row]}")

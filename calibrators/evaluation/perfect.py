@@ -7,31 +7,46 @@ errors draw theirs together with the bootstrap, because only the correctness is 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from boxcal.calibrators.evaluation.classwise import ClassCells, blocks
-from boxcal.calibrators.evaluation.outcomes import Outcomes, Vector
+from boxcal.calibrators.evaluation.classwise import ClassCells, cell_indices
+from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE, Outcomes, Tell, Vector, silent
+from boxcal.calibrators.evaluation.rows import Indices, Matrix
+from boxcal.calibrators.threads import in_order
 
 LABEL_DRAWS = 400
 
 
 def perfect_metrics(
-    scored: Outcomes, cells: ClassCells, *, draws: int = LABEL_DRAWS, seed: int = 0
+    scored: Outcomes, cells: ClassCells, *, draws: int = LABEL_DRAWS, seed: int = 0, tell: Tell = silent
 ) -> dict[str, Vector]:
     """Return the values (draws,) of each metric of the whole vector, with new labels for each draw."""
+    from boxcal.calibrators.evaluation import loops  # noqa: PLC0415 - numba loads when needed
+
     rng = np.random.default_rng([seed, 2])
     samples = len(scored)
     nll, brier, right = np.zeros(draws), np.zeros(draws), np.zeros(draws)
     hits = np.zeros((len(cells.mass), draws), dtype=np.int32)
-    column = np.arange(draws)
-    for part, rows, cell in blocks(scored.probabilities):
-        labels = _draw_labels(rows, rng.random((len(rows), draws)))
+
+    def work(given: tuple[slice, Matrix]) -> tuple[Vector, Vector, Vector, Indices]:
+        part, uniform = given
+        rows = scored.probabilities.at(part)
+        labels = np.empty(uniform.shape, dtype=np.int64)
+        loops.draw_labels(rows, uniform, labels)
         of_label = np.take_along_axis(rows, labels, axis=1)
-        nll -= np.log(of_label).sum(axis=0)
-        brier += (np.einsum("nk,nk->n", rows, rows)[:, None] - 2 * of_label + 1).sum(axis=0)
-        right += (labels == scored.predicted[part, None]).sum(axis=0)
-        place = np.take_along_axis(cell, labels, axis=1) * draws + column
-        hits += np.bincount(place.ravel(), minlength=hits.size).reshape(hits.shape).astype(np.int32)
+        squares = np.einsum("nk,nk->n", rows, rows)[:, None] - 2 * of_label + 1
+        place = np.take_along_axis(cell_indices(rows), labels, axis=1)
+        right = (labels == scored.predicted[part, None]).sum(axis=0)
+        return np.log(of_label).sum(axis=0), squares.sum(axis=0), right, place
+
+    starts = range(0, samples, ROWS_AT_ONCE)
+    parts = (slice(start, min(start + ROWS_AT_ONCE, samples)) for start in starts)
+    given = ((part, rng.random((part.stop - part.start, draws))) for part in parts)
+    for done, (logs, squares, correct, place) in enumerate(in_order(work, given), 1):
+        nll -= logs
+        brier += squares
+        right += correct
+        loops.count_hits(place, hits)
+        tell(done / len(starts))
     calibration = np.concatenate([cells.brier_calibration(hits[:, i : i + 32]) for i in range(0, draws, 32)])
     classwise = np.concatenate([cells.classwise_ece(hits[:, i : i + 32]) for i in range(0, draws, 32)])
     return {
@@ -42,14 +57,3 @@ def perfect_metrics(
         "brier_refinement": brier / samples - calibration,
         "classwise_ece": classwise,
     }
-
-
-def _draw_labels(rows: NDArray[np.float64], uniform: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Draw labels (n, draws) from the distribution in each row (n, K), by inversion."""
-    cumulative = rows.cumsum(axis=1)
-    cumulative /= cumulative[:, -1:]
-    offset = np.arange(len(rows))[:, None]
-    flat = np.searchsorted((cumulative + offset).ravel(), (uniform + offset).ravel(), side="right")
-    labels = flat.reshape(uniform.shape) - offset * rows.shape[1]
-    clipped: NDArray[np.int64] = np.clip(labels, 0, rows.shape[1] - 1)
-    return clipped

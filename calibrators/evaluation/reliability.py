@@ -13,8 +13,10 @@ import numpy as np
 from boxcal.calibrators.evaluation.bins import bin_edges, bin_indices
 from boxcal.calibrators.evaluation.bootstrap import LEVEL, proportion_estimate
 from boxcal.calibrators.evaluation.classwise import ClassCells
-from boxcal.calibrators.evaluation.outcomes import Outcomes, Vector
-from boxcal.calibrators.evaluation.smooth import SmoothedResiduals, smooth_fixed_point
+from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE, Outcomes, Tell, Vector, silent
+from boxcal.calibrators.evaluation.rows import Indices, Matrix, Rows
+from boxcal.calibrators.evaluation.smooth import Confidences, SmoothedResiduals, grid_size
+from boxcal.calibrators.threads import in_order, over_blocks
 
 CURVE_POINTS = 201
 CLASS_POINTS = 51
@@ -92,11 +94,12 @@ def _curve(
     confidence: Vector, correct: Vector, *, seed: int, points: int, narrowest: float
 ) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
-    bandwidth = max(smooth_fixed_point(confidence, correct)[1], narrowest)
-    drawn = rng.random((len(confidence), PERFECT_DRAWS)) < confidence[:, None]
-    residuals = confidence[:, None] - np.column_stack([correct, drawn])
+    confidences = Confidences(confidence)
+    residuals = SmoothedResiduals(confidences, (confidence - correct)[:, None])
+    bandwidth = max(float(residuals.fixed_points()[1][0]), narrowest)
     mesh = np.linspace(0.0, 1.0, points)
-    means, near = SmoothedResiduals(confidence, residuals).curve(bandwidth, mesh)
+    grid = confidences.drawn_to_grid(correct, rng, PERFECT_DRAWS, grid_size(bandwidth))
+    means, near = confidences.curve(grid, bandwidth, mesh)
     step = mesh[1]
     inside = (mesh > confidence.min() - step) & (mesh < confidence.max() + step)
     supported = inside & (near >= FEWEST_NEAR)
@@ -112,30 +115,54 @@ def _curve(
     }
 
 
-def class_reliability(before: Outcomes, after: Outcomes, *, seed: int = 0) -> list[dict[str, Any]]:
+def class_reliability(
+    before: Outcomes,
+    after: Outcomes,
+    cells: ClassCells | None = None,
+    *,
+    seed: int = 0,
+    tell: Tell = silent,
+) -> list[dict[str, Any]]:
     """Return the reliability of single classes before and after calibration: at most the 12 worst.
 
     The worst classes contribute most to the classwise ECE before calibration. Each entry has `class`, its
-    index, `positives`, its number of samples, and the data of its diagrams `before` and `after`.
+    index, `positives`, its number of samples, and the data of its diagrams `before` and `after`. `cells` are
+    those of `before`, if they are known.
     """
-    cells = ClassCells(before)
-    gaps = np.abs(cells.mass - cells.hits).reshape(cells.num_classes, -1).sum(axis=1)
+    known = ClassCells(before) if cells is None else cells
+    gaps = np.abs(known.mass - known.hits).reshape(known.num_classes, -1).sum(axis=1)
     chosen = np.sort(np.argsort(-gaps, kind="stable")[:MOST_CLASSES])
-    result = []
-    for k in chosen:
+    columns = {
+        name: _columns(scored.probabilities, chosen)
+        for name, scored in (("before", before), ("after", after))
+    }
+
+    def work(place: int) -> dict[str, Any]:
+        k = int(chosen[place])
         positive = (before.labels == k).astype(np.float64)
         sides = {
             name: reliability_data(
-                scored.probabilities[:, k].astype(np.float64),
+                values[:, place].copy(),
                 positive,
                 seed=seed,
                 points=CLASS_POINTS,
                 narrowest=2 * NARROWEST,
             )
-            for name, scored in (("before", before), ("after", after))
+            for name, values in columns.items()
         }
-        result.append({"class": int(k), "positives": int(positive.sum()), **sides})
+        return {"class": k, "positives": int(positive.sum()), **sides}
+
+    result = []
+    for entry in in_order(work, range(len(chosen))):
+        result.append(entry)
+        tell(len(result) / len(chosen))
     return result
+
+
+def _columns(rows: Rows, classes: Indices) -> Matrix:
+    """Return the probabilities of some classes, (N, n)."""
+    parts = over_blocks(lambda part: rows.at(part)[:, classes], rows.shape[0], ROWS_AT_ONCE)
+    return np.concatenate(list(parts))
 
 
 def reliability_svg(report: dict[str, Any]) -> bytes:

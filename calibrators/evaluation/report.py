@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from boxcal.calibrators.calibrator import Calibrator
@@ -20,17 +19,18 @@ from boxcal.calibrators.checks import DataWarning, check_changed, check_fit, che
 from boxcal.calibrators.data import FEWEST_SAMPLES, ValidationSet, check_validation_set
 from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.errors import InvalidDataError
-from boxcal.calibrators.evaluation.bootstrap import DRAWS, LEVEL, Estimate
+from boxcal.calibrators.evaluation.bootstrap import DRAWS, LEVEL, Estimate, Resamples
 from boxcal.calibrators.evaluation.crossfit import FOLDS, Answers, Progress, answers_on, cross_fit, fit_set
 from boxcal.calibrators.evaluation.judgement import Judgement, compare, judge, verdict
-from boxcal.calibrators.evaluation.outcomes import outcomes
+from boxcal.calibrators.evaluation.outcomes import Tell, outcomes
 from boxcal.calibrators.evaluation.reliability import class_reliability, reliability_data
+from boxcal.calibrators.evaluation.rows import Rows, SoftmaxRows
 from boxcal.calibrators.evaluation.theory import SmoothCalibrationBound, smooth_calibration_bound
 from boxcal.calibrators.evaluation.verdict import Verdict
 from boxcal.calibrators.method import BOUND_MAPS
 
 NO_BIAS: Mapping[str, float] = {}
-_FITTING_SHARE = 0.8  # of the progress bar; the rest goes to the bootstrap
+_FITTED, _JUDGED, _CHECKED = 0.4, 0.9, 0.93  # the fraction done after each step
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,48 +186,74 @@ def cross_fitted_report(
     data = check_validation_set(
         logits, labels, features=features, head=head, inputs=inputs, backbone=backbone, groups=groups
     )
-    scores, truth = data.scores, data.labels
+    return report_on(
+        method,
+        data,
+        seed=seed,
+        progress=progress,
+        against=against,
+        known=known,
+        selection_bias=selection_bias,
+        folds=folds,
+    )
+
+
+def report_on(
+    method: str,
+    data: ValidationSet,
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
+    against: Calibrator | None = None,
+    known: Sketch | None = None,
+    selection_bias: Mapping[str, float] = NO_BIAS,
+    folds: int = FOLDS,
+) -> Report:
+    """Do the same for data that `check_validation_set` has passed."""
     if len(data) <= FEWEST_SAMPLES:
         raise InvalidDataError(f"a report needs at least {FEWEST_SAMPLES + 1} samples, not N = {len(data)}")
     tell = progress or _silent
     folds = min(folds, len(data))
-    answers = cross_fit(
-        method,
-        data,
-        folds=folds,
-        seed=seed,
-        progress=lambda fraction, stage: tell(_FITTING_SHARE * fraction, stage),
-    )
-    tell(_FITTING_SHARE, "judging")
-    before = judge(
-        outcomes(torch.softmax(scores, dim=1), truth, scores.argmax(dim=1), data.groups), seed=seed
-    )
-    after = judge(outcomes(answers.probabilities, truth, answers.predicted, data.groups), seed=seed)
-    difference = compare(after, before, seed=seed)
-    tell(0.92, "comparing with the active calibrator")
+    answers = cross_fit(method, data, folds=folds, seed=seed, progress=_steps(tell, 0.0, _FITTED))
+    resamples = Resamples(len(data), seed=seed, groups=None if data.groups is None else data.groups.numpy())
+
+    def judged(rows: Rows, predicted: Any, begin: float, end: float, whose: str) -> Judgement:
+        stage = f"judging {whose}"
+        tell(begin, stage)
+
+        def share(start: float, stop: float) -> Tell:
+            return lambda done: tell(begin + (end - begin) * (start + (stop - start) * done), stage)
+
+        scored = outcomes(rows, data.labels, predicted, data.groups, share(0.0, 0.1))
+        return judge(scored, seed=seed, resamples=resamples, tell=share(0.1, 1.0))
+
+    middle = (_FITTED + _JUDGED) / 2 if against is None else (2 * _FITTED + _JUDGED) / 3
+    before = judged(SoftmaxRows(data.logits), data.facts.predicted, _FITTED, middle, "the logits")
+    last = _JUDGED if against is None else (_FITTED + 2 * _JUDGED) / 3
+    after = judged(answers.rows, answers.predicted, middle, last, "the new calibrator")
+    difference = compare(after, before)
     comparison = Against(
-        before,
-        difference,
-        verdict(after, before, "uncalibrated", selection_bias=selection_bias, seed=seed),
+        before, difference, verdict(after, before, "uncalibrated", selection_bias=selection_bias)
     )
     if against is not None:
+        tell(last, "calibrating by the active calibrator")
         active = answers_on(against, data)
-        active_judged = judge(outcomes(active.probabilities, truth, active.predicted, data.groups), seed=seed)
+        active_judged = judged(active.rows, active.predicted, last, _JUDGED, "the active calibrator")
         comparison = Against(
             active_judged,
-            compare(after, active_judged, seed=seed),
-            verdict(after, active_judged, against.method, selection_bias=selection_bias, seed=seed),
+            compare(after, active_judged),
+            verdict(after, active_judged, against.method, selection_bias=selection_bias),
         )
-    tell(0.97, "preparing reliability diagrams")
+    tell(_JUDGED, "checking the data")
     changed = int((after.scored.predicted != before.scored.predicted).sum())
-    sketch = Sketch.of(scores.numpy())
+    sketch = data.sketch
     warnings = check_fit("auto" if selection_bias else method, data)
     warnings += check_changed(changed, before.scored.correct, after.scored.correct)
     warnings += check_known(sketch, known) if known is not None else []
     report = Report(
         method=method,
-        samples=len(truth),
-        classes=scores.shape[1],
+        samples=len(data),
+        classes=data.num_classes,
         folds=folds,
         seed=seed,
         before=before,
@@ -235,11 +261,7 @@ def cross_fitted_report(
         difference=difference,
         changed_labels=changed,
         answers=answers,
-        reliability={
-            "before": reliability_data(before.scored.confidence, before.scored.correct, seed=seed),
-            "after": reliability_data(after.scored.confidence, after.scored.correct, seed=seed),
-            "classes": class_reliability(before.scored, after.scored, seed=seed),
-        },
+        reliability=reliability_of(before, after, seed, _steps(tell, _CHECKED, 1.0)),
         against=comparison,
         warnings=warnings,
         sketch=sketch,
@@ -247,6 +269,30 @@ def cross_fitted_report(
     )
     tell(1.0, "done")
     return report
+
+
+def reliability_of(
+    before: Judgement, after: Judgement, seed: int, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Return the data of all reliability diagrams of a report."""
+    tell, stage = progress or _silent, "preparing reliability diagrams"
+    found: dict[str, Any] = {}
+    for place, (name, side) in enumerate((("before", before), ("after", after))):
+        tell(0.1 * place, stage)
+        found[name] = reliability_data(side.scored.confidence, side.scored.correct, seed=seed)
+    found["classes"] = class_reliability(
+        before.scored,
+        after.scored,
+        before.cells,
+        seed=seed,
+        tell=lambda fraction: tell(0.2 + 0.8 * fraction, stage),
+    )
+    return found
+
+
+def _steps(tell: Progress, begin: float, end: float) -> Progress:
+    """Map the progress of one step onto its share of the whole."""
+    return lambda fraction, stage: tell(begin + (end - begin) * fraction, stage)
 
 
 def _smooth_bound(method: str, data: ValidationSet, seed: int) -> SmoothCalibrationBound | None:

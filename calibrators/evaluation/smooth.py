@@ -13,13 +13,89 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.calibrators.evaluation.outcomes import Vector
+from boxcal.calibrators.evaluation.rows import Indices
 
 SMALLEST_BANDWIDTH = 0.001
 BISECTIONS = 10
 FEWEST_POINTS = 200
 DENSITY_FLOOR = 1e-4
+DRAWN_AT_ONCE = 4096
 
 Matrix = NDArray[np.float64]
+
+
+class Confidences:
+    """Confidences (N,) of samples, prepared for the smoothing of any residuals.
+
+    Parameters
+    ----------
+    confidence : float64 (N,)
+    """
+
+    def __init__(self, confidence: Vector) -> None:
+        self.confidence = confidence
+        self._places: dict[int, tuple[Indices, Vector]] = {}
+        self._densities: dict[int, Vector] = {}
+        self._kernels: dict[float, NDArray[np.complex128]] = {}
+
+    def places(self, cells: int) -> tuple[Indices, Vector]:
+        """Return the grid point below each confidence, and the share of the point above it."""
+        if cells not in self._places:
+            place = self.confidence * (cells - 1)
+            left = np.minimum(place.astype(np.int64), cells - 2)
+            self._places[cells] = left, place - left
+        return self._places[cells]
+
+    def kernel(self, bandwidth: float) -> NDArray[np.complex128]:
+        """Return the spectrum of the kernel on the grid of a bandwidth."""
+        if bandwidth not in self._kernels:
+            self._kernels[bandwidth] = _kernel_spectrum(bandwidth, grid_size(bandwidth))
+        return self._kernels[bandwidth]
+
+    def density(self, bandwidth: float, mesh: Vector) -> Vector:
+        """Smooth the number of samples, and return it at each mesh point."""
+        cells = grid_size(bandwidth)
+        if cells not in self._densities:
+            self._densities[cells] = _spectrum(self.to_grid(np.ones((len(self.confidence), 1)), cells))[:, 0]
+        smoothed = np.fft.irfft(self._densities[cells] * self.kernel(bandwidth), 2 * cells - 2)[:cells]
+        return _interpolate(smoothed, mesh)
+
+    def to_grid(self, values: Matrix, cells: int) -> Matrix:
+        """Distribute the values (N, R) of the samples to their neighbouring grid points: (cells, R)."""
+        from boxcal.calibrators.evaluation import loops  # noqa: PLC0415 - numba loads when needed
+
+        grid = np.zeros((cells, values.shape[1]))
+        loops.add_to_grid(*self.places(cells), values, grid)
+        return grid
+
+    def drawn_to_grid(self, correct: Vector, rng: np.random.Generator, draws: int, cells: int) -> Matrix:
+        """Distribute the residuals of the outcomes, and of outcomes drawn from the confidences.
+
+        Returns
+        -------
+        The grid (cells, 1 + draws); the first column is of `correct`.
+        """
+        from boxcal.calibrators.evaluation import loops  # noqa: PLC0415 - numba loads when needed
+
+        left, share = self.places(cells)
+        drawn = np.zeros((cells, draws))
+        for start in range(0, len(left), DRAWN_AT_ONCE):
+            part = slice(start, start + DRAWN_AT_ONCE)
+            uniform = rng.random((len(left[part]), draws))
+            loops.add_drawn_to_grid(left[part], share[part], self.confidence[part], uniform, drawn)
+        return np.column_stack([self.to_grid((self.confidence - correct)[:, None], cells), drawn])
+
+    def curve(self, grid: Matrix, bandwidth: float, mesh: Vector) -> tuple[Matrix, Vector]:
+        """Return the mean residual near each mesh point (points, R), and its sample weight (points,).
+
+        `grid` (cells, R) holds the residuals. A sample at distance u has the weight
+        exp(-(u / bandwidth)^2 / 2); the mean is 0 if none is near.
+        """
+        cells, scale = len(grid), np.sqrt(2 * np.pi) * bandwidth
+        near = self.density(bandwidth, mesh) * scale
+        kernel = self.kernel(bandwidth) * scale
+        sums = np.fft.irfft(_spectrum(grid) * kernel[:, None], 2 * cells - 2, axis=0)[:cells]
+        return _interpolate(sums, mesh) / np.maximum(near, DENSITY_FLOOR)[:, None], near
 
 
 class SmoothedResiduals:
@@ -27,41 +103,26 @@ class SmoothedResiduals:
 
     Parameters
     ----------
-    confidence : float64 (N,)
-        Confidences of the residuals.
+    confidences : Confidences
+        Of N samples.
     residuals : float64 (N, R)
         R sets of residuals for the same confidences: one for a value, many for a simulation.
     """
 
-    def __init__(self, confidence: Vector, residuals: Matrix) -> None:
-        order = np.argsort(confidence, kind="stable")
-        self._confidence = confidence[order]
-        self._residuals = residuals[order]
-        self._spectra: dict[int, tuple[Matrix, Vector]] = {}
+    def __init__(self, confidences: Confidences, residuals: Matrix) -> None:
+        self._confidences, self._residuals = confidences, residuals
+        self._spectra: dict[int, Matrix] = {}
 
-    def at(self, bandwidth: float, rows: slice | NDArray[np.int64], points: int | None = None) -> Matrix:
+    def at(self, bandwidth: float, rows: Indices | None = None, points: int | None = None) -> Matrix:
         """Smooth on a uniform mesh of [0, 1], (points, R), scaled so that absolute sums are errors."""
-        cells = self._cells(bandwidth)
-        residual_spectrum, density_spectrum = self._spectra[cells]
-        kernel = _kernel_spectrum(bandwidth, cells)
+        cells = grid_size(bandwidth)
+        chosen = np.arange(self._residuals.shape[1]) if rows is None else rows
+        smoothed_spectrum = self._spectrum(cells, chosen) * self._confidences.kernel(bandwidth)[:, None]
         mesh = np.linspace(0.0, 1.0, points or max(round(10 / bandwidth), FEWEST_POINTS))
-        density = _interpolate(np.fft.irfft(density_spectrum * kernel, 2 * cells - 2)[:cells], mesh)
-        smoothed = np.fft.irfft(residual_spectrum[:, rows] * kernel[:, None], 2 * cells - 2, axis=0)[:cells]
+        density = self._confidences.density(bandwidth, mesh)
+        smoothed = np.fft.irfft(smoothed_spectrum, 2 * cells - 2, axis=0)[:cells]
         scaled: Matrix = _interpolate(smoothed, mesh) / (density + DENSITY_FLOOR).sum()
         return scaled
-
-    def curve(self, bandwidth: float, mesh: Vector) -> tuple[Matrix, Vector]:
-        """Return the mean residual near each mesh point (points, R), and its sample weight (points,).
-
-        A sample at distance u has the weight exp(-(u / bandwidth)^2 / 2); the mean is 0 if none is near.
-        """
-        cells = self._cells(bandwidth)
-        residual_spectrum, density_spectrum = self._spectra[cells]
-        kernel = _kernel_spectrum(bandwidth, cells) * (np.sqrt(2 * np.pi) * bandwidth)
-        near = _interpolate(np.fft.irfft(density_spectrum * kernel, 2 * cells - 2)[:cells], mesh)
-        sums = np.fft.irfft(residual_spectrum * kernel[:, None], 2 * cells - 2, axis=0)[:cells]
-        means = _interpolate(sums, mesh) / np.maximum(near, DENSITY_FLOOR)[:, None]
-        return means, near
 
     def errors(self, bandwidths: Vector) -> Vector:
         """Return the smooth calibration error of each row at its own bandwidth, (R,)."""
@@ -71,15 +132,14 @@ class SmoothedResiduals:
             result[rows] = np.abs(self.at(float(bandwidth), rows)).sum(axis=0)
         return result
 
-    def _cells(self, bandwidth: float) -> int:
-        """Prepare the grid for this bandwidth, once, and return its number of points."""
-        cells = max(2000, round(20 / bandwidth)) // 2 + 1
-        if cells not in self._spectra:
-            self._spectra[cells] = (
-                _spectrum(_to_grid(self._confidence, self._residuals, cells)),
-                _spectrum(_to_grid(self._confidence, np.ones((len(self._confidence), 1)), cells))[:, 0],
-            )
-        return cells
+    def _spectrum(self, cells: int, rows: Indices) -> Matrix:
+        """Return the spectra (frequencies, n) of some rows on a grid; each is computed once."""
+        spectra = self._spectra.setdefault(cells, np.full((cells, self._residuals.shape[1]), np.nan))
+        new = rows[np.isnan(spectra[0, rows])]
+        if len(new):
+            spectra[:, new] = _spectrum(self._confidences.to_grid(self._residuals[:, new], cells))
+        found: Matrix = spectra[:, rows]
+        return found
 
     def fixed_points(self) -> tuple[Vector, Vector]:
         """Return smECE (R,) and its bandwidth (R,), by bisection for error = bandwidth."""
@@ -96,20 +156,14 @@ class SmoothedResiduals:
 
 def smooth_fixed_point(confidence: Vector, correct: Vector) -> tuple[float, float]:
     """Return smECE and its bandwidth for confidences (N,) and outcomes (N,) of 0 and 1."""
-    value, bandwidth = SmoothedResiduals(confidence, (confidence - correct)[:, None]).fixed_points()
+    residuals = (confidence - correct)[:, None]
+    value, bandwidth = SmoothedResiduals(Confidences(confidence), residuals).fixed_points()
     return float(value[0]), float(bandwidth[0])
 
 
-def _to_grid(confidence: Vector, values: Matrix, cells: int) -> Matrix:
-    """Distribute the values (N, R) of the sorted samples to their neighbouring grid points: (cells, R)."""
-    place = confidence * (cells - 1)
-    left = np.minimum(place.astype(np.int64), cells - 2)
-    share = (place - left)[:, None]
-    starts = np.flatnonzero(np.diff(left, prepend=-1))
-    grid = np.zeros((cells, values.shape[1]))
-    grid[left[starts]] += np.add.reduceat(values * (1 - share), starts, axis=0)
-    grid[left[starts] + 1] += np.add.reduceat(values * share, starts, axis=0)
-    return grid
+def grid_size(bandwidth: float) -> int:
+    """Return the number of grid points for a bandwidth."""
+    return max(2000, round(20 / bandwidth)) // 2 + 1
 
 
 def _spectrum(grid: Matrix) -> Matrix:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from boxcal.calibrators.evaluation.bins import NUM_BINS, Binning, bin_edges, bin_indices
 from boxcal.calibrators.evaluation.outcomes import Outcomes, Vector
-from boxcal.calibrators.evaluation.smooth import SmoothedResiduals, smooth_fixed_point
+from boxcal.calibrators.evaluation.smooth import Confidences, SmoothedResiduals
 
 Matrix = NDArray[np.float64]
 Pair = tuple[Vector, Vector]
@@ -41,16 +41,18 @@ class Resampled(Protocol):
 
 
 class _Groups:
-    """Samples sorted into groups, and the sums of any residuals over each group that is not empty."""
+    """Groups of samples that are not empty, and the sums of any residuals over them."""
 
     def __init__(self, index: NDArray[np.int64]) -> None:
-        self._order = np.argsort(index, kind="stable")
-        self._starts = np.flatnonzero(np.diff(index[self._order], prepend=-1))
-        self.counts = np.diff(np.append(self._starts, len(index)))
+        _, groups, self.counts = np.unique(index, return_inverse=True, return_counts=True)
+        self._groups = groups.astype(np.int64)
 
     def sums(self, values: Matrix) -> Matrix:
         """Sum values (N, R) over each group: (groups, R)."""
-        result: Matrix = np.add.reduceat(values[self._order], self._starts, axis=0)
+        from boxcal.calibrators.evaluation import loops  # noqa: PLC0415 - numba loads when needed
+
+        result = np.zeros((len(self.counts), values.shape[1]))
+        loops.add_by_group(self._groups, values, result)
         return result
 
 
@@ -118,17 +120,18 @@ class SmoothError(TopLabelError):
     name = "smooth_ece"
 
     def __init__(self, scored: Outcomes) -> None:
-        self._confidence, self._residual = scored.confidence, scored.residual[:, None]
-        self.value, self._bandwidth = smooth_fixed_point(scored.confidence, scored.correct)
+        self._confidences, self._residual = Confidences(scored.confidence), scored.residual[:, None]
+        value, bandwidth = SmoothedResiduals(self._confidences, self._residual).fixed_points()
+        self.value, self._bandwidth = float(value[0]), float(bandwidth[0])
         self.statistic = self.centre = self.value
         self._points = min(max(round(10 / self._bandwidth), 200), _MOST_POINTS)
 
     def _project(self, residuals: Matrix) -> Matrix:
-        return SmoothedResiduals(self._confidence, residuals).at(self._bandwidth, slice(None), self._points)
+        return SmoothedResiduals(self._confidences, residuals).at(self._bandwidth, points=self._points)
 
     def errors(self, residuals: Matrix) -> Vector:
         """Return the smECE (R,) of each column of residuals (N, R), each at its own bandwidth."""
-        return SmoothedResiduals(self._confidence, residuals).fixed_points()[0]
+        return SmoothedResiduals(self._confidences, residuals).fixed_points()[0]
 
 
 class KolmogorovSmirnovError(TopLabelError):
@@ -137,7 +140,8 @@ class KolmogorovSmirnovError(TopLabelError):
     name = "ks"
 
     def __init__(self, scored: Outcomes) -> None:
-        self._levels = _Groups(np.unique(scored.confidence, return_inverse=True)[1].astype(np.int64))
+        self._order = np.argsort(scored.confidence, kind="stable")
+        self._is_last = np.diff(scored.confidence[self._order], append=np.inf) > 0
         coarse = bin_edges(scored.confidence, "mass", _MOST_POINTS)
         self._coarse = _Groups(bin_indices(scored.confidence, coarse))
         super().__init__(scored)
@@ -149,7 +153,11 @@ class KolmogorovSmirnovError(TopLabelError):
 
     def errors(self, residuals: Matrix) -> Vector:
         """Return the KS error (R,) that each column of residuals (N, R) would give."""
-        result: Vector = np.abs(self._levels.sums(residuals).cumsum(axis=0)).max(axis=0) / len(residuals)
+        from boxcal.calibrators.evaluation import loops  # noqa: PLC0415 - numba loads when needed
+
+        largest = np.empty(residuals.shape[1])
+        loops.largest_running_sums(self._order, self._is_last, residuals, largest)
+        result: Vector = largest / len(residuals)
         return result
 
     def deviations(self, noise: Matrix) -> Pair:
@@ -211,16 +219,26 @@ class MaximumError:
 
     def __init__(self, scored: Outcomes) -> None:
         index = bin_indices(scored.confidence, bin_edges(scored.confidence, "width"))
-        self._groups = _Groups(index)
+        self._order = np.argsort(index, kind="stable")
+        self._starts = np.flatnonzero(np.diff(index[self._order], prepend=-1))
+        self._counts = np.diff(np.append(self._starts, len(index)))
         self._correct, self._confidence = (
-            self._groups.sums(values[:, None])[:, 0] for values in (scored.correct, scored.confidence)
+            self._sums(values[:, None])[:, 0] for values in (scored.correct, scored.confidence)
         )
-        self._confidence /= self._groups.counts
+        self._confidence /= self._counts
         self.value = self.statistic = float(self.errors(scored.residual[:, None])[0])
 
     def errors(self, residuals: Matrix) -> Vector:
         """Return the MCE (R,) that each column of residuals (N, R) would give."""
-        result: Vector = np.abs(self._groups.sums(residuals) / self._groups.counts[:, None]).max(axis=0)
+        result: Vector = np.abs(self._sums(residuals) / self._counts[:, None]).max(axis=0)
+        return result
+
+    def _sums(self, values: Matrix) -> Matrix:
+        """Sum values (N, R) over each bin: (bins, R).
+
+        Bins of few samples often give equal sums but for the order of the additions, which is always this.
+        """
+        result: Matrix = np.add.reduceat(values[self._order], self._starts, axis=0)
         return result
 
     def limits(self, error: float) -> tuple[float, float]:
@@ -234,7 +252,7 @@ class MaximumError:
     def _accuracy_limits(self, error: float) -> Pair:
         from scipy.special import betaincinv  # noqa: PLC0415 - a service that only predicts needs no scipy
 
-        wrong = self._groups.counts - self._correct
+        wrong = self._counts - self._correct
         low = betaincinv(np.maximum(self._correct, 1e-9), wrong + 1, error / 2)
         high = betaincinv(self._correct + 1, np.maximum(wrong, 1e-9), 1 - error / 2)
         return np.where(self._correct > 0, low, 0.0), np.where(wrong > 0, high, 1.0)

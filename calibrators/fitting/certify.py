@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from boxcal.calibrators.bound_maps.constant import ConstantBounds
+from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.fitting.fitted import Fitted
 from boxcal.calibrators.logit_maps.identity import Identity
-from boxcal.calibrators.logit_maps.temperature import scale_of
+from boxcal.calibrators.threads import over_blocks
 
 LARGEST_SCALE = 1e100
 LARGEST_GRADIENT = 1e-4
@@ -18,16 +18,17 @@ CHUNK = 1 << 20
 """Entries of the logits worked on at once."""
 
 
-def mean_nll(scores: Tensor, labels: Tensor) -> float:
-    """Mean negative log-likelihood of softmax(scores), in nats, in chunks: nothing large is copied."""
-    rows = max(1, CHUNK // scores.shape[1])
-    parts = zip(torch.split(scores, rows), torch.split(labels, rows), strict=True)
-    return sum(float(torch.nn.functional.cross_entropy(z, y, reduction="sum")) for z, y in parts) / len(
-        labels
-    )
+def mean_nll(data: ValidationSet) -> float:
+    """Mean negative log-likelihood of the logits, in nats, in blocks: nothing large is copied."""
+
+    def work(rows: slice) -> float:
+        part = data.logits[rows].double()
+        return float(torch.nn.functional.cross_entropy(part, data.labels[rows], reduction="sum"))
+
+    return sum(over_blocks(work, len(data), max(1, CHUNK // data.num_classes))) / len(data)
 
 
-def check_scale(scores: Tensor) -> None:
+def check_scale(data: ValidationSet) -> None:
     """Refuse logits too large or too small to compute with.
 
     Raises
@@ -35,7 +36,7 @@ def check_scale(scores: Tensor) -> None:
     InvalidDataError
         Naming their scale and the limit.
     """
-    scale = scale_of(scores)
+    scale = data.scale
     if not 1.0 / LARGEST_SCALE <= scale <= LARGEST_SCALE:
         raise InvalidDataError(
             f"the largest logit of a row lies {scale:g} above the row's mean on average;"

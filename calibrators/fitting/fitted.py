@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from boxcal.calibrators.bound_maps.base import BoundMap
+from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.fitting.descent import Minimum
-from boxcal.calibrators.fitting.joint import dense_loss
+from boxcal.calibrators.fitting.joint import dense_loss, losses_of
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.chain import Chain
+from boxcal.calibrators.logit_maps.identity import Identity
+from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,15 @@ class Fitted:
     @torch.no_grad()
     def nll(self, data: ValidationSet) -> float:
         """Mean NLL of a set."""
+        box = self.bound_map
+        if isinstance(box, ConstantBounds) and isinstance(self.logit_map, Identity | TemperatureScaling):
+            limits = box.lower.item(), box.upper.item()
+            return float(losses_of(data.logits, data.labels.numpy(), limits, self.logit_map).mean())
         mapped = self.mapped(data)
-        box = [
-            bound.expand(len(mapped), 1)[:, 0].contiguous().numpy() for bound in self.bound_map.box(mapped)
+        limits_of_rows = [
+            bound.expand(len(mapped), 1)[:, 0].contiguous().numpy() for bound in box.box(mapped)
         ]
-        return float(dense_loss(mapped.contiguous().numpy(), data.labels.numpy(), *box)[0].mean())
+        return float(dense_loss(mapped.contiguous().numpy(), data.labels.numpy(), *limits_of_rows)[0].mean())
 
     @torch.no_grad()
     def objective(self, data: ValidationSet) -> float:
@@ -58,5 +65,9 @@ class Fitted:
     @torch.no_grad()
     def saturation(self, data: ValidationSet) -> float | None:
         """Share of flat units on a set, of the network that has most of them; None without a network."""
-        shares = [self.logit_map.saturation(data.scores), self.bound_map.saturation(self.mapped(data))]
+        shares = []
+        if self.logit_map.is_network:
+            shares.append(self.logit_map.saturation(data.scores))
+        if self.bound_map.is_network:
+            shares.append(self.bound_map.saturation(self.mapped(data)))
         return max((share for share in shares if share is not None), default=None)

@@ -73,8 +73,8 @@ def fit_checked(
     method = parse(name)
     report = progress or (lambda fraction, stage: None)
     report(0.0, f"fitting {name}")
-    check_scale(data.scores)
-    uncalibrated = mean_nll(data.scores, data.labels)
+    check_scale(data)
+    uncalibrated = mean_nll(data)
     fits = _Fits(data, seed, thorough, lambda fraction: report(fraction, f"fitting {name}"), known)
     found = fits.of(name)
     nll = found.nll(data)
@@ -145,8 +145,11 @@ class _Fits:
     def _map(self, method: Method) -> LogitMap:
         logit_map = method.logit_map(self.data.num_classes)
         logit_map.thorough = self.thorough
-        logit_map.source(self.data)
+        if logit_map.reads != "logits":
+            logit_map.source(self.data)
+        logit_map.tick = self.tick
         logit_map.prepare(self.data)
+        del logit_map.tick
         return logit_map
 
     def _constant_box(self, bounds: str) -> Fitted:

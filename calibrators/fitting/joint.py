@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.operator.cpu_losses import nll_rows
 from boxcal.calibrators.parametrised import Limits
-from boxcal.calibrators.threads import SMALL, over_rows
+from boxcal.calibrators.row_facts import block_rows
+from boxcal.calibrators.threads import SMALL, over_blocks, over_rows
 
 Array = np.ndarray[Any, Any]
 
@@ -35,6 +36,34 @@ def dense_loss(scores: Array, labels: Array, lower: Array, upper: Array) -> tupl
 
     over_rows(work, len(scores), worth=scores.size > SMALL)
     return losses, d_scores, d_lower, d_upper
+
+
+def losses_of(
+    logits: Tensor, labels: Array, box: tuple[float, float], mapped: Callable[[Tensor], Tensor]
+) -> Array:
+    """Loss (N,) of every row of `mapped(logits)` under one box, as `dense_loss`, in blocks of rows.
+
+    Parameters
+    ----------
+    logits : Tensor
+        (N, K) float32 or float64.
+    labels : ndarray
+        (N,) int64.
+    box : pair of float
+        Lower and upper bound of every class.
+    mapped : callable
+        Maps rows of float64 logits, each by itself.
+    """
+
+    @torch.no_grad()
+    def work(rows: slice) -> Array:
+        scores = np.ascontiguousarray(mapped(logits[rows].double()).numpy())
+        lower, upper = (np.full(len(scores), bound) for bound in box)
+        losses, by_lower, by_upper = np.empty((3, len(scores)))
+        nll_rows(scores, labels[rows], lower, upper, losses, np.empty_like(scores), by_lower, by_upper)
+        return losses
+
+    return np.concatenate(list(over_blocks(work, len(labels), block_rows(logits.shape[1]))))
 
 
 class JointObjective:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.duplicates import row_groups
 from boxcal.calibrators.fitting.candidates import by_size, candidates
 from boxcal.calibrators.fitting.cross_validation import (
     REPETITIONS,
@@ -140,7 +139,7 @@ def _decide(comparison: Comparison, compared: list[str], names: list[str]) -> tu
     equal[plain] = TOLERANCE
     index = plainest_of_equals(nll.mean(axis=0), equal)
     best = compared[index]
-    bias = selection_bias(losses, equal, row_groups(comparison.data.scores.numpy()))
+    bias = selection_bias(losses, equal, comparison.data.facts.copies)
     gain = nll[:, plain] - nll[:, index]
     corrected, error = float(gain.mean()) - bias["nll"], standard_error(gain)
     chosen = best if corrected > TOLERANCE else Identity.name

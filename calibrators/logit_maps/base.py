@@ -51,6 +51,9 @@ class LogitMap(Parametrised):
     thorough: bool = True
     """Whether `solve` searches to full precision, which a comparison of methods does not need."""
 
+    tick: Callable[[float], None] = staticmethod(lambda fraction: None)
+    """Told the fraction done while `prepare` runs."""
+
     @property
     def width(self) -> int:
         """How many columns `forward` takes: K, or D for features."""

@@ -58,7 +58,7 @@ class EnsembleTemperatureScaling(LogitMap):
 
     def prepare(self, data: ValidationSet) -> None:
         """Find the temperature of `ts`."""
-        self._unit = best_temperature(data.scores, data.labels)[0]
+        self._unit = best_temperature(data)[0]
 
     def invalid_reason(self) -> str | None:
         """Say so if the temperature is not positive, or the weights do not add up to 1."""

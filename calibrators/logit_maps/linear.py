@@ -71,7 +71,7 @@ class LinearMap(LogitMap):
     def prepare(self, data: ValidationSet) -> None:
         """Fit the temperature."""
         self._samples = len(data)
-        self.temperature.fill_(best_temperature(data.scores, data.labels)[0])
+        self.temperature.fill_(best_temperature(data)[0])
 
     def penalty(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Give the penalty at the strength chosen."""

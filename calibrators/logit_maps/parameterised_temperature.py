@@ -46,7 +46,7 @@ class ParameterisedTemperature(RowTemperature):
 
     def prepare(self, data: ValidationSet) -> None:
         """Fit the temperature that the network changes, and let it see the logits that this gives."""
-        self.temperature.fill_(best_temperature(data.scores, data.labels)[0])
+        self.temperature.fill_(best_temperature(data)[0])
         self.network.prepare(data.scores / self.temperature)
 
     def saturation(self, scores: Tensor) -> float:

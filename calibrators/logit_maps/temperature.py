@@ -14,11 +14,15 @@ from boxcal.calibrators import formulas, tensor_ops
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.logit_maps.base import LogitMap, Solution
 from boxcal.calibrators.parametrised import Limits, parameter, vector
+from boxcal.calibrators.row_facts import block_rows
+from boxcal.calibrators.threads import over_blocks
 
 LOWEST, HIGHEST = 1e-3, 1e4
 ROUNDS = 100
+ROUND_SHARE = 0.8
+"""What a pass over the data leaves of the progress that is still to come."""
 CHUNK = 1 << 20
-"""Entries of the logits worked on at once."""
+"""Entries of the logits whose derivatives are added up at once."""
 
 
 class RowTemperature(LogitMap):
@@ -43,6 +47,7 @@ class TemperatureScaling(RowTemperature):
         super().__init__(num_classes)
         self.temperature = parameter(1.0)
         self._unit, self._at_edge = 1.0, False
+        self._found = 1.0, math.nan, 0
 
     def inverse_temperature(self, top: Tensor) -> Tensor:
         """Give the same for every row."""
@@ -79,24 +84,22 @@ class TemperatureScaling(RowTemperature):
 
     def prepare(self, data: ValidationSet) -> None:
         """Find the best temperature, around which joint fits look."""
-        self._unit = best_temperature(data.scores, data.labels)[0]
+        self._found = best_temperature(data, self.tick)
+        self._unit = self._found[0]
 
     def solve(self, data: ValidationSet, seed: int, tick: Callable[[float], None]) -> Solution:
-        """Find the temperature by Newton's method: the loss is convex in its inverse."""
+        """Take the temperature that Newton's method has found: the loss is convex in its inverse."""
         del seed, tick
-        temperature, slope, rounds = best_temperature(data.scores, data.labels)
-        ratio = temperature / scale_of(data.scores)
+        temperature, slope, rounds = self._found
+        ratio = temperature / data.scale
         self._at_edge = not LOWEST * 1.001 < ratio < HIGHEST * 0.999
         self.set_parameters({"temperature": torch.tensor(temperature)})
         return Solution(abs(slope), 1, 1, rounds)
 
 
-def scale_of(scores: Tensor) -> float:
-    """Mean distance of the largest logit to the mean of its row; 1 where all logits of all rows are equal."""
-    return float((scores.amax(dim=1) - scores.mean(dim=1)).mean()) or 1.0
-
-
-def best_temperature(scores: Tensor, labels: Tensor) -> tuple[float, float, int]:
+def best_temperature(
+    data: ValidationSet, tick: Callable[[float], None] = LogitMap.tick
+) -> tuple[float, float, int]:
     """Find the temperature of least NLL by Newton's method in float64, inside a bracket.
 
     The loss is convex in the inverse temperature t, with derivative E[z] - z_y and second derivative Var[z]
@@ -111,12 +114,12 @@ def best_temperature(scores: Tensor, labels: Tensor) -> tuple[float, float, int]
     rounds : int
         Passes over the data.
     """
-    unit = scale_of(scores)
+    unit = data.scale
     low, high = 1.0 / (HIGHEST * unit), 1.0 / (LOWEST * unit)
     inverse, slope, rounds = 1.0 / unit, 0.0, 0
     while rounds < ROUNDS:
+        slope, curvature = _derivatives(data, inverse, _of_round(tick, rounds))
         rounds += 1
-        slope, curvature = _derivatives(scores, labels, inverse)
         if slope > 0.0:
             high = inverse
         else:
@@ -132,11 +135,18 @@ def best_temperature(scores: Tensor, labels: Tensor) -> tuple[float, float, int]
     return 1.0 / inverse, -slope * inverse, rounds
 
 
-def _derivatives(scores: Tensor, labels: Tensor, inverse: float) -> tuple[float, float]:
-    """First and second derivative of the mean loss in the inverse temperature, in chunks of rows."""
-    rows = max(1, CHUNK // scores.shape[1])
-    slope, curvature = 0.0, 0.0
-    for z, y in zip(torch.split(scores, rows), torch.split(labels, rows), strict=True):
+def _of_round(tick: Callable[[float], None], rounds: int) -> Callable[[float], None]:
+    """Map the progress of one pass onto its share of the whole."""
+    left = ROUND_SHARE**rounds
+    return lambda share: tick(1.0 - left * (1.0 - share * (1.0 - ROUND_SHARE)))
+
+
+def _derivatives(data: ValidationSet, inverse: float, tick: Callable[[float], None]) -> tuple[float, float]:
+    """First and second derivative of the mean loss in the inverse temperature."""
+
+    def of_rows(rows: slice) -> tuple[Tensor, Tensor]:
+        """Of the loss of each row of a block that fits into the processor's cache."""
+        z, y = data.logits[rows].double(), data.labels[rows]
         centred = z - z.amax(dim=1, keepdim=True)
         weights = (centred * inverse).exp_()
         total = weights.sum(dim=1)
@@ -144,6 +154,19 @@ def _derivatives(scores: Tensor, labels: Tensor, inverse: float) -> tuple[float,
         mean = weights.sum(dim=1) / total
         weights *= centred
         square = weights.sum(dim=1) / total
-        slope += float((mean - centred.gather(1, y[:, None])[:, 0]).sum())
-        curvature += float((square - mean * mean).sum())
-    return slope / len(labels), curvature / len(labels)
+        return mean - centred.gather(1, y[:, None])[:, 0], square - mean * mean
+
+    def work(chunk: slice) -> tuple[float, float]:
+        block = block_rows(data.num_classes)
+        starts = range(chunk.start, chunk.stop, block)
+        parts = [of_rows(slice(start, min(start + block, chunk.stop))) for start in starts]
+        first, second = (torch.cat(column) for column in zip(*parts, strict=True))
+        return float(first.sum()), float(second.sum())
+
+    chunk = max(1, CHUNK // data.num_classes)
+    slope, curvature = 0.0, 0.0
+    for place, (first, second) in enumerate(over_blocks(work, len(data), chunk), 1):
+        slope += first
+        curvature += second
+        tick(min(1.0, place * chunk / len(data)))
+    return slope / len(data), curvature / len(data)

@@ -15,6 +15,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from boxcal.calibrators.calibrator import Calibrator
+from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.fitting.entry import fit
 from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.class_prior import ClassPriorAdjustment
@@ -151,10 +152,10 @@ def candidates(
         target = estimate_class_prior(champion(everything).numpy(), source)
         add(adjust_class_prior(champion, source, target), 0, target)
         # The class frequencies of miscalibrated answers are wrong: first a temperature, and one after.
-        tempered = adjust(champion, np.zeros(len(source)), best_temperature(mapped, own)[0])
+        tempered = adjust(champion, np.zeros(len(source)), best_temperature(ValidationSet(mapped, own))[0])
         target = estimate_class_prior(tempered(everything).numpy(), source)
         shifted = adjust_class_prior(tempered, source, target)
-        last = best_temperature(shifted.calibrate(scores).logits, own)[0]
+        last = best_temperature(ValidationSet(shifted.calibrate(scores).logits, own))[0]
         add(adjust(shifted, np.zeros(len(source)), last, suffix="+em+ts"), 1, target)
     if len(own) >= BIAS_LABELS_PER_CLASS * len(source):
         offsets, temperature = _bias(mapped, own)

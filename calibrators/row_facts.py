@@ -1,0 +1,81 @@
+"""What the checks of validation data ask of every row, found in one pass over the logits in blocks of rows.
+
+A block is converted to float64 where the logits are float32, so that no copy of all the logits is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from boxcal.calibrators.duplicates import row_groups, row_hashes
+from boxcal.calibrators.threads import over_blocks
+
+BLOCK = 1 << 16
+"""Entries of a block: half a megabyte in float64, which stays in the processor's cache."""
+
+Floats = NDArray[np.float64]
+
+
+def block_rows(num_classes: int) -> int:
+    """Return how many rows a block has."""
+    return max(1, BLOCK // num_classes)
+
+
+@dataclass(frozen=True, eq=False)
+class RowFacts:
+    """Facts about the rows of logits (N, K), float64 (N,) unless it says otherwise.
+
+    Attributes
+    ----------
+    sums, norms, smallest, largest
+        Of the row: its sum, its Euclidean norm, and its smallest and largest logit.
+    own
+        The logit of the label.
+    predicted : int64 (N,)
+        The first class of the largest logit.
+    at_smallest : int64 (N,)
+        How many logits are equal to the smallest.
+    hashes : uint64 (N,)
+        Equal for equal rows.
+    copies : int64 (N,)
+        One number for all copies of a row.
+    """
+
+    sums: Floats
+    norms: Floats
+    smallest: Floats
+    largest: Floats
+    own: Floats
+    predicted: NDArray[np.int64]
+    at_smallest: NDArray[np.int64]
+    hashes: NDArray[np.uint64]
+    copies: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, logits: NDArray[Any], labels: NDArray[np.int64]) -> Self:
+        """Look at finite logits (N, K), float32 or float64, and labels (N,)."""
+
+        def work(part: slice) -> tuple[NDArray[Any], ...]:
+            rows = logits[part].astype(np.float64)
+            smallest = rows.min(axis=1)
+            return (
+                rows.sum(axis=1),
+                np.linalg.norm(rows, axis=1),
+                smallest,
+                rows.max(axis=1),
+                rows[np.arange(len(rows)), labels[part]],
+                rows.argmax(axis=1),
+                (rows == smallest[:, None]).sum(axis=1),
+                row_hashes(rows),
+            )
+
+        parts = over_blocks(work, len(logits), block_rows(logits.shape[1]))
+        sums, norms, smallest, largest, own, predicted, at_smallest, hashes = (
+            np.concatenate(column) for column in zip(*parts, strict=True)
+        )
+        copies = row_groups(hashes, logits)
+        return cls(sums, norms, smallest, largest, own, predicted, at_smallest, hashes, copies)

@@ -1,0 +1,105 @@
+"""Reports on sets that take several blocks of rows: the numbers of the code that held all rows at once.
+
+The expected numbers were computed by 70ed12c, which kept float64 arrays of all logits and probabilities.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from boxcal.calibrators import fit
+from boxcal.calibrators.data import check_validation_set
+from boxcal.calibrators.evaluation.report import report_on
+from boxcal.calibrators.evaluation.rows import HeldRows
+
+ROWS, CLASSES = 6000, 50
+EXPECTED = {
+    "error_rate": (0.7711666666666667, 0.7603658114142131, 0.7816205188909124, 0.3690773067331671, 0.0),
+    "nll": (
+        3.9866118862162656,
+        2.9189603976918255,
+        2.984788179646917,
+        0.9576059850374065,
+        -1.0362467442808025,
+    ),
+    "brier": (
+        1.0614107439944251,
+        0.8903559116158379,
+        0.9011290122342321,
+        0.6533665835411472,
+        -0.16600792143990567,
+    ),
+    "ece_width": (0.3559965682072458, 0.0, 0.022035889357995754, 0.3386613386613387, -0.3433754804733534),
+    "ece_mass": (0.3559965682072458, 0.0, 0.028563375558367438, 0.15784215784215785, -0.3373957526336724),
+    "smooth_ece": (0.35624232530206557, 0.0, 0.025053872685271546, 0.026973026973026972, -0.3393387019079609),
+    "debiased_ece": (0.37881143640398723, 0.0, 0.03385714451565084, 0.16583416583416583, -0.3675078947214769),
+    "ks": (0.3559978895359686, 0.0, 0.010124789786072353, 0.5984015984015985, -0.35072112312570575),
+    "classwise_ece": (
+        0.018305344551337286,
+        0.0,
+        0.004047831953325407,
+        0.012468827930174564,
+        -0.014720106487605437,
+    ),
+    "brier_calibration": (
+        0.1762740127915106,
+        0.0,
+        0.01885994730270843,
+        0.07481296758104738,
+        -0.16066747420438998,
+    ),
+    "brier_refinement": (
+        0.8851367312029146,
+        0.8735596056165235,
+        0.9026467312048232,
+        0.38902743142144636,
+        -0.005340447235515633,
+    ),
+    "mce": (0.5293240976881606, 0.0, 0.8753767193107332, 0.6163836163836164, -0.35764538378771643),
+}
+
+
+def drawn() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    honest = rng.normal(size=(ROWS, CLASSES)) * 1.5
+    shares = np.exp(honest)
+    shares /= shares.sum(axis=1, keepdims=True)
+    labels = (shares.cumsum(axis=1) < rng.random((ROWS, 1))).sum(axis=1).clip(0, CLASSES - 1)
+    return (honest * 2.5).astype(np.float32), labels
+
+
+def test_a_report_in_blocks_has_the_numbers_of_one_over_all_rows() -> None:
+    """To 1e-12; a p-value counts draws, of which none changes its rank."""
+    data = check_validation_set(*drawn())
+    found: list[tuple[float, str]] = []
+    report = report_on("ts", data, progress=lambda fraction, stage: found.append((fraction, stage)))
+    document = report.to_dict()
+    for name, (before, low, high, p_value, difference) in EXPECTED.items():
+        metric = document["metrics"][name]
+        ours = (metric["before"]["value"], metric["after"]["low"], metric["after"]["high"])
+        assert ours == pytest.approx((before, low, high), rel=1e-12, abs=1e-12), name
+        assert metric["after"]["p_value"] == p_value, name
+        assert metric["difference"]["value"] == pytest.approx(difference, rel=1e-12, abs=1e-12), name
+    assert data.logits.dtype is torch.float32
+    assert "scores" not in vars(data)  # nothing has asked for a float64 copy
+    assert not isinstance(report.answers.rows, HeldRows)
+    fractions = [fraction for fraction, _ in found]
+    assert fractions == sorted(fractions)
+    assert len(found) > 100
+
+
+def test_answers_of_folds_are_those_of_their_calibrators() -> None:
+    logits, labels = drawn()
+    data = check_validation_set(logits[:900], labels[:900])
+    for method in ("ts", "vector"):
+        report = report_on(method, data)
+        rows = report.answers.rows
+        np.testing.assert_array_equal(rows.at(slice(100, 120)), rows.at(np.arange(100, 120)))
+        np.testing.assert_array_equal(report.answers.probabilities.numpy()[5:7], rows.at(slice(5, 7)))
+
+
+def test_float32_logits_are_fitted_as_their_float64_copies() -> None:
+    logits, labels = drawn()
+    narrow, wide = (fit("ts", logits.astype(dtype), labels) for dtype in (np.float32, np.float64))
+    assert narrow.calibrator.to_bytes() == wide.calibrator.to_bytes()
+    assert narrow.nll == wide.nll
