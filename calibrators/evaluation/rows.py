@@ -107,4 +107,5 @@ class SomeRows:
 
 def is_plain(calibrator: Calibrator) -> bool:
     """Whether a calibrator is one temperature and one box, and reads logits."""
-    return plain_rows(calibrator.logit_map, calibrator.bound_map, calibrator.num_classes) is not None
+    logit_map, box = calibrator.logit_map, calibrator.bound_map
+    return plain_rows((logit_map.name, logit_map), (box.name, box), calibrator.num_classes) is not None
