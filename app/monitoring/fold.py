@@ -27,6 +27,7 @@ from boxcal.calibrators.monitoring.duel import Duel, Winner
 from boxcal.calibrators.monitoring.metrics import Metrics
 from boxcal.calibrators.monitoring.refit_loop import FEWEST_LABELS, RefitLoop
 from boxcal.calibrators.monitoring.state import Fold, load_states, states
+from boxcal.calibrators.monitoring.traffic_sample import TrafficSample
 
 WINDOW = 5000
 """The expected accuracy is of the last 5,000 to 10,000 predictions."""
@@ -129,6 +130,7 @@ class MonitorFold:
             class_frequencies=active.class_frequencies,
             fewest_labels=FEWEST_LABELS if refits else NEVER,
         )
+        self.sample = TrafficSample()
         self.duels: list[RequestedDuel] = []
         self.acknowledged_at: str | None = None
         self._begin()
@@ -163,6 +165,9 @@ class MonitorFold:
         return decisions
 
     def _predictions(self, entries: Entries) -> list[Decision]:
+        chosen = self.sample.choose(entries.seq, entries.moments)
+        if not chosen.all():
+            entries = entries.take(chosen)
         step = max(1, NUMBERS_AT_ONCE // self.num_classes)
         for start in range(0, len(entries), step):
             logits = entries.logits[start : start + step].astype(np.float64)
@@ -347,7 +352,8 @@ class MonitorFold:
             RequestedDuel(own, champion, challenger, started, Duel(num_classes))
             for own, champion, challenger, started in facts["duels"]
         ]
-        # States of releases before this one have no history.
+        # States of releases before this one have no history and no sample.
+        arrays.setdefault("sample.reserve", fold.sample.reserve)
         fold.history = EvidenceHistory(arrays.get("history"), facts.get("history_step", FIRST_STEP))
         load_states(fold._parts(), arrays)
         return fold
@@ -357,6 +363,7 @@ class MonitorFold:
             "loop": self.loop,
             "metrics": self.metrics,
             "drift": self.drift,
+            "sample": self.sample,
             **{f"accuracy{n}": one for n, one in enumerate(self.accuracies)},
             **{f"duel{n}": one.duel for n, one in enumerate(self.duels)},
         }

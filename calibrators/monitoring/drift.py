@@ -75,7 +75,7 @@ def _fold(bins: Array, counts: Array, bets: Array, progress: Array, evidence: Ar
     for n in range(bins.shape[0]):
         below, here = total_of(counts[: bins[n]]), counts[bins[n]] + 1.0
         progress[2] += 1.0
-        p_value = (below + _uniform(progress[2]) * here) / total
+        p_value = (below + uniform(progress[2]) * here) / total
         counts[bins[n]] += 1.0
         total += 1.0
         bet = min(int(p_value * BETTING_BINS), BETTING_BINS - 1)
@@ -94,7 +94,7 @@ def _fold(bins: Array, counts: Array, bets: Array, progress: Array, evidence: Ar
 
 
 @compiled
-def _uniform(count: float) -> float:
+def uniform(count: float) -> float:
     """Break ties by a number in [0, 1) that depends on the count alone (splitmix64): a replay agrees."""
     z = np.uint64(count) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -99,7 +99,7 @@ def test_a_state_without_a_history_goes_on() -> None:
     fold = whole(log(300))
     arrays = load(fold.to_bytes())
     facts = orjson.loads(arrays["facts"].tobytes())
-    del arrays["history"], facts["history_step"]
+    del arrays["history"], arrays["sample.reserve"], facts["history_step"]
     arrays["facts"] = np.frombuffer(orjson.dumps(facts), np.uint8)
     restored = MonitorFold.from_bytes(save(arrays), CLASSES, answers, refits=True)
     assert restored.history.points == []
