@@ -2,8 +2,10 @@
 
 A request has 1 or 64 rows of 1000 logits, and the response all their probabilities. Each round measures, one
 after the other: `/calibrate` with JSON and `.npy`, the Open Inference Protocol with binary tensors over HTTP
-and over gRPC, plain FastAPI with orjson and NumPy, and mosec, if `--mosec` names an interpreter that has it.
-16 requests are under way. The peers have no bounds, no calibrator and no statistics. Only ratios matter.
+and over gRPC, all by one process; binary tensors by one process per core; plain FastAPI with orjson and
+NumPy, one process; and mosec, which has one process per core and one more for HTTP, if `--mosec` names an
+interpreter that has it. One load generator keeps 16 requests under way. The peers have no bounds, no
+calibrator and no statistics. Only ratios matter.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ CONNECTIONS = 16
 SECONDS = 2.0
 WARM_SECONDS = 0.5
 BODIES = 8
+OTHERS_SECONDS = 5.0
+"""For the other processes of a service to be ready after the first."""
 NPY, BINARY = "application/x-npy", "application/octet-stream"
 MODEL = f"logits:{CLASSES}.calibrator"
 
@@ -184,6 +188,16 @@ def measure_ours() -> dict[str, tuple[float, float]]:
                 rate = grpc_rate(grpc_port, rows)
                 answered = rate * (SECONDS + WARM_SECONDS)  # about: the warm-up is not counted
                 found[f"gRPC, {rows}"] = rows * rate, (spent(server) - before) / answered / rows
+        processes = os.cpu_count() or 1
+        with serving(
+            command, settings | {"BOXCAL_WORKERS": str(processes)}, f"{port}/health/ready"
+        ) as server:
+            time.sleep(OTHERS_SECONDS)
+            for rows in (1, 64):
+                rate, used = http_rate(
+                    server, port, [v2_request(batch(rows, seed)) for seed in range(BODIES)]
+                )
+                found[f"V2, {processes} processes, {rows}"] = rows * rate, used / rows
     return found
 
 
