@@ -6,10 +6,12 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from boxcal.calibrators import Calibrator, fit, method, methods
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.logit_maps.linear import VectorScaling
 
 DOCUMENT = Path(__file__).parents[2] / "CONTRIBUTING.md"
@@ -40,5 +42,7 @@ def test_a_method_is_added_by_one_file_and_one_line(tmp_path: Path, monkeypatch:
     torch.testing.assert_close(learned - learned.mean(), shift, rtol=0, atol=0.3)
     again = Calibrator.from_bytes(result.calibrator.to_bytes())
     assert torch.equal(again(logits), result.calibrator(logits))
+    served = ArrayCalibrator.from_bytes(result.calibrator.to_bytes())
+    np.testing.assert_allclose(served(logits.numpy()), again(logits).numpy(), rtol=0, atol=1e-12)
     assert fit("offset+pb", logits, labels).nll <= result.nll + 1e-12
     assert "offset" in fit("auto", logits, labels).choice["cross_validated_nll"]
