@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
 from functools import cache
 from importlib.metadata import version
@@ -13,6 +14,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from boxcal.app.errors import problems
+from boxcal.app.fitting.requirements import reads_of_methods
 from boxcal.app.registry.migrations import HEAD
 from boxcal.app.state import CurrentModel, CurrentState
 from boxcal.models.inputs import Kind
@@ -105,12 +107,9 @@ async def get_model(model: CurrentModel, state: CurrentState) -> ModelDescriptio
 @router.get("/methods", responses=problems())
 async def get_methods() -> Methods:
     """List the methods that `/fit` accepts besides `auto`, and what each needs."""
-    from boxcal.calibrators.method import catalogue  # noqa: PLC0415 - a service that never fits does not need it
-
-    known = catalogue()
-    return Methods(
-        methods=[MethodDescription(name=name, reads=known[name].logit_map.reads) for name in known]
-    )
+    known = await asyncio.to_thread(reads_of_methods)
+    listed = [{"name": name, "reads": reads} for name, reads in known.items() if name != "auto"]
+    return Methods(methods=[MethodDescription.model_validate(one) for one in listed])
 
 
 @router.get("/version", responses=problems())

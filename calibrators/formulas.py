@@ -259,6 +259,8 @@ class Formula(NamedTuple):
         Says which parameter no fit could have produced, if there is one.
     reads
         `logits`, `features` or `inputs`.
+    combines
+        Whether a box, or logit bounding, may follow the map.
     later
         Values of tensors that were added after version 1, for artifacts that do not have them.
     """
@@ -267,6 +269,7 @@ class Formula(NamedTuple):
     shapes: Mapping[str, tuple[Size, ...] | None]
     invalid_reason: Callable[[Parameters, int], str | None] = no_reason
     reads: str = "logits"
+    combines: bool = True
     later: Mapping[str, float] = {}
 
 
@@ -299,10 +302,12 @@ FORMULAS: dict[str, Formula] = {
     ),
     "vector": Formula(vector_scaling, {"temperature": (), "factors": ("K",), "offsets": ("K",)}, later=ONE),
     "dpb": Formula(dual_bounding, {"shift_weights": ("K",), "shift_threshold": ()}, invalid_shift),
-    "beta": Formula(beta, {"log_weights": ("K",), "complement_weights": ("K",), "offsets": ("K",)}),
-    "histogram": Formula(steps, CURVES, invalid_curve),
-    "isotonic": Formula(lines, CURVES, invalid_curve),
-    "venn-abers": Formula(steps, CURVES, invalid_curve),
+    "beta": Formula(
+        beta, {"log_weights": ("K",), "complement_weights": ("K",), "offsets": ("K",)}, combines=False
+    ),
+    "histogram": Formula(steps, CURVES, invalid_curve, combines=False),
+    "isotonic": Formula(lines, CURVES, invalid_curve, combines=False),
+    "venn-abers": Formula(steps, CURVES, invalid_curve, combines=False),
     "sms": Formula(matrix_scaling, SQUARE, later=ONE),
     "dirichlet": Formula(dirichlet, SQUARE, later=ONE),
     "matrix": Formula(matrix_scaling, SQUARE, later=ONE),
@@ -313,6 +318,7 @@ FORMULAS: dict[str, Formula] = {
         class_prior,
         {"adjustment_offsets": ("K",), "adjustment_temperature": ()},
         positive("adjustment_temperature"),
+        combines=False,
     ),
 }
 

@@ -27,6 +27,10 @@ VERSION = 1
 LARGEST_HEADER = 1 << 20
 MOST_CLASSES = 1_000_000
 
+ADDITIONS = ("pb", "pb-mlp", "lb")
+"""What follows the map of a fitted method, as in `ts+pb`."""
+FITTED_BOXES = ("pb-lower", "pb-upper")
+"""Further boxes, of plain logits."""
 SUFFIXES = ("+em+ts", "+em", "+bias")
 """Follow the name of the method that is adjusted, as in `ts+em`, and say how the adjustment was found."""
 
@@ -120,6 +124,17 @@ def stages(stored: Stored) -> Stages | None:
     return Stages(maps, box, sizes.get("D", stored.num_classes))
 
 
+def reads_of(method: str) -> str | None:
+    """Say what a method of `fit` reads; None if it is none of those that have formulas."""
+    first, _, addition = method.partition("+")
+    if method in ADDITIONS or method in FITTED_BOXES:
+        return "logits"
+    formula = FORMULAS.get(first)
+    if formula is None or first == "em" or (addition and first in ("uncalibrated", addition)):
+        return None
+    return formula.reads if not addition or (formula.combines and addition in ADDITIONS) else None
+
+
 class _Parts(NamedTuple):
     logit_maps: tuple[str, ...]
     box: str
@@ -138,7 +153,7 @@ def _parts(method: str) -> _Parts | None:
     fitted = adjusted_method(method)
     first, *rest = [fitted] if fitted in FORMULAS else fitted.split("+")
     box = "pb"
-    if first in ("pb", "pb-lower", "pb-upper", "pb-mlp") and not rest:
+    if first in (*BOXES, *FITTED_BOXES) and not rest:
         first, rest = "uncalibrated", [first]
     if rest and rest[-1].startswith("pb"):
         box = "pb-mlp" if rest.pop() == "pb-mlp" else "pb"

@@ -18,6 +18,7 @@ from boxcal.calibrators.formulas import BOXES, FORMULAS
 from boxcal.calibrators.method import BOUND_MAPS, LOGIT_MAPS, catalogue, parse_stored
 from boxcal.calibrators.monitoring.candidates import adjust
 from boxcal.calibrators.parametrised import Parametrised
+from boxcal.calibrators.stored import reads_of
 
 Array = np.ndarray[Any, Any]
 FEATURES, PLACES = 6, 9
@@ -127,6 +128,16 @@ def test_formulas_store_what_the_maps_store() -> None:
         }
         assert stated == shapes_of(module), name
         assert getattr(module, "reads", "logits") == formula.reads
+
+
+def test_what_a_method_reads_is_known_without_it() -> None:
+    known = catalogue()
+    for name in (
+        *known,
+        *(f"{one}+{other}" for one in FORMULAS for other in ("pb", "lb", "pb-lower", "em", "ts")),
+    ):
+        assert reads_of(name) == (known[name].logit_map.reads if name in known else None), name
+    assert reads_of("em") is reads_of("auto") is reads_of("") is reads_of("+pb") is None
 
 
 def test_an_adjustment_is_that_of_tensors() -> None:
