@@ -10,10 +10,12 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ import yaml
 
 from benchmarks.scaling.ray_routes import compare
 from benchmarks.scaling.servers import postgresql, require
+from benchmarks.scaling.workers import wrk
 from boxcal.app.registry.maintenance import migrate
 from tests.app.fitting.service import Service
 from tests.app.registry.postgresql import PostgreSQL
@@ -44,8 +47,10 @@ SERVE_VARIABLES = {
 REPLICA = "ray::ServeReplica"
 REDEPLOYED = 5000
 SETTLED_SECONDS = 3.0
-CPU_SECONDS, CPU_ROUNDS = 10.0, 3
-RATES = (60.0, 400.0)
+CPU_SECONDS, CPU_ROUNDS = 8.0, 3
+PROGRAM = f"wrk.method = 'POST'\nwrk.body = '{ROW.decode()}'\n"
+PROGRAM += "wrk.headers['Content-Type'] = 'application/json'\n"
+RATES = (60.0,)
 KINDS = {REPLICA: "replicas", "HAProxyManager": "HAProxy's manager", "ray::": "other actors"}
 
 
@@ -249,12 +254,32 @@ def kind(process: psutil.Process) -> str:
     return "HAProxy" if process.name() == "haproxy" else found
 
 
-def spent(seconds: float) -> Counter[str]:
-    """Processor time that is spent while this process waits."""
+def spent(work: Callable[[], float]) -> tuple[float, Counter[str]]:
+    """Do something; gives what it returns, and the processor time of the others meanwhile."""
     before = processor_seconds()
-    time.sleep(seconds)
+    done = work()
     after = processor_seconds()
-    return Counter({name: after[name] - before[name] for name in after})
+    return done, Counter({name: after[name] - before[name] for name in after})
+
+
+def wait() -> float:
+    """Send nothing."""
+    time.sleep(CPU_SECONDS)
+    return 0.0
+
+
+def steadily(rate: float) -> float:
+    """Send requests at a rate; gives how many were answered."""
+    with SteadyLoad(PORT, rate, body=ROW, renews=True) as steady:
+        time.sleep(CPU_SECONDS)
+    return len(steady.seconds)
+
+
+def greedily() -> float:
+    """Send the next request after each answer, on 16 connections; gives how many were answered."""
+    with tempfile.TemporaryDirectory() as folder:
+        (program := Path(folder) / "post.lua").write_text(PROGRAM)
+        return wrk(PORT, program, int(CPU_SECONDS), 16) * CPU_SECONDS
 
 
 def processor(cluster: RayCluster, *_: object) -> None:
@@ -263,19 +288,17 @@ def processor(cluster: RayCluster, *_: object) -> None:
     until(lambda: serving(2), 180, "two replicas")
     time.sleep(20)
     print("| requests per second | processor time each, ms | of which |\n| ---: | ---: | --- |")
-    for rate in RATES:
+    loads: list[Callable[[], float]] = [partial(steadily, rate) for rate in RATES]
+    for sending in [*loads, greedily]:
         found = []
         for _round in range(CPU_ROUNDS):
-            idle = spent(CPU_SECONDS)
-            with SteadyLoad(PORT, rate, body=ROW, renews=True) as steady:
-                time.sleep(1)
-                count = len(steady.seconds)
-                loaded = spent(CPU_SECONDS)
-                count = len(steady.seconds) - count
-            found.append({name: 1000 * (loaded[name] - idle[name]) / count for name in loaded})
-        middle = sorted(found, key=lambda one: sum(one.values()))[CPU_ROUNDS // 2]
-        parts = ", ".join(f"{name} {one:.2f}" for name, one in middle.items() if abs(one) >= 0.005)
-        print(f"| {rate:.0f} | {sum(middle.values()):.2f} | {parts} |", flush=True)
+            _, idle = spent(wait)
+            count, loaded = spent(sending)
+            each = {name: 1000 * (loaded[name] - idle[name]) / count for name in loaded}
+            found.append((sum(each.values()), count, each))
+        total, count, each = sorted(found, key=lambda one: one[0])[CPU_ROUNDS // 2]
+        parts = ", ".join(f"{name} {one:.2f}" for name, one in each.items() if one >= 0.005)
+        print(f"| {count / CPU_SECONDS:,.0f} | {total:.2f} | {parts} |", flush=True)
     print(f"\nwithout requests {sum(idle.values()) / CPU_SECONDS:.1%} of a core")
 
 
