@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from boxcal.app import model_list
 from boxcal.app.settings import Settings
 
 EVERY_ADDRESS = "0.0.0.0"  # noqa: S104 - others reach every replica through the cluster's proxies
@@ -56,4 +57,4 @@ def replica_settings(args: Mapping[str, Any]) -> Settings:
 
 def ongoing_limit(settings: Settings) -> int:
     """Return how many requests a replica may have at once: its own queue shall refuse the next, not Ray's."""
-    return settings.max_queue_samples + OTHER_REQUESTS
+    return settings.max_queue_samples * len(model_list.entries(settings)) + OTHER_REQUESTS

@@ -292,7 +292,7 @@ def processor(cluster: RayCluster, *_: object) -> None:
     for sending in [*loads, greedily]:
         found = []
         for _round in range(CPU_ROUNDS):
-            _, idle = spent(wait)
+            idle = spent(wait)[1]
             count, loaded = spent(sending)
             each = {name: 1000 * (loaded[name] - idle[name]) / count for name in loaded}
             found.append((sum(each.values()), count, each))

@@ -77,7 +77,9 @@ def test_a_replica_needs_the_shared_registry_and_refuses_requests_itself(
     monkeypatch.setenv("BOXCAL_HOST", "127.0.0.1")
     settings = replica_settings(args)
     assert (settings.model, settings.database_url, settings.host) == ("logits:4", DATABASE, "0.0.0.0")  # noqa: S104
-    assert ongoing_limit(settings) > Settings().max_queue_samples
+    assert ongoing_limit(settings) == Settings().max_queue_samples + 64
+    several = replica_settings({"models": "one=logits:4,other=logits:2", "data_dir": "/tmp/boxcal"})  # noqa: S108
+    assert ongoing_limit(several) == 2 * Settings().max_queue_samples + 64
 
 
 class Cluster(BaseHTTPRequestHandler):
