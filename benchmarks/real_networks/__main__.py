@@ -24,7 +24,12 @@ import torch
 
 from benchmarks.real_networks.networks import Network, digits, residual, small
 from boxcal.calibrators import fit
-from boxcal.calibrators.evaluation.bootstrap import Estimate, deviations_of, mean_estimates
+from boxcal.calibrators.evaluation.bootstrap import (
+    Estimate,
+    deviations_of,
+    mean_estimates,
+    proportion_difference,
+)
 from boxcal.calibrators.evaluation.outcomes import Outcomes, outcomes
 from boxcal.calibrators.evaluation.toplabel import SmoothError
 
@@ -89,12 +94,10 @@ class Judged:
     def minus(self, other: Judged) -> list[Estimate]:
         """Give the differences, paired by sample, with 95 % intervals."""
         mine, theirs = self.scored, other.scored
-        columns = np.column_stack(
-            [100.0 * (self.wrong - other.wrong), mine.nll - theirs.nll, mine.brier - theirs.brier]
-        )
-        smooth = self.smooth.minus(other.smooth)
-        scaled = Estimate(*(100.0 * end for end in (smooth.value, smooth.low, smooth.high)))
-        return [*mean_estimates(columns, draws=DRAWS, seed=0), scaled]
+        columns = np.column_stack([mine.nll - theirs.nll, mine.brier - theirs.brier])
+        shares = proportion_difference(self.wrong, other.wrong), self.smooth.minus(other.smooth)
+        error, smooth = (Estimate(100 * one.value, 100 * one.low, 100 * one.high) for one in shares)
+        return [error, *mean_estimates(columns, draws=DRAWS, seed=0), smooth]
 
 
 def table(key: str, network: Network, store: Path) -> str:
