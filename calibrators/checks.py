@@ -122,9 +122,14 @@ def check_fit(method: str, data: ValidationSet) -> list[DataWarning]:
             " it makes such classes nearly impossible"
         )
         warnings.append(DataWarning("no_data_for_class", "serious", message, count))
-    if parameters > count:
+    if parameters > data.effective:
+        shown = (
+            f"{count:,}"
+            if data.weights is None
+            else f"{count:,} weighted (effectively {data.effective:,.0f})"
+        )
         message = (
-            f"{count:,} samples are few for `{method}`, which has {parameters:,} parameters;"
+            f"{shown} samples are few for `{method}`, which has {parameters:,} parameters;"
             " a method with fewer, such as `ts`, may do better on new data"
         )
         warnings.append(DataWarning("few_samples", "warning", message, count))
@@ -136,21 +141,23 @@ def absent_classes(labels: Labels, num_classes: int) -> NDArray[np.int64]:
     return np.flatnonzero(np.bincount(labels, minlength=num_classes) == 0)
 
 
-def check_changed(changed: int, before: Floats, after: Floats) -> list[DataWarning]:
+def check_changed(changed: int, count: int, before: float, after: float) -> list[DataWarning]:
     """Warn where a calibrator changes many predicted labels and the error rate does not fall.
 
     Parameters
     ----------
     changed : int
         How many predicted labels differ.
-    before, after : float64 (N,)
-        1 where the predicted label was right, without and with the calibrator.
+    count : int
+        N.
+    before, after : float
+        Share of samples whose predicted label was right, without and with the calibrator.
     """
-    if changed <= CHANGED * len(before) or after.mean() > before.mean():
+    if changed <= CHANGED * count or after > before:
         return []
     message = (
-        f"the calibrator changes {changed:,} of {len(before):,} predicted labels, and the error rate does"
-        f" not fall: {1 - before.mean():.1%} before, {1 - after.mean():.1%} after"
+        f"the calibrator changes {changed:,} of {count:,} predicted labels, and the error rate does"
+        f" not fall: {1 - before:.1%} before, {1 - after:.1%} after"
     )
     return [DataWarning("labels_changed", "warning", message, changed)]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from boxcal.calibrators.duplicates import Sketch
@@ -39,6 +40,8 @@ class ValidationSet:
         Inputs to logits (N, K), differentiable in the inputs.
     groups : Tensor or None
         (N,) int64: samples of one number are not independent, and share a fold.
+    weights : Tensor or None
+        (N,) float64, above 0, of mean 1: how much each sample counts.
     """
 
     logits: Tensor
@@ -48,9 +51,20 @@ class ValidationSet:
     inputs: Tensor | None = None
     backbone: Callable[[Tensor], Tensor] | None = None
     groups: Tensor | None = None
+    weights: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def effective(self) -> float:
+        """The effective number of samples: N, or (sum of weights)^2 / (sum of their squares) (Kish 1965)."""
+        return len(self) if self.weights is None else effective_samples(self.weights.numpy())
+
+    @property
+    def row_weights(self) -> NDArray[np.float64] | None:
+        """The weights as an array."""
+        return None if self.weights is None else self.weights.numpy()
 
     @property
     def num_classes(self) -> int:
@@ -82,8 +96,8 @@ class ValidationSet:
             part = self.logits[rows].double()
             return part.amax(dim=1) - part.mean(dim=1)
 
-        parts = list(over_blocks(work, len(self), block_rows(self.num_classes)))
-        return float(torch.cat(parts).mean()) or 1.0
+        distances = torch.cat(list(over_blocks(work, len(self), block_rows(self.num_classes))))
+        return float((distances if self.weights is None else distances * self.weights).mean()) or 1.0
 
     def rows(self, index: Tensor) -> ValidationSet:
         """Return a subset of the samples."""
@@ -94,6 +108,7 @@ class ValidationSet:
             features=None if self.features is None else self.features[index],
             inputs=None if self.inputs is None else self.inputs[index],
             groups=None if self.groups is None else self.groups[index],
+            weights=None if self.weights is None else _of_mean_1(self.weights[index]),
         )
 
 
@@ -172,8 +187,11 @@ def check_validation_set(
     inputs: Any = None,
     backbone: Callable[[Tensor], Tensor] | None = None,
     groups: Any = None,
+    sample_weight: Any = None,
 ) -> ValidationSet:
     """Check a validation set: finite logits (N, K), N and K of at least 2, N labels below K, and the rest.
+
+    Samples of weight 0 are left out, and equal weights are none.
 
     Raises
     ------
@@ -200,7 +218,53 @@ def check_validation_set(
         if len(own_inputs) != num_samples:
             raise InvalidDataError(f"there are {num_samples} rows of logits but {len(own_inputs)} inputs")
     own_groups = None if groups is None else check_groups(groups, num_samples)
-    return ValidationSet(checked, classes, own_features, own_head, own_inputs, backbone, own_groups)
+    data = ValidationSet(checked, classes, own_features, own_head, own_inputs, backbone, own_groups)
+    return data if sample_weight is None else _weighted(data, check_weights(sample_weight, num_samples))
+
+
+def check_weights(weights: Any, num_samples: int) -> Tensor:
+    """Check the weights of N samples: finite, not negative, and not all 0; return them as float64.
+
+    Raises
+    ------
+    InvalidDataError
+        Naming the row and the value.
+    """
+    array = as_array(weights, "sample_weight")
+    if array.shape != (num_samples,):
+        raise InvalidDataError(f"sample_weight must have shape ({num_samples},), not {array.shape}")
+    good = np.isfinite(array) & (array >= 0)
+    if not good.all():
+        row = int(good.argmin())
+        raise InvalidDataError(
+            f"sample_weight must be finite and not negative; row {row} is {array[row].item()}"
+        )
+    if not array.any():
+        raise InvalidDataError("sample_weight must not be 0 for every sample")
+    return torch.from_numpy(array.astype(np.float64))
+
+
+def effective_samples(weights: NDArray[np.float64]) -> float:
+    """Return (sum of weights)^2 / (sum of their squares), which is N for equal weights."""
+    return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+def _weighted(data: ValidationSet, weights: Tensor) -> ValidationSet:
+    """Leave out samples of weight 0, and give the others their weights unless these are equal."""
+    used = weights > 0
+    if not bool(used.all()):
+        count = int(used.sum())
+        if count < FEWEST_SAMPLES:
+            raise InvalidDataError(f"a fit needs at least {FEWEST_SAMPLES} samples of weight above 0")
+        data, weights = data.rows(used), weights[used]
+    if bool((weights == weights[0]).all()):
+        return data
+    return replace(data, weights=_of_mean_1(weights))
+
+
+def _of_mean_1(weights: Tensor) -> Tensor:
+    scaled = weights / weights.max()  # whose sum is finite
+    return scaled / scaled.mean()
 
 
 def check_groups(groups: Any, num_samples: int) -> Tensor:

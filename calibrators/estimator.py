@@ -78,7 +78,7 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         tags.classifier_tags.poor_score = True
         return tags
 
-    def fit(self, logits: ArrayLike, y: ArrayLike) -> Self:
+    def fit(self, logits: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fit the method to logits of data that the model was not trained on.
 
         Parameters
@@ -87,6 +87,8 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             One column for each class.
         y : array_like of shape (N,)
             Class names, or class indices.
+        sample_weight : array_like of shape (N,), optional
+            How much each sample counts, at least 0; only the ratios matter.
 
         Raises
         ------
@@ -112,7 +114,12 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             raise ValueError(f"y[{row}] is {names[row]!s}, which is none of `classes`.")
         self._bounds()
         result: FitResult = fit(
-            self.method, values, indices, seed=self.seed, budget_seconds=self.budget_seconds
+            self.method,
+            values,
+            indices,
+            sample_weight=sample_weight,
+            seed=self.seed,
+            budget_seconds=self.budget_seconds,
         )
         self.result_ = result
         self.calibrator_ = result.calibrator

@@ -19,7 +19,8 @@ from boxcal.app.fitting.reading import holds_images, read_validation_data
 from boxcal.calibrators import Calibrator
 from boxcal.calibrators.evaluation.crossfit import answers_of
 from boxcal.calibrators.evaluation.judgement import Judgement, compare, judge
-from boxcal.calibrators.evaluation.outcomes import outcomes
+from boxcal.calibrators.evaluation.outcomes import outcomes, with_weights
+from boxcal.calibrators.evaluation.rows import SoftmaxRows
 
 ROWS_PER_REQUEST = 1000
 
@@ -31,15 +32,19 @@ def run(file: Path, *, calibrator: str | None, url: str | None, as_json: bool) -
     if url is not None and holds_images(file):
         raise UsageError(f"{file} holds images; with --url, evaluate takes logits")
     with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("reading") as advance:
-        logits, labels = read_validation_data(file, Path(folder), read_settings(), advance).arrays()
+        data = read_validation_data(file, Path(folder), read_settings(), advance)
+        logits, labels = data.arrays()
+        weights = data.grouping.get("sample_weight", np.ones(len(labels)))
     name, probabilities, predicted = _calibrated(logits, calibrator, url)
-    before = judge(outcomes(torch.from_numpy(logits).double().softmax(dim=1), labels))
+    before = judge(with_weights(outcomes(SoftmaxRows(torch.from_numpy(logits)), labels), weights))
     document: dict[str, Any] = {"samples": len(labels), "classes": logits.shape[1], "calibrator": name}
     if probabilities is None:
         document["metrics"] = before.to_dict()
         table = judgement_table(document["metrics"])
     else:
-        document["metrics"] = _sides(before, judge(outcomes(probabilities, labels, predicted)))
+        document["metrics"] = _sides(
+            before, judge(with_weights(outcomes(probabilities, labels, predicted), weights))
+        )
         table = metrics_table(document["metrics"])
     if as_json:
         write_json(document)

@@ -12,7 +12,7 @@ from boxcal.app.fitting.messages import BUDGET_SECONDS
 from boxcal.app.nearest import hint
 from boxcal.app.registry.records import ActivatePolicy
 
-FILES = ("file", "logits", "probabilities", "labels", "features", "groups")
+FILES = ("file", "logits", "probabilities", "labels", "features", "groups", "sample_weight")
 """Parts with a file name: one file of everything, or `.npy` arrays."""
 
 

@@ -14,11 +14,13 @@ from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.labels import as_indices, check_shape
 from boxcal.app.fitting.memory import room
 from boxcal.app.fitting.validation_set import (
+    SAMPLE_WEIGHT,
     check_shapes,
     check_size,
     keep,
     keep_groups,
     keep_labels,
+    keep_weights,
     refuse_weights,
 )
 from boxcal.app.nearest import hint
@@ -29,7 +31,7 @@ MAX_JSON_BYTES = 64 * 2**20
 PARSED_FACTOR = 24
 """What a parsed document takes in memory, relative to its size: `[[],[],...]` takes the most."""
 SCORES = ("logits", "probabilities")
-ARRAYS = (*SCORES, "labels", "features", "groups")
+ARRAYS = (*SCORES, "labels", "features", "groups", SAMPLE_WEIGHT)
 
 
 def read_object(file: IO[bytes], size: int) -> dict[str, Any]:
@@ -105,6 +107,10 @@ def read_arrays(
         ):
             raise InvalidUpload("`groups` must be a list of integers or of texts.")
         keep_groups(folder, np.array(groups), len(labels))
+    if (weights := document.get(SAMPLE_WEIGHT)) is not None:
+        if not isinstance(weights, list) or not set(map(type, weights)) <= {int, float}:
+            raise InvalidUpload(f"`{SAMPLE_WEIGHT}` must be a list of numbers.")
+        keep_weights(folder, np.array(weights, np.float64), len(labels))
     if (features := document.get("features")) is not None:
         width = _width(features)
         check_size({**sizes, "features": 8 * len(labels) * width}, max_bytes)

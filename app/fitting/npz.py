@@ -21,6 +21,7 @@ from boxcal.app.fitting.form import FilePart
 from boxcal.app.fitting.labels import as_indices, check_shape
 from boxcal.app.fitting.validation_set import (
     GROUPS,
+    SAMPLE_WEIGHT,
     Array,
     blocks_of,
     check_kind,
@@ -29,13 +30,14 @@ from boxcal.app.fitting.validation_set import (
     keep,
     keep_groups,
     keep_labels,
+    keep_weights,
     refuse_weights,
     stored_dtype,
 )
 from boxcal.app.nearest import hint
 
 FEATURES = "features"
-NAMES = ("logits", "probabilities", "labels", FEATURES, GROUPS)
+NAMES = ("logits", "probabilities", "labels", FEATURES, GROUPS, SAMPLE_WEIGHT)
 COPY_BYTES = 2**20
 MAX_MEMBERS = 1000
 MAX_HEADER_BYTES = 10_000
@@ -143,7 +145,7 @@ def _names(place: str, there: Collection[str]) -> list[str]:
                 f"{place} holds the array {name!r:.100}, which nothing reads{hint(name, NAMES)}; it may hold "
                 f"{', '.join(f'`{each}`' for each in NAMES)}."
             )
-    return [found[0], "labels", *(name for name in (FEATURES, GROUPS) if name in there)]
+    return [found[0], "labels", *(name for name in (FEATURES, GROUPS, SAMPLE_WEIGHT) if name in there)]
 
 
 def _keep(
@@ -165,8 +167,10 @@ def _keep(
     keep_labels(folder, as_indices(np.array(array_of("labels")).ravel(), classes), columns)
     if GROUPS in members:
         keep_groups(folder, np.array(array_of(GROUPS)), samples)
+    if SAMPLE_WEIGHT in members:
+        keep_weights(folder, np.array(array_of(SAMPLE_WEIGHT)), samples)
     for each in members:
-        if each not in ("labels", GROUPS):
+        if each not in ("labels", GROUPS, SAMPLE_WEIGHT):
             array = array_of(each)
             keep(folder, each, (samples, array.shape[1]), array.dtype, blocks_of(array))
 

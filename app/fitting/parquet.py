@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.labels import as_indices
 from boxcal.app.fitting.validation_set import (
+    SAMPLE_WEIGHT,
     Array,
     check_shapes,
     check_size,
@@ -100,7 +101,7 @@ def _declared_values(metadata: Any) -> int:
 
 
 def has_lists(file: IO[bytes]) -> bool:
-    """Whether a `.parquet` has the column `logits` and no groups, or neither it nor columns by class."""
+    """Whether a `.parquet` has just the columns `logits` and `label`, or neither it nor columns by class."""
     try:
         source = pq.ParquetFile(file, buffer_size=PAGE_BYTES, thrift_container_size_limit=MAX_SCHEMA_ENTRIES)
         names = source.schema_arrow.names
@@ -110,7 +111,7 @@ def has_lists(file: IO[bytes]) -> bool:
         return True  # `read_parquet` says what is wrong
     finally:
         file.seek(0)
-    return ("logits" in names and not {"group", "groups"} & set(names)) or names == ["label"]
+    return ("logits" in names and not {"group", "groups", SAMPLE_WEIGHT} & set(names)) or names == ["label"]
 
 
 def is_label(kind: Any) -> bool:

@@ -72,14 +72,20 @@ FILE = {
     "(N, D) for the methods that read them; `.parquet`, `.arrow` or `.csv` with the column `label` and "
     "either `logits` (lists) or one column per class; `.json` with `logits` and `labels`; or a `.zip` of "
     "images, with one folder per class. Labels are class indices or names. Arrays, tables and documents may "
-    "have `groups` (a column `group`): samples of one group, such as a patient or a video, share a fold.",
+    "have `groups` (a column `group`): samples of one group, such as a patient or a video, share a fold. "
+    "They may have `sample_weight`: how much each sample counts, at least 0.",
 }
-NPY_PARTS = ("logits", "probabilities", "labels", "features", "groups")
+NPY_PARTS = ("logits", "probabilities", "labels", "features", "groups", "sample_weight")
 ROWS = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
 GROUPS = {
     "type": "array",
     "items": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
     "description": "Samples of one group, such as a patient or a video, share a fold.",
+}
+WEIGHTS = {
+    "type": "array",
+    "items": {"type": "number", "minimum": 0},
+    "description": "How much each sample counts in fits, metrics and the gate.",
 }
 LABELS = {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}
 
@@ -104,6 +110,7 @@ def _body(fields: dict[str, Any]) -> dict[str, Any]:
             "labels": LABELS,
             "features": ROWS,
             "groups": GROUPS,
+            "sample_weight": WEIGHTS,
             **fields,
         },
     }

@@ -25,12 +25,14 @@ from boxcal.app.fitting.memory import room
 from boxcal.app.fitting.parquet import is_label
 from boxcal.app.fitting.validation_set import (
     MIN_SAMPLES,
+    SAMPLE_WEIGHT,
     UNKNOWN_ROWS,
     Array,
     check_size,
     keep,
     keep_groups,
     keep_labels,
+    keep_weights,
     refuse_weights,
 )
 from boxcal.app.nearest import hint
@@ -61,17 +63,20 @@ class Columns:
         The class names; None where a list column is read and no names are known.
     group
         The column of groups; None without one.
+    weight
+        The column of weights; None without one.
     """
 
     names: tuple[str, ...]
     kind: str
     classes: Sequence[str] | None
     group: str | None = None
+    weight: str | None = None
 
     @property
     def read(self) -> list[str]:
         """Every column that is read."""
-        return [*self.names, LABEL, *([self.group] if self.group else [])]
+        return [*self.names, LABEL, *(name for name in (self.group, self.weight) if name)]
 
     @property
     def is_list(self) -> bool:
@@ -111,7 +116,8 @@ def read_table(
             columns, batches = _open(file, kind, classes, scores)
             labels: list[Array] = []
             groups: list[Array] = []
-            blocks = _blocks(batches, columns, labels, groups, max_bytes)
+            weights: list[Array] = []
+            blocks = _blocks(batches, columns, labels, groups, weights, max_bytes)
             first = next(blocks, None)
             if first is None:
                 raise InvalidUpload("The table has no rows.")
@@ -131,6 +137,8 @@ def read_table(
             keep_labels(folder, indices, width)
             if groups:
                 keep_groups(folder, np.concatenate(groups), len(indices))
+            if weights:
+                keep_weights(folder, np.concatenate(weights), len(indices))
     except pa.ArrowMemoryError as error:
         raise InvalidUpload(f"The file announces more memory than it may take: {error}"[:500]) from error
     except MemoryError:
@@ -161,12 +169,13 @@ def choose_columns(names: Sequence[str], classes: Sequence[str] | None, scores: 
         shown = ", ".join(f"`{name:.50}`" for name in names[:20])
         raise InvalidUpload(f"The table needs one column `{LABEL}`; it has the columns {shown}.")
     group = next((name for name in GROUP_COLUMNS if name in names and name not in (classes or ())), None)
+    weight = SAMPLE_WEIGHT if SAMPLE_WEIGHT in names and SAMPLE_WEIGHT not in (classes or ()) else None
     lists = [name for name in SCORES if name in names]
     if len(lists) > 1:
         raise InvalidUpload("The table has both `logits` and `probabilities`; send the one to be fitted.")
     if lists:
-        return Columns((lists[0],), lists[0], classes, group)
-    others = [name for name in names if name not in (LABEL, group)]
+        return Columns((lists[0],), lists[0], classes, group, weight)
+    others = [name for name in names if name not in (LABEL, group, weight)]
     if len(set(others)) < len(others):
         repeated = next(name for name in others if others.count(name) > 1)
         raise InvalidUpload(f"The table has more than one column {repeated!r:.100}.")
@@ -174,7 +183,7 @@ def choose_columns(names: Sequence[str], classes: Sequence[str] | None, scores: 
     if classes is None:
         if len(others) < 2:
             raise InvalidUpload("The table needs a column `logits` of lists, or one column for each class.")
-        return Columns(tuple(others), kind, others, group)
+        return Columns(tuple(others), kind, others, group, weight)
     indices = list(map(str, range(len(classes))))
     wanted = indices if set(others) == set(indices) and set(classes) != set(indices) else list(classes)
     for name in others:
@@ -185,7 +194,7 @@ def choose_columns(names: Sequence[str], classes: Sequence[str] | None, scores: 
             f"The table needs one column for each of the {len(classes)} classes; {missing[0]!r:.100} is "
             f"missing" + (f", and {len(missing) - 1} more." if len(missing) > 1 else ".")
         )
-    return Columns(tuple(wanted), kind, classes, group)
+    return Columns(tuple(wanted), kind, classes, group, weight)
 
 
 def _open(
@@ -229,14 +238,15 @@ def _open_csv(
     return columns, pacsv.open_csv(file, reading, parsing, converting)
 
 
-def _blocks(
+def _blocks(  # noqa: PLR0917 - three lists that it fills
     batches: Iterable[pa.RecordBatch],
     columns: Columns,
     labels: list[Array],
     groups: list[Array],
+    weights: list[Array],
     max_bytes: int,
 ) -> Iterator[Array]:
-    """Yield the scores of each batch (n, K), and append its labels and its groups, if there are any."""
+    """Yield the scores of each batch (n, K), and append its labels, and groups and weights if any."""
     rows = width = 0
     for batch in batches:
         if not len(batch):
@@ -247,6 +257,8 @@ def _blocks(
         labels.append(_labels(batch.column(LABEL), columns.classes, rows))
         if columns.group:
             groups.append(_groups(batch.column(columns.group), columns.group, rows))
+        if columns.weight:
+            weights.append(_weights(batch.column(columns.weight), rows))
         rows += len(batch)
         check_size({columns.kind: rows * width * block.dtype.itemsize, LABEL: 8 * rows}, max_bytes)
         yield block
@@ -261,6 +273,16 @@ def _groups(column: Any, name: str, first: int) -> Array:
         raise InvalidUpload(f"The column `{name}` must hold integers or texts, got {column.type}.")
     values = np.asarray(column.to_numpy(zero_copy_only=False))
     return values.astype(np.int64 if values.dtype.kind in "iu" else str)
+
+
+def _weights(column: Any, first: int) -> Array:
+    if column.null_count:
+        raise InvalidUpload(f"{SAMPLE_WEIGHT}[{first + _first_null(column)}] is missing.")
+    if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+        if not _is_text(column.type):
+            raise InvalidUpload(f"The column `{SAMPLE_WEIGHT}` must hold numbers, got {column.type}.")
+        column = column.cast(pa.float64())  # of a CSV
+    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
 def _labels(column: Any, classes: Sequence[str] | None, first: int) -> Array:

@@ -26,7 +26,8 @@ ROW_SUM_TOLERANCE = 1e-2
 NOTES = "notes.json"
 UNKNOWN_ROWS = -1
 """In place of N where the number of rows is known only at the end."""
-WEIGHTS = ("sample_weight", "sample_weights", "weight", "weights")
+SAMPLE_WEIGHT = "sample_weight"
+WEIGHTS = ("sample_weights", "weight", "weights")
 GROUPS = "groups"
 MIN_GROUPS = 2
 
@@ -42,8 +43,8 @@ class ValidationSet:
     folder
         Holds `logits.npy` (N, K), float32 or float64, finite, and `labels.npy` (N,), int64, each 0 to K - 1;
         perhaps `features.npy` (N, D), what the backbone's last layer takes, and `inputs.npy` (N, ...), what
-        the backbone takes, and `groups.npy` (N,), int64. Until the fit has run the backbone, labelled images
-        have `images.json`, which says where they are, in place of logits.
+        the backbone takes, `groups.npy` (N,), int64, and `sample_weight.npy` (N,), float64. Until the fit has
+        run the backbone, labelled images have `images.json`, which says where they are, in place of logits.
     """
 
     folder: Path
@@ -75,9 +76,9 @@ class ValidationSet:
 
     @property
     def grouping(self) -> dict[str, Any]:
-        """The groups of the samples, if there are any, as `boxcal.calibrators.fit` takes them."""
-        groups = self.besides(GROUPS)
-        return {} if groups is None else {GROUPS: np.array(groups)}
+        """The groups and weights of the samples, if there are any, as `boxcal.calibrators.fit` takes them."""
+        named = {name: self.besides(name) for name in (GROUPS, SAMPLE_WEIGHT)}
+        return {name: np.array(values) for name, values in named.items() if values is not None}
 
 
 class ArrayWriter:
@@ -238,7 +239,7 @@ def check_kind(name: str, dtype: np.dtype[Any]) -> None:
     elif name == GROUPS:
         if dtype.kind not in "iufUS" or not dtype.itemsize:
             raise InvalidUpload(f"`groups` must hold numbers or texts, got the dtype {dtype}.")
-    elif dtype.kind not in ("f" if name == "probabilities" else "fiu"):
+    elif dtype.kind not in ("f" if name == "probabilities" else "fiu") or not dtype.itemsize:
         raise InvalidUpload(f"`{name}` must hold real numbers, got the dtype {dtype}.")
 
 
@@ -261,10 +262,37 @@ def _check_finite(name: str, values: Array, sent: Array, first: int) -> None:
 
 
 def refuse_weights(names: Sequence[str]) -> None:
-    """Refuse weights by name: no fit or metric considers them."""
+    """Refuse weights by another name than `sample_weight`, under which nothing would read them."""
     for name in names:
         if name.lower() in WEIGHTS:
-            raise InvalidUpload(f"`{name}` is not supported: all samples have the same weight.")
+            raise InvalidUpload(f"`{name}` is not read; send the weights of samples as `{SAMPLE_WEIGHT}`.")
+
+
+def keep_weights(folder: Path, weights: Array, samples: int) -> None:
+    """Check the weights (N,), and write them into `folder`.
+
+    Raises
+    ------
+    InvalidUpload
+        Names the place and the value that cannot be accepted.
+    """
+    if weights.shape not in {(samples,), (samples, 1)}:
+        raise InvalidUpload(f"`{SAMPLE_WEIGHT}` must have the shape ({samples},), got {weights.shape}.")
+    values = weights.ravel().astype(np.float64)
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+    if wrong.size:
+        row = int(wrong[0])
+        raise InvalidUpload(
+            f"{SAMPLE_WEIGHT}[{row}] is {values[row]}; weights are finite and not negative"
+            f"{_others(wrong.size - 1, 'weight')}."
+        )
+    if np.count_nonzero(values) < MIN_SAMPLES:
+        raise InvalidUpload(
+            f"`{SAMPLE_WEIGHT}` is above 0 for {np.count_nonzero(values)} samples; a fit needs at least "
+            f"{MIN_SAMPLES}."
+        )
+    with ArrayWriter(folder, SAMPLE_WEIGHT, values.shape, np.float64) as out:
+        out.append(values)
 
 
 def log_probabilities(block: Array, first: int = 0) -> Array:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcal.calibrators.data import effective_samples
 from boxcal.calibrators.evaluation.outcomes import Tell, Vector, silent
 from boxcal.calibrators.evaluation.rows import Indices
 from boxcal.calibrators.evaluation.toplabel import Resampled
@@ -118,6 +119,7 @@ def mean_estimates(
     seed: int = 0,
     groups: Indices | None = None,
     resamples: Resamples | None = None,
+    weights: Vector | None = None,
 ) -> list[Estimate]:
     """Return the mean of each column with its studentised bootstrap interval.
 
@@ -137,14 +139,18 @@ def mean_estimates(
         Numbers (N,) of groups, which are resampled in place of samples: the mean is linear in their sums.
     resamples
         Of these samples, in place of `draws`, `seed` and `groups`.
+    weights
+        How much each sample counts (N,), of mean 1; a resampled sample keeps its weight.
     """
     if resamples is None:
         resamples = Resamples(len(columns), draws=draws, seed=seed, groups=groups)
     finite = np.atleast_1d(np.isfinite(columns).all(axis=0))
     values = np.where(finite, columns, 0.0)
     count = len(values)
-    mean = values.mean(axis=0)
+    mean = (values if weights is None else values * weights[:, None]).mean(axis=0)
     centred = values - mean
+    if weights is not None:  # to first order, what a resample adds to the ratio of two sums
+        centred *= weights[:, None]
     if resamples.groups is not None:
         sums = np.zeros((resamples.units, centred.shape[1]))
         np.add.at(sums, resamples.groups, centred)
@@ -167,18 +173,26 @@ def mean_estimates(
     for i, one in enumerate(np.broadcast_to(level, columns.shape[1])):
         tail = (1 - float(one)) / 2
         below, above = float(quantile(lowest[i], tail)), float(quantile(highest[i], 1 - tail))
-        value = float(columns[:, i].mean())
+        value = float((columns[:, i] if weights is None else columns[:, i] * weights).mean())
         low, high = value - above * float(spread[i]), value - below * float(spread[i])
         results.append(Estimate(value, low, high) if finite[i] else Estimate(value, math.nan, math.nan))
     return results
 
 
-def proportion_estimate(hits: Vector) -> Estimate:
-    """Return a proportion with its 95 % score interval (Wilson 1927), which holds near 0 and 1 too."""
+def proportion_estimate(hits: Vector, weights: Vector | None = None) -> Estimate:
+    """Return a proportion with its 95 % score interval (Wilson 1927), which holds near 0 and 1 too.
+
+    With weights (N,), the interval is that of the effective number of samples.
+    """
     from scipy.stats import binomtest  # noqa: PLC0415 - a service that only predicts needs no scipy
 
     share = float(hits.mean())
-    low, high = binomtest(int(hits.sum()), len(hits)).proportion_ci(LEVEL, method="wilson")
+    found, count = int(hits.sum()), len(hits)
+    if weights is not None:
+        share = float(np.average(hits, weights=weights))
+        count = max(1, round(effective_samples(weights)))
+        found = round(share * count)
+    low, high = binomtest(found, count).proportion_ci(LEVEL, method="wilson")
     return Estimate(share, min(share, float(low)), max(share, float(high)))
 
 

@@ -52,11 +52,12 @@ class ClassCells:
         cells = self.num_classes * NUM_BINS
         self.count, self.mass, self.hits = np.zeros(cells), np.zeros(cells), np.zeros(cells)
         squares, implied = np.zeros(cells), np.zeros(cells)
+        weights = np.ones(self.samples) if scored.weights is None else scored.weights
 
         def work(part: slice) -> Matrix:
             rows = scored.probabilities.at(part)
             sums = np.zeros((6, cells))
-            loops.tally(rows, cell_indices(rows), scored.labels[part], sums)
+            loops.tally(rows, cell_indices(rows), scored.labels[part], weights[part], sums)
             return sums
 
         for place, sums in enumerate(over_blocks(work, self.samples, ROWS_AT_ONCE)):
@@ -76,7 +77,7 @@ class ClassCells:
         The weights are the sign of the cell's gap, mass - hits, and its gap over its number.
         """
         gap = self.mass - self.hits
-        weights = np.sign(gap), gap / np.maximum(self.count, 1)
+        weights = np.sign(gap), gap / self.sizes
 
         def work(part: slice) -> list[Vector]:
             rows = scored.probabilities.at(part)
@@ -88,7 +89,13 @@ class ClassCells:
         for part in over_blocks(work, self.samples, ROWS_AT_ONCE):
             parts.append(part)
             tell(min(1.0, len(parts) * ROWS_AT_ONCE / self.samples))
-        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+        found = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        return found if scored.weights is None else [scored.weights * column for column in found]
+
+    @property
+    def sizes(self) -> Vector:
+        """How often each cell is hit by a probability; 1 where that is never."""
+        return np.where(self.count > 0, self.count, 1.0)
 
     def classwise_ece(self, hits: NDArray[Any]) -> Matrix:
         """Return the classwise ECE of hits (15 K, ...)."""
@@ -100,7 +107,7 @@ class ClassCells:
         """Return the calibration part of the Brier score of hits (15 K, ...)."""
         shape = (-1, *[1] * (hits.ndim - 1))
         gap = self.mass.reshape(shape) - hits
-        result: Matrix = (gap**2 / np.maximum(self.count, 1).reshape(shape)).sum(axis=0) / self.samples
+        result: Matrix = (gap**2 / self.sizes.reshape(shape)).sum(axis=0) / self.samples
         return result
 
 
@@ -142,7 +149,8 @@ class ClasswiseError(_Influenced):
         self._excess = float((_mean_absolute(kept, spread) - kept).sum()) / scale
         self._influence = by_sign / cells.num_classes
         # no signs can give an influence beyond sum_k |p_k - 1{y = k}| = 2 (1 - p_y)
-        most = math.sqrt(float(np.mean((2 * (1 - np.exp(-scored.nll))) ** 2))) / cells.num_classes
+        reach = scored.weighted(2 * (1 - np.exp(-scored.nll))[:, None])
+        most = math.sqrt(float(np.mean(reach**2))) / cells.num_classes
         self._stretch = most / max(float(self._influence.std()), 1e-300) if most > 0 else 1.0
 
 
@@ -157,7 +165,7 @@ class BrierCalibration(_Influenced):
     def __init__(self, cells: ClassCells, by_gap: Vector) -> None:
         self.value = self.statistic = self.centre = float(cells.brier_calibration(cells.hits))
         self._root = math.sqrt(self.value)
-        count = np.maximum(cells.count, 1)
+        count = cells.sizes
         self._excess = math.sqrt(float((cells.variance / count).sum()) / cells.samples)
         self._influence = by_gap / max(self._root, 1e-300)
         # a unit combination of residuals has variance at most the largest probability of a cell's class
@@ -181,12 +189,15 @@ class BrierRefinement(_Influenced):
     name = "brier_refinement"
 
     def __init__(self, scored: Outcomes, cells: ClassCells, by_gap: Vector) -> None:
-        self.value = float(scored.brier.mean() - cells.brier_calibration(cells.hits))
+        brier = scored.mean(scored.brier)
+        self.value = float(brier - cells.brier_calibration(cells.hits))
         self.statistic = self.value
-        count = np.maximum(cells.count, 1)
+        count = cells.sizes
         bias = float((cells.variance / count).sum()) / cells.samples
         self.centre = self.value
         self._influence = scored.brier - 2 * by_gap
+        if scored.weights is not None:  # the weighted mean is a ratio
+            self._influence = scored.weights * (scored.brier - brier) - 2 * by_gap
         self._influence -= self._influence.mean()
         self._bias = bias
         self._excess, self._stretch = 0.0, 1.0

@@ -283,7 +283,13 @@ def _answers(
     """Return the outcomes to evaluate, and those of each group of the jackknife."""
     if test is None:
         answers = cross_fit(method, validation, folds=folds, seed=seed, progress=progress)
-        whole = outcomes(answers.rows, validation.labels, answers.predicted, validation.groups)
+        whole = outcomes(
+            answers.rows,
+            validation.labels,
+            answers.predicted,
+            validation.groups,
+            weights=validation.row_weights,
+        )
         return whole, [whole.rows(kept) for kept in _all_but_one(len(validation), folds, seed)]
     whole = _fitted(method, validation, test, seed, _share(progress, 0, folds))
     groups = []
@@ -301,7 +307,7 @@ def _answers_as_it_is(
 ) -> tuple[Outcomes, list[Outcomes]]:
     """As `_answers`, without a fit."""
     answers = answers_on(calibrator, data)
-    whole = outcomes(answers.rows, data.labels, answers.predicted, data.groups)
+    whole = outcomes(answers.rows, data.labels, answers.predicted, data.groups, weights=data.row_weights)
     return whole, [whole.rows(kept) for kept in _all_but_one(len(data), folds, seed)]
 
 
@@ -315,7 +321,7 @@ def _fitted(
     method: str, validation: ValidationSet, test: ValidationSet, seed: int, progress: Progress
 ) -> Outcomes:
     answers = answers_on(fit_set(method, validation, seed=seed, progress=progress), test)
-    return outcomes(answers.rows, test.labels, answers.predicted, test.groups)
+    return outcomes(answers.rows, test.labels, answers.predicted, test.groups, weights=test.row_weights)
 
 
 def _all_but_one(count: int, folds: int, seed: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
@@ -336,12 +342,12 @@ def _jackknife(groups: Sequence[Outcomes]) -> dict[str, float]:
 
 
 _VALUES: dict[str, Callable[[Outcomes], float]] = {
-    "error_rate": lambda scored: float(1 - scored.correct.mean()),
+    "error_rate": lambda scored: 1 - scored.mean(scored.correct),
     "smooth_ece": lambda scored: SmoothError(scored).value,
     "ece_mass": lambda scored: BinnedError(scored, "mass").value,
     "ece_width": lambda scored: BinnedError(scored, "width").value,
-    "nll": lambda scored: float(scored.nll.mean()),
-    "brier": lambda scored: float(scored.brier.mean()),
+    "nll": lambda scored: scored.mean(scored.nll),
+    "brier": lambda scored: scored.mean(scored.brier),
 }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from boxcal.calibrators.data import effective_samples
 from boxcal.calibrators.evaluation.bootstrap import (
     DRAWS,
     LEVEL,
@@ -153,7 +154,9 @@ def judge(
     deviations = deviations_of(
         [*top_label, *whole], len(scored), resamples=resamples, tell=_part(tell, 0.7, 0.95)
     )
-    nll, brier = mean_estimates(np.column_stack([scored.nll, scored.brier]), resamples=resamples)
+    nll, brier = mean_estimates(
+        np.column_stack([scored.nll, scored.brier]), resamples=resamples, weights=scored.weights
+    )
     tell(1.0)
     estimates = {"error_rate": _error_rate(scored, resamples), "nll": nll, "brier": brier}
     statistics = {name: estimate.value for name, estimate in estimates.items()}
@@ -175,7 +178,9 @@ def compare(first: Judgement, second: Judgement) -> dict[str, Estimate]:
 
     Both must have been judged on the same samples with the same seed and number of draws.
     """
-    nll, brier = mean_estimates(_differences(first, second), resamples=first.resamples)
+    nll, brier = mean_estimates(
+        _differences(first, second), resamples=first.resamples, weights=first.scored.weights
+    )
     result = {
         "error_rate": _error_difference(first, second),
         "nll": nll,
@@ -201,7 +206,10 @@ def verdict(
     """
     names = ("nll", "brier")
     found = mean_estimates(
-        _differences(first, second), level=[LEVELS[name] for name in names], resamples=first.resamples
+        _differences(first, second),
+        level=[LEVELS[name] for name in names],
+        resamples=first.resamples,
+        weights=first.scored.weights,
     )
     smooth = first.deviations["smooth_ece"].minus(second.deviations["smooth_ece"], LEVELS["smooth_ece"])
     shifted = {name: one.plus(selection_bias.get(name, 0.0)) for name, one in zip(names, found, strict=True)}
@@ -223,19 +231,24 @@ def _differences(first: Judgement, second: Judgement) -> Matrix:
 def _error_rate(scored: Outcomes, resamples: Resamples) -> Estimate:
     """Return the error rate; samples of a group err together, which the score interval does not know."""
     wrong = 1 - scored.correct
-    if scored.groups is None:
+    if scored.groups is None and scored.weights is None:
         return proportion_estimate(wrong)
-    (found,) = mean_estimates(wrong[:, None], resamples=resamples)
+    (found,) = mean_estimates(wrong[:, None], resamples=resamples, weights=scored.weights)
     if found.low == found.high:  # none is wrong, or all are
-        return proportion_estimate(np.full(int(scored.groups.max()) + 1, found.value))
+        independent = (
+            effective_samples(scored.weights) if scored.weights is not None else int(resamples.units)
+        )
+        count = max(1, round(min(independent, resamples.units)))
+        return proportion_estimate(np.full(count, found.value))
     return Estimate(found.value, max(0.0, found.low), min(1.0, found.high))
 
 
 def _error_difference(first: Judgement, second: Judgement) -> Estimate:
     wrong, other = 1 - first.scored.correct, 1 - second.scored.correct
-    if first.scored.groups is None:
+    weights = first.scored.weights
+    if first.scored.groups is None and weights is None:
         return proportion_difference(wrong, other)
-    return mean_estimates((wrong - other)[:, None], resamples=first.resamples)[0]
+    return mean_estimates((wrong - other)[:, None], resamples=first.resamples, weights=weights)[0]
 
 
 def _maximum_difference(first: MaximumError, second: MaximumError) -> Estimate:

@@ -29,22 +29,23 @@ def fill_cells(rows: Array, edges: Array, cells: Array) -> None:
 
 
 @compiled
-def tally(rows: Array, cells: Array, labels: Array, sums: Array) -> None:
+def tally(rows: Array, cells: Array, labels: Array, weights: Array, sums: Array) -> None:
     """Add to sums (6, cells) what `ClassCells` keeps of each cell.
 
     Number of probabilities p, sum of p, number of hits, sum of p^2, sum of 1 - 2 p over the hits, and sum of
-    p (1 - p).
+    p (1 - p). Each row counts `weights` (n,) times in the first three, and with the square in the others.
     """
     for n in range(rows.shape[0]):
+        weight, square = weights[n], weights[n] * weights[n]
         for k in range(rows.shape[1]):
             p, cell = rows[n, k], cells[n, k]
-            sums[0, cell] += 1.0
-            sums[1, cell] += p
-            sums[3, cell] += p * p
-            sums[5, cell] += p * (1 - p)
+            sums[0, cell] += weight
+            sums[1, cell] += weight * p
+            sums[3, cell] += square * (p * p)
+            sums[5, cell] += square * (p * (1 - p))
         hit = cells[n, labels[n]]
-        sums[2, hit] += 1.0
-        sums[4, hit] += 1 - 2 * rows[n, labels[n]]
+        sums[2, hit] += weight
+        sums[4, hit] += square * (1 - 2 * rows[n, labels[n]])
 
 
 @compiled
@@ -76,11 +77,11 @@ def draw_labels(rows: Array, uniform: Array, labels: Array) -> None:
 
 
 @compiled
-def count_hits(cells: Array, hits: Array) -> None:
-    """Add to hits (15 K, draws) the cells (n, draws) of labels that were drawn."""
+def count_hits(cells: Array, weights: Array, hits: Array) -> None:
+    """Add to hits (15 K, draws) the cells (n, draws) of labels that were drawn, each row with its weight."""
     for n in range(cells.shape[0]):
         for draw in range(cells.shape[1]):
-            hits[cells[n, draw], draw] += 1
+            hits[cells[n, draw], draw] += weights[n]
 
 
 @compiled
@@ -117,11 +118,13 @@ def add_to_grid(left: Array, share: Array, values: Array, grid: Array) -> None:
 
 
 @compiled
-def add_drawn_to_grid(left: Array, share: Array, confidence: Array, uniform: Array, grid: Array) -> None:
+def add_drawn_to_grid(  # noqa: PLR0917 - compiled loops take arrays by position
+    left: Array, share: Array, confidence: Array, weights: Array, uniform: Array, grid: Array
+) -> None:
     """Distribute to a grid the residuals of outcomes (n, R): 1 where `uniform` is below the confidence."""
     for n in range(uniform.shape[0]):
         here, after, before, p = left[n], share[n], 1 - share[n], confidence[n]
         for r in range(uniform.shape[1]):
-            residual = p - 1.0 if uniform[n, r] < p else p
+            residual = weights[n] * (p - 1.0 if uniform[n, r] < p else p)
             grid[here, r] += residual * before
             grid[here + 1, r] += residual * after

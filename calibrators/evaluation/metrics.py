@@ -14,7 +14,7 @@ from torch import Tensor
 
 from boxcal.calibrators.evaluation.bins import NUM_BINS, Binning
 from boxcal.calibrators.evaluation.classwise import ClassCells
-from boxcal.calibrators.evaluation.outcomes import outcomes
+from boxcal.calibrators.evaluation.outcomes import outcomes, with_weights
 from boxcal.calibrators.evaluation.toplabel import (
     BinnedError,
     DebiasedError,
@@ -119,7 +119,13 @@ class Metrics:
         return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
 
 
-def evaluate(probabilities: Array, labels: Array, predicted: Array | None = None) -> Metrics:
+def evaluate(
+    probabilities: Array,
+    labels: Array,
+    predicted: Array | None = None,
+    *,
+    sample_weight: Array | None = None,
+) -> Metrics:
     """Return all metrics of probabilities (N, K) and labels (N,).
 
     Parameters
@@ -130,20 +136,24 @@ def evaluate(probabilities: Array, labels: Array, predicted: Array | None = None
         Class indices below K.
     predicted
         Predicted labels (N,), if ties are not broken by the order of the classes.
+    sample_weight
+        How much each sample counts (N,), at least 0.
 
     Raises
     ------
     InvalidDataError
-        If a row, class or sum is invalid; the message names the first.
+        If a row, class, sum or weight is invalid; the message names the first.
     """
     scored = outcomes(probabilities, labels, predicted)
+    if sample_weight is not None:
+        scored = with_weights(scored, sample_weight)
     cells = ClassCells(scored)
     calibration = float(cells.brier_calibration(cells.hits))
     return Metrics(
         samples=len(scored),
-        error_rate=float(1 - scored.correct.mean()),
-        nll=float(scored.nll.mean()),
-        brier=float(scored.brier.mean()),
+        error_rate=1 - scored.mean(scored.correct),
+        nll=scored.mean(scored.nll),
+        brier=scored.mean(scored.brier),
         ece_width=BinnedError(scored, "width").value,
         ece_mass=BinnedError(scored, "mass").value,
         smooth_ece=SmoothError(scored).value,
@@ -152,5 +162,5 @@ def evaluate(probabilities: Array, labels: Array, predicted: Array | None = None
         ks=KolmogorovSmirnovError(scored).value,
         classwise_ece=float(cells.classwise_ece(cells.hits)),
         brier_calibration=calibration,
-        brier_refinement=float(scored.brier.mean()) - calibration,
+        brier_refinement=scored.mean(scored.brier) - calibration,
     )

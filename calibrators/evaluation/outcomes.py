@@ -6,14 +6,14 @@ All metrics except the classwise ones use only these vectors.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from boxcal.calibrators.data import as_array, check_labels
+from boxcal.calibrators.data import as_array, check_labels, check_weights
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.rows import (
     CalibratedRows,
@@ -62,6 +62,8 @@ class Outcomes:
         The probabilities (N, K), not copied.
     groups : int64 (N,) or None
         Samples of one group are not independent.
+    weights : float64 (N,) or None
+        How much each sample counts, of mean 1.
     """
 
     confidence: Vector
@@ -72,6 +74,7 @@ class Outcomes:
     labels: Indices
     probabilities: Rows
     groups: Indices | None = None
+    weights: Vector | None = None
 
     def __len__(self) -> int:
         return len(self.confidence)
@@ -86,7 +89,17 @@ class Outcomes:
             elif value is not None:
                 value = value[index]
             kept[field.name] = value
+        if self.weights is not None:
+            kept["weights"] = _of_mean_1(kept["weights"])
         return Outcomes(**kept)
+
+    def mean(self, values: Vector) -> float:
+        """Return the mean of values (N,) of the samples, with their weights if there are any."""
+        return float((values if self.weights is None else values * self.weights).mean())
+
+    def weighted(self, values: Matrix) -> Matrix:
+        """Multiply values (N, R) by the weights, if there are any."""
+        return values if self.weights is None else values * self.weights[:, None]
 
     @property
     def residual(self) -> Vector:
@@ -100,6 +113,8 @@ def outcomes(
     predicted: Any = None,
     groups: Tensor | None = None,
     tell: Tell = silent,
+    *,
+    weights: Any = None,
 ) -> Outcomes:
     """Reduce probabilities (N, K) and labels (N,) to `Outcomes`.
 
@@ -116,6 +131,8 @@ def outcomes(
         Numbers (N,) of groups, whose samples are not independent.
     tell
         Called with the fraction done.
+    weights
+        How much each sample counts (N,); above 0.
 
     Raises
     ------
@@ -151,7 +168,30 @@ def outcomes(
         labels=truth,
         probabilities=source,
         groups=None if groups is None else groups.numpy(),
+        weights=None if weights is None else _of_mean_1(np.asarray(weights, dtype=np.float64)),
     )
+
+
+def with_weights(scored: Outcomes, weights: Any) -> Outcomes:
+    """Give the samples weights (N,); those of weight 0 are left out, and equal weights are none.
+
+    Raises
+    ------
+    InvalidDataError
+        Naming the weight that is negative or not finite.
+    """
+    checked = check_weights(weights, len(scored)).numpy()
+    used = np.flatnonzero(checked)
+    if len(used) < len(checked):
+        scored, checked = scored.rows(used), checked[used]
+    if (checked == checked[0]).all():
+        return scored
+    return replace(scored, weights=_of_mean_1(checked))
+
+
+def _of_mean_1(weights: Vector) -> Vector:
+    scaled: Vector = weights / weights.mean()
+    return scaled
 
 
 def _rows(probabilities: Any) -> Rows:

@@ -25,7 +25,8 @@ def perfect_metrics(
     rng = np.random.default_rng([seed, 2])
     samples = len(scored)
     nll, brier, right = np.zeros(draws), np.zeros(draws), np.zeros(draws)
-    hits = np.zeros((len(cells.mass), draws), dtype=np.int32)
+    hits = np.zeros((len(cells.mass), draws))
+    counts = np.ones(samples) if scored.weights is None else scored.weights
 
     def work(given: tuple[slice, Matrix]) -> tuple[Vector, Vector, Vector, Indices]:
         part, uniform = given
@@ -35,18 +36,21 @@ def perfect_metrics(
         of_label = np.take_along_axis(rows, labels, axis=1)
         squares = np.einsum("nk,nk->n", rows, rows)[:, None] - 2 * of_label + 1
         place = np.take_along_axis(cell_indices(rows), labels, axis=1)
-        right = (labels == scored.predicted[part, None]).sum(axis=0)
-        return np.log(of_label).sum(axis=0), squares.sum(axis=0), right, place
+        right = labels == scored.predicted[part, None]
+        if scored.weights is None:
+            return np.log(of_label).sum(axis=0), squares.sum(axis=0), right.sum(axis=0), place
+        own = scored.weights[part]
+        return own @ np.log(of_label), own @ squares, own @ right, place
 
     starts = range(0, samples, ROWS_AT_ONCE)
     parts = (slice(start, min(start + ROWS_AT_ONCE, samples)) for start in starts)
     given = ((part, rng.random((part.stop - part.start, draws))) for part in parts)
-    for done, (logs, squares, correct, place) in enumerate(in_order(work, given), 1):
+    for start, (logs, squares, correct, place) in zip(starts, in_order(work, given), strict=True):
         nll -= logs
         brier += squares
         right += correct
-        loops.count_hits(place, hits)
-        tell(done / len(starts))
+        loops.count_hits(place, counts[start : start + ROWS_AT_ONCE], hits)
+        tell(min(1.0, (start + ROWS_AT_ONCE) / samples))
     calibration = np.concatenate([cells.brier_calibration(hits[:, i : i + 32]) for i in range(0, draws, 32)])
     classwise = np.concatenate([cells.classwise_ece(hits[:, i : i + 32]) for i in range(0, draws, 32)])
     return {

@@ -34,6 +34,7 @@ def reliability_data(
     seed: int = 0,
     points: int = CURVE_POINTS,
     narrowest: float = NARROWEST,
+    weights: Vector | None = None,
 ) -> dict[str, Any]:
     """Return the data of a reliability diagram for JSON.
 
@@ -47,6 +48,8 @@ def reliability_data(
         Makes the simulated band reproducible.
     points, narrowest
         Number of points of the curve over [0, 1], and its minimum bandwidth.
+    weights : float64 (N,), optional
+        How much each sample counts, of mean 1; counts are of samples.
 
     Returns
     -------
@@ -59,29 +62,34 @@ def reliability_data(
     """
     return {
         "samples": len(confidence),
-        "accuracy": float(correct.mean()),
-        "mean_confidence": float(confidence.mean()),
-        "bins": _bins(confidence, correct),
-        "curve": _curve(confidence, correct, seed=seed, points=points, narrowest=narrowest),
+        "accuracy": _mean(correct, weights),
+        "mean_confidence": _mean(confidence, weights),
+        "bins": _bins(confidence, correct, weights),
+        "curve": _curve(confidence, correct, weights, seed=seed, points=points, narrowest=narrowest),
         "histogram": {
             "counts": np.histogram(confidence, bins=HISTOGRAM_BINS, range=(0.0, 1.0))[0].tolist(),
         },
     }
 
 
-def _bins(confidence: Vector, correct: Vector) -> list[dict[str, float]]:
+def _mean(values: Vector, weights: Vector | None) -> float:
+    return float(values.mean() if weights is None else np.average(values, weights=weights))
+
+
+def _bins(confidence: Vector, correct: Vector, weights: Vector | None) -> list[dict[str, float]]:
     edges = bin_edges(confidence, "width")
     index = bin_indices(confidence, edges)
     result = []
     for number in np.unique(index):
         inside = index == number
-        accuracy = proportion_estimate(correct[inside])
+        own = None if weights is None else weights[inside]
+        accuracy = proportion_estimate(correct[inside], own)
         result.append(
             {
                 "low": float(edges[number]),
                 "high": float(edges[number + 1]),
                 "count": int(inside.sum()),
-                "confidence": float(confidence[inside].mean()),
+                "confidence": _mean(confidence[inside], own),
                 "accuracy": accuracy.value,
                 "accuracy_low": accuracy.low,
                 "accuracy_high": accuracy.high,
@@ -91,11 +99,18 @@ def _bins(confidence: Vector, correct: Vector) -> list[dict[str, float]]:
 
 
 def _curve(
-    confidence: Vector, correct: Vector, *, seed: int, points: int, narrowest: float
+    confidence: Vector,
+    correct: Vector,
+    weights: Vector | None,
+    *,
+    seed: int,
+    points: int,
+    narrowest: float,
 ) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
-    confidences = Confidences(confidence)
-    residuals = SmoothedResiduals(confidences, (confidence - correct)[:, None])
+    confidences = Confidences(confidence, weights)
+    gaps = confidence - correct
+    residuals = SmoothedResiduals(confidences, (gaps if weights is None else gaps * weights)[:, None])
     bandwidth = max(float(residuals.fixed_points()[1][0]), narrowest)
     mesh = np.linspace(0.0, 1.0, points)
     grid = confidences.drawn_to_grid(correct, rng, PERFECT_DRAWS, grid_size(bandwidth))
@@ -147,6 +162,7 @@ def class_reliability(
                 seed=seed,
                 points=CLASS_POINTS,
                 narrowest=2 * NARROWEST,
+                weights=before.weights,
             )
             for name, values in columns.items()
         }

@@ -83,6 +83,8 @@ class Report:
         Hashes of some rows, by which a later fit tells that it is given the same data.
     smooth_bound : SmoothCalibrationBound or None
         The paper's limit on the smooth calibration error, for `pb` on two classes where a bound was learned.
+    effective : float or None
+        The effective number of samples, where they have weights.
     """
 
     method: str
@@ -100,6 +102,7 @@ class Report:
     warnings: list[DataWarning]
     sketch: Sketch
     smooth_bound: SmoothCalibrationBound | None
+    effective: float | None = None
 
     @property
     def is_better(self) -> bool:
@@ -112,6 +115,7 @@ class Report:
         return {
             "method": self.method,
             "samples": self.samples,
+            **({} if self.effective is None else {"effective_samples": self.effective}),
             "classes": self.classes,
             "folds": self.folds,
             "seed": self.seed,
@@ -149,6 +153,7 @@ def cross_fitted_report(
     inputs: Any = None,
     backbone: Callable[[Tensor], Tensor] | None = None,
     groups: Any = None,
+    sample_weight: Any = None,
 ) -> Report:
     """Judge a method on validation data by cross-fitting.
 
@@ -177,6 +182,8 @@ def cross_fitted_report(
         What some methods read besides logits, as for `boxcal.calibrators.fit`.
     groups : (N,), optional
         Samples of one group share a fold, and intervals resample groups.
+    sample_weight : (N,), optional
+        How much each sample counts, at least 0, for fits and metrics; resamples keep the weights.
 
     Raises
     ------
@@ -184,7 +191,14 @@ def cross_fitted_report(
         Saying which row or value is wrong.
     """
     data = check_validation_set(
-        logits, labels, features=features, head=head, inputs=inputs, backbone=backbone, groups=groups
+        logits,
+        labels,
+        features=features,
+        head=head,
+        inputs=inputs,
+        backbone=backbone,
+        groups=groups,
+        sample_weight=sample_weight,
     )
     return report_on(
         method,
@@ -224,7 +238,9 @@ def report_on(
         def share(start: float, stop: float) -> Tell:
             return lambda done: tell(begin + (end - begin) * (start + (stop - start) * done), stage)
 
-        scored = outcomes(rows, data.labels, predicted, data.groups, share(0.0, 0.1))
+        scored = outcomes(
+            rows, data.labels, predicted, data.groups, share(0.0, 0.1), weights=data.row_weights
+        )
         return judge(scored, seed=seed, resamples=resamples, tell=share(0.1, 1.0))
 
     middle = (_FITTED + _JUDGED) / 2 if against is None else (2 * _FITTED + _JUDGED) / 3
@@ -248,7 +264,8 @@ def report_on(
     changed = int((after.scored.predicted != before.scored.predicted).sum())
     sketch = data.sketch
     warnings = check_fit("auto" if selection_bias else method, data)
-    warnings += check_changed(changed, before.scored.correct, after.scored.correct)
+    accuracies = [side.scored.mean(side.scored.correct) for side in (before, after)]
+    warnings += check_changed(changed, len(data), *accuracies)
     warnings += check_known(sketch, known) if known is not None else []
     report = Report(
         method=method,
@@ -266,6 +283,7 @@ def report_on(
         warnings=warnings,
         sketch=sketch,
         smooth_bound=_smooth_bound(method, data, seed),
+        effective=None if data.weights is None else data.effective,
     )
     tell(1.0, "done")
     return report
@@ -279,7 +297,9 @@ def reliability_of(
     found: dict[str, Any] = {}
     for place, (name, side) in enumerate((("before", before), ("after", after))):
         tell(0.1 * place, stage)
-        found[name] = reliability_data(side.scored.confidence, side.scored.correct, seed=seed)
+        found[name] = reliability_data(
+            side.scored.confidence, side.scored.correct, seed=seed, weights=side.scored.weights
+        )
     found["classes"] = class_reliability(
         before.scored,
         after.scored,
@@ -297,7 +317,7 @@ def _steps(tell: Progress, begin: float, end: float) -> Progress:
 
 def _smooth_bound(method: str, data: ValidationSet, seed: int) -> SmoothCalibrationBound | None:
     """Evaluate the theorem, which is about bounds fitted to all the samples."""
-    if data.num_classes != 2 or method not in BOUND_MAPS:
+    if data.num_classes != 2 or method not in BOUND_MAPS or data.weights is not None:
         return None
     calibrator = fit_set(method, data, seed=seed)
     bounds = calibrator.fitted_bounds

@@ -30,10 +30,12 @@ class Confidences:
     Parameters
     ----------
     confidence : float64 (N,)
+    weights : float64 (N,), optional
+        How much each sample counts, of mean 1.
     """
 
-    def __init__(self, confidence: Vector) -> None:
-        self.confidence = confidence
+    def __init__(self, confidence: Vector, weights: Vector | None = None) -> None:
+        self.confidence, self.weights = confidence, weights
         self._places: dict[int, tuple[Indices, Vector]] = {}
         self._densities: dict[int, Vector] = {}
         self._kernels: dict[float, NDArray[np.complex128]] = {}
@@ -56,7 +58,8 @@ class Confidences:
         """Smooth the number of samples, and return it at each mesh point."""
         cells = grid_size(bandwidth)
         if cells not in self._densities:
-            self._densities[cells] = _spectrum(self.to_grid(np.ones((len(self.confidence), 1)), cells))[:, 0]
+            counts = np.ones(len(self.confidence)) if self.weights is None else self.weights
+            self._densities[cells] = _spectrum(self.to_grid(counts[:, None], cells))[:, 0]
         smoothed = np.fft.irfft(self._densities[cells] * self.kernel(bandwidth), 2 * cells - 2)[:cells]
         return _interpolate(smoothed, mesh)
 
@@ -79,11 +82,14 @@ class Confidences:
 
         left, share = self.places(cells)
         drawn = np.zeros((cells, draws))
+        counts = np.ones(len(left)) if self.weights is None else self.weights
         for start in range(0, len(left), DRAWN_AT_ONCE):
             part = slice(start, start + DRAWN_AT_ONCE)
             uniform = rng.random((len(left[part]), draws))
-            loops.add_drawn_to_grid(left[part], share[part], self.confidence[part], uniform, drawn)
-        return np.column_stack([self.to_grid((self.confidence - correct)[:, None], cells), drawn])
+            places = left[part], share[part], self.confidence[part], counts[part]
+            loops.add_drawn_to_grid(*places, uniform, drawn)
+        residuals = (self.confidence - correct) * counts
+        return np.column_stack([self.to_grid(residuals[:, None], cells), drawn])
 
     def curve(self, grid: Matrix, bandwidth: float, mesh: Vector) -> tuple[Matrix, Vector]:
         """Return the mean residual near each mesh point (points, R), and its sample weight (points,).

@@ -55,6 +55,14 @@ class _Groups:
         loops.add_by_group(self._groups, values, result)
         return result
 
+    def masses(self, weights: Vector | None) -> Pair:
+        """Return the sum of the weights in each group, and the effective number of its samples."""
+        if weights is None:
+            counts = self.counts.astype(np.float64)
+            return counts, counts
+        mass, squares = self.sums(np.column_stack([weights, weights**2])).T
+        return mass, mass**2 / squares
+
 
 class TopLabelError:
     """A calibration error of the predicted label's probability: here the sum of absolute averages.
@@ -69,8 +77,9 @@ class TopLabelError:
     name: str
 
     def __init__(self, scored: Outcomes) -> None:
-        self._residual = scored.residual[:, None]
-        self.value = self.statistic = self.centre = float(self.errors(self._residual)[0])
+        self._scored = scored
+        self._residual = scored.weighted(scored.residual[:, None])
+        self.value = self.statistic = self.centre = float(self._errors(self._residual)[0])
 
     def _project(self, residuals: Matrix) -> Matrix:
         """Average residuals (N, R) over cells: (cells, R)."""
@@ -78,6 +87,10 @@ class TopLabelError:
 
     def errors(self, residuals: Matrix) -> Vector:
         """Return the value (R,) that each column of residuals (N, R) would give."""
+        return self._errors(self._scored.weighted(residuals))
+
+    def _errors(self, residuals: Matrix) -> Vector:
+        """Return the same for residuals that the weights have multiplied."""
         result: Vector = np.abs(self._project(residuals)).sum(axis=0)
         return result
 
@@ -102,7 +115,8 @@ class BinnedError(TopLabelError):
 
     def __init__(self, scored: Outcomes, binning: Binning, bins: int = NUM_BINS) -> None:
         self.name = f"ece_{binning}"
-        self._groups = _Groups(bin_indices(scored.confidence, bin_edges(scored.confidence, binning, bins)))
+        edges = bin_edges(scored.confidence, binning, bins, scored.weights)
+        self._groups = _Groups(bin_indices(scored.confidence, edges))
         super().__init__(scored)
 
     def _project(self, residuals: Matrix) -> Matrix:
@@ -120,7 +134,8 @@ class SmoothError(TopLabelError):
     name = "smooth_ece"
 
     def __init__(self, scored: Outcomes) -> None:
-        self._confidences, self._residual = Confidences(scored.confidence), scored.residual[:, None]
+        self._scored, self._confidences = scored, Confidences(scored.confidence, scored.weights)
+        self._residual = scored.weighted(scored.residual[:, None])
         value, bandwidth = SmoothedResiduals(self._confidences, self._residual).fixed_points()
         self.value, self._bandwidth = float(value[0]), float(bandwidth[0])
         self.statistic = self.centre = self.value
@@ -129,7 +144,7 @@ class SmoothError(TopLabelError):
     def _project(self, residuals: Matrix) -> Matrix:
         return SmoothedResiduals(self._confidences, residuals).at(self._bandwidth, points=self._points)
 
-    def errors(self, residuals: Matrix) -> Vector:
+    def _errors(self, residuals: Matrix) -> Vector:
         """Return the smECE (R,) of each column of residuals (N, R), each at its own bandwidth."""
         return SmoothedResiduals(self._confidences, residuals).fixed_points()[0]
 
@@ -151,7 +166,7 @@ class KolmogorovSmirnovError(TopLabelError):
         moved: Matrix = self._coarse.sums(residuals).cumsum(axis=0) / len(residuals)
         return moved
 
-    def errors(self, residuals: Matrix) -> Vector:
+    def _errors(self, residuals: Matrix) -> Vector:
         """Return the KS error (R,) that each column of residuals (N, R) would give."""
         from boxcal.calibrators.evaluation import loops  # noqa: PLC0415 - numba loads when needed
 
@@ -178,9 +193,12 @@ class DebiasedError(TopLabelError):
     name = "debiased_ece"
 
     def __init__(self, scored: Outcomes) -> None:
-        self._groups = _Groups(bin_indices(scored.confidence, bin_edges(scored.confidence, "mass")))
-        self._weight = 1 / np.sqrt(self._groups.counts / len(scored))[:, None]
-        self._mean = self._groups.sums(scored.confidence[:, None]) / self._groups.counts[:, None]
+        edges = bin_edges(scored.confidence, "mass", weights=scored.weights)
+        self._groups = _Groups(bin_indices(scored.confidence, edges))
+        self._mass, self._counts = self._groups.masses(scored.weights)
+        self._weight = 1 / np.sqrt(self._mass / len(scored))[:, None]
+        confidence = scored.weighted(scored.confidence[:, None])
+        self._mean = self._groups.sums(confidence) / self._mass[:, None]
         super().__init__(scored)
         self.value = max(0.0, self.statistic)
         self.centre = float(np.linalg.norm(self._project(self._residual)))
@@ -189,13 +207,13 @@ class DebiasedError(TopLabelError):
         scaled: Matrix = self._weight * self._groups.sums(residuals) / len(residuals)
         return scaled
 
-    def errors(self, residuals: Matrix) -> Vector:
+    def _errors(self, residuals: Matrix) -> Vector:
         """Return the signed debiased root (R,) that each column of residuals (N, R) would give."""
-        counts = self._groups.counts[:, None]
-        gap = self._groups.sums(residuals) / counts
+        counts, mass = self._counts[:, None], self._mass[:, None]
+        gap = self._groups.sums(residuals) / mass
         accuracy = np.clip(self._mean - gap, 0.0, 1.0)
         variance = accuracy * (1 - accuracy) / np.maximum(counts - 1, 1)
-        square = (counts / counts.sum() * (gap**2 - variance)).sum(axis=0)
+        square = (mass / mass.sum() * (gap**2 - variance)).sum(axis=0)
         signed: Vector = np.sign(square) * np.sqrt(np.abs(square))
         return signed
 
@@ -221,16 +239,24 @@ class MaximumError:
         index = bin_indices(scored.confidence, bin_edges(scored.confidence, "width"))
         self._order = np.argsort(index, kind="stable")
         self._starts = np.flatnonzero(np.diff(index[self._order], prepend=-1))
-        self._counts = np.diff(np.append(self._starts, len(index)))
+        self._scored = scored
+        self._mass = self._counts = np.diff(np.append(self._starts, len(index)))
+        if scored.weights is not None:
+            self._mass, squares = self._sums(np.column_stack([scored.weights, scored.weights**2])).T
+            self._counts = self._mass**2 / squares
         self._correct, self._confidence = (
-            self._sums(values[:, None])[:, 0] for values in (scored.correct, scored.confidence)
+            self._sums(scored.weighted(values[:, None]))[:, 0]
+            for values in (scored.correct, scored.confidence)
         )
-        self._confidence /= self._counts
+        self._confidence /= self._mass
+        self._correct *= self._counts / self._mass
         self.value = self.statistic = float(self.errors(scored.residual[:, None])[0])
 
     def errors(self, residuals: Matrix) -> Vector:
         """Return the MCE (R,) that each column of residuals (N, R) would give."""
-        result: Vector = np.abs(self._sums(residuals) / self._counts[:, None]).max(axis=0)
+        result: Vector = np.abs(self._sums(self._scored.weighted(residuals)) / self._mass[:, None]).max(
+            axis=0
+        )
         return result
 
     def _sums(self, values: Matrix) -> Matrix:

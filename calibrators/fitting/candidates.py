@@ -54,7 +54,7 @@ def by_size(names: Sequence[str], num_classes: int) -> list[str]:
 
 def _has_enough(name: str, data: ValidationSet) -> bool:
     """Whether there are enough samples for a method with parameters per class to do no harm."""
-    parameters, count = parse(name).num_parameters(data.num_classes), len(data)
+    parameters, count = parse(name).num_parameters(data.num_classes), data.effective
     if name not in REGULARISED:
         return count >= SAMPLES_PER_PARAMETER * parameters
     return count >= SAMPLES_PER_CLASS * data.num_classes and parameters <= MOST_PARAMETERS * count

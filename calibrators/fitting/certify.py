@@ -23,7 +23,10 @@ def mean_nll(data: ValidationSet) -> float:
 
     def work(rows: slice) -> float:
         part = data.logits[rows].double()
-        return float(torch.nn.functional.cross_entropy(part, data.labels[rows], reduction="sum"))
+        if data.weights is None:
+            return float(torch.nn.functional.cross_entropy(part, data.labels[rows], reduction="sum"))
+        losses = torch.nn.functional.cross_entropy(part, data.labels[rows], reduction="none")
+        return float((losses * data.weights[rows]).sum())
 
     return sum(over_blocks(work, len(data), max(1, CHUNK // data.num_classes))) / len(data)
 

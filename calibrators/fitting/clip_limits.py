@@ -28,7 +28,8 @@ PERTURBATIONS, REACH = 40, 0.1
 class SortedLogits:
     """Validation rows prepared for `clipped_nll`; takes two float64 copies of the logits (N, K)."""
 
-    def __init__(self, scores: Array, labels: Array) -> None:
+    def __init__(self, scores: Array, labels: Array, weights: Array | None = None) -> None:
+        self.weights = np.ones(len(labels)) if weights is None else weights / weights.mean()
         self.tops = scores.max(axis=1)
         self.norms = np.linalg.norm(scores, axis=1)
         self.own = np.take_along_axis(scores, labels[:, None], axis=1)[:, 0] - self.tops
@@ -42,7 +43,7 @@ class SortedLogits:
         lower, share = coordinates
         upper = lower + (1.0 - lower) * share
         value, by_lower, by_upper = kernels.clipped_nll(
-            self.ascending, self.sums, self.own, self.tops, self.norms, lower, upper
+            self.ascending, self.sums, self.own, self.tops, self.norms, self.weights, lower, upper
         )
         return value, np.array([by_lower + by_upper * (1.0 - share), by_upper * (1.0 - lower)])
 
@@ -55,6 +56,7 @@ def fit_limits(
     seed: int,
     tick: Callable[[float], None],
     thorough: bool,
+    weights: Array | None = None,
 ) -> Minimum:
     """Find the limits of least validation NLL, in the coordinates of `LogitBounding` and within its own.
 
@@ -62,7 +64,10 @@ def fit_limits(
     """
     z, y = scores.numpy(), labels.numpy()
     order = np.random.default_rng(seed).permutation(len(y))
-    few, some = (SortedLogits(z[rows], y[rows]) for rows in (np.sort(order[:count]) for count in SAMPLES))
+    few, some = (
+        SortedLogits(z[rows], y[rows], None if weights is None else weights[rows])
+        for rows in (np.sort(order[:count]) for count in SAMPLES)
+    )
     lowers, shares = np.linspace(-1.0, 0.95, 40), np.linspace(0.0, 1.0, 26)
     points = np.stack(np.meshgrid(lowers, shares, indexing="ij"), axis=-1).reshape(-1, 2)
     values = np.array([few(point)[0] for point in points])
@@ -71,7 +76,7 @@ def fit_limits(
     lowest = distinct(points[np.argsort(values, kind="stable")], DISTANT, 10) or [np.array([-1.0, 1.0])]
     ends = sorted((descend(some, start, within) for start in lowest), key=lambda end: end[1])
     starts = distinct([end[0] for end in ends], DISTANT / 8, 4)
-    loss = SortedLogits(z, y)
+    loss = SortedLogits(z, y, weights)
     starts[0] = descend(loss, starts[0], within)[0]
     starts += _along_the_axes(loss, starts[0])
     perturbations = PERTURBATIONS if thorough else 0

@@ -18,7 +18,7 @@ from torch import Tensor
 from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.bound_maps.instance_dependent import InstanceDependentBounds
 from boxcal.calibrators.fitting import loops
-from boxcal.calibrators.fitting.joint import JointObjective, call
+from boxcal.calibrators.fitting.joint import JointObjective, call, mean_of
 from boxcal.calibrators.fitting.network_pass import NetworkPass, logistic
 from boxcal.calibrators.formulas import TOP
 from boxcal.calibrators.logit_maps.base import LogitMap
@@ -38,7 +38,11 @@ BLOCK = 1 << 16
 
 
 def objective_of(
-    logit_map: LogitMap, bound_map: BoundMap | None, source: Tensor, labels: Tensor
+    logit_map: LogitMap,
+    bound_map: BoundMap | None,
+    source: Tensor,
+    labels: Tensor,
+    weights: Tensor | None = None,
 ) -> JointObjective:
     """Give the objective of a fit: in closed form where the maps have one, else by autograd."""
     kind: type[JointObjective] = JointObjective
@@ -49,16 +53,21 @@ def objective_of(
         kind = Ensemble
     elif bound_map is None and isinstance(logit_map, DualProbabilityBounding):
         kind = DualBounding
-    return kind(logit_map, bound_map, source, labels)
+    return kind(logit_map, bound_map, source, labels, weights)
 
 
 class RowTemperatureObjective(JointObjective):
     """`ts` or the identity, alone or under constant bounds; the rows are sorted once."""
 
     def __init__(
-        self, logit_map: LogitMap, bound_map: BoundMap | None, source: Tensor, labels: Tensor
+        self,
+        logit_map: LogitMap,
+        bound_map: BoundMap | None,
+        source: Tensor,
+        labels: Tensor,
+        weights: Tensor | None = None,
     ) -> None:
-        super().__init__(logit_map, bound_map, source, labels)
+        super().__init__(logit_map, bound_map, source, labels, weights)
         self.sorted = SortedRows(source, labels)
         self.cuts = np.tile(np.array([0, self.sorted.num_classes], np.int32), (self.sorted.num_rows, 1))
         self.top = source.topk(min(TOP, source.shape[1]), dim=1).values
@@ -68,6 +77,8 @@ class RowTemperatureObjective(JointObjective):
         part = copy.copy(self)
         part.sorted, part.top = self.sorted.rows(index.numpy()), self.top[index]
         part.labels, part.cuts = self.labels[index.numpy()], self.cuts[index.numpy()]
+        if self.weights is not None:
+            part.weights = self.weights_of(index)
         return part
 
     def __call__(self, coordinates: Array) -> tuple[float, Array]:
@@ -88,7 +99,7 @@ class RowTemperatureObjective(JointObjective):
         else:
             losses, by_lower, by_upper = (-part for part in self.sorted.log_probability(*values[1:]))
             slopes = [np.zeros(0), by_lower, by_upper]
-        return self.finish(x, float(losses.mean()), inputs, slopes)
+        return self.finish(x, mean_of(losses, self.weights), inputs, slopes)
 
     def _rows(self, inverse: Array, lower: Array, upper: Array) -> Array:
         """Loss and derivatives of every row (N, 4)."""
@@ -106,9 +117,14 @@ class NetworkObjective(RowTemperatureObjective):
     """`pts`, `ts` or the identity, where a network sets the temperatures, the bounds, or both."""
 
     def __init__(
-        self, logit_map: LogitMap, bound_map: BoundMap | None, source: Tensor, labels: Tensor
+        self,
+        logit_map: LogitMap,
+        bound_map: BoundMap | None,
+        source: Tensor,
+        labels: Tensor,
+        weights: Tensor | None = None,
     ) -> None:
-        super().__init__(logit_map, bound_map, source, labels)
+        super().__init__(logit_map, bound_map, source, labels, weights)
         top = self.top.numpy().T
         self.columns = np.ascontiguousarray(top - top[0])
         self.unit, self.inputs = 1.0, self.columns
@@ -147,7 +163,10 @@ class NetworkObjective(RowTemperatureObjective):
             lower, upper, to_box = self._bounds(coordinates[size:], inverse)
             if not np.isfinite(inverse).all():
                 return [np.full(len(self.labels), math.inf)] * 4, to_temperature, to_box
-            return self._losses(inverse, lower, upper), to_temperature, to_box
+            parts = self._losses(inverse, lower, upper)
+            if self.weights is not None:
+                parts = [part * self.weights for part in parts]
+            return parts, to_temperature, to_box
 
     def _temperatures(self, coordinates: Array) -> tuple[Array, Back]:
         """Give 1 / temperature of every row (N,)."""
@@ -244,9 +263,14 @@ class Ensemble(RowTemperatureObjective):
     """`ets` over the log of the temperature and three masses."""
 
     def __init__(
-        self, logit_map: LogitMap, bound_map: BoundMap | None, source: Tensor, labels: Tensor
+        self,
+        logit_map: LogitMap,
+        bound_map: BoundMap | None,
+        source: Tensor,
+        labels: Tensor,
+        weights: Tensor | None = None,
     ) -> None:
-        super().__init__(logit_map, bound_map, source, labels)
+        super().__init__(logit_map, bound_map, source, labels, weights)
         self.raw = self._label_probabilities(1.0)[0]
 
     def rows(self, index: Tensor) -> Self:
@@ -265,10 +289,12 @@ class Ensemble(RowTemperatureObjective):
         parts = np.column_stack([softened, self.raw, np.full_like(softened, 1.0 / self.sorted.num_classes)])
         mixture = np.maximum(parts @ weights, SMALLEST)
         inner = np.where(mixture > SMALLEST, -1.0 / mixture, 0.0) / len(mixture)
+        if self.weights is not None:
+            inner = inner * self.weights
         by_weights = inner @ parts
         by_masses = (by_weights - by_weights @ weights) / masses.sum()
         by_log_temperature = -inverse * weights[0] * (slope @ inner)
-        return -float(np.log(mixture).mean()), np.array([by_log_temperature, *by_masses])
+        return -mean_of(np.log(mixture), self.weights), np.array([by_log_temperature, *by_masses])
 
     def _label_probabilities(self, inverse: float) -> tuple[Array, Array]:
         """softmax(inverse * scores) at the label (N,), and its derivative in `inverse`."""
@@ -284,11 +310,12 @@ class DualBounding(JointObjective):
     def __call__(self, coordinates: Array) -> tuple[float, Array]:
         """Return the mean loss and its gradient."""
         scores, weights = self.source.numpy(), np.ascontiguousarray(coordinates[:-1])
+        counts = np.ones(len(scores)) if self.weights is None else self.weights
         threshold = math.exp(coordinates[-1])
 
         def work(rows: slice) -> Array:
             answer = np.zeros(len(coordinates) + 1)
-            loops.dual_bounded(scores[rows], self.labels[rows], weights, threshold, answer)
+            loops.dual_bounded(scores[rows], self.labels[rows], counts[rows], weights, threshold, answer)
             return answer
 
         parts = over_rows(work, len(scores), worth=scores.size > SMALL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -101,7 +102,10 @@ class Comparison:
             np.concatenate([self._losses[each][part] for part in range(parts)]) for each in (name, other)
         )
         paired = one[:, 0] - two[:, 0]
-        return float(paired.mean()), standard_error(paired)
+        if self.data.weights is None:
+            return float(paired.mean()), standard_error(paired)
+        weights = np.concatenate([self.data.weights.numpy()[one.numpy()] for one in self.parts[:parts]])
+        return weighted_mean(paired, weights), standard_error(paired, weights)
 
     def is_behind(self, name: str, other: str, errors: float, parts: int) -> bool:
         """Whether a method is worse than another by more than `errors` standard errors and than `CLOSE`."""
@@ -121,7 +125,7 @@ class Comparison:
 
     def lowest(self, names: Sequence[str]) -> str:
         """Name the method of the lowest NLL."""
-        return min(names, key=lambda name: self.losses(name)[:, 0].mean())
+        return min(names, key=lambda name: weighted_mean(self.losses(name)[:, 0], self.data.row_weights))
 
     def _losses_of(self, name: str, part: int) -> Losses:
         def watch(fraction: float, stage: str) -> None:
@@ -142,13 +146,23 @@ class Comparison:
         return torch.stack([nll, brier], dim=1).numpy()
 
 
-def paired_errors(nll: Losses, tolerated: float) -> Losses:
+def weighted_mean(values: Losses, weights: Losses | None) -> Any:
+    """Return the mean of values (N, ...) with weights (N,), if there are any."""
+    return values.mean(axis=0) if weights is None else weights @ values / weights.sum()
+
+
+def paired_errors(nll: Losses, tolerated: float, weights: Losses | None = None) -> Losses:
     """Give how far each of C methods may be above each other one and count as equal to it: (C, C).
 
     So many standard errors of the paired difference of the losses (N, C), at least `TOLERANCE`.
     """
-    errors = [(nll - nll[:, [other]]).std(axis=0) for other in range(nll.shape[1])]
-    result: Losses = np.maximum(TOLERANCE, tolerated * np.stack(errors, axis=1) / math.sqrt(len(nll)))
+    paired = (nll - nll[:, [other]] for other in range(nll.shape[1]))
+    if weights is None:
+        errors = np.stack([one.std(axis=0) for one in paired], axis=1) / math.sqrt(len(nll))
+    else:
+        columns = ([standard_error(column, weights) for column in one.T] for one in paired)
+        errors = np.array(list(columns)).T
+    result: Losses = np.maximum(TOLERANCE, tolerated * errors)
     return result
 
 
@@ -168,7 +182,9 @@ def plainest_of_equals(means: Losses, equal: Losses) -> int:
     return int(np.argmax(near & undominated))
 
 
-def selection_bias(losses: NDArray[np.float64], equal: Losses, groups: NDArray[np.int64]) -> dict[str, float]:
+def selection_bias(
+    losses: NDArray[np.float64], equal: Losses, groups: NDArray[np.int64], weights: Losses | None = None
+) -> dict[str, float]:
     """Estimate by how much the selected method's loss is too low because it was selected by it.
 
     Bootstrap bias corrected cross-validation (Tsamardinos, Greasidou and Borboudakis 2018): each resample of
@@ -183,13 +199,15 @@ def selection_bias(losses: NDArray[np.float64], equal: Losses, groups: NDArray[n
         As for `plainest_of_equals`, which selects by the NLL.
     groups : int64 (N,)
         Samples with the same number are copies.
+    weights : float64 (N,), optional
+        How much each sample counts.
     """
-    chosen = plainest_of_equals(losses[:, 0].mean(axis=0), equal)
+    chosen = plainest_of_equals(weighted_mean(losses[:, 0], weights), equal)
     _, group = np.unique(groups, return_inverse=True)
     count = int(group.max()) + 1
-    sizes = np.bincount(group).astype(np.float64)
+    sizes = np.bincount(group, weights=weights).astype(np.float64)
     sums = np.zeros((count, *losses.shape[1:]))
-    np.add.at(sums, group, losses)
+    np.add.at(sums, group, losses if weights is None else losses * weights[:, None, None])
     rng = np.random.default_rng(0)
     biases = []
     for _ in range(RESAMPLES):
@@ -203,6 +221,9 @@ def selection_bias(losses: NDArray[np.float64], equal: Losses, groups: NDArray[n
     return {"nll": float(nll), "brier": float(brier)}
 
 
-def standard_error(values: Losses) -> float:
-    """Give the standard error of the mean of some values."""
-    return float(values.std()) / math.sqrt(len(values))
+def standard_error(values: Losses, weights: Losses | None = None) -> float:
+    """Give the standard error of the mean of some values, with weights if there are any."""
+    if weights is None:
+        return float(values.std()) / math.sqrt(len(values))
+    centred = weights * (values - weighted_mean(values, weights))
+    return float(np.sqrt((centred**2).sum()) / weights.sum())

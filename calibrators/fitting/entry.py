@@ -28,6 +28,7 @@ def fit(
     inputs: Any = None,
     backbone: Callable[[Tensor], Tensor] | None = None,
     groups: Any = None,
+    sample_weight: Any = None,
     seed: int = 0,
     progress: Progress | None = None,
     budget_seconds: float = BUDGET_SECONDS,
@@ -56,6 +57,9 @@ def fit(
     groups : array_like of shape (N,), optional
         Numbers or texts: samples of one patient or video have one group, and are never on both sides of a
         cross-validation.
+    sample_weight : array_like of shape (N,), optional
+        How much each sample counts, at least 0; only the ratios matter. Samples of weight 0 are left out.
+        Penalties and warnings go by the effective number of samples, (sum w)^2 / (sum w^2).
     seed : int
         Seed of the folds and of the starting points.
     progress : callable, optional
@@ -79,7 +83,14 @@ def fit(
         If the requirements of the method are missing.
     """
     data = check_validation_set(
-        logits, labels, features=features, head=head, inputs=inputs, backbone=backbone, groups=groups
+        logits,
+        labels,
+        features=features,
+        head=head,
+        inputs=inputs,
+        backbone=backbone,
+        groups=groups,
+        sample_weight=sample_weight,
     )
     result = fit_data(method, data, seed=seed, progress=progress, budget_seconds=budget_seconds)
     return replace(result, warnings=tuple(check_fit(method, data)))

@@ -11,7 +11,7 @@ from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.fitting.descent import Minimum
-from boxcal.calibrators.fitting.joint import dense_loss, losses_of
+from boxcal.calibrators.fitting.joint import dense_loss, losses_of, mean_of
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.identity import Identity
@@ -49,12 +49,15 @@ class Fitted:
         box = self.bound_map
         if isinstance(box, ConstantBounds) and isinstance(self.logit_map, Identity | TemperatureScaling):
             limits = box.lower.item(), box.upper.item()
-            return float(losses_of(data.logits, data.labels.numpy(), limits, self.logit_map).mean())
+            return mean_of(
+                losses_of(data.logits, data.labels.numpy(), limits, self.logit_map), data.row_weights
+            )
         mapped = self.mapped(data)
         limits_of_rows = [
             bound.expand(len(mapped), 1)[:, 0].contiguous().numpy() for bound in box.box(mapped)
         ]
-        return float(dense_loss(mapped.contiguous().numpy(), data.labels.numpy(), *limits_of_rows)[0].mean())
+        losses = dense_loss(mapped.contiguous().numpy(), data.labels.numpy(), *limits_of_rows)[0]
+        return mean_of(losses, data.row_weights)
 
     @torch.no_grad()
     def objective(self, data: ValidationSet) -> float:

@@ -159,6 +159,7 @@ class _Fits:
             self.data.labels,
             SIDES[bounds],
             seed=self.seed,
+            weights=self.data.row_weights,
             perturbations=None if self.thorough else 0,
             tick=self.tick,
         )
@@ -173,7 +174,9 @@ class _Fits:
             minimum = Minimum(logit_map.coordinates(), math.nan, *solution)
         else:
             kept = [logit_map.tempered(self.of(name).log_temperature)[0] for name in contains]
-            objective = objective_of(logit_map, None, logit_map.source(self.data), self.data.labels)
+            objective = objective_of(
+                logit_map, None, logit_map.source(self.data), self.data.labels, self.data.weights
+            )
             minimum = self._minimise(objective, list(logit_map.starts()), kept, logit_map.perturbations)
             logit_map.set_coordinates(torch.from_numpy(minimum.coordinates))
         return self._valued(Fitted(logit_map, self._box(), minimum, contains))
@@ -227,7 +230,7 @@ class _Fits:
         """Minimise over the coordinates of both maps, and leave their parameters in them."""
         source = logit_map.source(self.data)
         joint = None if isinstance(logit_map, Chain) else box
-        objective = objective_of(logit_map, joint, source, self.data.labels)
+        objective = objective_of(logit_map, joint, source, self.data.labels, self.data.weights)
         minimum = self._minimise(objective, starts, kept, JOINT_PERTURBATIONS)
         own, others = objective.split(torch.from_numpy(minimum.coordinates))
         logit_map.set_coordinates(own)
@@ -254,7 +257,9 @@ class _Fits:
         logit_map.set_coordinates(start)
         with torch.no_grad():
             mapped = logit_map(logit_map.source(self.data))
-        *_, box = fit_box(mapped, self.data.labels, "both", seed=self.seed, perturbations=0)
+        *_, box = fit_box(
+            mapped, self.data.labels, "both", seed=self.seed, weights=self.data.row_weights, perturbations=0
+        )
         return torch.from_numpy(box.coordinates)
 
     def _minimise(

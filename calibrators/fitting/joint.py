@@ -38,6 +38,11 @@ def dense_loss(scores: Array, labels: Array, lower: Array, upper: Array) -> tupl
     return losses, d_scores, d_lower, d_upper
 
 
+def mean_of(losses: Array, weights: Array | None) -> float:
+    """Mean of some losses (N,), with weights (N,) of mean 1 if there are any."""
+    return float((losses if weights is None else losses * weights).mean())
+
+
 def losses_of(
     logits: Tensor, labels: Array, box: tuple[float, float], mapped: Callable[[Tensor], Tensor]
 ) -> Array:
@@ -79,15 +84,23 @@ class JointObjective:
         What the logit map reads.
     labels : Tensor
         (N,) int64.
+    weights : Tensor, optional
+        (N,) float64, of mean 1.
     """
 
     def __init__(
-        self, logit_map: LogitMap, bound_map: BoundMap | None, source: Tensor, labels: Tensor
+        self,
+        logit_map: LogitMap,
+        bound_map: BoundMap | None,
+        source: Tensor,
+        labels: Tensor,
+        weights: Tensor | None = None,
     ) -> None:
         self.logit_map = logit_map
         self.bound_map = bound_map
         self.source = source
         self.labels = labels.numpy()
+        self.weights = None if weights is None else weights.numpy()
 
     @property
     def limits(self) -> Limits:
@@ -101,8 +114,17 @@ class JointObjective:
 
     def rows(self, index: Tensor) -> JointObjective:
         """Look only at some rows, given as indices or as a mask."""
-        labels = torch.from_numpy(self.labels)[index]
-        return type(self)(self.logit_map, self.bound_map, self.source[index], labels)
+        labels, weights = torch.from_numpy(self.labels)[index], None
+        if self.weights is not None:
+            weights = torch.from_numpy(self.weights_of(index))
+        return type(self)(self.logit_map, self.bound_map, self.source[index], labels, weights)
+
+    def weights_of(self, index: Tensor) -> Array:
+        """Give the weights of some rows, scaled to a mean of 1."""
+        weights = np.ones(len(self.labels)) if self.weights is None else self.weights
+        part = weights[index.numpy()]
+        scaled: Array = part / part.mean()
+        return scaled
 
     def split(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
         """Part the logit map's coordinates from the bound map's."""
@@ -125,7 +147,8 @@ class JointObjective:
             self.labels,
             *(np.ascontiguousarray(bound.detach().numpy()) for bound in outputs[1:]),
         )
-        return self.finish(x, float(losses.mean()), outputs, slopes, self.logit_map.penalty(parameters))
+        value = mean_of(losses, self.weights)
+        return self.finish(x, value, outputs, slopes, self.logit_map.penalty(parameters))
 
     def finish(
         self,
@@ -136,6 +159,8 @@ class JointObjective:
         penalty: Tensor | None = None,
     ) -> tuple[float, Array]:
         """Carry the derivatives of each row's loss in some outputs on to the coordinates x."""
+        if self.weights is not None:
+            slopes = [(slope.T * self.weights).T if slope.size else slope for slope in slopes]
         pairs = [
             (out, torch.from_numpy(slope) / len(self.labels))
             for out, slope in zip(outputs, slopes, strict=True)

@@ -72,36 +72,44 @@ def running_weights(ascending: Array, sums: Array) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def clipped_nll(  # noqa: PLR0917 - compiled loops take arrays by position
-    ascending: Array, sums: Array, own: Array, tops: Array, norms: Array, lower: float, upper: float
+    ascending: Array,
+    sums: Array,
+    own: Array,
+    tops: Array,
+    norms: Array,
+    weights: Array,
+    lower: float,
+    upper: float,
 ) -> tuple[float, float, float]:
     """Mean loss of softmax(clip(z, lower |z|, upper |z|)), and its derivatives in lower and upper.
 
     `ascending` (N, K) are rows of z less their largest entry, `sums` their running weights, `own` (N,) the
-    label's entry of them, `tops` (N,) the largest entries and `norms` (N,) the rows' norms.
+    label's entry of them, `tops` (N,) the largest entries, `norms` (N,) the rows' norms and `weights`
+    (N,), of mean 1, how much each counts.
     """
     count, size = ascending.shape
     loss, d_lower, d_upper = 0.0, 0.0, 0.0
     for n in range(count):
-        row = ascending[n]
+        row, weight = ascending[n], weights[n]
         low = max(lower * norms[n] - tops[n], -700.0)
         high = max(upper * norms[n] - tops[n], -700.0)
         first = int(np.searchsorted(row, low))
         end = max(int(np.searchsorted(row, high)), first)
         at_low, at_high = first * math.exp(min(low, 0.0)), (size - end) * math.exp(min(high, 0.0))
         if low > 0.0:  # every class is below: all are equal
-            loss += math.log(size)
+            loss += weight * math.log(size)
             continue
         total = at_low + (sums[n, end] - sums[n, first]) + at_high
         by_low, by_high = at_low / total, at_high / total
         if own[n] < low:
-            loss -= low
+            loss -= weight * low
             by_low -= 1.0
         elif own[n] > high:
-            loss -= high
+            loss -= weight * high
             by_high -= 1.0
         else:
-            loss -= own[n]
-        loss += math.log(total)
-        d_lower += by_low * norms[n]
-        d_upper += by_high * norms[n]
+            loss -= weight * own[n]
+        loss += weight * math.log(total)
+        d_lower += weight * (by_low * norms[n])
+        d_upper += weight * (by_high * norms[n])
     return loss / count, d_lower / count, d_upper / count

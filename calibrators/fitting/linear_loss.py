@@ -28,10 +28,14 @@ class LinearLoss:
     shape : sequence of int
         (K, K), or (K,) for a diagonal W.
     ridge : Ridge
+    weights : Tensor, optional
+        (N,) float64, of mean 1.
     """
 
-    def __init__(self, read: Tensor, labels: Tensor, shape: torch.Size, ridge: Ridge) -> None:
-        self.read, self.labels, self.shape = read, labels, shape
+    def __init__(
+        self, read: Tensor, labels: Tensor, shape: torch.Size, ridge: Ridge, weights: Tensor | None = None
+    ) -> None:
+        self.read, self.labels, self.shape, self.weights = read, labels, shape, weights
         self.anchor = torch.eye(shape[0], dtype=torch.float64) if len(shape) == 2 else torch.ones(shape[0])
         self.factors = torch.full(shape, ridge.others, dtype=torch.float64)
         (self.factors.diagonal() if len(shape) == 2 else self.factors).fill_(ridge.diagonal)
@@ -44,9 +48,12 @@ class LinearLoss:
         def work(rows: slice) -> tuple[float, Tensor, Tensor]:
             read, labels = self.read[rows], self.labels[rows]
             log_p = self._map(read, weight, offsets).log_softmax(dim=1)
-            loss = -float(log_p.gather(1, labels[:, None]).sum())
+            own = log_p.gather(1, labels[:, None])
+            loss = -float((own if self.weights is None else own[:, 0] * self.weights[rows]).sum())
             slopes = log_p.exp_()
             slopes[torch.arange(len(labels)), labels] -= 1.0
+            if self.weights is not None:
+                slopes *= self.weights[rows, None]
             by_weight = slopes.T @ read if weight.ndim == 2 else (slopes * read).sum(dim=0)
             return loss, by_weight, slopes.sum(dim=0)
 
@@ -62,7 +69,10 @@ class LinearLoss:
     def mean_nll(self, coordinates: Array) -> float:
         """Mean NLL without the penalty."""
         mapped = self._map(self.read, *self._split(coordinates))
-        return float(torch.nn.functional.cross_entropy(mapped, self.labels))
+        if self.weights is None:
+            return float(torch.nn.functional.cross_entropy(mapped, self.labels))
+        losses = torch.nn.functional.cross_entropy(mapped, self.labels, reduction="none")
+        return float((losses * self.weights).mean())
 
     def _split(self, coordinates: Array) -> tuple[Tensor, Tensor]:
         flat = torch.from_numpy(coordinates)

@@ -70,8 +70,12 @@ def tempered_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMMING)
-def dual_bounded(scores: Array, labels: Array, weights: Array, threshold: float, answer: Array) -> None:
+def dual_bounded(  # noqa: PLR0917 - compiled loops take arrays by position
+    scores: Array, labels: Array, counts: Array, weights: Array, threshold: float, answer: Array
+) -> None:
     """Add to answer (K + 2,) the loss of `dpb` and its derivatives in the K weights and the threshold.
+
+    Each row counts `counts` (N,) times.
 
     Without branches, so that the loops over classes become vector instructions.
     """
@@ -96,8 +100,9 @@ def dual_bounded(scores: Array, labels: Array, weights: Array, threshold: float,
         total = 0.0
         for k in range(size):
             total += shifted[k]
-        answer[0] += math.log(total) - own
-        share = 1.0 / total
+        times = counts[n]
+        answer[0] += times * (math.log(total) - own)
+        share = times * (1.0 / total)
         for k in range(size):
             weighted = weights[k] * row[k]
             side = select(weighted > threshold, 1.0, 0.0) - select(weighted < -threshold, 1.0, 0.0)
@@ -106,6 +111,6 @@ def dual_bounded(scores: Array, labels: Array, weights: Array, threshold: float,
             by_threshold += slope
         weighted = weights[label] * row[label]
         if abs(weighted) > threshold:
-            by_weights[label] += row[label]
-            by_threshold -= 1.0 if weighted > 0.0 else -1.0
+            by_weights[label] += times * row[label]
+            by_threshold -= times if weighted > 0.0 else -times
     answer[size + 1] += by_threshold

@@ -25,6 +25,7 @@ from boxcal.calibrators.fitting.cross_validation import (
     plainest_of_equals,
     selection_bias,
     standard_error,
+    weighted_mean,
 )
 from boxcal.calibrators.fitting.fitter import fit_checked
 from boxcal.calibrators.fitting.result import FitResult, Progress
@@ -133,15 +134,16 @@ def _decide(comparison: Comparison, compared: list[str], names: list[str]) -> tu
     """Select among what was compared, sorted by size, and say why."""
     losses = np.stack([comparison.losses(name) for name in compared], axis=2)
     nll = losses[:, 0]
-    means = dict(zip(compared, nll.mean(axis=0).tolist(), strict=True))
+    weights = comparison.data.row_weights
+    means = dict(zip(compared, weighted_mean(nll, weights).tolist(), strict=True))
     plain, lowest = compared.index(Identity.name), min(means, key=means.__getitem__)
-    equal = paired_errors(nll, EQUAL)
+    equal = paired_errors(nll, EQUAL, weights)
     equal[plain] = TOLERANCE
-    index = plainest_of_equals(nll.mean(axis=0), equal)
+    index = plainest_of_equals(weighted_mean(nll, weights), equal)
     best = compared[index]
-    bias = selection_bias(losses, equal, comparison.data.facts.copies)
+    bias = selection_bias(losses, equal, comparison.data.facts.copies, weights)
     gain = nll[:, plain] - nll[:, index]
-    corrected, error = float(gain.mean()) - bias["nll"], standard_error(gain)
+    corrected, error = float(weighted_mean(gain, weights)) - bias["nll"], standard_error(gain, weights)
     chosen = best if corrected > TOLERANCE else Identity.name
     shown = f"`{lowest}` has the lowest cross-validated NLL of {len(compared)} methods, {means[lowest]:.4f}"
     if best != lowest:

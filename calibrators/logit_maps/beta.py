@@ -49,7 +49,8 @@ class BetaCalibration(LogitMap):
                 readings = np.stack([inside[:, k], -outside[:, k]], axis=1)
                 used = [0, 1]
                 for _ in range(2):
-                    model = LogisticRegression(C=1e6, solver="newton-cholesky").fit(readings[:, used], hits)
+                    model = LogisticRegression(C=1e6, solver="newton-cholesky")
+                    model.fit(readings[:, used], hits, sample_weight=data.row_weights)
                     weights = dict(zip(used, model.coef_[0], strict=True))
                     used = [column for column, weight in weights.items() if weight >= 0.0] or [0]
                     if len(used) == len(weights):

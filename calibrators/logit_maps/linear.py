@@ -49,13 +49,13 @@ class LinearMap(LogitMap):
         super().__init__(num_classes)
         self.register_buffer("temperature", torch.ones((), dtype=torch.float64))
         self.strength = self.strengths[0]
-        self._samples = 1
+        self._samples = 1.0
 
     def reading(self, scores: Tensor) -> Tensor:
         """Give what W takes: h in the formula above."""
         return scores
 
-    def ridge(self, strength: float, samples: int) -> Ridge:
+    def ridge(self, strength: float, samples: float) -> Ridge:
         """Give the factors of the penalty on the mean loss of so many samples."""
         raise NotImplementedError
 
@@ -70,7 +70,7 @@ class LinearMap(LogitMap):
 
     def prepare(self, data: ValidationSet) -> None:
         """Fit the temperature."""
-        self._samples = len(data)
+        self._samples = data.effective
         self.temperature.fill_(best_temperature(data)[0])
 
     def penalty(self, parameters: Mapping[str, Tensor]) -> Tensor:
@@ -96,7 +96,9 @@ class LinearMap(LogitMap):
         shape = next(self.parameters()).shape
 
         def loss(rows: Tensor, strength: float) -> LinearLoss:
-            return LinearLoss(read[rows], labels[rows], shape, self.ridge(strength, int(rows.sum())))
+            part = data if bool(rows.all()) else data.rows(rows)
+            ridge = self.ridge(strength, part.effective)
+            return LinearLoss(read[rows], labels[rows], shape, ridge, part.weights)
 
         if len(self.strengths) > 1 and len(data) >= 2 * FOLDS:
             folds = fold_masks(data, FOLDS, seed)
@@ -109,7 +111,8 @@ class LinearMap(LogitMap):
                     )
                     evaluations += count
                     held_out = loss(inside, strength)
-                    total += held_out.mean_nll(points[fold]) * len(held_out.labels)
+                    share = int(inside.sum()) if data.weights is None else float(data.weights[inside].sum())
+                    total += held_out.mean_nll(points[fold]) * share
                 means.append(total / len(data))
                 paths.append(np.mean(points, axis=0))
                 tick(0.8 * len(means) / len(self.strengths))
@@ -154,7 +157,7 @@ class VectorScaling(LinearMap):
         mapped: Tensor = formulas.vector_scaling(tensor_ops, self, scores)
         return mapped
 
-    def ridge(self, strength: float, samples: int) -> Ridge:
+    def ridge(self, strength: float, samples: float) -> Ridge:
         """One factor for both."""
         return Ridge(strength * self.num_classes / samples, 0.0, strength * self.num_classes / samples)
 
@@ -180,7 +183,7 @@ class MatrixScaling(LinearMap):
         mapped: Tensor = formulas.matrix_scaling(tensor_ops, self, scores)
         return mapped
 
-    def ridge(self, strength: float, samples: int) -> Ridge:
+    def ridge(self, strength: float, samples: float) -> Ridge:
         """Divide the strength among the entries off the diagonal, and among the offsets."""
         K = self.num_classes
         return Ridge(K / samples, strength / (K * (K - 1)), strength / K)
@@ -212,7 +215,7 @@ class StructuredMatrixScaling(MatrixScaling):
     name = "sms"
     strengths = (1.0, 0.1, 0.01)
 
-    def ridge(self, strength: float, samples: int) -> Ridge:
+    def ridge(self, strength: float, samples: float) -> Ridge:
         """Penalise the more entries a part has, the more."""
         K = self.num_classes
         return Ridge(K / samples, strength * K * (K - 1) / samples, K / samples)

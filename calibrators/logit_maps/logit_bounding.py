@@ -59,7 +59,13 @@ class LogitBounding(LogitMap):
         from boxcal.calibrators.fitting.clip_limits import fit_limits  # noqa: PLC0415 - only fits need scipy
 
         minimum = fit_limits(
-            data.scores, data.labels, self.limits(), seed=seed, tick=tick, thorough=self.thorough
+            data.scores,
+            data.labels,
+            self.limits(),
+            seed=seed,
+            tick=tick,
+            thorough=self.thorough,
+            weights=data.row_weights,
         )
         self.set_coordinates(torch.from_numpy(minimum.coordinates))
         return Solution(minimum.gradient_norm, minimum.starts, minimum.starts_agreeing, minimum.evaluations)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from boxcal.calibrators import formulas, tensor_ops
-from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.data import ValidationSet, effective_samples
 from boxcal.calibrators.logit_maps.base import LogitMap, Solution
 
 Array = np.ndarray[Any, Any]
@@ -37,8 +37,8 @@ class PerClassFunction(LogitMap):
         for name in ("places", "values"):
             self.register_buffer(name, torch.zeros(num_classes, num_places, dtype=torch.float64))
 
-    def curve(self, probabilities: Array, hits: Array) -> Curve:
-        """Fit one class: its probabilities (N,) against whether it was the label (N,)."""
+    def curve(self, probabilities: Array, hits: Array, weights: Array | None) -> Curve:
+        """Fit one class: its probabilities (N,) against whether it was the label (N,), with weights (N,)."""
         raise NotImplementedError
 
     def forward(self, scores: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class PerClassFunction(LogitMap):
         p, y = data.scores.softmax(dim=1).numpy(), data.labels.numpy()
         curves = []
         for k in range(self.num_classes):
-            places, values = self.curve(p[:, k], (y == k).astype(np.float64))
+            places, values = self.curve(p[:, k], (y == k).astype(np.float64), data.row_weights)
             curves.append((places, np.clip(values, 1.0 / p.size, 1.0)))
             tick((k + 1) / self.num_classes)
         longest = max(len(places) for places, _ in curves)
@@ -85,11 +85,16 @@ class HistogramBinning(PerClassFunction):
 
     name = "histogram"
 
-    def curve(self, probabilities: Array, hits: Array) -> Curve:
+    def curve(self, probabilities: Array, hits: Array, weights: Array | None) -> Curve:
         """Cut at quantiles; equal probabilities stay together."""
-        edges = np.unique(np.quantile(probabilities, np.arange(1, BINS) / BINS))
+        shares = np.arange(1, BINS) / BINS
+        if weights is None:
+            edges = np.unique(np.quantile(probabilities, shares))
+        else:
+            edges = np.unique(np.quantile(probabilities, shares, weights=weights, method="inverted_cdf"))
+            hits = hits * weights
         where = np.searchsorted(edges, probabilities, side="right")
-        counts = np.bincount(where, minlength=len(edges) + 1)
+        counts = np.bincount(where, weights=weights, minlength=len(edges) + 1)
         sums = np.bincount(where, weights=hits, minlength=len(edges) + 1)
         filled = counts > 0
         return np.concatenate([[0.0], edges])[filled], sums[filled] / counts[filled]
@@ -101,11 +106,12 @@ class IsotonicCalibration(PerClassFunction):
     name = "isotonic"
     steps = False
 
-    def curve(self, probabilities: Array, hits: Array) -> Curve:
+    def curve(self, probabilities: Array, hits: Array, weights: Array | None) -> Curve:
         """Fit scikit-learn's isotonic regression."""
         from sklearn.isotonic import IsotonicRegression  # noqa: PLC0415 - only fits need it
 
-        fitted = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(probabilities, hits)
+        regression = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
+        fitted = regression.fit(probabilities, hits, sample_weight=weights)
         return fitted.X_thresholds_, fitted.y_thresholds_
 
 
@@ -118,11 +124,14 @@ class VennAbers(PerClassFunction):
 
     name = "venn-abers"
 
-    def curve(self, probabilities: Array, hits: Array) -> Curve:
+    def curve(self, probabilities: Array, hits: Array, weights: Array | None) -> Curve:
         """Let a new sample of either label join every group of equal probabilities, and every gap."""
         from boxcal.calibrators.fitting.kernels import isotonic_with_one_more  # noqa: PLC0415 - needs numba
 
         groups, index, counts = np.unique(probabilities, return_inverse=True, return_counts=True)
+        if weights is not None:  # together as many as the effective number of samples
+            scaled = weights * (effective_samples(weights) / weights.sum())
+            counts, hits = np.bincount(index, weights=scaled), hits * scaled
         sums = np.bincount(index, weights=hits)
         p0, p1 = (isotonic_with_one_more(counts.astype(np.float64), sums, label) for label in (0.0, 1.0))
         places = np.column_stack([groups, np.nextafter(groups, 2.0)]).ravel()

@@ -154,7 +154,10 @@ def _derivatives(data: ValidationSet, inverse: float, tick: Callable[[float], No
         mean = weights.sum(dim=1) / total
         weights *= centred
         square = weights.sum(dim=1) / total
-        return mean - centred.gather(1, y[:, None])[:, 0], square - mean * mean
+        slope, curvature = mean - centred.gather(1, y[:, None])[:, 0], square - mean * mean
+        if data.weights is None:
+            return slope, curvature
+        return slope * data.weights[rows], curvature * data.weights[rows]
 
     def work(chunk: slice) -> tuple[float, float]:
         block = block_rows(data.num_classes)

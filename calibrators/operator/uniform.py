@@ -61,6 +61,8 @@ class SortedRows:
         to 1e-11, at 1e12 to 1e-4; beyond that, use `box_constrained_softmax`.
     labels : Tensor or ndarray of shape (N,)
         Class indices.
+    weights : ndarray of shape (N,), optional
+        How much each row counts in `nll`.
 
     Attributes
     ----------
@@ -75,7 +77,12 @@ class SortedRows:
         Naming the row whose logits or label are invalid.
     """
 
-    def __init__(self, logits: Tensor | NDArray[np.floating], labels: Tensor | NDArray[np.integer]) -> None:
+    def __init__(
+        self,
+        logits: Tensor | NDArray[np.floating],
+        labels: Tensor | NDArray[np.integer],
+        weights: Floats | None = None,
+    ) -> None:
         given, indices = (
             array.detach().cpu().double().numpy() if isinstance(array, Tensor) else array
             for array in (logits, labels)
@@ -95,6 +102,7 @@ class SortedRows:
             row = int(wrong.argmax())
             raise ValueError(f"label {indices[row]} of row {row} is not one of {self.num_classes} classes")
         self.scores = scores
+        self._weights = None if weights is None else weights / weights.sum()
         self._sums: Floats = np.empty_like(scores)
         self.label_scores: Floats = np.empty(self.num_rows)
         self._cuts: Cuts = np.tile(np.array([0, self.num_classes], np.int32), (self.num_rows, 1))
@@ -123,6 +131,8 @@ class SortedRows:
         part = copy(self)
         part.scores, part.label_scores = self.scores[index], self.label_scores[index]
         part._sums, part._cuts = self._sums[index], self._cuts[index]
+        if self._weights is not None:
+            part._weights = self._weights[index] / self._weights[index].sum()
         part.num_rows = len(part.scores)
         return part
 
@@ -169,7 +179,10 @@ class SortedRows:
                 f"uniform bounds ({lower}, {upper}) are infeasible for {self.num_classes} classes"
             )
         low, high = np.full(self.num_rows, lower), np.full(self.num_rows, upper)
-        return UniformNll(*(-self._filled(low, high).sum(axis=1) / self.num_rows).tolist())
+        parts = self._filled(low, high)
+        if self._weights is not None:
+            return UniformNll(*(-parts @ self._weights).tolist())
+        return UniformNll(*(-parts.sum(axis=1) / self.num_rows).tolist())
 
     def _filled(self, low: Floats, high: Floats) -> Floats:
         """Give the three arrays of `LabelLogProbability` (3, N), for feasible bounds (N,)."""

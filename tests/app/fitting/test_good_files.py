@@ -96,6 +96,24 @@ def test_groups_are_kept_as_numbers(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(data.arrays()[0], LOGITS, rtol=1e-6)
 
 
+WEIGHTS = np.arange(50) / 7
+WEIGHTED: dict[str, Callable[[], bytes]] = {
+    "npz": lambda: npz(logits=LOGITS, labels=LABELS, sample_weight=WEIGHTS),
+    "JSON": lambda: document(logits=LOGITS.tolist(), labels=LABELS.tolist(), sample_weight=WEIGHTS.tolist()),
+    "CSV": lambda: csv(by_class().append_column("sample_weight", pa.array(WEIGHTS))),
+    "parquet": lambda: parquet(sample_weight=pa.array(WEIGHTS)),
+    "parquet, by class": lambda: written(by_class().append_column("sample_weight", pa.array(WEIGHTS))),
+    "arrow": lambda: arrow(by_class().append_column("sample_weight", pa.array(WEIGHTS))),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_weights_are_kept(name: str, tmp_path: Path) -> None:
+    data = read_bytes(WEIGHTED[name](), tmp_path)
+    np.testing.assert_allclose(data.grouping["sample_weight"], WEIGHTS, rtol=1e-12)
+    np.testing.assert_array_equal(data.arrays()[1], LABELS)
+
+
 def test_probabilities_become_their_logarithms(tmp_path: Path) -> None:
     probabilities = changed(PROBABILITIES, 0, np.eye(K)[0])
     logits, _ = read_bytes(npz(probabilities=probabilities, labels=LABELS), tmp_path).arrays()

@@ -137,8 +137,15 @@ BAD: dict[str, tuple[int, str, Callable[[], bytes]]] = {
     ),
     "weights": (
         422,
-        "`sample_weight` is not supported: all samples have the same weight",
-        lambda: npz(logits=LOGITS, labels=LABELS, sample_weight=LABELS),
+        r"sample_weight\[7\] is -1.0; weights are finite and not negative",
+        lambda: npz(
+            logits=LOGITS, labels=LABELS, sample_weight=np.where(np.arange(len(LABELS)) == 7, -1.0, 1.0)
+        ),
+    ),
+    "weights that are all 0": (
+        422,
+        "`sample_weight` is above 0 for 0 samples",
+        lambda: npz(logits=LOGITS, labels=LABELS, sample_weight=0 * LABELS),
     ),
     "unknown name": (
         422,
@@ -191,7 +198,7 @@ BAD: dict[str, tuple[int, str, Callable[[], bytes]]] = {
     ),
     "CSV, weights": (
         422,
-        "`weight` is not supported",
+        "`weight` is not read; send the weights of samples as `sample_weight`",
         lambda: csv(by_class().append_column("weight", pa.array(LABELS))),
     ),
     "arrow, cut off": (422, "no readable .arrow", lambda: arrow()[:-100]),
