@@ -39,8 +39,8 @@ CONNECTIONS = 16
 SECONDS = 2.0
 WARM_SECONDS = 0.5
 BODIES = 8
-OTHERS_SECONDS = 5.0
-"""For the other processes of a service to be ready after the first."""
+QUIET_SECONDS, QUIET_SHARE = 1.0, 0.05
+"""The processes of a service have all started when they use less of a core than this for so long."""
 NPY, BINARY = "application/x-npy", "application/octet-stream"
 MODEL = f"logits:{CLASSES}.calibrator"
 
@@ -104,6 +104,14 @@ def spent(server: psutil.Process) -> float:
     """Return the processor time, in seconds, of a server and the processes that it has started."""
     times = [each.cpu_times() for each in (server, *server.children(recursive=True))]
     return float(sum(one.user + one.system for one in times))
+
+
+def wait_for_all(server: psutil.Process, processes: int) -> None:
+    """Wait until a service has started all its processes; it starts them one after the other."""
+    used = -1e9
+    while len(server.children()) < processes or spent(server) - used > QUIET_SHARE * QUIET_SECONDS:
+        used = spent(server)
+        time.sleep(QUIET_SECONDS)
 
 
 def http_rate(server: psutil.Process, port: int, requests: list[Request]) -> tuple[float, float]:
@@ -192,7 +200,7 @@ def measure_ours() -> dict[str, tuple[float, float]]:
         with serving(
             command, settings | {"BOXCAL_WORKERS": str(processes)}, f"{port}/health/ready"
         ) as server:
-            time.sleep(OTHERS_SECONDS)
+            wait_for_all(server, processes)
             for rows in (1, 64):
                 rate, used = http_rate(
                     server, port, [v2_request(batch(rows, seed)) for seed in range(BODIES)]

@@ -29,7 +29,7 @@ from benchmarks.serving.payloads import free_port
 
 PEERS = Path(__file__).parent / "serving" / "peers"
 LIBRARIES = ("libtorch", "sklearn", "matplotlib", "libarrow", "pandas")
-BARE = "import os, uvicorn; from fastapi import FastAPI; app = FastAPI(); app.get('/ready')(dict); "
+BARE = "import os, uvicorn; from fastapi import FastAPI; app = FastAPI(); app.get('/ready')(lambda: {}); "
 BARE += "uvicorn.run(app, host='127.0.0.1', port=int(os.environ['BENCH_PORT']), log_level='warning')"
 MIB = 2.0**20
 
