@@ -15,7 +15,8 @@ from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.active import ActiveCalibrator
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.build import Refits, open_refits
-from boxcal.app.fitting.jobs import FitJobs, FitLimits
+from boxcal.app.fitting.jobs import FitJobs
+from boxcal.app.fitting.limits import FitLimits
 from boxcal.app.model_list import ModelEntry
 from boxcal.app.monitoring.build import open_monitoring
 from boxcal.app.monitoring.monitor import Monitor

@@ -15,7 +15,8 @@ from boxcal.app.activation.local_copy import FILE_NAME, LocalCopy
 from boxcal.app.background import background
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.bucket_sets import BucketSets
-from boxcal.app.fitting.jobs import FitJobs, FitLimits
+from boxcal.app.fitting.jobs import FitJobs
+from boxcal.app.fitting.limits import FitLimits
 from boxcal.app.fitting.shared import SharedSets
 from boxcal.app.registry.artifacts import FOLDER, ArtifactFiles, ArtifactObjects
 from boxcal.app.registry.bucket import SCHEME, Bucket

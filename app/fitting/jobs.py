@@ -12,9 +12,8 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from boxcal.app.activation.activator import Activator
 from boxcal.app.errors import NotReady
@@ -25,6 +24,7 @@ from boxcal.app.fitting.comparisons import Comparisons
 from boxcal.app.fitting.errors import FitAlreadyOver, FitElsewhere, FitQueueFull
 from boxcal.app.fitting.fields import FitFields
 from boxcal.app.fitting.job import Job
+from boxcal.app.fitting.limits import FitLimits
 from boxcal.app.fitting.messages import (
     BUDGET_SECONDS,
     RefitOutcome,
@@ -44,7 +44,6 @@ from boxcal.app.uploads.errors import disk_errors_as_problems
 from boxcal.app.uploads.workspace import Workspace
 
 if TYPE_CHECKING:
-    from boxcal.app.settings import Settings
     from boxcal.app.telemetry import Telemetry
 
 logger = logging.getLogger("boxcal")
@@ -54,30 +53,6 @@ POLL_SECONDS = 0.5
 TIDY_SECONDS = 3600.0
 MAX_QUEUED = 64
 """Fits that may wait for `boxcal worker` processes."""
-
-
-@dataclass(frozen=True, slots=True)
-class FitLimits:
-    """Limits of uploads and fits.
-
-    Attributes
-    ----------
-    upload_bytes
-        Largest upload, as sent, and largest total of its arrays, as stored.
-    memory_bytes
-        Memory that a fit may allocate.
-    seconds
-        Time limit of a fit.
-    """
-
-    upload_bytes: int
-    memory_bytes: int
-    seconds: float
-
-    @classmethod
-    def of(cls, settings: Settings) -> Self:
-        """Return the limits of the service's settings."""
-        return cls(settings.max_upload_bytes, settings.fit_memory_bytes, settings.fit_timeout_seconds)
 
 
 class FitJobs:

@@ -14,7 +14,7 @@ from logging.config import dictConfig
 
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.build import Refits, open_refits
-from boxcal.app.fitting.jobs import FitLimits
+from boxcal.app.fitting.limits import FitLimits
 from boxcal.app.logs import log_config
 from boxcal.app.model_list import entries
 from boxcal.app.registry.records import BackboneIdentity

@@ -17,7 +17,6 @@ from boxcal.app.registry.audit import SERVICE, Action, Caller
 from boxcal.app.registry.database import Database
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
-    CalibratorPruned,
     DamagedArtifact,
     ForeignCalibrator,
     NoReport,
@@ -35,6 +34,7 @@ from boxcal.app.registry.records import (
     Reason,
 )
 from boxcal.app.registry.retention import prune
+from boxcal.app.registry.rows import record_of, refuse_pruned, select_records
 from boxcal.app.registry.tables import activations, backbones, calibrators, feedback_logs, utc_now
 from boxcal.app.registry.threads import RegistryThreads
 
@@ -127,13 +127,13 @@ class Registry:
         older = true() if before is None else calibrators.c.version < before
         mine = calibrators.c.backbone_id.is_(None) | (calibrators.c.backbone_id == self.backbone_id)
         page = (
-            _records()
+            select_records()
             .where(older, mine if own else true())
             .order_by(calibrators.c.version.desc())
             .limit(limit)
         )
         with self.database.read() as connection:
-            return [_record(row) for row in connection.execute(page)]
+            return [record_of(row) for row in connection.execute(page)]
 
     def get(self, version: int) -> CalibratorRecord:
         """Look one up, whichever backbone it belongs to.
@@ -330,7 +330,7 @@ class Registry:
         fit: str | None = None,
     ) -> Activation:
         record = self._get(connection, version)
-        _refuse_pruned(record)
+        refuse_pruned(record)
         action = Action.ROLLBACK if reason is Reason.ROLLBACK else Action.ACTIVATE
         details = {"method": record.method} | ({} if fit is None else {"fit": fit})
         audit.append(connection, caller, action, f"calibrator {version}", **details)
@@ -376,18 +376,18 @@ class Registry:
         connection.execute(select(backbones.c.id).where(backbones.c.id == self.backbone_id).with_for_update())
 
     def _get(self, connection: Connection, version: int) -> CalibratorRecord:
-        row = connection.execute(_records().where(calibrators.c.version == version)).one_or_none()
+        row = connection.execute(select_records().where(calibrators.c.version == version)).one_or_none()
         if row is None:
             newest = connection.execute(select(func.max(calibrators.c.version))).scalar_one()
             raise CalibratorNotFound(f"There is no calibrator {version}; the newest is {newest}.")
-        return _record(row)
+        return record_of(row)
 
     def _parts(self, version: int, *columns: Any) -> tuple[Any, ...]:
         with self.database.read() as connection:
             record = self._get(connection, version)
             row = connection.execute(select(*columns).where(calibrators.c.version == version)).one()
         if row[0] is None:
-            _refuse_pruned(record)
+            refuse_pruned(record)
             if version == UNCALIBRATED:
                 raise NoReport("Calibrator 0 has no report: it was never fitted.")
             raise NoReport(f"Calibrator {version} has no PNG: an older release recorded it.")
@@ -409,26 +409,3 @@ class Registry:
         log = select(feedback_logs.c.seq).where(feedback_logs.c.backbone_id == self.backbone_id)
         if connection.execute(log).scalar() is None:
             connection.execute(insert(feedback_logs).values(backbone_id=self.backbone_id, seq=0, row_count=0))
-
-
-def _records() -> Any:
-    columns = ("version", "method", "spec", "sha256", "samples", "created_at", "pruned_at")
-    size = func.length(calibrators.c.artifact).label("size")
-    owner = [backbones.c.name, backbones.c.fingerprint, backbones.c.labels, backbones.c.model]
-    return select(*(calibrators.c[name] for name in columns), size, *owner).select_from(
-        calibrators.outerjoin(backbones)
-    )
-
-
-def _refuse_pruned(record: CalibratorRecord) -> None:
-    if record.pruned_at is not None:
-        raise CalibratorPruned(f"Calibrator {record.version} was pruned at {record.pruned_at:%F %T} UTC.")
-
-
-def _record(row: Any) -> CalibratorRecord:
-    values = dict(row._mapping)
-    name, fingerprint, labels, model = (
-        values.pop(column) for column in ("name", "fingerprint", "labels", "model")
-    )
-    identity = None if fingerprint is None else BackboneIdentity(name, fingerprint, tuple(labels), model)
-    return CalibratorRecord(backbone=identity, **values)

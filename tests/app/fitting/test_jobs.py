@@ -15,7 +15,8 @@ import pytest
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.build import Refits, open_refits
 from boxcal.app.fitting.errors import FitAlreadyOver, FitQueueFull
-from boxcal.app.fitting.jobs import FitJobs, FitLimits
+from boxcal.app.fitting.jobs import FitJobs
+from boxcal.app.fitting.limits import FitLimits
 from boxcal.app.fitting.messages import BODY_FILE
 from boxcal.app.registry.errors import FitNotFound
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, FitRecord, FitState

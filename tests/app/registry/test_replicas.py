@@ -19,7 +19,7 @@ import pytest
 
 from boxcal.app.fitting.build import Refits, open_refits
 from boxcal.app.fitting.errors import FitElsewhere, FitQueueFull
-from boxcal.app.fitting.jobs import FitLimits
+from boxcal.app.fitting.limits import FitLimits
 from boxcal.app.fitting.shared import SharedSets
 from boxcal.app.registry.artifacts import ArtifactFiles
 from boxcal.app.registry.errors import DamagedArtifact

@@ -1,0 +1,33 @@
+"""Limits of uploads and fits, from the settings of the service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from boxcal.app.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class FitLimits:
+    """Limits of uploads and fits.
+
+    Attributes
+    ----------
+    upload_bytes
+        Largest upload, as sent, and largest total of its arrays, as stored.
+    memory_bytes
+        Memory that a fit may allocate.
+    seconds
+        Time limit of a fit.
+    """
+
+    upload_bytes: int
+    memory_bytes: int
+    seconds: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Return the limits of the service's settings."""
+        return cls(settings.max_upload_bytes, settings.fit_memory_bytes, settings.fit_timeout_seconds)

@@ -1,0 +1,37 @@
+"""Calibrators as rows of the registry: what is selected of them, and the records that become of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import func, select
+
+from boxcal.app.registry.errors import CalibratorPruned
+from boxcal.app.registry.records import BackboneIdentity, CalibratorRecord
+from boxcal.app.registry.tables import backbones, calibrators
+
+
+def select_records() -> Any:
+    """Select what a `CalibratorRecord` has."""
+    columns = ("version", "method", "spec", "sha256", "samples", "created_at", "pruned_at")
+    size = func.length(calibrators.c.artifact).label("size")
+    owner = [backbones.c.name, backbones.c.fingerprint, backbones.c.labels, backbones.c.model]
+    return select(*(calibrators.c[name] for name in columns), size, *owner).select_from(
+        calibrators.outerjoin(backbones)
+    )
+
+
+def refuse_pruned(record: CalibratorRecord) -> None:
+    """Raise CalibratorPruned if the large parts of a calibrator were deleted."""
+    if record.pruned_at is not None:
+        raise CalibratorPruned(f"Calibrator {record.version} was pruned at {record.pruned_at:%F %T} UTC.")
+
+
+def record_of(row: Any) -> CalibratorRecord:
+    """Read a row of `select_records`."""
+    values = dict(row._mapping)
+    name, fingerprint, labels, model = (
+        values.pop(column) for column in ("name", "fingerprint", "labels", "model")
+    )
+    identity = None if fingerprint is None else BackboneIdentity(name, fingerprint, tuple(labels), model)
+    return CalibratorRecord(backbone=identity, **values)
