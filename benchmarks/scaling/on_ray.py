@@ -48,7 +48,7 @@ REPLICA = "ray::ServeReplica"
 REDEPLOYED = 5000
 SETTLED_SECONDS = 3.0
 CPU_SECONDS, CPU_ROUNDS = 8.0, 3
-PROGRAM = f"wrk.method = 'POST'\nwrk.body = '{ROW.decode()}'\n"
+PROGRAM = f"wrk.method = 'POST'\nwrk.path = '/calibrate'\nwrk.body = '{ROW.decode()}'\n"
 PROGRAM += "wrk.headers['Content-Type'] = 'application/json'\n"
 RATES = (60.0,)
 KINDS = {REPLICA: "replicas", "HAProxyManager": "HAProxy's manager", "ray::": "other actors"}
