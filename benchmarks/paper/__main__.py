@@ -30,7 +30,7 @@ from boxcal.calibrators.fitting.fitted import Fitted
 
 FOLDER = Path(__file__).parents[2] / "docs" / "results"
 PAGE = FOLDER.parent / "results.md"
-RUN_TIME, PICTURE = FOLDER / "runtime.json", PAGE.parent / "images" / "runtime.svg"
+RUN_TIME, FIGURE = FOLDER / "runtime.json", PAGE.parent / "images" / "runtime.svg"
 LONG = 120.0
 
 
@@ -110,7 +110,7 @@ def main() -> None:
     arguments.add_argument("--runtime", action="store_true", help="measure the operator's run time only")
     options = arguments.parse_args()
     if options.runtime or not (options.page or RUN_TIME.exists()):
-        run_time(RUN_TIME, PICTURE)
+        run_time(RUN_TIME, FIGURE)
     if options.runtime:
         return
     deadline = time.monotonic() + (0 if options.page else 60 * options.minutes)

@@ -107,9 +107,9 @@ def plot(document: dict[str, Any], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def run(stored: Path, picture: Path) -> None:
+def run(stored: Path, figure: Path) -> None:
     """Measure, keep the times and draw them."""
     document = measure()
     stored.parent.mkdir(exist_ok=True)
     stored.write_text(json.dumps(document, indent=1) + "\n")
-    plot(document, picture)
+    plot(document, figure)

@@ -67,7 +67,7 @@ def requests(found: dict[str, Any]) -> Iterator[Request]:
 
 def predictions() -> Iterator[Request]:
     """Predict, also what must be refused."""
-    picture, rows = {"content": image(), "headers": {"content-type": "image/png"}}, [ROW]
+    upload, rows = {"content": image(), "headers": {"content-type": "image/png"}}, [ROW]
     yield "GET", "/health/live", {}
     yield "GET", "/health/ready", {}
     yield "HEAD", "/health/ready", {}
@@ -75,7 +75,7 @@ def predictions() -> Iterator[Request]:
     yield "GET", "/methods", {}
     yield "GET", "/version", {}
     yield "GET", "/whoami", {}
-    yield "POST", "/predict?top_k=3&probabilities=true", picture
+    yield "POST", "/predict?top_k=3&probabilities=true", upload
     yield "POST", "/predict", {"files": {"file": image()}, "data": {"options": '{"bounds": {"upper": 0.5}}'}}
     yield "POST", "/predict", {"content": b"no image", "headers": {"content-type": "image/png"}}
     yield "POST", "/predict", {"json": {"inputs": []}}
