@@ -31,6 +31,7 @@ from boxcal.calibrators.evaluation.bootstrap import (
     proportion_difference,
 )
 from boxcal.calibrators.evaluation.outcomes import Outcomes, outcomes
+from boxcal.calibrators.evaluation.rows import HeldRows
 from boxcal.calibrators.evaluation.toplabel import SmoothError
 
 STORE = Path(__file__).parents[1] / "results" / "real_networks.tmp"
@@ -63,7 +64,9 @@ def run(network: Network, name: str) -> dict[str, Any]:
     if shift is not None:
         source = network.run(network.logits, network.test[0] + shift.float())
     scored = outcomes(calibrator(source), truth, calibrator.calibrate(source).logits.argmax(dim=1))
-    kept = {one.name: getattr(scored, one.name) for one in fields(scored) if one.name != "groups"}
+    values = {one.name: getattr(scored, one.name) for one in fields(scored)}
+    kept = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    kept["probabilities"] = scored.probabilities.at(slice(None))
     own = {f"parameter {key}": np.array(value) for key, value in _numbers(calibrator).items()}
     return {**kept, **own, "seconds": seconds, "evaluations": result.certificate.evaluations}
 
@@ -79,6 +82,7 @@ class Judged:
     def __init__(self, path: Path) -> None:
         with np.load(path) as arrays:
             values = {one.name: arrays[one.name] for one in fields(Outcomes) if one.name in arrays}
+            values["probabilities"] = HeldRows(values["probabilities"])
             self.seconds = float(arrays["seconds"])
         self.scored = Outcomes(**values)
         smooth = SmoothError(self.scored)
