@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
-
-import psycopg
+from typing import TYPE_CHECKING, Any
 
 from boxcal.app.registry.database import Database
+
+if TYPE_CHECKING:
+    import psycopg
 
 SPREAD_SECONDS = 0.1
 """Replicas react to one notification at different moments, so that they do not query all at once."""
@@ -33,14 +34,15 @@ class Wakeups:
 
     async def wait(self, seconds: float) -> None:
         """Wait for a notification, at most `seconds`."""
+        if self._database.is_sqlite:
+            await asyncio.sleep(seconds)
+            return
+        import psycopg  # noqa: PLC0415 - a registry on SQLite starts sooner without
+
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         try:
-            if (
-                self._connection is None
-                and not self._database.is_sqlite
-                and loop.time() >= self._connect_from
-            ):
+            if self._connection is None and loop.time() >= self._connect_from:
                 self._connect_from = loop.time() + RECONNECT_SECONDS
                 self._connection = await self._database.listen()
             if self._connection is not None:

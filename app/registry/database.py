@@ -10,11 +10,9 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from pathlib import Path
 from sqlite3 import OperationalError as SqliteError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
-import psycopg
-from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLAlchemyError
@@ -23,6 +21,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from boxcal.app.registry.contact import Contact
 from boxcal.app.registry.errors import RegistryFull, RegistryUnavailable, RegistryUnusable
 from boxcal.app.registry.migrations import HEAD
+
+if TYPE_CHECKING:
+    import psycopg
 
 CONNECTIONS = 2
 """Connections of the pool. On PostgreSQL each replica has one more, which listens for changes."""
@@ -34,6 +35,8 @@ BUSY_SECONDS = 15.0
 PAGE_BYTES = 16_384
 """Of a new SQLite file: blocks of predictions are large, and each page of them costs."""
 CHANNEL = "boxcal"
+DISK_FULL = "53100"
+"""PostgreSQL's code of the error."""
 NEXT = f"{int(HEAD) + 1:04}"
 """The next release's revision: its migrations only add, so that this release works on its tables."""
 LEADER_LOCK = 0x6C656164
@@ -187,7 +190,7 @@ class Database:
             if isinstance(cause, SqliteError) and not name.startswith(SQLITE_UNAVAILABLE):
                 raise
             reason = str(cause).strip().partition("\n")[0]
-            if name == "SQLITE_FULL" or isinstance(cause, psycopg.errors.DiskFull):
+            if name == "SQLITE_FULL" or getattr(cause, "sqlstate", None) == DISK_FULL:
                 raise RegistryFull(f"The registry cannot store more: {reason}") from error
             self.contact.lost(reason)
             raise RegistryUnavailable(f"The registry does not answer: {reason}") from error
@@ -214,6 +217,8 @@ class Database:
         psycopg.Error, TimeoutError
             The database does not answer.
         """
+        import psycopg  # noqa: PLC0415 - a registry on SQLite starts sooner without
+
         _, named = self._engine.dialect.create_connect_args(self._engine.url)
         arguments: dict[str, Any] = {**named, **CONNECT_ARGUMENTS, "autocommit": True}
         connection = await psycopg.AsyncConnection.connect(**arguments)
@@ -297,6 +302,8 @@ def _sqlite(url: URL) -> Engine:
 
 
 def _postgresql(url: URL) -> Engine:
+    from boxcal.app.registry.bounded_connection import BoundedConnection  # noqa: PLC0415 - imports psycopg
+
     engine = _engine(url, connect_args=CONNECT_ARGUMENTS, pool_pre_ping=True, pool_timeout=ANSWER_SECONDS)
 
     @event.listens_for(engine, "do_connect")
@@ -317,24 +324,3 @@ def _postgresql(url: URL) -> Engine:
         )
 
     return engine
-
-
-class BoundedConnection(psycopg.Connection[Any]):
-    """A connection whose waits for the server are bounded, so that a server that hangs holds up no thread.
-
-    Attributes
-    ----------
-    seconds
-        The bound. A connection whose answer is overdue is closed.
-    """
-
-    seconds = ANSWER_SECONDS
-
-    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        """Wait for the server as `psycopg.Connection.wait` does, at most `seconds`."""
-        try:
-            return super().wait(gen, interval, self.seconds if timeout is None else timeout)
-        except psycopg.OperationalError:
-            if self.info.transaction_status is TransactionStatus.ACTIVE:
-                self.close()
-            raise
