@@ -1,17 +1,12 @@
-"""Reads the body of a request: from each content type of the contract to inputs and options."""
+"""Reads the body of a request, of each content type of the contract, and its options."""
 
 from __future__ import annotations
 
 import asyncio
-import binascii
-import csv
-import io
 import json
-import math
-import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 from starlette.datastructures import UploadFile
@@ -20,18 +15,14 @@ from starlette.requests import ClientDisconnect, Request
 
 from boxcal.app.errors import (
     BadRequest,
-    InvalidInput,
     InvalidParameter,
     MalformedBody,
-    TooManySamples,
     UnsupportedMediaType,
 )
 from boxcal.app.predict import large_json
 from boxcal.app.predict import options as request_options
-from boxcal.app.predict.large_json import Body, Fold, Folded
+from boxcal.app.predict.large_json import Body, Fold
 from boxcal.app.predict.options import Options
-from boxcal.models.errors import BackboneError
-from boxcal.models.inputs import Inputs as ModelInputs
 
 IMAGES = ("image/jpeg", "image/png", "image/webp")
 JSON = "application/json"
@@ -43,25 +34,11 @@ PREDICT_TYPES = (*IMAGES, FORM, JSON, NPY, CSV, TEXT)
 CALIBRATE_TYPES = (JSON, NPY)
 NAN_LIMIT = 2**20
 """Bodies up to this size that are JSON except for NaN are parsed again to name the number."""
-
-
-class Input(NamedTuple):
-    """One input of `/predict`: an encoded image as bytes, or a member of the input's JSON object."""
-
-    member: str
-    value: Any
-
-
 LOGITS, PROBABILITIES = "logits", "probabilities"
 COPIED = 2**20
 """Up to this many bytes are copied on the event loop: a tenth of a millisecond."""
 SCORES = (LOGITS, PROBABILITIES)
 """What `/calibrate` takes: a member of a JSON body, or the query parameter `scores` with an array."""
-
-MEMBERS: Mapping[str, type | tuple[type, ...]] = {
-    "tensor": list, "features": (list, dict), "text": str, "tokens": dict,
-}  # fmt: skip
-"""What one input of a JSON body may be besides an image, and its type."""
 
 T = TypeVar("T")
 
@@ -188,134 +165,6 @@ def header(request: Request, name: bytes) -> str:
             text: str = value.decode("latin-1")
             return text
     return ""
-
-
-def inputs_of(posted: Posted, limit: int) -> list[Input]:
-    """Return the inputs of a body of `/predict` that is not `.npy`; large JSON bodies take a while.
-
-    Raises
-    ------
-    InvalidParameter, InvalidInput, TooManySamples
-        Naming the input.
-    """
-    if posted.kind in IMAGES:
-        return [Input("image", posted.content)]
-    if posted.kind == TEXT:
-        return [Input("text", _decoded(posted.content))]
-    if posted.kind == CSV:
-        return _csv_rows(posted.content, limit)
-    sent = posted.content
-    if isinstance(sent, Folded):
-        return [item for part in sent.parts for item in part]
-    if not isinstance(sent, list) or not sent:
-        raise InvalidParameter("inputs must be a list of at least one object with `image` or `tensor`.")
-    if len(sent) > limit:
-        raise TooManySamples(f"The request holds {len(sent)} samples; the queue takes at most {limit}.")
-    if posted.kind == FORM:
-        return [Input("image", file) for file in sent]
-    return [_input(item, f"inputs[{n}]") for n, item in enumerate(sent)]
-
-
-def inputs_fold(limit: int, inputs: ModelInputs) -> Fold:
-    """Read the inputs of a large JSON body as they are parsed.
-
-    Parameters
-    ----------
-    limit
-        Most inputs of a request.
-    inputs
-        Decodes the tensors.
-    """
-
-    def of_run(run: list[Any], first: int) -> list[Input]:
-        if first + len(run) > limit:
-            raise TooManySamples(f"The request holds more samples than the queue takes, {limit}.")
-        return [decoded(item, f"inputs[{position}]") for position, item in enumerate(run, first)]
-
-    def decoded(item: Any, name: str) -> Input:
-        sent = _input(item, name)
-        if sent.member != "tensor" or sent.member not in inputs.members:
-            return sent
-        try:
-            return Input(sent.member, inputs.decode(sent.member, sent.value, 0))
-        except BackboneError as error:
-            raise InvalidInput(f"{name}: {error}") from error
-
-    has_tensors = "tensor" in inputs.members
-    return Fold(of_run, math.prod(inputs.shape) if has_tensors else large_json.MAX_VALUES)
-
-
-def _input(item: Any, name: str) -> Input:
-    if isinstance(item, dict):
-        if len(item) == 1 and isinstance(text := item.get("image"), str | memoryview):
-            return Input("image", from_base64(text, name))
-        item = {
-            key: large_json.text_of(one) if isinstance(one, memoryview) else one for key, one in item.items()
-        }
-    if isinstance(item, dict) and len(item) == 1:
-        member, value = next(iter(item.items()))
-        if isinstance(value, MEMBERS.get(member, ())):
-            return Input(member, value)
-    raise InvalidParameter(
-        f'{name} must be {{"image": "<base64>"}}, {{"tensor": [...]}}, {{"features": [...]}}, '
-        f'{{"text": "..."}} or {{"tokens": {{...}}}}, got {reprlib.repr(item)}.'
-    )
-
-
-def _csv_rows(body: bytes, limit: int) -> list[Input]:
-    """Read rows of features; the first line names the columns.
-
-    Raises
-    ------
-    InvalidInput, TooManySamples
-        Naming the line.
-    """
-    reader = csv.DictReader(io.StringIO(_decoded(body), newline=""), strict=True)
-    rows: list[Input] = []
-    try:
-        for row in reader:
-            if None in row or None in row.values():
-                raise InvalidInput(
-                    f"line {reader.line_num} does not have {len(reader.fieldnames or ())} values, one for "
-                    "each column that the first line names."
-                )
-            if len(rows) == limit:
-                raise TooManySamples(
-                    f"The request holds more than {limit} samples, which the queue can take."
-                )
-            rows.append(Input("cells", row))
-    except csv.Error as error:
-        raise InvalidInput(f"line {reader.line_num} is no readable CSV: {error}.") from error
-    if not rows:
-        raise InvalidInput("The CSV document has no rows.")
-    return rows
-
-
-def _decoded(body: bytes) -> str:
-    try:
-        return body.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"The text is not UTF-8: {error}.") from error
-
-
-def from_base64(text: str | memoryview, name: str) -> bytes:
-    """Decode an image in base64 in pieces, so that other threads can run between.
-
-    Raises
-    ------
-    InvalidInput
-        It is not base64; `name` names the input.
-    """
-    piece = 4 * large_json.PIECE
-    decoded = []
-    try:
-        for start in range(0, len(text), piece):
-            decoded.append(binascii.a2b_base64(text[start : start + piece], strict_mode=True))
-            if start + piece < len(text) and len(decoded[-1]) != piece // 4 * 3:
-                raise ValueError("excess data after padding")
-    except ValueError as error:
-        raise InvalidInput(f"{name}: The image is not base64: {error}.") from error
-    return b"".join(decoded)
 
 
 async def read_body(request: Request) -> bytes:

@@ -30,7 +30,7 @@ from boxcal.app.errors import (
 from boxcal.app.predict.answers import CalibratedAnswer, Rows
 from boxcal.app.predict.arrays import read_rows
 from boxcal.app.predict.batcher import Batcher
-from boxcal.app.predict.bodies import SCORES, inputs_fold
+from boxcal.app.predict.bodies import SCORES
 from boxcal.app.predict.calibration import (
     CalibrationRequest,
     Scoring,
@@ -42,6 +42,7 @@ from boxcal.app.predict.calibration import (
 from boxcal.app.predict.input_decoder import InputDecoder, Inputs
 from boxcal.app.predict.large_json import Fold
 from boxcal.app.predict.options import BoundsOption, Labels, Options, RequestBounds, check_bounds
+from boxcal.app.predict.posted_inputs import inputs_fold
 from boxcal.app.telemetry import Telemetry
 from boxcal.models.inputs import Inputs as ModelInputs
 

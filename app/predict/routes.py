@@ -40,7 +40,6 @@ from boxcal.app.predict.bodies import (
     NPY,
     PREDICT_TYPES,
     header,
-    inputs_of,
     read,
     unblocked,
 )
@@ -48,6 +47,7 @@ from boxcal.app.predict.input_decoder import Inputs
 from boxcal.app.predict.large_json import Folded
 from boxcal.app.predict.options import Options
 from boxcal.app.predict.pipeline import Pipeline
+from boxcal.app.predict.posted_inputs import inputs_of
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
     DamagedArtifact,
