@@ -151,10 +151,12 @@ def test_a_service_that_is_not_there(ask: Ask) -> None:
 def test_a_timeout_is_not_retried(ask: Ask) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        begin = time.monotonic()
         with pytest.raises(AnswerTimeoutError, match="/metrics"):
             ask(url, "metrics", timeout=0.3, retries=QUICK)
-        assert time.monotonic() - begin < 0.3 * QUICK.retries
+        silent.setblocking(False)
+        silent.accept()[0].close()
+        with pytest.raises(BlockingIOError):  # it connected once
+            silent.accept()
 
 
 def test_a_problem_keeps_every_member(ask: Ask) -> None:
@@ -202,7 +204,7 @@ def test_waiting_for_a_service_that_is_not_there_yet(ask: Ask) -> None:
     begin = time.monotonic()
     with pytest.raises(AnswerTimeoutError, match=url):
         ask(url, "wait_until_ready", 0.3)
-    assert time.monotonic() - begin < 2.0
+    assert time.monotonic() - begin < 10.0
 
 
 def test_waiting_for_readiness_ends(ask: Ask) -> None:

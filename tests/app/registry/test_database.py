@@ -59,10 +59,8 @@ def test_a_read_within_a_transaction_needs_no_other_connection(url: str) -> None
         for thread in waiting:
             thread.start()
         time.sleep(0.3)  # until they have taken the other connection
-        began = time.monotonic()
         with database.read() as inner:
             assert inner is outer
-        assert time.monotonic() - began < 1
     for thread in waiting:
         thread.join()
     with database.read() as later:
