@@ -55,7 +55,8 @@ class Column:
 class RowInputs:
     """Rows of D features, float64, or objects where some are strings.
 
-    `is_free` says which features may have any value, because the model takes no categories there.
+    `by_feature` has the input of each feature. `is_free` says which features may have any value, because the
+    model takes no categories there.
 
     Parameters
     ----------
@@ -83,14 +84,14 @@ class RowInputs:
         self.columns = tuple(columns)
         self.names = tuple(names)
         self.shape = (len(self.names),)
-        self._has_missing = has_missing
+        self.has_missing = has_missing
         self._position = {name: index for index, name in enumerate(self.names)}
-        self._of = [column for column in columns for _ in range(column.width)]
+        self.by_feature = [column for column in columns for _ in range(column.width)]
         self._example = [
             ("" if column.is_text else 0.0) if (known := categories.get(column.name)) is None else known
-            for column in self._of
+            for column in self.by_feature
         ]
-        self.is_free = np.array([column.name not in categories for column in self._of])
+        self.is_free = np.array([column.name not in categories for column in self.by_feature])
         self._is_numeric = not any(column.is_text for column in columns)
 
     def refusal(self, member: str) -> str:
@@ -118,12 +119,12 @@ class RowInputs:
                 raise UnusableInput(f"The feature {absent!r:.100} is missing; write null if it is not known.")
             value = [value[name] for name in self.names]
             if member == "cells":
-                value = [_cell(column, text) for column, text in zip(self._of, value, strict=True)]
+                value = [_cell(column, text) for column, text in zip(self.by_feature, value, strict=True)]
         if not isinstance(value, list) or len(value) != len(self.names):
             what = f"{len(value)} values" if isinstance(value, list) else "no list"
             raise UnusableInput(f"The row has {what}; the model takes {len(self.names)} features.")
         row = np.empty(self.shape, np.float64 if self._is_numeric else object)
-        for index, (column, one) in enumerate(zip(self._of, value, strict=True)):
+        for index, (column, one) in enumerate(zip(self.by_feature, value, strict=True)):
             row[index] = self._value(column, one, self.names[index])
         return row
 
@@ -141,17 +142,45 @@ class RowInputs:
             raise UnusableInput(
                 f"The array has the shape {values.shape}; the model takes (N, {len(self.names)})."
             )
-        rows = values.astype(np.float64)
-        if np.isinf(rows).any() or (np.isnan(rows).any() and not self._has_missing):
-            row, index = np.argwhere(~np.isfinite(rows))[0]
-            raise UnusableInput(self._refused(rows[row, index], self.names[index]))
-        for index, column in enumerate(self._of):
-            if column.holds_integers and (rows[:, index] != np.round(rows[:, index])).any():
-                raise UnusableInput(f"The feature {self.names[index]!r} holds integers.")
-        if (beyond := np.argwhere(np.abs(rows) > [column.largest for column in self._of])).size:
-            row, index = beyond[0]
-            raise UnusableInput(_too_large(rows[row, index], self.names[index], self._of[index]))
+        return self.of_columns([*values.astype(np.float64).T])
+
+    def of_columns(self, columns: Sequence[NDArray[Any]], first: int = 0, name: str = "inputs") -> Samples:
+        """Turn the values of each feature, D arrays (N,) of floats or strings, into rows.
+
+        Parameters
+        ----------
+        first
+            Number of the first row, for messages.
+        name
+            What rows are called in messages.
+
+        Raises
+        ------
+        UnusableInput
+            Naming the row, the feature and the value that the model does not read.
+        """
+        rows = np.empty((len(columns[0]), *self.shape), np.float64 if self._is_numeric else object)
+        for index, (column, values) in enumerate(zip(self.by_feature, columns, strict=True)):
+            wrong = np.flatnonzero(self._is_wrong(column, values))
+            if wrong.size:
+                row = int(wrong[0])
+                try:
+                    self._value(column, values[row : row + 1].tolist()[0], self.names[index])
+                except UnusableInput as error:
+                    raise UnusableInput(f"{name}[{first + row}]: {error}") from None
+            rows[:, index] = values
         return rows
+
+    def _is_wrong(self, column: Column, values: NDArray[Any]) -> NDArray[np.bool_]:
+        """Say which values of a feature `_value` refuses."""
+        if column.is_text:
+            return np.array([not isinstance(value, str) for value in values], bool)
+        missing = np.isnan(values)
+        wrong: NDArray[np.bool_] = missing & (not self.has_missing or column.holds_integers)
+        wrong |= np.abs(values) > column.largest
+        if column.holds_integers:
+            wrong |= ~missing & (values != np.round(values))
+        return wrong
 
     def batch(self, samples: Samples) -> dict[str, NDArray[Any]]:
         """Give the array of each input of the model, (N, width)."""
@@ -169,11 +198,13 @@ class RowInputs:
             raise UnusableInput(f"The feature {name!r} is {value!r:.100}; it is a string.")
         if value is None:
             value = float("nan")
-        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) == math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise UnusableInput(f"The feature {name!r} is {value!r:.100}; it is a number.")
+        if abs(value) == math.inf:
+            raise UnusableInput(self._refused(value, name))
         if abs(value) > column.largest:
             raise UnusableInput(_too_large(value, name, column))
-        if math.isnan(value) and (not self._has_missing or column.holds_integers):
+        if math.isnan(value) and (not self.has_missing or column.holds_integers):
             raise UnusableInput(self._refused(value, name))
         if column.holds_integers and value != int(value):
             raise UnusableInput(f"The feature {name!r} is {value!r:.100}; it is an integer.")

@@ -8,8 +8,9 @@ import hashlib
 import json
 import shutil
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from boxcal.app.cli.local import Bound, bounds_of, calibrator_of, image_of, scor
 from boxcal.app.cli.output import messages, progress_bar
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.fitting.reading import ScoreFile
+from boxcal.app.fitting.samples import features_of, texts_of, tokens_of
 from boxcal.app.settings import Settings
 from boxcal.calibrators import Bounds, Calibrator
 from boxcal.models.backbone import Backbone
@@ -31,8 +33,10 @@ from boxcal.models.row_inputs import RowInputs
 
 PART_ROWS = 20_000
 PART_IMAGES = 512
+PART_TEXTS = 2048
 AHEAD = 2
 """Batches that are decoded while the model runs."""
+TEXT = "text"
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 Part = tuple[dict[str, Any], torch.Tensor]
@@ -69,7 +73,7 @@ def run(source: Path, output: Path, *, lower: Bound, upper: Bound, calibrator: s
         if source.is_dir():
             parts, total = _images(source, folder, backbone, loaded, settings)
         else:
-            parts, total = _rows(source, folder, backbone)
+            parts, total = _rows(source, folder, backbone, settings.max_batch_size)
         for number, size, part in parts:
             if part is not None:
                 others, scores = part
@@ -87,12 +91,14 @@ Numbered = Iterator[tuple[int, int, Part | None]]
 """Number and rows of each part; None for one that an earlier run has written."""
 
 
-def _rows(source: Path, folder: Path, backbone: Backbone) -> tuple[Numbered, int]:
-    """Read a Parquet file of features, logits or probabilities."""
-    if isinstance(backbone.inputs, RowInputs):
-        names = pq.read_schema(source).names
-        if set(backbone.inputs.names) <= set(names):
-            return _features(source, folder, backbone, backbone.inputs)
+def _rows(source: Path, folder: Path, backbone: Backbone, batch_size: int) -> tuple[Numbered, int]:
+    """Read a Parquet file of features, texts, logits or probabilities."""
+    names = set(pq.read_schema(source).names)
+    if isinstance(backbone.inputs, RowInputs) and set(backbone.inputs.names) <= names:
+        run_on = partial(_features, backbone, backbone.inputs)
+        return _samples(source, folder, backbone.inputs.names, PART_ROWS, run_on)
+    if "text" in backbone.inputs.members and TEXT in names:
+        return _samples(source, folder, [TEXT], PART_TEXTS, partial(_texts, backbone, batch_size))
     file = ScoreFile(source, backbone.labels)
 
     def parts() -> Numbered:
@@ -103,21 +109,37 @@ def _rows(source: Path, folder: Path, backbone: Backbone) -> tuple[Numbered, int
     return parts(), file.rows
 
 
-def _features(source: Path, folder: Path, backbone: Backbone, inputs: RowInputs) -> tuple[Numbered, int]:
-    """Run the model on rows of features."""
+def _samples(
+    source: Path,
+    folder: Path,
+    columns: Sequence[str],
+    rows: int,
+    logits: Callable[[pa.RecordBatch, int], torch.Tensor],
+) -> tuple[Numbered, int]:
+    """Run the model on parts of a Parquet file; `logits` takes a part and the number of its first row."""
     file = pq.ParquetFile(source)
 
     def parts() -> Numbered:
-        for number, batch in enumerate(file.iter_batches(PART_ROWS, columns=list(inputs.names))):
-            if (folder / f"{number}.parquet").exists():
-                yield number, len(batch), None
-                continue
-            rows = inputs.blank(len(batch))
-            for position, row in enumerate(batch.to_pylist()):
-                rows[position] = inputs.decode("features", row, 0)
-            yield number, len(batch), ({}, torch.as_tensor(backbone(inputs.batch(rows))))
+        first = 0
+        for number, batch in enumerate(file.iter_batches(rows, columns=list(columns))):
+            done = (folder / f"{number}.parquet").exists()
+            yield number, len(batch), None if done else ({}, logits(batch, first))
+            first += len(batch)
 
     return parts(), file.metadata.num_rows
+
+
+def _features(backbone: Backbone, inputs: RowInputs, batch: pa.RecordBatch, first: int) -> torch.Tensor:
+    return torch.as_tensor(backbone(inputs.batch(features_of(batch, inputs, first))))
+
+
+def _texts(backbone: Backbone, size: int, batch: pa.RecordBatch, first: int) -> torch.Tensor:
+    """Run the model on texts of similar lengths together, since a batch is padded to its longest text."""
+    samples = tokens_of(texts_of(batch, TEXT, first).tolist(), backbone.inputs, first)
+    order = np.argsort([len(sample[0]) for sample in samples], kind="stable")
+    groups = [order[start : start + size] for start in range(0, len(order), size)]
+    found = torch.cat([torch.as_tensor(backbone(backbone.inputs.batch(samples[group]))) for group in groups])
+    return found[np.argsort(order)]
 
 
 def _images(

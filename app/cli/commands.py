@@ -48,7 +48,7 @@ ValidationFile = Annotated[
         readable=True,
         help="`.npz` or `.json` with logits (N, K) and labels (N,); `.parquet`, `.arrow` or `.csv` with the "
         "column label and either logits (lists) or one column per class; or images: a folder or a `.zip` "
-        "with one folder per class.",
+        "with one folder per class; or labelled rows or texts for the model (BOXCAL_MODEL).",
     ),
 ]
 
@@ -61,7 +61,7 @@ def predict(
             metavar="SOURCE...",
             exists=True,
             readable=True,
-            help="Images; with --output, a folder or a `.parquet`.",
+            help="Images; with --output, a folder or a `.parquet` of features, texts or logits.",
         ),
     ],
     *,

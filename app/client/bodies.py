@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,9 @@ BoundValue = float | Mapping[str, float] | Sequence[float]
 
 ImageSource = bytes | str | Path
 """An encoded image, or the path of one."""
+
+ValidationData = ImageSource | Mapping[str, Any]
+"""A file by path or as bytes, or a document with `labels` and `logits`, `features` or `texts`."""
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -120,3 +124,27 @@ def pack_images(folder: Path) -> bytes:
             if path.is_file():
                 packed.write(path, path.relative_to(folder))
     return archive.getvalue()
+
+
+def upload_part(data: ValidationData) -> tuple[str, bytes, str]:
+    """Name a validation set and read it; pack a folder of images, and write a document as JSON."""
+    if isinstance(data, Mapping):
+        name, content = "validation.json", json.dumps(_plain(data), allow_nan=False).encode()
+    elif isinstance(data, bytes):
+        name, content = "validation", data
+    elif Path(data).is_dir():
+        name, content = f"{Path(data).name}.zip", pack_images(Path(data))
+    else:
+        name, content = read_file(data)
+    return name, content, "application/octet-stream"
+
+
+def _plain(value: Any) -> Any:
+    """Bring arrays to lists, and NaN to null, which is a missing value."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

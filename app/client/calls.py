@@ -18,11 +18,12 @@ from pydantic import BaseModel
 from boxcal.app.client.bodies import (
     AnswerOptions,
     ImageSource,
+    ValidationData,
     array_body,
     float_array,
     options_document,
-    pack_images,
     read_file,
+    upload_part,
 )
 from boxcal.app.client.exchange import Call
 from boxcal.app.client.results import (
@@ -163,7 +164,7 @@ def start_duel(champion: int, challenger: int) -> Call[dict[str, Any]]:
 
 
 def fit(
-    file: ImageSource,
+    file: ValidationData,
     *,
     method: str = "auto",
     activate: ActivatePolicy = "if_better",
@@ -177,7 +178,9 @@ def fit(
     ----------
     file
         `.npz`, `.parquet`, `.arrow`, `.csv` or `.json` with logits and labels, or a `.zip` of labelled
-        images, by path or as bytes; or the path of a folder that holds a folder of images for each class.
+        images, by path or as bytes; or the path of a folder that holds a folder of images for each class. In
+        place of logits, a model of features or texts reads columns of them, `.npz` with `features`, and
+        documents such as `{"texts": [...], "labels": [...]}` or `{"features": [...], "labels": [...]}`.
     method
         A calibration method; `auto` chooses by cross-validation.
     activate
@@ -190,7 +193,7 @@ def fit(
         Seconds for which the service may delay its response until the fit has finished.
     """
     form = {
-        "files": [("file", _upload(file))],
+        "files": [("file", upload_part(file))],
         "data": {"method": method, "activate": activate}
         | ({} if budget_seconds is None else {"budget_seconds": str(budget_seconds)})
         | ({} if scores is None else {"scores": scores}),
@@ -200,7 +203,7 @@ def fit(
 
 
 def compare(
-    file: ImageSource,
+    file: ValidationData,
     *,
     versions: Sequence[int] = (),
     methods: Sequence[str] = (),
@@ -218,7 +221,7 @@ def compare(
         Calibration methods.
     """
     form = {
-        "files": [("file", _upload(file))],
+        "files": [("file", upload_part(file))],
         "data": {} if scores is None else {"scores": scores},
         "params": {"versions": list(versions), "methods": list(methods)},
     }
@@ -360,17 +363,6 @@ def ready() -> Call[Health]:
 def metrics() -> Call[str]:
     """Fetch the Prometheus metrics as text (`GET /metrics`)."""
     return Call("GET", "/metrics", lambda response: response.text)
-
-
-def _upload(file: ImageSource) -> tuple[str, bytes, str]:
-    """Name a validation set, read it, and pack it if it is a folder of images."""
-    if isinstance(file, bytes):
-        name, content = "validation", file
-    elif Path(file).is_dir():
-        name, content = f"{Path(file).name}.zip", pack_images(Path(file))
-    else:
-        name, content = read_file(file)
-    return name, content, "application/octet-stream"
 
 
 def _one(kind: type[Result]) -> Callable[[httpx.Response], Result]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from boxcal.app.fitting.model_inputs import ModelInputs
 from boxcal.app.model_list import entries
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class BackboneSummary:
         Whether it gives features and gradients; see `boxcal.models.backbone.OpenBackbone`.
     head
         File with the (K, D + 1) weight and bias of its last layer; None where it has none.
+    samples
+        What it reads if that is features or texts.
     """
 
     name: str
@@ -93,6 +96,7 @@ class BackboneSummary:
     is_open: bool
     head: Path | None
     inputs: str = "images"
+    samples: ModelInputs | None = None
 
     @classmethod
     def of(cls, backbone: Backbone, folder: Path) -> Self:
@@ -105,4 +109,5 @@ class BackboneSummary:
             weight, bias = (part.double().cpu().numpy() for part in backbone.head)
             np.save(path, np.column_stack([weight, bias]), allow_pickle=False)
         shape, kind = tuple(backbone.input_shape), backbone.inputs.kind
-        return cls(backbone.name, tuple(backbone.labels), shape, is_open, path, kind)
+        labels, samples = tuple(backbone.labels), ModelInputs.of(backbone)
+        return cls(backbone.name, labels, shape, is_open, path, kind, samples)

@@ -18,9 +18,10 @@ from boxcal.app.fitting.errors import InvalidUpload, UnknownMethod, UnknownUploa
 from boxcal.app.fitting.fields import FitFields
 from boxcal.app.fitting.form import FilePart, read_form
 from boxcal.app.fitting.images import keep_images
-from boxcal.app.fitting.json_arrays import ARRAYS, read_arrays, read_object
+from boxcal.app.fitting.json_arrays import ARRAYS, SCORES, read_arrays, read_object
 from boxcal.app.fitting.memory import limit_memory
 from boxcal.app.fitting.messages import BODY_FILE, Checked, CheckTask
+from boxcal.app.fitting.model_inputs import ModelInputs
 from boxcal.app.fitting.npz import read_npy, read_npz
 from boxcal.app.fitting.validation_set import ValidationSet, check_size
 
@@ -54,9 +55,12 @@ def check(task: CheckTask) -> Checked:
                     classes=classes,
                     max_bytes=task.max_bytes,
                     scores=fields.scores,
+                    inputs=backbone.samples,
                 )
             else:
-                read_npy(files, task.folder, classes=classes, max_bytes=task.max_bytes)
+                read_npy(
+                    files, task.folder, classes=classes, max_bytes=task.max_bytes, inputs=backbone.samples
+                )
                 data = ValidationSet(task.folder)
     if data.holds_images and backbone.inputs != "images":
         raise InvalidUpload(f"The file holds images, which {backbone.name} does not read; send its logits.")
@@ -66,12 +70,12 @@ def check(task: CheckTask) -> Checked:
     for wanted, who in required_by.items():
         if missing := requirements.missing(wanted, data, backbone):
             raise UnknownMethod(f"For {who}, {missing}.")
-    if data.holds_images:
-        # The fit will keep the logits of all images, and the inputs where they are read.
+    if data.needs_backbone:
+        # The fit will keep the logits of all samples, and the inputs where they are read.
         sizes = {"logits": len(backbone.labels), "inputs": math.prod(backbone.input_shape)}
         kept = {"logits"} | ({"inputs"} & required_by.keys())
         check_size({each: 4 * data.samples * sizes[each] for each in sorted(kept)}, task.max_bytes)
-    else:
+    if not data.holds_images:
         body.unlink()
     return Checked(fields.method, fields.activate, fields.budget_seconds, data.samples)
 
@@ -90,7 +94,13 @@ def _read_json(body: Path, task: CheckTask) -> tuple[FitFields, ValidationSet]:
             FitFields.of({name: document[name]}, task.fields)  # names the nearest field
     fields = FitFields.of(given, task.fields)
     _check_method(fields, task)
-    read_arrays(document, task.folder, classes=task.backbone.labels, max_bytes=task.max_bytes)
+    read_arrays(
+        document,
+        task.folder,
+        classes=task.backbone.labels,
+        max_bytes=task.max_bytes,
+        inputs=task.backbone.samples,
+    )
     return fields, ValidationSet(task.folder)
 
 
@@ -108,8 +118,9 @@ def read_file(
     classes: Sequence[str] | None,
     max_bytes: int,
     scores: str | None = None,
+    inputs: ModelInputs | None = None,
 ) -> ValidationSet:
-    """Check a file of arrays, a table or images, and keep in `folder` what a fit reads.
+    """Check a file of arrays, a table, a document or images, and keep in `folder` what a fit reads.
 
     Parameters
     ----------
@@ -119,6 +130,8 @@ def read_file(
         How large the arrays may be, or the images, unpacked.
     scores
         What the columns of a table hold that are named by class: `logits` or `probabilities`.
+    inputs
+        Of a model of features or texts, which may take the place of logits.
 
     Raises
     ------
@@ -133,16 +146,19 @@ def read_file(
             if _is_of_images(archive):
                 keep_images(archive, file, folder, classes=classes or (), max_bytes=max_bytes)
             else:
-                read_npz(archive, folder, classes=classes, max_bytes=max_bytes)
+                read_npz(archive, folder, classes=classes, max_bytes=max_bytes, inputs=inputs)
     elif start.lstrip()[:1] == b"{":
-        read_arrays(read_object(buffered, file.length), folder, classes=classes, max_bytes=max_bytes)
+        document = read_object(buffered, file.length)
+        read_arrays(document, folder, classes=classes, max_bytes=max_bytes, inputs=inputs)
     elif (kind := _table(start)) is not None:
         from boxcal.app.fitting import parquet, tables  # noqa: PLC0415 - pyarrow takes long to load
 
-        if kind == "parquet" and parquet.has_lists(buffered):
+        if kind == "parquet" and inputs is None and parquet.has_lists(buffered):
             parquet.read_parquet(buffered, folder, classes=classes, max_bytes=max_bytes)
         else:
-            tables.read_table(buffered, kind, folder, classes=classes, max_bytes=max_bytes, scores=scores)
+            tables.read_table(
+                buffered, kind, folder, classes=classes, max_bytes=max_bytes, scores=scores, inputs=inputs
+            )
     else:
         begins = f"it begins with {magic!r}" if magic else "it is empty"
         if magic == NPY_MAGIC:
@@ -158,6 +174,15 @@ def holds_images(file: FilePart) -> bool:
     try:
         with open_archive(io.BufferedReader(file)) as archive:
             return _is_of_images(archive)
+    except InvalidUpload:
+        return False
+
+
+def holds_scores(file: FilePart) -> bool:
+    """Whether a file is an `.npz` with an array of logits or of probabilities."""
+    try:
+        with open_archive(io.BufferedReader(file)) as archive:
+            return not {f"{name}.npy" for name in SCORES}.isdisjoint(archive.namelist())
     except InvalidUpload:
         return False
 

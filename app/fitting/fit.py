@@ -12,9 +12,9 @@ import torch
 
 from boxcal.app.fitting import requirements
 from boxcal.app.fitting.backbones import BackboneSummary
-from boxcal.app.fitting.images import run_backbone
 from boxcal.app.fitting.memory import limit_memory
 from boxcal.app.fitting.messages import CompareTask, FitOutcome, FitTask
+from boxcal.app.fitting.model_pass import run_backbone
 from boxcal.app.fitting.validation_set import ValidationSet
 from boxcal.app.registry.records import FittedCalibrator
 from boxcal.calibrators import Calibrator
@@ -30,7 +30,7 @@ from boxcal.models.backbone import Backbone
 Progress = Callable[[float, str], None]
 SEED = 0
 ROUND_TRIP_ROWS = 100
-IMAGES = 0.3  # of the progress, where there are images
+BACKBONE = 0.3  # of the progress, where the backbone computes the logits
 
 
 def perform(task: FitTask, progress: Progress) -> FitOutcome:
@@ -42,7 +42,7 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
         The data cannot be fitted by this method; says why.
     """
     data = ValidationSet(task.folder)
-    begin = IMAGES if data.holds_images else 0.0
+    begin = BACKBONE if data.needs_backbone else 0.0
     against = None if task.against is None else Calibrator.from_bytes(task.against)
     required_by = _required_by(task.method, data, against)
     extras = read_besides_logits(task, data, required_by, _part(progress, 0.0, begin))
@@ -103,20 +103,20 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
 def read_besides_logits(
     task: FitTask | CompareTask, data: ValidationSet, required_by: dict[str, str], progress: Progress
 ) -> dict[str, Any]:
-    """Limit the memory, turn images into logits, and give what else is read, as `fit` takes it.
+    """Limit the memory, run the backbone if that is needed, and give what else is read, as `fit` takes it.
 
     Parameters
     ----------
     required_by
         Who reads what: `logits`, `features` or `inputs`.
     """
-    if not data.holds_images and required_by.keys() == {"logits"}:
+    if not data.needs_backbone and required_by.keys() == {"logits"}:
         limit_memory(task.memory_bytes)
         return {}
     progress(0.0, f"loading {task.source.model}")
     backbone = task.source.load()
     limit_memory(task.memory_bytes)
-    if data.holds_images:
+    if data.needs_backbone:
         run_backbone(data, backbone, task.source.max_pixels, progress, required_by)
     return _extras(required_by, data, backbone)
 

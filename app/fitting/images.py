@@ -1,33 +1,31 @@
 """Labelled images in place of logits: a zip archive with a folder for each class, and what fits make of it.
 
-The check judges the archive's directory and the first bytes of each image. The fit decodes them and runs a
-backbone of its own, so predictions never wait for them.
+The check judges the archive's directory and the first bytes of each image; `model_pass.py` decodes them.
 """
 
 from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from boxcal.app.fitting.archives import DAMAGE
 from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.form import FilePart
-from boxcal.app.fitting.validation_set import LISTING, MIN_SAMPLES, ArrayWriter, ValidationSet, keep_labels
+from boxcal.app.fitting.validation_set import LISTING, MIN_SAMPLES, keep_labels
 from boxcal.app.uploads.errors import UploadTooLarge
 from boxcal.models.decoding import decode, image_format
 from boxcal.models.errors import InvalidImage
 
 if TYPE_CHECKING:
-    from boxcal.models.backbone import Backbone
+    from boxcal.models.preprocessing import Preprocessing
 
 MAX_IMAGE_BYTES = 32 * 2**20
-BATCH = 32
 HEAD = 16
 
 
@@ -39,7 +37,7 @@ def keep_images(
     Parameters
     ----------
     place
-        Where the archive lies; the fit reads it there.
+        Where the archive lies; the fit reads it there, or in `folder` wherever that is moved.
     classes
         The backbone's labels: what the folders may be called.
     max_bytes
@@ -77,70 +75,39 @@ def keep_images(
             f"{MIN_SAMPLES}."
         )
     names = [entry.filename for entry in entries]
-    listing = {"path": str(place.path), "start": place.start, "length": place.length, "names": names}
+    path = place.path.name if place.path.parent == folder else str(place.path.absolute())
+    listing = {"path": path, "start": place.start, "length": place.length, "names": names}
     (folder / LISTING).write_text(json.dumps(listing))
     keep_labels(folder, np.array(labels), len(classes))
 
 
-def run_backbone(
-    data: ValidationSet,
-    backbone: Backbone,
-    max_pixels: int,
-    progress: Callable[[float, str], None],
-    reads: Collection[str] = (),
-) -> None:
-    """Run the backbone over the images of a set, and keep the logits beside the labels.
-
-    Parameters
-    ----------
-    max_pixels
-        Most pixels of an image that is decoded.
-    reads
-        What the set shall hold besides logits: `features`, `inputs`, both or neither.
+def decoded_images(
+    folder: Path, preprocessing: Preprocessing, max_pixels: int, size: int
+) -> Iterator[NDArray[np.float32]]:
+    """Yield the images of a set, decoded, `size` at a time.
 
     Raises
     ------
     ValueError
         An image cannot be decoded; names it.
     """
-    from boxcal.models.backbone import OpenBackbone  # noqa: PLC0415
-
-    if backbone.preprocessing is None:
-        raise ValueError(f"{backbone.name} reads tensors, not images; upload its logits.")
-    steps: dict[str, Callable[[Any], Any]] = {"logits": backbone}
-    if "inputs" in reads:
-        steps["inputs"] = lambda samples: samples
-    if "features" in reads and isinstance(backbone, OpenBackbone) and backbone.head is not None:
-        steps["features"] = backbone.features
-    count = data.samples
-    writers: dict[str, ArrayWriter] = {}
     batch: list[Any] = []
-    with ExitStack() as stack:
-        for position, (name, image) in enumerate(_images(data.folder), start=1):
-            try:
-                decoded = decode(image, preprocessing=backbone.preprocessing, max_pixels=max_pixels)
-            except InvalidImage as error:
-                raise ValueError(f"{name}: {error}") from error
-            batch.append(decoded)
-            if len(batch) == BATCH or position == count:
-                samples = np.stack(batch)
-                for kept, step in steps.items():
-                    block = np.asarray(step(samples))
-                    if kept not in writers:
-                        shape = (count, *block.shape[1:])
-                        writers[kept] = stack.enter_context(
-                            ArrayWriter(data.folder, kept, shape, block.dtype)
-                        )
-                    writers[kept].append(block)
-                batch.clear()
-                stage = f"running {backbone.name} on {count} images"
-                progress(position / count, stage)
+    for name, image in _images(folder):
+        try:
+            batch.append(decode(image, preprocessing=preprocessing, max_pixels=max_pixels))
+        except InvalidImage as error:
+            raise ValueError(f"{name}: {error}") from error
+        if len(batch) == size:
+            yield np.stack(batch)
+            batch.clear()
+    if batch:
+        yield np.stack(batch)
 
 
 def _images(folder: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the name and the bytes of each image, in the order of the labels."""
     listing = json.loads((folder / LISTING).read_text())
-    place = FilePart(Path(listing["path"]), listing["start"], listing["length"])
+    place = FilePart(folder / listing["path"], listing["start"], listing["length"])
     with place as file, zipfile.ZipFile(file) as archive:
         for name in listing["names"]:
             try:

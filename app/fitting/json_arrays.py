@@ -1,8 +1,11 @@
-"""Reads validation data in JSON: `{"logits": [[...], ...], "labels": [...]}`, as a file or as a body."""
+"""Reads validation data in JSON: `{"logits": [[...], ...], "labels": [...]}`, as a file or as a body.
+
+For models of features or texts, `features` (lists, or objects by name) or `texts` may replace the logits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,8 +16,10 @@ from boxcal.app.errors import MalformedBody
 from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.labels import as_indices, check_shape
 from boxcal.app.fitting.memory import room
+from boxcal.app.fitting.model_inputs import FEATURES, TEXTS, ModelInputs, either_of
 from boxcal.app.fitting.validation_set import (
     SAMPLE_WEIGHT,
+    Array,
     check_shapes,
     check_size,
     keep,
@@ -26,12 +31,14 @@ from boxcal.app.fitting.validation_set import (
 from boxcal.app.nearest import hint
 from boxcal.app.predict.arrays import read_rows
 from boxcal.app.uploads.errors import UploadTooLarge
+from boxcal.models.errors import UnusableInput
 
 MAX_JSON_BYTES = 64 * 2**20
+BLOCK_ROWS = 8192
 PARSED_FACTOR = 24
 """What a parsed document takes in memory, relative to its size: `[[],[],...]` takes the most."""
 SCORES = ("logits", "probabilities")
-ARRAYS = (*SCORES, "labels", "features", "groups", SAMPLE_WEIGHT)
+ARRAYS = (*SCORES, "labels", FEATURES, TEXTS, "groups", SAMPLE_WEIGHT)
 
 
 def read_object(file: IO[bytes], size: int) -> dict[str, Any]:
@@ -64,7 +71,12 @@ def read_object(file: IO[bytes], size: int) -> dict[str, Any]:
 
 
 def read_arrays(
-    document: dict[str, Any], folder: Path, *, classes: Sequence[str] | None, max_bytes: int
+    document: dict[str, Any],
+    folder: Path,
+    *,
+    classes: Sequence[str] | None,
+    max_bytes: int,
+    inputs: ModelInputs | None = None,
 ) -> None:
     """Check the arrays of a document and keep them in `folder`.
 
@@ -74,6 +86,8 @@ def read_arrays(
         The K class names of the backbone; None to accept any K.
     max_bytes
         How large the arrays may be, converted.
+    inputs
+        Of a model of features or texts, which may be sent in place of logits.
 
     Raises
     ------
@@ -85,32 +99,32 @@ def read_arrays(
         if name not in ARRAYS:
             raise InvalidUpload(f"The document has a member {name!r:.100}{hint(name, ARRAYS)}.")
     found = [name for name in SCORES if name in document]
+    if inputs is not None and inputs.check_member(list(document)):
+        found = [inputs.member]
     if len(found) != 1 or "labels" not in document:
-        raise InvalidUpload("The document needs `labels` and either `logits` or `probabilities`.")
+        raise InvalidUpload(f"The document needs `labels` and {either_of(inputs)}.")
+    if TEXTS in document and TEXTS not in found:
+        raise InvalidUpload("The document has a member 'texts', which this model does not read.")
     (name,) = found
     rows, sent = document[name], document["labels"]
-    width = len(classes) if classes is not None else _width(rows)
     if not isinstance(sent, list) or not isinstance(rows, list):
         raise InvalidUpload(f"`{name}` and `labels` must be lists.")
     labels = _labels(sent)
     check_shape(labels.shape)
+    if inputs is not None and name == inputs.member:
+        if len(rows) != len(labels):
+            raise InvalidUpload(f"`{name}` has {len(rows)} rows but `labels` has {len(labels)} values.")
+        keep_labels(folder, as_indices(labels.ravel(), inputs.labels), len(inputs.labels))
+        _keep_samples(rows, folder, inputs, max_bytes)
+        _keep_besides(document, folder, len(labels))
+        return
+    width = len(classes) if classes is not None else _width(rows)
     check_shapes(name, (len(rows), width), labels.shape, width)
     sizes = {name: 8 * len(rows) * width, "labels": 8 * len(sent)}
     check_size(sizes, max_bytes)
     keep_labels(folder, as_indices(labels.ravel(), classes), width)
     keep(folder, name, (len(rows), width), np.dtype(np.float64), [read_rows(rows, width, name)])
-    if (groups := document.get("groups")) is not None:
-        if (
-            not isinstance(groups, list)
-            or len(set(map(type, groups))) != 1
-            or type(groups[0]) not in (int, str)
-        ):
-            raise InvalidUpload("`groups` must be a list of integers or of texts.")
-        keep_groups(folder, np.array(groups), len(labels))
-    if (weights := document.get(SAMPLE_WEIGHT)) is not None:
-        if not isinstance(weights, list) or not set(map(type, weights)) <= {int, float}:
-            raise InvalidUpload(f"`{SAMPLE_WEIGHT}` must be a list of numbers.")
-        keep_weights(folder, np.array(weights, np.float64), len(labels))
+    _keep_besides(document, folder, len(labels))
     if (features := document.get("features")) is not None:
         width = _width(features)
         check_size({**sizes, "features": 8 * len(labels) * width}, max_bytes)
@@ -118,6 +132,44 @@ def read_arrays(
             raise InvalidUpload(f"`features` must be a list of {len(labels)} rows.")
         values = read_rows(features, width, "features")
         keep(folder, "features", values.shape, values.dtype, [values])
+
+
+def _keep_samples(sent: list[Any], folder: Path, inputs: ModelInputs, max_bytes: int) -> None:
+    """Check rows of features or texts, and keep them for the model."""
+    from boxcal.app.fitting.samples import keep_samples  # noqa: PLC0415 - pyarrow takes long to load
+
+    def blocks() -> Iterator[Array]:
+        rows = inputs.rows
+        for first in range(0, len(sent), BLOCK_ROWS):
+            part = sent[first : first + BLOCK_ROWS]
+            if inputs.member == TEXTS:
+                yield np.array([*part, None], object)[:-1]  # of one dimension, whatever was sent
+                continue
+            block = rows.blank(len(part))
+            for row, one in enumerate(part):
+                try:
+                    block[row] = rows.decode("features", one, 0)
+                except UnusableInput as error:
+                    raise InvalidUpload(f"{FEATURES}[{first + row}]: {error}") from error
+            yield block
+
+    keep_samples(folder, inputs, blocks(), max_bytes)
+
+
+def _keep_besides(document: dict[str, Any], folder: Path, samples: int) -> None:
+    """Check the groups and the weights, if there are any, and keep them."""
+    if (groups := document.get("groups")) is not None:
+        if (
+            not isinstance(groups, list)
+            or len(set(map(type, groups))) != 1
+            or type(groups[0]) not in (int, str)
+        ):
+            raise InvalidUpload("`groups` must be a list of integers or of texts.")
+        keep_groups(folder, np.array(groups), samples)
+    if (weights := document.get(SAMPLE_WEIGHT)) is not None:
+        if not isinstance(weights, list) or not set(map(type, weights)) <= {int, float}:
+            raise InvalidUpload(f"`{SAMPLE_WEIGHT}` must be a list of numbers.")
+        keep_weights(folder, np.array(weights, np.float64), samples)
 
 
 def _width(rows: Any) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +19,7 @@ from boxcal.app.fitting.archives import DAMAGE
 from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.form import FilePart
 from boxcal.app.fitting.labels import as_indices, check_shape
+from boxcal.app.fitting.model_inputs import FEATURES, TEXTS, ModelInputs, either_of, naming_samples
 from boxcal.app.fitting.validation_set import (
     GROUPS,
     SAMPLE_WEIGHT,
@@ -36,7 +37,6 @@ from boxcal.app.fitting.validation_set import (
 )
 from boxcal.app.nearest import hint
 
-FEATURES = "features"
 NAMES = ("logits", "probabilities", "labels", FEATURES, GROUPS, SAMPLE_WEIGHT)
 COPY_BYTES = 2**20
 MAX_MEMBERS = 1000
@@ -70,7 +70,12 @@ class Member:
 
 
 def read_npz(
-    archive: zipfile.ZipFile, folder: Path, *, classes: Sequence[str] | None, max_bytes: int
+    archive: zipfile.ZipFile,
+    folder: Path,
+    *,
+    classes: Sequence[str] | None,
+    max_bytes: int,
+    inputs: ModelInputs | None = None,
 ) -> None:
     """Check the arrays of an archive and keep them in `folder`.
 
@@ -80,6 +85,8 @@ def read_npz(
         The K class names of the backbone; None to accept any K.
     max_bytes
         How large the arrays may be, unpacked and converted, all together.
+    inputs
+        Of a model of features, which may be sent in place of logits.
 
     Raises
     ------
@@ -87,7 +94,7 @@ def read_npz(
         Names the array, the place and the value that cannot be accepted.
     """
     entries = _entries(archive)
-    names = _names("The .npz", entries)
+    names = _names("The .npz", entries, inputs)
     members = {each: _header(archive, entries[each], each) for each in names}
     raw = folder / "array.raw"
     try:
@@ -97,19 +104,25 @@ def read_npz(
             lambda name: _unpack(archive, entries[name], members[name], raw),
             classes=classes,
             max_bytes=max_bytes,
+            inputs=inputs,
         )
     finally:
         raw.unlink(missing_ok=True)
 
 
 def read_npy(
-    files: Mapping[str, FilePart], folder: Path, *, classes: Sequence[str] | None, max_bytes: int
+    files: Mapping[str, FilePart],
+    folder: Path,
+    *,
+    classes: Sequence[str] | None,
+    max_bytes: int,
+    inputs: ModelInputs | None = None,
 ) -> None:
     """Check arrays that are `.npy` files of their own, by name, and keep them in `folder`.
 
     Parameters and errors are those of `read_npz`.
     """
-    names = _names("The form", files)
+    names = _names("The form", files, inputs)
     members = {}
     for name in names:
         members[name] = _member(io.BufferedReader(files[name]), files[name].length, name)
@@ -119,10 +132,10 @@ def read_npy(
         flat = np.memmap(file.path, member.dtype, "r", file.start + member.offset, (_size(member.shape),))
         return flat.reshape(member.shape, order="F" if member.fortran_order else "C")
 
-    _keep(folder, members, mapped, classes=classes, max_bytes=max_bytes)
+    _keep(folder, members, mapped, classes=classes, max_bytes=max_bytes, inputs=inputs)
 
 
-def _names(place: str, there: Collection[str]) -> list[str]:
+def _names(place: str, there: Collection[str], inputs: ModelInputs | None) -> list[str]:
     """Choose the arrays to read.
 
     Raises
@@ -131,11 +144,13 @@ def _names(place: str, there: Collection[str]) -> list[str]:
         Naming the array that is missing or unknown.
     """
     found = [name for name in ("logits", "probabilities") if name in there]
+    if inputs is not None and inputs.check_member(list(there)):
+        found = [inputs.member]
+    if TEXTS in found:
+        raise InvalidUpload(f"{place} holds `texts`; send them as JSON, CSV, Arrow or Parquet.")
     if not found or "labels" not in there:
         shown = ", ".join(f"`{name:.100}`" for name in sorted(there)[:20]) or "no arrays"
-        raise InvalidUpload(
-            f"{place} needs `labels` and either `logits` or `probabilities`; it holds {shown}."
-        )
+        raise InvalidUpload(f"{place} needs `labels` and {either_of(inputs)}; it holds {shown}.")
     if len(found) > 1:
         raise InvalidUpload(f"{place} holds both `logits` and `probabilities`; send the one to be fitted.")
     refuse_weights(list(there))
@@ -145,7 +160,8 @@ def _names(place: str, there: Collection[str]) -> list[str]:
                 f"{place} holds the array {name!r:.100}, which nothing reads{hint(name, NAMES)}; it may hold "
                 f"{', '.join(f'`{each}`' for each in NAMES)}."
             )
-    return [found[0], "labels", *(name for name in (FEATURES, GROUPS, SAMPLE_WEIGHT) if name in there)]
+    others = [name for name in (FEATURES, GROUPS, SAMPLE_WEIGHT) if name in there and name not in found]
+    return [found[0], "labels", *others]
 
 
 def _keep(
@@ -155,12 +171,18 @@ def _keep(
     *,
     classes: Sequence[str] | None,
     max_bytes: int,
+    inputs: ModelInputs | None,
 ) -> None:
     name = next(iter(members))
     labels = members["labels"].shape
     check_shape(labels)
-    check_shapes(name, members[name].shape, labels, None if classes is None else len(classes))
-    samples, columns = members[name].shape
+    if name == FEATURES and inputs is not None:
+        _check_features(inputs, members[name], labels[0])
+        classes, columns = inputs.labels, len(inputs.labels)
+    else:
+        check_shapes(name, members[name].shape, labels, None if classes is None else len(classes))
+        columns = members[name].shape[1]
+    samples = labels[0]
     if FEATURES in members and _is_no_matrix(members[FEATURES].shape, samples):
         raise InvalidUpload(f"`features` must have the shape ({samples}, D), got {members[FEATURES].shape}.")
     check_size({each: member.stored_bytes for each, member in members.items()}, max_bytes)
@@ -170,9 +192,36 @@ def _keep(
     if SAMPLE_WEIGHT in members:
         keep_weights(folder, np.array(array_of(SAMPLE_WEIGHT)), samples)
     for each in members:
-        if each not in ("labels", GROUPS, SAMPLE_WEIGHT):
+        if each == name == FEATURES and inputs is not None:
+            _keep_features(folder, inputs, array_of(each), max_bytes)
+        elif each not in ("labels", GROUPS, SAMPLE_WEIGHT):
             array = array_of(each)
             keep(folder, each, (samples, array.shape[1]), array.dtype, blocks_of(array))
+
+
+def _check_features(inputs: ModelInputs, member: Member, samples: int) -> None:
+    expected = (samples, len(inputs.names))
+    if any(column.is_text for column in inputs.columns):
+        raise InvalidUpload(f"{inputs.model} has features that are strings; send JSON, CSV or Parquet.")
+    if member.shape != expected:
+        raise InvalidUpload(
+            f"`features` has the shape {member.shape}; {inputs.model} reads {expected[1]} features and "
+            f"`labels` has {samples} values, so it must have {expected}."
+        )
+
+
+def _keep_features(folder: Path, inputs: ModelInputs, array: Array, max_bytes: int) -> None:
+    """Check rows of features (N, D), and keep them for the model."""
+    from boxcal.app.fitting.samples import keep_samples  # noqa: PLC0415 - pyarrow takes long to load
+
+    def checked() -> Iterator[Array]:
+        first, rows = 0, inputs.rows
+        for block in blocks_of(array):
+            yield rows.of_columns([*block.astype(np.float64).T], first, FEATURES)
+            first += len(block)
+
+    with naming_samples():
+        keep_samples(folder, inputs, checked(), max_bytes)
 
 
 def _size(shape: tuple[int, ...]) -> int:

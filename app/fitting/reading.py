@@ -15,15 +15,20 @@ from boxcal.app.fitting import check, requirements
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.form import FilePart
-from boxcal.app.fitting.images import run_backbone
 from boxcal.app.fitting.messages import FitTask
+from boxcal.app.fitting.model_inputs import ModelInputs
+from boxcal.app.fitting.model_pass import run_backbone
+from boxcal.app.fitting.table_columns import LABEL, choose_columns
 from boxcal.app.fitting.validation_set import ValidationSet, log_probabilities
 from boxcal.app.registry.records import FittedCalibrator
 
 if TYPE_CHECKING:
     from boxcal.app.settings import Settings
+    from boxcal.models.backbone import Backbone
 
 Floats = npt.NDArray[np.float64]
+SAMPLE_MODELS = ("onnx:", "transformers:")
+"""Formats whose models may read features or texts."""
 NO_LIMIT = 2**62  # the user's own file, on the user's own machine
 
 Progress = Callable[[float, str], None]
@@ -34,8 +39,8 @@ def read_validation_data(
 ) -> ValidationSet:
     """Read a file of arrays, a table or images into a checked set that is kept in `folder`.
 
-    Images (a zip archive or a folder, with a folder for each class) go through the model of the settings;
-    the set then also holds what `reads` names, `features` or `inputs`.
+    Images (a zip archive or a folder, with a folder for each class), rows of features and texts go through
+    the model of the settings; the set then also holds what `reads` names, `features` or `inputs`.
 
     Raises
     ------
@@ -43,9 +48,9 @@ def read_validation_data(
         Naming the array, the image or the place, and the value that cannot be accepted.
     """
     source = BackboneSource.of(settings)
-    data = _read(path, folder, source)
-    if data.holds_images:
-        run_backbone(data, source.load(), source.max_pixels, progress, reads)
+    data, backbone = _read(path, folder, source)
+    if data.needs_backbone:
+        run_backbone(data, backbone or source.load(), source.max_pixels, progress, reads)
     return data
 
 
@@ -72,8 +77,6 @@ class ScoreFile:
 
     def __init__(self, path: Path, classes: Sequence[str]) -> None:
         import pyarrow.parquet as pq  # noqa: PLC0415 - takes long to load
-
-        from boxcal.app.fitting.tables import LABEL, choose_columns  # noqa: PLC0415
 
         self._file = pq.ParquetFile(path)
         names = [name for name in self._file.schema_arrow.names if name != LABEL]
@@ -147,11 +150,23 @@ def extras_of(
     return requirements.extras(held - notes.keys(), data, backbone), list(notes.values())
 
 
-def _read(path: Path, folder: Path, source: BackboneSource, scores: str | None = None) -> ValidationSet:
+def _read(
+    path: Path, folder: Path, source: BackboneSource, scores: str | None = None
+) -> tuple[ValidationSet, Backbone | None]:
+    """Check a file, and load the backbone if the file may hold what it reads in place of logits."""
     if path.is_dir():
         packed = folder / "images.zip"
         packed.write_bytes(pack_images(path))
         path = packed
-    classes = source.load().labels if holds_images(path) else None
-    place = FilePart(path, 0, path.stat().st_size)
-    return check.read_file(place, folder, classes=classes, max_bytes=NO_LIMIT, scores=scores)
+    place, are_images = FilePart(path, 0, path.stat().st_size), holds_images(path)
+    may_be_samples = source.model.startswith(SAMPLE_MODELS) and not check.holds_scores(place)
+    backbone = source.load() if are_images or may_be_samples else None
+    data = check.read_file(
+        place,
+        folder,
+        classes=backbone.labels if are_images and backbone else None,
+        max_bytes=NO_LIMIT,
+        scores=scores,
+        inputs=ModelInputs.of(backbone) if backbone else None,
+    )
+    return data, backbone

@@ -73,7 +73,9 @@ FILE = {
     "either `logits` (lists) or one column per class; `.json` with `logits` and `labels`; or a `.zip` of "
     "images, with one folder per class. Labels are class indices or names. Arrays, tables and documents may "
     "have `groups` (a column `group`): samples of one group, such as a patient or a video, share a fold. "
-    "They may have `sample_weight`: how much each sample counts, at least 0.",
+    "They may have `sample_weight`: how much each sample counts, at least 0. A model of features or texts "
+    "also takes what it reads in place of logits: columns of its features or a column `text`, `.npz` with "
+    "`features`, `.json` with `features` or `texts`.",
 }
 NPY_PARTS = ("logits", "probabilities", "labels", "features", "groups", "sample_weight")
 ROWS = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
@@ -86,6 +88,17 @@ WEIGHTS = {
     "type": "array",
     "items": {"type": "number", "minimum": 0},
     "description": "How much each sample counts in fits, metrics and the gate.",
+}
+FEATURES = {
+    "type": "array",
+    "items": {"anyOf": [{"type": "array", "items": {}}, {"type": "object", "additionalProperties": True}]},
+    "description": "In place of logits, rows for a model of features: lists, or objects by name. Beside "
+    "logits, what the last layer reads (N, D), for the methods that read it.",
+}
+TEXTS = {
+    "type": "array",
+    "items": {"type": "string"},
+    "description": "For a model of texts, in place of logits.",
 }
 LABELS = {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}
 
@@ -108,7 +121,8 @@ def _body(fields: dict[str, Any]) -> dict[str, Any]:
             "logits": ROWS,
             "probabilities": ROWS,
             "labels": LABELS,
-            "features": ROWS,
+            "features": FEATURES,
+            "texts": TEXTS,
             "groups": GROUPS,
             "sample_weight": WEIGHTS,
             **fields,

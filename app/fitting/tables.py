@@ -1,13 +1,13 @@
 """Reads uploaded tables in batches of rows: CSV, Arrow, and Parquet with one column per class.
 
 A table has the column `label`, and either a list column `logits` or `probabilities`, or one column of scores
-for each class. What a batch allocates is limited (`memory.room`): a compressed file announces any size.
+for each class, or what the model reads: features or a text. What a batch allocates is limited
+(`memory.room`): a compressed file announces any size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,7 +22,10 @@ from pyarrow import ipc
 from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.labels import as_indices
 from boxcal.app.fitting.memory import room
+from boxcal.app.fitting.model_inputs import TEXTS, ModelInputs, naming_samples
 from boxcal.app.fitting.parquet import is_label
+from boxcal.app.fitting.samples import features_of, keep_samples, texts_of
+from boxcal.app.fitting.table_columns import LABEL, MAX_COLUMNS, Columns, choose_columns
 from boxcal.app.fitting.validation_set import (
     MIN_SAMPLES,
     SAMPLE_WEIGHT,
@@ -33,55 +36,14 @@ from boxcal.app.fitting.validation_set import (
     keep_groups,
     keep_labels,
     keep_weights,
-    refuse_weights,
 )
-from boxcal.app.nearest import hint
 
-LABEL = "label"
-GROUP_COLUMNS = ("group", "groups")
-SCORES = ("logits", "probabilities")
 BLOCK_BYTES = 4 * 2**20
 ROOM_BYTES = 256 * 2**20
 """Besides the arrays; most of it is address space that threads of the library reserve and do not use."""
 BATCH_ROWS = 8192
-MAX_COLUMNS = 20_000
 MAX_SCHEMA_ENTRIES = 10 * MAX_COLUMNS
 DELIMITERS = b",;\t"
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Which columns of a table hold the scores.
-
-    Attributes
-    ----------
-    names
-        One list column, or one column for each class in the order of the classes.
-    kind
-        `logits` or `probabilities`.
-    classes
-        The class names; None where a list column is read and no names are known.
-    group
-        The column of groups; None without one.
-    weight
-        The column of weights; None without one.
-    """
-
-    names: tuple[str, ...]
-    kind: str
-    classes: Sequence[str] | None
-    group: str | None = None
-    weight: str | None = None
-
-    @property
-    def read(self) -> list[str]:
-        """Every column that is read."""
-        return [*self.names, LABEL, *(name for name in (self.group, self.weight) if name)]
-
-    @property
-    def is_list(self) -> bool:
-        """Whether one column holds a list per row."""
-        return len(self.names) == 1
 
 
 def read_table(
@@ -92,6 +54,7 @@ def read_table(
     classes: Sequence[str] | None,
     max_bytes: int,
     scores: str | None,
+    inputs: ModelInputs | None = None,
 ) -> None:
     """Check a table and keep it in `folder`.
 
@@ -105,6 +68,8 @@ def read_table(
         How large the arrays may be.
     scores
         What columns named by class hold, `logits` unless given.
+    inputs
+        Of a model of features or texts.
 
     Raises
     ------
@@ -113,32 +78,15 @@ def read_table(
     """
     try:
         with room(ROOM_BYTES + 4 * max_bytes):
-            columns, batches = _open(file, kind, classes, scores)
-            labels: list[Array] = []
-            groups: list[Array] = []
-            weights: list[Array] = []
-            blocks = _blocks(batches, columns, labels, groups, weights, max_bytes)
-            first = next(blocks, None)
-            if first is None:
-                raise InvalidUpload("The table has no rows.")
-            width = first.shape[1]
-            if classes is not None and width != len(classes):
-                raise InvalidUpload(
-                    f"`{columns.names[0]}` has {width} columns; the backbone served here has {len(classes)} "
-                    "classes."
-                )
-            keep(folder, columns.kind, (UNKNOWN_ROWS, width), first.dtype, _chain(first, blocks))
-            indices = np.concatenate(labels)
-            if len(indices) < MIN_SAMPLES:
-                raise InvalidUpload(
-                    f"The validation set has {len(indices)} samples; a fit that is judged on unseen folds "
-                    f"needs at least {MIN_SAMPLES}."
-                )
-            keep_labels(folder, indices, width)
-            if groups:
-                keep_groups(folder, np.concatenate(groups), len(indices))
-            if weights:
-                keep_weights(folder, np.concatenate(weights), len(indices))
+            columns, batches = _open(file, kind, classes, scores, inputs)
+            beside = _Beside(columns)
+            if columns.has_samples and inputs is not None:
+                blocks = _samples(batches, columns, inputs, beside)
+                keep_samples(folder, inputs, blocks, max_bytes)
+                width = len(inputs.labels)
+            else:
+                width = _keep_scores(folder, batches, columns, beside, max_bytes)
+            beside.keep(folder, width)
     except pa.ArrowMemoryError as error:
         raise InvalidUpload(f"The file announces more memory than it may take: {error}"[:500]) from error
     except MemoryError:
@@ -151,72 +99,34 @@ def read_table(
         raise InvalidUpload(f"The file is no readable .{kind}: {error}"[:500]) from error
 
 
-def choose_columns(names: Sequence[str], classes: Sequence[str] | None, scores: str | None) -> Columns:
-    """Find the columns of the scores.
-
-    Raises
-    ------
-    InvalidUpload
-        Naming the column that is missing, repeated or unknown.
-    """
-    if len(names) > MAX_COLUMNS:
-        raise InvalidUpload(f"The table has {len(names):,} columns; the limit is {MAX_COLUMNS:,}.")
-    refuse_weights(names)
-    for name in (LABEL, *SCORES):
-        if names.count(name) > 1:
-            raise InvalidUpload(f"The table has {names.count(name)} columns `{name}`.")
-    if LABEL not in names:
-        shown = ", ".join(f"`{name:.50}`" for name in names[:20])
-        raise InvalidUpload(f"The table needs one column `{LABEL}`; it has the columns {shown}.")
-    group = next((name for name in GROUP_COLUMNS if name in names and name not in (classes or ())), None)
-    weight = SAMPLE_WEIGHT if SAMPLE_WEIGHT in names and SAMPLE_WEIGHT not in (classes or ()) else None
-    lists = [name for name in SCORES if name in names]
-    if len(lists) > 1:
-        raise InvalidUpload("The table has both `logits` and `probabilities`; send the one to be fitted.")
-    if lists:
-        return Columns((lists[0],), lists[0], classes, group, weight)
-    others = [name for name in names if name not in (LABEL, group, weight)]
-    if len(set(others)) < len(others):
-        repeated = next(name for name in others if others.count(name) > 1)
-        raise InvalidUpload(f"The table has more than one column {repeated!r:.100}.")
-    kind = scores or SCORES[0]
-    if classes is None:
-        if len(others) < 2:
-            raise InvalidUpload("The table needs a column `logits` of lists, or one column for each class.")
-        return Columns(tuple(others), kind, others, group, weight)
-    indices = list(map(str, range(len(classes))))
-    wanted = indices if set(others) == set(indices) and set(classes) != set(indices) else list(classes)
-    for name in others:
-        if name not in wanted:
-            raise InvalidUpload(f"The column {name!r:.100} is no class of the model{hint(name, wanted)}.")
-    if missing := [name for name in wanted if name not in others]:
-        raise InvalidUpload(
-            f"The table needs one column for each of the {len(classes)} classes; {missing[0]!r:.100} is "
-            f"missing" + (f", and {len(missing) - 1} more." if len(missing) > 1 else ".")
-        )
-    return Columns(tuple(wanted), kind, classes, group, weight)
-
-
 def _open(
-    file: IO[bytes], kind: str, classes: Sequence[str] | None, scores: str | None
+    file: IO[bytes],
+    kind: str,
+    classes: Sequence[str] | None,
+    scores: str | None,
+    inputs: ModelInputs | None,
 ) -> tuple[Columns, Iterable[pa.RecordBatch]]:
     """Choose the columns by the schema, and open the table to read these."""
+
+    def choose(names: Sequence[str]) -> Columns:
+        return choose_columns(names, classes, scores, inputs)
+
     if kind == "csv":
-        return _open_csv(file, classes, scores)
+        return _open_csv(file, choose)
     if kind == "parquet":
         source = pq.ParquetFile(file, buffer_size=2**20, thrift_container_size_limit=MAX_SCHEMA_ENTRIES)
-        columns = choose_columns(source.schema_arrow.names, classes, scores)
+        columns = choose(source.schema_arrow.names)
         return columns, source.iter_batches(BATCH_ROWS, columns=columns.read, use_threads=False)
     if kind == "arrow":
         reader = ipc.open_file(file, options=ipc.IpcReadOptions(use_threads=False))
-        columns = choose_columns(reader.schema.names, classes, scores)
+        columns = choose(reader.schema.names)
         return columns, (reader.get_batch(number) for number in range(reader.num_record_batches))
     stream = ipc.open_stream(file, options=ipc.IpcReadOptions(use_threads=False))
-    return choose_columns(stream.schema.names, classes, scores), stream
+    return choose(stream.schema.names), stream
 
 
 def _open_csv(
-    file: IO[bytes], classes: Sequence[str] | None, scores: str | None
+    file: IO[bytes], choose: Callable[[Sequence[str]], Columns]
 ) -> tuple[Columns, Iterable[pa.RecordBatch]]:
     start = file.read(2**20)
     file.seek(0)
@@ -224,43 +134,109 @@ def _open_csv(
     delimiter = max(DELIMITERS.decode(), key=lambda mark: line.count(mark.encode()))
     if (count := line.count(delimiter.encode()) + 1) > MAX_COLUMNS:
         raise InvalidUpload(f"The table has {count:,} columns; the limit is {MAX_COLUMNS:,}.")
-    parsing = pacsv.ParseOptions(delimiter=delimiter)
     reading = pacsv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
     # The names alone; types are given for each below, so that none is inferred from the first rows.
     header = pa.py_buffer(line.rstrip(b"\r") + b"\n")
-    names = pacsv.read_csv(pa.BufferReader(header), reading, parsing).schema.names
-    columns = choose_columns(names, classes, scores)
-    kind = pa.string() if columns.is_list else pa.float64()
-    types = {**dict.fromkeys(columns.read, pa.string()), **dict.fromkeys(columns.names, kind)}
+    parsing = pacsv.ParseOptions(delimiter=delimiter)
+    columns = choose(pacsv.read_csv(pa.BufferReader(header), reading, parsing).schema.names)
+    parsing.newlines_in_values = columns.kind == TEXTS
+    is_text = columns.is_list or columns.has_samples
+    types = dict.fromkeys(columns.read, pa.string())
+    if not is_text:
+        types |= dict.fromkeys(columns.names, pa.float64())
     converting = pacsv.ConvertOptions(
         column_types=types, include_columns=columns.read, strings_can_be_null=False
     )
     return columns, pacsv.open_csv(file, reading, parsing, converting)
 
 
-def _blocks(  # noqa: PLR0917 - three lists that it fills
-    batches: Iterable[pa.RecordBatch],
-    columns: Columns,
-    labels: list[Array],
-    groups: list[Array],
-    weights: list[Array],
-    max_bytes: int,
+class _Beside:
+    """The labels of a table, and its groups and weights if it has any, collected by batches."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self._found: dict[str, list[Array]] = {LABEL: [], "groups": [], SAMPLE_WEIGHT: []}
+        self.rows = 0
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """Read them from the next rows."""
+        columns, found = self._columns, self._found
+        found[LABEL].append(_labels(batch.column(LABEL), columns.classes, self.rows))
+        if columns.group:
+            found["groups"].append(_groups(batch.column(columns.group), columns.group, self.rows))
+        if columns.weight:
+            found[SAMPLE_WEIGHT].append(_weights(batch.column(columns.weight), self.rows))
+        self.rows += len(batch)
+
+    def keep(self, folder: Path, num_classes: int) -> None:
+        """Check them all, and write them into `folder`."""
+        labels, groups, weights = (np.concatenate(one) if one else None for one in self._found.values())
+        if labels is not None:
+            keep_labels(folder, labels, num_classes)
+        if groups is not None:
+            keep_groups(folder, groups, self.rows)
+        if weights is not None:
+            keep_weights(folder, weights, self.rows)
+
+
+def _keep_scores(
+    folder: Path, batches: Iterable[pa.RecordBatch], columns: Columns, beside: _Beside, max_bytes: int
+) -> int:
+    """Write the logits, and return how many classes there are."""
+    blocks = _scores(batches, columns, beside, max_bytes)
+    first = next(blocks, None)
+    if first is None:
+        raise InvalidUpload("The table has no rows.")
+    width: int = first.shape[1]
+    if columns.classes is not None and width != len(columns.classes):
+        raise InvalidUpload(
+            f"`{columns.names[0]}` has {width} columns; the backbone served here has {len(columns.classes)} "
+            "classes."
+        )
+    keep(folder, columns.kind, (UNKNOWN_ROWS, width), first.dtype, _chain(first, blocks))
+    if beside.rows < MIN_SAMPLES:
+        raise InvalidUpload(
+            f"The validation set has {beside.rows} samples; a fit that is judged on unseen folds "
+            f"needs at least {MIN_SAMPLES}."
+        )
+    return width
+
+
+def _scores(
+    batches: Iterable[pa.RecordBatch], columns: Columns, beside: _Beside, max_bytes: int
 ) -> Iterator[Array]:
-    """Yield the scores of each batch (n, K), and append its labels, and groups and weights if any."""
-    rows = width = 0
+    """Yield the scores of each batch (n, K)."""
+    width = 0
     for batch in batches:
         if not len(batch):
             continue
         batch.validate(full=True)
-        block = scores_of_batch(batch, columns, rows, width)
+        block = scores_of_batch(batch, columns, beside.rows, width)
         width = block.shape[1]
-        labels.append(_labels(batch.column(LABEL), columns.classes, rows))
-        if columns.group:
-            groups.append(_groups(batch.column(columns.group), columns.group, rows))
-        if columns.weight:
-            weights.append(_weights(batch.column(columns.weight), rows))
-        rows += len(batch)
-        check_size({columns.kind: rows * width * block.dtype.itemsize, LABEL: 8 * rows}, max_bytes)
+        beside.take(batch)
+        size = beside.rows * width * block.dtype.itemsize
+        check_size({columns.kind: size, LABEL: 8 * beside.rows}, max_bytes)
+        yield block
+
+
+def _samples(
+    batches: Iterable[pa.RecordBatch], columns: Columns, inputs: ModelInputs, beside: _Beside
+) -> Iterator[Array]:
+    """Yield the rows of features (n, D) or the texts (n,) of each batch."""
+    inputs.check_tokenizer()
+    rows = inputs.rows
+    for batch in batches:
+        if not len(batch):
+            continue
+        batch.validate(full=True)
+        first = beside.rows
+        with naming_samples():
+            block = (
+                texts_of(batch, columns.names[0], first)
+                if columns.kind == TEXTS
+                else features_of(batch, rows, first)
+            )
+        beside.take(batch)
         yield block
 
 

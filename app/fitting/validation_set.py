@@ -19,6 +19,7 @@ from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.uploads.errors import UploadTooLarge
 
 LISTING = "images.json"
+SAMPLES = "samples.arrow"
 MIN_SAMPLES = 20
 BLOCK_BYTES = 8 * 2**20
 ROUNDING = 1e-3  # float16 rows of a thousand classes sum to 1 no better than this
@@ -36,7 +37,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class ValidationSet:
-    """N samples of K logits, or images, and one label each, all checked.
+    """N samples of K logits, or images, rows or texts, and one label each, all checked.
 
     Attributes
     ----------
@@ -44,7 +45,8 @@ class ValidationSet:
         Holds `logits.npy` (N, K), float32 or float64, finite, and `labels.npy` (N,), int64, each 0 to K - 1;
         perhaps `features.npy` (N, D), what the backbone's last layer takes, and `inputs.npy` (N, ...), what
         the backbone takes, `groups.npy` (N,), int64, and `sample_weight.npy` (N,), float64. Until the fit has
-        run the backbone, labelled images have `images.json`, which says where they are, in place of logits.
+        run the backbone, labelled images have `images.json`, which says where they are, and labelled rows and
+        texts `samples.arrow`, in place of logits.
     """
 
     folder: Path
@@ -56,8 +58,13 @@ class ValidationSet:
 
     @property
     def holds_images(self) -> bool:
-        """Whether it is made of images, which only a backbone can turn into logits."""
+        """Whether it is made of images."""
         return (self.folder / LISTING).exists()
+
+    @property
+    def needs_backbone(self) -> bool:
+        """Whether it is made of images, rows or texts, which only a backbone can turn into logits."""
+        return self.holds_images or (self.folder / SAMPLES).exists()
 
     @property
     def notes(self) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 
 TOLERANCE = 1e-5
 
@@ -35,15 +36,33 @@ def check_answers(url: str, made: Export, *, version: int = 0) -> None:
             assert by_label[made.labels[0]] <= 0.25
 
 
-def check_fit(url: str, made: Export) -> None:
-    """Fit to the logits of the model, and check its answers again."""
+def check_fit(url: str, made: Export, *, samples: bool = True) -> None:
+    """Fit to the logits of the model, and if asked to its samples, and check its answers again."""
     with httpx.Client(base_url=url, timeout=200) as http:
         logits = np.array([prediction["logits"] for prediction in uncalibrated(http, made)])
         many = np.tile(logits, (20, 1))
         labels = [made.labels[n % 3] for n in range(len(many))]
         body = {"logits": many.tolist(), "labels": labels, "method": "ts", "activate": "always"}
         assert http.post("/fit?wait=200", json=body).json()["state"] == "succeeded"
+        if samples:
+            check_fit_of_samples(http, made, labels)
     check_answers(url, made, version=1)
+
+
+def check_fit_of_samples(http: httpx.Client, made: Export, labels: list[str]) -> None:
+    """The rows or texts themselves give the fit that their logits give; other models take none."""
+    member = next(iter(made.inputs[0]))
+    name = {"text": "texts"}.get(member, member)
+    samples = [made.inputs[n % len(made.inputs)][member] for n in range(len(labels))]
+    body = {name: samples, "labels": labels, "method": "ts", "activate": "never"}
+    answer = http.post("/fit?wait=200", json=body)
+    if member == "image":
+        assert answer.status_code == 422
+        return
+    assert answer.json()["state"] == "succeeded", answer.text
+    of_logits, of_samples = (http.get(f"/calibrators/{version}/report").json() for version in (1, 2))
+    assert of_samples["fit"]["nll"] == pytest.approx(of_logits["fit"]["nll"], abs=1e-6)
+    assert of_samples["samples"] == len(labels)
 
 
 def uncalibrated(http: httpx.Client, made: Export) -> list[dict[str, Any]]:

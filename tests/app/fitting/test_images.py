@@ -13,7 +13,7 @@ import torch
 from boxcal.app.errors import BoxcalError
 from boxcal.app.fitting.check import read_file
 from boxcal.app.fitting.form import FilePart
-from boxcal.app.fitting.images import run_backbone
+from boxcal.app.fitting.model_pass import run_backbone
 from boxcal.app.fitting.validation_set import ValidationSet
 from boxcal.models.digits_data import load_digits_split
 from boxcal.models.loading import load_backbone

@@ -1,0 +1,104 @@
+"""What a model of features or texts takes: uploads of labelled rows and texts are compared with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Self
+
+from boxcal.app.fitting.errors import InvalidUpload
+from boxcal.models.errors import UnusableInput
+from boxcal.models.row_inputs import Column, RowInputs
+from boxcal.models.text_inputs import TextInputs
+
+if TYPE_CHECKING:
+    from boxcal.models.backbone import Backbone
+
+FEATURES: Literal["features"] = "features"
+TEXTS: Literal["texts"] = "texts"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """The inputs of a model of features or texts; small enough to be sent to another process.
+
+    Attributes
+    ----------
+    member
+        Name of the samples in an upload: `features` or `texts`.
+    labels
+        The K class names.
+    columns, names, has_missing
+        Of `RowInputs`; empty for texts.
+    has_tokenizer
+        Whether texts can become tokens.
+    """
+
+    model: str
+    member: Literal["features", "texts"]
+    labels: tuple[str, ...]
+    columns: tuple[Column, ...] = ()
+    names: tuple[str, ...] = ()
+    has_missing: bool = False
+    has_tokenizer: bool = True
+
+    @classmethod
+    def of(cls, backbone: Backbone) -> Self | None:
+        """Take them from a backbone; None if it reads neither features nor texts."""
+        inputs, labels = backbone.inputs, tuple(backbone.labels)
+        if isinstance(inputs, RowInputs):
+            return cls(backbone.name, FEATURES, labels, inputs.columns, inputs.names, inputs.has_missing)
+        if isinstance(inputs, TextInputs):
+            return cls(backbone.name, TEXTS, labels, has_tokenizer="text" in inputs.members)
+        return None
+
+    @property
+    def table_columns(self) -> tuple[str, ...]:
+        """The columns of the samples in a table."""
+        return self.names if self.member == FEATURES else ("text",)
+
+    @property
+    def rows(self) -> RowInputs:
+        """The rows of features that the model reads."""
+        return RowInputs(self.columns, self.names, has_missing=self.has_missing)
+
+    def check_member(self, there: Sequence[str]) -> bool:
+        """Say whether an upload that has these arrays has samples of this model.
+
+        Raises
+        ------
+        InvalidUpload
+            It also has logits or probabilities; it has texts, and the model has no tokenizer.
+        """
+        if self.member not in there:
+            return False
+        if scores := next((name for name in ("logits", "probabilities") if name in there), None):
+            raise InvalidUpload(
+                f"There are both `{scores}` and `{self.member}`: {self.model} makes logits of {self.member}. "
+                "Send the one to be fitted."
+            )
+        self.check_tokenizer()
+        return True
+
+    def check_tokenizer(self) -> None:
+        """Refuse texts where the model has no tokenizer."""
+        if not self.has_tokenizer:
+            raise InvalidUpload(
+                f"{self.model} takes tokens: no tokenizer.json is declared for it. Send its logits."
+            )
+
+
+def either_of(inputs: ModelInputs | None) -> str:
+    """List what an upload may hold beside its labels."""
+    scores = "`logits` or `probabilities`"
+    return f"either {scores}" if inputs is None else f"`{inputs.member}`, {scores}"
+
+
+@contextmanager
+def naming_samples() -> Iterator[None]:
+    """Convert errors of a model's inputs, which name the row and the value, to `InvalidUpload`."""
+    try:
+        yield
+    except UnusableInput as error:
+        raise InvalidUpload(str(error)) from error

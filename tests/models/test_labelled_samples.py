@@ -1,0 +1,387 @@
+"""Labelled rows and texts in place of logits: every form gives the logits that the model gives for them."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from boxcal.app.cli import bulk
+from boxcal.app.client import BoxcalClient
+from boxcal.app.client.bodies import upload_part
+from boxcal.app.client.errors import InvalidRequestError
+from boxcal.app.errors import BoxcalError
+from boxcal.app.fitting.backbones import BackboneSummary
+from boxcal.app.fitting.check import read_file
+from boxcal.app.fitting.form import FilePart
+from boxcal.app.fitting.messages import TASK, CheckTask
+from boxcal.app.fitting.model_inputs import ModelInputs
+from boxcal.app.fitting.model_pass import run_backbone
+from boxcal.app.fitting.validation_set import ValidationSet
+from boxcal.models.loading import load_backbone
+from tests.app.running import running
+from tests.models.test_onnx_exports import CLASSES, TEXTS, declare, linear, of_columns, of_text
+
+COUNT = 30
+NAMES = ["height", "width", "weight", "age"]
+Samples = Mapping[str, Any]
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A pipeline of scikit-learn with numbers, integers and strings."""
+    path = tmp_path_factory.mktemp("mixed") / "model.onnx"
+    of_columns(path)
+    return load_backbone(f"onnx:{path}", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def numeric(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = linear(tmp_path_factory.mktemp("numeric") / "model.onnx", "Identity", 3)
+    return load_backbone(declare(path, output="scores", features=NAMES, labels=CLASSES), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("text") / "model.onnx"
+    of_text(path)
+    return load_backbone(f"onnx:{path}", device="cpu")
+
+
+def read(data: bytes, folder: Path, backbone: Any, **options: Any) -> ValidationSet:
+    (folder / "body").write_bytes(data)
+    part = FilePart(folder / "body", 0, len(data))
+    arguments = {"classes": backbone.labels, "max_bytes": 10**6, "inputs": ModelInputs.of(backbone)}
+    return read_file(part, folder, **(arguments | options))
+
+
+def table(backbone: Any) -> pd.DataFrame:
+    """Samples of the model, and their labels by name."""
+    generator = np.random.default_rng(3)
+    labels = np.resize(backbone.labels, COUNT)
+    if backbone.inputs.kind == "texts":
+        texts = [f'{text}\n{n}, "film"' for n, text in enumerate(np.resize(TEXTS, COUNT))]
+        return pd.DataFrame({"text": texts, "label": labels})
+    frame = pd.DataFrame({"label": labels})
+    for column, name in zip(backbone.inputs.by_feature, backbone.inputs.names, strict=True):
+        values = np.round(generator.normal(size=COUNT) * 9, 0 if column.holds_integers else 2)
+        frame[name] = values.astype(column.dtype) if column.holds_integers else values
+        if column.is_text:
+            frame[name] = np.resize(["Oslo", "Rome"], COUNT)
+    return frame
+
+
+def as_json(frame: pd.DataFrame, *, by_name: bool = True) -> bytes:
+    labels = frame["label"].tolist()
+    if "text" in frame:
+        return upload_part({"texts": frame["text"].tolist(), "labels": labels})[1]
+    rows = frame.drop(columns="label")
+    features = rows.to_dict("records") if by_name else rows.to_numpy(object)
+    return upload_part({"features": features, "labels": labels})[1]
+
+
+def as_parquet(frame: pd.DataFrame, *, categories: bool = False) -> bytes:
+    file = io.BytesIO()
+    changed = {name: frame[name].astype("category") for name in frame if frame[name].dtype == object}
+    (frame.assign(**changed) if categories else frame).to_parquet(file, index=False)
+    return file.getvalue()
+
+
+def as_arrow(frame: pd.DataFrame) -> bytes:
+    file = io.BytesIO()
+    found = pa.Table.from_pandas(frame, preserve_index=False)
+    with pa.ipc.new_stream(file, found.schema) as out:
+        out.write_table(found, max_chunksize=7)
+    return file.getvalue()
+
+
+def as_npz(frame: pd.DataFrame, **more: Any) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, features=frame[NAMES].to_numpy(), labels=frame["label"].to_numpy(str), **more)
+    return file.getvalue()
+
+
+FORMS: dict[str, Callable[[pd.DataFrame], bytes]] = {
+    "JSON": as_json,
+    "JSON, lists": lambda frame: as_json(frame, by_name=False),
+    "CSV": lambda frame: frame.to_csv(index=False).encode(),
+    "CSV, other order": lambda frame: frame[frame.columns[::-1]].to_csv(index=False, sep=";").encode(),
+    "Parquet": as_parquet,
+    "Parquet, categories": lambda frame: as_parquet(frame, categories=True),
+    "Arrow": as_arrow,
+    "npz": as_npz,
+}
+
+
+def of_model(frame: pd.DataFrame, backbone: Any) -> np.ndarray[Any, Any]:
+    inputs = backbone.inputs
+    samples = inputs.blank(len(frame))
+    for row, one in enumerate(frame.to_dict("records")):
+        value = one["text"] if "text" in one else {name: one[name] for name in inputs.names}
+        samples[row] = inputs.decode("text" if "text" in one else "features", value, 0)
+    return np.asarray(backbone(inputs.batch(samples)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("model", ["mixed", "numeric", "texts"])
+def test_every_form_gives_the_logits_of_the_model(
+    form: str, model: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    backbone = request.getfixturevalue(model)
+    frame = table(backbone)
+    if form == "npz" and model != "numeric":
+        pytest.skip("an array has no strings")
+    data = read(FORMS[form](frame), tmp_path, backbone)
+    assert data.needs_backbone
+    stages: list[tuple[float, str]] = []
+    run_backbone(data, backbone, 0, lambda *stage: stages.append(stage))
+    logits, labels = data.arrays()
+    np.testing.assert_allclose(logits, of_model(frame, backbone), atol=1e-5)
+    assert [backbone.labels[label] for label in labels] == frame["label"].tolist()
+    assert stages[-1] == (1.0, f"running {backbone.name} on 30 {'texts' if model == 'texts' else 'rows'}")
+
+
+def test_groups_and_weights_are_kept_beside_samples(texts: Any, numeric: Any, tmp_path: Path) -> None:
+    groups, weights = np.arange(COUNT) // 3, np.arange(COUNT) / 2
+    beside = {"group": groups, "sample_weight": weights}
+    frame = table(numeric).assign(**beside)
+    document = json.loads(as_json(table(texts))) | {
+        "groups": groups.tolist(),
+        "sample_weight": weights.tolist(),
+    }
+    for number, (backbone, body) in enumerate(
+        [
+            (numeric, frame.to_csv(index=False).encode()),
+            (numeric, as_npz(frame, groups=groups, sample_weight=weights)),
+            (texts, table(texts).assign(**beside).to_csv(index=False).encode()),
+            (texts, json.dumps(document).encode()),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        kept = read(body, folder, backbone).grouping
+        np.testing.assert_array_equal(kept["groups"], groups)
+        np.testing.assert_array_equal(kept["sample_weight"], weights)
+
+
+def changed(row: int, column: str, value: Any) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    def change(frame: pd.DataFrame) -> pd.DataFrame:
+        frame = frame.astype({column: object})
+        frame.loc[row, column] = value
+        return frame
+
+    return change
+
+
+WRONG: dict[str, tuple[str, Callable[[pd.DataFrame], Any], Callable[[pd.DataFrame], bytes], str]] = {
+    "CSV, text": (
+        "numeric",
+        changed(7, "age", "old"),
+        FORMS["CSV"],
+        r"features\[7\]: .* 'age' is 'old'; it is a number",
+    ),
+    "CSV, empty": (
+        "numeric",
+        changed(9, "width", None),
+        FORMS["CSV"],
+        r"features\[9\]: The feature 'width' is missing",
+    ),
+    "JSON, text": (
+        "numeric",
+        changed(7, "age", "old"),
+        as_json,
+        r"features\[7\]: The feature 'age' is 'old'",
+    ),
+    "JSON, missing": (
+        "numeric",
+        lambda frame: frame.drop(columns="age"),
+        as_json,
+        r"features\[0\]: .* 'age' is missing",
+    ),
+    "npz, infinite": (
+        "numeric",
+        changed(3, "age", np.inf),
+        lambda frame: as_npz(frame.astype({"age": float})),
+        r"features\[3\]: The feature 'age' is inf",
+    ),
+    "npz, narrow": (
+        "numeric",
+        lambda frame: frame,
+        lambda frame: as_npz(frame, logits=np.zeros((30, 3))),
+        "both `logits` and `features`",
+    ),
+    "Parquet, half": (
+        "mixed",
+        lambda frame: frame.assign(age=frame["age"] + 0.5),
+        as_parquet,
+        r"features\[0\]: The feature 'age' is .*; it is an integer",
+    ),
+    "Parquet, no string": (
+        "mixed",
+        lambda frame: frame.assign(city=3),
+        as_parquet,
+        "The column 'city' must hold strings, got int64",
+    ),
+    "Parquet, null": (
+        "mixed",
+        changed(4, "city", None),
+        as_parquet,
+        r"features\[4\]: The feature 'city' is None; it is a string",
+    ),
+    "Parquet, dates": (
+        "numeric",
+        lambda frame: frame.assign(age=pd.Timestamp(0)),
+        as_parquet,
+        "The column 'age' must hold numbers, got timestamp",
+    ),
+    "unknown label": (
+        "numeric",
+        changed(5, "label", "dgo"),
+        FORMS["CSV"],
+        r"labels\[5\] is 'dgo', which is no class of the model; did you mean 'dog'",
+    ),
+    "unknown column": (
+        "numeric",
+        lambda frame: frame.assign(id=1),
+        FORMS["CSV"],
+        "The column 'id' is nothing that onnx:model.onnx reads",
+    ),
+    "neither": (
+        "numeric",
+        lambda frame: frame.rename(columns={"age": "Age"}),
+        FORMS["CSV"],
+        r"neither .* \(missing: 'age'; did you mean 'Age'\?\) nor .* \(missing: 'cat' and 2 more\)",
+    ),
+    "both": (
+        "numeric",
+        lambda frame: frame.assign(logits="[1, 2, 3]"),
+        FORMS["CSV"],
+        "both `logits` and the columns of features",
+    ),
+    "neither, text": (
+        "texts",
+        lambda frame: frame.rename(columns={"text": "review"}),
+        FORMS["CSV"],
+        r"neither the text .* \(missing: 'text'\) nor logits",
+    ),
+    "no text": ("texts", changed(2, "text", None), as_parquet, r"text\[2\] is missing"),
+    "numbers": (
+        "texts",
+        lambda frame: frame.assign(text=5),
+        as_parquet,
+        "The column `text` must hold texts, got int64",
+    ),
+    "JSON, no text": ("texts", changed(2, "text", 5), as_json, r"texts\[2\] is 5; it must be a string"),
+    "long": ("texts", changed(2, "text", "a" * (2**20 + 1)), as_json, r"texts\[2\] has 1,048,577 bytes"),
+    "few": ("texts", lambda frame: frame[:9], as_json, "has 9 samples"),
+    "texts": (
+        "numeric",
+        lambda frame: frame.assign(text="a")[["text", "label"]],
+        as_json,
+        "needs `labels` and `features`, `logits` or `probabilities`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_used_is_refused_by_name(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    model, change, form, message = WRONG[name]
+    backbone = request.getfixturevalue(model)
+    with pytest.raises(BoxcalError, match=message):
+        read(form(change(table(backbone))), tmp_path, backbone, max_bytes=10**7)
+
+
+def test_columns_of_classes_are_logits_and_what_could_be_both_is_refused(
+    numeric: Any, tmp_path: Path
+) -> None:
+    scores = pd.DataFrame(np.eye(3)[np.arange(COUNT) % 3], columns=list(CLASSES)).assign(label="dog")
+    data = read(scores.to_csv(index=False).encode(), tmp_path, numeric)
+    assert not data.needs_backbone
+    same = linear(tmp_path / "same.onnx", "Identity", 4)
+    backbone = load_backbone(declare(same, output="scores"), device="cpu")
+    frame = pd.DataFrame(np.ones((COUNT, 4)), columns=list("0123")).assign(label=1)
+    body = frame.to_csv(index=False).encode()
+    with pytest.raises(BoxcalError, match=r"are the features that onnx:same\.onnx reads, and also"):
+        read(body, tmp_path, backbone)
+    assert not read(body, tmp_path, backbone, scores="logits").needs_backbone
+
+
+def test_a_model_of_one_input_asks_for_names(tmp_path: Path) -> None:
+    path = linear(tmp_path / "m.onnx", "Identity", 3)
+    backbone = load_backbone(declare(path, output="scores"), device="cpu")
+    frame = pd.DataFrame(np.ones((COUNT, 4)), columns=NAMES).assign(label=1)
+    with pytest.raises(BoxcalError, match='declare them as "features" in its JSON file'):
+        read(frame.to_csv(index=False).encode(), tmp_path, backbone)
+
+
+def test_a_sample_on_which_the_model_fails_is_named(mixed: Any, tmp_path: Path) -> None:
+    frame = table(mixed)
+    frame.loc[17, "city"] = "Bergen"  # the encoder knows two cities
+    data = read(frame.to_csv(index=False).encode(), tmp_path, mixed)
+    with pytest.raises(ValueError, match=r"rows\[17\]: the model fails on it"):
+        run_backbone(data, mixed, 0, lambda *_: None)
+
+
+def test_a_model_of_tokens_refuses_texts(tmp_path: Path, texts: Any) -> None:
+    body = as_json(table(texts))
+    inputs = ModelInputs("onnx:m.onnx", "texts", CLASSES, has_tokenizer=False)
+    with pytest.raises(BoxcalError, match=r"takes tokens: no tokenizer\.json"):
+        read(body, tmp_path, texts, inputs=inputs)
+
+
+def test_the_worker_gets_what_the_model_reads(mixed: Any, tmp_path: Path) -> None:
+    summary = BackboneSummary.of(mixed, tmp_path)
+    task = CheckTask(tmp_path, "text/csv", summary, {}, (), [], 1, 1)
+    assert TASK.validate_json(TASK.dump_json(task)) == task
+
+
+@pytest.mark.parametrize("model", ["mixed", "numeric", "texts"])
+def test_bulk_prediction_of_tables(
+    model: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone = request.getfixturevalue(model)
+    monkeypatch.setattr(bulk, "PART_ROWS", 20)
+    monkeypatch.setattr(bulk, "PART_TEXTS", 20)
+    monkeypatch.setattr("boxcal.app.settings.Settings.load_backbone", lambda _: backbone)
+    frame, source, output = table(backbone), tmp_path / "in.parquet", tmp_path / "out.parquet"
+    source.write_bytes(as_parquet(frame.assign(id=1)))
+    assert bulk.run(source, output, lower=None, upper=None, calibrator=None) == COUNT
+    logits = of_model(frame, backbone).astype(np.float64)
+    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(pq.read_table(output)["probabilities"].to_pylist(), expected, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("service")
+    of_text(folder / "model.onnx")
+    with running(folder / "data", model=f"onnx:{folder / 'model.onnx'}", device="cpu") as one:
+        yield one.url
+
+
+@pytest.mark.long
+def test_the_client_fits_and_compares_with_texts(service: str, texts: Any, tmp_path: Path) -> None:
+    frame = table(texts)
+    path = tmp_path / "texts.csv"
+    frame.to_csv(path, index=False)
+    document = {"texts": frame["text"].tolist(), "labels": frame["label"].to_numpy()}
+    with BoxcalClient(service) as client:
+        stages: list[str] = []
+        queued = client.fit(path, method="ts", activate="never")
+        done = client.wait_for_fit(queued.id, lambda fit: stages.append(fit.stage or ""))
+        assert (done.state, done.samples) == ("succeeded", COUNT)
+        compared = client.compare(document, versions=[0, done.version])
+        assert compared["fit_samples"] == COUNT
+        assert any(stage.startswith("running onnx:model.onnx on 30 texts") for stage in stages)
+        with pytest.raises(InvalidRequestError, match="`texts` has 1 rows but `labels` has 2"):
+            client.fit({"texts": ["a"], "labels": [0, 1]})
