@@ -24,19 +24,17 @@ from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.local import Bound, bounds_of, calibrator_of, image_of, scores_of
 from boxcal.app.cli.output import messages, progress_bar
 from boxcal.app.cli.settings import read_settings
-from boxcal.app.fitting.reading import ScoreFile
-from boxcal.app.fitting.samples import features_of, texts_of, tokens_of
+from boxcal.app.fitting.reading import SampleFile, ScoreFile, holds_samples
 from boxcal.app.settings import Settings
 from boxcal.calibrators import Bounds, Calibrator
 from boxcal.models.backbone import Backbone
-from boxcal.models.row_inputs import RowInputs
+from boxcal.models.inputs import Samples
 
 PART_ROWS = 20_000
 PART_IMAGES = 512
 PART_TEXTS = 2048
 AHEAD = 2
 """Batches that are decoded while the model runs."""
-TEXT = "text"
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 Part = tuple[dict[str, Any], torch.Tensor]
@@ -93,49 +91,28 @@ Numbered = Iterator[tuple[int, int, Part | None]]
 
 def _rows(source: Path, folder: Path, backbone: Backbone, batch_size: int) -> tuple[Numbered, int]:
     """Read a Parquet file of features, texts, logits or probabilities."""
-    names = set(pq.read_schema(source).names)
-    if isinstance(backbone.inputs, RowInputs) and set(backbone.inputs.names) <= names:
-        run_on = partial(_features, backbone, backbone.inputs)
-        return _samples(source, folder, backbone.inputs.names, PART_ROWS, run_on)
-    if "text" in backbone.inputs.members and TEXT in names:
-        return _samples(source, folder, [TEXT], PART_TEXTS, partial(_texts, backbone, batch_size))
-    file = ScoreFile(source, backbone.labels)
 
-    def parts() -> Numbered:
-        for number, (count, read) in enumerate(file.parts(PART_ROWS)):
+    def parts(file: ScoreFile | SampleFile, size: int, logits: Callable[[Any], torch.Tensor]) -> Numbered:
+        for number, (count, read) in enumerate(file.parts(size)):
             done = (folder / f"{number}.parquet").exists()
-            yield number, count, None if done else ({}, torch.from_numpy(read()))
+            yield number, count, None if done else ({}, logits(read()))
 
-    return parts(), file.rows
-
-
-def _samples(
-    source: Path,
-    folder: Path,
-    columns: Sequence[str],
-    rows: int,
-    logits: Callable[[pa.RecordBatch, int], torch.Tensor],
-) -> tuple[Numbered, int]:
-    """Run the model on parts of a Parquet file; `logits` takes a part and the number of its first row."""
-    file = pq.ParquetFile(source)
-
-    def parts() -> Numbered:
-        first = 0
-        for number, batch in enumerate(file.iter_batches(rows, columns=list(columns))):
-            done = (folder / f"{number}.parquet").exists()
-            yield number, len(batch), None if done else ({}, logits(batch, first))
-            first += len(batch)
-
-    return parts(), file.metadata.num_rows
+    if holds_samples(source, backbone.inputs):
+        samples = SampleFile(source, backbone.inputs)
+        if backbone.inputs.kind == "texts":
+            return parts(samples, PART_TEXTS, partial(_of_texts, backbone, batch_size)), samples.rows
+        run_on = partial(_of_features, backbone)
+        return parts(samples, PART_ROWS, run_on), samples.rows
+    scores = ScoreFile(source, backbone.labels)
+    return parts(scores, PART_ROWS, torch.from_numpy), scores.rows
 
 
-def _features(backbone: Backbone, inputs: RowInputs, batch: pa.RecordBatch, first: int) -> torch.Tensor:
-    return torch.as_tensor(backbone(inputs.batch(features_of(batch, inputs, first))))
+def _of_features(backbone: Backbone, samples: Samples) -> torch.Tensor:
+    return torch.as_tensor(backbone(backbone.inputs.batch(samples)))
 
 
-def _texts(backbone: Backbone, size: int, batch: pa.RecordBatch, first: int) -> torch.Tensor:
+def _of_texts(backbone: Backbone, size: int, samples: Samples) -> torch.Tensor:
     """Run the model on texts of similar lengths together, since a batch is padded to its longest text."""
-    samples = tokens_of(texts_of(batch, TEXT, first).tolist(), backbone.inputs, first)
     order = np.argsort([len(sample[0]) for sample in samples], kind="stable")
     groups = [order[start : start + size] for start in range(0, len(order), size)]
     found = torch.cat([torch.as_tensor(backbone(backbone.inputs.batch(samples[group]))) for group in groups])

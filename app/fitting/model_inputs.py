@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 FEATURES: Literal["features"] = "features"
 TEXTS: Literal["texts"] = "texts"
+TEXT = "text"
+"""The column of texts in a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class ModelInputs:
     @property
     def table_columns(self) -> tuple[str, ...]:
         """The columns of the samples in a table."""
-        return self.names if self.member == FEATURES else ("text",)
+        return self.names if self.member == FEATURES else (TEXT,)
 
     @property
     def rows(self) -> RowInputs:

@@ -16,11 +16,13 @@ from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.form import FilePart
 from boxcal.app.fitting.messages import FitTask
-from boxcal.app.fitting.model_inputs import ModelInputs
+from boxcal.app.fitting.model_inputs import TEXT, ModelInputs
 from boxcal.app.fitting.model_pass import run_backbone
 from boxcal.app.fitting.table_columns import LABEL, choose_columns
 from boxcal.app.fitting.validation_set import ValidationSet, log_probabilities
 from boxcal.app.registry.records import FittedCalibrator
+from boxcal.models.inputs import Inputs, Samples
+from boxcal.models.row_inputs import RowInputs
 
 if TYPE_CHECKING:
     from boxcal.app.settings import Settings
@@ -101,6 +103,56 @@ class ScoreFile:
                 f"a model, set BOXCAL_MODEL=logits:{values.shape[1]}."
             )
         return log_probabilities(values, first) if self._columns.kind == "probabilities" else values
+
+
+class SampleFile:
+    """A Parquet file of features or texts, without labels, read in parts; other columns are left out.
+
+    Parameters
+    ----------
+    inputs
+        Of the model that reads them.
+
+    Attributes
+    ----------
+    rows
+        Of the file.
+    """
+
+    def __init__(self, path: Path, inputs: Inputs) -> None:
+        import pyarrow.parquet as pq  # noqa: PLC0415 - takes long to load
+
+        self._file = pq.ParquetFile(path)
+        self._inputs = inputs
+        self.rows: int = self._file.metadata.num_rows
+
+    def parts(self, size: int) -> Iterator[tuple[int, Callable[[], Samples]]]:
+        """Yield the number of rows of each part, at most `size`, and a function that returns its samples."""
+        first = 0
+        for batch in self._file.iter_batches(size, columns=_sample_columns(self._inputs)):
+            yield len(batch), partial(self._samples, batch, first)
+            first += len(batch)
+
+    def _samples(self, batch: Any, first: int) -> Samples:
+        from boxcal.app.fitting.samples import features_of, texts_of, tokens_of  # noqa: PLC0415
+
+        if isinstance(self._inputs, RowInputs):
+            return features_of(batch, self._inputs, first)
+        return tokens_of(texts_of(batch, TEXT, first).tolist(), self._inputs, first)
+
+
+def holds_samples(path: Path, inputs: Inputs) -> bool:
+    """Whether a Parquet file has the columns of features, or of texts, that a model reads."""
+    import pyarrow.parquet as pq  # noqa: PLC0415 - takes long to load
+
+    wanted = _sample_columns(inputs)
+    return bool(wanted) and set(wanted) <= set(pq.read_schema(path).names)
+
+
+def _sample_columns(inputs: Inputs) -> list[str]:
+    if isinstance(inputs, RowInputs):
+        return list(inputs.names)
+    return [TEXT] if "text" in inputs.members else []
 
 
 def holds_images(path: Path) -> bool:
