@@ -1,7 +1,8 @@
 """The models that the settings name: the one of `BOXCAL_MODEL`, or those of `BOXCAL_MODELS`.
 
 `BOXCAL_MODELS` is `NAME=MODEL,...`, or a `.toml` file with a table for each model, which may also set what is
-its own: its labels, its queue, its share of the device and its bounds.
+its own: its labels, its queue, its share of the device and its bounds. In a config file these are the tables
+`[models.NAME]`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -117,11 +118,14 @@ def _listed(text: str) -> dict[str, Any]:
 
 def _file(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        found = tomllib.loads(path.read_text())
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ValueError(f"{path} is not TOML: {error}") from error
+    tables = found.get("models")
+    is_config_file = isinstance(tables, dict) and all(isinstance(one, dict) for one in tables.values())
+    return cast("dict[str, Any]", tables) if is_config_file else found
 
 
 def _table(name: str, content: Any) -> ModelTable:

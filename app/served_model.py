@@ -7,12 +7,13 @@ parameter `model`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.active import ActiveCalibrator
+from boxcal.app.errors import BoxcalError
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.build import Refits, open_refits
 from boxcal.app.fitting.jobs import FitJobs
@@ -33,6 +34,7 @@ from boxcal.app.telemetry import Telemetry
 from boxcal.app.v2.inference import Models
 from boxcal.app.workers.slot import Slot
 from boxcal.models.backbone import Backbone
+from boxcal.models.errors import BackboneError
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,17 @@ def turns_of(backbone: Backbone, share: float, devices: dict[str, Device] | None
     if devices is None or backbone.inputs.kind == "none":
         return None
     return devices.setdefault(str(backbone.device), Device(backbone.passes)).share(share)
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Begin the message of an error with the name of the model, if it has one of its own."""
+    try:
+        yield
+    except (BackboneError, BoxcalError) as error:
+        if name:
+            error.args = (f"The model {name} cannot be served: {error}",)
+        raise
 
 
 @asynccontextmanager

@@ -1,15 +1,21 @@
-"""Settings of the service, read once from the environment variables `BOXCAL_*` at startup."""
+"""Settings of the service, read once at startup: options, environment variables `BOXCAL_*`, a config file."""
 
 import difflib
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
-from boxcal.app import model_list
+from boxcal.app import config_file, model_list
 
 if TYPE_CHECKING:
     from boxcal.models.backbone import Backbone
@@ -174,6 +180,27 @@ class Settings(BaseSettings):
         default="info", description="Least severe level that is logged; `debug` adds one line per request."
     )
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Let arguments come before the environment, and the environment before the config file.
+
+        Raises
+        ------
+        ConfigFileError
+            The config file cannot be read.
+        """
+        if not (path := os.environ.get(config_file.VARIABLE)):
+            return init_settings, env_settings
+        found = config_file.read(Path(path), cls.model_fields)
+        return init_settings, env_settings, InitSettingsSource(settings_cls, found)
+
     @model_validator(mode="after")
     def _webhooks_are_signed(self) -> Self:
         if self.alarm_webhook is not None:
@@ -263,8 +290,8 @@ def unknown_variable(environment: Iterable[str]) -> str | None:
             "named boxcal; set `enableServiceLinks: false` in the specification of the pod, or rename "
             "the Service"
         )
-    of_the_client = ("URL", "API_KEY")
-    known = {*(name.upper() for name in Settings.model_fields), *of_the_client}
+    others = ("URL", "API_KEY", "CONFIG")
+    known = {*(name.upper() for name in Settings.model_fields), *others}
     for name in sorted(given - known):
         nearest = [f"; did you mean BOXCAL_{near}?" for near in difflib.get_close_matches(name, known, n=1)]
         return "".join([f"BOXCAL_{name} is not a setting", *nearest])

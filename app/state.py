@@ -21,7 +21,7 @@ from boxcal.app.middleware import TELEMETRY
 from boxcal.app.model_metrics import MetricsOfModels, MetricsOfOne
 from boxcal.app.nearest import hint
 from boxcal.app.predict.device import Device
-from boxcal.app.served_model import ServedModel, opened
+from boxcal.app.served_model import ServedModel, naming, opened
 from boxcal.app.settings import Settings
 from boxcal.app.stats import Collects
 from boxcal.app.telemetry import Telemetry
@@ -155,9 +155,10 @@ async def build(settings: Settings, telemetry: Telemetry, slot: Slot | None = No
         devices: dict[str, Device] | None = {} if several else None
         for entry, own in zip(entries, counted, strict=True):
             of_one = MetricsOfOne(collected, entry.name) if several else collected
-            model = await stack.enter_async_context(
-                opened(entry, own, of_one, slot, others=[*models.values()], devices=devices)
-            )
+            with naming(entry.name):
+                model = await stack.enter_async_context(
+                    opened(entry, own, of_one, slot, others=[*models.values()], devices=devices)
+                )
             models[model.name] = model
         default = next(iter(models.values()))
         if several:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from prometheus_client import (
@@ -22,10 +20,8 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import HistogramMetricFamily
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
+from boxcal.app.metric_types import FastHistogram, ReadCounter
 from boxcal.app.responses import STAGES
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -61,77 +57,6 @@ REMEMBERED = 1000
 """`expected_accuracy` gives each new prediction the weight 1/1000, after a plain mean of the first 1000."""
 
 
-class FastHistogramSeries:
-    """One series of a `FastHistogram`; any thread may observe."""
-
-    __slots__ = ("_bounds", "_counts", "_lock", "_total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._total = 0.0
-        self._lock = threading.Lock()
-
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        with self._lock:
-            self._counts[bisect_left(self._bounds, value)] += 1
-            self._total += value
-
-    def read(self) -> tuple[list[int], float]:
-        """Return the cumulative counts up to each bound and beyond the last, and the sum of the values."""
-        with self._lock:
-            return list(accumulate(self._counts)), self._total
-
-
-class FastHistogram(Collector):
-    """A histogram with the series of `prometheus_client.Histogram`, which takes a lock for each number.
-
-    A request observes five values; docs/benchmarks.md has what the library's histogram costs.
-
-    Parameters
-    ----------
-    name, documentation
-        As exposed.
-    bounds
-        Upper bounds of the buckets, ascending, without infinity.
-    labels
-        Names of the labels.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        documentation: str,
-        bounds: Sequence[float],
-        labels: Sequence[str] = (),
-        *,
-        registry: CollectorRegistry,
-    ) -> None:
-        self._family = name, documentation, tuple(labels)
-        self._bounds = tuple(bounds)
-        self._names = [floatToGoString(bound) for bound in (*bounds, math.inf)]  # type: ignore[no-untyped-call]
-        self._series: dict[tuple[str, ...], FastHistogramSeries] = {}
-        self._lock = threading.Lock()
-        registry.register(self)
-
-    def labels(self, *values: str) -> FastHistogramSeries:
-        """Return the series with these values of the labels; it is exposed from the first call on."""
-        with self._lock:
-            return self._series.setdefault(values, FastHistogramSeries(self._bounds))
-
-    def collect(self) -> Iterable[HistogramMetricFamily]:
-        """Return what was counted."""
-        name, documentation, labels = self._family
-        family = HistogramMetricFamily(name, documentation, labels=labels)
-        with self._lock:
-            series = list(self._series.items())
-        for values, one in series:
-            counts, total = one.read()
-            family.add_metric(values, list(zip(self._names, map(float, counts), strict=True)), total)
-        yield family
-
-
 class Telemetry:
     """Metrics of the service. All methods are thread-safe.
 
@@ -164,6 +89,11 @@ class Telemetry:
         self._batch_size = FastHistogram(
             "boxcal_batch_size", "Number of samples in a forward pass.", SIZES, registry=registry
         ).labels()
+        self._device_seconds = ReadCounter(
+            "boxcal_device_seconds",
+            "Duration of all forward passes in seconds; the models of a service share a device by it.",
+            registry=registry,
+        )
         self._queue_samples = Gauge(
             "boxcal_queue_samples", "Number of samples in the queue and in progress.", registry=registry
         )
@@ -294,6 +224,10 @@ class Telemetry:
     def watch_queue(self, held: Callable[[], int]) -> None:
         """Read the gauge of the queue from the batcher itself."""
         self._queue_samples.set_function(held)
+
+    def watch_device(self, seconds: Callable[[], float]) -> None:
+        """Read the time of forward passes from the batcher itself."""
+        self._device_seconds.read = seconds
 
     def watch_registry(self, silence: Callable[[], float]) -> None:
         """Read how long the registry has not answered from its database."""

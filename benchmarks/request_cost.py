@@ -96,5 +96,5 @@ if __name__ == "__main__":
         main(int(variant))
     else:
         if variant == "library":
-            telemetry.FastHistogram = library_histogram  # type: ignore[assignment,misc]
+            telemetry.FastHistogram = library_histogram  # type: ignore[assignment,attr-defined]
         print(asyncio.run(measure()))

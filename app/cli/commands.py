@@ -19,7 +19,6 @@ cli = typer.Typer(
     name="boxcal",
     epilog=EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -39,6 +38,15 @@ CalibratorName = Annotated[
 ]
 Json = Annotated[
     bool, typer.Option("--json", help="Write one JSON document to stdout and messages to stderr.")
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Settings in TOML: `name = value`, and a table `\\[models.NAME]` for each of several models. "
+        "Default: BOXCAL_CONFIG.",
+        show_default=False,
+    ),
 ]
 ValidationFile = Annotated[
     Path,
@@ -328,11 +336,11 @@ def inspect(
 
 
 @cli.command()
-def doctor(*, as_json: Json = False) -> None:
-    """Check the settings, the model, the registry, the disk and the port; exit code 1 if one fails."""
+def doctor(*, config: Config = None, as_json: Json = False) -> None:
+    """Check the settings, the models, the registry, the disk and the port; exit code 1 if one fails."""
     from boxcal.app.cli.doctor import run
 
-    run(as_json=as_json)
+    run(config, as_json=as_json)
 
 
 def show_version(asked: bool) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,31 +10,27 @@ import sqlalchemy
 import typer
 from rich.markup import escape
 
-from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.failures import CannotStart, UsageError
 from boxcal.app.cli.local import bounds_of
 from boxcal.app.cli.output import screen, write_json
 from boxcal.app.cli.settings import read_settings
-from boxcal.app.client import BoxcalClient, calls
-from boxcal.app.client.clients import ONCE
-from boxcal.app.client.errors import ClientError
+from boxcal.app.cli.starting import check_port
 from boxcal.app.settings import Settings
 
 DATABASE_SECONDS = 5
-SERVICE_SECONDS = 2.0
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}  # noqa: S104 - addresses that mean all
 
 
-def run(*, as_json: bool) -> None:
+def run(config: Path | None, *, as_json: bool) -> None:
     """Run every check and show its result; exit code 1 where one failed."""
-    settings = read_settings()
+    settings = read_settings(config)
     checks: dict[str, Callable[[Settings], str]] = {
-        "model": model, "registry": registry, "disk": disk, "port": port,
+        "model": model, "registry": registry, "disk": disk, "port": check_port,
     }  # fmt: skip
     found = []
     for name, check in checks.items():
         try:
             found.append({"check": name, "ok": True, "found": check(settings)})
-        except (ValueError, OSError, sqlalchemy.exc.SQLAlchemyError) as error:
+        except (ValueError, OSError, CannotStart, sqlalchemy.exc.SQLAlchemyError) as error:
             found.append({"check": name, "ok": False, "found": " ".join(str(error).split())})
     if as_json:
         write_json(found)
@@ -103,30 +98,3 @@ def disk(settings: Settings) -> str:
             f"{settings.max_upload_bytes:,}"
         )
     return f"{existing} is writable and has {free / 2**30:.1f} GiB free"
-
-
-def port(settings: Settings) -> str:
-    """Listen on the address for a moment; if that fails, ask who listens there."""
-    if settings.uds is not None:
-        folder = settings.uds.absolute().parent
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise OSError(f"{folder}, the folder of the socket, is not writable")
-        return f"{settings.uds} can be created"
-    address = f"{settings.host}:{settings.port}"
-    try:
-        socket.create_server((settings.host, settings.port)).close()
-    except OSError as error:
-        if (served := running_model(settings)) is not None:
-            raise OSError(f"{address} is in use by a running boxcal, which serves {served}") from error
-        raise OSError(f"cannot listen on {address}: {error.strerror or error}") from error
-    return f"{address} is free"
-
-
-def running_model(settings: Settings) -> str | None:
-    """Return the model of the boxcal that listens on the address; None if something else does."""
-    host = LOOPBACK.get(settings.host, settings.host)
-    try:
-        with BoxcalClient(f"http://{host}:{settings.port}", timeout=SERVICE_SECONDS) as client:
-            return client.send(calls.ready(), ONCE).model
-    except ClientError:
-        return None

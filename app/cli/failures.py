@@ -16,6 +16,10 @@ class UsageError(Exception):
     """The arguments of a command do not make sense together; the message says which."""
 
 
+class CannotStart(Exception):
+    """Something that the service needs is not there; the message says what."""
+
+
 def failure_of(error: Exception) -> tuple[str, int] | None:
     """Return the message and exit code of an error that a user or the service causes, None for a defect.
 
@@ -32,7 +36,11 @@ def failure_of(error: Exception) -> tuple[str, int] | None:
 
 
 def _kinds() -> list[tuple[type[Exception], int]]:
-    kinds: list[tuple[type[Exception], int]] = [(UsageError, MISUSED), (OSError, MISUSED)]
+    kinds: list[tuple[type[Exception], int]] = [
+        (UsageError, MISUSED),
+        (CannotStart, UNAVAILABLE),
+        (OSError, MISUSED),
+    ]
     for module, name, code in (
         ("boxcal.app.client.errors", "UnavailableError", UNAVAILABLE),
         ("boxcal.app.client.errors", "TransportError", UNAVAILABLE),

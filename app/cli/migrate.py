@@ -1,11 +1,13 @@
 """`boxcal migrate`: applies missing migrations to the registry of the settings."""
 
+from pathlib import Path
+
 from boxcal.app.cli.output import screen
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.registry.maintenance import migrate
 
 
-def run() -> None:
+def run(config: Path | None) -> None:
     """Migrate, and print the revision.
 
     Raises
@@ -13,4 +15,4 @@ def run() -> None:
     BoxcalError
         The registry does not answer, or cannot be used.
     """
-    screen.print(f"The registry has the tables of revision {migrate(read_settings().registry_url)}.")
+    screen.print(f"The registry has the tables of revision {migrate(read_settings(config).registry_url)}.")

@@ -7,33 +7,21 @@ from typing import Annotated
 
 import typer
 
-from boxcal.app.cli.commands import cli
+from boxcal.app.cli.commands import Config, cli
+from boxcal.app.cli.setting_options import SettingsCommand
 
 
-@cli.command()
-def serve(
-    *,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default=False)] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free port.", show_default=False),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="`digits`, `torchvision:NAME`, `onnx:PATH`, ...", show_default=False),
-    ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Directory for the database and uploads.", show_default=False)
-    ] = None,
-) -> None:
-    """Start the service. Options take precedence over the environment variables BOXCAL_*."""
-    options = locals()
+@cli.command(cls=SettingsCommand)
+def serve(ctx: typer.Context, *, config: Config = None) -> None:
+    """Start the service. Options come before environment variables, and these before the config file."""
     from boxcal.app.cli.allocator import set_up_allocator
 
     set_up_allocator()  # before the imports, which take a second
     from boxcal.app.cli.settings import read_settings
+    from boxcal.app.cli.starting import check_start
 
-    settings = read_settings(**options)
+    settings = read_settings(config, **ctx.obj)
+    check_start(settings)
     if settings.workers > 1:
         from boxcal.app.workers.supervisor import supervise
 
@@ -48,12 +36,12 @@ def serve(
 
 
 @cli.command()
-def worker() -> None:
+def worker(*, config: Config = None) -> None:
     """Run the fits of services with BOXCAL_FITS=queue, and continue those of processes that stopped."""
     from boxcal.app.cli.failures import UsageError
     from boxcal.app.cli.settings import read_settings
 
-    settings = read_settings()
+    settings = read_settings(config)
     if settings.shared_dir is None:
         raise UsageError("`boxcal worker` needs BOXCAL_SHARED_DIR, the directory of the validation sets")
     from boxcal.app.fitting.queue_worker import run
@@ -62,11 +50,11 @@ def worker() -> None:
 
 
 @cli.command()
-def migrate() -> None:
+def migrate(*, config: Config = None) -> None:
     """Update the tables of the registry that BOXCAL_DATABASE_URL or BOXCAL_DATA_DIR selects."""
     from boxcal.app.cli.migrate import run
 
-    run()
+    run(config)
 
 
 @cli.command()

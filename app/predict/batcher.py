@@ -94,6 +94,11 @@ class Batcher(Generic[Context, Result]):
         """Samples of admitted requests: being decoded, waiting or in progress."""
         return self._held
 
+    @property
+    def device_seconds(self) -> float:
+        """Seconds of all passes that have ended."""
+        return self._lanes.device_seconds
+
     def check_room(self, samples: int, deadline: float = math.inf) -> None:
         """Refuse a request for whose samples there is no room.
 

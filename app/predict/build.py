@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.active import ServedCalibrator
-from boxcal.app.errors import InvalidBounds
 from boxcal.app.predict.answers import Rows
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.batcher import Batcher
@@ -64,10 +63,7 @@ async def open_pipeline(
         No probability vector has these bounds.
     """
     labels = Labels(backbone.labels)
-    try:
-        checked = check_bounds(bounds, labels)
-    except InvalidBounds as error:
-        raise InvalidBounds(f"The model {name} cannot have its bounds: {error}") from error
+    checked = check_bounds(bounds, labels)
     scoring = Scoring(backbone)
     batcher: Batcher[CalibrationRequest, Rows] = Batcher(
         scoring,
@@ -79,6 +75,7 @@ async def open_pipeline(
         turns=turns,
     )
     telemetry.watch_queue(lambda: batcher.held)
+    telemetry.watch_device(lambda: batcher.device_seconds)
     with ThreadPoolExecutor(
         settings.decode_threads, thread_name_prefix="decode", initializer=lower_thread_priority
     ) as pool:

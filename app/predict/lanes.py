@@ -125,6 +125,8 @@ class Lanes(Generic[Context, Result]):
     ----------
     failure
         The exception that ended a thread; None while all threads run.
+    device_seconds
+        How long all passes took that have ended.
     """
 
     def __init__(
@@ -146,6 +148,7 @@ class Lanes(Generic[Context, Result]):
         self._deliver = deliver
         self._on_failure = on_failure
         self.failure: BaseException | None = None
+        self.device_seconds = 0.0
         self._queue: deque[Entry[Context, Result]] = deque()
         if turns is not None:
             turns.has_work = lambda: bool(self._queue)
@@ -211,6 +214,7 @@ class Lanes(Generic[Context, Result]):
                     self._turns.leave(seconds, is_coming=more)
             with self._changed:
                 self._running -= 1
+                self.device_seconds += seconds
             passed = Pass(parts[-1].stop, began, seconds, logits, scored, failed)
             if more:
                 if self._turns is not None and self._finishing.full():

@@ -208,7 +208,8 @@ def read_request(request: Any) -> Asked:
 async def serving(state: State, host: str, port: int, max_bytes: int) -> AsyncIterator[int]:
     """Serve until the block ends; gives the port."""
     options = [("grpc.max_receive_message_length", max_bytes), ("grpc.max_send_message_length", -1)]
-    server = grpc.aio.server(options=[*options, ("grpc.so_reuseport", 0)])
+    # The processes of one service listen on the same port; another program that listens there is an error.
+    server = grpc.aio.server(options=[*options, ("grpc.so_reuseport", int(state.is_shared))])
     inference = Inference(state)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, inference.handlers())])
     checks = health.aio.HealthServicer()

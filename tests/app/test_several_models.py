@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,8 +17,13 @@ import pytest
 import torch
 
 from boxcal.app.client import BoxcalClient
+from boxcal.app.errors import BoxcalError
 from boxcal.app.registry.records import FittedCalibrator
+from boxcal.app.settings import Settings
+from boxcal.app.state import build
+from boxcal.app.telemetry import Telemetry
 from boxcal.calibrators import fit as fitted
+from boxcal.models.errors import BackboneError
 from tests.app.fitting.service import free_port
 from tests.app.fitting.validation_data import overconfident
 from tests.app.running import Service, running
@@ -180,6 +187,8 @@ def test_metrics_and_statistics_are_told_apart(http: httpx.Client) -> None:
     refused = 'boxcal_request_seconds_count{model="elsewhere",route="/calibrate",status="422"} '
     assert [float(line.rpartition(" ")[2]) for line in counted if line.startswith(refused)] == [3.0]
     assert any('route="/metrics"' in line and "model=" not in line for line in counted)
+    device = [line for line in lines if line.startswith("boxcal_device_seconds_total{")]
+    assert [line.split('"')[1] for line in device] == ["north", "south", "elsewhere"]
     queues = [line.split("{")[1].split("}")[0] for line in lines if line.startswith("boxcal_queue_samples{")]
     assert queues == ['model="north"', 'model="south"', 'model="elsewhere"']
     assert sum(line.startswith("process_resident_memory_bytes ") for line in lines) == 1
@@ -200,3 +209,36 @@ def test_the_client_names_its_model(service: Service) -> None:
         assert south.calibrate(LOGITS).model == south.model()["name"] == "south"
         assert default.calibrate(LOGITS).model == default.model()["name"] == "north"
         assert default.model()["models"] == ["north", "south", "elsewhere"]
+
+
+@pytest.mark.parametrize(
+    ("models", "reason"),
+    [
+        ("a=digits,b=onnx:nowhere.onnx", "The model file nowhere.onnx does not exist."),
+        ("a=digits,b=torchvision:nothing", "nothing"),
+    ],
+)
+def test_a_model_that_cannot_be_served_is_named(tmp_path: Path, models: str, reason: str) -> None:
+    message = refused(tmp_path, models)
+    assert message.startswith("The model b cannot be served: ")
+    assert reason in message
+
+
+def test_bounds_that_a_model_cannot_have_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text("[a]\nmodel = 'logits:3'\n[b]\nmodel = 'logits:3'\nupper = 0.2")
+    message = refused(tmp_path, str(file))
+    assert message.startswith("The model b cannot be served: The upper bounds")
+
+
+def refused(folder: Path, models: str) -> str:
+    """Return why a service with these models does not start."""
+
+    async def start() -> None:
+        settings = Settings(data_dir=folder / "data", models=models, device="cpu")
+        async with build(settings, Telemetry({})):
+            pass
+
+    with pytest.raises((BackboneError, BoxcalError)) as error:
+        asyncio.run(start())
+    return str(error.value)

@@ -23,6 +23,7 @@ PROMISED = {
     "boxcal_request_seconds",
     "boxcal_stage_seconds",
     "boxcal_batch_size",
+    "boxcal_device_seconds_total",
     "boxcal_queue_samples",
     "boxcal_feedback_total",
     "boxcal_expected_accuracy_low",

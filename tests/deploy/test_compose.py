@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +82,16 @@ def test_everything_that_is_mounted_exists(name: str) -> None:
             assert mount["read_only"] is True
 
 
-def test_compose_passes_on_settings_that_the_service_has() -> None:
+def test_compose_passes_on_every_setting_that_the_image_does_not_have() -> None:
     from boxcal.app.settings import Settings
 
     known = {f"BOXCAL_{field.upper()}" for field in Settings.model_fields}
-    assert set(SERVICES["boxcal"]["environment"]) <= known
+    image = set(re.findall(r"\b(BOXCAL_[A-Z_]+)=", (ROOT / "Dockerfile").read_text()))
+    assert image == {"BOXCAL_HOST", "BOXCAL_PORT", "BOXCAL_DATA_DIR"}
+    for name in BUILT_HERE:
+        environment = SERVICES[name]["environment"]
+        assert set(environment) == known - image | {"BOXCAL_CONFIG"}
+        assert set(environment.values()) == {None}, "a value is taken from the shell"
 
 
 def test_grafana_finds_its_data_source_and_dashboard_where_they_are_mounted() -> None:

@@ -1,0 +1,46 @@
+"""The config file of a command: TOML with a value for any setting, named by `--config` or `BOXCAL_CONFIG`."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "BOXCAL_CONFIG"
+
+
+class ConfigFileError(Exception):
+    """The file cannot be read, or has a member that is no setting; the message names both."""
+
+
+def read(path: Path, known: Collection[str]) -> dict[str, Any]:
+    """Read the settings of a config file.
+
+    A table `models` stands for a file of models: `model_list` reads it in this one.
+
+    Parameters
+    ----------
+    known
+        The names of all settings.
+
+    Raises
+    ------
+    ConfigFileError
+        See there.
+    """
+    if path.suffix != ".toml":
+        raise ConfigFileError(f"{path} is not a `.toml` file")
+    try:
+        found = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigFileError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigFileError(f"{path} is not TOML: {error}") from error
+    for name in sorted(set(found) - set(known)):
+        nearest = [f"; did you mean {near}?" for near in difflib.get_close_matches(name, known, n=1)]
+        raise ConfigFileError("".join([f"{path}: {name} is not a setting", *nearest]))
+    if isinstance(found.get("models"), dict):
+        found["models"] = str(path)
+    return found

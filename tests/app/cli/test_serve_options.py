@@ -1,0 +1,161 @@
+"""What `boxcal serve` takes: an option for each setting, a config file; and what stops it at once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from boxcal.app.cli.setting_options import setting_options
+from boxcal.app.config_file import ConfigFileError
+from boxcal.app.settings import Settings
+from tests.app.cli.conftest import Boxcal
+
+CONFIG = """
+port = {port}
+max_batch_size = 7
+labels = "names.txt"
+keep_days = 1.5
+allow_anonymous = true
+"""
+MODELS = """
+[models.a]
+model = "digits"
+share = 2
+
+[models.b]
+model = "logits:3"
+"""
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", "")  # otherwise `serve` starts this process again
+    monkeypatch.setenv("BOXCAL_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("BOXCAL_CONFIG", "")  # put back after commands that set it
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """Give a port that someone else listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def test_every_setting_is_an_option_and_is_explained(boxcal: Boxcal) -> None:
+    assert [option.name for option in setting_options()] == list(Settings.model_fields)
+    shown = boxcal("serve", "--help").stdout
+    for name in Settings.model_fields:
+        assert f"--{name.replace('_', '-')}" in shown
+
+
+def test_options_come_before_the_environment_and_that_before_the_config_file(
+    boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, taken: int
+) -> None:
+    (file := tmp_path / "boxcal.toml").write_text(CONFIG.format(port=taken))
+    monkeypatch.setenv("BOXCAL_CONFIG", str(file))
+    monkeypatch.setenv("BOXCAL_MAX_BATCH_SIZE", "8")
+    read = Settings(keep_days=2)
+    assert (read.port, read.max_batch_size, read.keep_days) == (taken, 8, 2)
+    assert (read.labels, read.allow_anonymous) == (Path("names.txt"), True)
+    monkeypatch.setenv("BOXCAL_CONFIG", "")
+    message = f"cannot listen on 127.0.0.1:{taken}: Address already in use"
+    for arguments in (("--config", file), ("--port", taken)):
+        ended = boxcal("serve", *arguments)
+        assert (ended.code, message in ended.stderr) == (3, True), ended.stderr
+
+
+def test_a_config_file_can_have_the_models(boxcal: Boxcal, tmp_path: Path) -> None:
+    (file := tmp_path / "boxcal.toml").write_text("port = 0\ndevice = 'cpu'\n" + MODELS)
+    (model, *_) = boxcal("doctor", "--config", file, "--json").json
+    assert model["found"] == "a: 10 classes on cpu; b: no model; /calibrate takes logits of 3 classes"
+    assert [entry.share for entry in Settings().entries()] == [2.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("modle = 'digits'", "boxcal.toml: modle is not a setting; did you mean model?"),
+        ("port = 'x'", "boxcal.toml: port: Input should be a valid integer"),
+        ("port = ", "boxcal.toml is not TOML"),
+        (None, "boxcal.toml cannot be read: No such file or directory"),
+        ("[models.a]\nshare = 2", "a.model: Field required"),
+    ],
+)
+def test_a_config_file_that_cannot_be_used_is_named(
+    boxcal: Boxcal, tmp_path: Path, content: str | None, reason: str
+) -> None:
+    file = tmp_path / "boxcal.toml"
+    if content is not None:
+        file.write_text(content)
+    ended = boxcal("serve", "--config", file)
+    assert (ended.code, reason in ended.stderr) == (2, True), ended.stderr
+
+
+def test_a_config_file_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BOXCAL_CONFIG", str(tmp_path / "boxcal.yaml"))
+    with pytest.raises(ConfigFileError, match=r"is not a `\.toml` file"):
+        Settings()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--port", "70000"), "--port: Input should be less than or equal to 65535, got 70000"),
+        (("--models", "a=digits,b"), "--models: Value error, 'b' is not NAME=MODEL"),
+        (("--precision", "int8"), "'int8' is not one of"),
+        (("--modle", "digits"), "No such option: --modle"),
+        (("--alarm-webhook", "http://x"), "error: alarm_webhook needs alarm_secret"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_named(
+    boxcal: Boxcal, arguments: tuple[str, ...], reason: str
+) -> None:
+    ended = boxcal("serve", *arguments)
+    assert (ended.code, reason in ended.stderr) == (2, True), ended.stderr
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_taken_port_is_told_before_the_model_is_loaded(boxcal: Boxcal, taken: int, workers: int) -> None:
+    for option in ("--port", "--grpc-port"):
+        ended = boxcal("serve", "--model", "onnx:nowhere.onnx", "--workers", workers, option, taken)
+        assert ended.code == 3
+        assert f"cannot listen on 127.0.0.1:{taken}" in ended.stderr
+
+
+def test_a_port_of_boxcal_is_told_with_what_it_serves(boxcal: Boxcal, url: str) -> None:
+    ended = boxcal("serve", "--port", url.rpartition(":")[2])
+    assert ended.code == 3
+    assert "is in use by a running boxcal, which serves digits" in ended.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_named_without_a_traceback(boxcal: Boxcal, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file" / "data", Path("/proc/boxcal")):
+        ended = boxcal("serve", "--data-dir", folder)
+        assert ended.code == 3
+        assert ended.stderr.startswith(f"boxcal: error: BOXCAL_DATA_DIR: cannot write to {folder}: ")
+
+
+def test_the_shell_completes_commands_options_and_values() -> None:
+    def completed(words: str) -> list[str]:
+        given = {"_BOXCAL_COMPLETE": "complete_bash", "COMP_WORDS": words}
+        place = {"COMP_CWORD": str(len(words.split(" ")) - 1)}
+        program = "import sys; sys.argv = ['boxcal']; from boxcal.app.cli import main; main()"
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | given | place,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return ended.stdout.split()
+
+    assert "serve" in completed("boxcal ser")
+    assert "--max-batch-size" in completed("boxcal serve --max-b")
+    assert completed("boxcal serve --precision b") == ["bfloat16"]
