@@ -8,6 +8,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
+import numpy as np
+from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
@@ -30,6 +32,14 @@ class FastHistogramSeries:
         with self._lock:
             self._counts[bisect_left(self._bounds, value)] += 1
             self._total += value
+
+    def observe_all(self, values: NDArray[np.float64], total: float) -> None:
+        """Count values (N,), whose sum is `total`."""
+        places = np.searchsorted(self._bounds, values)
+        counts = np.bincount(places, minlength=len(self._counts)).tolist()
+        with self._lock:
+            self._counts = [kept + more for kept, more in zip(self._counts, counts, strict=True)]
+            self._total += total
 
     def read(self) -> tuple[list[int], float]:
         """Return the cumulative counts up to each bound and beyond the last, and the sum of the values."""

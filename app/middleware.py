@@ -27,6 +27,7 @@ from boxcal.app.access.limits import Limiter
 from boxcal.app.access.scopes import Level
 from boxcal.app.budget import Budget
 from boxcal.app.logs import current_request_id
+from boxcal.app.pieces import EXTENSION, Pieces
 from boxcal.app.telemetry import UNMATCHED, Telemetry
 from boxcal.models.errors import BackboneError
 
@@ -37,7 +38,11 @@ TELEMETRY = "boxcal.telemetry"
 SMALL_BODY = 256 * 1024
 """Bytes of each body that the limit on all bodies does not count; so large bodies do not block small ones."""
 CHUNK = 256 * 1024
-"""Bytes of a response that are sent at once; the next ones wait until the client has read most of them."""
+"""Bytes of a long response that are sent at once; the next wait until the client has read most of them."""
+JOINED = 64 * 1024
+"""Bytes of a response whose pieces are joined: less work than to send several."""
+AT_ONCE = 1024 * 1024
+"""Bytes of a response that is sent as a whole: while it lies in the cache, with one call of the system."""
 
 
 class DirectRequest(Request):
@@ -52,15 +57,19 @@ class DirectRequest(Request):
     ) -> None:
         """Send a whole response, whose body is the concatenation of at least one piece."""
         length = sum(map(len, body))
-        if len(body) > 1 and length <= CHUNK:
+        if len(body) > 1 and length <= JOINED:
             body = [b"".join(body)]
         fixed = [(b"content-length", b"%d" % length), (b"content-type", media_type.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
+        if length <= AT_ONCE and EXTENSION in self.scope.get("extensions", ()):
+            whole = body[0] if len(body) == 1 else Pieces(body, length)
+            await self._send({"type": "http.response.body", "body": whole})
+            return
         sent = 0
         for piece in body:
-            whole = piece if len(piece) <= CHUNK else memoryview(piece)  # parts of a view are no copies
+            view = piece if len(piece) <= CHUNK else memoryview(piece)  # parts of a view are no copies
             for start in range(0, max(1, len(piece)), CHUNK):
-                part = whole[start : start + CHUNK]
+                part = view[start : start + CHUNK]
                 sent += len(part)
                 await self._send({"type": "http.response.body", "body": part, "more_body": sent < length})
                 if sent < length:

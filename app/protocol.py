@@ -11,7 +11,10 @@ import asyncio
 import time
 from typing import Any, cast
 
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from boxcal.app.pieces import PIECES, Pieces
 
 CONTINUE = b"HTTP/1.1 100 "
 MAX_HEAD_BYTES = 64 * 1024
@@ -30,7 +33,8 @@ TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with limits on the size of headers and on the time that a client takes.
 
-    The server calls `check_progress` of every connection about once a second.
+    The server calls `check_progress` of every connection about once a second. The application may send a
+    response of several pieces in one message (`pieces`).
 
     The status line and the headers are sent with the first bytes of the body, as ASGI recommends: small
     responses leave in one write. Two writes cost the system twice as much and wake the client twice.
@@ -57,6 +61,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin the head of a request."""
         super().on_message_begin()
+        self.scope["extensions"] = PIECES
         self._head_since = time.monotonic()
 
     def on_headers_complete(self) -> None:
@@ -72,6 +77,20 @@ class LimitedProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is not None and cycle.scope is self.scope and cycle.scope["method"] != "HEAD":
             cycle.transport = cast("asyncio.Transport", BufferedHeaderTransport(cycle.transport))
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a part of a body for the application, without a copy if it has read the ones before."""
+        cycle = self.cycle
+        before: bytes | bytearray = cycle.body
+        if before or cycle.response_complete:
+            if isinstance(before, bytes):
+                cycle.body = bytearray(before)
+            super().on_body(body)
+            return
+        cycle.body = cast("bytearray", body)  # bytes serve: the application receives bytes of it
+        if len(body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
 
     def _size_of_head(self) -> int:
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
@@ -140,14 +159,18 @@ class BufferedHeaderTransport:
         self.close = transport.close
         self.is_closing = transport.is_closing
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | Pieces) -> None:
         """Keep the headers, send them with what comes next, and then send everything at once."""
         if self._head is None:
-            self._transport.write(data)
+            if isinstance(data, Pieces):
+                self._transport.writelines(data.parts)
+            else:
+                self._transport.write(data)
         elif self._head:
-            self._transport.writelines((self._head, data))
+            parts = data.parts if isinstance(data, Pieces) else (data,)
+            self._transport.writelines((self._head, *parts))
             self._head = None
-        elif data.startswith(CONTINUE):
+        elif isinstance(data, bytes) and data.startswith(CONTINUE):
             self._transport.write(data)
         else:
-            self._head = data
+            self._head = bytes(data)

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -288,13 +290,17 @@ class Telemetry:
         if reason in REJECTIONS:
             self._rejected.labels(reason).inc()
 
-    def answered(self, confidences: Iterable[float], lower_hits: int, upper_hits: int, relaxed: int) -> None:
-        """Count the predictions of one answer: their confidences, and what bounds did to them."""
-        total, count = 0.0, 0
-        for confidence in confidences:
-            self._confidence.observe(confidence)
-            total += confidence
-            count += 1
+    def answered(
+        self, confidences: NDArray[np.float64], lower_hits: int, upper_hits: int, relaxed: int
+    ) -> None:
+        """Count the predictions of one answer: their confidences (N,), and what bounds did to them."""
+        count = len(confidences)
+        if count == 1:
+            total = confidences.item()
+            self._confidence.observe(total)
+        else:
+            total = confidences.sum().item()
+            self._confidence.observe_all(confidences, total)
         if lower_hits:
             self._sides["lower"].inc(lower_hits)
         if upper_hits:

@@ -89,6 +89,25 @@ class PlainRows:
         mapped = logits if self._temperature == 1.0 else logits / self._temperature
         return _solve(mapped, *self._box, self._tolerance), mapped
 
+    def summarised(self, logits: Array) -> tuple[Array, Array, Array, Array]:
+        """Give also the sum of the probabilities of each row (N,), and the largest of them (N,).
+
+        Raises
+        ------
+        ValueError
+            Naming the row that has no answer.
+        """
+        from boxcal.calibrators.operator.cpu_loops import summarised_rows  # noqa: PLC0415 - as `_solve`
+
+        mapped = logits if self._temperature == 1.0 else logits / self._temperature
+        probabilities = np.empty_like(mapped)
+        sums, largest = np.empty((2, len(mapped)))
+        refused = summarised_rows(mapped, *self._box, self._tolerance, probabilities, sums, largest)
+        if refused >= 0:
+            lower, upper = (bound[:, None] for bound in self._box)
+            raise_for_row(mapped, lower, upper, self._tolerance, refused)
+        return probabilities, mapped, sums, largest
+
 
 def plain_rows(logit_map: tuple[str, Any], bound_map: tuple[str, Any], num_classes: int) -> PlainRows | None:
     """Give the short way through two maps; None where they are more than a temperature and a box.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice
@@ -43,6 +43,8 @@ class Rows:
         (N, K) float64 each, the lower and upper effective bounds; None if every probability satisfies them.
     relaxed
         (N,) bool, whether fitted bounds were relaxed.
+    largest
+        (N,) float64, the largest probability of each sample.
     """
 
     probabilities: Float64Array
@@ -50,6 +52,7 @@ class Rows:
     mapped: Float64Array
     box: tuple[Float64Array, Float64Array] | None
     relaxed: NDArray[np.bool_]
+    largest: Float64Array
 
     def __len__(self) -> int:
         return len(self.probabilities)
@@ -58,7 +61,14 @@ class Rows:
         """View some consecutive rows."""
         span = slice(start, stop)
         box = None if self.box is None else (self.box[0][span], self.box[1][span])
-        return Rows(self.probabilities[span], self.logits[span], self.mapped[span], box, self.relaxed[span])
+        return Rows(
+            self.probabilities[span],
+            self.logits[span],
+            self.mapped[span],
+            box,
+            self.relaxed[span],
+            self.largest[span],
+        )
 
     @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:
@@ -76,6 +86,7 @@ class Rows:
             np.concatenate([p.mapped for p in parts]),
             box,
             np.concatenate([p.relaxed for p in parts]),
+            np.concatenate([p.largest for p in parts]),
         )
 
 
@@ -98,15 +109,6 @@ class CalibratedAnswer:
     options: Options
     seconds: Mapping[str, float]
     ids: Sequence[str] | None = None
-
-    def confidences(self) -> Iterator[float]:
-        """Give the largest probability of each row."""
-        if len(self.rows) == 1:
-            row = self.rows.probabilities[0]
-            yield row[row.argmax()].item()
-            return
-        for start in range(0, len(self.rows), PIECE_NUMBERS):
-            yield from self.rows.probabilities[start : start + PIECE_NUMBERS].max(axis=1).tolist()
 
     def bound_hits(self) -> tuple[int, int]:
         """Count the probabilities that are equal to a lower bound above 0 and to an upper bound below 1."""

@@ -104,7 +104,7 @@ def read_rows(rows: Any, num_classes: int, name: str = "logits", first: int = 0)
 
 
 def check_scores(values: NDArray[Any], num_classes: int, name: str = "logits") -> NDArray[np.float64]:
-    """Check an array of logits or probabilities, and convert it to float64.
+    """Check an array of logits or probabilities, and convert it to float64 if the compiled loops need that.
 
     Raises
     ------
@@ -116,7 +116,8 @@ def check_scores(values: NDArray[Any], num_classes: int, name: str = "logits") -
             f"The {name} have the shape {values.shape}; it must be (N, {num_classes}), "
             f"for the model has {num_classes} classes."
         )
-    return finite(values.astype(np.float64, order="C"), name)
+    is_as_needed = values.dtype == np.float64 and values.flags.carray
+    return finite(values if is_as_needed else values.astype(np.float64, order="C"), name)
 
 
 def finite(values: NDArray[np.float64], name: str, first: int = 0) -> NDArray[np.float64]:

@@ -179,20 +179,21 @@ def _calibrate(scores: Float64Array, served: ServedCalibrator, box: Box | None) 
     effective: Box | tuple[float, float] | None
     try:
         if plain is not None:
-            probabilities, mapped = plain(logits)
+            probabilities, mapped, sums, largest = plain.summarised(logits)
             effective, relaxed = plain.box, np.zeros(len(logits), np.bool_)
         else:
             read = scores[:, num_classes:] if served.reads == "features" else logits
             rows = calibrator.calibrate(read, box)
             probabilities, mapped, relaxed = rows.probabilities, rows.logits, rows.relaxed
             effective = None if _is_vacuous(rows.box) else rows.box
+            sums, largest = np.add.reduce(probabilities, axis=1), probabilities.max(axis=1)
     except ValueError as error:
         raise InvalidLogits(f"The logits cannot be calibrated: {error}.") from error
-    _check_sums(probabilities)
+    _check_sums(sums)
     if effective is None:
-        return Rows(probabilities, logits, mapped, None, relaxed)
+        return Rows(probabilities, logits, mapped, None, relaxed, largest)
     lower, upper = (np.broadcast_to(side, probabilities.shape) for side in effective)
-    return Rows(probabilities, logits, mapped, (lower, upper), relaxed)
+    return Rows(probabilities, logits, mapped, (lower, upper), relaxed, largest)
 
 
 def is_quick(requested: CalibrationRequest) -> bool:
@@ -201,9 +202,8 @@ def is_quick(requested: CalibrationRequest) -> bool:
     return requested.bounds is None and served.reads == "logits" and served.calibrator.plain is not None
 
 
-def _check_sums(probabilities: Float64Array) -> None:
+def _check_sums(sums: Float64Array) -> None:
     """Check that every row has the sum 1, which a NaN prevents too."""
-    sums = np.add.reduce(probabilities, axis=1)
     off = abs(sums.item() - 1.0) if len(sums) == 1 else np.abs(sums - 1.0).max()
     if not off <= SUM_TOLERANCE:
         raise InvalidLogits("The logits are too large: the calibrator's arithmetic overflows.")

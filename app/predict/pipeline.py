@@ -274,7 +274,7 @@ class Pipeline:
         """Count a response in the metrics."""
         self._telemetry.stages(answer.seconds)
         hits = answer.bound_hits()
-        self._telemetry.answered(answer.confidences(), *hits, int(np.count_nonzero(answer.rows.relaxed)))
+        self._telemetry.answered(answer.rows.largest, *hits, int(np.count_nonzero(answer.rows.relaxed)))
 
     async def _in_pool(self, work: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)

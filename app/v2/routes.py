@@ -29,7 +29,7 @@ from boxcal.app.errors import (
 )
 from boxcal.app.middleware import TELEMETRY, DirectRequest
 from boxcal.app.predict import large_json
-from boxcal.app.predict.bodies import COPIED, header, read_body, unblocked
+from boxcal.app.predict.bodies import COPIED, header, read_body, read_tensors, unblocked
 from boxcal.app.predict.large_json import Body
 from boxcal.app.predict.routes import unless_disconnected
 from boxcal.app.registry.errors import CalibratorNotFound, RegistryUnavailable
@@ -46,6 +46,8 @@ HEADER_LENGTH = b"inference-header-content-length"
 JSON, BINARY = "application/json", "application/octet-stream"
 INFER = re.compile(r"/v2/models/(?P<model>.+?)(?:/versions/(?P<version>[^/]*))?/infer")
 MAX_TENSORS = 1000
+LONGEST_NUMBER = 9
+"""Digits of a length of JSON that is read."""
 REPEATED = 4096
 """Bytes of JSON before binary data that are remembered with their meaning."""
 INFER_ERRORS = (
@@ -145,8 +147,11 @@ async def infer(request: DirectRequest) -> None:
     state: State = request.scope["state"]["boxcal"]
     model, version = named(request.scope["path"])
     request.scope.setdefault("route", INFER_ROUTE)  # for the label in the metrics
-    body = await read_body(request)
     length = header(request, HEADER_LENGTH)
+    if length.isascii() and length.isdecimal() and len(length) <= LONGEST_NUMBER:
+        body: Body | memoryview = await read_tensors(request, int(length))
+    else:
+        body = await read_body(request)
     asked, head = await unblocked(parsed_size(body, length), read_request, body, length, model, version)
     served = state.v2_model(model)
     if served.telemetry is not state.telemetry:
@@ -174,9 +179,9 @@ def named(path: str) -> tuple[str, str]:
     return found["model"], found["version"] or ""
 
 
-def parsed_size(body: Body, length: str) -> int:
+def parsed_size(body: Body | memoryview, length: str) -> int:
     """Return how many bytes of a request are parsed, and not only viewed as numbers."""
-    head = int(length) if length.isascii() and length.isdecimal() and len(length) < 10 else len(body)
+    head = len(body) if isinstance(body, bytes | bytearray) else int(length)
     if len(body) > COPIED or head > large_json.PIECE or b"BYTES" in bytes(body[:head]):
         return len(body)
     return head
@@ -232,7 +237,7 @@ def all_binary(answered: Answered, head: Head) -> bool:
     return all(array.dtype.kind != "O" and head.is_binary(name) for name, array in answered.outputs)
 
 
-def read_request(body: Body, length: str, model: str, version: str) -> tuple[Asked, Head]:
+def read_request(body: Body | memoryview, length: str, model: str, version: str) -> tuple[Asked, Head]:
     """Read a request and its tensors.
 
     Parameters
@@ -255,7 +260,9 @@ def read_request(body: Body, length: str, model: str, version: str) -> tuple[Ask
     # Clients that send binary data repeat the same JSON.
     is_known = length and position <= REPEATED
     head = (
-        repeated_head(bytes(body[:position])) if is_known else read_head(body[:position] if length else body)
+        repeated_head(bytes(body[:position]))
+        if is_known
+        else read_head(body if isinstance(body, bytes | bytearray) and not length else bytes(body[:position]))
     )
     rest, inputs = memoryview(body), {}
     for sent in head.inputs:

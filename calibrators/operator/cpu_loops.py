@@ -322,3 +322,42 @@ def forward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
         if held.shape[0]:
             held[n] = outcome != PLAIN
     return -1
+
+
+@njit(error_model="numpy", fastmath=SUMMING)
+def _sum(row: Array) -> float:
+    """Sum of a row."""
+    total = 0.0
+    for i in range(row.shape[0]):
+        total += row[i]
+    return total
+
+
+@compiled
+def summarised_rows(  # noqa: PLR0917 - compiled loops take arrays by position
+    logits: Array,
+    lower: Array,
+    upper: Array,
+    tolerance: float,
+    probabilities: Array,
+    sums: Array,
+    largest: Array,
+) -> int:
+    """Do what `forward_rows` does for one box and the temperature 1, and look at each row while it is near.
+
+    Parameters
+    ----------
+    lower, upper : ndarray of shape (1,)
+    sums, largest : float64 ndarray of shape (N,)
+        Of the probabilities of each row.
+    """
+    low, high, marks = lower[0], upper[0], np.empty(0, np.int8)
+    if not _is_box(low, high):
+        return 0
+    for n in range(logits.shape[0]):
+        row = probabilities[n]
+        if solve_row(logits[n], low, high, 1.0, tolerance, row, marks) == REFUSED:
+            return n
+        sums[n] = _sum(row)
+        largest[n] = _extremes(row)[0]
+    return -1

@@ -7,7 +7,7 @@ import numpy as np
 
 from boxcal.calibrators.operator.half_precision import round_to_half
 from boxcal.calibrators.operator.ranking import most_probable
-from boxcal.calibrators.plain_rows import solve_rows
+from boxcal.calibrators.plain_rows import PlainRows, solve_rows
 
 
 def warm_arrays() -> None:
@@ -15,6 +15,7 @@ def warm_arrays() -> None:
     rows = np.zeros((2, 3))
     for upper in (np.full(1, 0.5), np.full(3, 0.5)):
         solve_rows(rows, np.zeros_like(upper), upper)
+    PlainRows(1.0, 0.0, 1.0, 3).summarised(rows)
     most_probable(np.full(3, 1 / 3), np.full(3, 1 / 3), np.empty(2, np.int64))
 
 

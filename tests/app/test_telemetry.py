@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 from starlette.types import Receive, Scope, Send
 
@@ -81,10 +82,10 @@ def test_a_prediction_is_counted(service: Service, http: httpx.Client, digits: D
 def test_expected_accuracy_is_the_mean_confidence_of_recent_answers() -> None:
     telemetry = Telemetry({})
     value = telemetry.registry.get_sample_value
-    telemetry.answered([0.5], 0, 0, 0)
-    telemetry.answered([0.7, 0.9], 0, 0, 0)
+    telemetry.answered(np.array([0.5]), 0, 0, 0)
+    telemetry.answered(np.array([0.7, 0.9]), 0, 0, 0)
     assert value("boxcal_expected_accuracy") == pytest.approx(0.7)
-    telemetry.answered([0.25] * 30_000, 0, 0, 0)
+    telemetry.answered(np.full(30_000, 0.25), 0, 0, 0)
     assert value("boxcal_expected_accuracy") == pytest.approx(0.25, abs=0.001)
 
 
