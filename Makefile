@@ -11,6 +11,11 @@ PYTEST_WORKERS ?= 2
 # In the order of the folders: the quick tests come last, so that no process waits for a long one of another.
 PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
+# Of what pip says: each package that it fetches, with its size, and that it unpacks them.
+PACKAGES := sed -un 's/^ *\(Downloading\|Using cached\) /  /p; s/^Installing collected packages.*/Unpacking them/p'
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+
 .DEFAULT_GOAL := help
 .PHONY: help serve test coverage test-long ray fuzz check format demo docs bench-serving bench-operator lock clean
 
@@ -18,13 +23,15 @@ help: ## Show this help
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 $(RUNTIME): requirements.lock pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "boxcal requires Python 3.11 to 3.13; select one with: make PYTHON=python3.11 ...")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "boxcal requires Python 3.11 to 3.13; select one with: make PYTHON=python3.11 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing requirements.lock into $(VENV). The first time this takes a few minutes, because PyTorch is large."
-	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	$(BIN)/python -m boxcal.calibrators.operator.warm
-	touch $@
+	@$(BIN)/python -m pip install --progress-bar off --require-hashes --requirement requirements.lock | $(PACKAGES)
+	@echo "Installing boxcal"
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@echo "Compiling its loops"
+	@$(BIN)/python -m boxcal.calibrators.operator.warm
+	@touch $@
 
 $(DEV): $(RUNTIME) requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement requirements-dev.lock

@@ -46,8 +46,8 @@ MODELS = {
 PAIRS = ({"small": 64, "twin": 16}, {"small": 64, "large": 64})
 """Models that are loaded at once, and how many requests of each are under way."""
 IMAGES = 8
-SECONDS, WARM_SECONDS = 6.0, 1.0
-READ_SECONDS = 0.1
+SECONDS, WARM_SECONDS = 5.0, 1.0
+READ_SECONDS = 0.05
 QUEUED = 4
 """A model with so many samples has a queue: two passes run, and two samples more are decoded or wait."""
 TOLERANCE = 0.1
@@ -186,6 +186,8 @@ def together(
         finally:
             stop.set()
         device, count = while_queued(watching.result(), list(pair))
+        if not all(device.values()):
+            raise SystemExit(f"{' and '.join(pair)} had no queue at the same time; is the machine busy?")
         return Both(rates, device, count * READ_SECONDS), activating.result()
 
 
