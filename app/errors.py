@@ -41,6 +41,13 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
+
+
+def media_type(path: str) -> str:
+    """Return the media type of an error: clients of the Open Inference Protocol read errors as plain JSON."""
+    return "application/json" if f"{path}/".startswith("/v2/") else PROBLEM_MEDIA_TYPE
+
+
 PROBLEM_SCHEMA: dict[str, Any] = {
     "title": "Problem",
     "description": "Problem details of a failed request (RFC 9457). `error` has the same text as `detail`.",

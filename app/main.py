@@ -178,6 +178,15 @@ def declare_model(operation: dict[str, Any]) -> None:
         operation["responses"].setdefault(str(errors.ModelNotFound.status), missing)
 
 
+def _declare_media_type(media_type: str, operations: dict[str, Any]) -> None:
+    """Declare of which type the errors of a path are."""
+    for operation in operations.values():
+        for answer in operation["responses"].values():
+            content = answer.get("content", {})
+            if errors.PROBLEM_MEDIA_TYPE in content:
+                answer["content"] = {media_type: content[errors.PROBLEM_MEDIA_TYPE]}
+
+
 def describe(app: FastAPI) -> None:
     """Declare in the OpenAPI document that every error is a problem, FastAPI's validation errors included."""
     generate = app.openapi
@@ -198,6 +207,8 @@ def describe(app: FastAPI) -> None:
                 if errors.PROBLEM_MEDIA_TYPE not in answer.get("content", {}):
                     operation["responses"]["422"] = declared
         documentation.complete(document)
+        for path, operations in document["paths"].items():
+            _declare_media_type(errors.media_type(path), operations)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -291,7 +291,7 @@ class RequestMiddleware:
         ]
         document = [problem.document(current_request_id())]
         request = DirectRequest(scope, send=exchange.send)
-        await request.reply(errors.PROBLEM_MEDIA_TYPE, document, headers, problem.status)
+        await request.reply(errors.media_type(_path(scope)), document, headers, problem.status)
 
     def _explained(self, error: Exception, scope: Scope) -> Exception:
         """Describe the errors of the router."""

@@ -324,12 +324,14 @@ def revoke_key(key_id: Annotated[str, typer.Argument(metavar="ID", help="Id of t
 
 @cli.command()
 def inspect(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="An ONNX file, or a model as in BOXCAL_MODEL.")
+    ],
     *,
     write: Annotated[bool, typer.Option("--write", help="Save the declaration beside the model.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a model file reads and returns, and the declaration (`model.json`) that would serve it."""
+    """Show what a model reads and returns, and the `model.json` that would serve an ONNX file."""
     from boxcal.app.cli.inspect import run
 
     run(model, write=write, as_json=as_json)

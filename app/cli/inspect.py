@@ -1,4 +1,4 @@
-"""`boxcal inspect`: what a model file reads and returns, and the declaration that would serve it."""
+"""`boxcal inspect`: what a model reads and returns, and the declaration that would serve an ONNX file."""
 
 import json
 from dataclasses import asdict
@@ -10,14 +10,20 @@ from rich.markup import escape
 
 from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.output import messages, plain_table, screen, write_json
+from boxcal.models.description import describe_model
 from boxcal.models.inspection import inspect_model
+
+SHOWN_LABELS = 8
 
 
 def run(model: str, *, write: bool, as_json: bool) -> None:
     """Print the inputs, the outputs and the declaration; save it if asked to."""
     path = Path(model.removeprefix("onnx:"))
     if path.suffix != ".onnx":
-        raise UsageError(f"{model}: inspect reads ONNX files; the name must end with .onnx")
+        if write:
+            raise UsageError(f"{model} needs no declaration; --write is for ONNX files")
+        _named(model, as_json=as_json)
+        return
     found = inspect_model(path)
     beside = path.with_suffix(".json")
     if write:
@@ -35,6 +41,31 @@ def run(model: str, *, write: bool, as_json: bool) -> None:
     screen.print(table)
     screen.print(f"\n{escape(str(beside))}:", soft_wrap=True)
     typer.echo(json.dumps(found.declaration, indent=2))
+    for note in found.notes:
+        messages.print(f"[yellow]note[/]: {escape(note)}", soft_wrap=True)
+
+
+def _named(model: str, *, as_json: bool) -> None:
+    """Show a model that is loaded by its name."""
+    found = describe_model(model)
+    if as_json:
+        write_json(asdict(found))
+        return
+    shown = ", ".join(found.labels[:SHOWN_LABELS])
+    more = len(found.labels) - SHOWN_LABELS
+    table = plain_table("", "")
+    for name, text in {
+        "model": found.model,
+        "reads": f"{found.inputs} ({' or '.join(found.members)})" if found.members else "no inputs",
+        "input": _sizes(found.input_shape),
+        "preprocessing": json.dumps(found.preprocessing) if found.preprocessing else "",
+        "classes": f"{len(found.labels)}: {shown}{f', and {more} more' if more > 0 else ''}",
+        "logits of 2 inputs": _sizes(found.output_shape),
+        "features for fc and ta": "yes" if found.has_features else "no",
+    }.items():
+        if text:
+            table.add_row(name, escape(text))
+    screen.print(table)
     for note in found.notes:
         messages.print(f"[yellow]note[/]: {escape(note)}", soft_wrap=True)
 

@@ -93,6 +93,8 @@ class Pipeline:
 
     Attributes
     ----------
+    inputs
+        As given.
     inputs_folds, scores_folds
         Read the inputs and the scores of large JSON bodies, by the name of the member.
     """
@@ -119,7 +121,7 @@ class Pipeline:
         self.model = model
         self.labels = labels
         self.batcher = batcher
-        self._inputs = inputs
+        self.inputs = inputs
         self._activator = activator
         self._scoring = scoring
         self._pool = pool
@@ -148,8 +150,8 @@ class Pipeline:
         QueueFull, DeadlineExceeded, NotReady
             As the batcher would, once it is read.
         """
-        if self._inputs.kind == "none":
-            raise NoModel(self._inputs.refusal(""))
+        if self.inputs.kind == "none":
+            raise NoModel(self.inputs.refusal(""))
         try:
             self.batcher.check_room(1, time.monotonic() + self._timeout_of(options))
         except DeadlineExceeded as error:

@@ -7,10 +7,11 @@ import csv
 import io
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from boxcal.app.errors import InvalidInput, InvalidParameter, TooManySamples
+from boxcal.app.nearest import hint
 from boxcal.app.predict import large_json
 from boxcal.app.predict.bodies import CSV, FORM, IMAGES, TEXT, Posted
 from boxcal.app.predict.large_json import Fold, Folded
@@ -21,6 +22,13 @@ MEMBERS: Mapping[str, type | tuple[type, ...]] = {
     "tensor": list, "features": (list, dict), "text": str, "tokens": dict,
 }  # fmt: skip
 """What one input of a JSON body may be besides an image, and its type."""
+WRITTEN = {
+    "image": '{"image": "<base64>"}',
+    "tensor": '{"tensor": [...]}',
+    "features": '{"features": [...]}',
+    "text": '{"text": "..."}',
+    "tokens": '{"tokens": {...}}',
+}
 
 
 class Input(NamedTuple):
@@ -30,8 +38,15 @@ class Input(NamedTuple):
     value: Any
 
 
-def inputs_of(posted: Posted, limit: int) -> list[Input]:
+def inputs_of(posted: Posted, limit: int, members: Sequence[str]) -> list[Input]:
     """Return the inputs of a body of `/predict` that is not `.npy`; large JSON bodies take a while.
+
+    Parameters
+    ----------
+    limit
+        Most inputs of a request.
+    members
+        What one input of the model may be, for messages.
 
     Raises
     ------
@@ -48,12 +63,12 @@ def inputs_of(posted: Posted, limit: int) -> list[Input]:
     if isinstance(sent, Folded):
         return [item for part in sent.parts for item in part]
     if not isinstance(sent, list) or not sent:
-        raise InvalidParameter("inputs must be a list of at least one object with `image` or `tensor`.")
+        raise InvalidParameter(f"inputs must be a list of at least one of {_written(members)}.")
     if len(sent) > limit:
         raise TooManySamples(f"The request holds {len(sent)} samples; the queue takes at most {limit}.")
     if posted.kind == FORM:
         return [Input("image", file) for file in sent]
-    return [_input(item, f"inputs[{n}]") for n, item in enumerate(sent)]
+    return [_input(item, f"inputs[{n}]", members) for n, item in enumerate(sent)]
 
 
 def inputs_fold(limit: int, inputs: ModelInputs) -> Fold:
@@ -73,7 +88,7 @@ def inputs_fold(limit: int, inputs: ModelInputs) -> Fold:
         return [decoded(item, f"inputs[{position}]") for position, item in enumerate(run, first)]
 
     def decoded(item: Any, name: str) -> Input:
-        sent = _input(item, name)
+        sent = _input(item, name, inputs.members)
         if sent.member != "tensor" or sent.member not in inputs.members:
             return sent
         try:
@@ -85,7 +100,7 @@ def inputs_fold(limit: int, inputs: ModelInputs) -> Fold:
     return Fold(of_run, math.prod(inputs.shape) if has_tensors else large_json.MAX_VALUES)
 
 
-def _input(item: Any, name: str) -> Input:
+def _input(item: Any, name: str, members: Sequence[str]) -> Input:
     if isinstance(item, dict):
         if len(item) == 1 and isinstance(text := item.get("image"), str | memoryview):
             return Input("image", from_base64(text, name))
@@ -96,10 +111,15 @@ def _input(item: Any, name: str) -> Input:
         member, value = next(iter(item.items()))
         if isinstance(value, MEMBERS.get(member, ())):
             return Input(member, value)
-    raise InvalidParameter(
-        f'{name} must be {{"image": "<base64>"}}, {{"tensor": [...]}}, {{"features": [...]}}, '
-        f'{{"text": "..."}} or {{"tokens": {{...}}}}, got {reprlib.repr(item)}.'
-    )
+    unknown = next(iter(item), None) if isinstance(item, dict) and len(item) == 1 else None
+    known = [member for member in members if member in WRITTEN]
+    meant = hint(unknown, known) if isinstance(unknown, str) and unknown not in known else ""
+    raise InvalidParameter(f"{name} must be {_written(members)}, got {reprlib.repr(item)}{meant or '.'}")
+
+
+def _written(members: Sequence[str]) -> str:
+    """Show what one input of the model may be."""
+    return " or ".join(WRITTEN[member] for member in members if member in WRITTEN) or "an input of a model"
 
 
 def _csv_rows(body: bytes, limit: int) -> list[Input]:

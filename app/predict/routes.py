@@ -100,7 +100,9 @@ async def predict(request: DirectRequest) -> None:
         inputs: Inputs = np.atleast_1d(read_npy(posted.content))
     else:
         size = posted.size if posted.kind in {JSON, CSV} else 0
-        inputs = await unblocked(size, inputs_of, posted, pipeline.batcher.max_queue_samples)
+        inputs = await unblocked(
+            size, inputs_of, posted, pipeline.batcher.max_queue_samples, pipeline.inputs.members
+        )
     as_npy = accepts_npy(request, posted.options)
     with pipeline.memory_for(len(inputs), posted.options, as_json=not as_npy):
         try:

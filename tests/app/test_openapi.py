@@ -15,7 +15,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from boxcal.app.errors import PROBLEM_MEDIA_TYPE
+from boxcal.app.errors import media_type
 from tests.app.running import Service
 
 LEFT_OUT = ("/fit", "/fits", "/metrics", "/monitor/events")
@@ -51,12 +51,12 @@ def test_every_route_declares_problems_and_the_schema_exists(http: httpx.Client)
         "error",
         "request_id",
     }
-    for operations in document["paths"].values():
+    for path, operations in document["paths"].items():
         for operation in operations.values():
             errors = {code for code in operation["responses"] if code.startswith(("4", "5"))}
             assert "500" in errors
             for code in errors:
-                assert PROBLEM_MEDIA_TYPE in operation["responses"][code]["content"]
+                assert set(operation["responses"][code]["content"]) == {media_type(path)}
 
 
 def test_the_contract_is_there(http: httpx.Client) -> None:

@@ -17,6 +17,7 @@ from boxcal.app.cli.inspect import run
 from boxcal.models.inspection import inspect_model
 from boxcal.models.loading import load_backbone
 from tests.models.files import write_onnx
+from tests.models.test_libraries import of_text as text_of_transformers
 from tests.models.test_onnx_exports import linear, of_columns, of_lightgbm, of_scikit_learn, of_text
 
 MODELS: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
@@ -94,3 +95,36 @@ def test_the_command_prints_a_table(tmp_path: Path) -> None:
     )
     assert "tensor(float)" in shown.stdout
     assert '"outputs": "logits"' in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("digits", {"inputs": "images", "input_shape": [1, 8, 8], "output_shape": [2, 10]}),
+        ("timm:test_resnet", {"inputs": "images", "output_shape": [2, 1000], "has_features": True}),
+        pytest.param(
+            "torchvision:resnet18",
+            {"members": ["image", "tensor"], "input_shape": [3, 224, 224]},
+            marks=pytest.mark.long,
+        ),
+        ("logits:7", {"inputs": "none", "output_shape": [], "labels": list("0123456")}),
+    ],
+)
+def test_a_model_by_name_is_described(
+    model: str, expected: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(model, write=False, as_json=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert expected.items() <= shown.items()
+    run(model, write=False, as_json=False)
+    assert f"{len(shown['labels'])}: {shown['labels'][0]}, " in capsys.readouterr().out
+    with pytest.raises(UsageError, match="needs no declaration"):
+        run(model, write=True, as_json=False)
+
+
+def test_a_folder_of_transformers_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec, _ = text_of_transformers(tmp_path)
+    run(spec, write=False, as_json=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["inputs"], shown["members"]) == ("texts", ["text", "tokens"])
+    assert (shown["labels"], shown["output_shape"]) == (["cat", "dog", "emu"], [2, 3])

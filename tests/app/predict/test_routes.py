@@ -268,6 +268,13 @@ def test_inputs_that_are_wrong_are_named(http: httpx.Client, inputs: Any, words:
     assert words in problem(http.post("/predict", json={"inputs": inputs}), 422)
 
 
+def test_a_misspelt_member_is_told_what_the_model_takes(http: httpx.Client) -> None:
+    detail = problem(http.post("/predict", json={"inputs": [{"iamge": "aGk="}]}), 422)
+    taken = '{"image": "<base64>"} or {"tensor": [...]}'
+    assert detail == f"inputs[0] must be {taken}, got {{'iamge': 'aGk='}}; did you mean 'image'?"
+    assert taken in problem(http.post("/predict", json={"inputs": []}), 422)
+
+
 def test_forms_that_are_wrong_are_refused(http: httpx.Client, digits: Digits) -> None:
     file = ("digit.png", digits.png(0))
     assert "no `file` part" in problem(http.post("/predict", files={"options": (None, "{}")}), 422)
