@@ -73,18 +73,21 @@ class InputDecoder:
             raise ImageTooLarge(
                 f"The images have {sum(pixels):,} pixels; the limit of a request is {limit:,}."
             )
-        samples = self._inputs.blank(len(inputs))
-        left = iter(zip(range(len(inputs)), inputs, names, pixels, strict=True))
 
-        async def decode_next() -> None:
-            for position, sent, name, size in left:
-                async with self._large_images if size > LARGE_IMAGE_PIXELS else nullcontext():
-                    samples[position] = await loop.run_in_executor(self._pool, self._sample, sent, name)
+        async def decoded(sent: Input, name: str, size: int) -> Samples:
+            async with self._large_images if size > LARGE_IMAGE_PIXELS else nullcontext():
+                return await loop.run_in_executor(self._pool, self._sample, sent, name)
 
         with self._pixels.holding(sum(pixels)) if sum(pixels) > LARGE_IMAGE_PIXELS else nullcontext():
             if len(inputs) == 1:
-                await decode_next()
-                return samples
+                return (await decoded(inputs[0], names[0], pixels[0]))[None]
+            samples = self._inputs.blank(len(inputs))
+            left = iter(zip(range(len(inputs)), inputs, names, pixels, strict=True))
+
+            async def decode_next() -> None:
+                for position, *one in left:
+                    samples[position] = await decoded(*one)
+
             # No more than the pool has threads, so that images of other requests need not wait for all.
             tasks = [asyncio.create_task(decode_next()) for _ in range(self._threads)]
             try:
