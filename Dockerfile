@@ -1,11 +1,11 @@
 # Image of the service for the CPU, or with `--build-arg ACCELERATOR=cuda` for an NVIDIA GPU; the wheels are the same.
-# With `--build-arg LOCK=requirements-ray.lock` it contains Ray (deploy/ray).
+# With `--build-arg LOCK=requirements-ray.lock` it contains Ray (deploy/ray), with `LOCK=requirements-s3.lock` a client of S3.
 # Dependencies and project are separate layers, so that a code change does not rebuild the 7 GB of dependencies.
 
 FROM python:3.11-slim-bookworm AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 ARG LOCK=requirements.lock
-COPY requirements.lock requirements-ray.lock /build/
+COPY requirements.lock requirements-ray.lock requirements-s3.lock /build/
 RUN python -m venv /opt/venv \
  && /opt/venv/bin/python -m pip install --require-hashes --requirement "/build/$LOCK"
 WORKDIR /build

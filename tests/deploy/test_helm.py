@@ -52,6 +52,12 @@ VALUES: dict[str, dict[str, Any]] = {
         "settings": {"MODEL": "torchvision:resnet50", "LOG_FORMAT": "json", "MAX_BATCH_SIZE": 64},
         "networkPolicy": {"from": [{"podSelector": {"matchLabels": {"app": "gateway"}}}]},
     },
+    "replicas that share a bucket": {
+        "replicas": 2,
+        "database": {"secret": "boxcal-database"},
+        "sharedBucket": {"url": "s3://calibration/boxcal", "secret": "boxcal-bucket"},
+        "fitWorkers": 1,
+    },
     "GPUs, autoscaling and monitoring": {
         "database": {"secret": "boxcal-database"},
         "gpus": 1,
@@ -172,6 +178,19 @@ def test_replicas_migrate_once_and_share_validation_sets(packages: Path) -> None
     assert not service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
 
 
+def test_replicas_and_workers_share_a_bucket_without_a_volume(packages: Path) -> None:
+    deployments = [
+        m for m in rendered(packages, VALUES["replicas that share a bucket"]) if m["kind"] == "Deployment"
+    ]
+    assert len(deployments) == 2
+    for deployment in deployments:
+        assert environment(deployment)["BOXCAL_SHARED_DIR"] == "s3://calibration/boxcal"
+        pod = deployment["spec"]["template"]["spec"]
+        assert pod["containers"][0]["envFrom"] == [{"secretRef": {"name": "boxcal-bucket"}}]
+        assert {volume["name"] for volume in pod["volumes"]} == {"data", "tmp"}
+        assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} == {"data", "tmp"}
+
+
 def test_autoscaling_uses_the_length_of_the_queue(packages: Path) -> None:
     manifests = rendered(packages, VALUES["GPUs, autoscaling and monitoring"])
     assert "replicas" not in of_kind(manifests, "Deployment")["spec"]
@@ -268,6 +287,12 @@ def test_the_manifests_for_ray_are_valid_and_misspelt_members_are_not(packages: 
         ({"image": {"tagg": "1"}}, "additional properties 'tagg' not allowed"),
         ({"settings": {"PORT": 9000}}, "invalid propertyName 'PORT'"),
         ({"fitWorkers": 1}, "fitWorkers need PostgreSQL and shared validation sets"),
+        (
+            {"sharedClaim": "one", "sharedBucket": {"url": "s3://two"}},
+            "validation sets have one place: set sharedClaim or sharedBucket.url",
+        ),
+        ({"sharedBucket": {"url": "gs://one"}}, "does not match pattern"),
+        ({"sharedBucket": {"bucket": "one"}}, "additional properties 'bucket' not allowed"),
         ({"replicas": 2}, "more than one replica needs PostgreSQL: set database.secret"),
         ({"service": {"type": "ClusterIp"}}, "value must be one of"),
     ],

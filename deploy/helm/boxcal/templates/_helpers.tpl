@@ -29,9 +29,12 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - name: BOXCAL_ALLOW_ANONYMOUS
   value: "1"
 {{- end }}
-{{- if .Values.sharedClaim }}
+{{- if and .Values.sharedClaim .Values.sharedBucket.url }}
+{{- fail "validation sets have one place: set sharedClaim or sharedBucket.url" }}
+{{- end }}
+{{- if or .Values.sharedClaim .Values.sharedBucket.url }}
 - name: BOXCAL_SHARED_DIR
-  value: /var/lib/boxcal-shared
+  value: {{ .Values.sharedBucket.url | default "/var/lib/boxcal-shared" }}
 {{- end }}
 {{- if .Values.fitWorkers }}
 - name: BOXCAL_FITS
@@ -45,6 +48,13 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
     secretKeyRef:
       name: {{ .Values.database.secret }}
       key: url
+{{- end }}
+{{- end }}
+
+{{- define "boxcal.credentials" -}}
+{{- with .Values.sharedBucket.secret }}
+- secretRef:
+    name: {{ . }}
 {{- end }}
 {{- end }}
 
