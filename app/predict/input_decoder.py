@@ -85,8 +85,8 @@ class InputDecoder:
             left = iter(zip(range(len(inputs)), inputs, names, pixels, strict=True))
 
             async def decode_next() -> None:
-                for position, *one in left:
-                    samples[position] = await decoded(*one)
+                for position, sent, name, size in left:
+                    samples[position] = await decoded(sent, name, size)
 
             # No more than the pool has threads, so that images of other requests need not wait for all.
             tasks = [asyncio.create_task(decode_next()) for _ in range(self._threads)]
