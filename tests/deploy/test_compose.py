@@ -1,5 +1,6 @@
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,40 @@ def test_compose_passes_on_every_setting_that_the_image_does_not_have() -> None:
     assert image == {"BOXCAL_HOST", "BOXCAL_PORT", "BOXCAL_DATA_DIR"}
     for name in BUILT_HERE:
         environment = SERVICES[name]["environment"]
-        assert set(environment) == known - image | {"BOXCAL_CONFIG"}
-        assert set(environment.values()) == {None}, "a value is taken from the shell"
+        passed = {key: value for key, value in environment.items() if key != "IF_NO_MODEL"}
+        assert passed == dict.fromkeys(known - image | {"BOXCAL_CONFIG"}), "values are taken from the shell"
+
+
+@pytest.mark.parametrize(
+    ("service", "given", "model"),
+    [
+        ("boxcal", {}, None),
+        ("boxcal-gpu", {}, "torchvision:vit_b_16 DEFAULT bfloat16"),
+        ("boxcal-gpu", {"BOXCAL_WEIGHTS": "/models/v.pth"}, "torchvision:vit_b_16 /models/v.pth bfloat16"),
+        ("boxcal-gpu", {"BOXCAL_MODEL": "onnx:/models/m.onnx"}, "onnx:/models/m.onnx"),
+        ("boxcal-gpu", {"BOXCAL_MODELS": "a=digits"}, None),
+        ("boxcal-gpu", {"BOXCAL_CONFIG": "/models/boxcal.toml"}, None),
+    ],
+)
+def test_the_gpu_profile_has_a_model_of_its_own_unless_one_is_set(
+    tmp_path: Path, service: str, given: dict[str, str], model: str | None
+) -> None:
+    for name, says in (("boxcal", 'echo "$BOXCAL_MODEL $BOXCAL_WEIGHTS $BOXCAL_PRECISION"'), ("chmod", ":")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n[ $1 = keys ] || {says}\n")
+        (tmp_path / name).chmod(0o755)
+    # As Compose does: ${NAME:-default}, and $$ for a dollar.
+    default = re.sub(
+        r"\$\{(\w+):-(\w+)\}",
+        lambda found: given.get(found[1], found[2]),
+        SERVICES[service]["environment"].get("IF_NO_MODEL", ""),
+    )
+    *shell, script = SERVICES[service]["command"]
+    ended = subprocess.run(
+        [*shell, script.replace("$$", "$")],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", **given, **({"IF_NO_MODEL": default} if default else {})},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert ended.stdout.split() == (model or "").split()
 
 
 def test_grafana_finds_its_data_source_and_dashboard_where_they_are_mounted() -> None:
