@@ -1,14 +1,15 @@
 """Several models in one process: `python -m benchmarks.several_models [ROUNDS] [--shares A,B]`.
 
 One service has `small` and `twin` (torchvision's mobilenet_v3_small) and `large` (resnet18), with random
-weights. A round measures each model alone, and then two at once: the twins, of which one has four times the
-requests under way, and `small` beside `large`. A request is one JPEG image. While two are loaded, another
-client activates calibrators of `small` and checks that those of the other model stay.
+weights. A round measures `small` and `large` alone, and then two models at once: the twins with equal load,
+the twins with four times the requests under way for one of them, and `small` beside `large`. A request is one
+JPEG image. While two are loaded, another client activates calibrators of `small` and checks that those of the
+other model stay.
 
 What is shared is the time of the device, read from `boxcal_device_seconds_total` between readings at which
-both models have a queue. Each model must have its share of it, within 10 %. The rate of a model
-depends also on what has no turns: decoding, HTTP and the clients, which take more of the processor for
-a request of a small model. So only the rates of the twins are compared with the shares.
+both models have a queue. Each model must have its share of it, within 10 %. Equal models with equal load
+and equal shares must also have it of the responses. Other rates may differ: a longer queue makes larger
+batches, which take less time for a sample, and decoding, HTTP and the clients have no turns.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import statistics
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -43,14 +45,15 @@ MODELS = {
     "twin": "torchvision:mobilenet_v3_small",
     "large": "torchvision:resnet18",
 }
-PAIRS = ({"small": 64, "twin": 16}, {"small": 64, "large": 64})
+PAIRS = ({"small": 64, "twin": 64}, {"small": 64, "twin": 16}, {"small": 64, "large": 64})
 """Models that are loaded at once, and how many requests of each are under way."""
 IMAGES = 8
 SECONDS, WARM_SECONDS = 5.0, 1.0
-READ_SECONDS = 0.05
+READ_SECONDS, ACTIVATE_SECONDS = 0.25, 0.25
 QUEUED = 4
 """A model with so many samples has a queue: two passes run, and two samples more are decoded or wait."""
 TOLERANCE = 0.1
+Reading = dict[str, dict[str, float]]
 SAMPLE = re.compile(r'^boxcal_(device_seconds_total|queue_samples)\{model="(\w+)"\} (\S+)$', re.MULTILINE)
 
 
@@ -111,28 +114,26 @@ def rate(port: int, model: str, connections: int, bodies: list[bytes]) -> float:
     return float(len(phase["latencies"]) / phase["elapsed"])
 
 
-def watch(http: httpx.Client, stop: threading.Event) -> list[dict[str, dict[str, float]]]:
+def watch(http: httpx.Client, stop: threading.Event) -> list[Reading]:
     """Read the metrics of all models until stopped."""
     readings = []
     while not stop.wait(READ_SECONDS):
-        reading: dict[str, dict[str, float]] = {"device_seconds_total": {}, "queue_samples": {}}
+        reading: Reading = {"device_seconds_total": {}, "queue_samples": {}, "at": {"": time.perf_counter()}}
         for name, model, value in SAMPLE.findall(http.get("/metrics").text):
             reading[name][model] = float(value)
         readings.append(reading)
     return readings
 
 
-def while_queued(
-    readings: list[dict[str, dict[str, float]]], models: list[str]
-) -> tuple[dict[str, float], int]:
-    """Return the device seconds of each model between readings at which all had a queue, and their number."""
-    used, count = dict.fromkeys(models, 0.0), 0
+def while_queued(readings: list[Reading], models: list[str]) -> tuple[dict[str, float], float]:
+    """Return the device seconds of each model between readings at which all had a queue, and for how long."""
+    used, seconds = dict.fromkeys(models, 0.0), 0.0
     for one, other in pairwise(readings):
         if all(reading["queue_samples"][name] >= QUEUED for reading in (one, other) for name in models):
-            count += 1
+            seconds += other["at"][""] - one["at"][""]
             for name in models:
                 used[name] += other["device_seconds_total"][name] - one["device_seconds_total"][name]
-    return used, count
+    return used, seconds
 
 
 def fit(http: httpx.Client) -> int:
@@ -160,7 +161,7 @@ def activate(http: httpx.Client, version: int, other: str, stop: threading.Event
         return answer["calibrator"], answer["predictions"]
 
     before, count = answer_of_other(), 0
-    while not stop.wait(0.05):
+    while not stop.wait(ACTIVATE_SECONDS):
         chosen = version if count % 2 == 0 else 0
         answer = http.post(f"/calibrators/{chosen}/activate", params={"model": "small"}).json()
         if answer["version"] != chosen or answer_of_other() != before:
@@ -185,16 +186,16 @@ def together(
             rates = {name: load.result() for name, load in loads.items()}
         finally:
             stop.set()
-        device, count = while_queued(watching.result(), list(pair))
+        device, seconds = while_queued(watching.result(), list(pair))
         if not all(device.values()):
             raise SystemExit(f"{' and '.join(pair)} had no queue at the same time; is the machine busy?")
-        return Both(rates, device, count * READ_SECONDS), activating.result()
+        return Both(rates, device, seconds), activating.result()
 
 
 def measure(port: int, rounds: int) -> tuple[dict[str, list[float]], list[list[Both]], int]:
     """Return the rates of each model alone, those of the pairs, and how often calibrators were activated."""
     bodies, count = images(), 0
-    alone: dict[str, list[float]] = {name: [] for name in MODELS}
+    alone: dict[str, list[float]] = {"small": [], "large": []}
     both: list[list[Both]] = [[] for _ in PAIRS]
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=400) as http:
         version = fit(http)
@@ -235,11 +236,12 @@ def main() -> None:
         rates, device = parts([one.rates for one in measured]), parts([one.device for one in measured])
         for name, connections in pair.items():
             wanted = shares[name] / sum(shares[each] for each in pair)
-            own = statistics.median(alone[name])
+            own = statistics.median(alone["small" if name == "twin" else name])
             beside = statistics.median(one.rates[name] for one in measured)
             shown = f"{rates[name]:.3f} | {device[name]:.3f} | {wanted:.3f}"
             print(f"{name} | {connections} | {own:.1f} | {beside:.1f} | {shown}")
-            compared = [device[name], rates[name]] if "twin" in pair else [device[name]]
+            is_equal = pair == PAIRS[0] and first == second
+            compared = [device[name], rates[name]] if is_equal else [device[name]]
             if any(abs(got / wanted - 1) > TOLERANCE for got in compared):
                 missed.append(f"{name} in {' and '.join(pair)}")
         print(f"both had a queue for {sum(one.seconds for one in measured):.1f} s")
