@@ -38,7 +38,7 @@ JSON = "application/json"
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("post", "/predict"): {
         JSON: {"inputs": [{"image": IMAGE}], "options": OPTIONS},
-        "multipart/form-data": {"options": OPTIONS},
+        "multipart/form-data": {"file": ["image.png"], "options": OPTIONS},
     },
     ("post", "/calibrate"): {JSON: LOGITS},
     ("post", "/feedback"): {
@@ -187,6 +187,7 @@ PARAMETERS: dict[str, tuple[str, Any]] = {
     "fit_id": ("The fit's `id`.", QUEUED["id"]),
     "version": ("", 1),
 }
+EVENTS = "text/event-stream"
 TAGS = {
     "predict": "Calibrated probabilities within the bounds of each request.",
     "feedback": "True labels of earlier predictions, alarms, refits and duels.",
@@ -217,6 +218,8 @@ def complete(document: dict[str, Any]) -> None:
                 description, example = ANSWERS.get((method, path, status), ("", None))
                 answer["description"] = description or answer["description"]
                 content = answer.get("content", {})
+                if EVENTS in content:  # FastAPI describes the events as OpenAPI 3.2 does
+                    content[EVENTS] = {"schema": {"type": "string"}}
                 if example is not None:
                     content[JSON]["example"] = example
                 if PROBLEM_MEDIA_TYPE in content:

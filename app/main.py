@@ -132,6 +132,7 @@ def create_app(settings: Settings | None = None, slot: Slot | None = None) -> Fa
         title="boxcal",
         summary="Calibrated classifier probabilities inside the hard bounds that each request sets.",
         version=version("boxcal"),
+        license_info={"name": "Apache 2.0", "identifier": "Apache-2.0"},
         lifespan=lifespan,
         openapi_url=DOCUMENTS[0],
         docs_url=None,
@@ -163,6 +164,7 @@ def declared_statuses(routers: Sequence[APIRouter]) -> dict[str, set[int]]:
 def require_key(operation: dict[str, Any], requirement: Requirement) -> None:
     """Declare in an operation of the OpenAPI document what access requires."""
     if requirement is Level.OPEN:
+        operation["security"] = []
         return
     operation["security"] = [{name: []} for name in SECURITY_SCHEMES]
     operation["x-required-scope"] = requirement.value
@@ -178,13 +180,13 @@ def declare_model(operation: dict[str, Any]) -> None:
         operation["responses"].setdefault(str(errors.ModelNotFound.status), missing)
 
 
-def _declare_media_type(media_type: str, operations: dict[str, Any]) -> None:
-    """Declare of which type the errors of a path are."""
-    for operation in operations.values():
-        for answer in operation["responses"].values():
-            content = answer.get("content", {})
-            if errors.PROBLEM_MEDIA_TYPE in content:
-                answer["content"] = {media_type: content[errors.PROBLEM_MEDIA_TYPE]}
+def declare_media_type(path: str, operation: dict[str, Any]) -> None:
+    """Declare of which type the errors of an operation are."""
+    for status, answer in operation["responses"].items():
+        content = answer.get("content", {})
+        if errors.PROBLEM_MEDIA_TYPE in content:
+            changed = {errors.media_type(path): content[errors.PROBLEM_MEDIA_TYPE]}
+            operation["responses"][status] = {**answer, "content": changed}
 
 
 def describe(app: FastAPI) -> None:
@@ -203,12 +205,14 @@ def describe(app: FastAPI) -> None:
             for method, operation in operations.items():
                 require_key(operation, ROUTES[method.upper(), path])
                 declare_model(operation)
-                answer = operation["responses"].get("422", declared)
-                if errors.PROBLEM_MEDIA_TYPE not in answer.get("content", {}):
+                answer = operation["responses"].get("422", {})
+                if errors.media_type(path) not in answer.get("content", {}):
                     operation["responses"]["422"] = declared
         documentation.complete(document)
         for path, operations in document["paths"].items():
-            _declare_media_type(errors.media_type(path), operations)
+            for operation in operations.values():
+                declare_media_type(path, operation)
+        document.setdefault("servers", [{"url": "/"}])
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

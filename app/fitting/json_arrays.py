@@ -101,10 +101,10 @@ def read_arrays(
     found = [name for name in SCORES if name in document]
     if inputs is not None and inputs.check_member(list(document)):
         found = [inputs.member]
-    if len(found) != 1 or "labels" not in document:
-        raise InvalidUpload(f"The document needs `labels` and {either_of(inputs)}.")
     if TEXTS in document and TEXTS not in found:
         raise InvalidUpload("The document has a member 'texts', which this model does not read.")
+    if len(found) != 1 or "labels" not in document:
+        raise InvalidUpload(f"The document needs `labels` and {either_of(inputs)}.")
     (name,) = found
     rows, sent = document[name], document["labels"]
     if not isinstance(sent, list) or not isinstance(rows, list):

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import schemathesis
 from hypothesis import HealthCheck, given, seed, settings
+from openapi_spec_validator import validate
 from schemathesis import Case
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import (
@@ -57,6 +58,10 @@ def test_every_route_declares_problems_and_the_schema_exists(http: httpx.Client)
             assert "500" in errors
             for code in errors:
                 assert set(operation["responses"][code]["content"]) == {media_type(path)}
+
+
+def test_the_document_is_valid_openapi(http: httpx.Client) -> None:
+    validate(http.get("/openapi.json").json())
 
 
 def test_the_contract_is_there(http: httpx.Client) -> None:

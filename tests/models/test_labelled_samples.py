@@ -286,7 +286,7 @@ WRONG: dict[str, tuple[str, Callable[[pd.DataFrame], Any], Callable[[pd.DataFram
         "numeric",
         lambda frame: frame.assign(text="a")[["text", "label"]],
         as_json,
-        "needs `labels` and `features`, `logits` or `probabilities`",
+        "has a member 'texts', which this model does not read",
     ),
 }
 

@@ -28,6 +28,12 @@ def encoded_image() -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
+def validation_csv() -> bytes:
+    rows = ["label," + ",".join(map(str, range(10)))]
+    rows += [f"{n % 10}," + ",".join(str(3.0 * (n % 10 == k) + n / 40) for k in range(10)) for n in range(40)]
+    return "\n".join(rows).encode()
+
+
 @pytest.fixture(scope="module")
 def document(service: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("openapi") / "openapi.json"
@@ -53,7 +59,9 @@ def test_openapi_python_client(package: str, service: Any) -> None:
 
     models = importlib.import_module(f"{package}.models")
     expected = httpx.post(f"{service.url}/calibrate", json={"logits": LOGITS}).json()
-    with importlib.import_module(f"{package}.client").Client(base_url=service.url) as client:
+    with importlib.import_module(f"{package}.client").Client(
+        base_url=service.url, timeout=httpx.Timeout(60)
+    ) as client:
         body = models.CalibrateJsonBodyType0.from_dict({"logits": LOGITS})
         answer = route("predict.calibrate").sync(client=client, body=body)
         assert answer.to_dict()["predictions"] == expected["predictions"]
@@ -76,21 +84,35 @@ def test_openapi_python_client(package: str, service: Any) -> None:
         refused = route("fits.start_fit").sync(client=client, body=wrong)
         assert refused.status == 422
         assert "20" in refused.detail
+        check_uploads(package, route("fits.start_fit"), client)
+
+
+def check_uploads(package: str, start_fit: Any, client: Any) -> None:
+    """The forms of an upload; the model reads images, so rows of features and texts are refused."""
+    models, types = (importlib.import_module(f"{package}.{name}") for name in ("models", "types"))
+    file = types.File(io.BytesIO(validation_csv()), "validation.csv", "text/csv")
+    never = models.StartFitFilesBodyActivate.NEVER
+    queued = start_fit.sync(client=client, body=models.StartFitFilesBody(file, method="ts", activate=never))
+    assert (queued.samples, queued.method) == (40, "ts"), queued
+    for member, samples in (("texts", ["a"] * 40), ("features", [{"age": 3}] * 40)):
+        body = models.StartFitJsonBody.from_dict({member: samples, "labels": [0] * 40, "method": "ts"})
+        assert start_fit.sync(client=client, body=body).status == 422
 
 
 @pytest.mark.long
 def test_openapi_typescript(document: Path, service: Any) -> None:
-    """Types of openapi-typescript with openapi-fetch; needs Node.js and the npm registry."""
+    """Redocly's linter, openapi-typescript and openapi-fetch; needs Node.js and the npm registry."""
     folder = document.with_name("typescript")
     shutil.copytree(TYPESCRIPT, folder)
     options = "--strict --target es2022 --module nodenext --skipLibCheck --lib es2022,dom"
     for command in (
         "npm install --no-audit --no-fund",
+        f"npx redocly lint {document} --max-problems 20",
         f"npx openapi-typescript {document} -o schema.d.ts",
         f"npx tsc {options} check.ts",
     ):
         subprocess.run(command.split(), cwd=folder, check=True, timeout=120)
-    ran = ["node", "check.js", service.url, encoded_image()]
+    ran = ["node", "check.js", service.url, encoded_image(), validation_csv().decode()]
     answer = json.loads(
         subprocess.run(ran, cwd=folder, check=True, timeout=60, stdout=subprocess.PIPE).stdout
     )
@@ -98,3 +120,5 @@ def test_openapi_typescript(document: Path, service: Any) -> None:
     assert answer["label"] in set("0123456789")
     assert answer["error"] == 422
     assert 0 in answer["calibrators"]
+    assert answer["uploaded"] == 40
+    assert "texts" in answer["refused"]

@@ -58,6 +58,15 @@ def test_images_become_the_logits_that_the_backbone_gives(tmp_path: Path) -> Non
     assert stages[-1] == (1.0, f"running digits on {COUNT} images")
 
 
+def test_a_set_of_images_may_be_moved(tmp_path: Path) -> None:
+    """Replicas share validation sets in a folder of their own."""
+    (tmp_path / "upload").mkdir()
+    read(archive(), tmp_path / "upload")
+    moved = ValidationSet((tmp_path / "upload").rename(tmp_path / "shared"))
+    run_backbone(moved, BACKBONE, 10**6, lambda *_: None)
+    assert len(moved.arrays()[0]) == COUNT
+
+
 @pytest.mark.parametrize(
     ("extra", "status", "message"),
     [
