@@ -6,9 +6,7 @@ vectors of N entries: the temperatures and the bounds of the rows.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -18,21 +16,23 @@ from torch import Tensor
 from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.bound_maps.instance_dependent import InstanceDependentBounds
 from boxcal.calibrators.fitting import loops
+from boxcal.calibrators.fitting.clipped_logits import ClippedLogits
 from boxcal.calibrators.fitting.joint import JointObjective, call, mean_of
-from boxcal.calibrators.fitting.network_pass import NetworkPass, logistic
+from boxcal.calibrators.fitting.mixtures import ClippedMixture, MixtureInBox
+from boxcal.calibrators.fitting.network_pass import NetworkPass
+from boxcal.calibrators.fitting.row_parts import Back, Temperatures, boxes
 from boxcal.calibrators.formulas import TOP
 from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.dual_bounding import DualProbabilityBounding
 from boxcal.calibrators.logit_maps.ensemble_temperature import SMALLEST, EnsembleTemperatureScaling
 from boxcal.calibrators.logit_maps.identity import Identity
-from boxcal.calibrators.logit_maps.parameterised_temperature import ParameterisedTemperature
+from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
 from boxcal.calibrators.logit_maps.temperature import RowTemperature
 from boxcal.calibrators.operator.uniform import SortedRows
 from boxcal.calibrators.threads import SMALL, over_rows
 
 Array = np.ndarray[Any, Any]
-Back = Callable[..., Any]
-"""From derivatives in what a part of a method gives to those in its coordinates."""
 BLOCK = 1 << 16
 """Entries of the logits worked on at once."""
 
@@ -46,10 +46,17 @@ def objective_of(
 ) -> JointObjective:
     """Give the objective of a fit: in closed form where the maps have one, else by autograd."""
     kind: type[JointObjective] = JointObjective
-    if isinstance(logit_map, Identity | RowTemperature):
+    if isinstance(logit_map, Chain) and isinstance(logit_map.second, LogitBounding):
+        if isinstance(logit_map.first, Identity | RowTemperature):
+            return ClippedLogits(logit_map, source, labels, weights)
+        if isinstance(logit_map.first, EnsembleTemperatureScaling):
+            return ClippedMixture(logit_map, source, labels, weights)
+    elif bound_map is not None and isinstance(logit_map, EnsembleTemperatureScaling):
+        return MixtureInBox(logit_map, bound_map, source, labels, weights)
+    elif isinstance(logit_map, Identity | RowTemperature):
         network = logit_map.is_network or (bound_map is not None and bound_map.is_network)
         kind = NetworkObjective if network else RowTemperatureObjective
-    elif bound_map is None and isinstance(logit_map, EnsembleTemperatureScaling):
+    elif isinstance(logit_map, EnsembleTemperatureScaling):
         kind = Ensemble
     elif bound_map is None and isinstance(logit_map, DualProbabilityBounding):
         kind = DualBounding
@@ -74,11 +81,9 @@ class RowTemperatureObjective(JointObjective):
 
     def rows(self, index: Tensor) -> Self:
         """Look only at some rows, which stay sorted."""
-        part = copy.copy(self)
+        part = self.shallow(index)
         part.sorted, part.top = self.sorted.rows(index.numpy()), self.top[index]
-        part.labels, part.cuts = self.labels[index.numpy()], self.cuts[index.numpy()]
-        if self.weights is not None:
-            part.weights = self.weights_of(index)
+        part.cuts = self.cuts[index.numpy()]
         return part
 
     def __call__(self, coordinates: Array) -> tuple[float, Array]:
@@ -127,19 +132,18 @@ class NetworkObjective(RowTemperatureObjective):
         super().__init__(logit_map, bound_map, source, labels, weights)
         top = self.top.numpy().T
         self.columns = np.ascontiguousarray(top - top[0])
-        self.unit, self.inputs = 1.0, self.columns
-        if isinstance(logit_map, ParameterisedTemperature):
-            self.unit = 1.0 / float(logit_map.temperature)
-            self.inputs = NetworkPass(logit_map.network).read(self.columns * self.unit)
-        elif isinstance(bound_map, InstanceDependentBounds):
+        self.temperatures = Temperatures(logit_map, self.columns)
+        self.inputs: Array | None = None
+        if isinstance(logit_map, Identity) and isinstance(bound_map, InstanceDependentBounds):
             self.inputs = NetworkPass(bound_map.network).read(self.columns)
 
     def rows(self, index: Tensor) -> Self:
         """Look only at some rows."""
         part = super().rows(index)
-        part.columns, part.inputs = (
-            np.ascontiguousarray(array[:, index.numpy()]) for array in (self.columns, self.inputs)
-        )
+        part.columns = np.ascontiguousarray(self.columns[:, index.numpy()])
+        part.temperatures = self.temperatures.rows(index.numpy())
+        if self.inputs is not None:
+            part.inputs = np.ascontiguousarray(self.inputs[:, index.numpy()])
         return part
 
     def value(self, coordinates: Array) -> float:
@@ -152,66 +156,26 @@ class NetworkObjective(RowTemperatureObjective):
         value = float(losses.mean())
         if not math.isfinite(value):
             return math.inf, np.zeros_like(coordinates)
-        by_box, more = to_box(by_lower, by_upper)
-        return value, np.concatenate([to_temperature(by_inverse + more), by_box]) / len(losses)
+        by_box, by_columns = to_box(by_lower, by_upper)
+        if by_columns is not None:
+            by_inverse = by_inverse + np.einsum("tn,tn->n", by_columns, self.columns)
+        return value, np.concatenate([to_temperature(by_inverse), by_box]) / len(losses)
 
     def _evaluated(self, coordinates: Array) -> tuple[list[Array], Back, Back]:
         """Give every row's loss and its derivatives in 1 / temperature and the bounds, and the ways back."""
         size = self.logit_map.size
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            inverse, to_temperature = self._temperatures(coordinates[:size])
-            lower, upper, to_box = self._bounds(coordinates[size:], inverse)
+            inverse, to_temperature = self.temperatures(coordinates[:size])
+            columns = self.columns * inverse if size else self.columns
+            lower, upper, to_box = boxes(
+                self.bound_map, coordinates[size:], columns, self.sorted.num_classes, self.inputs
+            )
             if not np.isfinite(inverse).all():
                 return [np.full(len(self.labels), math.inf)] * 4, to_temperature, to_box
             parts = self._losses(inverse, lower, upper)
             if self.weights is not None:
                 parts = [part * self.weights for part in parts]
             return parts, to_temperature, to_box
-
-    def _temperatures(self, coordinates: Array) -> tuple[Array, Back]:
-        """Give 1 / temperature of every row (N,)."""
-        logit_map, ones = self.logit_map, np.ones(len(self.labels))
-        if isinstance(logit_map, ParameterisedTemperature):
-            network = NetworkPass(logit_map.network)
-            inverse = self.unit * np.exp(-network.forward(coordinates, self.inputs)[0])
-            return inverse, lambda by: network.backward(-(by * inverse)[None])[0]
-        if isinstance(logit_map, RowTemperature):
-            same = math.exp(-coordinates[0])
-            return same * ones, lambda by: np.array([-same * by.sum()])
-        return ones, lambda by: by[:0]
-
-    def _bounds(self, coordinates: Array, inverse: Array) -> tuple[Array, Array, Back]:
-        """Give lower and upper of every row, each (N,)."""
-        if self.bound_map is None:
-            zeros = np.zeros_like(inverse)
-            return zeros, zeros + 1.0, lambda by_lower, by_upper: (by_lower[:0], zeros)
-        K, bound_map = self.sorted.num_classes, self.bound_map
-        is_network, scaled = bound_map.is_network, not isinstance(self.logit_map, Identity)
-        if isinstance(bound_map, InstanceDependentBounds):
-            network = NetworkPass(bound_map.network)
-            inputs = network.read(self.columns * inverse) if scaled else self.inputs
-            outputs = network.forward(coordinates, inputs)
-            (fraction, slack), (rest, range_kept) = logistic(outputs), logistic(-outputs)
-        else:
-            fraction, slack = np.exp(coordinates)[:, None] * np.ones_like(inverse)
-            rest, range_kept = 1.0 - fraction, 1.0 - slack
-        share = 1.0 - 1.0 / K
-        upper = 1.0 / K + share * rest * range_kept
-
-        def back(by_lower: Array, by_upper: Array) -> tuple[Array, Array]:
-            by_upper = share * np.where(upper <= 1.0, by_upper, 0.0)
-            by_outputs = np.stack(
-                [fraction * (by_lower / K - by_upper * range_kept), -by_upper * rest * slack]
-            )
-            if not is_network:
-                return by_outputs.sum(axis=1), np.zeros_like(inverse)
-            by_coordinates, by_inputs = network.backward(by_outputs * np.stack([rest, range_kept]))
-            if not scaled:
-                return by_coordinates, np.zeros_like(inverse)
-            by_scaled = network.read_backward(by_inputs, inputs)
-            return by_coordinates, np.einsum("tn,tn->n", by_scaled, self.columns)
-
-        return fraction / K, upper.clip(1.0 / K, 1.0), back
 
     def _losses(self, inverse: Array, lower: Array, upper: Array) -> list[Array]:
         """Loss of every row, and its derivatives in 1 / temperature and in both bounds, each (N,)."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -118,6 +119,14 @@ class JointObjective:
         if self.weights is not None:
             weights = torch.from_numpy(self.weights_of(index))
         return type(self)(self.logit_map, self.bound_map, self.source[index], labels, weights)
+
+    def shallow(self, index: Tensor) -> Self:
+        """Copy the objective, with the labels and weights of some rows."""
+        part = copy.copy(self)
+        part.labels = self.labels[index.numpy()]
+        if self.weights is not None:
+            part.weights = self.weights_of(index)
+        return part
 
     def weights_of(self, index: Tensor) -> Array:
         """Give the weights of some rows, scaled to a mean of 1."""

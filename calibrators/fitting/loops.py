@@ -14,6 +14,8 @@ Array = np.ndarray[Any, Any]
 
 LEAST = -700.0
 """Logits are kept this close to the largest of their row, so that no weight is zero."""
+TINY = 1e-300
+"""Probabilities in a mixture are kept above this, so that their logarithms are finite."""
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -114,3 +116,175 @@ def dual_bounded(  # noqa: PLR0917 - compiled loops take arrays by position
             by_weights[label] += times * row[label]
             by_threshold -= times if weighted > 0.0 else -times
     answer[size + 1] += by_threshold
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMMING)
+def clipped_and_tempered(  # noqa: PLR0917 - compiled loops take arrays by position
+    scores: Array,
+    labels: Array,
+    norms: Array,
+    largest: Array,
+    inverse: Array,
+    lower: float,
+    upper: float,
+    answer: Array,
+) -> None:
+    """Fill answer (N, 4): each row's loss under `softmax(inverse * clip(z, lower |z|, upper |z|))`.
+
+    And its derivatives in 1 / temperature and in both limits. `norms` and `largest` (N,) are |z| and the
+    largest entries of the rows. Without branches, as `dual_bounded`.
+    """
+    count, size = scores.shape
+    for n in range(count):
+        row, label, norm, factor = scores[n], labels[n], norms[n], inverse[n]
+        low, high = lower * norm, upper * norm
+        anchor = min(max(largest[n], low), high)
+        total, moment, at_low, at_high = 0.0, 0.0, 0.0, 0.0
+        for k in range(size):
+            here = select(row[k] < low, low, row[k])
+            here = select(here > high, high, here) - anchor
+            exponent = here * factor
+            weight = fast_exp(select(exponent < LEAST, LEAST, exponent))
+            total += weight
+            moment += weight * here
+            at_low += select(row[k] < low, weight, 0.0)
+            at_high += select(row[k] > high, weight, 0.0)
+        own = min(max(row[label], low), high) - anchor
+        by_low, by_high = at_low / total, at_high / total
+        if row[label] < low:
+            by_low -= 1.0
+        elif row[label] > high:
+            by_high -= 1.0
+        answer[n, 0] = math.log(total) - max(own * factor, LEAST)
+        answer[n, 1] = moment / total - own
+        answer[n, 2] = by_low * factor * norm
+        answer[n, 3] = by_high * factor * norm
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def mixed_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
+    ascending: Array,
+    softened: Array,
+    raw: Array,
+    own: Array,
+    own_parts: Array,
+    mean: Array,
+    lower: Array,
+    upper: Array,
+    shares: Array,
+    cuts: Array,
+    answer: Array,
+) -> None:
+    """Fill answer (N, 7): the loss of each row of a mixture in its box, and its derivatives.
+
+    These are in 1 / temperature, in the three shares, and in both bounds. The mixture of the rows (N, K)
+    `softened`, `raw` and 1/K is ascending; `own_parts` (N, 3) are the label's entries, `mean` (N,) is the
+    mean of the scores `ascending` under `softened`, and `own` (N,) the label's score. `cuts` are as in
+    `tempered_in_box`.
+    """
+    count, size = ascending.shape
+    scaled, sums, mixed = np.empty(size), np.empty(size), np.empty(size)
+    for n in range(count):
+        low, high, running = lower[n], upper[n], 0.0
+        for k in range(size):
+            mixed[k] = max(shares[0] * softened[n, k] + shares[1] * raw[n, k] + shares[2] / size, TINY)
+            running += mixed[k]
+            sums[k] = running / mixed[k]
+        largest = mixed[size - 1]
+        for k in range(size):
+            scaled[k] = math.log(mixed[k] / largest)
+        log_low, log_high = math.log(low) if low > 0.0 else -math.inf, math.log(high)
+        log_scale, first, end, mass = solve_row(
+            scaled, sums, low, high, log_low, log_high, cuts[n, 0], cuts[n, 1]
+        )
+        cuts[n, 0], cuts[n, 1] = first, end
+        answer[n, 1:] = 0.0
+        parts = own_parts[n]
+        own_mixed = max(shares[0] * parts[0] + shares[1] * parts[1] + shares[2] * parts[2], TINY)
+        log_p = math.log(own_mixed / largest) + log_scale
+        if first > 0 and log_p < log_low:
+            answer[n, 0], answer[n, 5] = -log_low, -1.0 / low
+        elif end < size and log_p > log_high:
+            answer[n, 0], answer[n, 6] = -log_high, -1.0 / high
+        else:
+            answer[n, 0] = -log_p
+            if mass > 0.0 and end > first:
+                total, by_softened, by_raw, moment = 0.0, 0.0, 0.0, 0.0
+                for k in range(first, end):
+                    total += mixed[k]
+                    by_softened += softened[n, k]
+                    by_raw += raw[n, k]
+                    moment += softened[n, k] * (ascending[n, k] - mean[n])
+                moved = parts[0] * (own[n] - mean[n])
+                answer[n, 1] = shares[0] * (moment / total - moved / own_mixed)
+                answer[n, 2] = by_softened / total - parts[0] / own_mixed
+                answer[n, 3] = by_raw / total - parts[1] / own_mixed
+                answer[n, 4] = (end - first) / (size * total) - parts[2] / own_mixed
+                answer[n, 5] = first / mass
+                answer[n, 6] = (size - end) / mass
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def clipped_mixture(  # noqa: PLR0917 - compiled loops take arrays by position
+    ascending: Array,
+    softened: Array,
+    raw: Array,
+    own: Array,
+    own_softened: Array,
+    own_raw: Array,
+    mean: Array,
+    shares: Array,
+    lower: float,
+    upper: float,
+    answer: Array,
+) -> None:
+    """Fill answer (N, 7): the loss of softmax(clip(z, lower |z|, upper |z|)), z the log of a mixture.
+
+    And its derivatives in 1 / temperature, in the three shares and in both limits; arrays as `mixed_in_box`.
+    """
+    count, size = ascending.shape
+    mixed, logs, weights = np.empty(size), np.empty(size), np.empty(size)
+    for n in range(count):
+        square = 0.0
+        for k in range(size):
+            mixed[k] = max(shares[0] * softened[n, k] + shares[1] * raw[n, k] + shares[2] / size, TINY)
+            logs[k] = math.log(mixed[k])
+            square += logs[k] * logs[k]
+        norm = max(math.sqrt(square), TINY)
+        low, high = lower * norm, upper * norm
+        anchor = min(max(logs[size - 1], low), high)
+        total = 0.0
+        for k in range(size):
+            weights[k] = math.exp(max(min(max(logs[k], low), high) - anchor, LEAST))
+            total += weights[k]
+        own_mixed = max(shares[0] * own_softened[n] + shares[1] * own_raw[n] + shares[2] / size, TINY)
+        score, by_low, by_high, by_own = math.log(own_mixed), 0.0, 0.0, 0.0
+        if score < low:
+            by_low = -1.0
+        elif score > high:
+            by_high = -1.0
+        else:
+            by_own = -1.0 / own_mixed
+        for k in range(size):
+            if logs[k] < low:
+                by_low += weights[k] / total
+            elif logs[k] > high:
+                by_high += weights[k] / total
+        by_norm = lower * by_low + upper * by_high
+        by_softened, by_raw, by_even, moment = 0.0, 0.0, 0.0, 0.0
+        for k in range(size):
+            slope = by_norm * logs[k] / norm
+            if low <= logs[k] <= high:
+                slope += weights[k] / total
+            slope /= mixed[k]
+            by_softened += slope * softened[n, k]
+            by_raw += slope * raw[n, k]
+            by_even += slope / size
+            moment += slope * softened[n, k] * (ascending[n, k] - mean[n])
+        answer[n, 0] = math.log(total) + anchor - min(max(score, low), high)
+        moment += by_own * own_softened[n] * (own[n] - mean[n])
+        answer[n, 1] = shares[0] * moment
+        answer[n, 2] = by_softened + by_own * own_softened[n]
+        answer[n, 3] = by_raw + by_own * own_raw[n]
+        answer[n, 4] = by_even + by_own / size
+        answer[n, 5], answer[n, 6] = by_low * norm, by_high * norm

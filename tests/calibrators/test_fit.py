@@ -20,8 +20,10 @@ from boxcal.calibrators.fitting.closed_form_gradients import objective_of
 from boxcal.calibrators.fitting.joint import JointObjective
 from boxcal.calibrators.formulas import box_at
 from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.ensemble_temperature import EnsembleTemperatureScaling
 from boxcal.calibrators.logit_maps.linear import LinearMap
+from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
 from boxcal.calibrators.method import BOUND_MAPS, LOGIT_MAPS, parse
 from boxcal.calibrators.operator.uniform import SortedRows
 from boxcal.calibrators.parametrised import vector
@@ -219,12 +221,16 @@ def test_gradients_are_exact(logit_map: type[LogitMap], bound_map: type[BoundMap
     np.testing.assert_allclose(objective(point)[1], numeric, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("method", ["ts+pb", "ets", "dpb"])
+@pytest.mark.parametrize("method", ["ts+pb", "ets", "dpb", "ets+pb", "ets+pb-mlp", "ets+lb", "ts+lb"])
 @pytest.mark.parametrize(("num_samples", "num_classes"), [(60, 4), (3000, 40)])
 def test_closed_form_gradients_agree_with_autograd(method: str, num_samples: int, num_classes: int) -> None:
     logits, labels = contaminated(num_samples, num_classes)
     parts = parse(method)
-    maps = parts.logit_map(num_classes), BOUND_MAPS[parts.bounds](num_classes) if parts.bounds else None
+    logit_map = parts.logit_map(num_classes)
+    maps = (
+        Chain(logit_map, LogitBounding(num_classes)) if parts.clipped else logit_map,
+        BOUND_MAPS[parts.bounds](num_classes) if parts.bounds else None,
+    )
     quick, slow = objective_of(*maps, logits, labels), JointObjective(*maps, logits, labels)
     assert type(quick) is not type(slow)
     rng = np.random.default_rng(0)
@@ -239,7 +245,7 @@ def test_closed_form_gradients_agree_with_autograd(method: str, num_samples: int
         np.testing.assert_allclose(quick(point)[1], gradient, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("method", ["pb-mlp", "ts+pb-mlp", "pts", "pts+pb", "pts+pb-mlp"])
+@pytest.mark.parametrize("method", ["pb-mlp", "ts+pb-mlp", "pts", "pts+pb", "pts+pb-mlp", "pts+lb"])
 def test_gradients_of_networks_agree_with_autograd(method: str) -> None:
     logits, labels = contaminated(400, 12)
     parts, data = parse(method), ValidationSet(logits, labels)
@@ -247,12 +253,16 @@ def test_gradients_of_networks_agree_with_autograd(method: str) -> None:
     logit_map.prepare(data)
     if box:
         box.prepare(logits)
+    if parts.clipped:
+        logit_map = Chain(logit_map, LogitBounding(12))
     quick, slow = objective_of(logit_map, box, logits, labels), JointObjective(logit_map, box, logits, labels)
     rng = np.random.default_rng(0)
     for scale in (0.1, 0.3, 1.0):
         point = scale * rng.normal(size=len(slow.limits))
         if method == "pts+pb":
             point[-2:] = [-1.0, -0.7]
+        if method == "pts+lb":
+            point[-2:] = [-0.2, 0.4]
         value, gradient = slow(point)
         assert quick(point)[0] == pytest.approx(value, rel=1e-12)
         assert quick.value(point) == quick(point)[0]
