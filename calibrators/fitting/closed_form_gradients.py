@@ -202,12 +202,12 @@ class NetworkObjective(RowTemperatureObjective):
     ) -> Array:
         """Fill the answers of rows that no bound holds, which are most, and tell which rows are not."""
         scores, own = self.sorted.scores[part], self.sorted.label_scores[part]
-        weights = np.maximum(scores * inverse[:, None], loops.LEAST)
+        weights = scores * inverse[:, None]
         lowest = weights[:, 0].copy()
         np.exp(weights, out=weights)
         total = weights @ np.ones(scores.shape[1])
         log_scale = -np.log(total)
-        answer[0, part] = -np.maximum(own * inverse, loops.LEAST) - log_scale
+        answer[0, part] = -own * inverse - log_scale
         answer[1, part] = np.einsum("nk,nk->n", weights, scores) / total - own
         held: Array = (lowest + log_scale < log_lower) | (log_scale > log_upper)
         return held

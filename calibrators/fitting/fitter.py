@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -221,6 +222,8 @@ class _Fits:
             starts = [torch.cat([start, self._best_box(logit_map, start)]) for start in bases]
             plainer.append(replace(alone, bound_map=self._box()))
         found = self._found(logit_map, box, starts, kept)
+        # What the objective gives for extreme logits in a box, where ties are likely, can differ a little.
+        plainer += [self._at(logit_map, box, found.minimum, point) for point in kept]
         for one in map(self._valued, plainer):
             if one.minimum.value < found.minimum.value - SAME:
                 found = one
@@ -247,6 +250,14 @@ class _Fits:
         ]
         lowest = min(end.minimum.value for end in ends)
         return next(end for end in ends if end.minimum.value <= lowest + SAME)
+
+    def _at(self, logit_map: LogitMap, box: BoundMap, minimum: Minimum, point: Tensor) -> Fitted:
+        """Give copies of both maps with the parameters at a point."""
+        first, last = deepcopy(logit_map), deepcopy(box)
+        first.set_coordinates(point[: first.size])
+        if not isinstance(first, Chain):
+            last.set_coordinates(point[first.size :])
+        return Fitted(first, last, replace(minimum, coordinates=point.numpy()))
 
     def _valued(self, found: Fitted) -> Fitted:
         """Set the minimum's value to the objective at the parameters that the maps hold."""

@@ -13,7 +13,7 @@ from boxcal.calibrators.operator.uniform import solve_row
 Array = np.ndarray[Any, Any]
 
 LEAST = -700.0
-"""Logits are kept this close to the largest of their row, so that no weight is zero."""
+"""Logits in a mixture are kept this close to the largest of their row, so that no weight is zero."""
 TINY = 1e-300
 """Probabilities in a mixture are kept above this, so that their logarithms are finite."""
 
@@ -36,13 +36,13 @@ def tempered_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
         log_high = math.log(high)
         before, total, moment = -math.inf, 0.0, 0.0
         for k in range(size):
-            here = max(ascending[n, k] * factor, LEAST)
+            here = ascending[n, k] * factor
             step = math.exp(before - here)
             total = 1.0 + total * step
             moment = ascending[n, k] + moment * step
             scaled[k], sums[k], moments[k] = here, total, moment
             before = here
-        score = max(own[n] * factor, LEAST)
+        score = own[n] * factor
         log_scale = -math.log(total)
         answer[n, 1], answer[n, 2], answer[n, 3] = 0.0, 0.0, 0.0
         if scaled[0] + log_scale >= log_low and log_scale <= log_high:
@@ -143,8 +143,7 @@ def clipped_and_tempered(  # noqa: PLR0917 - compiled loops take arrays by posit
         for k in range(size):
             here = select(row[k] < low, low, row[k])
             here = select(here > high, high, here) - anchor
-            exponent = here * factor
-            weight = fast_exp(select(exponent < LEAST, LEAST, exponent))
+            weight = fast_exp(here * factor)
             total += weight
             moment += weight * here
             at_low += select(row[k] < low, weight, 0.0)
@@ -155,7 +154,7 @@ def clipped_and_tempered(  # noqa: PLR0917 - compiled loops take arrays by posit
             by_low -= 1.0
         elif row[label] > high:
             by_high -= 1.0
-        answer[n, 0] = math.log(total) - max(own * factor, LEAST)
+        answer[n, 0] = math.log(total) - own * factor
         answer[n, 1] = moment / total - own
         answer[n, 2] = by_low * factor * norm
         answer[n, 3] = by_high * factor * norm

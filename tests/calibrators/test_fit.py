@@ -245,6 +245,22 @@ def test_closed_form_gradients_agree_with_autograd(method: str, num_samples: int
         np.testing.assert_allclose(quick(point)[1], gradient, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize(("method", "box"), [("ts+pb", [-2.0, -1.5]), ("ts+lb", [-0.1, 0.3])])
+def test_closed_forms_keep_the_order_of_classes_that_softmax_gives_nothing(
+    method: str, box: list[float]
+) -> None:
+    logits, labels = contaminated(50, 6)
+    logits, parts = 1e6 * logits, parse(method)
+    logit_map, bounds = parts.logit_map(6), BOUND_MAPS[parts.bounds](6) if parts.bounds else None
+    if parts.clipped:
+        logit_map = Chain(logit_map, LogitBounding(6))
+    maps = objective_of(logit_map, bounds, logits, labels), JointObjective(logit_map, bounds, logits, labels)
+    for log_temperature in (0.0, 8.0):
+        quick, slow = (objective(np.array([log_temperature, *box])) for objective in maps)
+        assert quick[0] == pytest.approx(slow[0], rel=1e-10)
+        np.testing.assert_allclose(quick[1], slow[1], rtol=1e-8, atol=1e-10)
+
+
 @pytest.mark.parametrize("method", ["pb-mlp", "ts+pb-mlp", "pts", "pts+pb", "pts+pb-mlp", "pts+lb"])
 def test_gradients_of_networks_agree_with_autograd(method: str) -> None:
     logits, labels = contaminated(400, 12)
