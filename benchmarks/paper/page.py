@@ -72,7 +72,7 @@ def _table(one: Results) -> str:
         cells = []
         for metric in METRICS:
             text = _value(one, method, metric)
-            if text.split()[0] == min(_value(one, name, metric).split()[0] for name in shown):
+            if _number(text) == min(_number(_value(one, name, metric)) for name in shown):
                 text = f"**{text}**"
             cells.append(f"{text} {_mark(one, method, metric)}".rstrip())
         changed, seconds = one.mean(method, "changed_labels"), one.mean(method, "seconds")
@@ -88,6 +88,10 @@ def _value(one: Results, method: str, metric: str) -> str:
         return "infinite"
     shown = f"{value:.{decimals}f}"
     return f"{shown} ({error:.{decimals}f})" if math.isfinite(error) else shown
+
+
+def _number(text: str) -> float:
+    return float(text.split()[0].replace("infinite", "inf"))
 
 
 def _mark(one: Results, method: str, metric: str) -> str:

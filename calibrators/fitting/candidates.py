@@ -14,8 +14,8 @@ SAMPLES_PER_PARAMETER = 10
 """Required by other methods with parameters per class."""
 SAMPLES_PER_CLASS = 10
 """Required by regularised methods."""
-MOST_PARAMETERS = 5
-"""Per sample, of a regularised method: larger ones take minutes to fit and are no better on new data."""
+MOST_PARAMETERS, MOST_OF_SMS = 5, 10
+"""Per sample, of a regularised method: larger ones take minutes to fit. `sms` tries only three strengths."""
 
 
 def candidates(data: ValidationSet) -> list[str]:
@@ -57,4 +57,5 @@ def _has_enough(name: str, data: ValidationSet) -> bool:
     parameters, count = parse(name).num_parameters(data.num_classes), data.effective
     if name not in REGULARISED:
         return count >= SAMPLES_PER_PARAMETER * parameters
-    return count >= SAMPLES_PER_CLASS * data.num_classes and parameters <= MOST_PARAMETERS * count
+    most = MOST_OF_SMS if name == "sms" else MOST_PARAMETERS
+    return count >= SAMPLES_PER_CLASS * data.num_classes and parameters <= most * count
