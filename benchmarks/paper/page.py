@@ -91,7 +91,7 @@ def _value(one: Results, method: str, metric: str) -> str:
 
 
 def _number(text: str) -> float:
-    return float(text.split()[0].replace("infinite", "inf"))
+    return float(text.split(maxsplit=1)[0].replace("infinite", "inf"))
 
 
 def _mark(one: Results, method: str, metric: str) -> str:
