@@ -15,23 +15,39 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+KEPT_VALUES = 256
+"""A series counts its values when it has so many."""
+
 
 class FastHistogramSeries:
-    """One series of a `FastHistogram`; any thread may observe."""
+    """One series of a `FastHistogram`; any thread may observe.
 
-    __slots__ = ("_bounds", "_counts", "_lock", "_total")
+    Values are kept, without a lock, and counted when there are some hundred or when they are read.
+    """
+
+    __slots__ = ("_bounds", "_counts", "_lock", "_total", "_values")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._total = 0.0
+        self._values: list[float] = []
         self._lock = threading.Lock()
 
     def observe(self, value: float) -> None:
         """Count one value."""
-        with self._lock:
+        values = self._values
+        values.append(value)
+        if len(values) >= KEPT_VALUES:
+            with self._lock:
+                self._count()
+
+    def _count(self) -> None:
+        values = self._values.copy()  # other threads may append to the list meanwhile
+        del self._values[: len(values)]
+        for value in values:
             self._counts[bisect_left(self._bounds, value)] += 1
-            self._total += value
+        self._total += sum(values)
 
     def observe_all(self, values: NDArray[np.float64], total: float) -> None:
         """Count values (N,), whose sum is `total`."""
@@ -44,6 +60,7 @@ class FastHistogramSeries:
     def read(self) -> tuple[list[int], float]:
         """Return the cumulative counts up to each bound and beyond the last, and the sum of the values."""
         with self._lock:
+            self._count()
             return list(accumulate(self._counts)), self._total
 
 

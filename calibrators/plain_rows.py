@@ -6,6 +6,8 @@ way, and so does `ArrayCalibrator`: the answers are the same to the last bit. No
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -43,11 +45,16 @@ def _height(bound: Array) -> int:
     return len(bound) if bound.ndim == 2 else 1
 
 
-def _solve(rows: Array, low: Array, high: Array, tolerance: float) -> Array:
+@cache
+def _compiled_loop() -> Callable[..., int]:
     from boxcal.calibrators.operator.cpu_loops import forward_rows  # noqa: PLC0415 - numba loads when needed
 
+    return forward_rows
+
+
+def _solve(rows: Array, low: Array, high: Array, tolerance: float) -> Array:
     probabilities = np.empty_like(rows)
-    refused = forward_rows(rows, low, high, INVERSE, tolerance, probabilities, NO_SIDE, NO_HELD)
+    refused = _compiled_loop()(rows, low, high, INVERSE, tolerance, probabilities, NO_SIDE, NO_HELD)
     if refused >= 0:
         lower, upper = (bound if bound.ndim == 2 else bound[:, None] for bound in (low, high))
         raise_for_row(rows, lower, upper, tolerance, refused)

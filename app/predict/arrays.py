@@ -128,10 +128,14 @@ def finite(values: NDArray[np.float64], name: str, first: int = 0) -> NDArray[np
     InvalidLogits
         Naming the first that is not.
     """
-    flat = values.ravel(order="K")
     # One quick pass; only very large numbers need the other.
-    parts = [flat[start : start + DOT_NUMBERS] for start in range(0, len(flat), DOT_NUMBERS)]
-    if all([math.isfinite(part.dot(part)) for part in parts]):  # noqa: C419 - a list is quicker for few parts
+    flat = values.ravel(order="K")
+    if len(flat) <= DOT_NUMBERS:
+        is_small = math.isfinite(flat.dot(flat))
+    else:
+        parts = (flat[start : start + DOT_NUMBERS] for start in range(0, len(flat), DOT_NUMBERS))
+        is_small = all(math.isfinite(part.dot(part)) for part in parts)
+    if is_small:
         return values
     is_finite = np.isfinite(values)
     if not is_finite.all():

@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -167,6 +168,22 @@ def parse(name: str, text: str | bytes) -> Any:
 
 
 def _checked(document: Any, *, strict: bool) -> Options:
+    if isinstance(document, dict) and len(document) <= len(NAMES):
+        try:
+            # With the types, because 1, 1.0 and true are equal.
+            return _remembered(strict, *[(name, type(value), value) for name, value in document.items()])
+        except TypeError:  # an object or a list, which cannot be remembered
+            pass
+    return _validated(document, strict=strict)
+
+
+@lru_cache(maxsize=256)
+def _remembered(strict: bool, *members: tuple[str, type, Any]) -> Options:
+    """Check options without bounds; clients send the same few with every request. Errors are not kept."""
+    return _validated({name: value for name, _, value in members}, strict=strict)
+
+
+def _validated(document: Any, *, strict: bool) -> Options:
     _refuse_many(document, NAMES, "options")
     if isinstance(document, dict):
         _refuse_many(document.get("bounds"), SIDES, "options.bounds")
