@@ -1,14 +1,22 @@
-"""How glibc allocates memory in the service: large allocations on huge pages, all threads in one arena.
+"""How glibc allocates memory in the service: on huge pages, all threads in one arena, whose end it keeps.
 
 Weights and activations cost fewer address translations on huge pages. With an arena for each thread, the free
 end of each would stay with the process, up to 64 MiB; `malloc_trim` returns only that of the first.
+
+By default glibc starts with small thresholds and raises them, up to those set here, as larger blocks are
+freed. Until then the arrays of each request get fresh pages, which the system clears, and return them.
 """
 
 import os
 import sys
 
 TUNABLES = "GLIBC_TUNABLES"
-SETTINGS = "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"
+LARGEST_KEPT = 32 * 2**20
+"""Bytes from which a block is returned to the system as soon as it is freed."""
+SETTINGS = (
+    "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"
+    f":glibc.malloc.mmap_threshold={LARGEST_KEPT}:glibc.malloc.trim_threshold={2 * LARGEST_KEPT}"
+)
 
 
 def set_up_allocator() -> None:
