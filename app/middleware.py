@@ -62,7 +62,7 @@ class DirectRequest(Request):
         fixed = [(b"content-length", b"%d" % length), (b"content-type", media_type.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
         if length <= AT_ONCE and EXTENSION in self.scope.get("extensions", ()):
-            whole = body[0] if len(body) == 1 else Pieces(body, length)
+            whole = body[0] if len(body) == 1 else Pieces([*body], length)
             await self._send({"type": "http.response.body", "body": whole})
             return
         sent = 0

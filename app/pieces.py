@@ -1,12 +1,11 @@
-"""A response body in several pieces, which a server that knows of them sends in one system call.
+"""A body in several pieces, which are copied once if they are joined.
 
-It is an extension of ASGI: where the scope of a request announces `EXTENSION`, the `body` of a message may be
-`Pieces`. Without it the pieces are joined, or sent one after the other.
+A server that knows of them sends those of a response in one system call. This is an extension of ASGI: where
+the scope of a request announces `EXTENSION`, the `body` of a message may be `Pieces`. Without it the pieces
+are joined, or sent one after the other.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 EXTENSION = "boxcal.pieces"
 PIECES: dict[str, dict[object, object]] = {EXTENSION: {}}
@@ -24,9 +23,14 @@ class Pieces:
 
     __slots__ = ("_length", "parts")
 
-    def __init__(self, parts: Sequence[bytes | memoryview], length: int) -> None:
+    def __init__(self, parts: list[bytes | bytearray | memoryview], length: int) -> None:
         self.parts = parts
         self._length = length
+
+    def add(self, part: bytes) -> None:
+        """Add a piece at the end."""
+        self.parts.append(part)
+        self._length += len(part)
 
     def __len__(self) -> int:
         return self._length

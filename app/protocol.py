@@ -11,12 +11,13 @@ import asyncio
 import time
 from typing import Any, cast
 
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from boxcal.app.pieces import PIECES, Pieces
 
 CONTINUE = b"HTTP/1.1 100 "
+MAX_WAITING_BYTES = 512 * 1024
+"""Of a body that the application has not received: beyond, nothing more is read from the connection."""
 MAX_HEAD_BYTES = 64 * 1024
 """Of the request line and the headers together."""
 IDLE_SECONDS = 75.0
@@ -79,16 +80,19 @@ class LimitedProtocol(HttpToolsProtocol):
             cycle.transport = cast("asyncio.Transport", BufferedHeaderTransport(cycle.transport))
 
     def on_body(self, body: bytes) -> None:
-        """Keep a part of a body for the application, without a copy if it has read the ones before."""
+        """Keep a part of a body, uncopied, until the application receives it."""
         cycle = self.cycle
-        before: bytes | bytearray = cycle.body
-        if before or cycle.response_complete:
-            if isinstance(before, bytes):
-                cycle.body = bytearray(before)
-            super().on_body(body)
+        if cycle.response_complete:
             return
-        cycle.body = cast("bytearray", body)  # bytes serve: the application receives bytes of it
-        if len(body) > HIGH_WATER_LIMIT:
+        before: bytes | bytearray | Pieces = cycle.body
+        if isinstance(before, Pieces):
+            before.add(body)
+            waiting = len(before)
+        else:
+            whole = Pieces([before, body], len(before) + len(body)) if before else body
+            cycle.body = cast("bytearray", whole)  # uvicorn takes its length, and makes bytes of it
+            waiting = len(whole)
+        if waiting > MAX_WAITING_BYTES:
             self.flow.pause_reading()
         cycle.message_event.set()
 

@@ -109,8 +109,10 @@ class PlainRows:
         mapped = logits if self._temperature == 1.0 else logits / self._temperature
         probabilities = np.empty_like(mapped)
         sums, largest = np.empty((2, len(mapped)))
-        refused = summarised_rows(mapped, *self._box, self._tolerance, probabilities, sums, largest)
+        refused = summarised_rows(logits, mapped, *self._box, self._tolerance, probabilities, sums, largest)
         if refused >= 0:
+            if not np.isfinite(logits[refused]).all():
+                raise ValueError(f"row {refused} has a logit that is not finite")
             lower, upper = (bound[:, None] for bound in self._box)
             raise_for_row(mapped, lower, upper, self._tolerance, refused)
         return probabilities, mapped, sums, largest

@@ -103,8 +103,15 @@ def read_rows(rows: Any, num_classes: int, name: str = "logits", first: int = 0)
     return finite(values, name, first)
 
 
-def check_scores(values: NDArray[Any], num_classes: int, name: str = "logits") -> NDArray[np.float64]:
+def check_scores(
+    values: NDArray[Any], num_classes: int, name: str = "logits", *, check_finite: bool = True
+) -> NDArray[np.float64]:
     """Check an array of logits or probabilities, and convert it to float64 if the compiled loops need that.
+
+    Parameters
+    ----------
+    check_finite
+        Whether to look at the numbers; `PlainRows.summarised` refuses what is not finite itself.
 
     Raises
     ------
@@ -117,7 +124,8 @@ def check_scores(values: NDArray[Any], num_classes: int, name: str = "logits") -
             f"for the model has {num_classes} classes."
         )
     is_as_needed = values.dtype == np.float64 and values.flags.carray
-    return finite(values if is_as_needed else values.astype(np.float64, order="C"), name)
+    wide = values if is_as_needed else values.astype(np.float64, order="C")
+    return finite(wide, name) if check_finite else wide
 
 
 def finite(values: NDArray[np.float64], name: str, first: int = 0) -> NDArray[np.float64]:

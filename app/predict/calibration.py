@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from boxcal.app.activation.active import ServedCalibrator
 from boxcal.app.errors import BackboneFailed, InvalidLogits, InvalidParameter
 from boxcal.app.predict.answers import Float64Array, Rows
+from boxcal.app.predict.arrays import finite
 from boxcal.app.predict.lanes import Part
 from boxcal.app.predict.options import RequestBounds
 from boxcal.calibrators.array_calibrator import Box
@@ -92,12 +93,14 @@ def check_reads_logits(served: ServedCalibrator) -> None:
 
 
 def calibrate(scores: Float64Array, requested: CalibrationRequest) -> Rows:
-    """Calibrate the logits (N, K) of one request, behind which may be features (N, D); finite float64.
+    """Calibrate the logits (N, K) of one request, behind which may be features (N, D).
+
+    They are float64, and finite unless the request `is_quick`.
 
     Raises
     ------
     InvalidLogits
-        They are so large that the calibrator's arithmetic overflows.
+        They are not finite, or so large that the calibrator's arithmetic overflows.
     """
     bounds = requested.bounds
     return _calibrate(scores, requested.served, None if bounds is None else (bounds.lower, bounds.upper))
@@ -188,6 +191,7 @@ def _calibrate(scores: Float64Array, served: ServedCalibrator, box: Box | None) 
             effective = None if _is_vacuous(rows.box) else rows.box
             sums, largest = np.add.reduce(probabilities, axis=1), probabilities.max(axis=1)
     except ValueError as error:
+        finite(logits, "logits")
         raise InvalidLogits(f"The logits cannot be calibrated: {error}.") from error
     _check_sums(sums)
     if effective is None:

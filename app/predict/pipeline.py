@@ -221,7 +221,7 @@ class Pipeline:
 
     async def calibrate(
         self,
-        read: Callable[[], NDArray[np.float64]],
+        read: Callable[[bool], NDArray[np.float64]],
         numbers: int,
         options: Options,
         *,
@@ -232,7 +232,7 @@ class Pipeline:
         Parameters
         ----------
         read
-            Returns the logits (N, K), checked.
+            Returns the logits (N, K), checked; the argument says whether to check that they are finite.
         numbers
             How many there are; many are read and calibrated in the pool.
         options
@@ -248,13 +248,14 @@ class Pipeline:
         arrived = time.perf_counter()
         requested = await self._requested(options)
         check_reads_logits(requested.served)
+        quick = is_array and is_quick(requested)
 
         def work() -> tuple[Rows, float]:
-            logits = read()
+            logits = read(not quick)
             decoded = time.perf_counter()
             return calibrate(logits, requested), decoded
 
-        if numbers <= (QUICK_NUMBERS if is_array and is_quick(requested) else INLINE_NUMBERS):
+        if numbers <= (QUICK_NUMBERS if quick else INLINE_NUMBERS):
             rows, decoded = work()
         else:
             rows, decoded = await within(self._timeout_of(options), self._in_pool(work))

@@ -37,6 +37,7 @@ from boxcal.app.predict.bodies import (
     CALIBRATE_TYPES,
     CSV,
     JSON,
+    LOGITS,
     NPY,
     PREDICT_TYPES,
     header,
@@ -131,9 +132,11 @@ async def calibrate(request: DirectRequest) -> None:
     else:
         rows = len(content) if isinstance(content, list) or getattr(content, "ndim", 0) == 2 else 0
 
-    def logits() -> Float64Array:
+    def logits(check_finite: bool) -> Float64Array:
         if posted.kind == NPY:
-            scores, dtype = check_scores(content, num_classes, posted.member), content.dtype
+            check_finite |= posted.member != LOGITS
+            scores = check_scores(content, num_classes, posted.member, check_finite=check_finite)
+            dtype = content.dtype
         elif isinstance(content, Folded):
             scores, dtype = np.concatenate(content.parts), DOUBLE
         else:

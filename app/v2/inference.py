@@ -21,7 +21,7 @@ from boxcal.app.nearest import hint
 from boxcal.app.predict import options as request_options
 from boxcal.app.predict.answers import CalibratedAnswer, Rows, rank
 from boxcal.app.predict.arrays import as_logits, check_scores
-from boxcal.app.predict.bodies import COPIED, SCORES
+from boxcal.app.predict.bodies import COPIED, LOGITS, SCORES
 from boxcal.app.predict.options import SIDES, Options
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.predict.posted_inputs import Input, from_base64
@@ -208,7 +208,7 @@ class Models:
                 classes = self._backbone.num_classes
                 numbers = sum(array.size for array in given.values())
                 answer = await pipeline.calibrate(
-                    lambda: _logits(given, classes), numbers, options, is_array=True
+                    lambda check: _logits(given, classes, check), numbers, options, is_array=True
                 )
             else:
                 pipeline.check_room(options)
@@ -304,11 +304,12 @@ def _bounds(
     return [{**shared, **one} for one in per_row]
 
 
-def _logits(given: Mapping[str, Array], classes: int) -> NDArray[np.float64]:
+def _logits(given: Mapping[str, Array], classes: int, check_finite: bool) -> NDArray[np.float64]:
     if len(given) != 1 or next(iter(given)) not in SCORES:
         raise InvalidInput(_unknown(given, SCORES))
     ((name, array),) = given.items()
-    return as_logits(check_scores(array, classes, name), name, array.dtype)
+    check_finite |= name != LOGITS
+    return as_logits(check_scores(array, classes, name, check_finite=check_finite), name, array.dtype)
 
 
 def _features(given: Mapping[str, Array], inputs: RowInputs) -> Any:

@@ -333,8 +333,18 @@ def _sum(row: Array) -> float:
     return total
 
 
+@njit(error_model="numpy")
+def _is_finite(row: Array) -> bool:
+    """Whether no entry is NaN or infinity."""
+    finite = True
+    for i in range(row.shape[0]):
+        finite &= abs(row[i]) < np.inf
+    return finite
+
+
 @compiled
 def summarised_rows(  # noqa: PLR0917 - compiled loops take arrays by position
+    given: Array,
     logits: Array,
     lower: Array,
     upper: Array,
@@ -345,8 +355,12 @@ def summarised_rows(  # noqa: PLR0917 - compiled loops take arrays by position
 ) -> int:
     """Do what `forward_rows` does for one box and the temperature 1, and look at each row while it is near.
 
+    Refused is also a row that was given an infinite logit.
+
     Parameters
     ----------
+    given, logits : float64 ndarray of shape (N, K)
+        Before and after a temperature.
     lower, upper : ndarray of shape (1,)
     sums, largest : float64 ndarray of shape (N,)
         Of the probabilities of each row.
@@ -356,7 +370,7 @@ def summarised_rows(  # noqa: PLR0917 - compiled loops take arrays by position
         return 0
     for n in range(logits.shape[0]):
         row = probabilities[n]
-        if solve_row(logits[n], low, high, 1.0, tolerance, row, marks) == REFUSED:
+        if not _is_finite(given[n]) or solve_row(logits[n], low, high, 1.0, tolerance, row, marks) == REFUSED:
             return n
         sums[n] = _sum(row)
         largest[n] = _extremes(row)[0]

@@ -10,6 +10,7 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
+from boxcal.app.pieces import EXTENSION, Pieces
 from boxcal.app.protocol import LimitedProtocol
 from tests.app.running import listening
 
@@ -24,8 +25,14 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
             await send({"type": "lifespan.startup.complete"})
         await send({"type": "lifespan.shutdown.complete"})
         return
-    posted = (await receive())["body"]
-    body = posted or b"body"
+    message = await receive()
+    posted = message["body"]
+    while scope["path"] == "/echo-all" and message["more_body"]:
+        message = await receive()
+        posted += message["body"]
+    body: bytes | Pieces = posted or b"body"
+    if scope["path"] == "/pieces" and EXTENSION in scope["extensions"]:
+        body = Pieces([b"one", memoryview(b", two")], 8)
     length = [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": length})
     if scope["path"] == "/fails":
@@ -116,3 +123,22 @@ def test_requests_sent_at_once_are_answered_in_their_order(line: socket.socket) 
 def test_an_answer_that_fails_before_its_body_closes_the_connection(line: socket.socket) -> None:
     line.sendall(ask("/fails"))
     assert line.recv(1 << 16) == b""
+
+
+def test_a_body_arrives_whole_however_it_is_sent(line: socket.socket) -> None:
+    body = bytes(range(256)) * 1200
+    line.sendall(ask("/echo-all", "POST", f"content-length: {len(body)}\r\n"))
+    for start in range(0, len(body), 70_000):
+        line.sendall(body[start : start + 70_000])
+    answer = b""
+    while len(answer) < len(body):
+        answer += line.recv(1 << 16)
+    assert answer.endswith(body[-1000:])
+    assert answer.partition(b"\r\n\r\n")[2] == body
+
+
+def test_a_response_of_several_pieces_is_sent_whole(line: socket.socket) -> None:
+    line.sendall(ask("/pieces"))
+    assert read_until(line, b"two").endswith(b"\r\n\r\none, two")
+    line.sendall(ask("/pieces", "HEAD"))
+    assert read_until(line, b"\r\n\r\n").startswith(HEAD)

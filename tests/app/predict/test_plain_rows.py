@@ -48,8 +48,24 @@ def test_the_short_way_answers_as_the_long_one(
         np.testing.assert_array_equal(mapped, calibrated.logits.numpy())
         one_by_one = np.concatenate([short(row[None])[0] for row in logits])
         np.testing.assert_array_equal(answered, one_by_one)
+        probabilities, after, sums, largest = short.summarised(logits)
+        np.testing.assert_array_equal(probabilities, answered)
+        np.testing.assert_array_equal(after, mapped)
+        np.testing.assert_allclose(sums, 1.0, atol=1e-12)
+        np.testing.assert_array_equal(largest, answered.max(axis=1))
         assert (answered >= box[0]).all()
         assert (answered <= box[1]).all()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_the_short_way_refuses_a_row_that_is_not_finite(wrong: float) -> None:
+    made = calibrator(2.0, 0.0, 1.0)
+    short = plain_rows((made.logit_map.name, made.logit_map), ("pb", made.bound_map), CLASSES)
+    assert short is not None
+    logits = np.zeros((3, CLASSES))
+    logits[1, 4] = wrong
+    with pytest.raises(ValueError, match="row 1"):
+        short.summarised(logits)
 
 
 def test_a_calibrator_that_is_more_than_a_temperature_and_a_box_has_no_short_way() -> None:
