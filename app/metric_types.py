@@ -67,7 +67,9 @@ class FastHistogramSeries:
 class FastHistogram(Collector):
     """A histogram with the series of `prometheus_client.Histogram`, which takes a lock for each number.
 
-    A request observes five values; docs/benchmarks.md has what the library's histogram costs.
+    A request observes five values; docs/benchmarks.md has what the library's histogram costs. Counts and sums
+    exist from the start for all declared labels, buckets once there is something in them: of the many errors
+    that each route may answer with, a process sees few.
 
     Parameters
     ----------
@@ -108,6 +110,11 @@ class FastHistogram(Collector):
             series = list(self._series.items())
         for values, one in series:
             counts, total = one.read()
+            if labels and not counts[-1]:
+                named = dict(zip(labels, values, strict=True))
+                family.add_sample(f"{name}_count", named, 0.0)
+                family.add_sample(f"{name}_sum", named, 0.0)
+                continue
             family.add_metric(values, list(zip(self._names, map(float, counts), strict=True)), total)
         yield family
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,8 @@ class SharedMetrics:
         for metric in self._registry.collect():
             samples = metric.samples
             if metric.type in ("counter", "histogram"):
-                metric.samples = _joined(samples, counts, lambda one, other: one + other)
+                names = {f"{metric.name}_bucket"} if metric.type == "histogram" else set()
+                metric.samples = _joined(samples, counts, lambda one, other: one + other, names)
             elif metric.name in ADDED_GAUGES:
                 metric.samples = _joined(samples, added, lambda one, other: one + other)
             elif metric.name in LARGEST_GAUGES:
@@ -130,15 +131,15 @@ def join_ended(folder: Path) -> None:
                 file.unlink()
 
 
-def _joined(samples: list[Any], others: Values, join: Any) -> list[Any]:
-    """Join the values of samples with those of the siblings, and add what only they have."""
+def _joined(samples: list[Any], others: Values, join: Any, names: Set[str] = frozenset()) -> list[Any]:
+    """Join samples with those of the siblings, and add what only they have, by these names too."""
     left = dict(others)
     joined = []
     for sample in samples:
         key = (sample.name, tuple(sorted(sample.labels.items())))
         other = left.pop(key, None)
         joined.append(sample if other is None else sample._replace(value=join(sample.value, other)))
-    names = {sample.name for sample in samples}
+    names = names | {sample.name for sample in samples}
     template = samples[0] if samples else None
     if template is not None:
         joined += [

@@ -49,7 +49,8 @@ def series(exposition: str) -> set[str]:
     return {line.rsplit(" ", 1)[0] for line in exposition.splitlines() if not line.startswith("#")}
 
 
-def test_the_series_are_those_promised(http: httpx.Client) -> None:
+def test_the_series_are_those_promised(http: httpx.Client, digits: Digits) -> None:
+    http.post("/predict", content=digits.png(0), headers={"content-type": "image/png"})
     text = http.get("/metrics").text
     named = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     assert {name for name in named if not name.startswith("process_")} == PROMISED
@@ -59,6 +60,19 @@ def test_the_series_are_those_promised(http: httpx.Client) -> None:
     stages = set(re.findall(r'boxcal_stage_seconds_count\{stage="(\w+)"\}', text))
     assert stages == {"decode", "queue", "backbone", "calibrate", "total"}
     assert 'boxcal_calibrator_info{method="uncalibrated",version="0"} 1.0' in text
+
+
+def test_buckets_are_exposed_once_something_is_in_them() -> None:
+    telemetry = Telemetry({"/predict": {200, 503}})
+    new = telemetry.exposition().decode()
+    assert 'boxcal_request_seconds_count{route="/predict",status="503"} 0.0' in new
+    assert "boxcal_request_seconds_bucket" not in new
+    telemetry.request("/predict", 200, 0.3)
+    buckets = re.findall(
+        r"^boxcal_request_seconds_bucket\S+ \S+", telemetry.exposition().decode(), re.MULTILINE
+    )
+    assert len(buckets) == 15
+    assert buckets[-1] == 'boxcal_request_seconds_bucket{le="+Inf",route="/predict",status="200"} 1.0'
 
 
 def test_a_prediction_is_counted(service: Service, http: httpx.Client, digits: Digits) -> None:
@@ -139,7 +153,9 @@ async def test_ten_thousand_random_requests_add_no_series(tmp_path: Path, digits
             before = series((await client.get("/metrics")).text)
             await asyncio.gather(*(some(client, 1250) for _ in range(8)))
             text = (await client.get("/metrics")).text
-    assert series(text) == before
+    assert {one for one in series(text) if "_bucket{" not in one} == {
+        one for one in before if "_bucket{" not in one
+    }
     answered = re.findall(r'^boxcal_request_seconds_count\{.*status="(\d+)"\} ([\d.]+)$', text, re.MULTILINE)
     assert sum(float(count) for _, count in answered) > 10_000
     assert sum(float(count) for status, count in answered if status == "200") > 1000
