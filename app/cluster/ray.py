@@ -66,6 +66,7 @@ def application(args: dict[str, Any]) -> Any:
         max_ongoing_requests=ongoing_limit(settings),
         graceful_shutdown_timeout_s=settings.shutdown_seconds,
         health_check_period_s=CHECK_SECONDS,
-        logging_config={"enable_access_log": False},
+        # Ray Serve formats a line of each request even where it is not written, unless the level is higher.
+        logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )
     return deployment(Replica).bind(args)

@@ -43,6 +43,8 @@ SERVE_VARIABLES = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "0",
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
+    "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 REPLICA = "ray::ServeReplica"
@@ -51,7 +53,7 @@ SETTLED_SECONDS = 3.0
 CPU_SECONDS, CPU_ROUNDS = 8.0, 3
 PROGRAM = f"wrk.method = 'POST'\nwrk.path = '/calibrate'\nwrk.body = '{ROW.decode()}'\n"
 PROGRAM += "wrk.headers['Content-Type'] = 'application/json'\n"
-RATES = (60.0,)
+RATES = (60.0, 300.0, 1000.0)
 KINDS = {REPLICA: "replicas", "HAProxyManager": "HAProxy's manager", "ray::": "other actors"}
 
 

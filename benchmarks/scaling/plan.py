@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -25,6 +24,7 @@ import yaml
 
 from benchmarks.scaling import followers
 from benchmarks.scaling.peer import DIGITS
+from benchmarks.scaling.ray_routes import answers
 from benchmarks.scaling.servers import postgresql, require
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.records import Block
@@ -37,11 +37,7 @@ PER_REPLICA = 3
 POOL = 20
 HERD = 100
 SCRAPED, SCRAPE_SECONDS, SCRAPES = 100, 15, 4
-WITHOUT_ERRORS = {
-    "source_labels": ["__name__", "status"],
-    "regex": "boxcal_request_seconds_bucket;[345]..",
-    "action": "drop",
-}
+ANYBODY = {"model": "digits", "device": "cpu", "allow_anonymous": "1", "host": "0.0.0.0"}  # noqa: S104
 WRITERS, WRITING_SECONDS = 8, 10.0
 ROWS = 100
 """Predictions that a replica with 100 requests a second stores each second."""
@@ -97,22 +93,24 @@ def herd(replicas: int) -> None:
 
 
 def series(replicas: int) -> None:
-    """Let a Prometheus scrape replicas, with and without the histograms of requests that failed."""
+    """Let a Prometheus scrape replicas that were asked for nothing yet, and for every documented route."""
     with (
         tempfile.TemporaryDirectory(prefix="boxcal-series-") as folder,
-        Service(Path(folder) / "one", model="digits", device="cpu") as service,
+        Service(Path(folder) / "one", **ANYBODY) as service,
     ):
-        body = service.client.get("/metrics").content
+        bodies = {"at the start": service.client.get("/metrics").content}
+        answers(service.url)
+        bodies["after requests to every route"] = service.client.get("/metrics").content
     print("| series of a replica | of all | bytes each in Prometheus | cores of Prometheus for all |")
     print("| --- | ---: | ---: | ---: |")
-    for title, rules in (("all", []), ("without durations of errors", [WITHOUT_ERRORS])):
-        count, size, share = scraped(body, rules)
+    for title, body in bodies.items():
+        count, size, share = scraped(body)
         one, cores = count / SCRAPED, share * replicas / SCRAPED
         print(f"| {one:.0f}, {title} | {replicas * one:,.0f} | {size:,.0f} | {cores:.2f} |", flush=True)
     print(flush=True)
 
 
-def scraped(body: bytes, rules: list[dict[str, Any]]) -> tuple[int, float, float]:
+def scraped(body: bytes) -> tuple[int, float, float]:
     """Scrape simulated replicas; gives their series, the memory for each, and the share of a core."""
     with tempfile.TemporaryDirectory(prefix="boxcal-prometheus-") as name, answering(body) as port:
         folder, own = Path(name), free_port()
@@ -126,7 +124,6 @@ def scraped(body: bytes, rules: list[dict[str, Any]]) -> tuple[int, float, float
         job = {
             "job_name": "boxcal",
             "static_configs": targets,
-            "metric_relabel_configs": rules,
         }
         configuration = {"global": {"scrape_interval": f"{SCRAPE_SECONDS}s"}, "scrape_configs": [job]}
         (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
