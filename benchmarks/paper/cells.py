@@ -17,6 +17,8 @@ from boxcal.calibrators.fitting.fitter import fit_checked
 from boxcal.calibrators.threads import one_library_thread
 
 TOP = 5
+COMPARED = 600.0
+"""Seconds for the comparison of `auto`: with its usual 120, other load on the machine changes the choice."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def run(
     """Fit and evaluate a method; `known` keeps the fits of a split for other methods that contain them."""
     started = time.process_time()
     if method == "auto":
-        result = fit_data(method, validation)
+        result = fit_data(method, validation, budget_seconds=COMPARED)
     else:
         with one_library_thread():
             result = fit_checked(method, validation, known=known)
