@@ -1,9 +1,10 @@
-"""Processor time of one small request inside the application: `python -m benchmarks.request_cost [ROUNDS]`.
+"""Processor time of one small request inside the application: `python -m benchmarks.request_cost`.
 
-`POST /calibrate` with one row of 1000 logits in JSON, all probabilities in JSON, passed to the application
-without a server or a socket. A round measures the service as it is, and with `prometheus_client.Histogram` in
-place of its own histograms. Each is the least of 30 means of 128 requests, in time of the thread: what else
-runs on the machine disturbs it little.
+`POST /calibrate` with one row of logits in JSON, passed to the application without a server or a socket. A
+round measures two sides by turns, each in a process of its own: the service as it is, and by default with
+`prometheus_client.Histogram` in place of its own histograms; with `--before CHECKOUT`, the code of another
+checkout. Each is the least of 60 means of 128 requests, in time of the thread: what else runs on the machine
+disturbs it little.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import prometheus_client
 from starlette.types import Message
 
-from benchmarks.serving.payloads import random_logits
 from boxcal.app import telemetry
 from boxcal.app.main import create_app
 from boxcal.app.settings import Settings
 
-BLOCKS, REQUESTS = 30, 128
+BLOCKS, REQUESTS = 60, 128
+HERE = Path(__file__).parents[1]
 
 
 def library_histogram(
@@ -40,15 +43,12 @@ def library_histogram(
     return made
 
 
-async def measure() -> float:
+async def measure(classes: int) -> float:
     """Answer requests, and give the microseconds of the fastest block."""
-    bodies = [
-        json.dumps({**json.loads(body), "options": {"probabilities": True, "top_k": 1}}).encode()
-        for body in random_logits(16)
-    ]
+    rows = np.random.default_rng(0).normal(0, 3, (16, 1, classes)).round(4)
+    bodies = [json.dumps({"logits": row.tolist(), "options": {"top_k": 1}}).encode() for row in rows]
     with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(data_dir=Path(folder), model="torchvision:mobilenet_v3_small", weights="random")
-        app = create_app(settings)
+        app = create_app(Settings(data_dir=Path(folder), model=f"logits:{classes}"))
         async with app.router.lifespan_context(app) as state:
 
             async def answer(body: bytes) -> None:
@@ -59,7 +59,11 @@ async def measure() -> float:
                     if message.get("status", 200) != 200:
                         raise SystemExit(f"status {message['status']}")
 
-                headers = [(b"host", b"here"), (b"content-type", b"application/json"), (b"accept", b"*/*")]
+                headers = [
+                    (b"host", b"localhost"),
+                    (b"content-type", b"application/json"),
+                    (b"content-length", b"%d" % len(body)),
+                ]
                 scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/calibrate"}
                 rest = {"query_string": b"", "headers": headers, "state": dict(state or {})}
                 await app(scope | rest, receive, send)
@@ -73,28 +77,48 @@ async def measure() -> float:
     return min(means)
 
 
-def main(rounds: int) -> None:
-    """Measure both in turn, each in a process of its own."""
-    ratios = []
-    for _ in range(rounds):
-        costs = []
-        for variant in ("own", "library"):
-            command = [sys.executable, "-m", "benchmarks.request_cost", variant]
-            costs.append(float(subprocess.check_output(command, env=os.environ)))
-        own, library = costs
-        ratios.append(library / own - 1)
-        print(
-            f"own histograms {own:.1f} µs, the library's {library:.1f} µs: {library / own - 1:+.1%}",
-            flush=True,
-        )
-    print(f"median of {rounds} rounds: {statistics.median(ratios):+.1%}")
+def cost(side: str, classes: int, checkout: Path) -> float:
+    """Measure one side in a process of its own, with the code of a checkout."""
+    command = [sys.executable, "-P", __file__, "--side", side, "--classes", str(classes)]
+    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    return float(subprocess.check_output(command, env=environment, cwd=checkout, stderr=subprocess.DEVNULL))
+
+
+def compare(classes: int, rounds: int, before: Path | None) -> None:
+    """Measure both sides by turns, and print their medians and the median ratio with its quartiles."""
+    name, other = ("before", before) if before else ("library", HERE)
+    pairs = []
+    for number in range(rounds):
+        sides = [("own", HERE), (name, other)]
+        costs = {side: cost(side, classes, path) for side, path in sides[:: -1 if number % 2 else 1]}
+        pairs.append((costs["own"], costs[name]))
+    own, others = zip(*pairs, strict=True)
+    first, second = (own, others) if before else (others, own)
+    low, middle, high = statistics.quantiles([a / b for a, b in zip(first, second, strict=True)], n=4)
+    names = f"now / {name}" if before else "library's histograms / own"
+    print(
+        f"K = {classes}: {names} {statistics.median(first):.1f} / {statistics.median(second):.1f} µs, "
+        f"ratio {middle:.3f} ({low:.3f} to {high:.3f}), least {min(first):.1f} / {min(second):.1f} µs",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Compare, or measure one side."""
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--classes", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--before", type=Path, help="checkout to compare with")
+    parser.add_argument("--side", help="measure this side and print it")
+    given = parser.parse_args()
+    if given.side:
+        if given.side == "library":
+            telemetry.FastHistogram = library_histogram  # type: ignore[assignment,attr-defined]
+        print(asyncio.run(measure(given.classes[0])))
+        return
+    for classes in given.classes:
+        compare(classes, given.rounds, given.before and given.before.absolute())
 
 
 if __name__ == "__main__":
-    variant = sys.argv[1] if len(sys.argv) > 1 else "5"
-    if variant.isdigit():
-        main(int(variant))
-    else:
-        if variant == "library":
-            telemetry.FastHistogram = library_histogram  # type: ignore[assignment,attr-defined]
-        print(asyncio.run(measure()))
+    main()
