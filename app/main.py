@@ -212,7 +212,7 @@ def describe(app: FastAPI) -> None:
         for path, operations in document["paths"].items():
             for operation in operations.values():
                 declare_media_type(path, operation)
-        document.setdefault("servers", [{"url": "/"}])
+        document.setdefault("servers", [{"url": app.state.settings.root_path or "/"}])
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -25,9 +25,9 @@ from boxcal.app.access.access import SCOPE_KEY, Access, Requirements
 from boxcal.app.access.browsers import BrowserRules
 from boxcal.app.access.limits import Limiter
 from boxcal.app.access.scopes import Level
+from boxcal.app.body_parts import EXTENSION, BodyParts
 from boxcal.app.budget import Budget
 from boxcal.app.logs import current_request_id
-from boxcal.app.pieces import EXTENSION, Pieces
 from boxcal.app.telemetry import UNMATCHED, Telemetry
 from boxcal.models.errors import BackboneError
 
@@ -62,7 +62,7 @@ class DirectRequest(Request):
         fixed = [(b"content-length", b"%d" % length), (b"content-type", media_type.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
         if length <= AT_ONCE and EXTENSION in self.scope.get("extensions", ()):
-            whole = body[0] if len(body) == 1 else Pieces([*body], length)
+            whole = body[0] if len(body) == 1 else BodyParts([*body], length)
             await self._send({"type": "http.response.body", "body": whole})
             return
         sent = 0

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from boxcal.app.pieces import PIECES, Pieces
+from boxcal.app.body_parts import EXTENSIONS, BodyParts
 
 CONTINUE = b"HTTP/1.1 100 "
 MAX_WAITING_BYTES = 512 * 1024
@@ -35,7 +35,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with limits on the size of headers and on the time that a client takes.
 
     The server calls `check_progress` of every connection about once a second. The application may send a
-    response of several pieces in one message (`pieces`).
+    response of several pieces in one message (`body_parts`).
 
     The status line and the headers are sent with the first bytes of the body, as ASGI recommends: small
     responses leave in one write. Two writes cost the system twice as much and wake the client twice.
@@ -62,7 +62,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin the head of a request."""
         super().on_message_begin()
-        self.scope["extensions"] = PIECES
+        self.scope["extensions"] = EXTENSIONS
         self._head_since = time.monotonic()
 
     def on_headers_complete(self) -> None:
@@ -84,12 +84,12 @@ class LimitedProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if cycle.response_complete:
             return
-        before: bytes | bytearray | Pieces = cycle.body
-        if isinstance(before, Pieces):
+        before: bytes | bytearray | BodyParts = cycle.body
+        if isinstance(before, BodyParts):
             before.add(body)
             waiting = len(before)
         else:
-            whole = Pieces([before, body], len(before) + len(body)) if before else body
+            whole = BodyParts([before, body], len(before) + len(body)) if before else body
             cycle.body = cast("bytearray", whole)  # uvicorn takes its length, and makes bytes of it
             waiting = len(whole)
         if waiting > MAX_WAITING_BYTES:
@@ -163,15 +163,15 @@ class BufferedHeaderTransport:
         self.close = transport.close
         self.is_closing = transport.is_closing
 
-    def write(self, data: bytes | Pieces) -> None:
+    def write(self, data: bytes | BodyParts) -> None:
         """Keep the headers, send them with what comes next, and then send everything at once."""
         if self._head is None:
-            if isinstance(data, Pieces):
+            if isinstance(data, BodyParts):
                 self._transport.writelines(data.parts)
             else:
                 self._transport.write(data)
         elif self._head:
-            parts = data.parts if isinstance(data, Pieces) else (data,)
+            parts = data.parts if isinstance(data, BodyParts) else (data,)
             self._transport.writelines((self._head, *parts))
             self._head = None
         elif isinstance(data, bytes) and data.startswith(CONTINUE):

@@ -176,11 +176,11 @@ def _are_samples(
 
 def _neither(others: Sequence[str], inputs: ModelInputs, classes: Sequence[str]) -> str:
     """Say which columns are missing, as samples and as logits."""
-    lacks = []
+    absent = []
     for wanted in (inputs.table_columns, _class_columns(others, classes)):
         missing = [name for name in wanted if name not in others]
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        lacks.append(
+        absent.append(
             f"{missing[0]!r:.100}{more}{hint(missing[0], [one for one in others if one not in wanted])}"
         )
     what = "the text" if inputs.member == TEXTS else "the features"
@@ -188,6 +188,6 @@ def _neither(others: Sequence[str], inputs: ModelInputs, classes: Sequence[str])
     if inputs.names and inputs.names == tuple(map(str, range(len(inputs.names)))):
         note = ' The model\'s features have no names; declare them as "features" in its JSON file.'
     return (
-        f"The columns are neither {what} that {inputs.model} reads (missing: {lacks[0]}) nor logits of its "
-        f"classes (missing: {lacks[1]}).{note}"
+        f"The columns are neither {what} that {inputs.model} reads (missing: {absent[0]}) nor logits of its "
+        f"classes (missing: {absent[1]}).{note}"
     )

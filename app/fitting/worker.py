@@ -33,6 +33,7 @@ from boxcal.app.fitting.messages import (
 logger = logging.getLogger("boxcal")
 
 MODULE = "boxcal.app.fitting.worker_main"
+TUNABLES = "GLIBC_TUNABLES"
 THREADS = max(1, (os.cpu_count() or 1) // 2)
 IDLE_SECONDS = 60.0
 MAX_REPLY_BYTES = 2**28
@@ -172,8 +173,9 @@ def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
     threads = {
         name: str(THREADS) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
     }
-    # Arrow's other allocators keep freed address space, whose reuse the limit on what is mapped misses.
-    allocator = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
+    # What an allocator keeps after it was freed can be used again, and the limit on what is mapped misses it.
+    tunables = [one for one in os.environ.get(TUNABLES, "").split(":") if one and "_threshold=" not in one]
+    allocator = {"ARROW_DEFAULT_MEMORY_POOL": "system", TUNABLES: ":".join(tunables)}
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.Popen(  # noqa: S603 - this interpreter and a module of this package
         [sys.executable, "-P", "-m", MODULE, str(descriptor)],

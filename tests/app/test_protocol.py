@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from boxcal.app.pieces import EXTENSION, Pieces
+from boxcal.app.body_parts import EXTENSION, BodyParts
 from boxcal.app.protocol import LimitedProtocol
 from tests.app.running import listening
 
@@ -30,9 +30,9 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     while scope["path"] == "/echo-all" and message["more_body"]:
         message = await receive()
         posted += message["body"]
-    body: bytes | Pieces = posted or b"body"
+    body: bytes | BodyParts = posted or b"body"
     if scope["path"] == "/pieces" and EXTENSION in scope["extensions"]:
-        body = Pieces([b"one", memoryview(b", two")], 8)
+        body = BodyParts([b"one", memoryview(b", two")], 8)
     length = [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": length})
     if scope["path"] == "/fails":

@@ -151,8 +151,10 @@ def check_played(block: Block) -> None:
 
 
 def check_promql(block: Block) -> None:
-    """Check that the service exposes every metric of the query."""
-    exposed = Telemetry({"/predict": [200]}).exposition().decode()
+    """Check that the service exposes every metric of the query, once there was a request."""
+    telemetry = Telemetry({"/predict": [200]})
+    telemetry.request("/predict", 200, 0.01)
+    exposed = telemetry.exposition().decode()
     names = re.findall(r"boxcal_\w+", block.text)
     assert names
     assert all(re.search(rf"^{name}[ {{]", exposed, re.MULTILINE) for name in names)

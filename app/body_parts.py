@@ -1,19 +1,19 @@
-"""A body in several pieces, which are copied once if they are joined.
+"""A body in several parts, which are copied once if they are joined.
 
 A server that knows of them sends those of a response in one system call. This is an extension of ASGI: where
-the scope of a request announces `EXTENSION`, the `body` of a message may be `Pieces`. Without it the pieces
+the scope of a request announces `EXTENSION`, the `body` of a message may be `BodyParts`. Without it the parts
 are joined, or sent one after the other.
 """
 
 from __future__ import annotations
 
-EXTENSION = "boxcal.pieces"
-PIECES: dict[str, dict[object, object]] = {EXTENSION: {}}
+EXTENSION = "boxcal.body_parts"
+EXTENSIONS: dict[str, dict[object, object]] = {EXTENSION: {}}
 """The extensions in the scope of a request."""
 
 
-class Pieces:
-    """Pieces whose concatenation is a body.
+class BodyParts:
+    """Parts whose concatenation is a body.
 
     Attributes
     ----------
@@ -28,7 +28,7 @@ class Pieces:
         self._length = length
 
     def add(self, part: bytes) -> None:
-        """Add a piece at the end."""
+        """Add a part at the end."""
         self.parts.append(part)
         self._length += len(part)
 
