@@ -16,7 +16,8 @@ from tests.hostile.cases import Case
 GRACE_SECONDS = 1.0
 FAULTS = (503, 504, 507)
 """Statuses from 500 on that the service may answer with, where the route documents them."""
-PROBLEM = "application/problem+json"
+PROBLEM = ("application/problem+json", "application/json")
+"""Content types of problems; below `/v2` it is the second, which clients of the protocol expect."""
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ def judge(case: Case, answers: list[Answer], document: Mapping[str, Any]) -> Non
         if answer.status not in FAULTS or (documented and str(answer.status) not in documented):
             raise Broken(f"{answer.status}: {answer.body[:500]!r}")
     for answer in answers:
-        if answer.body and answer.headers.get("content-type") == PROBLEM:
+        if answer.status >= 400 and answer.body and answer.headers.get("content-type") in PROBLEM:
             problem = json.loads(answer.body)
             if problem["status"] != answer.status or not problem["detail"]:
                 raise Broken(f"a problem that describes nothing: {problem}")
