@@ -18,6 +18,7 @@ from tests.docs.generated import PARTS
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_outputs_in_the_documents_are_current(tmp_path: Path) -> None:
     if shutil.which("curl") is None:
