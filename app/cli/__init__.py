@@ -1,9 +1,20 @@
-"""The `boxcal` command: both paths through the house from a terminal, on this machine or through a service.
+"""The `boxcal` command: predicts, fits and compares, here or through a service, and runs the service.
 
-Importing this package costs no more than typer; each command imports what it needs when it runs.
+Importing this package costs nothing; each command imports what it needs when it runs.
 """
 
-from boxcal.app.cli import running as running
-from boxcal.app.cli.commands import main
+# ruff: noqa: PLC0415 - see there
 
-__all__ = ["main"]
+import sys
+
+
+def main() -> None:
+    """Run the command line; an expected error ends it with a message of one line and an exit code."""
+    if sys.argv[1:2] == ["serve"]:
+        from boxcal.app.cli.allocator import set_up_allocator
+
+        set_up_allocator()  # starts the process anew, so before anything that takes long to import
+    from boxcal.app.cli import running as running  # adds its commands
+    from boxcal.app.cli.commands import main as run
+
+    run()

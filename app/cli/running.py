@@ -3,7 +3,7 @@
 # ruff: noqa: PLC0415 - as in commands.py, each command imports what it needs
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,19 +11,7 @@ from boxcal.app.cli.commands import Config, cli
 from boxcal.app.cli.setting_options import SettingsCommand
 
 
-class ServeCommand(SettingsCommand):
-    """Sets up the allocator, which starts the process anew, before anything that takes long to import."""
-
-    def make_context(self, *arguments: Any, resilient_parsing: bool = False, **named: Any) -> Any:
-        """Parse the options; `resilient_parsing` is for the shell's completion."""
-        if not resilient_parsing:
-            from boxcal.app.cli.allocator import set_up_allocator
-
-            set_up_allocator()
-        return super().make_context(*arguments, resilient_parsing=resilient_parsing, **named)
-
-
-@cli.command(cls=ServeCommand)
+@cli.command(cls=SettingsCommand)
 def serve(ctx: typer.Context, *, config: Config = None) -> None:
     """Start the service. Options come before environment variables, and these before the config file."""
     from boxcal.app.cli.settings import read_settings
