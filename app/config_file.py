@@ -33,14 +33,28 @@ def read(path: Path, known: Collection[str]) -> dict[str, Any]:
     if path.suffix != ".toml":
         raise ConfigFileError(f"{path} is not a `.toml` file")
     try:
-        found = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigFileError(f"{path} cannot be read: {error.strerror}") from error
+        found = load(path)
     except ValueError as error:
-        raise ConfigFileError(f"{path} is not TOML: {error}") from error
+        raise ConfigFileError(str(error)) from error
     for name in sorted(set(found) - set(known)):
         nearest = [f"; did you mean {near}?" for near in difflib.get_close_matches(name, known, n=1)]
         raise ConfigFileError("".join([f"{path}: {name} is not a setting", *nearest]))
     if isinstance(found.get("models"), dict):
         found["models"] = str(path)
     return found
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a TOML document.
+
+    Raises
+    ------
+    ValueError
+        It cannot be read, or is not TOML; the message names the file.
+    """
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from error

@@ -8,13 +8,14 @@ its own: its labels, its queue, its share of the device and its bounds. In a con
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from boxcal.app import config_file
 
 if TYPE_CHECKING:
     from boxcal.app.settings import Settings
@@ -117,12 +118,7 @@ def _listed(text: str) -> dict[str, Any]:
 
 
 def _file(path: Path) -> dict[str, Any]:
-    try:
-        found = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ValueError(f"{path} is not TOML: {error}") from error
+    found = config_file.load(path)
     tables = found.get("models")
     is_config_file = isinstance(tables, dict) and all(isinstance(one, dict) for one in tables.values())
     return cast("dict[str, Any]", tables) if is_config_file else found
