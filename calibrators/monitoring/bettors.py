@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from boxcal.calibrators.monitoring.reductions import largest_of, total_of
+from boxcal.calibrators.monitoring.reductions import largest_of
 from boxcal.calibrators.operator.compiling import compiled
-from boxcal.calibrators.operator.cpu_loops import SUMMING
+from boxcal.calibrators.operator.cpu_loops import SUMMING, total_of
 
 Array = np.ndarray[Any, Any]
 

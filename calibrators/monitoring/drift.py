@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from boxcal.calibrators.monitoring.reductions import total_of
 from boxcal.calibrators.monitoring.state import Array, Fold
 from boxcal.calibrators.operator.compiling import compiled
+from boxcal.calibrators.operator.cpu_loops import total_of
 
 CONFIDENCE_BINS = 256
 BETTING_BINS = 10

@@ -1,23 +1,13 @@
-"""Sums and maxima that LLVM turns into vector instructions, for the compiled loops of the monitor."""
+"""Maxima that LLVM turns into vector instructions, for the compiled loops of the monitor."""
 
 from typing import Any
 
 import numpy as np
 from numba import njit
 
-from boxcal.calibrators.operator.cpu_loops import SUMMING
 from boxcal.calibrators.operator.cpu_math import bits, from_bits, select
 
 Array = np.ndarray[Any, Any]
-
-
-@njit(error_model="numpy", fastmath=SUMMING)
-def total_of(values: Array) -> float:
-    """Return the sum of numbers (K,)."""
-    total = 0.0
-    for k in range(values.shape[0]):
-        total += values[k]
-    return total
 
 
 @njit(error_model="numpy")

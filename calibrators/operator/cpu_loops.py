@@ -325,8 +325,8 @@ def forward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
 
 
 @njit(error_model="numpy", fastmath=SUMMING)
-def _sum(row: Array) -> float:
-    """Sum of a row."""
+def total_of(row: Array) -> float:
+    """Return the sum of numbers (K,)."""
     total = 0.0
     for i in range(row.shape[0]):
         total += row[i]
@@ -372,6 +372,6 @@ def summarised_rows(  # noqa: PLR0917 - compiled loops take arrays by position
         row = probabilities[n]
         if not _is_finite(given[n]) or solve_row(logits[n], low, high, 1.0, tolerance, row, marks) == REFUSED:
             return n
-        sums[n] = _sum(row)
+        sums[n] = total_of(row)
         largest[n] = _extremes(row)[0]
     return -1
