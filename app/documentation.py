@@ -218,8 +218,8 @@ def complete(document: dict[str, Any]) -> None:
                 description, example = ANSWERS.get((method, path, status), ("", None))
                 answer["description"] = description or answer["description"]
                 content = answer.get("content", {})
-                if EVENTS in content:  # FastAPI describes the events as OpenAPI 3.2 does
-                    content[EVENTS] = {"schema": {"type": "string"}}
+                if EVENTS in content:  # a schema of each event exists in OpenAPI 3.2 only
+                    content[EVENTS] = {}
                 if example is not None:
                     content[JSON]["example"] = example
                 if PROBLEM_MEDIA_TYPE in content:
