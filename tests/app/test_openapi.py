@@ -17,6 +17,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from boxcal.app.errors import media_type
+from tests.app.fitting.validation_data import validation_npz
 from tests.app.running import Service
 
 LEFT_OUT = ("/fit", "/fits", "/metrics", "/monitor/events")
@@ -40,6 +41,16 @@ def test_what_is_declared_is_what_happens(service: Service) -> None:
             assert response.status_code != 500
 
         check()
+
+
+def test_a_stream_of_events_conforms_to_the_document(service: Service, http: httpx.Client) -> None:
+    file = {"file": ("v", validation_npz(60))}
+    fit = http.post("/fit", files=file, data={"method": "ts", "activate": "never"}).json()
+    schema = schemathesis.openapi.from_url(f"{service.url}/openapi.json")
+    case = schema["/fits/{fit_id}/events"]["GET"].Case(path_parameters={"fit_id": fit["id"]})
+    response = case.call_and_validate(checks=CHECKS)
+    assert response.status_code == 200
+    assert b"data: " in response.content
 
 
 def test_every_route_declares_problems_and_the_schema_exists(http: httpx.Client) -> None:
