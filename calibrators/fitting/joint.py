@@ -113,7 +113,7 @@ class JointObjective:
         """Whether a network is among the maps."""
         return self.logit_map.is_network or (self.bound_map is not None and self.bound_map.is_network)
 
-    def rows(self, index: Tensor) -> JointObjective:
+    def rows(self, index: Tensor) -> Self:
         """Look only at some rows, given as indices or as a mask."""
         labels, weights = torch.from_numpy(self.labels)[index], None
         if self.weights is not None:

@@ -73,16 +73,18 @@ def tempered_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMMING)
 def dual_bounded(  # noqa: PLR0917 - compiled loops take arrays by position
-    scores: Array, labels: Array, counts: Array, weights: Array, threshold: float, answer: Array
+    scores: Array, labels: Array, counts: Array, weights: Array, threshold: Any, answer: Array
 ) -> None:
     """Add to answer (K + 2,) the loss of `dpb` and its derivatives in the K weights and the threshold.
 
-    Each row counts `counts` (N,) times.
+    Each row counts `counts` (N,) times. Rows are computed in the precision of `weights` and `threshold`, at
+    least that of `scores`; sums over rows in float64.
 
     Without branches, so that the loops over classes become vector instructions.
     """
     count, size = scores.shape
-    shifted = np.empty(size)
+    kind = weights.dtype.type
+    shifted = np.empty(size, weights.dtype)
     by_weights, by_threshold = answer[1 : size + 1], 0.0
     for n in range(count):
         row, label = scores[n], labels[n]
@@ -99,18 +101,20 @@ def dual_bounded(  # noqa: PLR0917 - compiled loops take arrays by position
         own = shifted[label] - anchor
         for k in range(size):
             shifted[k] = fast_exp(shifted[k] - anchor)
-        total = 0.0
+        total, moved = kind(0), kind(0)
         for k in range(size):
             total += shifted[k]
         times = counts[n]
         answer[0] += times * (math.log(total) - own)
-        share = times * (1.0 / total)
+        share = kind(times / total)
         for k in range(size):
             weighted = weights[k] * row[k]
-            side = select(weighted > threshold, 1.0, 0.0) - select(weighted < -threshold, 1.0, 0.0)
+            side = select(weighted > threshold, kind(1), kind(0))
+            side -= select(weighted < -threshold, kind(1), kind(0))
             slope = shifted[k] * share * side
             by_weights[k] -= slope * side * row[k]
-            by_threshold += slope
+            moved += slope
+        by_threshold += moved
         weighted = weights[label] * row[label]
         if abs(weighted) > threshold:
             by_weights[label] += times * row[label]

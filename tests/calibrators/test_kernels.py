@@ -6,8 +6,13 @@ import torch
 
 from boxcal.calibrators import box_constrained_softmax
 from boxcal.calibrators.fitting.clip_limits import SortedLogits
+from boxcal.calibrators.fitting.closed_form_gradients import DualBounding
+from boxcal.calibrators.fitting.descent import best_of
 from boxcal.calibrators.fitting.joint import dense_loss
+from boxcal.calibrators.fitting.soft_threshold import fit_shift
+from boxcal.calibrators.logit_maps.dual_bounding import DualProbabilityBounding
 from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
+from tests.calibrators.samples import overconfident
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 10, 200])
@@ -62,3 +67,19 @@ def test_loss_of_clipped_logits_and_its_derivatives(num_classes: int) -> None:
         assert x.grad is not None
         if share > 0.0:
             np.testing.assert_allclose(gradient, x.grad.numpy(), atol=1e-10)
+
+
+def test_dual_bounding_in_float32_and_its_quick_search() -> None:
+    logits, labels = overconfident(2500, 30)
+    mapping = DualProbabilityBounding(30)
+    exact = DualBounding(mapping, None, logits, labels)
+    starts = [start.numpy() for start in mapping.starts()]
+    for start in starts:
+        value, gradient = exact.rough()(start)
+        assert value == pytest.approx(exact(start)[0], abs=1e-6)
+        np.testing.assert_allclose(gradient, exact(start)[1], atol=1e-6)
+    large = DualBounding(mapping, None, logits * 1e4, labels)
+    assert large.rough()(starts[0])[0] == large(starts[0])[0]
+    quick = fit_shift(exact, starts, seed=0, thorough=True, tick=lambda fraction: None)
+    assert quick.value == exact(quick.coordinates)[0]
+    assert quick.value <= best_of(exact, starts, exact.limits, perturbations=4).value + 1e-5
