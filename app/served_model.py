@@ -137,7 +137,7 @@ async def opened(
                 identity.apart_from([other.registry.backbone for other in others], entry.name),
                 backbone=backbone,
                 source=source,
-                limits=FitLimits.of(settings),
+                limits=FitLimits.of(settings, slot.cores if slot else None),
                 keep=(settings.keep_versions, settings.keep_days) if settings.keep_versions else None,
                 migrate=settings.migrate == "on",
                 shared_dir=settings.shared_dir or (settings.data_dir / "fits" if slot else None),

@@ -109,7 +109,7 @@ class FitJobs:
         self._jobs: dict[str, Job] = {}
         self._slots = UploadSlots(workspace, self._jobs)
         self._has_own_workers = workers is None
-        self.workers = workers or Workers.of(limits.seconds)
+        self.workers = workers or Workers.of(limits.seconds, limits.cores)
         self.checks = UploadChecks(
             workspace, summary, limits.upload_bytes, self._closing, self.workers.checks
         )

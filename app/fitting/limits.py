@@ -21,13 +21,16 @@ class FitLimits:
         Memory that a fit may allocate.
     seconds
         Time limit of a fit.
+    cores
+        On which checks and fits run; None for those of this process.
     """
 
     upload_bytes: int
     memory_bytes: int
     seconds: float
+    cores: frozenset[int] | None = None
 
     @classmethod
-    def of(cls, settings: Settings) -> Self:
+    def of(cls, settings: Settings, cores: frozenset[int] | None = None) -> Self:
         """Return the limits of the service's settings."""
-        return cls(settings.max_upload_bytes, settings.fit_memory_bytes, settings.fit_timeout_seconds)
+        return cls(settings.max_upload_bytes, settings.fit_memory_bytes, settings.fit_timeout_seconds, cores)

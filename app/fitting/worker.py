@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from boxcal.app.fitting.messages import (
@@ -67,10 +67,13 @@ class Worker:
     ----------
     seconds
         Time limit of one task.
+    cores
+        Those of its process; None for those of this one, which may have only a part of the service's.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, cores: Collection[int] | None = None) -> None:
         self._seconds = seconds
+        self._cores = cores
         self._turn = asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
@@ -159,6 +162,8 @@ class Worker:
             ours, theirs = socket.socketpair()
             with theirs:  # no await before the assignment: a cancellation would lose the process
                 self._process = _spawn(theirs.fileno())
+                if self._cores is not None:  # before it has imported anything that starts threads
+                    os.sched_setaffinity(self._process.pid, self._cores)
             self._streams = await asyncio.open_connection(sock=ours, limit=MAX_REPLY_BYTES)
         return self._streams
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -28,6 +29,11 @@ class Workers:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @classmethod
-    def of(cls, fit_seconds: float) -> Self:
-        """Return workers with the time limit of a fit; their processes start with the first task."""
-        return cls(Worker(CHECK_SECONDS), Worker(fit_seconds), Worker(COMPARE_SECONDS))
+    def of(cls, fit_seconds: float, cores: Collection[int] | None = None) -> Self:
+        """Return workers with the time limit of a fit; their processes start with the first task.
+
+        They run on `cores`, or on those of this process.
+        """
+        seconds = (CHECK_SECONDS, fit_seconds, COMPARE_SECONDS)
+        checks, fits, comparisons = (Worker(limit, cores) for limit in seconds)
+        return cls(checks, fits, comparisons)

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from boxcal.app.server import ProcessServer, serve_with, server_config
@@ -80,20 +79,20 @@ class WorkerServer(ProcessServer):
         self.should_exit = True
 
 
-def run(index: int, count: int, channels: Channels, folder: Path) -> None:
+def run(slot: Slot, channels: Channels) -> None:
     """Serve until SIGTERM.
 
     Parameters
     ----------
-    index, count, folder
-        As for `Slot`.
+    slot
+        The place of this process.
     channels
         To the supervisor.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     settings = Settings()
     listener = socket.socket(fileno=channels.listener)
-    server = WorkerServer(server_config(settings, Slot(index, count, folder)))
+    server = WorkerServer(server_config(settings, slot))
     server.channels = channels
-    server.shares = Shares(folder, index, count)
+    server.shares = Shares(slot.folder, slot.index, slot.count)
     serve_with(server, [listener])

@@ -18,11 +18,14 @@ class Slot:
         How many processes serve.
     folder
         Where they leave their metrics for each other.
+    cores
+        Those of the service, of which this process may have a part; None where that is not known.
     """
 
     index: int
     count: int
     folder: Path
+    cores: frozenset[int] | None = None
 
     @property
     def leads(self) -> bool:
