@@ -109,12 +109,36 @@ class TextInputs:
             given[name] = padded
         return given
 
+    def of_texts(self, texts: Sequence[str], first: int = 0) -> Samples:
+        """Turn texts into samples; faster than one after the other.
+
+        Parameters
+        ----------
+        first
+            Number of the first text, for messages.
+
+        Raises
+        ------
+        UnusableInput
+            Naming the text that has no tokens; the model has no tokenizer.
+        """
+        if self._tokenizer is None:
+            raise UnusableInput(self.refusal("text"))
+        encoded = self._tokenizer.encode_batch(list(texts))
+        for row, one in enumerate(encoded):
+            if not one.ids:
+                raise UnusableInput(f"texts[{first + row}]: The text has no tokens.")
+        return self._samples([self._rows_of(one) for one in encoded])
+
     def _tokenized(self, text: str) -> tuple[NDArray[np.int64], ...]:
         if not isinstance(text, str) or self._tokenizer is None:
             raise UnusableInput(f"The text is {text!r:.100}; it must be a string.")
         encoded = self._tokenizer.encode(text)
         if not encoded.ids:
             raise UnusableInput("The text has no tokens.")
+        return self._rows_of(encoded)
+
+    def _rows_of(self, encoded: Any) -> tuple[NDArray[np.int64], ...]:
         rows = {IDS: encoded.ids, MASK: encoded.attention_mask, TYPES: encoded.type_ids}
         first = self.names[0] if IDS not in self.names else IDS
         rows[first] = encoded.ids

@@ -1,5 +1,6 @@
 """`boxcal predict SOURCE --output FILE.parquet`: a folder of images or a Parquet file, in parts.
 
+Threads read, run the model and calibrate side by side; this one keeps the results in the order of the source.
 Each part is written whole. A run that was stopped continues with the first part that is missing, if the
 source, the model, the calibrator and the bounds are still the same.
 """
@@ -8,37 +9,35 @@ import hashlib
 import json
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from threading import Semaphore
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
-from numpy.typing import NDArray
+from pyarrow import ipc
 
+from boxcal.app.cli.bulk_sources import Source, Task, source_of
 from boxcal.app.cli.failures import UsageError
-from boxcal.app.cli.local import Bound, bounds_of, calibrator_of, image_of, scores_of
-from boxcal.app.cli.output import messages, progress_bar
+from boxcal.app.cli.local import Bound, bounds_of, calibrator_of, scores_of
+from boxcal.app.cli.output import Advance, messages, progress_bar
 from boxcal.app.cli.settings import read_settings
-from boxcal.app.fitting.reading import SampleFile, ScoreFile, holds_samples
-from boxcal.app.settings import Settings
-from boxcal.calibrators import Bounds, Calibrator
+from boxcal.calibrators.array_calibrator import ArrayCalibrator, Box
 from boxcal.models.backbone import Backbone
+from boxcal.models.core_pool import usable_cores
 from boxcal.models.inputs import Samples
 
-PART_ROWS = 20_000
-PART_IMAGES = 512
-PART_TEXTS = 2048
 AHEAD = 2
-"""Batches that are decoded while the model runs."""
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-
-Part = tuple[dict[str, Any], torch.Tensor]
-"""Further columns of some rows, and what the calibrator reads of them."""
+"""Tasks for each thread that wait, so that none is idle while results are written."""
+UNFINISHED = "output.unfinished"
+REPEATED = ["label", "index"]
+"""Columns with few different values."""
 
 
 def run(source: Path, output: Path, *, lower: Bound, upper: Bound, calibrator: str | None) -> int:
@@ -57,121 +56,131 @@ def run(source: Path, output: Path, *, lower: Bound, upper: Bound, calibrator: s
     backbone = settings.load_backbone()
     loaded = calibrator_of(calibrator, backbone.num_classes)
     bounds = bounds_of(lower, upper, backbone.labels)
+    opened = source_of(source, backbone, loaded, settings, _model(backbone, loaded))
     identity = {
         "source": [str(source.absolute()), _state_of(source)],
         "model": backbone.fingerprint,
         "labels": backbone.labels,
         "calibrator": hashlib.sha256(loaded.to_bytes()).hexdigest(),
         "bounds": [lower, upper],
+        "part": [opened.size, opened.per_part],
     }
     folder = output.with_name(output.name + ".parts")
     _prepare(folder, json.dumps(identity, sort_keys=True))
-    count = 0
-    with progress_bar("predicting") as advance:
-        if source.is_dir():
-            parts, total = _images(source, folder, backbone, loaded, settings)
-        else:
-            parts, total = _rows(source, folder, backbone, settings.max_batch_size)
-        for number, size, part in parts:
-            if part is not None:
-                others, scores = part
-                _write(folder / f"{number}.parquet", _table(others, scores, loaded, bounds, backbone.labels))
-            count += size
-            advance(count / max(1, total), f"{count:,} rows")
+    answers = _Answers(loaded, bounds, backbone.labels)
+    with progress_bar("predicting") as advance, ExitStack() as stack:
+        pool = ThreadPoolExecutor(usable_cores(), thread_name_prefix="bulk")
+        stack.callback(pool.shutdown, cancel_futures=True)
+        count = _write(folder, opened, _results(opened, folder, answers, pool), advance)
     if count == 0:
         raise UsageError(f"{source} has no images or rows")
-    _join(folder, output)
+    (folder / UNFINISHED).replace(output)
+    shutil.rmtree(folder)
     messages.print(f"saved {output}", soft_wrap=True, markup=False)
     return count
 
 
-Numbered = Iterator[tuple[int, int, Part | None]]
-"""Number and rows of each part; None for one that an earlier run has written."""
+def _model(backbone: Backbone, calibrator: ArrayCalibrator) -> Any:
+    """Give a function that runs the model on samples, in as many threads as it uses at the same time."""
+    free = Semaphore(backbone.passes)
+
+    def scores(samples: Samples) -> Any:
+        with free:
+            return scores_of(backbone, calibrator, samples, alone=backbone.passes == 1)
+
+    return scores
 
 
-def _rows(source: Path, folder: Path, backbone: Backbone, batch_size: int) -> tuple[Numbered, int]:
-    """Read a Parquet file of features, texts, logits or probabilities."""
-
-    def parts(file: ScoreFile | SampleFile, size: int, logits: Callable[[Any], torch.Tensor]) -> Numbered:
-        for number, (count, read) in enumerate(file.parts(size)):
-            done = (folder / f"{number}.parquet").exists()
-            yield number, count, None if done else ({}, logits(read()))
-
-    if holds_samples(source, backbone.inputs):
-        samples = SampleFile(source, backbone.inputs)
-        if backbone.inputs.kind == "texts":
-            return parts(samples, PART_TEXTS, partial(_of_texts, backbone, batch_size)), samples.rows
-        run_on = partial(_of_features, backbone)
-        return parts(samples, PART_ROWS, run_on), samples.rows
-    scores = ScoreFile(source, backbone.labels)
-    return parts(scores, PART_ROWS, torch.from_numpy), scores.rows
+Result = tuple[int, pa.Table | None]
+"""Rows of a task, and its predictions; None in a part that an earlier run has written."""
 
 
-def _of_features(backbone: Backbone, samples: Samples) -> torch.Tensor:
-    return torch.as_tensor(backbone(backbone.inputs.batch(samples)))
+def _results(source: Source, folder: Path, answers: "_Answers", pool: ThreadPoolExecutor) -> Iterator[Result]:
+    """Yield the results of the tasks in their order, while the next ones are under way."""
+    waiting: deque[tuple[int, Future[pa.Table] | None]] = deque()
+
+    def next_result() -> Result:
+        rows, future = waiting.popleft()
+        return rows, None if future is None else future.result()
+
+    first = 0
+    for position, task in enumerate(source.tasks):
+        done = _part(folder, position // source.per_part).exists()
+        waiting.append((task.rows, None if done else pool.submit(answers, task, first)))
+        first += task.rows
+        if len(waiting) > AHEAD * usable_cores():
+            yield next_result()
+    while waiting:
+        yield next_result()
 
 
-def _of_texts(backbone: Backbone, size: int, samples: Samples) -> torch.Tensor:
-    """Run the model on texts of similar lengths together, since a batch is padded to its longest text."""
-    order = np.argsort([len(sample[0]) for sample in samples], kind="stable")
-    groups = [order[start : start + size] for start in range(0, len(order), size)]
-    found = torch.cat([torch.as_tensor(backbone(backbone.inputs.batch(samples[group]))) for group in groups])
-    return found[np.argsort(order)]
+class _Answers:
+    """From the scores of a task to its rows of the output."""
+
+    def __init__(self, calibrator: ArrayCalibrator, bounds: Box | None, labels: Sequence[str]) -> None:
+        self._calibrate = partial(calibrator.calibrate, request=bounds)
+        self._labels = pa.array(labels, pa.string())
+
+    def __call__(self, task: Task, first: int) -> pa.Table:
+        scores = task.scores()
+        try:
+            calibrated = self._calibrate(scores)
+        except ValueError as error:
+            raise UsageError(f"from row {first} on: {error}") from error
+        probabilities = calibrated.probabilities
+        largest = probabilities.max(axis=1)
+        ties = probabilities == largest[:, None]
+        index = pa.array(np.where(ties, calibrated.logits, -np.inf).argmax(axis=1).astype(np.int64))
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(probabilities.ravel()), probabilities.shape[1])
+        return pa.table(
+            {
+                **task.others,
+                "label": self._labels.take(index),
+                "index": index,
+                "probability": largest,
+                "probabilities": lists,
+            }
+        )
 
 
-def _images(
-    source: Path, folder: Path, backbone: Backbone, calibrator: Calibrator, settings: Settings
-) -> tuple[Numbered, int]:
-    """Decode the images of a folder ahead of the model, which runs on batches."""
-    size = settings.max_batch_size
-    paths = sorted(path for path in source.rglob("*") if path.suffix.lower() in SUFFIXES)
+def _write(folder: Path, source: Source, results: Iterator[Result], advance: Advance) -> int:
+    """Keep each part, and add it to the output; return the number of rows."""
+    count = 0
 
-    def batches(chosen: Sequence[Path]) -> Iterator[torch.Tensor]:
-        with ThreadPoolExecutor(settings.decode_threads) as pool:
-            waiting: deque[list[Future[NDArray[np.float32]]]] = deque()
-            groups = (chosen[first : first + size] for first in range(0, len(chosen), size))
-            for group in groups:
-                waiting.append([pool.submit(image_of, path, backbone, settings.max_pixels) for path in group])
-                if len(waiting) > AHEAD:
-                    yield scores_of(
-                        backbone, calibrator, np.stack([one.result() for one in waiting.popleft()])
-                    )
-            while waiting:
-                yield scores_of(backbone, calibrator, np.stack([one.result() for one in waiting.popleft()]))
+    def counted() -> Iterator[pa.Table | None]:
+        nonlocal count
+        for rows, table in results:
+            count += rows
+            advance(count / max(1, source.rows), f"{count:,} rows")
+            yield table
 
-    def parts() -> Numbered:
-        for number, first in enumerate(range(0, len(paths), PART_IMAGES)):
-            chosen = paths[first : first + PART_IMAGES]
-            if (folder / f"{number}.parquet").exists():
-                yield number, len(chosen), None
-                continue
-            names = [str(path.relative_to(source)) for path in chosen]
-            yield number, len(chosen), ({"path": names}, torch.cat(list(batches(chosen))))
-
-    return parts(), len(paths)
+    tables, number = counted(), 0
+    with ExitStack() as stack:
+        writer: pq.ParquetWriter | None = None
+        while of_part := list(islice(tables, source.per_part)):
+            part = _kept(_part(folder, number), [table for table in of_part if table is not None])
+            if writer is None:
+                opened = pq.ParquetWriter(folder / UNFINISHED, part.schema, use_dictionary=REPEATED)
+                writer = stack.enter_context(opened)
+            writer.write_table(part)
+            number += 1
+    return count
 
 
-def _table(
-    others: dict[str, Any],
-    scores: torch.Tensor,
-    calibrator: Calibrator,
-    bounds: Bounds | None,
-    labels: Sequence[str],
-) -> pa.Table:
-    calibrated = calibrator.calibrate(scores, bounds)
-    probabilities, mapped = calibrated.probabilities.numpy(), calibrated.logits.numpy()
-    ties = probabilities == probabilities.max(axis=1, keepdims=True)
-    index = np.where(ties, mapped, -np.inf).argmax(axis=1)
-    lists = pa.FixedSizeListArray.from_arrays(pa.array(probabilities.ravel()), probabilities.shape[1])
-    return pa.table(
-        {
-            **others,
-            "label": np.asarray(labels, object)[index],
-            "index": index.astype(np.int64),
-            "probability": probabilities[np.arange(len(index)), index],
-            "probabilities": lists,
-        }
-    )
+def _part(folder: Path, number: int) -> Path:
+    return folder / f"{number}.arrow"
+
+
+def _kept(path: Path, tables: Sequence[pa.Table]) -> pa.Table:
+    """Write a part, or read the one that an earlier run has written."""
+    if not tables:
+        return ipc.open_file(pa.memory_map(str(path))).read_all()
+    table = pa.concat_tables(tables)
+    unfinished = path.with_suffix(".unfinished")
+    with pa.OSFile(str(unfinished), "wb") as file, ipc.new_file(file, table.schema) as out:
+        out.write_table(table)
+    unfinished.replace(path)
+    return table
 
 
 def _prepare(folder: Path, identity: str) -> None:
@@ -181,23 +190,6 @@ def _prepare(folder: Path, identity: str) -> None:
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     note.write_text(identity)
-
-
-def _write(path: Path, table: pa.Table) -> None:
-    unfinished = path.with_suffix(".unfinished")
-    pq.write_table(table, unfinished)
-    unfinished.replace(path)
-
-
-def _join(folder: Path, output: Path) -> None:
-    """Write the parts as one file, in their order, and remove them."""
-    parts = sorted(folder.glob("*.parquet"), key=lambda path: int(path.stem))
-    unfinished = folder / "output.unfinished"
-    with pq.ParquetWriter(unfinished, pq.read_schema(parts[0])) as writer:
-        for part in parts:
-            writer.write_table(pq.read_table(part))
-    unfinished.replace(output)
-    shutil.rmtree(folder)
 
 
 def _state_of(source: Path) -> list[Any]:

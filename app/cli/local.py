@@ -1,22 +1,24 @@
 """Prediction on this machine: the model of the settings and a saved calibrator, without a service."""
 
-import difflib
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.output import progress_bar
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.client import Answer
-from boxcal.calibrators import Bounds, Calibrated, Calibrator
+from boxcal.app.errors import InvalidBounds
+from boxcal.app.predict.options import BoundsOption, Labels, check_bounds
+from boxcal.calibrators.array_calibrator import ArrayCalibrator, Box, CalibratedRows
 from boxcal.models.backbone import Backbone, OpenBackbone
 from boxcal.models.decoding import decode
 from boxcal.models.errors import InvalidImage
+from boxcal.models.inputs import Samples
 
 Bound = float | dict[str, float] | None
 
@@ -43,7 +45,7 @@ def predict(
             inputs = [image_of(path, backbone, settings.max_pixels) for path in batch]
             scores.append(scores_of(backbone, loaded, np.stack(inputs)))
             advance((first + len(batch)) / len(images), "")
-    calibrated = loaded.calibrate(torch.cat(scores), bounds)
+    calibrated = loaded.calibrate(np.concatenate(scores), bounds)
     return Answer.model_validate(
         {
             "model": backbone.name,
@@ -55,27 +57,27 @@ def predict(
     )
 
 
-def bounds_of(lower: Bound, upper: Bound, labels: Sequence[str]) -> Bounds | None:
-    """Bring the bounds of a command to vectors; None if there are none.
+def bounds_of(lower: Bound, upper: Bound, labels: Sequence[str]) -> Box | None:
+    """Bring the bounds of a command to vectors; None if they bound nothing.
 
     Raises
     ------
     UsageError
         Naming the class or the value that is wrong.
     """
-    if (lower, upper) == (None, None):
-        return None
+    sides = {name: side for name, side in (("lower", lower), ("upper", upper)) if side is not None}
     try:
-        return Bounds(_side(lower, 0.0, labels), _side(upper, 1.0, labels))
-    except ValueError as error:
+        checked = check_bounds(BoundsOption(**sides), Labels(labels))
+    except InvalidBounds as error:
         raise UsageError(str(error)) from error
+    return None if checked is None else (checked.lower, checked.upper)
 
 
-def calibrator_of(path: str | None, num_classes: int) -> Calibrator:
+def calibrator_of(path: str | None, num_classes: int) -> ArrayCalibrator:
     """Load a saved calibrator, or none; UsageError if it is for another number of classes."""
     if path is None:
-        return Calibrator.uncalibrated(num_classes)
-    loaded = Calibrator.from_bytes(Path(path).read_bytes())
+        return ArrayCalibrator.uncalibrated(num_classes)
+    loaded = ArrayCalibrator.from_bytes(Path(path).read_bytes())
     if loaded.num_classes != num_classes:
         raise UsageError(f"{path} calibrates {loaded.num_classes} classes, but the model has {num_classes}")
     return loaded
@@ -91,36 +93,33 @@ def image_of(path: Path, backbone: Backbone, max_pixels: int) -> NDArray[np.floa
         raise UsageError(f"{path}: {error}") from error
 
 
-def scores_of(backbone: Backbone, calibrator: Calibrator, inputs: NDArray[np.float32]) -> torch.Tensor:
-    """Give what the calibrator reads: logits (N, K), features (N, D), or logits of shifted inputs."""
-    batch = torch.from_numpy(inputs)
+def scores_of(
+    backbone: Backbone, calibrator: ArrayCalibrator, samples: Samples, *, alone: bool = True
+) -> NDArray[Any]:
+    """Run the model, and give what the calibrator reads.
+
+    Parameters
+    ----------
+    alone
+        Whether the call may use the whole device.
+
+    Returns
+    -------
+    Logits (N, K), features (N, D), or logits of shifted inputs.
+    """
     if calibrator.reads == "features":
         if not isinstance(backbone, OpenBackbone) or backbone.head is None:
             raise UsageError(f"{backbone.name} gives no features, which {calibrator.method!r} reads")
-        return backbone.features(batch)
-    shift = calibrator.input_shift
-    return torch.as_tensor(backbone(batch if shift is None else (batch + shift).float()))
+        return np.asarray(backbone.features(backbone.inputs.batch(samples)))
+    if calibrator.input_shift is not None:
+        samples = (samples + calibrator.input_shift).astype(np.float32)
+    return np.asarray(backbone(backbone.inputs.batch(samples), alone=alone))
 
 
-def _side(value: Bound, rest: float, labels: Sequence[str]) -> torch.Tensor:
-    """Give one bound per class, (K,): the number for all, or those by label and `rest` for the others."""
-    if not isinstance(value, dict):
-        return torch.full((len(labels),), rest if value is None else value, dtype=torch.float64)
-    bound = torch.full((len(labels),), rest, dtype=torch.float64)
-    for label, number in value.items():
-        if label not in labels:
-            close = "".join(
-                f"; did you mean {name!r}?" for name in difflib.get_close_matches(label, labels, n=1)
-            )
-            raise UsageError(f"the model has no class {label!r}{close}")
-        bound[labels.index(label)] = number
-    return bound
-
-
-def _predictions(calibrated: Calibrated, labels: Sequence[str], top_k: int) -> list[dict[str, object]]:
+def _predictions(calibrated: CalibratedRows, labels: Sequence[str], top_k: int) -> list[dict[str, object]]:
     """List the most probable classes of each row; ties go to the larger calibrated logit."""
-    probabilities, logits = calibrated.probabilities.numpy(), calibrated.logits.numpy()
-    box = (np.broadcast_to(side.numpy(), logits.shape) for side in (calibrated.lower, calibrated.upper))
+    probabilities, logits = calibrated.probabilities, calibrated.logits
+    box = (np.broadcast_to(side, logits.shape) for side in calibrated.box)
     at_lower, at_upper = (
         (probabilities == side) & (side != vacuous) for side, vacuous in zip(box, (0.0, 1.0), strict=True)
     )

@@ -33,7 +33,7 @@ def run(
     if output is not None:
         if len(images) != 1 or url is not None:
             raise UsageError("--output takes one folder or one .parquet, and no --url")
-        from boxcal.app.cli import bulk  # noqa: PLC0415 - imports torch
+        from boxcal.app.cli import bulk  # noqa: PLC0415 - loads the model's libraries
 
         rows = bulk.run(images[0], output, **bounds, calibrator=calibrator)
         if as_json:
@@ -45,7 +45,7 @@ def run(
     if url is not None:
         answer = _through_service(images, {"top_k": top_k, **bounds}, calibrator, url)
     else:
-        from boxcal.app.cli.local import predict  # noqa: PLC0415 - imports torch
+        from boxcal.app.cli.local import predict  # noqa: PLC0415 - loads the model's libraries
 
         answer = predict(images, **bounds, top_k=top_k, calibrator=calibrator)
     if as_json:

@@ -21,6 +21,7 @@ from boxcal.app.uploads.errors import UploadTooLarge
 from boxcal.models.errors import UnusableInput
 from boxcal.models.inputs import Inputs
 from boxcal.models.row_inputs import Column, RowInputs
+from boxcal.models.text_inputs import TextInputs
 
 MAX_TEXT_BYTES = 2**20
 
@@ -123,13 +124,12 @@ def tokens_of(texts: list[str], inputs: Inputs, first: int) -> Array:
     ValueError
         Naming the text that has no tokens.
     """
-    samples = inputs.blank(len(texts))
-    for row, text in enumerate(texts):
-        try:
-            samples[row] = inputs.decode("text", text, 0)
-        except UnusableInput as error:
-            raise ValueError(f"texts[{first + row}]: {error}") from error
-    return samples
+    if not isinstance(inputs, TextInputs):
+        raise ValueError(inputs.refusal("text"))
+    try:
+        return inputs.of_texts(texts, first)
+    except UnusableInput as error:
+        raise ValueError(str(error)) from error
 
 
 def _schema(inputs: ModelInputs) -> pa.Schema:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from boxcal.app.cli import bulk
+from boxcal.app.cli import bulk, bulk_sources
 from boxcal.app.client import BoxcalClient
 from boxcal.app.client.bodies import upload_part
 from boxcal.app.client.errors import InvalidRequestError
@@ -350,8 +350,8 @@ def test_bulk_prediction_of_tables(
     model: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backbone = request.getfixturevalue(model)
-    monkeypatch.setattr(bulk, "PART_ROWS", 20)
-    monkeypatch.setattr(bulk, "PART_TEXTS", 20)
+    monkeypatch.setattr(bulk_sources, "ROWS", 20)
+    monkeypatch.setattr(bulk_sources, "TEXTS", 20)
     monkeypatch.setattr("boxcal.app.settings.Settings.load_backbone", lambda _: backbone)
     frame, source, output = table(backbone), tmp_path / "in.parquet", tmp_path / "out.parquet"
     source.write_bytes(as_parquet(frame.assign(id=1)))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from boxcal.app.cli import bulk
+from boxcal.app.cli import bulk, bulk_sources
 from boxcal.app.cli.failures import UsageError
 from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.reading import ScoreFile
@@ -25,8 +25,8 @@ LOGITS = np.random.default_rng(3).normal(size=(50, 3)) * 4
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "PART_ROWS", 20)
-    monkeypatch.setattr(bulk, "PART_IMAGES", 4)
+    monkeypatch.setattr(bulk_sources, "ROWS", 5)
+    monkeypatch.setattr(bulk_sources, "IMAGES", 4)
     monkeypatch.setenv("BOXCAL_MODEL", "logits:3")
 
 
@@ -76,14 +76,13 @@ def test_probabilities_and_columns_by_class_give_the_same(tmp_path: Path) -> Non
 def test_a_stopped_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given, output = source(tmp_path), tmp_path / "out.parquet"
     arguments: dict[str, Any] = {"lower": None, "upper": None, "calibrator": None}
-    computed: list[int | str] = []
+    computed: list[int] = []
     stopped: list[bool] = []
     scored = ScoreFile._logits
 
     def stops(self: ScoreFile, batch: Any, first: int) -> Any:
-        if first == 40 and not stopped:
+        if first == 20 and not stopped:
             stopped.append(True)
-            computed.append("stop")
             raise KeyboardInterrupt
         computed.append(first)
         return scored(self, batch, first)
@@ -92,15 +91,27 @@ def test_a_stopped_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(KeyboardInterrupt):
         bulk.run(given, output, **arguments)
     assert not output.exists()
+    assert {0, 5, 10, 15} <= set(computed)
+    computed.clear()
     assert bulk.run(given, output, **arguments) == 50
-    assert computed == [0, 20, "stop", 40]
-    assert pq.read_metadata(output).num_rows == 50
+    assert sorted(computed) == [20, 25, 30, 35, 40, 45]
+    whole = tmp_path / "whole.parquet"
+    bulk.run(given, whole, **arguments)
+    assert pq.read_table(output).equals(pq.read_table(whole))
     computed.clear()
     folder = output.with_name("out.parquet.parts")
     bulk._prepare(folder, "another run")
-    (folder / "0.parquet").write_text("of another run")
+    (folder / "0.arrow").write_text("of another run")
     bulk.run(given, output, **arguments)
-    assert computed == [0, 20, 40]
+    assert sorted(computed) == list(range(0, 50, 5))
+
+
+def test_a_row_that_cannot_be_calibrated_is_named(tmp_path: Path) -> None:
+    wrong = LOGITS.copy()
+    wrong[12, 1] = np.nan
+    given, output = source(tmp_path, logits=list(wrong)), tmp_path / "out.parquet"
+    with pytest.raises(UsageError, match="from row 10 on: .* in row 2 "):
+        bulk.run(given, output, lower=None, upper=None, calibrator=None)
 
 
 def test_images_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

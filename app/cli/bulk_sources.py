@@ -1,0 +1,132 @@
+"""What a bulk prediction reads: images, rows of features, texts or logits, in tasks that run side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.local import image_of
+from boxcal.app.fitting.reading import SampleFile, ScoreFile, holds_samples
+from boxcal.app.settings import Settings
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
+from boxcal.models.backbone import Backbone
+from boxcal.models.inputs import Samples
+
+ROWS = 5000
+"""Rows of features or logits of a task; the model runs on all of them at once."""
+IMAGES = 32
+IMAGES_ON_GPU = 64
+TEXTS = 512
+TEXT_BATCH = 32
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+
+Scores = NDArray[Any]
+Run = Callable[[Samples], Scores]
+"""Runs the model on samples, and gives what the calibrator reads."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Some rows of a source.
+
+    Attributes
+    ----------
+    rows
+        How many.
+    scores
+        Reads them and runs the model, if there is one; any thread may call it.
+    others
+        Further columns of the output.
+    """
+
+    rows: int
+    scores: Callable[[], Scores]
+    others: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Source:
+    """All rows, in tasks.
+
+    Attributes
+    ----------
+    rows
+        How many there are.
+    size
+        Rows of a task; the last ones of a file or row group may be fewer.
+    per_part
+        Tasks whose results are kept together.
+    tasks
+        In the order of the output.
+    """
+
+    rows: int
+    size: int
+    per_part: int
+    tasks: Iterator[Task]
+
+
+def source_of(
+    path: Path, backbone: Backbone, calibrator: ArrayCalibrator, settings: Settings, run: Run
+) -> Source:
+    """Open a folder of images, or a Parquet file of features, texts, logits or probabilities.
+
+    Raises
+    ------
+    BoxcalError, UsageError
+        Naming what cannot be read.
+    """
+    given = settings.max_batch_size if "max_batch_size" in settings.model_fields_set else None
+    if path.is_dir():
+        size = given or (IMAGES if backbone.device == "cpu" else IMAGES_ON_GPU)
+        return _images(path, backbone, settings.max_pixels, size, run)
+    if holds_samples(path, backbone.inputs):
+        samples = SampleFile(path, backbone.inputs)
+        if backbone.inputs.kind == "texts":
+            return _rows(samples, TEXTS, partial(_of_texts, run, given or TEXT_BATCH))
+        return _rows(samples, given or ROWS, run)
+    if calibrator.reads != "logits":
+        raise UsageError(f"{calibrator.method!r} reads {calibrator.reads}, but {path} has logits alone")
+    return _rows(ScoreFile(path, backbone.labels), ROWS, _unchanged)
+
+
+def _rows(file: ScoreFile | SampleFile, size: int, scores: Callable[[Any], Scores]) -> Source:
+    tasks = (Task(count, partial(_read_then, read, scores)) for count, read in file.parts(size))
+    return Source(file.rows, size, 4, tasks)
+
+
+def _read_then(read: Callable[[], Any], scores: Callable[[Any], Scores]) -> Scores:
+    return scores(read())
+
+
+def _unchanged(scores: Scores) -> Scores:
+    return scores
+
+
+def _of_texts(run: Run, size: int, samples: Samples) -> Scores:
+    """Run the model on texts of similar lengths together, since a batch is padded to its longest text."""
+    order = np.argsort([len(sample[0]) for sample in samples], kind="stable")
+    groups = [order[start : start + size] for start in range(0, len(order), size)]
+    return np.concatenate([run(samples[group]) for group in groups])[np.argsort(order)]
+
+
+def _images(folder: Path, backbone: Backbone, max_pixels: int, size: int, run: Run) -> Source:
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+
+    def scores(chosen: Sequence[Path]) -> Scores:
+        return run(np.stack([image_of(path, backbone, max_pixels) for path in chosen]))
+
+    def tasks() -> Iterator[Task]:
+        for first in range(0, len(paths), size):
+            chosen = paths[first : first + size]
+            names = [str(path.relative_to(folder)) for path in chosen]
+            yield Task(len(chosen), partial(scores, chosen), {"path": names})
+
+    return Source(len(paths), size, max(1, 512 // size), tasks())
