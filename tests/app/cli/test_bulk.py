@@ -110,7 +110,7 @@ def test_a_row_that_cannot_be_calibrated_is_named(tmp_path: Path) -> None:
     wrong = LOGITS.copy()
     wrong[12, 1] = np.nan
     given, output = source(tmp_path, logits=list(wrong)), tmp_path / "out.parquet"
-    with pytest.raises(UsageError, match="from row 10 on: .* in row 2 "):
+    with pytest.raises(UsageError, match=r"from row 10 on: .* in row 2 "):
         bulk.run(given, output, lower=None, upper=None, calibrator=None)
 
 
