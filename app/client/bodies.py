@@ -20,6 +20,9 @@ ImageSource = bytes | str | Path
 ValidationData = ImageSource | Mapping[str, Any]
 """A file by path or as bytes, or a document with `labels` and `logits`, `features` or `texts`."""
 
+FeatureRows = npt.ArrayLike | Sequence[Sequence[Any] | Mapping[str, Any]] | Mapping[str, Sequence[Any]]
+"""Rows of features: an array (N, D), a list of rows (values, or values by name), or columns by name."""
+
 Floats = npt.NDArray[np.floating[Any]]
 
 LONGEST_QUERY = 2000
@@ -103,6 +106,49 @@ def array_body(
         "headers": {"content-type": "application/x-npy"},
         "params": {"options": query} if query else {},
     }
+
+
+def inputs_body(inputs: Sequence[Mapping[str, Any]], options: AnswerOptions) -> dict[str, Any]:
+    """Send inputs as JSON, with their options."""
+    if not inputs:
+        raise ValueError("a prediction needs at least one input")
+    document = {"inputs": _plain(list(inputs)), "options": options_document(options)}
+    return {
+        "content": json.dumps(document, allow_nan=False),
+        "headers": {"content-type": "application/json"},
+    }
+
+
+def features_body(rows: FeatureRows, options: AnswerOptions) -> dict[str, Any]:
+    """Send an array of numbers as `.npy`, and other rows of features as JSON."""
+    if isinstance(rows, Mapping):
+        rows = _joined(rows)
+    elif getattr(rows, "dtype", np.dtype(object)).kind in "iufb":
+        return array_body(cast(npt.ArrayLike, rows), options, _listed("features"))
+    return inputs_body([{"features": row} for row in cast(Sequence[Any], rows)], options)
+
+
+def tensors_body(
+    tensors: npt.ArrayLike | Mapping[str, Sequence[Any] | npt.ArrayLike], options: AnswerOptions
+) -> dict[str, Any]:
+    """Send a batch as `.npy`, and the named inputs of a model of tokens as JSON."""
+    if isinstance(tensors, Mapping):
+        return inputs_body([{"tokens": sample} for sample in _joined(tensors)], options)
+    return array_body(tensors, options, _listed("tensor"))
+
+
+def _listed(member: str) -> Callable[[list[Any]], dict[str, Any]]:
+    return lambda rows: {"inputs": [{member: row} for row in _plain(rows)]}
+
+
+def _joined(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Turn values by name, N of each, into N objects."""
+    counts = {name: len(values) for name, values in columns.items()}
+    if len(set(counts.values())) > 1:
+        shown = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise ValueError(f"every name needs as many values as the others, got {shown}")
+    names = list(columns)
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def float_array(array: npt.ArrayLike) -> Floats:

@@ -1,14 +1,13 @@
-"""Every route of the service as a function that gives a `Call`: what to send and how to read the response.
+"""Every route but predictions as a function that gives a `Call`: what to send and how to read the response.
 
 Both clients are made of these functions; nothing here sends anything.
 """
 
 import io
 import json
-import mimetypes
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, TypedDict, TypeVar
 
 import httpx
 import numpy as np
@@ -16,20 +15,14 @@ import numpy.typing as npt
 from pydantic import BaseModel
 
 from boxcal.app.client.bodies import (
-    AnswerOptions,
-    ImageSource,
     ValidationData,
-    array_body,
     float_array,
-    options_document,
-    read_file,
     upload_part,
 )
 from boxcal.app.client.exchange import Call
 from boxcal.app.client.results import (
     ActivatePolicy,
     Activation,
-    Answer,
     CalibratorRecord,
     Feedback,
     Fit,
@@ -42,41 +35,6 @@ COMPARE_SECONDS = 420.0
 """Longest check and comparison in the service."""
 FEEDBACK_SECONDS = 10.0
 """A label may wait for its prediction to be stored."""
-
-
-def predict(*images: ImageSource, **options: Unpack[AnswerOptions]) -> Call[Answer]:
-    """Classify encoded images (`POST /predict`), given as bytes or as paths, in one request."""
-    if not images:
-        raise ValueError("predict needs at least one image")
-    files: list[tuple[str, tuple[str, bytes, str]]] = []
-    for position, image in enumerate(images):
-        name, content = (f"image-{position}", image) if isinstance(image, bytes) else read_file(image)
-        files.append(("file", (name, content, mimetypes.guess_type(name)[0] or "application/octet-stream")))
-    form = {"files": files, "data": {"options": json.dumps(options_document(options))}}
-    return Call("POST", "/predict", _one(Answer), form)
-
-
-def predict_tensors(tensors: npt.ArrayLike, /, **options: Unpack[AnswerOptions]) -> Call[Answer]:
-    """Classify a batch of preprocessed inputs (`POST /predict`), shape (N, *input_shape), floats."""
-    body = array_body(tensors, options, lambda rows: {"inputs": [{"tensor": row} for row in rows]})
-    return Call("POST", "/predict", _one(Answer), body)
-
-
-def calibrate(logits: npt.ArrayLike, /, **options: Unpack[AnswerOptions]) -> Call[Answer]:
-    """Turn logits of a model that runs elsewhere, shape (N, K), into probabilities (`POST /calibrate`)."""
-    return Call(
-        "POST", "/calibrate", _one(Answer), array_body(logits, options, lambda rows: {"logits": rows})
-    )
-
-
-def calibrate_probabilities(
-    probabilities: npt.ArrayLike, /, **options: Unpack[AnswerOptions]
-) -> Call[Answer]:
-    """Calibrate probabilities of a model that runs elsewhere, shape (N, K) (`POST /calibrate`)."""
-    sent = array_body(probabilities, options, lambda rows: {"probabilities": rows})
-    if "params" in sent:
-        sent["params"] = {**sent["params"], "scores": "probabilities"}
-    return Call("POST", "/calibrate", _one(Answer), sent)
 
 
 class FeedbackItem(TypedDict, total=False):

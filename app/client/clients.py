@@ -1,7 +1,7 @@
 """The two clients, blocking and for asyncio.
 
-Every method that is one route is made from its function in `calls.py`, which holds its arguments and
-documentation for both clients.
+Every method that is one route is made from its function in `calls.py` or `predictions.py`, which holds its
+arguments and documentation for both clients.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import httpx
 from httpx_sse import SSEError, aconnect_sse, connect_sse
 
-from boxcal.app.client import calls
+from boxcal.app.client import calls, predictions
 from boxcal.app.client.errors import AnswerTimeoutError, ClientError, FitNotSucceededError, InvalidUrlError
 from boxcal.app.client.exchange import Call, RetryPolicy, attempts, parsed, transport_error
 from boxcal.app.client.following import SILENCE_SECONDS, Following
@@ -167,10 +167,12 @@ class BoxcalClient(_Client):
     _open = httpx.Client
     _http: httpx.Client
 
-    predict = _blocking(calls.predict)
-    predict_tensors = _blocking(calls.predict_tensors)
-    calibrate = _blocking(calls.calibrate)
-    calibrate_probabilities = _blocking(calls.calibrate_probabilities)
+    predict = _blocking(predictions.predict)
+    predict_tensors = _blocking(predictions.predict_tensors)
+    predict_features = _blocking(predictions.predict_features)
+    predict_texts = _blocking(predictions.predict_texts)
+    calibrate = _blocking(predictions.calibrate)
+    calibrate_probabilities = _blocking(predictions.calibrate_probabilities)
     feedback = _blocking(calls.feedback)
     monitor = _blocking(calls.monitor)
     acknowledge = _blocking(calls.acknowledge)
@@ -272,10 +274,12 @@ class AsyncBoxcalClient(_Client):
     _open = httpx.AsyncClient
     _http: httpx.AsyncClient
 
-    predict = _awaiting(calls.predict)
-    predict_tensors = _awaiting(calls.predict_tensors)
-    calibrate = _awaiting(calls.calibrate)
-    calibrate_probabilities = _awaiting(calls.calibrate_probabilities)
+    predict = _awaiting(predictions.predict)
+    predict_tensors = _awaiting(predictions.predict_tensors)
+    predict_features = _awaiting(predictions.predict_features)
+    predict_texts = _awaiting(predictions.predict_texts)
+    calibrate = _awaiting(predictions.calibrate)
+    calibrate_probabilities = _awaiting(predictions.calibrate_probabilities)
     feedback = _awaiting(calls.feedback)
     monitor = _awaiting(calls.monitor)
     acknowledge = _awaiting(calls.acknowledge)

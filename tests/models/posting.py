@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,16 +10,19 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.app.client.both import ask_async, ask_blocking
+
 TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
 class Export:
-    """A model, what is posted to it, and the library's answers."""
+    """A model, what is posted to it, and the library's answers; also the same inputs as tokens."""
 
     inputs: list[dict[str, Any]]
     labels: tuple[str, ...]
     probabilities: np.ndarray[Any, Any]
+    tokens: Mapping[str, Any] | None = None
 
 
 def check_answers(url: str, made: Export, *, version: int = 0) -> None:
@@ -34,6 +38,30 @@ def check_answers(url: str, made: Export, *, version: int = 0) -> None:
         for prediction in document["predictions"]:
             by_label = {entry["label"]: entry["probability"] for entry in prediction["top"]}
             assert by_label[made.labels[0]] <= 0.25
+
+
+def check_clients(url: str, made: Export) -> None:
+    """Both clients get the library's probabilities, for each form in which they send the inputs."""
+    for ask in (ask_blocking, ask_async):
+        for method, given in _sent_by_clients(made):
+            answer = ask(url, method, *given, probabilities=True, calibrator=0, upper={made.labels[0]: 1.0})
+            got = np.array([one.probabilities for one in answer.predictions])
+            np.testing.assert_allclose(got, made.probabilities, atol=TOLERANCE)
+
+
+def _sent_by_clients(made: Export) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Name methods of the client, with their arguments."""
+    if "text" in made.inputs[0]:
+        yield "predict_texts", [one["text"] for one in made.inputs]
+        if made.tokens is not None:
+            yield "predict_tensors", [made.tokens]
+        return
+    rows = [one["features"] for one in made.inputs]
+    yield "predict_features", [rows]
+    if isinstance(rows[0], dict):
+        yield "predict_features", [{name: [row[name] for row in rows] for name in rows[0]}]
+    else:
+        yield "predict_features", [np.array(rows, np.float64)]
 
 
 def check_fit(url: str, made: Export, *, samples: bool = True) -> None:

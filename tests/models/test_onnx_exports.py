@@ -17,7 +17,7 @@ import torch
 from boxcal.models.errors import BackboneError
 from boxcal.models.loading import load_backbone
 from tests.app.running import running
-from tests.models.posting import TOLERANCE, Export, check_answers, check_fit
+from tests.models.posting import TOLERANCE, Export, check_answers, check_clients, check_fit
 
 RNG = np.random.default_rng(11)
 CLASSES = ("cat", "dog", "emu")
@@ -154,7 +154,8 @@ def of_text(path: Path) -> Export:
     for text in TEXTS:
         one = torch.tensor([tokenizer.encode(text).ids])
         expected.append(network(one, torch.ones_like(one)).softmax(1)[0].detach().numpy())
-    return Export([{"text": text} for text in TEXTS], CLASSES, np.array(expected))
+    ids_of = [tokenizer.encode(text).ids for text in TEXTS]
+    return Export([{"text": text} for text in TEXTS], CLASSES, np.array(expected), {"input_ids": ids_of})
 
 
 EXPORTS: dict[str, Callable[[Path], Export]] = {
@@ -183,6 +184,7 @@ def test_posted_inputs_give_the_librarys_probabilities_then_a_fit_then_bounds(
     export: tuple[str, Export], request: pytest.FixtureRequest
 ) -> None:
     check_answers(*export)
+    check_clients(*export)
     check_fit(*export, samples=request.node.callspec.params["export"] in FITTED_BY_SAMPLES)
 
 

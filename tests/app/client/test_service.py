@@ -18,6 +18,7 @@ from boxcal.app.client import (
     NotFoundError,
     bodies,
     calls,
+    predictions,
 )
 from boxcal.app.client.exchange import Call
 from boxcal.calibrators import Calibrator
@@ -194,11 +195,13 @@ def test_every_call_is_a_method_of_the_client() -> None:
 
 
 def _builders() -> list[Any]:
-    functions = [f for n, f in inspect.getmembers(calls, inspect.isfunction) if not n.startswith("_")]
     return [
         f
-        for f in functions
-        if f.__module__ == calls.__name__ and str(f.__annotations__["return"]).find("Call") >= 0
+        for module in (calls, predictions)
+        for name, f in inspect.getmembers(module, inspect.isfunction)
+        if f.__module__ == module.__name__
+        and not name.startswith("_")
+        and "Call" in str(f.__annotations__["return"])
     ]
 
 
@@ -206,7 +209,7 @@ def _route(build: Any) -> tuple[str, str]:
     """Build a call with placeholders, to see where it goes."""
     values: dict[str, Any] = {"fit_id": "{}", "version": "{}", "file": b"", "logits": [[0.0]], "labels": [0]}
     values |= {"tensors": [[0.0]], "images": b"x", "probabilities": [[1.0]], "items": {"0": 1}}
-    values |= {"champion": 0, "challenger": 1}
+    values |= {"champion": 0, "challenger": 1, "rows": [[0.0]], "texts": "x"}
     required = [
         values[p.name]
         for p in inspect.signature(build).parameters.values()
@@ -214,3 +217,10 @@ def _route(build: Any) -> tuple[str, str]:
     ]
     call: Call[Any] = build(*required)
     return call.method, call.path
+
+
+def test_what_cannot_be_an_input_is_refused_before_it_is_sent() -> None:
+    with pytest.raises(ValueError, match="at least one input"):
+        predictions.predict_texts()
+    with pytest.raises(ValueError, match="as many values as the others, got age 2, city 1"):
+        predictions.predict_features({"age": [1, 2], "city": ["Rome"]})
