@@ -100,7 +100,7 @@ def images(folder: Path, rows: int, *, small: bool) -> Case:
     import torchvision  # noqa: PLC0415
     from PIL import Image  # noqa: PLC0415
 
-    from boxcal.app.cli.bulk_sources import IMAGES  # noqa: PLC0415
+    from boxcal.app.cli.bulk_sources import IMAGE_BATCH  # noqa: PLC0415
 
     torch.manual_seed(0)
     side, size = (32, (32, 32)) if small else (224, (500, 375))
@@ -126,8 +126,8 @@ def images(folder: Path, rows: int, *, small: bool) -> Case:
             ]
             return {"input": np.stack(decoded)}
 
-        for first in range(0, len(paths), IMAGES):
-            yield partial(read, paths[first : first + IMAGES])
+        for first in range(0, len(paths), IMAGE_BATCH):
+            yield partial(read, paths[first : first + IMAGE_BATCH])
 
     return Case(model, source, rows, batches)
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import ipc
 
-from boxcal.app.cli.bulk_sources import Source, Task, source_of
+from boxcal.app.cli.bulk_sources import Source, Task, files_in, source_of
 from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.local import Bound, bounds_of, calibrator_of, scores_of
 from boxcal.app.cli.output import Advance, messages, progress_bar
@@ -194,9 +194,9 @@ def _prepare(folder: Path, identity: str) -> None:
 
 def _state_of(source: Path) -> list[Any]:
     """Describe a source so that a changed one is noticed."""
-    files = sorted(source.rglob("*")) if source.is_dir() else [source]
+    files = [f"{source}/{name}" for name in files_in(source)] if source.is_dir() else [str(source)]
     digest = hashlib.sha256()
     for file in files:
-        found = file.stat()
+        found = Path(file).stat()
         digest.update(f"{file} {found.st_size} {found.st_mtime_ns}\n".encode())
     return [len(files), digest.hexdigest()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,8 +22,10 @@ from boxcal.models.inputs import Samples
 
 ROWS = 5000
 """Rows of features or logits of a task; the model runs on all of them at once."""
-IMAGES = 32
-IMAGES_ON_GPU = 64
+IMAGES = 64
+"""Images of a task."""
+IMAGE_BATCH = 8
+"""Images of a forward pass on a core: what a few images need stays in its cache."""
 TEXTS = 512
 TEXT_BATCH = 32
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -85,7 +88,7 @@ def source_of(
     """
     given = settings.max_batch_size if "max_batch_size" in settings.model_fields_set else None
     if path.is_dir():
-        size = given or (IMAGES if backbone.device == "cpu" else IMAGES_ON_GPU)
+        size = given or (IMAGE_BATCH if backbone.device == "cpu" else IMAGES)
         return _images(path, backbone, settings.max_pixels, size, run)
     if holds_samples(path, backbone.inputs):
         samples = SampleFile(path, backbone.inputs)
@@ -118,15 +121,25 @@ def _of_texts(run: Run, size: int, samples: Samples) -> Scores:
 
 
 def _images(folder: Path, backbone: Backbone, max_pixels: int, size: int, run: Run) -> Source:
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    names = [name for name in files_in(folder) if name.lower().endswith(SUFFIXES)]
 
-    def scores(chosen: Sequence[Path]) -> Scores:
-        return run(np.stack([image_of(path, backbone, max_pixels) for path in chosen]))
+    def scores(chosen: Sequence[str]) -> Scores:
+        batches = (chosen[first : first + size] for first in range(0, len(chosen), size))
+        decoded = ([image_of(folder / name, backbone, max_pixels) for name in batch] for batch in batches)
+        return np.concatenate([run(np.stack(batch)) for batch in decoded])
 
     def tasks() -> Iterator[Task]:
-        for first in range(0, len(paths), size):
-            chosen = paths[first : first + size]
-            names = [str(path.relative_to(folder)) for path in chosen]
-            yield Task(len(chosen), partial(scores, chosen), {"path": names})
+        for first in range(0, len(names), IMAGES):
+            chosen = names[first : first + IMAGES]
+            yield Task(len(chosen), partial(scores, chosen), {"path": chosen})
 
-    return Source(len(paths), size, max(1, 512 // size), tasks())
+    return Source(len(names), IMAGES, 8, tasks())
+
+
+def files_in(folder: Path) -> list[str]:
+    """List the files of a folder and its subfolders, by their paths below it."""
+    found = []
+    for place, _, names in os.walk(folder):
+        below = os.path.relpath(place, folder)
+        found += names if below == "." else [f"{below}/{name}" for name in names]
+    return sorted(found)
