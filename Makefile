@@ -83,9 +83,9 @@ bench-operator: $(DEV) ## Compare the operator with torch.softmax and others
 	$(BIN)/python -m benchmarks.operator
 
 lock: ## Update the lock files (requires uv)
-	uv pip compile pyproject.toml --extra serve --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements.lock
+	uv pip compile pyproject.toml --extra serve --extra grpc --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements.lock
 	uv pip compile pyproject.toml --extra serve --extra ray --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-ray.lock
-	uv pip compile pyproject.toml --extra serve --extra s3 --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-s3.lock
+	uv pip compile pyproject.toml --extra serve --extra grpc --extra s3 --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-s3.lock
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-dev.lock
 
 clean: ## Remove the virtual environment, caches and the built site

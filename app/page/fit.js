@@ -21,7 +21,7 @@ class Fit {
       type: "file",
       class: "visually-hidden",
       id: "data",
-      accept: ".npz,.parquet,.zip",
+      accept: ".npz,.parquet,.arrow,.csv,.json,.zip",
       onchange: () => this.choose(this.file.files[0]),
     });
     this.drop = h(
@@ -36,7 +36,7 @@ class Fit {
         h(
           "small",
           {},
-          ".npz with logits (N, K) and labels (N,) · .parquet with logits and label · .zip of images, one folder per class",
+          ".npz, .json, .csv, .parquet or .arrow with logits (N, K) and labels · .zip of images, one folder per class",
         ),
       ),
     );
