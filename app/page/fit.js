@@ -36,7 +36,7 @@ class Fit {
         h(
           "small",
           {},
-          ".npz, .json, .csv, .parquet or .arrow with logits (N, K) and labels · .zip of images, one folder per class",
+          "logits and labels: .npz, .json, .csv, .parquet, .arrow · images: .zip, a folder per class",
         ),
       ),
     );
