@@ -36,7 +36,7 @@ class Fit {
         h(
           "small",
           {},
-          "logits and labels: .npz, .json, .csv, .parquet, .arrow · images: .zip, a folder per class",
+          "logits, labels: .npz, .parquet, .arrow, .csv, .json · images: .zip, one folder per class",
         ),
       ),
     );
