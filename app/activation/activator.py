@@ -16,8 +16,15 @@ from boxcal.app.activation.active import ActiveCalibrator, ServedCalibrator
 from boxcal.app.activation.local_copy import LocalCopy
 from boxcal.app.registry.audit import SERVICE, Caller
 from boxcal.app.registry.errors import DamagedArtifact, RegistryUnavailable
-from boxcal.app.registry.records import Activation, Decision, FitRecord, FittedCalibrator, Reason
-from boxcal.app.registry.store import UNCALIBRATED, Registry
+from boxcal.app.registry.records import (
+    UNCALIBRATED,
+    Activation,
+    Decision,
+    FitRecord,
+    FittedCalibrator,
+    Reason,
+)
+from boxcal.app.registry.store import Registry
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 
 if TYPE_CHECKING:
@@ -63,7 +70,7 @@ class Activator:
         self._copy = copy
         self._kept: OrderedDict[int, ServedCalibrator] = OrderedDict()
         try:
-            last = registry.active()
+            last = registry.activations.active()
             self.active = ActiveCalibrator(self.load(last.version), last.id)
             self._write_copy(self.active.current, last)
         except RegistryUnavailable:
@@ -100,7 +107,7 @@ class Activator:
             As for `load`; the active calibrator stays.
         """
         new = self.load(version)
-        activation = self._registry.activate(version, reason, caller)
+        activation = self._registry.activations.activate(version, reason, caller)
         self._swap(new, activation)
         return activation
 
@@ -112,8 +119,8 @@ class Activator:
         NothingToRollBack
             No activation came before it.
         """
-        new = self.load(self._registry.rollback_target())
-        activation = self._registry.rollback(caller)
+        new = self.load(self._registry.activations.rollback_target())
+        activation = self._registry.activations.rollback(caller)
         self._swap(new if new.version == activation.version else self.load(activation.version), activation)
         return activation
 
@@ -125,7 +132,7 @@ class Activator:
         DamagedArtifact
             As for `load`; the active calibrator stays.
         """
-        last = self._registry.active()
+        last = self._registry.activations.active()
         if last.id > self.active.activation:
             self._swap(self.load(last.version), last)
 
@@ -148,7 +155,7 @@ class Activator:
         return version, activation
 
     def _build(self, version: int) -> ServedCalibrator:
-        record = self._registry.check_belongs(version)
+        record = self._registry.activations.check_belongs(version)
         if version == UNCALIBRATED:
             calibrator = check(ArrayCalibrator.uncalibrated(self._num_classes), self._num_classes)
         else:

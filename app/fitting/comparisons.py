@@ -15,7 +15,8 @@ from boxcal.app.fitting.errors import UnknownMethod
 from boxcal.app.fitting.messages import Compared, CompareTask, StoredVersion
 from boxcal.app.fitting.requirements import reads_of_methods
 from boxcal.app.fitting.worker import Worker, WorkerFailed
-from boxcal.app.registry.store import UNCALIBRATED, Registry
+from boxcal.app.registry.records import UNCALIBRATED
+from boxcal.app.registry.store import Registry
 
 
 class Comparisons:

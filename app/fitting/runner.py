@@ -25,8 +25,8 @@ from boxcal.app.fitting.workers import Workers
 from boxcal.app.registry.audit import Caller
 from boxcal.app.registry.errors import FitLost, RegistryUnavailable
 from boxcal.app.registry.fits import INTERRUPTED
-from boxcal.app.registry.records import FitRecord, FitState
-from boxcal.app.registry.store import UNCALIBRATED, Registry
+from boxcal.app.registry.records import UNCALIBRATED, FitRecord, FitState
+from boxcal.app.registry.store import Registry
 
 if TYPE_CHECKING:
     from boxcal.app.telemetry import Telemetry

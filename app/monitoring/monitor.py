@@ -279,7 +279,7 @@ class Monitor:
     @contextmanager
     def _held(self, *, wait: bool) -> Iterator[_Held | None]:
         """Lock the state, and save it at the end of the block; None if another process holds the lock."""
-        activation = self._registry.active()
+        activation = self._registry.activations.active()
         revision, fold = 0, None
         cached, self._cached = self._cached, None  # only a commit makes it valid again
         with self._registry.database.write() as connection:

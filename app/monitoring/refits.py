@@ -26,8 +26,8 @@ from boxcal.app.monitoring.fold import MonitorFold
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.monitor import Monitor
 from boxcal.app.registry.errors import RegistryUnavailable
-from boxcal.app.registry.records import Reason
-from boxcal.app.registry.store import UNCALIBRATED, Registry
+from boxcal.app.registry.records import UNCALIBRATED, Reason
+from boxcal.app.registry.store import Registry
 from boxcal.app.registry.tables import monitors
 from boxcal.calibrators.monitoring.decisions import Decision, Phase
 

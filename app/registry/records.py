@@ -12,6 +12,9 @@ from typing import Any
 import orjson
 from pydantic import ConfigDict
 
+UNCALIBRATED = 0
+"""The version of the calibrator that changes nothing; every registry has it."""
+
 
 class FitState(StrEnum):
     """State of a fit; the last four are final."""

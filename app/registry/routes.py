@@ -165,10 +165,10 @@ async def list_activations(
 
     def read() -> tuple[Sequence[Activation], int | None]:
         try:
-            target: int | None = model.registry.rollback_target()
+            target: int | None = model.registry.activations.rollback_target()
         except NothingToRollBack:
             target = None
-        return model.registry.activations(limit), target
+        return model.registry.activations.list(limit), target
 
     found, target = await model.registry.run(read)
     return Activations(activations=[Activated.of(one) for one in found], rollback_to=target)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 
-from boxcal.app.registry.errors import CalibratorPruned
+from boxcal.app.registry.errors import CalibratorNotFound, CalibratorPruned
 from boxcal.app.registry.records import BackboneIdentity, CalibratorRecord
 from boxcal.app.registry.tables import backbones, calibrators
 
@@ -35,3 +35,18 @@ def record_of(row: Any) -> CalibratorRecord:
     )
     identity = None if fingerprint is None else BackboneIdentity(name, fingerprint, tuple(labels), model)
     return CalibratorRecord(backbone=identity, **values)
+
+
+def find_record(connection: Connection, version: int) -> CalibratorRecord:
+    """Look a calibrator up.
+
+    Raises
+    ------
+    CalibratorNotFound
+        There is no such version.
+    """
+    row = connection.execute(select_records().where(calibrators.c.version == version)).one_or_none()
+    if row is None:
+        newest = connection.execute(select(func.max(calibrators.c.version))).scalar_one()
+        raise CalibratorNotFound(f"There is no calibrator {version}; the newest is {newest}.")
+    return record_of(row)

@@ -6,25 +6,23 @@ Its methods block, so the service calls them through `run`, in threads of the re
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
-from sqlalchemy import Connection, func, insert, select, true
+from sqlalchemy import Connection, insert, select, true
 
-from boxcal.app.registry import audit
+from boxcal.app.registry.activations import ActivationLog
 from boxcal.app.registry.artifacts import SharedArtifacts
-from boxcal.app.registry.audit import SERVICE, Action, Caller
+from boxcal.app.registry.audit import SERVICE
 from boxcal.app.registry.database import Database
 from boxcal.app.registry.errors import (
-    CalibratorNotFound,
     DamagedArtifact,
-    ForeignCalibrator,
     NoReport,
-    NothingToRollBack,
 )
 from boxcal.app.registry.fits import FitLog
 from boxcal.app.registry.glance import Glances
 from boxcal.app.registry.records import (
+    UNCALIBRATED,
     Activation,
     BackboneIdentity,
     CalibratorRecord,
@@ -34,11 +32,9 @@ from boxcal.app.registry.records import (
     Reason,
 )
 from boxcal.app.registry.retention import prune
-from boxcal.app.registry.rows import record_of, refuse_pruned, select_records
-from boxcal.app.registry.tables import activations, backbones, calibrators, feedback_logs, utc_now
+from boxcal.app.registry.rows import find_record, record_of, refuse_pruned, select_records
+from boxcal.app.registry.tables import backbones, calibrators, feedback_logs, utc_now
 from boxcal.app.registry.threads import RegistryThreads
-
-UNCALIBRATED = 0
 
 
 class Registry:
@@ -65,6 +61,8 @@ class Registry:
         As given.
     backbone_id
         Selects its row.
+    database, activations, fits, glances
+        The connections; which calibrator is active; the queue of fits; what the follower reads.
     run
         Calls a blocking function in one of the registry's threads: ``await registry.run(registry.get, 3)``.
 
@@ -96,6 +94,7 @@ class Registry:
         self.database: Database = Database(url, migrate=migrate) if beside is None else beside.database
         self.database.prepare(self._add_backbone)
         self.fits = FitLog(self.database, self.backbone_id, owner)
+        self.activations = ActivationLog(self.database, backbone, self.backbone_id)
         self.glances = Glances(self.database, self.backbone_id, owner)
         self._threads: RegistryThreads = (
             RegistryThreads(self.database.contact) if beside is None else beside._threads
@@ -144,7 +143,7 @@ class Registry:
             There is no such version.
         """
         with self.database.read() as connection:
-            return self._get(connection, version)
+            return find_record(connection, version)
 
     def artifact(self, version: int) -> bytes:
         """Return the safetensors bytes of a fitted calibrator, after a check of their SHA-256.
@@ -176,90 +175,6 @@ class Registry:
         (image,) = self._parts(version, calibrators.c[f"reliability_{suffix}"])
         return bytes(image)
 
-    # -- activations -----------------------------------------------------------------------------------------
-
-    def active(self) -> Activation:
-        """Return the last activation for this backbone; before any, version 0 is active."""
-        with self.database.read() as connection:
-            return self._active(connection)
-
-    def check_belongs(self, version: int) -> CalibratorRecord:
-        """Look a calibrator up, and refuse it unless it was fitted to the backbone served here.
-
-        Raises
-        ------
-        CalibratorNotFound, ForeignCalibrator
-            There is no such version; it belongs to another backbone.
-        """
-        record = self.get(version)
-        if record.backbone not in (None, self.backbone):
-            raise ForeignCalibrator(
-                f"Calibrator {version} belongs to the backbone {record.backbone}; "
-                f"this service runs {self.backbone}."
-            )
-        return record
-
-    def activate(self, version: int, reason: Reason = Reason.REQUEST, caller: Caller = SERVICE) -> Activation:
-        """Activate a calibrator; if it already is active, nothing is added.
-
-        Parameters
-        ----------
-        caller
-            For the audit log.
-
-        Raises
-        ------
-        CalibratorNotFound, ForeignCalibrator, CalibratorPruned
-            As `check_belongs`; its artifact was deleted.
-        """
-        self.check_belongs(version)
-        with self.database.write() as connection:
-            return self._activate(connection, version, reason, caller)
-
-    def activations(self, limit: int) -> Sequence[Activation]:
-        """Return the newest activations for this backbone, newest first."""
-        with self.database.read() as connection:
-            rows = connection.execute(
-                select(
-                    activations.c.id,
-                    activations.c.version,
-                    activations.c.reason,
-                    activations.c.created_at,
-                    calibrators.c.method,
-                )
-                .join(calibrators, calibrators.c.version == activations.c.version)
-                .where(activations.c.backbone_id == self.backbone_id)
-                .order_by(activations.c.id.desc())
-                .limit(limit)
-            ).all()
-        return [
-            Activation(row.id, row.version, row.method, Reason(row.reason), row.created_at) for row in rows
-        ]
-
-    def rollback_target(self) -> int:
-        """Return the version that `rollback` would activate.
-
-        Raises
-        ------
-        NothingToRollBack
-            No activation came before the active one.
-        """
-        with self.database.read() as connection:
-            return self._before(connection)[0]
-
-    def rollback(self, caller: Caller = SERVICE) -> Activation:
-        """Return to the calibrator before the active one; twice goes back twice.
-
-        Raises
-        ------
-        NothingToRollBack, CalibratorPruned
-            As `rollback_target`; the artifact of that calibrator was deleted.
-        """
-        with self.database.write() as connection:
-            self._lock(connection)
-            version, previous = self._before(connection)
-            return self._append(connection, version, Reason.ROLLBACK, previous, caller=caller)
-
     def record_fit(
         self, fit: FitRecord, fitted: FittedCalibrator, decide: Callable[[int], Decision]
     ) -> tuple[int, Activation | None]:
@@ -282,13 +197,13 @@ class Registry:
         if self._files is not None:  # before any replica asks for it
             self._files.write(hashlib.sha256(fitted.artifact).hexdigest(), fitted.artifact)
         with self.database.write() as connection:
-            self._lock(connection)
+            self.activations.lock(connection)
             version = self._add(connection, fitted)
-            decision = decide(self._active(connection).version)
+            decision = decide(self.activations.active_in(connection).version)
             self.fits.succeed(connection, fit, version, decision, fitted.report["warnings"])
             if not decision.activate:
                 return version, None
-            return version, self._activate(connection, version, Reason.FIT, SERVICE, fit=fit.id)
+            return version, self.activations.activate_in(connection, version, Reason.FIT, SERVICE, fit=fit.id)
 
     def add(self, fitted: FittedCalibrator) -> int:
         """Add a calibrator that no fit of a client made; returns its version."""
@@ -310,81 +225,9 @@ class Registry:
         version: int = connection.execute(added.returning(calibrators.c.version)).scalar_one()
         return version
 
-    def _activate(
-        self, connection: Connection, version: int, reason: Reason, caller: Caller, fit: str | None = None
-    ) -> Activation:
-        self._lock(connection)
-        current = self._active(connection)
-        if current.version == version:
-            return current
-        return self._append(connection, version, reason, current.id, caller=caller, fit=fit)
-
-    def _append(
-        self,
-        connection: Connection,
-        version: int,
-        reason: Reason,
-        previous: int | None,
-        *,
-        caller: Caller,
-        fit: str | None = None,
-    ) -> Activation:
-        record = self._get(connection, version)
-        refuse_pruned(record)
-        action = Action.ROLLBACK if reason is Reason.ROLLBACK else Action.ACTIVATE
-        details = {"method": record.method} | ({} if fit is None else {"fit": fit})
-        audit.append(connection, caller, action, f"calibrator {version}", **details)
-        added = insert(activations).values(
-            backbone_id=self.backbone_id,
-            version=version,
-            reason=reason,
-            previous=previous or None,
-            created_at=utc_now(),
-        )
-        connection.execute(added)
-        self.database.notify(connection)
-        return self._active(connection)
-
-    def _active(self, connection: Connection) -> Activation:
-        row = self._last(connection)
-        if row is None:
-            now = connection.execute(select(utc_now())).scalar_one()
-            return Activation(0, UNCALIBRATED, "uncalibrated", Reason.REQUEST, now)
-        method = self._get(connection, row.version).method
-        return Activation(row.id, row.version, method, Reason(row.reason), row.created_at)
-
-    def _before(self, connection: Connection) -> tuple[int, int | None]:
-        """Return the version that a rollback activates, and the activation before that one."""
-        current = self._last(connection)
-        if current is None:
-            raise NothingToRollBack("Version 0 (uncalibrated) is active, and no activation came before it.")
-        if current.previous is None:
-            if current.version == UNCALIBRATED:
-                raise NothingToRollBack("Version 0 (uncalibrated) is active: everything is rolled back.")
-            return UNCALIBRATED, None
-        row = connection.execute(
-            select(activations.c.version, activations.c.previous).where(activations.c.id == current.previous)
-        ).one()
-        return row.version, row.previous
-
-    def _last(self, connection: Connection) -> Any:
-        own = select(activations).where(activations.c.backbone_id == self.backbone_id)
-        return connection.execute(own.order_by(activations.c.id.desc()).limit(1)).one_or_none()
-
-    def _lock(self, connection: Connection) -> None:
-        # SQLite has one writer at a time; on PostgreSQL this row keeps the activations of replicas in order.
-        connection.execute(select(backbones.c.id).where(backbones.c.id == self.backbone_id).with_for_update())
-
-    def _get(self, connection: Connection, version: int) -> CalibratorRecord:
-        row = connection.execute(select_records().where(calibrators.c.version == version)).one_or_none()
-        if row is None:
-            newest = connection.execute(select(func.max(calibrators.c.version))).scalar_one()
-            raise CalibratorNotFound(f"There is no calibrator {version}; the newest is {newest}.")
-        return record_of(row)
-
     def _parts(self, version: int, *columns: Any) -> tuple[Any, ...]:
         with self.database.read() as connection:
-            record = self._get(connection, version)
+            record = find_record(connection, version)
             row = connection.execute(select(*columns).where(calibrators.c.version == version)).one()
         if row[0] is None:
             refuse_pruned(record)

@@ -60,7 +60,7 @@ def paused(url: str, count: int, seconds: float) -> Counter[str]:
     for peer in peers:
         psutil.Process(peer.pid).resume()
     found = ended(peers)
-    require(registry.active().version == 0, registry.active())
+    require(registry.activations.active().version == 0, registry.activations.active())
     require([record.version for record in registry.list()] == [0], "a calibrator was recorded")
     registry.close()
     return found

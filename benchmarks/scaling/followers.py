@@ -46,8 +46,8 @@ class Follower:
         """Look, and fetch what was activated."""
         seen = self.registry.glances.look()
         if seen.activation > self.activation:
-            active = self.registry.active()
-            self.registry.check_belongs(active.version)
+            active = self.registry.activations.active()
+            self.registry.activations.check_belongs(active.version)
             require(len(self.registry.artifact(active.version)) == ARTIFACT_BYTES, active)
             self.activation, self.followed_at = active.id, time.monotonic()
 

@@ -27,19 +27,19 @@ def calls_of(registry: Registry, number: int) -> list[Callable[[], object]]:
     def record() -> None:
         fit = fits.start(fits.add(name, "ts", ActivatePolicy.NEVER, 7))
         version, _ = registry.record_fit(fit, FITTED, lambda _: Decision(False, "so"))
-        registry.activate(version)
+        registry.activations.activate(version)
 
     return [
         record,
         registry.list,
-        registry.active,
+        registry.activations.active,
         registry.glances.look,
         fits.keep_alive,
         fits.cancel_requests,
         lambda: fits.list(20),
         lambda: fits.interrupt_abandoned(set()),
         lambda: fits.adopt(set()),
-        lambda: registry.activations(10),
+        lambda: registry.activations.list(10),
     ]
 
 

@@ -76,7 +76,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         artifact = fitted("ts", logits, labels).calibrator.to_bytes()
         registry = alone.state.default.registry
         added = registry.add(FittedCalibrator("ts", artifact, {}, {"warnings": []}, b"", b"", 200))
-        assert registry.activate(added).version == 1
+        assert registry.activations.activate(added).version == 1
     file = folder / "models.toml"
     file.write_text(FILE)
     with running(folder, models=str(file), grpc_port=free_port()) as service:

@@ -74,7 +74,7 @@ def test_what_cannot_answer_never_comes_into_force(registry: Registry, artifact:
         with pytest.raises(DamagedArtifact):
             accept(activator, registry, wrong, activate=True)
         assert [record.version for record in registry.list()] == [0]
-        assert activator.active.current.version == registry.active().version == 0
+        assert activator.active.current.version == registry.activations.active().version == 0
     with pytest.raises(CalibratorNotFound):
         activator.activate(1)
 

@@ -95,7 +95,7 @@ def test_a_paused_process_whose_fit_was_given_up_activates_nothing(
         assert paused.communicate("\n")[0].split() == ["0", "FitLost"]
     record = registry.fits.get("fit")
     assert (record.state, record.calibrator) == (FitState.INTERRUPTED, None)
-    assert registry.active().version == 0
+    assert registry.activations.active().version == 0
     assert [each.version for each in registry.list()] == [0]
 
 
@@ -108,7 +108,7 @@ def test_a_wrong_clock_interrupts_nothing(registry: Registry, url: str, shift: s
         assert registry.fits.interrupt_abandoned(set()) == 0
         assert other.communicate("\n")[0].split() == ["0", "recorded"]
     theirs = registry.fits.get("fit")
-    assert (theirs.state, registry.active().version) == (FitState.SUCCEEDED, 1)
+    assert (theirs.state, registry.activations.active().version) == (FitState.SUCCEEDED, 1)
     assert abs(theirs.created_at - mine.created_at) < timedelta(seconds=60)
     assert registry.record_fit(mine, FITTED, lambda _: Decision(True, "so"))[0] == 2
 
@@ -189,7 +189,7 @@ def test_pgbouncer_in_transaction_mode(url: str) -> None:
 
             with ThreadPoolExecutor(2 * CONNECTIONS) as threads:
                 list(threads.map(work, range(60)))
-            assert replicas[0].active() == replicas[1].active()
+            assert replicas[0].activations.active() == replicas[1].activations.active()
             with psycopg.connect(url) as direct:
                 (connections,) = direct.execute(
                     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"

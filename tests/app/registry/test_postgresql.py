@@ -54,7 +54,7 @@ def test_what_one_replica_records_another_reads(replicas: list[Registry]) -> Non
     one, other, _ = replicas
     fit = one.fits.add("fit", "auto", ActivatePolicy.ALWAYS, 7)
     version, _ = one.record_fit(fit, FITTED, lambda _: Decision(True, "so"))
-    assert (other.active().version, other.artifact(version), other.report(version)) == (
+    assert (other.activations.active().version, other.artifact(version), other.report(version)) == (
         version, b"\x00\xff", {"warnings": []},
     )  # fmt: skip
     assert other.get(version) == one.get(version)
@@ -70,7 +70,7 @@ def test_replicas_that_activate_at_once_leave_one_chain(replicas: list[Registry]
 
     def work(registry: Registry, version: int) -> None:
         for _ in range(20):
-            registry.activate(version)
+            registry.activations.activate(version)
 
     pairs = zip(replicas, versions, strict=True)
     threads = [Thread(target=work, args=pair) for pair in pairs]
@@ -78,9 +78,9 @@ def test_replicas_that_activate_at_once_leave_one_chain(replicas: list[Registry]
         thread.start()
     for thread in threads:
         thread.join()
-    walked = [replicas[0].active().version]
+    walked = [replicas[0].activations.active().version]
     while walked[-1] != 0:
-        walked.append(replicas[len(walked) % 3].rollback().version)
+        walked.append(replicas[len(walked) % 3].activations.rollback().version)
     assert all(one != other for one, other in pairwise(walked))
 
 

@@ -73,7 +73,7 @@ def add(registry: Registry, *, activate: bool = False, artifact: bytes = b"bytes
 def test_a_new_registry_has_version_0_active(registry: Registry) -> None:
     (only,) = registry.list()
     assert (only.version, only.method, only.backbone, only.sha256) == (0, "uncalibrated", None, None)
-    assert registry.active().version == 0
+    assert registry.activations.active().version == 0
 
 
 def test_a_calibrator_comes_back_as_it_was_given(registry: Registry, path: Path) -> None:
@@ -104,8 +104,8 @@ def test_a_result_and_its_activation_are_one(registry: Registry) -> None:
     assert registry.fits.get("fit").state is FitState.QUEUED
 
     version, activation = registry.record_fit(fit, fitted(), lambda _: Decision(True, "better"))
-    assert (version, activation) == (1, registry.active())
-    assert registry.active().reason is Reason.FIT
+    assert (version, activation) == (1, registry.activations.active())
+    assert registry.activations.active().reason is Reason.FIT
     record = registry.fits.get("fit")
     assert (record.state, record.calibrator, record.activated, record.decision) == (
         FitState.SUCCEEDED, 1, True, "better",
@@ -116,29 +116,29 @@ def test_rolling_back_walks_the_activations_backwards(registry: Registry) -> Non
     for _ in range(3):
         add(registry)
     with pytest.raises(NothingToRollBack, match="no activation came before"):
-        registry.rollback()
+        registry.activations.rollback()
     for version in (1, 2, 2, 3):
-        assert registry.activate(version).version == version
-    assert [registry.rollback().version for _ in range(3)] == [2, 1, 0]
+        assert registry.activations.activate(version).version == version
+    assert [registry.activations.rollback().version for _ in range(3)] == [2, 1, 0]
     with pytest.raises(NothingToRollBack, match="everything is rolled back"):
-        registry.rollback()
-    assert registry.activate(3).reason is Reason.REQUEST
-    assert registry.activate(0).method == "uncalibrated"
-    assert registry.rollback().version == 3
-    assert (registry.rollback_target(), registry.rollback().version) == (0, 0)
+        registry.activations.rollback()
+    assert registry.activations.activate(3).reason is Reason.REQUEST
+    assert registry.activations.activate(0).method == "uncalibrated"
+    assert registry.activations.rollback().version == 3
+    assert (registry.activations.rollback_target(), registry.activations.rollback().version) == (0, 0)
 
 
 def test_activating_version_0_first_changes_nothing(registry: Registry) -> None:
-    registry.activate(0)
+    registry.activations.activate(0)
     with pytest.raises(NothingToRollBack):
-        registry.rollback()
+        registry.activations.rollback()
 
 
 def test_the_activation_active_version_survives_the_process(registry: Registry, path: Path) -> None:
     add(registry, activate=True)
     add(registry, activate=False)
     other = opened(path)
-    assert other.active().version == 1
+    assert other.activations.active().version == 1
     other.close()
 
 
@@ -148,15 +148,15 @@ def test_another_backbone_refuses_a_calibrator(
 ) -> None:
     add(registry, activate=True)
     foreign = opened(path, other)
-    assert foreign.active().version == 0
+    assert foreign.activations.active().version == 0
     assert [record.version for record in foreign.list()] == [1, 0]
     with pytest.raises(
         ForeignCalibrator, match=r"Calibrator 1 belongs to the backbone 'digits' \(10 classes"
     ):
-        foreign.activate(1)
-    assert foreign.active().version == 0
+        foreign.activations.activate(1)
+    assert foreign.activations.active().version == 0
     assert foreign.fits.list(10) == []
-    assert registry.active().version == 1
+    assert registry.activations.active().version == 1
     foreign.close()
 
 
@@ -164,7 +164,7 @@ def test_what_is_not_there_is_named(registry: Registry) -> None:
     with pytest.raises(CalibratorNotFound, match="no calibrator 5; the newest is 0"):
         registry.get(5)
     with pytest.raises(CalibratorNotFound):
-        registry.activate(5)
+        registry.activations.activate(5)
     with pytest.raises(NoReport, match="never fitted"):
         registry.report(0)
     with pytest.raises(NoReport):
@@ -188,16 +188,16 @@ def test_threads_that_activate_at_once_leave_one_chain(registry: Registry) -> No
 
     def work(version: int) -> None:
         for _ in range(10):
-            registry.activate(version)
+            registry.activations.activate(version)
 
     threads = [threading.Thread(target=work, args=(version,)) for version in versions]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    walked = [registry.active().version]
+    walked = [registry.activations.active().version]
     while walked[-1] != 0:
-        walked.append(registry.rollback().version)
+        walked.append(registry.activations.rollback().version)
     assert all(one != other for one, other in pairwise(walked))
 
 
@@ -210,7 +210,7 @@ def test_a_fit_that_is_over_stays_as_it_ended(registry: Registry) -> None:
         registry.fits.end(fit, FitState.FAILED, "later still")
     with pytest.raises(FitLost):
         registry.record_fit(fit, fitted(), lambda _: Decision(True, "so"))
-    assert (len(registry.list()), registry.active().version) == (1, 0)
+    assert (len(registry.list()), registry.activations.active().version) == (1, 0)
     record = registry.fits.get("fit")
     assert (record.state, record.error, record.progress) == (FitState.CANCELLED, "asked to", 0.0)
     assert record.finished_at is not None
@@ -273,16 +273,16 @@ def test_old_fits_are_forgotten_but_never_one_that_is_not_over(
 
 
 def test_activations_are_listed_newest_first(registry: Registry) -> None:
-    assert registry.activations(10) == []
+    assert registry.activations.list(10) == []
     first = add(registry, activate=True)
-    registry.activate(0)
-    registry.rollback()
-    assert [(one.version, one.method) for one in registry.activations(10)] == [
+    registry.activations.activate(0)
+    registry.activations.rollback()
+    assert [(one.version, one.method) for one in registry.activations.list(10)] == [
         (first, "ts"),
         (0, "uncalibrated"),
         (first, "ts"),
     ]
-    assert [one.version for one in registry.activations(1)] == [first]
+    assert [one.version for one in registry.activations.list(1)] == [first]
 
 
 def test_lists_come_in_pages(registry: Registry) -> None:
@@ -305,18 +305,18 @@ def test_pruning_keeps_the_newest_the_active_and_the_last_ones(
     versions = [add(registry) for _ in range(6)]
     foreign = add(other)
     for version in (2, 3, 4):
-        registry.activate(version)
+        registry.activations.activate(version)
     assert registry.prune(1, 1.0) == [1, 5]  # 2 was active within the day, 3 is the target of a rollback
     assert registry.prune(1, 0.0) == [2]
     assert registry.prune(1, 0.0) == []
     assert [record.version for record in registry.list() if record.pruned_at is None] == [foreign, 6, 4, 3, 0]
     record = registry.get(1)
     assert (record.method, record.size, record.spec) == ("ts", None, None)
-    for call in (registry.artifact, registry.report, registry.activate):
+    for call in (registry.artifact, registry.report, registry.activations.activate):
         with pytest.raises(CalibratorPruned, match="Calibrator 1 was pruned at 20"):
             call(versions[0])
-    assert registry.rollback().version == 3
+    assert registry.activations.rollback().version == 3
     with pytest.raises(CalibratorPruned, match="Calibrator 2"):
-        registry.rollback()
+        registry.activations.rollback()
     for own in (registry, other):
         own.close()

@@ -1,0 +1,195 @@
+"""Which calibrator is active: every activation for a backbone, and the way back."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+from sqlalchemy import Connection, ScalarSelect, insert, select
+
+from boxcal.app.registry import audit
+from boxcal.app.registry.audit import SERVICE, Action, Caller
+from boxcal.app.registry.database import Database
+from boxcal.app.registry.errors import ForeignCalibrator, NothingToRollBack
+from boxcal.app.registry.records import UNCALIBRATED, Activation, BackboneIdentity, CalibratorRecord, Reason
+from boxcal.app.registry.rows import find_record, refuse_pruned
+from boxcal.app.registry.tables import activations, backbones, calibrators, utc_now
+
+
+class ActivationLog:
+    """The activations for one backbone. The last one says which calibrator is active.
+
+    Parameters
+    ----------
+    database
+        Where they are recorded.
+    backbone, backbone_id
+        What this process serves, and the query that selects its row.
+
+    Raises
+    ------
+    RegistryUnavailable
+        From every method: the database does not answer.
+    """
+
+    def __init__(
+        self, database: Database, backbone: BackboneIdentity, backbone_id: ScalarSelect[int]
+    ) -> None:
+        self._database = database
+        self._backbone = backbone
+        self._backbone_id = backbone_id
+
+    def active(self) -> Activation:
+        """Return the last activation for this backbone; before any, version 0 is active."""
+        with self._database.read() as connection:
+            return self.active_in(connection)
+
+    def list(self, limit: int) -> builtins.list[Activation]:
+        """Return the newest activations for this backbone, newest first."""
+        with self._database.read() as connection:
+            rows = connection.execute(
+                select(
+                    activations.c.id,
+                    activations.c.version,
+                    activations.c.reason,
+                    activations.c.created_at,
+                    calibrators.c.method,
+                )
+                .join(calibrators, calibrators.c.version == activations.c.version)
+                .where(activations.c.backbone_id == self._backbone_id)
+                .order_by(activations.c.id.desc())
+                .limit(limit)
+            ).all()
+        return [
+            Activation(row.id, row.version, row.method, Reason(row.reason), row.created_at) for row in rows
+        ]
+
+    def check_belongs(self, version: int) -> CalibratorRecord:
+        """Look a calibrator up, and refuse it unless it was fitted to the backbone served here.
+
+        Raises
+        ------
+        CalibratorNotFound, ForeignCalibrator
+            There is no such version; it belongs to another backbone.
+        """
+        with self._database.read() as connection:
+            record = find_record(connection, version)
+        if record.backbone not in (None, self._backbone):
+            raise ForeignCalibrator(
+                f"Calibrator {version} belongs to the backbone {record.backbone}; "
+                f"this service runs {self._backbone}."
+            )
+        return record
+
+    def activate(self, version: int, reason: Reason = Reason.REQUEST, caller: Caller = SERVICE) -> Activation:
+        """Activate a calibrator; if it already is active, nothing is added.
+
+        Parameters
+        ----------
+        caller
+            For the audit log.
+
+        Raises
+        ------
+        CalibratorNotFound, ForeignCalibrator, CalibratorPruned
+            As `check_belongs`; its artifact was deleted.
+        """
+        self.check_belongs(version)
+        with self._database.write() as connection:
+            return self.activate_in(connection, version, reason, caller)
+
+    def rollback_target(self) -> int:
+        """Return the version that `rollback` would activate.
+
+        Raises
+        ------
+        NothingToRollBack
+            No activation came before the active one.
+        """
+        with self._database.read() as connection:
+            return self._before(connection)[0]
+
+    def rollback(self, caller: Caller = SERVICE) -> Activation:
+        """Return to the calibrator before the active one; twice goes back twice.
+
+        Raises
+        ------
+        NothingToRollBack, CalibratorPruned
+            As `rollback_target`; the artifact of that calibrator was deleted.
+        """
+        with self._database.write() as connection:
+            self.lock(connection)
+            version, previous = self._before(connection)
+            return self._append(connection, version, Reason.ROLLBACK, previous, caller=caller)
+
+    # -- inside a transaction of the caller ------------------------------------------------------------------
+
+    def lock(self, connection: Connection) -> None:
+        """Let no other transaction activate before this one ends."""
+        # SQLite has one writer at a time; on PostgreSQL this row keeps the activations of replicas in order.
+        connection.execute(
+            select(backbones.c.id).where(backbones.c.id == self._backbone_id).with_for_update()
+        )
+
+    def active_in(self, connection: Connection) -> Activation:
+        """Return the last activation, as `active`."""
+        row = self._last(connection)
+        if row is None:
+            now = connection.execute(select(utc_now())).scalar_one()
+            return Activation(0, UNCALIBRATED, "uncalibrated", Reason.REQUEST, now)
+        method = find_record(connection, row.version).method
+        return Activation(row.id, row.version, method, Reason(row.reason), row.created_at)
+
+    def activate_in(
+        self, connection: Connection, version: int, reason: Reason, caller: Caller, fit: str | None = None
+    ) -> Activation:
+        """Activate a calibrator of this backbone; `fit` is the fit that made it, for the audit log."""
+        self.lock(connection)
+        current = self.active_in(connection)
+        if current.version == version:
+            return current
+        return self._append(connection, version, reason, current.id, caller=caller, fit=fit)
+
+    def _append(
+        self,
+        connection: Connection,
+        version: int,
+        reason: Reason,
+        previous: int | None,
+        *,
+        caller: Caller,
+        fit: str | None = None,
+    ) -> Activation:
+        record = find_record(connection, version)
+        refuse_pruned(record)
+        action = Action.ROLLBACK if reason is Reason.ROLLBACK else Action.ACTIVATE
+        details = {"method": record.method} | ({} if fit is None else {"fit": fit})
+        audit.append(connection, caller, action, f"calibrator {version}", **details)
+        added = insert(activations).values(
+            backbone_id=self._backbone_id,
+            version=version,
+            reason=reason,
+            previous=previous or None,
+            created_at=utc_now(),
+        )
+        connection.execute(added)
+        self._database.notify(connection)
+        return self.active_in(connection)
+
+    def _before(self, connection: Connection) -> tuple[int, int | None]:
+        """Return the version that a rollback activates, and the activation before that one."""
+        current = self._last(connection)
+        if current is None:
+            raise NothingToRollBack("Version 0 (uncalibrated) is active, and no activation came before it.")
+        if current.previous is None:
+            if current.version == UNCALIBRATED:
+                raise NothingToRollBack("Version 0 (uncalibrated) is active: everything is rolled back.")
+            return UNCALIBRATED, None
+        row = connection.execute(
+            select(activations.c.version, activations.c.previous).where(activations.c.id == current.previous)
+        ).one()
+        return row.version, row.previous
+
+    def _last(self, connection: Connection) -> Any:
+        own = select(activations).where(activations.c.backbone_id == self._backbone_id)
+        return connection.execute(own.order_by(activations.c.id.desc()).limit(1)).one_or_none()
