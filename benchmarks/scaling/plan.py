@@ -1,7 +1,8 @@
 """What breaks first on the way to 1,000 replicas and 100,000 requests a second: `plan [--replicas 1000]`.
 
 Each part simulates its numbers on this machine: connections to one PostgreSQL with and without PgBouncer,
-replicas that fetch the same activation, the series of a Prometheus, and replicas that share a feedback log.
+replicas that fetch the same activation, the series of a Prometheus, replicas that share a feedback log, and
+replicas that each fold their own feedback and store what came of it, as would be needed beyond (not built).
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ import numpy as np
 import psutil
 import psycopg
 import yaml
+from scipy.special import softmax
 
 from benchmarks.scaling import followers
 from benchmarks.scaling.peer import DIGITS
 from benchmarks.scaling.ray_routes import answers
 from benchmarks.scaling.servers import postgresql, require
+from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold
 from boxcal.app.monitoring.log import FeedbackLog
-from boxcal.app.monitoring.records import Block
+from boxcal.app.monitoring.records import Block, Entries
 from boxcal.app.registry.records import BackboneIdentity
 from boxcal.app.registry.store import Registry
 from tests.app.fitting.service import Service, free_port
@@ -41,6 +44,8 @@ ANYBODY = {"model": "digits", "device": "cpu", "allow_anonymous": "1", "host": "
 WRITERS, WRITING_SECONDS = 8, 10.0
 ROWS = 100
 """Predictions that a replica with 100 requests a second stores each second."""
+LABELS, STATES = 6000, 2000
+KEEP = """INSERT INTO folds VALUES (%s, %s) ON CONFLICT (replica) DO UPDATE SET state = excluded.state"""
 
 
 def connections(replicas: int) -> None:
@@ -212,7 +217,52 @@ def stored(url: str, classes: int, rows: int) -> tuple[float, float]:
     return sum(counts) / WRITING_SECONDS, (0 if row is None else row[0]) / (sum(counts) * rows)
 
 
-PARTS = {"connections": connections, "herd": herd, "series": series, "feedback": feedback}
+def folds(replicas: int) -> None:
+    """Let one replica fold what a minute brings, and store as many results as all would."""
+    print(
+        "| classes | bytes of a result | to fold 6,000 labels, s | to store it, ms of PostgreSQL | all, a minute |"
+    )
+    print("| ---: | ---: | ---: | ---: | ---: |")
+    for classes in (10, 1000):
+        folded(classes)  # compiles
+        began = time.process_time()
+        state = folded(classes).to_bytes()
+        seconds = time.process_time() - began
+        with (
+            postgresql() as (server, _folder),
+            psycopg.connect(server.new_database(), autocommit=True) as one,
+        ):
+            one.execute("CREATE TABLE folds (replica integer PRIMARY KEY, state bytea)")
+            before = followers.processor_seconds(server)
+            for number in range(STATES):
+                one.execute(KEEP, [number % replicas, state])
+            each = (followers.processor_seconds(server) - before) / STATES
+        share = f"{each * replicas / 60:.1%} of a core, {len(state) * replicas / 60e6:.1f} MB/s"
+        print(f"| {classes} | {len(state):,} | {seconds:.2f} | {1000 * each:.2f} | {share} |", flush=True)
+
+
+def folded(classes: int) -> MonitorFold:
+    """Fold the labels that a replica with 100 requests a second gets in a minute, all of them labelled."""
+    generator = np.random.default_rng(classes)
+    active = ActiveVersion(0, "uncalibrated", 1, None, 0.0, reads_logits=True)
+    fold = MonitorFold(classes, lambda _, logits: softmax(logits, axis=1), active, refits=True)
+    for start in range(0, LABELS, ROWS):
+        logits = generator.normal(size=(ROWS, classes)).astype(np.float16)
+        fold.fold(
+            Entries(
+                seq=np.arange(start, start + ROWS),
+                versions=np.zeros(ROWS, np.int32),
+                moments=np.arange(start, start + ROWS, dtype=np.float64),
+                logits=logits,
+                labels=generator.integers(0, classes, ROWS),
+                propensities=np.ones(ROWS),
+                are_predictions=np.ones(ROWS, np.bool_),
+            )
+        )
+    return fold
+
+
+PARTS = {"connections": connections, "herd": herd, "series": series, "feedback": feedback, "folds": folds}
 
 
 def main(arguments: Sequence[str]) -> None:
