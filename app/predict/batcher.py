@@ -16,18 +16,17 @@ from typing import Generic
 from boxcal.app.errors import BackboneFailed, DeadlineExceeded, NotReady, QueueFull, TooManySamples
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.device import Turns
-from boxcal.app.predict.lanes import (
+from boxcal.app.predict.entries import (
     Context,
     Entry,
     Finished,
-    Lanes,
-    Outcomes,
     Part,
-    Pass,
     Result,
     Samples,
     Scores,
+    Undecoded,
 )
+from boxcal.app.predict.lanes import Lanes, Outcomes, Pass
 
 ADMISSION_SAFETY_FACTOR = 1.4
 """A request is refused at once if this many times the expected wait exceeds its timeout."""
@@ -156,13 +155,15 @@ class Batcher(Generic[Context, Result]):
         finally:
             self._held -= samples
 
-    async def run(self, samples: Samples, context: Context, deadline: float = math.inf) -> Finished[Result]:
+    async def run(
+        self, samples: Samples | Undecoded, context: Context, deadline: float = math.inf
+    ) -> Finished[Result]:
         """Send samples through the backbone, together with those of other requests.
 
         Parameters
         ----------
         samples
-            (n, *shape) of one request; more than a batch takes are split.
+            (n, *shape) of one request, or one that a lane decodes; more than a batch takes are split.
         context
             Passed to `finish` with these samples.
         deadline
@@ -202,7 +203,8 @@ class Batcher(Generic[Context, Result]):
         outcomes: Outcomes[Context, Result],
         finish_seconds: float,
     ) -> None:
-        self._on_batch(passed.size)
+        if passed.size:
+            self._on_batch(passed.size)
         for part, outcome in outcomes:
             entry = part.entry
             if entry.future.done():
@@ -211,9 +213,9 @@ class Batcher(Generic[Context, Result]):
                 entry.future.set_exception(outcome)
                 continue
             if not entry.parts:
-                entry.stages[0] = passed.began - entry.entered
-            entry.stages[1] += passed.seconds
-            entry.stages[2] += finish_seconds
+                entry.stages[1] = passed.began - entry.entered - entry.stages[0]
+            entry.stages[2] += passed.seconds
+            entry.stages[3] += finish_seconds
             entry.parts.append((part.offset, part.stop - part.start, outcome))
             if sum(count for _, count, _ in entry.parts) == len(entry.samples):
                 entry.parts.sort(key=lambda p: p[0])

@@ -89,6 +89,7 @@ async def open_pipeline(
             scoring=scoring,
             pool=pool,
             threads=settings.decode_threads,
+            is_on_cpu=backbone.device == "cpu",
             telemetry=telemetry,
             keep=keep,
             adjusted=adjusted,

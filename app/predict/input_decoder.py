@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from boxcal.app.budget import Budget
 from boxcal.app.errors import BackboneFailed, ImageTooLarge, InvalidInput
+from boxcal.app.predict.entries import Undecoded
 from boxcal.app.predict.posted_inputs import Input
 from boxcal.models.decoding import check_size, image_size
 from boxcal.models.errors import BackboneError, TooManyPixels
@@ -21,6 +22,8 @@ from boxcal.models.inputs import Samples
 IMAGES_PER_REQUEST = 20
 """Images of the largest size whose pixels one request may hold; all requests may hold twice as many."""
 LARGE_IMAGE_PIXELS = 4_000_000
+QUICK_PIXELS = 1_000_000
+"""Of an image that a lane decodes: its neighbours in the batch wait for some milliseconds."""
 PLAUSIBLE_INPUT = 2.0**16
 """Larger than any value that a backbone reads from an image, as float16 can represent it."""
 
@@ -39,18 +42,42 @@ class InputDecoder:
         For decoding, and how many threads it has.
     max_pixels
         Of one image.
+    in_lanes
+        Whether a lane decodes single small images itself.
     """
 
     def __init__(
-        self, inputs: ModelInputs, pool: ThreadPoolExecutor, *, threads: int, max_pixels: int
+        self,
+        inputs: ModelInputs,
+        pool: ThreadPoolExecutor,
+        *,
+        threads: int,
+        max_pixels: int,
+        in_lanes: bool,
     ) -> None:
         self._inputs = inputs
+        self._in_lanes = in_lanes
         self._pool = pool
         self._threads = threads
         self._max_pixels = max_pixels
         self._pixels = Budget("pixels", 2 * IMAGES_PER_REQUEST * max_pixels)
         # One thread of the pool, if it has more, is left to small images.
         self._large_images = asyncio.Semaphore(max(1, threads - 1))
+
+    def later(self, inputs: Inputs) -> Undecoded | None:
+        """Return a single small image for the thread that runs the model, if that is a core like any other.
+
+        Raises
+        ------
+        InvalidInput, ImageTooLarge
+            Its header cannot be read; too many pixels.
+        """
+        if not self._in_lanes or isinstance(inputs, np.ndarray) or len(inputs) != 1:
+            return None
+        pixels = self._pixels_of(inputs[0], "")
+        if not 0 < pixels <= QUICK_PIXELS:
+            return None
+        return Undecoded(lambda: self._sample(inputs[0], "")[None])
 
     async def decode(self, inputs: Inputs) -> Samples:
         """Return one sample for each input, in their order.

@@ -7,7 +7,6 @@ another thread finishes the previous one.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import threading
@@ -15,71 +14,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from queue import Queue
-from typing import Generic, TypeVar
+from typing import Generic
 
 import numpy as np
-from numpy.typing import NDArray
 
 from boxcal.app.errors import BackboneFailed
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.device import Turns
+from boxcal.app.predict.entries import Context, Entry, Part, Result, Samples, Scores, decoded
 
 logger = logging.getLogger("boxcal")
-
-Context = TypeVar("Context")
-Result = TypeVar("Result")
-Samples = NDArray[np.float32]
-Scores = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Finished(Generic[Result]):
-    """The results of one request, one for each batch that held some of its samples, in their order.
-
-    Attributes
-    ----------
-    queue, forward, finish
-        Seconds of waiting, in the backbone, and in what follows it.
-    """
-
-    results: list[Result]
-    queue: float
-    forward: float
-    finish: float
-
-
-@dataclass(eq=False, slots=True)
-class Entry(Generic[Context, Result]):
-    """The samples of one request, waiting or in progress.
-
-    The future is done if the request has failed, expired or been cancelled; its samples are then skipped.
-    """
-
-    samples: Samples
-    context: Context
-    deadline: float
-    future: asyncio.Future[Finished[Result]]
-    entered: float
-    taken: int = 0
-    parts: list[tuple[int, int, Result]] = field(default_factory=list)
-    stages: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-
-
-@dataclass(frozen=True, slots=True)
-class Part(Generic[Context, Result]):
-    """Samples of one request in one batch: rows `start` to `stop` of that batch."""
-
-    entry: Entry[Context, Result]
-    offset: int
-    start: int
-    stop: int
-
-    @property
-    def context(self) -> Context:
-        """What the request asked for."""
-        return self.entry.context
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,25 +150,28 @@ class Lanes(Generic[Context, Result]):
             parts, alone = self._next()
             if not parts:
                 return
-            began, more = time.perf_counter(), False
+            entered, more = time.perf_counter(), False
             try:
+                parts, unreadable = decoded(parts)
+                began = time.perf_counter()
                 logits, scored, failed = self._score(parts, alone)
+                seconds = time.perf_counter() - began
                 more = bool(self._queue)
             finally:
-                seconds = time.perf_counter() - began
                 if self._turns is not None:
-                    self._turns.leave(seconds, is_coming=more)
+                    self._turns.leave(time.perf_counter() - entered, is_coming=more)
             with self._changed:
                 self._running -= 1
                 self.device_seconds += seconds
-            passed = Pass(parts[-1].stop, began, seconds, logits, scored, failed)
+            size = parts[-1].stop if parts else 0
+            passed = Pass(size, began, seconds, logits, scored, [*failed, *unreadable])
             if more:
                 if self._turns is not None and self._finishing.full():
                     self._turns.forgo()
                 self._finishing.put(passed)
             else:  # a change of threads would only delay the response
                 self._finish_pass(passed)
-            del parts, logits, scored, failed, passed
+            del parts, logits, scored, failed, unreadable, passed
 
     def _next(self) -> tuple[list[Part[Context, Result]], bool]:
         """Wait for samples, and return a batch of them and whether no other pass runs.
@@ -296,7 +245,9 @@ class Lanes(Generic[Context, Result]):
         self, parts: list[Part[Context, Result]], alone: bool
     ) -> tuple[Scores, list[Part[Context, Result]], list[tuple[Part[Context, Result], Exception]]]:
         """Run the backbone; parts whose samples it fails on fail without the others."""
-        pieces = [p.entry.samples[p.offset : p.offset + p.stop - p.start] for p in parts]
+        if not parts:
+            return np.zeros((0, 0), np.float32), [], []
+        pieces = [p.samples[p.offset : p.offset + p.stop - p.start] for p in parts]
         runs = self._runs(pieces[0] if len(pieces) == 1 else np.concatenate(pieces), alone)
         if len(runs) == 1 and isinstance(runs[0], np.ndarray):
             return runs[0], parts, []

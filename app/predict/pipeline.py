@@ -80,6 +80,8 @@ class Pipeline:
         Registers which requests need features.
     pool, threads
         For decoding and other work that is too long for the event loop, and how many threads it has.
+    is_on_cpu
+        Whether the backbone runs on the CPU, so that its threads may as well decode.
     keep
         Keeps logits (N, K) for feedback, with the version that answered, and returns an id for each row.
     adjusted
@@ -111,6 +113,7 @@ class Pipeline:
         scoring: Scoring,
         pool: ThreadPoolExecutor,
         threads: int,
+        is_on_cpu: bool,
         telemetry: Telemetry,
         keep: Callable[[int, NDArray[np.float64]], Sequence[str]],
         adjusted: Callable[[ServedCalibrator], Awaitable[ServedCalibrator]],
@@ -131,7 +134,7 @@ class Pipeline:
         self._timeout = timeout_seconds
         self._bounds = bounds
         self._memory = Budget("bytes", max_memory_bytes)
-        self._decoder = InputDecoder(inputs, pool, threads=threads, max_pixels=max_pixels)
+        self._decoder = InputDecoder(inputs, pool, threads=threads, max_pixels=max_pixels, in_lanes=is_on_cpu)
         self.inputs_folds = {"inputs": inputs_fold(batcher.max_queue_samples, inputs)}
         self.scores_folds = {name: _rows_fold(name, len(labels)) for name in SCORES}
 
@@ -202,17 +205,22 @@ class Pipeline:
         deadline = time.monotonic() + self._timeout_of(options)
         requested = await self._requested(options)
         with self.batcher.reserve_slot(len(inputs), deadline), self._scoring.requested_by(requested.served):
-            samples = await within(deadline - time.monotonic(), self._decoder.decode(inputs))
-            if requested.served.reads == "inputs":
-                samples = await self._in_pool(shifted, samples, requested.served)
-            decoded = time.perf_counter()
-            try:
-                finished = await self.batcher.run(samples, requested, deadline)
-            except BackboneFailed as error:
-                self._decoder.check_magnitude(samples, error)
-                raise
+            is_shifted = requested.served.reads == "inputs"
+            if not is_shifted and (undecoded := self._decoder.later(inputs)) is not None:
+                decoded = time.perf_counter()
+                finished = await self.batcher.run(undecoded, requested, deadline)
+            else:
+                samples = await within(deadline - time.monotonic(), self._decoder.decode(inputs))
+                if is_shifted:
+                    samples = await self._in_pool(shifted, samples, requested.served)
+                decoded = time.perf_counter()
+                try:
+                    finished = await self.batcher.run(samples, requested, deadline)
+                except BackboneFailed as error:
+                    self._decoder.check_magnitude(samples, error)
+                    raise
         seconds = {
-            "decode": decoded - arrived,
+            "decode": decoded - arrived + finished.decode,
             "queue": finished.queue,
             "backbone": finished.forward,
             "calibrate": finished.finish,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from boxcal.app.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, TooManySamples
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.batcher import Batcher
-from boxcal.app.predict.lanes import Finished, Part
+from boxcal.app.predict.entries import Finished, Part, Undecoded
 
 pytestmark = pytest.mark.anyio
 
@@ -115,6 +115,40 @@ async def test_concurrent_requests_share_a_pass_and_get_their_own_back() -> None
         assert values(await first) == [2.5]
         assert [values(await other) for other in others] == [[3 * n, 3 * n + 0.5] for n in (2.0, 3.0, 4.0)]
     assert device.batches == [[1], [2, 2.25, 3, 3.25, 4, 4.25]]
+
+
+async def test_samples_decoded_in_a_lane_fail_alone_and_not_at_all_once_expired() -> None:
+    device = Device()
+    decoded: list[float] = []
+
+    def sample(value: float) -> Undecoded:
+        def decode() -> NDArray[np.float32]:
+            decoded.append(value)
+            if value < 0:
+                raise InvalidInput("negative")
+            return rows(value)
+
+        return Undecoded(decode)
+
+    async with batching(device) as batcher:
+        device.gate.clear()
+        first = asyncio.create_task(batcher.run(rows(1), 0.5))
+        await until(lambda: len(device.batches) == 1)
+        others = [asyncio.create_task(batcher.run(sample(value), 0.5)) for value in (2.0, -3.0, 4.0, 5.0)]
+        await queued(batcher, 4)
+        others[3].cancel()
+        await asyncio.gather(others[3], return_exceptions=True)
+        device.gate.set()
+        assert values(await first) == [2.5]
+        assert values(await others[0]) == [4.5]
+        with pytest.raises(InvalidInput, match="negative"):
+            await others[1]
+        assert values(await others[2]) == [8.5]
+        with pytest.raises(InvalidInput):
+            await batcher.run(sample(-1.0), 0.5)
+        assert (await batcher.run(sample(6.0), 0.5)).decode > 0
+    assert device.batches == [[1], [2, 4], [6]]
+    assert decoded == [2, -3, 4, -1, 6]
 
 
 async def test_a_large_request_is_split_and_put_together_in_order() -> None:
