@@ -219,9 +219,7 @@ def stored(url: str, classes: int, rows: int) -> tuple[float, float]:
 
 def folds(replicas: int) -> None:
     """Let one replica fold what a minute brings, and store as many results as all would."""
-    print(
-        "| classes | bytes of a result | to fold 6,000 labels, s | to store it, ms of PostgreSQL | all, a minute |"
-    )
+    print("| classes | bytes of a result | to fold 6,000 labels, s | to store it, ms | all, a minute |")
     print("| ---: | ---: | ---: | ---: | ---: |")
     for classes in (10, 1000):
         folded(classes)  # compiles
