@@ -57,8 +57,7 @@ def objective_of(
     elif bound_map is not None and isinstance(logit_map, EnsembleTemperatureScaling):
         return MixtureInBox(logit_map, bound_map, source, labels, weights)
     elif isinstance(logit_map, Identity | RowTemperature):
-        network = logit_map.is_network or (bound_map is not None and bound_map.is_network)
-        kind = NetworkObjective if network else RowTemperatureObjective
+        kind = RowTemperatureObjective if bound_map is None and not logit_map.is_network else NetworkObjective
     elif isinstance(logit_map, EnsembleTemperatureScaling):
         kind = Ensemble
     elif bound_map is None and isinstance(logit_map, DualProbabilityBounding):
@@ -122,7 +121,7 @@ class RowTemperatureObjective(JointObjective):
 
 
 class NetworkObjective(RowTemperatureObjective):
-    """`pts`, `ts` or the identity, where a network sets the temperatures, the bounds, or both."""
+    """`pts`, `ts` or the identity, under bounds that a network may set."""
 
     def __init__(
         self,

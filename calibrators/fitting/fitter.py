@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -264,14 +265,23 @@ class _Fits:
         return replace(found, minimum=replace(found.minimum, value=found.objective(self.data)))
 
     def _best_box(self, logit_map: LogitMap, start: Tensor) -> Tensor:
-        """Coordinates of the best constant box behind a map."""
+        """Coordinates of the best constant box behind a map, on some of the samples."""
         logit_map.set_coordinates(start)
+        data = self._some
         with torch.no_grad():
-            mapped = logit_map(logit_map.source(self.data))
+            mapped = logit_map(logit_map.source(data))
         *_, box = fit_box(
-            mapped, self.data.labels, "both", seed=self.seed, weights=self.data.row_weights, perturbations=0
+            mapped, data.labels, "both", seed=self.seed, weights=data.row_weights, perturbations=0
         )
         return torch.from_numpy(box.coordinates)
+
+    @cached_property
+    def _some(self) -> ValidationSet:
+        """Enough of the samples to find where to start."""
+        if len(self.data) <= 2 * WARMED:
+            return self.data
+        order = np.random.default_rng(self.seed).permutation(len(self.data))
+        return self.data.rows(torch.from_numpy(order[:WARMED]))
 
     def _minimise(
         self, objective: JointObjective, starts: list[Tensor], kept: list[Tensor], perturbations: int

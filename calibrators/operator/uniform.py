@@ -113,6 +113,7 @@ class SortedRows:
                 self._sort(slice(begin, min(begin + block, rows.stop)), top, indices)
 
         over_rows(prepare, self.num_rows, worth=scores.size > MANY)
+        self._log_scales: Floats = -np.log(self._sums[:, -1])
 
     def _sort(self, rows: slice, top: Floats, labels: NDArray[np.int64]) -> None:
         """Prepare a block of rows that fits into the processor's cache."""
@@ -131,6 +132,7 @@ class SortedRows:
         part = copy(self)
         part.scores, part.label_scores = self.scores[index], self.label_scores[index]
         part._sums, part._cuts = self._sums[index], self._cuts[index]
+        part._log_scales = self._log_scales[index]
         if self._weights is not None:
             part._weights = self._weights[index] / self._weights[index].sum()
         part.num_rows = len(part.scores)
@@ -187,7 +189,10 @@ class SortedRows:
     def _filled(self, low: Floats, high: Floats) -> Floats:
         """Give the three arrays of `LabelLogProbability` (3, N), for feasible bounds (N,)."""
         result = np.empty((3, self.num_rows))
-        arrays: Any = (self.scores, self._sums, self.label_scores, low, high, self._cuts, *result)
+        with np.errstate(divide="ignore"):
+            logs = np.log(low), np.log(high)
+        rows: Any = (self.scores, self._sums, self._log_scales, self.label_scores)
+        arrays: Any = (*rows, low, high, *logs, self._cuts, *result)
         over_rows(
             lambda rows: _label_log_probability(*(array[rows] for array in arrays)),
             self.num_rows,
@@ -282,9 +287,12 @@ def solve_row(  # noqa: PLR0917 - as above
 def _label_log_probability(  # noqa: PLR0917 - as above
     scores: Floats,
     sums: Floats,
+    log_scales: Floats,
     label_scores: Floats,
     lower: Floats,
     upper: Floats,
+    log_lower: Floats,
+    log_upper: Floats,
     cuts: Cuts,
     value: Floats,
     by_lower: Floats,
@@ -292,21 +300,16 @@ def _label_log_probability(  # noqa: PLR0917 - as above
 ) -> None:
     """Fill each row's log-probability of its label and the derivatives in the row's bounds.
 
-    `cuts` (N, 2) holds where the last call found the cuts of each row, and is updated.
+    `log_scales` (N,) are the logs of 1/Z without bounds. `cuts` (N, 2) holds where the last call found the
+    cuts of each row, and is updated.
     """
     classes = scores.shape[1]
-    a, b, log_a, log_b = 0.0, 1.0, -math.inf, 0.0
     for n in range(scores.shape[0]):
-        if lower[n] != a:
-            a = lower[n]
-            log_a = math.log(a) if a > 0.0 else -math.inf
-        if upper[n] != b:
-            b = upper[n]
-            log_b = math.log(b)
+        a, b, log_a, log_b = lower[n], upper[n], log_lower[n], log_upper[n]
         by_lower[n] = by_upper[n] = 0.0
         is_at_lower, is_at_upper = a * classes >= 1.0, b * classes <= 1.0
         if not (is_at_lower or is_at_upper):
-            log_scale = -math.log(sums[n, classes - 1])
+            log_scale = log_scales[n]
             if scores[n, 0] + log_scale >= log_a and log_scale <= log_b:
                 value[n] = label_scores[n] + log_scale
                 continue
