@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from boxcal.models.backbone import Backbone
 
 BATCH = 32
-ROWS = 2048
+BATCH_ON_CPU = 8
+"""Images or texts of a batch; so few that even a slow model reports progress every few seconds."""
+ROWS = 256
 """Rows of features in a batch."""
 
 
@@ -75,17 +77,18 @@ def run_backbone(
 
 def _batches(data: ValidationSet, backbone: Backbone, max_pixels: int) -> tuple[Iterator[Any], str]:
     """Give the samples of a set in batches, and what they are called."""
+    size = BATCH_ON_CPU if backbone.device == "cpu" else BATCH
     if data.holds_images:
         if backbone.preprocessing is None:
             raise ValueError(f"{backbone.name} reads tensors, not images; upload its logits.")
-        return decoded_images(data.folder, backbone.preprocessing, max_pixels, BATCH), "images"
+        return decoded_images(data.folder, backbone.preprocessing, max_pixels, size), "images"
     inputs = ModelInputs.of(backbone)
     if inputs is None:
         raise ValueError(f"{backbone.name} reads neither features nor texts; upload its logits.")
     from boxcal.app.fitting.samples import kept_samples  # noqa: PLC0415 - pyarrow takes long to load
 
     is_rows = inputs.member == FEATURES
-    kept = kept_samples(data.folder, backbone.inputs, ROWS if is_rows else BATCH)
+    kept = kept_samples(data.folder, backbone.inputs, ROWS if is_rows else size)
     return kept, "rows" if is_rows else "texts"
 
 
