@@ -210,8 +210,11 @@ def _read(
         packed = folder / "images.zip"
         packed.write_bytes(pack_images(path))
         path = packed
-    place, are_images = FilePart(path, 0, path.stat().st_size), holds_images(path)
-    may_be_samples = source.model.startswith(SAMPLE_MODELS) and not check.holds_scores(place)
+    size, are_images = path.stat().st_size, holds_images(path)
+    # Each look into the file has a part of its own, which it closes.
+    has_scores = are_images or check.holds_scores(FilePart(path, 0, size))
+    may_be_samples = source.model.startswith(SAMPLE_MODELS) and not has_scores
+    place = FilePart(path, 0, size)
     backbone = source.load() if are_images or may_be_samples else None
     data = check.read_file(
         place,
