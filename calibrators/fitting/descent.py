@@ -21,6 +21,8 @@ Loss = Callable[[Array], float]
 AGREE_WITHIN = 1e-6
 EPOCHS, PATIENCE = 200, 12
 """Iterations of a network's descent at most, and without a lower held-out loss."""
+MOST_HALTON = 256
+"""Coordinates of a Halton sequence at most."""
 SCREENING, FINALISTS = 2, 2
 """Parts on which all starts of a network are compared, and how many starts are compared on all parts."""
 
@@ -116,7 +118,7 @@ def best_of(
     agreeing = sum(value <= lowest + AGREE_WITHIN for _, value in ends)
     if perturbations and best.size:
         low, high = _edges(limits, best.size)
-        steps = qmc.Halton(best.size, seed=seed).random(perturbations) * 2.0 - 1.0
+        steps = _steps(perturbations, best.size, seed)
         for index, step in enumerate(steps):
             start = np.clip(best + reach * 0.02 ** (index / perturbations) * step, low, high)
             end, value, used = descend(objective, start, limits, iterations=25)
@@ -128,6 +130,17 @@ def best_of(
     gradient_norm = projected_gradient(objective, best, limits)
     spread = max(value for _, value in ends) - lowest
     return Minimum(best, lowest, gradient_norm, len(starts), agreeing, evaluations, spread)
+
+
+def _steps(count: int, size: int, seed: int) -> Array:
+    """Return directions (count, size) between -1 and 1 that fill the cube evenly.
+
+    A Halton sequence needs permutations of as many numbers as its primes add up to, 12 GB for 10,000
+    coordinates, and is not more even than random numbers there.
+    """
+    if size <= MOST_HALTON:
+        return np.asarray(qmc.Halton(size, seed=seed).random(count)) * 2.0 - 1.0
+    return np.random.default_rng(seed).uniform(-1.0, 1.0, (count, size))
 
 
 def best_epochs(

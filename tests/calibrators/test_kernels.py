@@ -1,4 +1,6 @@
-"""The compiled loops of fits against the operator and torch's autograd."""
+"""The compiled loops of fits against the operator and torch's autograd; the descents."""
+
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import torch
 from boxcal.calibrators import box_constrained_softmax
 from boxcal.calibrators.fitting.clip_limits import SortedLogits
 from boxcal.calibrators.fitting.closed_form_gradients import DualBounding
-from boxcal.calibrators.fitting.descent import best_of
+from boxcal.calibrators.fitting.descent import MOST_HALTON, best_of
 from boxcal.calibrators.fitting.joint import dense_loss
 from boxcal.calibrators.fitting.soft_threshold import fit_shift
 from boxcal.calibrators.logit_maps.dual_bounding import DualProbabilityBounding
@@ -83,3 +85,16 @@ def test_dual_bounding_in_float32_and_its_quick_search() -> None:
     quick = fit_shift(exact, starts, seed=0, thorough=True, tick=lambda fraction: None)
     assert quick.value == exact(quick.coordinates)[0]
     assert quick.value <= best_of(exact, starts, exact.limits, perturbations=4).value + 1e-5
+
+
+@pytest.mark.parametrize("size", [MOST_HALTON, MOST_HALTON + 1, 10_000])
+def test_a_descent_takes_memory_in_proportion_to_its_coordinates(size: int) -> None:
+    def squares(point: np.ndarray) -> tuple[float, np.ndarray]:
+        return float(point @ point), 2.0 * point
+
+    tracemalloc.start()
+    found = best_of(squares, [np.ones(size)], perturbations=4)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.value < 1e-12
+    assert peak < 20e6 + 8_000 * size  # a Halton sequence of 10,000 coordinates allocates 12 GB
