@@ -14,10 +14,13 @@ from boxcal.app.errors import BoxcalError
 from boxcal.app.fitting.check import read_file
 from boxcal.app.fitting.form import FilePart
 from boxcal.app.fitting.model_pass import run_backbone
+from boxcal.app.fitting.reading import read_validation_data
 from boxcal.app.fitting.validation_set import ValidationSet
+from boxcal.app.settings import Settings
 from boxcal.models.digits_data import load_digits_split
 from boxcal.models.loading import load_backbone
 from tests.app.fitting.service import Service
+from tests.models.files import COLOUR_SPEC, declare, write_onnx
 
 CLASSES = tuple("0123456789")
 BACKBONE = load_backbone("digits", device="cpu")
@@ -56,6 +59,20 @@ def test_images_become_the_logits_that_the_backbone_gives(tmp_path: Path) -> Non
     np.testing.assert_allclose(logits, expected, atol=1e-4)
     np.testing.assert_array_equal(labels, DIGITS.labels[:COUNT])
     assert stages[-1] == (1.0, f"running digits on {COUNT} images")
+
+
+def test_a_folder_of_images_is_read_with_an_onnx_model(tmp_path: Path) -> None:
+    model = write_onnx(tmp_path / "linear.onnx")
+    declare(model, preprocessing=COLOUR_SPEC, labels=list("01234"))
+    for index in range(20):
+        path = tmp_path / "images" / str(index % 5) / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(DIGITS.png(index))
+    settings = Settings(model=f"onnx:{model}", data_dir=tmp_path)
+    (tmp_path / "work").mkdir()
+    data = read_validation_data(tmp_path / "images", tmp_path / "work", settings, lambda *_: None)
+    assert data.arrays()[0].shape == (20, 5)
+    assert sorted(data.arrays()[1].tolist()) == sorted(list(range(5)) * 4)
 
 
 def test_a_set_of_images_may_be_moved(tmp_path: Path) -> None:
