@@ -20,7 +20,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from boxcal.app.registry.contact import Contact
 from boxcal.app.registry.errors import RegistryFull, RegistryUnavailable, RegistryUnusable
-from boxcal.app.registry.migrations import HEAD
+from boxcal.app.registry.migrations import HEAD, NEW_FILE
 
 if TYPE_CHECKING:
     import psycopg
@@ -234,7 +234,11 @@ class Database:
         revision = _revision(connection)
         if revision in (HEAD, NEXT):
             return
-        # Imported here: only the first start after an upgrade needs Alembic.
+        if revision is None and self.is_sqlite:
+            for statement in NEW_FILE.read_text(encoding="utf-8").split("\n\n")[1:]:
+                connection.exec_driver_sql(statement)
+            return
+        # Imported here, for it takes long: only the first start after an upgrade needs Alembic.
         from alembic import command  # noqa: PLC0415
         from alembic.config import Config  # noqa: PLC0415
         from alembic.script import ScriptDirectory  # noqa: PLC0415

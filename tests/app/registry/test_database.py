@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -68,13 +69,31 @@ def test_a_read_within_a_transaction_needs_no_other_connection(url: str) -> None
     database.close()
 
 
-def test_a_database_that_is_up_to_date_opens_without_alembic(url: str) -> None:
+def test_a_new_file_gets_the_tables_of_the_migrations(url: str, tmp_path: Path) -> None:
+    migrated = tmp_path / "migrated.db"
+    engine = create_engine(f"sqlite:///{migrated}")
+    with engine.begin() as connection:
+        config = Config(attributes={"connection": connection})
+        config.set_main_option("script_location", "boxcal.app.registry:migrations")
+        command.upgrade(config, "head")
+    engine.dispose()
     opened(url).close()
+    assert whole(tmp_path / "deep" / "boxcal.db") == whole(migrated)
+
+
+def whole(path: Path) -> list[str]:
+    """The tables of a file in their order, and their rows; white space is one space."""
+    with closing(sqlite3.connect(path)) as connection:
+        return [" ".join(statement.split()) for statement in connection.iterdump()]
+
+
+def test_a_new_file_and_one_that_is_up_to_date_open_without_alembic(url: str) -> None:
     program = (
         "import sys; from boxcal.app.registry.database import Database; "
         f"Database({url!r}).open(); sys.exit('alembic' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    for _ in range(2):
+        assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_the_tables_of_the_next_release_are_accepted(url: str) -> None:
