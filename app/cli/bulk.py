@@ -7,6 +7,7 @@ source, the model, the calibrator and the bounds are still the same.
 
 import hashlib
 import json
+import os
 import shutil
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -197,6 +198,6 @@ def _state_of(source: Path) -> list[Any]:
     files = [f"{source}/{name}" for name in files_in(source)] if source.is_dir() else [str(source)]
     digest = hashlib.sha256()
     for file in files:
-        found = Path(file).stat()
+        found = os.stat(file)  # noqa: PTH116 - a `Path` of each takes twice as long
         digest.update(f"{file} {found.st_size} {found.st_mtime_ns}\n".encode())
     return [len(files), digest.hexdigest()]
