@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,9 @@ IMAGES = 64
 """Images of a task."""
 IMAGE_BATCH = 8
 """Images of a forward pass on a core: what a few images need stays in its cache."""
+SMALL_BYTES = 8192
+"""Mean size of images that one thread at a time decodes: most of it is Python code, and threads that wait
+for the interpreter at every step take twice as long."""
 TEXTS = 512
 TEXT_BATCH = 32
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -122,11 +127,17 @@ def _of_texts(run: Run, size: int, samples: Samples) -> Scores:
 
 def _images(folder: Path, backbone: Backbone, max_pixels: int, size: int, run: Run) -> Source:
     names = [name for name in files_in(folder) if name.lower().endswith(SUFFIXES)]
+    alone = Lock()
+
+    def decoded(batch: Sequence[str]) -> Samples:
+        paths = [folder / name for name in batch]
+        small = sum(path.stat().st_size for path in paths) < SMALL_BYTES * len(paths)
+        with alone if small else nullcontext():
+            return np.stack([image_of(path, backbone, max_pixels) for path in paths])
 
     def scores(chosen: Sequence[str]) -> Scores:
         batches = (chosen[first : first + size] for first in range(0, len(chosen), size))
-        decoded = ([image_of(folder / name, backbone, max_pixels) for name in batch] for batch in batches)
-        return np.concatenate([run(np.stack(batch)) for batch in decoded])
+        return np.concatenate([run(decoded(batch)) for batch in batches])
 
     def tasks() -> Iterator[Task]:
         for first in range(0, len(names), IMAGES):
