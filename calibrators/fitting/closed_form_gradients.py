@@ -66,20 +66,12 @@ def objective_of(
 
 
 class RowTemperatureObjective(JointObjective):
-    """`ts` or the identity, alone or under constant bounds; the rows are sorted once."""
+    """`ts` alone; the rows are sorted once, for the objectives below too."""
 
-    def __init__(
-        self,
-        logit_map: LogitMap,
-        bound_map: BoundMap | None,
-        source: Tensor,
-        labels: Tensor,
-        weights: Tensor | None = None,
-    ) -> None:
-        super().__init__(logit_map, bound_map, source, labels, weights)
-        self.sorted = SortedRows(source, labels)
+    def _prepare(self) -> None:
+        self.sorted = SortedRows(self.source, torch.from_numpy(self.labels))
         self.cuts = np.tile(np.array([0, self.sorted.num_classes], np.int32), (self.sorted.num_rows, 1))
-        self.top = source.topk(min(TOP, source.shape[1]), dim=1).values
+        self.top = self.source.topk(min(TOP, self.source.shape[1]), dim=1).values
 
     def rows(self, index: Tensor) -> Self:
         """Look only at some rows, which stay sorted."""
@@ -123,21 +115,14 @@ class RowTemperatureObjective(JointObjective):
 class NetworkObjective(RowTemperatureObjective):
     """`pts`, `ts` or the identity, under bounds that a network may set."""
 
-    def __init__(
-        self,
-        logit_map: LogitMap,
-        bound_map: BoundMap | None,
-        source: Tensor,
-        labels: Tensor,
-        weights: Tensor | None = None,
-    ) -> None:
-        super().__init__(logit_map, bound_map, source, labels, weights)
+    def _prepare(self) -> None:
+        super()._prepare()
         top = self.top.numpy().T
         self.columns = np.ascontiguousarray(top - top[0])
-        self.temperatures = Temperatures(logit_map, self.columns)
+        self.temperatures = Temperatures(self.logit_map, self.columns)
         self.inputs: Array | None = None
-        if isinstance(logit_map, Identity) and isinstance(bound_map, InstanceDependentBounds):
-            self.inputs = NetworkPass(bound_map.network).read(self.columns)
+        if isinstance(self.logit_map, Identity) and isinstance(self.bound_map, InstanceDependentBounds):
+            self.inputs = NetworkPass(self.bound_map.network).read(self.columns)
 
     def rows(self, index: Tensor) -> Self:
         """Look only at some rows."""
@@ -228,15 +213,8 @@ class NetworkObjective(RowTemperatureObjective):
 class Ensemble(RowTemperatureObjective):
     """`ets` over the log of the temperature and three masses."""
 
-    def __init__(
-        self,
-        logit_map: LogitMap,
-        bound_map: BoundMap | None,
-        source: Tensor,
-        labels: Tensor,
-        weights: Tensor | None = None,
-    ) -> None:
-        super().__init__(logit_map, bound_map, source, labels, weights)
+    def _prepare(self) -> None:
+        super()._prepare()
         self.raw = self._label_probabilities(1.0)[0]
 
     def rows(self, index: Tensor) -> Self:
@@ -273,18 +251,11 @@ class Ensemble(RowTemperatureObjective):
 class DualBounding(JointObjective):
     """`dpb` over its weights and the log of its threshold."""
 
-    def __init__(
-        self,
-        logit_map: LogitMap,
-        bound_map: BoundMap | None,
-        source: Tensor,
-        labels: Tensor,
-        weights: Tensor | None = None,
-    ) -> None:
-        super().__init__(logit_map, bound_map, source, labels, weights)
-        halved = source.float()
+    def _prepare(self) -> None:
+        halved = self.source.float()
         # Half the memory to read in every evaluation, where no digit is lost.
-        self.source = halved if torch.equal(halved.double(), source) else source
+        if torch.equal(halved.double(), self.source):
+            self.source = halved
         self.precision: type[np.floating[Any]] = np.float64
 
     def rough(self) -> Self:

@@ -102,6 +102,10 @@ class JointObjective:
         self.source = source
         self.labels = labels.numpy()
         self.weights = None if weights is None else weights.numpy()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Compute once what every evaluation reads."""
 
     @property
     def limits(self) -> Limits:

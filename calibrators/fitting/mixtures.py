@@ -9,14 +9,13 @@ import math
 from typing import Any, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.fitting import loops
 from boxcal.calibrators.fitting.joint import JointObjective, mean_of
 from boxcal.calibrators.fitting.row_parts import boxes
 from boxcal.calibrators.formulas import TOP
-from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.ensemble_temperature import SMALLEST
 from boxcal.calibrators.operator.uniform import SortedRows
@@ -32,16 +31,8 @@ MASSES = 4
 class _Mixture(JointObjective):
     """`w1 softmax(g / temperature) + w2 softmax(g) + w3 / K` of sorted rows, and its derivatives."""
 
-    def __init__(
-        self,
-        logit_map: LogitMap,
-        bound_map: BoundMap | None,
-        source: Tensor,
-        labels: Tensor,
-        weights: Tensor | None = None,
-    ) -> None:
-        super().__init__(logit_map, bound_map, source, labels, weights)
-        self.sorted = SortedRows(source, labels)
+    def _prepare(self) -> None:
+        self.sorted = SortedRows(self.source, torch.from_numpy(self.labels))
         self.raw, _, self.own_raw = self._softened(1.0)
         self.cuts = np.tile(np.array([0, self.sorted.num_classes], np.int32), (self.sorted.num_rows, 1))
 
