@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+
+from boxcal.app.nearest import hint
 
 VARIABLE = "BOXCAL_CONFIG"
 
@@ -37,8 +38,7 @@ def read(path: Path, known: Collection[str]) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigFileError(str(error)) from error
     for name in sorted(set(found) - set(known)):
-        nearest = [f"; did you mean {near}?" for near in difflib.get_close_matches(name, known, n=1)]
-        raise ConfigFileError("".join([f"{path}: {name} is not a setting", *nearest]))
+        raise ConfigFileError(f"{path}: {name} is not a setting{hint(name, known)}")
     if isinstance(found.get("models"), dict):
         found["models"] = str(path)
     return found

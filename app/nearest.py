@@ -6,7 +6,12 @@ import difflib
 from collections.abc import Iterable
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like `name`, or None."""
+    return next(iter(difflib.get_close_matches(name[:100], list(known)[:10_000], n=1)), None)
+
+
 def hint(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean '...'?` for the nearest known name, or nothing."""
-    close = difflib.get_close_matches(name[:100], list(known)[:10_000], n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    close = nearest(name, known)
+    return f"; did you mean {close!r}?" if close else ""

@@ -1,6 +1,5 @@
 """Settings of the service, read once at startup: options, environment variables `BOXCAL_*`, a config file."""
 
-import difflib
 import os
 import re
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from pydantic_settings import (
 )
 
 from boxcal.app import config_file, model_list
+from boxcal.app.nearest import nearest
 
 if TYPE_CHECKING:
     from boxcal.models.backbone import Backbone
@@ -293,6 +293,6 @@ def unknown_variable(environment: Iterable[str]) -> str | None:
     others = ("URL", "API_KEY", "CONFIG")
     known = {*(name.upper() for name in Settings.model_fields), *others}
     for name in sorted(given - known):
-        nearest = [f"; did you mean BOXCAL_{near}?" for near in difflib.get_close_matches(name, known, n=1)]
-        return "".join([f"BOXCAL_{name} is not a setting", *nearest])
+        close = nearest(name, known)
+        return f"BOXCAL_{name} is not a setting" + (f"; did you mean BOXCAL_{close}?" if close else "")
     return None

@@ -85,7 +85,7 @@ class OnnxBackbone:
     def __init__(self, path: Path, file: OnnxFile, sessions: Sessions, *, labels: Path | None) -> None:
         self.name = f"onnx:{path.name}"
         self._path = path
-        self._pieces: CorePool[Scores] = CorePool(np.concatenate)
+        self._pool: CorePool[Scores] = CorePool(np.concatenate)
         self._sessions = sessions
         self.device = sessions.device
         session = self._sessions.beside
@@ -133,7 +133,7 @@ class OnnxBackbone:
                 f"{self.name} reads inputs of shape {self.input_shape}, got {tuple(batch.shape[1:])}."
             )
         if self.device == "cpu" and alone and len(batch) > 1:
-            return self._pieces.run(partial(self._run, self._sessions.beside), batch, *self._batch_sizes)
+            return self._pool.run(partial(self._run, self._sessions.beside), batch, *self._batch_sizes)
         session = self._sessions.alone if alone else self._sessions.beside
         pieces = split(batch, self._batch_sizes[1] or len(batch))
         return np.concatenate([self._run(session, piece) for piece in pieces])
@@ -148,7 +148,7 @@ class OnnxBackbone:
         batch = random_batch(2, self.input_shape)[: self._batch_sizes[1]]
         logits = []
         for file.rewritten in (True, False):
-            session = file.session(["CPUExecutionProvider"], threads=self._pieces.cores)
+            session = file.session(["CPUExecutionProvider"], threads=self._pool.cores)
             logits.append(self._run(session, batch, on_cpu=True))
         same = same_logits(self.name, logits[1], logits[0], float(np.finfo(self._dtype).eps))
         file.rewritten = same

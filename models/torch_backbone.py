@@ -77,10 +77,10 @@ class TorchBackbone:
         self._smallest, self._largest = batch_sizes
         self._device = resolve_device(device)
         self._dtype = PRECISIONS[precision]
-        self._pieces: ThreadPerCorePool | None = None
+        self._pool: ThreadPerCorePool | None = None
         if self._device.type == "cpu":
             # A network as small as that of `digits` is finished before a second thread has started.
-            self._pieces = ThreadPerCorePool(1 if parameter_count(network) < SMALL else usable_cores())
+            self._pool = ThreadPerCorePool(1 if parameter_count(network) < SMALL else usable_cores())
         self._network = network.to(self._device, self._dtype).requires_grad_(False)
         self._graphs: CudaGraphs | None = None
         if self._device.type == "cuda":
@@ -103,7 +103,7 @@ class TorchBackbone:
     @property
     def passes(self) -> int:
         """Number of concurrent calls that use the whole device."""
-        return 1 if self._pieces is None else self._pieces.cores
+        return 1 if self._pool is None else self._pool.cores
 
     def __call__(self, batch: Any, *, alone: bool = True) -> torch.Tensor:
         """Float32 logits (N, K) for a float32 batch (N, *input_shape) on the CPU; else UnusableInput."""
@@ -112,11 +112,11 @@ class TorchBackbone:
             raise UnusableInput(
                 f"{self.name} reads inputs of shape {self.input_shape}, got {tuple(batch.shape[1:])}."
             )
-        if self._pieces is None or (alone and len(batch) == 1 < self._pieces.cores):
+        if self._pool is None or (alone and len(batch) == 1 < self._pool.cores):
             return self._forward_all(batch)
         if alone:
-            return self._pieces.run(self._forward, batch, self._smallest, self._largest)
-        return self._pieces.on_one(self._forward_all, batch)
+            return self._pool.run(self._forward, batch, self._smallest, self._largest)
+        return self._pool.on_one(self._forward_all, batch)
 
     def _forward_all(self, batch: torch.Tensor) -> torch.Tensor:
         return torch.cat([self._forward(piece) for piece in torch.split(batch, self._largest or len(batch))])

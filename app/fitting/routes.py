@@ -24,7 +24,7 @@ from boxcal.app.fitting.errors import (
 )
 from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
 from boxcal.app.fitting.schemas import Comparison, Fit, Fits
-from boxcal.app.nearest import hint
+from boxcal.app.nearest import hint, nearest
 from boxcal.app.predict.routes import unless_disconnected
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
@@ -180,10 +180,14 @@ async def no_other_parameters(request: Request) -> None:
     known, fields = QUERY[path], FIELDS if path == "/fit" else ("scores",)
     for name in request.query_params:
         if name not in known:
-            place = "; it is a field of the form or a member of the JSON body" if name in fields else ""
+            close = nearest(name, [*known, *fields])
+            if close in fields:
+                place = f"; `{close}` is a field of the form or a member of the JSON body."
+            else:
+                place = hint(name, known) or "."
             raise InvalidParameter(
-                f"{path} has no query parameter {name!r:.100}{place or hint(name, [*known, *fields])}. The "
-                f"query string takes {' and '.join(f'`{each}`' for each in known)}."
+                f"{path} has no query parameter {name!r:.100}{place} The query string takes "
+                f"{' and '.join(f'`{each}`' for each in known)}."
             )
 
 

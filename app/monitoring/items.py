@@ -83,9 +83,7 @@ def _item(index: int, item: Any, labels: Labels) -> Label:
 def _label(value: Any, labels: Labels) -> int:
     if isinstance(value, str):
         if value not in labels.index:
-            close = labels.similar(value)
-            hint = f"; did you mean {close!r}?" if close else ""
-            raise _Malformed(f"label is {value!r:.100}, a class the model does not have{hint}")
+            raise _Malformed(f"label is {value!r:.100}, a class the model does not have{labels.hint(value)}")
         return labels.index[value]
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(labels):
         raise _Malformed(

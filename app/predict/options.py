@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from boxcal.app.errors import InvalidBounds, InvalidParameter, describe_validation
+from boxcal.app.nearest import hint
 from boxcal.calibrators.operator.constants import sum_tolerance
 
 NUMBER = {"type": "number", "minimum": 0, "maximum": 1}
@@ -238,10 +238,9 @@ class Labels:
     def __len__(self) -> int:
         return len(self.names)
 
-    def similar(self, name: str) -> str | None:
-        """Return a label like `name`: one of the first few with the same three letters at the start."""
-        candidates = self._by_start.get(name[:3].lower(), [])[:20]
-        return next(iter(difflib.get_close_matches(name[:100], candidates, n=1)), None)
+    def hint(self, name: str) -> str:
+        """Return `; did you mean '...'?` for one of the first few labels with the same three letters."""
+        return hint(name, self._by_start.get(name[:3].lower(), [])[:20])
 
 
 def check_bounds(bounds: BoundsOption | None, labels: Labels) -> RequestBounds | None:
@@ -282,10 +281,9 @@ def _vector(side: str, value: Any, labels: Labels, *, default: float) -> NDArray
         for name, number in value.items():
             position = labels.index.get(name)
             if position is None:
-                close = labels.similar(str(name))
-                hint = f"; did you mean {close!r}?" if close else ""
                 raise InvalidBounds(
-                    f"bounds.{side} names {name!r:.100}, a class the model does not have{hint}."
+                    f"bounds.{side} names {name!r:.100}, a class the model does not have"
+                    f"{labels.hint(str(name)) or '.'}"
                 )
             vector[position] = _number(side, number, f" of class {name!r}")
         return vector

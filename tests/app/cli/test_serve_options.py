@@ -80,7 +80,7 @@ def test_a_config_file_can_have_the_models(boxcal: Boxcal, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("modle = 'digits'", "boxcal.toml: modle is not a setting; did you mean model?"),
+        ("modle = 'digits'", "boxcal.toml: modle is not a setting; did you mean 'model'?"),
         ("port = 'x'", "boxcal.toml: port: Input should be a valid integer"),
         ("port = ", "boxcal.toml is not TOML"),
         (None, "boxcal.toml cannot be read: No such file or directory"),

@@ -48,7 +48,16 @@ def test_scaled_probabilities_are_a_warning_of_the_report(service: Service) -> N
 
 GOOD = {"logits": LOGITS.tolist(), "labels": LABELS.tolist()}
 UNKNOWN: dict[str, tuple[str, dict[str, Any], str]] = {
-    "query": ("/fit?method=ts", {"json": GOOD}, "no query parameter 'method'; it is a field of the form"),
+    "query": (
+        "/fit?method=ts",
+        {"json": GOOD},
+        "no query parameter 'method'; `method` is a field of",
+    ),
+    "misspelt field in the query": (
+        "/fit?metod=ts",
+        {"json": GOOD},
+        "'metod'; `method` is a field of the form or a member of the JSON body. The query",
+    ),
     "misspelt query": ("/fit?wiat=3", {"json": GOOD}, "'wiat'; did you mean 'wait'?"),
     "misspelt query of a comparison": (
         "/compare?methods=ts&version=1",
