@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -131,9 +131,3 @@ class Tracing:
                 end = start + round(1e9 * seconds[stage])
                 self._tracer.start_span(f"boxcal.{stage}", start_time=start).end(end)
                 start = end
-
-
-def report_stages(scope: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
-    """Trace the stages of a prediction, if its request is traced."""
-    if (report := scope.get(STAGES_KEY)) is not None:
-        report(seconds)

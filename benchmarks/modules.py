@@ -2,8 +2,9 @@
 
 A service runs in this process under a profiling hook; a request crosses a module if it calls one of its
 functions, in whichever thread. What runs while a module is imported does not count, nor does what only some
-of the repetitions cross, such as periodic work in the background. The worker process of a fit is traced by
-the same hook, which a `sitecustomize` module installs there, and is listed apart.
+of the repetitions call, nor the periodic work in the background: functions that an idle service calls too.
+The worker process of a fit is traced by the same hook, which a `sitecustomize` module installs there, and is
+listed apart.
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ import inspect
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 REPETITIONS = 3
+IDLE_SECONDS = 12.0  # longer than the period of what the service does by itself
 SITECUSTOMIZE = "from benchmarks.modules import trace_process; trace_process({path!r})"
 
 
 class Trace:
-    """Names of the modules of boxcal whose functions are called; `found` is called with each new one."""
+    """Functions of boxcal that are called, as module and name; `found` is called with each new one."""
 
-    def __init__(self, found: Callable[[str], object] = lambda name: None) -> None:
-        self.names: set[str] = set()
+    def __init__(self, found: Callable[[str], object] = lambda module: None) -> None:
+        self.functions: set[tuple[str, str]] = set()
         self._found = found
 
     def install(self) -> None:
@@ -36,10 +39,10 @@ class Trace:
         if event != "call" or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # bodies of modules, classes
             return
         spec = frame.f_globals.get("__spec__")
-        name = getattr(spec, "name", "")
-        if name.startswith("boxcal.") and name not in self.names and not _importing(frame):
-            self.names.add(name)
-            self._found(name)
+        called = getattr(spec, "name", ""), frame.f_code.co_qualname
+        if called[0].startswith("boxcal.") and called not in self.functions and not _importing(frame):
+            self.functions.add(called)
+            self._found(called[0])
 
 
 def _importing(frame: FrameType | None) -> bool:
@@ -51,11 +54,11 @@ def _importing(frame: FrameType | None) -> bool:
 
 
 def trace_process(path: str) -> None:
-    """Trace all of this process, and append the name of each module to a file."""
+    """Trace all of this process, and append the module of each function to a file."""
 
-    def found(name: str) -> None:
+    def found(module: str) -> None:
         with Path(path).open("a") as file:
-            file.write(f"{name}\n")
+            file.write(f"{module}\n")
 
     trace = Trace(found)
     trace.install()
@@ -94,13 +97,17 @@ def crossed(routes: list[str]) -> dict[str, set[str]]:
             running(Path(folder) / "data") as service,
             httpx.Client(base_url=service.url, timeout=310) as client,
         ):
+            time.sleep(IDLE_SECONDS)
+            trace.functions.clear()
+            time.sleep(IDLE_SECONDS)
+            idle = set(trace.functions)
             for route in routes:
                 repeated = []
                 for _ in range(REPETITIONS + 1):
-                    trace.names.clear()
+                    trace.functions.clear()
                     client.post(route, **requests[route]).raise_for_status()
-                    repeated.append(set(trace.names))
-                modules[route] = set.intersection(*repeated[1:])
+                    repeated.append(set(trace.functions))
+                modules[route] = {module for module, _ in set.intersection(*repeated[1:]) - idle}
         threading.setprofile(None)
         if worker.exists():
             modules["/fit, in the worker"] = set(worker.read_text().split())

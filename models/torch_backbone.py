@@ -114,7 +114,7 @@ class TorchBackbone:
             )
         if self._pool is None or (alone and len(batch) == 1 < self._pool.cores):
             return self._forward_all(batch)
-        if alone:
+        if alone and self._pool.cores > 1:
             return self._pool.run(self._forward, batch, self._smallest, self._largest)
         return self._pool.on_one(self._forward_all, batch)
 

@@ -43,10 +43,10 @@ class BrowserRules:
             hosts = (*LOOPBACK_NAMES, settings.host) if is_loopback(settings.host) else (ANY,)
         self._hosts = frozenset(name.lower() for name in hosts)
         self._origins = frozenset(origin.encode() for origin in settings.cors_origin_list)
-        # Clients send the same few values; the number of others that are kept is bounded.
-        self._is_name = lru_cache(maxsize=256)(self._is_own_name)
+        # Clients send the same few values, which are checked once; the number of those kept is bounded.
+        self.check = lru_cache(maxsize=256)(self._check)
 
-    def check(self, method: str, host: bytes, origin: bytes, site: bytes) -> None:
+    def _check(self, method: str, host: bytes, origin: bytes, site: bytes) -> None:
         """Refuse a request with a foreign name or origin.
 
         Parameters
@@ -59,7 +59,7 @@ class BrowserRules:
         MisdirectedRequest, CrossOrigin
             `Host` is not a name of the service; a page of another origin sent a request that is not safe.
         """
-        if not self._is_name(host):
+        if not self._is_own_name(host):
             raise MisdirectedRequest(
                 f"{host.decode('latin-1')!r:.200} is not a name of this service; "
                 f"BOXCAL_ALLOWED_HOSTS allows {', '.join(sorted(self._hosts))}."

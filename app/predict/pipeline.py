@@ -123,6 +123,7 @@ class Pipeline:
     ) -> None:
         self.model = model
         self.labels = labels
+        self._num_classes = len(labels)
         self.batcher = batcher
         self.inputs = inputs
         self._activator = activator
@@ -171,17 +172,17 @@ class Pipeline:
         QueueFull
             On entering the block: other requests hold too much.
         """
-        numbers = rows * len(self.labels)
+        numbers = rows * self._num_classes
         if numbers <= INLINE_NUMBERS:
             return NOTHING
         response = 8 * numbers
         if as_json:
-            listed = min(options.top_k, len(self.labels)) * (100 + self.labels.longest)
+            listed = min(options.top_k, self._num_classes) * (100 + self.labels.longest)
             response = rows * (200 + listed) + DIGITS * numbers * (options.probabilities + options.logits)
         needed = BYTES_PER_NUMBER * numbers + response
         if needed > self._memory.limit:
             raise RequestTooLarge(
-                f"{rows:,} samples of {len(self.labels)} classes need about {needed:,} bytes, of which the "
+                f"{rows:,} samples of {self._num_classes} classes need about {needed:,} bytes, of which the "
                 f"response has {response:,}; the limit is {self._memory.limit:,}."
             )
         return self._memory.holding(needed)

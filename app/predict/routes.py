@@ -57,7 +57,7 @@ from boxcal.app.registry.errors import (
     TooFewPredictions,
 )
 from boxcal.app.state import model_of
-from boxcal.app.tracing import report_stages
+from boxcal.app.tracing import STAGES_KEY
 
 T = TypeVar("T")
 
@@ -178,7 +178,8 @@ async def respond(
     request: DirectRequest, pipeline: Pipeline, answer: CalibratedAnswer, *, as_npy: bool
 ) -> None:
     """Send the response in the form that the client accepts."""
-    report_stages(request.scope, answer.seconds)
+    if (report := request.scope.get(STAGES_KEY)) is not None:  # the request is traced
+        report(answer.seconds)
     if not as_npy:
         await request.reply(JSON, await pipeline.write(answer, CalibratedAnswer.to_json))
         return
