@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from typing import Any
 
 from benchmarks.paper.claims import claims
-from benchmarks.paper.sets import METHODS
+from benchmarks.paper.sets import ADDITIONS, BASES, METHODS, joined
 from benchmarks.paper.statistics import BASELINE, METRICS, Results, base_of
 from boxcal.calibrators.evaluation.tables import CLEAR, DEGRADED, IMPROVED, TITLES
 
@@ -34,7 +35,8 @@ for the overlap of the splits. Bold: the best of its column.
 def page(documents: list[dict[str, Any]]) -> str:
     """Return the page for the stored results of each set."""
     found = [Results(one) for one in documents]
-    parts = [HEAD, *(_set(one) for one in found), _auto(found), _harm(found), claims(found)]
+    parts = [HEAD, *(_set(one) for one in found), _auto(found), _harm(found)]
+    parts += [_containment(found), claims(found)]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -147,3 +149,37 @@ def _harm(found: list[Results]) -> str:
                 change = one.difference(method, BASELINE, "nll")
                 lines.append(f"| {one.title} | `{method}` | {'; '.join(worse)} | {change.value:+.4f} |")
     return "\n".join(lines) + "\n"
+
+
+def _containment(found: list[Results]) -> str:
+    lines = [
+        "## Fits and the methods that they contain\n",
+        "The validation NLL of each fit, minus the lowest of the methods that it contains, on the same"
+        " split: no calibration, its base, the same with `pb` where it has `pb-mlp`, and the same with `ts`"
+        " where it has `pts` or `ets`. `ets+lb` limits log probabilities, so it does not contain `ts+lb`."
+        " Values are stored with six digits.\n",
+        "| data set | fits compared | largest difference, nats |",
+        "|---|---:|---:|",
+    ]
+    for one in found:
+        excesses = []
+        for base, addition in itertools.product(BASES, ADDITIONS):
+            for split, cell in one.cells.get(joined(base, addition), {}).items():
+                others = [one.cells[name] for name in _contained(base, addition) if name in one.cells]
+                lowest = min(
+                    (cells[split]["validation_nll"] for cells in others if split in cells), default=None
+                )
+                if lowest is not None:
+                    excesses.append(cell["validation_nll"] - lowest)
+        lines.append(f"| {one.title} | {len(excesses)} | {max(excesses, default=math.nan):+.1e} |")
+    return "\n".join(lines) + "\n"
+
+
+def _contained(base: str, addition: str) -> set[str]:
+    """Name the methods that a base with an addition contains."""
+    names = {BASELINE, base}
+    if addition == "pb-mlp":
+        names.add(joined(base, "pb"))
+    if base in {"pts", "ets"} and (base, addition) != ("ets", "lb"):
+        names.add(joined("ts", addition))
+    return names - {joined(base, addition)}
