@@ -214,7 +214,7 @@ def flatten(image: Image.Image, background: int) -> Image.Image:
         layered = image.convert("RGBA")
         canvas = Image.new("RGBA", layered.size, (background, background, background, 255))
         return Image.alpha_composite(canvas, layered).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
 
 
 def _orientation(image: Image.Image) -> int:

@@ -15,6 +15,13 @@ LARGEST_STEP = 2.0
 HALF_LIFE_SECONDS = 5.0
 """Without new measurements, what throughput lies below the passes' own is forgotten by half in this time."""
 
+TRIALS = 8
+"""Batches of one size, with more samples waiting, by which it is compared with half of it."""
+WORTHWHILE = 0.97
+"""A size is kept if the service takes at most this share of the time per sample that half of it takes."""
+REPEAT_SECONDS = 30.0
+"""After this time, a size that was not worthwhile is tried again."""
+
 
 def of_few_sizes(size: int) -> int:
     """Round down to 1, 2, 3, 4, 6, 8, 12, 16, 24, and so on.
@@ -31,6 +38,9 @@ class BatchSizer:
 
     A larger batch spreads the fixed cost `a` over more samples, but every sample waits for the whole batch.
     So a batch is so large that `a` is a small share of its cost, if that meets the target.
+
+    Caches and changes of thread cost more or less with the size, which `a` does not show. So where passes run
+    one at a time, a size is doubled once samples always wait, and kept if the whole service takes less.
 
     Passes side by side share the processor with other threads, and their waits for the interpreter are not
     part of the measured `a`. So their batches are as large as the target allows.
@@ -61,6 +71,7 @@ class BatchSizer:
         self._clock = clock
         self._interval: float | None = None
         self._observed = 0.0
+        self._tried: dict[int, tuple[int, float, float]] = {}
         self.fixed = 0.0
         self.per_sample = 0.0
         self.batch_size = min(2, max_batch_size)
@@ -81,6 +92,17 @@ class BatchSizer:
             interval = min(interval, LARGEST_STEP * known)
             interval = known + SMOOTHING * (interval - known)
         self._interval, self._observed = interval, self._clock()
+
+    def tried(self, samples: int, seconds: float) -> None:
+        """Compare sizes by how long the whole service took for a batch while others were waiting."""
+        if self.passes > 1 or samples != self.batch_size:
+            return
+        count, mean, _ = self._tried.get(samples, (0, seconds / samples, 0.0))
+        count += 1
+        interval = min(seconds / samples, LARGEST_STEP * mean)
+        mean += max(SMOOTHING, 1 / count) * (interval - mean)
+        self._tried[samples] = count, mean, self._clock()
+        self.batch_size = self._best_size()
 
     def _seconds_per_sample(self) -> float:
         """Return the smoothed interval between samples; it decays to what the passes alone would take."""
@@ -140,4 +162,15 @@ class BatchSizer:
         in_time = self._limit
         if self.per_sample > 0:
             in_time = math.floor((self._target - self.fixed) / self.per_sample)
-        return max(1, min(known, enough, in_time, self._limit))
+        largest = max(1, min(in_time, self._limit))
+        size = max(1, min(known, enough, largest))
+        while 2 * size <= largest and self._is_known(size):
+            if self._is_known(2 * size) and self._tried[2 * size][1] > WORTHWHILE * self._tried[size][1]:
+                break
+            size *= 2
+        return size
+
+    def _is_known(self, size: int) -> bool:
+        """Whether a size was tried often enough, and not too long ago if it is above the present one."""
+        count, _, when = self._tried.get(size, (0, 0.0, 0.0))
+        return count >= TRIALS and (size <= self.batch_size or self._clock() - when < REPEAT_SECONDS)

@@ -210,6 +210,8 @@ class Lanes(Generic[Context, Result]):
         now = time.perf_counter()
         if self._last and self._throughput_since is not None:
             self._batch_sizer.observe_throughput(self._last, now - self._throughput_since)
+            if self._turns is None:
+                self._batch_sizer.tried(self._last, now - self._throughput_since)
         self._throughput_since = now if self._queue else None
 
     def _gather(self, idle: float) -> None:

@@ -1,6 +1,7 @@
 """Processes on one port, measured by wrk: `workers [--mosec PYTHON]`.
 
-Every server gets the same bodies on the same connections, in turns; the medians over the rounds are printed.
+Every server gets the same bodies on the same connections, in turns; the medians over the rounds are printed, of which
+the first is not counted.
 `--mosec` names an interpreter that has mosec, numpy, onnxruntime, orjson and pillow. Images are measured with
 `--model`, `--labels` and `--images`; the offline
 loop is the one of `benchmarks.serving.limits` with sessions like those of the service, in a process per core.
@@ -25,7 +26,7 @@ import httpx
 
 from benchmarks.scaling.servers import require
 from benchmarks.serving.contestants import CONTESTANTS, OURS, TASKS, Task
-from benchmarks.serving.limits import images as offline_images
+from benchmarks.serving.limits import images_as_served
 from benchmarks.serving.payloads import Request, free_port, random_logits, read_images
 from benchmarks.serving.peers.work import CROP, RESIZE
 
@@ -148,15 +149,13 @@ def measure(task: Task, options: argparse.Namespace, folder: Path) -> dict[str, 
             command += ["--timeout", "60000", "--log-level", "warning"]
             stack.enter_context(started(command, port, "/", BENCH_TASK=task))
             targets.append((f"mosec, {os.cpu_count()}", port, programs[mosec.name]))
-        for _ in range(options.rounds):
+        for number in range(options.rounds + 1):
             for name, port, program in targets:
                 rate = wrk(port, program, options.seconds, options.connections)
-                found.setdefault(name, []).append(rate)
-            if not is_logits:
-                rates = offline_images(bodies, options.seconds)
-                found.setdefault("offline loop", []).append(
-                    rates["decode_and_model_in_sessions_of_the_service"]
-                )
+                if number:
+                    found.setdefault(name, []).append(rate)
+            if number and not is_logits:
+                found.setdefault("offline loop", []).append(images_as_served(bodies, options.seconds))
     return found
 
 

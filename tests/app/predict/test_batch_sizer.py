@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -76,3 +78,40 @@ def test_few_sizes_are_at_most_a_third_below_what_was_asked() -> None:
     sizes = {of_few_sizes(size) for size in range(1, 129)}
     assert sorted(sizes) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128]
     assert all(size * 2 / 3 <= of_few_sizes(size) <= size for size in range(1, 129))
+
+
+def loaded(batch_sizer: BatchSizer, interval: Callable[[int], float]) -> list[int]:
+    """Run batches of the size that the batch_sizer asks for, while samples always wait; gives their sizes."""
+    sizes = []
+    for _ in range(200):
+        sizes.append(size := batch_sizer.batch_size)
+        batch_sizer.tried(size, interval(size))
+    return sizes
+
+
+def test_under_load_a_size_is_doubled_as_long_as_the_whole_service_takes_less_per_sample() -> None:
+    cheapest_is_two = {1: 7.8e-3, 2: 14.2e-3, 4: 29.8e-3}
+    batch_sizer = learned(BatchSizer(64, 10.0), 0.0, 0.0046)
+    assert batch_sizer.batch_size == 1
+    sizes = loaded(batch_sizer, cheapest_is_two.__getitem__)
+    assert batch_sizer.batch_size == 2
+    assert sizes.count(4) <= 10
+    assert (
+        16 <= loaded(learned(BatchSizer(64, 10.0), 0.0, 0.001), lambda size: 0.001 * size + 0.001)[-1] <= 32
+    )
+    assert set(loaded(learned(BatchSizer(64, 10.0), 0.0, 0.001), lambda size: 0.001 * size)[-100:]) == {1}
+
+
+def test_a_size_that_was_not_worthwhile_is_tried_again_after_a_while() -> None:
+    now = 0.0
+    batch_sizer = learned(BatchSizer(64, 10.0, clock=lambda: now), 0.0, 0.001)
+    assert 4 not in loaded(batch_sizer, lambda size: 0.001 * size)
+    now = 60.0
+    assert loaded(batch_sizer, lambda size: 0.001 * size**0.5)[-1] == 64
+
+
+def test_whole_intervals_never_shrink_a_batch_or_count_where_passes_run_side_by_side() -> None:
+    batch_sizer = learned(BatchSizer(64, 10.0), 0.010, 0.001)
+    assert set(loaded(batch_sizer, lambda size: 0.01 * size**2)) == {64}
+    beside = learned(BatchSizer(64, 0.100, passes=2), 0.0, 0.010)
+    assert set(loaded(beside, lambda size: 0.01)) == {beside.batch_size}
