@@ -15,8 +15,13 @@ LARGEST_STEP = 2.0
 HALF_LIFE_SECONDS = 5.0
 """Without new measurements, what throughput lies below the passes' own is forgotten by half in this time."""
 
-TRIALS = 8
-"""Batches of one size, with more samples waiting, by which it is compared with half of it."""
+TRIALS = 50
+"""Batches of one size, with more samples waiting, by which it is compared with half of it.
+
+Their durations differ by half: the event loop takes the core whenever requests arrive.
+"""
+LARGEST_STALL = 5.0
+"""One of them counts at most this many times their mean."""
 WORTHWHILE = 0.97
 """A size is kept if the service takes at most this share of the time per sample that half of it takes."""
 REPEAT_SECONDS = 30.0
@@ -97,11 +102,14 @@ class BatchSizer:
         """Compare sizes by how long the whole service took for a batch while others were waiting."""
         if self.passes > 1 or samples != self.batch_size:
             return
-        count, mean, _ = self._tried.get(samples, (0, seconds / samples, 0.0))
+        now = self._clock()
+        count, mean, when = self._tried.get(samples, (0, 0.0, now))
+        if not count or now - when >= REPEAT_SECONDS:
+            count, mean = 0, seconds / samples
         count += 1
-        interval = min(seconds / samples, LARGEST_STEP * mean)
-        mean += max(SMOOTHING, 1 / count) * (interval - mean)
-        self._tried[samples] = count, mean, self._clock()
+        interval = min(seconds / samples, LARGEST_STALL * mean)
+        mean += (interval - mean) / min(count, TRIALS)
+        self._tried[samples] = count, mean, now
         self.batch_size = self._best_size()
 
     def _seconds_per_sample(self) -> float:

@@ -1,4 +1,4 @@
-"""PostgreSQL stopped, killed and hung under load: `outages [--seconds 60] [--rate 200]`.
+"""PostgreSQL stopped, killed and hung under load: `outages [--seconds 60] [--rate 200] [--outages hung]`.
 
 Two services with the model `logits:4` share the database. During each outage clients predict at a constant
 rate with `timeout_ms: 500`, the routes of the registry are asked, and a fit ends. From the moment when the
@@ -132,6 +132,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling outages", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rate", type=float, default=200.0)
+    parser.add_argument("--outages", nargs="+", choices=tuple(OUTAGES), default=tuple(OUTAGES))
     options = parser.parse_args(arguments)
     with postgresql() as (server, folder):
         url = server.new_database()
@@ -147,7 +148,7 @@ def main(arguments: Sequence[str]) -> None:
             print("| --- | " + " | ".join(["---:"] * 9) + " |")
             measure = partial(row, seconds=options.seconds, rate=options.rate)
             with ThreadPoolExecutor(1) as clock:
-                for name in OUTAGES:
+                for name in options.outages:
                     print(measure(url, name, server, one, other, clock=clock), flush=True)
             server.pause()
             time.sleep(5)

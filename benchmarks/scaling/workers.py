@@ -1,9 +1,9 @@
 """Processes on one port, measured by wrk: `workers [--mosec PYTHON]`.
 
 Every server gets the same bodies on the same connections, in turns; the medians over the rounds are printed,
-after one that is not counted. `--mosec` names an interpreter that has mosec, numpy, onnxruntime, orjson and pillow. Images are measured with
-`--model`, `--labels` and `--images`; the offline
-loop is the one of `benchmarks.serving.limits` with sessions like those of the service, in a process per core.
+after one that is not counted. `--mosec` names an interpreter that has mosec, numpy, onnxruntime, orjson and
+pillow. Images are measured with `--model`, `--labels` and `--images`; the offline loop is the one of
+`benchmarks.serving.limits` with sessions like those of the service, in a process per core.
 """
 
 from __future__ import annotations

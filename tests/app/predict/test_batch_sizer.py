@@ -83,7 +83,7 @@ def test_few_sizes_are_at_most_a_third_below_what_was_asked() -> None:
 def loaded(batch_sizer: BatchSizer, interval: Callable[[int], float]) -> list[int]:
     """Run batches of the size that the batch_sizer asks for, while samples always wait; gives their sizes."""
     sizes = []
-    for _ in range(200):
+    for _ in range(1000):
         sizes.append(size := batch_sizer.batch_size)
         batch_sizer.tried(size, interval(size))
     return sizes
@@ -95,7 +95,7 @@ def test_under_load_a_size_is_doubled_as_long_as_the_whole_service_takes_less_pe
     assert batch_sizer.batch_size == 1
     sizes = loaded(batch_sizer, cheapest_is_two.__getitem__)
     assert batch_sizer.batch_size == 2
-    assert sizes.count(4) <= 10
+    assert sizes.count(4) <= 60
     assert (
         16 <= loaded(learned(BatchSizer(64, 10.0), 0.0, 0.001), lambda size: 0.001 * size + 0.001)[-1] <= 32
     )
