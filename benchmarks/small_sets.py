@@ -45,7 +45,13 @@ def one(method: str, val: tuple[Array, Array], test: tuple[Array, Array]) -> dic
     result = fit(method, *val)
     seconds = time.perf_counter() - started
     answers = [result.calibrator(rows) for rows in torch.split(torch.from_numpy(test[0]), 2000)]
-    return {"fitted": result.method, "nll": evaluate(torch.cat(answers), test[1]).nll, "seconds": seconds}
+    late = sum(each["status"] == "no time left" for each in result.choice.get("candidates", []))
+    return {
+        "fitted": result.method,
+        "nll": evaluate(torch.cat(answers), test[1]).nll,
+        "seconds": seconds,
+        "late": late,
+    }
 
 
 def tables(rows: list[dict[str, Any]]) -> str:

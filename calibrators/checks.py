@@ -141,6 +141,11 @@ def absent_classes(labels: Labels, num_classes: int) -> NDArray[np.int64]:
     return np.flatnonzero(np.bincount(labels, minlength=num_classes) == 0)
 
 
+def may_miss_classes(count: int, num_classes: int) -> bool:
+    """Whether so few samples may miss one of the classes by chance."""
+    return num_classes * math.exp(-count / num_classes) > CHANCE_ABSENCE
+
+
 def check_changed(changed: int, count: int, before: float, after: float) -> list[DataWarning]:
     """Warn where a calibrator changes many predicted labels and the error rate does not fall.
 
@@ -181,7 +186,7 @@ def _classes(labels: Labels, num_classes: int) -> DataWarning | None:
     if len(absent) == num_classes - 1:
         message = f"every label is {labels[0]}: the set shows nothing about the {len(absent)} other classes"
         return DataWarning("one_class", "serious", message, count)
-    if not len(absent) or num_classes * math.exp(-count / num_classes) > CHANCE_ABSENCE:
+    if not len(absent) or may_miss_classes(count, num_classes):
         return None
     message = f"{_named(absent)} no sample among {count:,}: the set shows nothing about {_them(absent)}"
     return DataWarning("absent_classes", "serious", message, count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from boxcal.calibrators.checks import absent_classes
+from boxcal.calibrators.checks import absent_classes, may_miss_classes
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.method import catalogue, parse
 
@@ -12,8 +12,11 @@ REGULARISED = {"vector", "sms", "dirichlet", "matrix"}
 """Methods with parameters per class that a penalty keeps near a temperature."""
 SAMPLES_PER_PARAMETER = 10
 """Required by other methods with parameters per class."""
-SAMPLES_PER_CLASS = 10
-"""Required by regularised methods."""
+SAFE_WITH_FEW = {"vector", "sms"}
+"""Regularised methods whose penalty is chosen from strengths of which the first leaves hardly more than a
+temperature: classes may be absent by chance."""
+SAMPLES_PER_CLASS, ENOUGH = 10, 100
+"""Required by regularised methods; so many samples in all are enough for those that are `SAFE_WITH_FEW`."""
 MOST_PARAMETERS, MOST_OF_SMS = 5, 10
 """Per sample, of a regularised method: larger ones take minutes to fit. `sms` tries only three strengths."""
 
@@ -21,21 +24,21 @@ MOST_PARAMETERS, MOST_OF_SMS = 5, 10
 def candidates(data: ValidationSet) -> list[str]:
     """List what the data allow, by number of parameters, networks last, without combinations.
 
-    Methods with parameters per class need a sample of every class, and enough samples for their parameters.
+    Methods with parameters per class need enough samples for their parameters, and a sample of every class, but
+    for those that are `SAFE_WITH_FEW`.
     """
     given = {"logits"}
     if data.features is not None and data.head is not None:
         given.add("features")
     if data.inputs is not None and data.backbone is not None:
         given.add("inputs")
-    has_all = not len(absent_classes(data.labels.numpy(), data.num_classes))
     return by_size(
         [
             name
             for name, one in catalogue().items()
             if "+" not in name
             and one.logit_map.reads in given
-            and (not one.is_per_class or (has_all and _has_enough(name, data)))
+            and (not one.is_per_class or _has_enough(name, data))
         ],
         data.num_classes,
     )
@@ -54,8 +57,12 @@ def by_size(names: Sequence[str], num_classes: int) -> list[str]:
 
 def _has_enough(name: str, data: ValidationSet) -> bool:
     """Whether there are enough samples for a method with parameters per class to do no harm."""
-    parameters, count = parse(name).num_parameters(data.num_classes), data.effective
+    K, count = data.num_classes, data.effective
+    parameters = parse(name).num_parameters(K)
+    complete = not len(absent_classes(data.labels.numpy(), K))
     if name not in REGULARISED:
-        return count >= SAMPLES_PER_PARAMETER * parameters
-    most = MOST_OF_SMS if name == "sms" else MOST_PARAMETERS
-    return count >= SAMPLES_PER_CLASS * data.num_classes and parameters <= most * count
+        return complete and count >= SAMPLES_PER_PARAMETER * parameters
+    most, needed = MOST_OF_SMS if name == "sms" else MOST_PARAMETERS, SAMPLES_PER_CLASS * K
+    if name in SAFE_WITH_FEW:
+        complete, needed = complete or may_miss_classes(len(data), K), min(needed, ENOUGH)
+    return complete and count >= needed and parameters <= most * count
