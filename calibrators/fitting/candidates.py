@@ -24,8 +24,8 @@ MOST_PARAMETERS, MOST_OF_SMS = 5, 10
 def candidates(data: ValidationSet) -> list[str]:
     """List what the data allow, by number of parameters, networks last, without combinations.
 
-    Methods with parameters per class need enough samples for their parameters, and a sample of every class, but
-    for those that are `SAFE_WITH_FEW`.
+    Methods with parameters per class need enough samples for their parameters, and a sample of every class;
+    for those that are `SAFE_WITH_FEW`, classes may be absent by chance.
     """
     given = {"logits"}
     if data.features is not None and data.head is not None:
