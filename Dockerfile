@@ -43,7 +43,7 @@ ENV PATH=/opt/boxcal/bin:/opt/venv/bin:$PATH \
 WORKDIR /var/lib/boxcal
 USER boxcal
 # A new volume is a copy of this directory, including the compiled kernels.
-RUN python -m boxcal.calibrators.operator.warm
+RUN python -m boxcal.calibrators.warm
 VOLUME /var/lib/boxcal
 EXPOSE 8000
 STOPSIGNAL SIGTERM

@@ -30,7 +30,7 @@ $(RUNTIME): requirements.lock pyproject.toml
 	@echo "Installing boxcal"
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@echo "Compiling its loops"
-	@$(BIN)/python -m boxcal.calibrators.operator.warm
+	@$(BIN)/python -m boxcal.calibrators.warm
 	@touch $@
 
 $(DEV): $(RUNTIME) requirements-dev.lock

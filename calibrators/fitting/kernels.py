@@ -3,13 +3,14 @@
 import math
 from typing import Any
 
-import numba
 import numpy as np
+
+from boxcal.calibrators.operator.compiling import compiled
 
 Array = np.ndarray[Any, Any]
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def isotonic_with_one_more(counts: Array, sums: Array, label: float) -> Array:
     """Value of the isotonic fit at a new sample, in every place among the groups of the old ones.
 
@@ -61,7 +62,7 @@ def isotonic_with_one_more(counts: Array, sums: Array, label: float) -> Array:
     return values
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def running_weights(ascending: Array, sums: Array) -> None:
     """Fill sums (N, K + 1) with the sums of exp(z) of the classes before each, z <= 0 ascending."""
     for n in range(ascending.shape[0]):
@@ -70,7 +71,7 @@ def running_weights(ascending: Array, sums: Array) -> None:
             sums[n, k + 1] = sums[n, k] + math.exp(max(ascending[n, k], -700.0))
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def clipped_nll(  # noqa: PLR0917 - compiled loops take arrays by position
     ascending: Array,
     sums: Array,

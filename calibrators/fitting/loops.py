@@ -3,9 +3,9 @@
 import math
 from typing import Any
 
-import numba
 import numpy as np
 
+from boxcal.calibrators.operator.compiling import compiled
 from boxcal.calibrators.operator.cpu_loops import SUMMING
 from boxcal.calibrators.operator.cpu_math import bits, fast_exp, from_bits, ordered, select
 from boxcal.calibrators.operator.uniform import solve_row
@@ -18,7 +18,7 @@ TINY = 1e-300
 """Probabilities in a mixture are kept above this, so that their logarithms are finite."""
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def tempered_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
     ascending: Array, own: Array, inverse: Array, lower: Array, upper: Array, cuts: Array, answer: Array
 ) -> None:
@@ -71,7 +71,7 @@ def tempered_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
                 answer[n, 3] = (size - end) / mass
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMMING)
+@compiled(fastmath=SUMMING)
 def dual_bounded(  # noqa: PLR0917 - compiled loops take arrays by position
     scores: Array, labels: Array, counts: Array, weights: Array, threshold: Any, answer: Array
 ) -> None:
@@ -122,7 +122,7 @@ def dual_bounded(  # noqa: PLR0917 - compiled loops take arrays by position
     answer[size + 1] += by_threshold
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMMING)
+@compiled(fastmath=SUMMING)
 def clipped_and_tempered(  # noqa: PLR0917 - compiled loops take arrays by position
     scores: Array,
     labels: Array,
@@ -164,7 +164,7 @@ def clipped_and_tempered(  # noqa: PLR0917 - compiled loops take arrays by posit
         answer[n, 3] = by_high * factor * norm
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def mixed_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
     ascending: Array,
     softened: Array,
@@ -227,7 +227,7 @@ def mixed_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
                 answer[n, 6] = (size - end) / mass
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def clipped_mixture(  # noqa: PLR0917 - compiled loops take arrays by position
     ascending: Array,
     softened: Array,

@@ -2,31 +2,49 @@
 
 import hashlib
 import inspect
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Collection
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from numba import njit
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def compiled(function: Function) -> Function:
+@overload
+def compiled(function: Function) -> Function: ...
+@overload
+def compiled(*, fastmath: Collection[str]) -> Callable[[Function], Function]: ...
+def compiled(
+    function: Function | None = None, *, fastmath: Collection[str] = ()
+) -> Function | Callable[[Function], Function]:
     """Compile an entry into the loops: it lets other threads run, and is loaded from disk the next time.
 
     numba keeps it beside the source, in NUMBA_CACHE_DIR or in the user's cache folder; where none can be
-    written, each process compiles for itself. It is compiled anew when any file of its folder has changed:
-    numba by itself looks at the entry's own file, not at those of the functions that it calls.
+    written, each process compiles for itself. It is compiled anew when any file of its folder or of this one
+    has changed: numba by itself looks at the entry's own file, not at those of the functions that it calls.
+
+    Parameters
+    ----------
+    fastmath
+        LLVM's flags for floating-point arithmetic that may be reordered or contracted.
     """
-    compile_it: Callable[..., Any] = njit
+    if function is None:
+        return partial(_compile, fastmath=fastmath)
+    return _compile(function, fastmath)
+
+
+def _compile(function: Function, fastmath: Collection[str]) -> Function:
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(fastmath)}
     try:
-        entry: Any = compile_it(function, cache=True, nogil=True, error_model="numpy")
+        entry: Any = njit(function, cache=True, **options)
     except RuntimeError:
-        entry = compile_it(function, nogil=True, error_model="numpy")
+        entry = njit(function, **options)
     else:
         kept = entry._cache._cache_file
-        kept._source_stamp = kept._source_stamp, _sources(Path(inspect.getfile(function)).parent)
+        folders = Path(inspect.getfile(function)).parent, Path(__file__).parent
+        kept._source_stamp = kept._source_stamp, *map(_sources, folders)
     found: Function = entry
     return found
 

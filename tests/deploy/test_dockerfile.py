@@ -38,7 +38,7 @@ def test_kernels_are_compiled_for_the_service_user_before_its_folder_becomes_a_v
     warmed = next(
         position
         for position, each in enumerate(each for each in INSTRUCTIONS if each.stage == FINAL)
-        if each.value == "python -m boxcal.calibrators.operator.warm"
+        if each.value == "python -m boxcal.calibrators.warm"
     )
     assert order.index("USER") < warmed < order.index("VOLUME")
 

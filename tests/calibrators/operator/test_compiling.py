@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HELPER = "from numba import njit\n\n@njit\ndef helper(x):\n    return x + {}\n"
 ENTRY = """
 from boxcal.calibrators.operator.compiling import compiled
@@ -28,3 +30,50 @@ def test_loops_are_compiled_anew_when_what_they_call_has_changed(tmp_path: Path)
         run = [sys.executable, str(tmp_path / "entry.py")]
         said.append(subprocess.run(run, env=environment, check=True, capture_output=True, text=True).stdout)
     assert said == ["11 0\n", "11 1\n", "21 0\n"]
+
+
+NOWHERE = """
+import importlib, pkgutil
+import numba.core.caching
+numba.core.caching.CacheImpl._locator_classes = []  # no folder can be written
+import boxcal.calibrators as package
+for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    importlib.import_module(module.name)
+"""
+WARM = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from boxcal.calibrators import fit, methods, warm
+from boxcal.calibrators.evaluation.report import cross_fitted_report
+
+def kept():
+    return {path.name for path in Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nbc")}
+
+warm.warm()
+before = kept()
+random = np.random.default_rng(1)
+rows, labels = random.normal(size=(200, 4)), random.integers(0, 4, 200)
+for method in methods():
+    if method.partition("+")[0] not in {"fc", "ta", "nc"}:
+        fit(method, rows.astype(np.float32), labels)
+cross_fitted_report("auto", rows, labels)
+print(len(before), sorted(kept() - before))
+"""
+
+
+def run(script: str, **environment: str) -> str:
+    variables = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])} | environment
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout
+
+
+def test_every_module_can_be_imported_where_no_loop_can_be_kept() -> None:
+    assert run(NOWHERE) == ""
+
+
+@pytest.mark.long
+def test_no_fit_compiles_anything_after_the_installation(tmp_path: Path) -> None:
+    number, new = run(WARM, NUMBA_CACHE_DIR=str(tmp_path)).split(maxsplit=1)
+    assert int(number) > 10
+    assert new == "[]\n"

@@ -1,0 +1,53 @@
+"""Compile all loops on installation: `python -m boxcal.calibrators.warm`.
+
+They are kept on disk (NUMBA_CACHE_DIR, else beside the source), for this kind of processor. Without this the
+first fit, and the first labels that a service gets, wait for the compiler.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from boxcal.calibrators.evaluation.report import cross_fitted_report
+from boxcal.calibrators.fitting.entry import fit
+from boxcal.calibrators.monitoring.calibration_test import CalibrationTest
+from boxcal.calibrators.monitoring.drift import DriftTest
+from boxcal.calibrators.monitoring.duel import Duel
+from boxcal.calibrators.monitoring.metrics import Metrics
+from boxcal.calibrators.monitoring.traffic_sample import TrafficSample
+from boxcal.calibrators.operator.box_softmax import box_constrained_softmax
+from boxcal.calibrators.operator.half_precision import round_to_half
+from boxcal.calibrators.operator.warm import warm_arrays
+
+METHODS = ("ts+pb", "ts+lb", "ets+pb", "ets+lb", "pb-mlp", "dpb", "venn-abers")
+"""Together their fits call every loop of the package `fitting`."""
+ROWS, CLASSES = 60, 3
+
+
+def warm() -> None:
+    """Call every compiled form once, so that nobody waits for a compiler later."""
+    warm_arrays()
+    for dtype in (torch.float32, torch.float64):
+        for upper in (0.5, torch.full((3,), 0.5, dtype=dtype)):
+            logits = torch.zeros(2, 3, dtype=dtype, requires_grad=True)
+            torch.autograd.grad(box_constrained_softmax(logits, 0.1, upper).sum(), logits)
+    round_to_half(np.full((1, 3), 1 / 3), np.empty((1, 3), np.int16))
+    random = np.random.default_rng(0)
+    rows, labels = random.normal(size=(ROWS, CLASSES)), np.arange(ROWS) % CLASSES
+    for method in METHODS:
+        fit(method, rows, labels)
+        fit(method, rows.astype(np.float32), labels)
+    cross_fitted_report("ts", rows, labels)
+    _warm_monitoring(random.dirichlet(np.ones(CLASSES), ROWS), labels)
+
+
+def _warm_monitoring(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> None:
+    CalibrationTest(CLASSES).update(probabilities, labels)
+    Duel(CLASSES).update(probabilities, probabilities, labels)
+    Metrics(CLASSES).update(probabilities, labels)
+    DriftTest(probabilities.max(1)).update(probabilities.max(1))
+    TrafficSample().choose(np.arange(ROWS), np.arange(ROWS))
+
+
+if __name__ == "__main__":
+    warm()
