@@ -7,7 +7,8 @@ from numpy import amax, clip, cos, exp, full_like, log, nan_to_num, sin, stack, 
 
 __all__ = [
     "amax", "clip", "constant", "cos", "exp", "full_like", "gather", "largest", "log", "log_sigmoid",
-    "log_softmax", "nan_to_num", "norm", "search_rows", "sigmoid", "sin", "softmax", "stack", "tanh", "where",
+    "log_softmax", "mean", "nan_to_num", "norm", "search_rows", "sigmoid", "sin", "softmax", "stack", "tanh",
+    "where",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -41,6 +42,12 @@ def sigmoid(values: Array) -> Array:
 def log_sigmoid(values: Array) -> Array:
     """Log of the logistic function."""
     return np.minimum(values, 0.0) - np.log1p(np.exp(-np.abs(values)))
+
+
+def mean(rows: Array) -> Array:
+    """Mean of each row, (N, 1)."""
+    found: Array = rows.mean(axis=1, keepdims=True)
+    return found
 
 
 def norm(rows: Array) -> Array:

@@ -22,6 +22,8 @@ LARGEST_RATIO = 80.0
 """Limits the gradient of a part of weight 0: log of its probability over that of the largest other part."""
 OLD_LIMIT = 3.0
 """Networks stored before they read the log-softmax limit the log of the temperature to -3 to 3."""
+LOG_SOFTMAX, CENTRED = 1.0, 2.0
+"""What a network reads: the log-softmax of the largest logits, or these less the mean of all of the row."""
 TOP, HIDDEN = 10, 5
 """How many of the largest logits a network reads, and how many units each of its two layers has."""
 
@@ -68,6 +70,8 @@ def tilt_and_average(ops: Any, p: Parameters, scores: Values) -> Values:
 def network_reads(ops: Any, p: Parameters, scores: Values) -> Values:
     """Give what a network reads of (N, K) logits, before it is standardised."""
     top = ops.largest(scores, len(p.centre))
+    if p.normalised == CENTRED:
+        return top - ops.mean(scores)
     return ops.log_softmax(top) if p.normalised else top
 
 
@@ -79,13 +83,13 @@ def hidden_layers(ops: Any, p: Parameters, scores: Values) -> tuple[Values, Valu
 
 
 def network(ops: Any, p: Parameters, scores: Values) -> Values:
-    """Map (N, K) logits, or their ten largest, to (N, outputs) numbers."""
+    """Map (N, K) logits to (N, outputs) numbers."""
     return hidden_layers(ops, p, scores)[1] @ p.weight_3.T + p.bias_3
 
 
-def inverse_temperature(ops: Any, p: Parameters, top: Values) -> Values:
+def inverse_temperature(ops: Any, p: Parameters, scores: Values) -> Values:
     """Ask the network of `pts` for 1 / temperature of every row, (N, 1)."""
-    log_change = network(ops, p.network, top / p.temperature)
+    log_change = network(ops, p.network, scores / p.temperature)
     if not p.network.normalised:
         log_change = OLD_LIMIT * ops.tanh(log_change / OLD_LIMIT)
     return ops.exp(-log_change) / p.temperature

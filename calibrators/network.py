@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcal.calibrators import formulas, tensor_ops
-from boxcal.calibrators.formulas import HIDDEN, TOP
+from boxcal.calibrators.formulas import HIDDEN, LOG_SOFTMAX, TOP
 from boxcal.calibrators.parametrised import parameter
 
 FLAT = 1e-3
@@ -19,8 +19,10 @@ DRAWS = 4
 class TopLogitsNetwork(nn.Module):
     """Two hidden layers of five tanh units over the ten largest logits of a row, in float64.
 
-    It reads the log-softmax of these ten, divided by one number, its root mean square on the validation set:
-    standardised entry by entry, networks do worse on new data.
+    It reads the log-softmax of these ten, or these less the mean of all logits of the row, divided by one
+    number, the root mean square on the validation set: standardised entry by entry, networks do worse on new
+    data. The log-softmax does not tell how far these ten are above the others; with ten classes there are no
+    others.
 
     Parameters
     ----------
@@ -34,7 +36,7 @@ class TopLogitsNetwork(nn.Module):
     centre: Tensor
     spread: Tensor
     normalised: Tensor
-    """0 in networks that were stored before they read the log-softmax: those read the logits."""
+    """`LOG_SOFTMAX` or `CENTRED`; 0 in networks that were stored before 0.2.0, which read the logits."""
 
     def __init__(self, num_classes: int, outputs: Sequence[float]) -> None:
         super().__init__()
@@ -50,7 +52,7 @@ class TopLogitsNetwork(nn.Module):
         self.bias_3 = parameter(outputs)
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Map (N, K) logits, or their ten largest, to (N, outputs) numbers."""
+        """Map (N, K) logits to (N, outputs) numbers."""
         outputs: Tensor = formulas.network(tensor_ops, self, logits)
         return outputs
 
@@ -59,9 +61,9 @@ class TopLogitsNetwork(nn.Module):
         slopes = [1.0 - hidden.square() for hidden in formulas.hidden_layers(tensor_ops, self, logits)]
         return float((torch.stack(slopes) < FLAT).double().mean())
 
-    def prepare(self, logits: Tensor) -> None:
-        """Learn the size of what it will read."""
-        self.normalised.fill_(1.0)
+    def prepare(self, logits: Tensor, reading: float = LOG_SOFTMAX) -> None:
+        """Choose what it will read, and learn the size of that."""
+        self.normalised.fill_(reading)
         self.spread.fill_(formulas.network_reads(tensor_ops, self, logits).square().mean().sqrt())
 
     def start(self, outputs: Sequence[float], seed: int) -> Tensor:
@@ -77,10 +79,3 @@ class TopLogitsNetwork(nn.Module):
                 piece = torch.tensor(outputs, dtype=torch.float64)
             pieces.append(piece.flatten())
         return torch.cat(pieces)
-
-    def coordinates_of(self, other: TopLogitsNetwork) -> Tensor:
-        """Coordinates at which this network, which reads with its own mean and spread, answers as another."""
-        weight = other.weight_1 * (self.spread / other.spread)
-        bias = other.bias_1 + other.weight_1 @ ((self.centre - other.centre) / other.spread)
-        pieces = [weight, bias, other.weight_2, other.bias_2, other.weight_3, other.bias_3]
-        return torch.cat([piece.detach().flatten() for piece in pieces])

@@ -6,7 +6,8 @@ from torch.nn.functional import logsigmoid
 
 __all__ = [
     "amax", "clip", "constant", "cos", "exp", "full_like", "gather", "largest", "log", "log_sigmoid",
-    "log_softmax", "nan_to_num", "norm", "search_rows", "sigmoid", "sin", "softmax", "stack", "tanh", "where",
+    "log_softmax", "mean", "nan_to_num", "norm", "search_rows", "sigmoid", "sin", "softmax", "stack", "tanh",
+    "where",
 ]  # fmt: skip
 
 full_like = torch.full_like
@@ -26,6 +27,11 @@ def log_softmax(logits: Tensor) -> Tensor:
 def softmax(logits: Tensor) -> Tensor:
     """Softmax of each row."""
     return logits.softmax(dim=1)
+
+
+def mean(rows: Tensor) -> Tensor:
+    """Mean of each row, (N, 1)."""
+    return rows.mean(dim=1, keepdim=True)
 
 
 def norm(rows: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 from torch import Tensor
 
@@ -37,3 +38,8 @@ class BoundMap(Parametrised):
     def prepare(self, logits: Tensor) -> None:
         """Take from the mapped logits what is not fitted."""
         del logits
+
+    def variants(self, logits: Tensor) -> Sequence[Self]:
+        """Give maps that differ in what their network reads; cross-validation chooses one."""
+        del logits
+        return [self]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from boxcal.calibrators import formulas, tensor_ops
 from boxcal.calibrators.bound_maps.base import BoundMap
+from boxcal.calibrators.formulas import CENTRED, TOP
 from boxcal.calibrators.network import DRAWS, TopLogitsNetwork
 from boxcal.calibrators.parametrised import Parametrised
 
@@ -39,9 +42,7 @@ class InstanceDependentBounds(BoundMap):
         return [self.network.start([0.0, 0.0] if seed % 2 else near, seed) for seed in range(DRAWS)]
 
     def coordinates_of(self, other: Parametrised) -> Tensor:
-        """Take over constant bounds, or another network."""
-        if isinstance(other, InstanceDependentBounds):
-            return self.network.coordinates_of(other.network)
+        """Take over constant bounds."""
         return self.network.start(self.constant_outputs(torch.from_numpy(other.coordinates())), 0)
 
     @staticmethod
@@ -52,6 +53,14 @@ class InstanceDependentBounds(BoundMap):
     def prepare(self, logits: Tensor) -> None:
         """Let the network see the mapped logits."""
         self.network.prepare(logits)
+
+    def variants(self, logits: Tensor) -> Sequence[Self]:
+        """Give a map for each choice of what the network reads, where there is one."""
+        if self.num_classes <= TOP:
+            return [self]
+        other = deepcopy(self)
+        other.network.prepare(logits, CENTRED)
+        return [self, other]
 
     def saturation(self, logits: Tensor) -> float:
         """Ask the network."""

@@ -38,7 +38,8 @@ class ClippedLogits(JointObjective):
     def __init__(self, chain: Chain, source: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
         super().__init__(chain, None, source, labels, weights)
         top = source.topk(min(TOP, source.shape[1]), dim=1).values.numpy().T
-        self.temperatures = Temperatures(chain.first, np.ascontiguousarray(top - top[0]))
+        columns = np.ascontiguousarray(top - source.mean(dim=1).numpy())
+        self.temperatures = Temperatures(chain.first, columns)
         self.scores = source.contiguous().numpy()
         self.norms, self.largest = np.linalg.norm(self.scores, axis=1), top[0].copy()
         self.first_size = chain.first.size

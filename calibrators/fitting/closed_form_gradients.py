@@ -117,8 +117,11 @@ class NetworkObjective(RowTemperatureObjective):
 
     def _prepare(self) -> None:
         super()._prepare()
-        top = self.top.numpy().T
-        self.columns = np.ascontiguousarray(top - top[0])
+        self.columns = np.ascontiguousarray((self.top - self.source.mean(dim=1, keepdim=True)).numpy().T)
+        self._read()
+
+    def _read(self) -> None:
+        """Compute what the networks read, where this does not depend on the coordinates."""
         self.temperatures = Temperatures(self.logit_map, self.columns)
         self.inputs: Array | None = None
         if isinstance(self.logit_map, Identity) and isinstance(self.bound_map, InstanceDependentBounds):
@@ -132,6 +135,12 @@ class NetworkObjective(RowTemperatureObjective):
         if self.inputs is not None:
             part.inputs = np.ascontiguousarray(self.inputs[:, index.numpy()])
         return part
+
+    def with_maps(self, logit_map: LogitMap, bound_map: BoundMap | None) -> Self:
+        """Give the objective of maps whose networks read something else."""
+        other = super().with_maps(logit_map, bound_map)
+        other._read()
+        return other
 
     def value(self, coordinates: Array) -> float:
         """Return the mean loss."""

@@ -25,11 +25,12 @@ from boxcal.calibrators.fitting.descent import (
     SCREENING,
     Array,
     Minimum,
+    NetworkStart,
     best_epochs,
     best_of,
     descend,
     distinct,
-    projected_gradient,
+    not_above,
 )
 from boxcal.calibrators.fitting.fitted import Fitted
 from boxcal.calibrators.fitting.joint import JointObjective
@@ -51,6 +52,8 @@ WARMED, WARM_DISTANT, BEHIND = 2000, 0.1, 0.01
 many nats behind the best they may be."""
 FOLDS = 5
 """Of the cross-validation that stops a network's fit."""
+HANDICAP = 1e-3
+"""Nats by which a network that reads something else than the log-softmax must be better to be chosen."""
 JOINT_PERTURBATIONS = 4
 
 Tick = Callable[[float], None]
@@ -179,7 +182,13 @@ class _Fits:
             objective = objective_of(
                 logit_map, None, logit_map.source(self.data), self.data.labels, self.data.weights
             )
-            minimum = self._minimise(objective, list(logit_map.starts()), kept, logit_map.perturbations)
+            starts = list(logit_map.starts())
+            if objective.is_network:
+                maps = [(one, None) for one in logit_map.variants(self.data)]
+                objective, minimum = self._stopped_early(objective, maps, starts, kept)
+                logit_map = objective.logit_map
+            else:
+                minimum = self._minimise(objective, starts, kept, logit_map.perturbations)
             logit_map.set_coordinates(torch.from_numpy(minimum.coordinates))
         return self._valued(Fitted(logit_map, self._box(), minimum, contains))
 
@@ -188,19 +197,24 @@ class _Fits:
         base, addition = method.logit_map.name, LogitBounding.name if method.clipped else method.bounds
         alone, logit_map, box = self.of(base), self._map(method), self._box(method.bounds)
         logit_map.adopt(alone.logit_map)
-        box.prepare(alone.mapped(self.data))
+        mapped = alone.mapped(self.data)
+        box.prepare(mapped)
         bases, contains = [torch.from_numpy(alone.minimum.coordinates)], [base]
         kept: list[Tensor] = []
         plainer: list[Fitted] = []
+        boxes, held = [box], 0
         # Logit bounding clips logits to multiples of their norm, which depends on a number added to a row.
         if method.logit_map is not Identity and not (method.clipped and logit_map.normalises):
             contains.append(f"{TemperatureScaling.name}+{addition}" if logit_map.contains_ts else addition)
             other = self.of(contains[1])
             if logit_map.contains_ts:
                 bases.append(logit_map.tempered(other.log_temperature)[0])
-                last = other.logit_map.second if isinstance(other.logit_map, Chain) else other.bound_map
-                own = torch.from_numpy(last.coordinates()) if method.clipped else box.coordinates_of(last)
-                kept.append(torch.cat([bases[1], own]))
+                if box.is_network:
+                    plainer.append(self._at(replace(other, logit_map=logit_map), bases[1]))
+                else:
+                    last = other.logit_map.second if isinstance(other.logit_map, Chain) else other.bound_map
+                    own = torch.from_numpy(last.coordinates()) if method.clipped else box.coordinates_of(last)
+                    kept.append(torch.cat([bases[1], own]))
             else:
                 bases += logit_map.starts()[:2]
                 fresh = self._unchanged_map(method)
@@ -213,8 +227,8 @@ class _Fits:
         elif box.is_network:
             contains.append("pb" if method.logit_map is Identity else f"{base}+pb")
             constant = self.of(contains[-1])
-            outputs = box.starts_at(torch.from_numpy(constant.bound_map.coordinates()))
-            starts = [torch.cat([bases[0], start]) for start in outputs]
+            starts, held = self._around(logit_map, box, bases[0], constant)
+            boxes += [] if logit_map.normalises else box.variants(mapped)[1:]
             same_everywhere = self._box(method.bounds)
             same_everywhere.prepare(constant.mapped(self.data))
             same_everywhere.set_coordinates(same_everywhere.coordinates_of(constant.bound_map))
@@ -222,20 +236,48 @@ class _Fits:
         else:
             starts = [torch.cat([start, self._best_box(logit_map, start)]) for start in bases]
             plainer.append(replace(alone, bound_map=self._box()))
-        found = self._found(logit_map, box, starts, kept)
+        found = self._found(logit_map, boxes, starts, kept, held)
         # What the objective gives for extreme logits in a box, where ties are likely, can differ a little.
-        plainer += [self._at(logit_map, box, found.minimum, point) for point in kept]
+        plainer += [self._at(found, point) for point in kept]
         for one in map(self._valued, plainer):
             if one.minimum.value < found.minimum.value - SAME:
                 found = one
         return replace(found, contains=tuple(contains))
 
-    def _found(self, logit_map: LogitMap, box: BoundMap, starts: list[Tensor], kept: list[Tensor]) -> Fitted:
+    @staticmethod
+    def _around(
+        logit_map: LogitMap, box: BoundMap, base: Tensor, constant: Fitted
+    ) -> tuple[list[Tensor], int]:
+        """Give starts of a network's box, and how many coordinates every second of them holds.
+
+        Where the best constant box is vacuous, descents that are free to change the temperature of `ts` end
+        there before the network tells one row from another. Others begin sharper, and hold that temperature.
+        """
+        outputs = box.starts_at(torch.from_numpy(constant.bound_map.coordinates()))
+        places, held = [base] * len(outputs), 0
+        if isinstance(logit_map, TemperatureScaling):
+            places[1::2] = [logit_map.starts()[0]] * len(places[1::2])
+            held = logit_map.size
+        return [torch.cat([place, own]) for place, own in zip(places, outputs, strict=True)], held
+
+    def _found(
+        self,
+        logit_map: LogitMap,
+        variants: Sequence[BoundMap],
+        starts: list[Tensor],
+        kept: list[Tensor],
+        held: int,
+    ) -> Fitted:
         """Minimise over the coordinates of both maps, and leave their parameters in them."""
         source = logit_map.source(self.data)
-        joint = None if isinstance(logit_map, Chain) else box
+        box, joint = variants[0], None if isinstance(logit_map, Chain) else variants[0]
         objective = objective_of(logit_map, joint, source, self.data.labels, self.data.weights)
-        minimum = self._minimise(objective, starts, kept, JOINT_PERTURBATIONS)
+        if objective.is_network:
+            maps = [(logit_map, one if joint else None) for one in variants]
+            objective, minimum = self._stopped_early(objective, maps, starts, kept, held)
+            box = objective.bound_map or box
+        else:
+            minimum = self._minimise(objective, starts, kept, JOINT_PERTURBATIONS)
         own, others = objective.split(torch.from_numpy(minimum.coordinates))
         logit_map.set_coordinates(own)
         if joint:
@@ -252,13 +294,13 @@ class _Fits:
         lowest = min(end.minimum.value for end in ends)
         return next(end for end in ends if end.minimum.value <= lowest + SAME)
 
-    def _at(self, logit_map: LogitMap, box: BoundMap, minimum: Minimum, point: Tensor) -> Fitted:
+    def _at(self, found: Fitted, point: Tensor) -> Fitted:
         """Give copies of both maps with the parameters at a point."""
-        first, last = deepcopy(logit_map), deepcopy(box)
+        first, last = deepcopy(found.logit_map), deepcopy(found.bound_map)
         first.set_coordinates(point[: first.size])
-        if not isinstance(first, Chain):
+        if not isinstance(first, Chain) and len(point) > first.size:
             last.set_coordinates(point[first.size :])
-        return Fitted(first, last, replace(minimum, coordinates=point.numpy()))
+        return Fitted(first, last, replace(found.minimum, coordinates=point.numpy()))
 
     def _valued(self, found: Fitted) -> Fitted:
         """Set the minimum's value to the objective at the parameters that the maps hold."""
@@ -286,55 +328,69 @@ class _Fits:
     def _minimise(
         self, objective: JointObjective, starts: list[Tensor], kept: list[Tensor], perturbations: int
     ) -> Minimum:
-        """Descend from the starts; the answer is not above the points kept, the optima of methods contained.
+        """Descend from the starts; the answer is not above the points kept, optima of methods contained."""
+        limits, followed = objective.limits, objective.logit_map.followed
+        points = self._most_promising(objective, starts, followed)
+        if len(points) > 1 and len(self._order) > 2 * WARMED:
+            some = objective.rows(self._order[:WARMED])
+            ends = [descend(some, point, limits, tolerance=1e-10) for point in points]
+            ends.sort(key=lambda end: end[1])
+            close = [point for point, value, _ in ends if value <= ends[0][1] + BEHIND]
+            points = distinct(close, WARM_DISTANT, followed)
+        if not self.thorough:
+            points, perturbations = points[: len(points) // 2 + 1], 0
+        minimum = best_of(
+            objective,
+            points,
+            limits,
+            perturbations=perturbations,
+            tolerance=1e-14 if self.thorough else 1e-9,
+            seed=self.seed,
+            tick=self.tick,
+        )
+        return not_above(objective, minimum, map(Tensor.numpy, kept), limits)
 
-        A network's descent is stopped early by cross-validation, and does not go on from a point kept.
-        """
-        limits = objective.limits
-        followed = DRAWS if objective.is_network else objective.logit_map.followed
+    @cached_property
+    def _order(self) -> Tensor:
+        """A random order of the samples."""
+        return torch.from_numpy(np.random.default_rng(self.seed).permutation(len(self.data)))
+
+    def _most_promising(self, objective: JointObjective, starts: list[Tensor], count: int) -> list[Array]:
+        """Of many starts, give those that are lowest on some of the rows."""
         points = [start.numpy() for start in starts]
-        order = torch.from_numpy(np.random.default_rng(self.seed).permutation(len(self.data)))
-        if len(points) > followed:
-            some = objective.rows(order[:SCREENED])
+        if len(points) > count:
+            some = objective.rows(self._order[:SCREENED])
             with torch.no_grad():
                 points.sort(key=lambda point: some(point)[0])
-            points = points[:followed]
-        if objective.is_network:
-            minimum = self._stopped_early(objective, points)
-        else:
-            if len(points) > 1 and len(order) > 2 * WARMED:
-                some = objective.rows(order[:WARMED])
-                ends = [descend(some, point, limits, tolerance=1e-10) for point in points]
-                ends.sort(key=lambda end: end[1])
-                close = [point for point, value, _ in ends if value <= ends[0][1] + BEHIND]
-                points = distinct(close, WARM_DISTANT, followed)
-            if not self.thorough:
-                points, perturbations = points[: len(points) // 2 + 1], 0
-            minimum = best_of(
-                objective,
-                points,
-                limits,
-                perturbations=perturbations,
-                tolerance=1e-14 if self.thorough else 1e-9,
-                seed=self.seed,
-                tick=self.tick,
-            )
-        for point in map(Tensor.numpy, kept):
-            if objective(point)[0] < minimum.value:
-                end = point if objective.is_network else descend(objective, point, limits)[0]
-                if objective(end)[0] > objective(point)[0]:  # a line search that failed far from the point
-                    end = point
-                slope = projected_gradient(objective, end, limits)
-                minimum = replace(
-                    minimum, coordinates=end, value=objective(end)[0], gradient_norm=slope, starts_agreeing=1
-                )
-        return minimum
+        return points[:count]
 
-    def _stopped_early(self, objective: JointObjective, starts: Sequence[Array]) -> Minimum:
-        parts = [
-            (objective.rows(~unseen), objective.rows(unseen).value, int(unseen.sum()))
-            for unseen in fold_masks(self.data, FOLDS, self.seed)
-        ]
+    def _stopped_early(
+        self,
+        objective: JointObjective,
+        maps: Sequence[tuple[LogitMap, BoundMap | None]],
+        starts: list[Tensor],
+        kept: list[Tensor],
+        held: int = 0,
+    ) -> tuple[JointObjective, Minimum]:
+        """Fit a network from starts that are shared among the maps; give the objective of the maps chosen.
+
+        Every second start holds so many of its first coordinates. The first maps are the preferred ones.
+        """
+        folds = fold_masks(self.data, FOLDS, self.seed)
+        points = self._most_promising(objective, starts, DRAWS)
         if not self.thorough:
-            parts, starts = parts[:SCREENING], starts[:FINALISTS]
-        return best_epochs(objective, parts, starts, objective.limits, tick=self.tick)
+            folds, points = folds[:SCREENING], points[:FINALISTS]
+        parts = [(objective.rows(~unseen), objective.rows(unseen), int(unseen.sum())) for unseen in folds]
+        begins, objectives = [], []
+        for index, point in enumerate(points):
+            which = (index + index // 2) % len(maps)
+            own = maps[which]
+            those = [(used.with_maps(*own), rest.with_maps(*own).value, count) for used, rest, count in parts]
+            objectives.append(objective.with_maps(*own))
+            handicap = HANDICAP if which else 0.0
+            begins.append(NetworkStart(objectives[-1], those, point, held * (index % 2), handicap))
+        best, minimum = best_epochs(begins, objective.limits, tick=self.tick)
+        # A network's descent, which is stopped early, does not go on from a point kept.
+        return objectives[best], not_above(
+            objectives[best], minimum, map(Tensor.numpy, kept), objective.limits, iterations=0
+        )

@@ -132,6 +132,12 @@ class JointObjective:
             part.weights = self.weights_of(index)
         return part
 
+    def with_maps(self, logit_map: LogitMap, bound_map: BoundMap | None) -> Self:
+        """Give the objective of two maps of the same kinds, which differ in what their networks read."""
+        other = copy.copy(self)
+        other.logit_map, other.bound_map = logit_map, bound_map
+        return other
+
     def weights_of(self, index: Tensor) -> Array:
         """Give the weights of some rows, scaled to a mean of 1."""
         weights = np.ones(len(self.labels)) if self.weights is None else self.weights

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from boxcal.calibrators.formulas import CENTRED
 from boxcal.calibrators.network import TopLogitsNetwork
 
 Array = np.ndarray[Any, Any]
@@ -25,22 +26,28 @@ def logistic(outputs: Array) -> Array:
 
 
 class NetworkPass:
-    """A network that reads the log-softmax, at given coordinates; `backward` follows `forward`."""
+    """A network that reads the log-softmax or centred logits; `backward` follows `forward`."""
 
     def __init__(self, network: TopLogitsNetwork) -> None:
         self.shapes = [tuple(own.shape) for own in network.parameters()]
         self.spread = network.spread.numpy()[:, None]
+        self.centred = float(network.normalised) == CENTRED
         self.weights: list[Array] = []
         self.layers: list[Array] = []
 
     def read(self, top: Array) -> Array:
-        """Give its inputs (T, N) for the ten largest logits of each row less the largest."""
-        read: Array = (top - np.log(np.exp(top).sum(axis=0))) / self.spread
+        """Give its inputs (T, N) for the ten largest logits of each row less the mean of all."""
+        if not self.centred:
+            top = top - top[0]
+            top -= np.log(np.exp(top).sum(axis=0))
+        read: Array = top / self.spread
         return read
 
     def read_backward(self, by_inputs: Array, inputs: Array) -> Array:
         """Give the derivatives in these logits for those in the inputs."""
         by_logarithms: Array = by_inputs / self.spread
+        if self.centred:
+            return by_logarithms
         by_logarithms -= np.exp(inputs * self.spread) * by_logarithms.sum(axis=0)
         return by_logarithms
 

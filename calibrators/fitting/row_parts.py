@@ -27,7 +27,7 @@ Back = Callable[..., Any]
 class Temperatures:
     """The inverse temperature of every row: by `pts`, by `ts`, or 1.
 
-    `columns` (T, N) are the ten largest logits of each row less the largest.
+    `columns` (T, N) are the ten largest logits of each row less the mean of all.
     """
 
     def __init__(self, logit_map: LogitMap, columns: Array) -> None:
@@ -73,7 +73,8 @@ def boxes(
     coordinates : ndarray
         The bound map's.
     columns : ndarray
-        (T, N), the ten largest mapped logits of each row less a number per row.
+        (T, N), the ten largest mapped logits of each row less the mean of all; less any number per row where
+        no network reads them so.
     num_classes : int
     inputs : ndarray, optional
         What the network reads of these, if it is known.

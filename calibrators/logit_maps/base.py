@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from torch import Tensor
 
@@ -69,6 +69,11 @@ class LogitMap(Parametrised):
         Where there are many, only those that look best on some of the rows are followed.
         """
         raise NotImplementedError
+
+    def variants(self, data: ValidationSet) -> Sequence[Self]:
+        """Give maps that differ in what their network reads; cross-validation chooses one."""
+        del data
+        return [self]
 
     def tempered(self, log_temperature: float) -> Sequence[Tensor]:
         """Coordinates at which a map that `contains_ts` only divides by a temperature."""

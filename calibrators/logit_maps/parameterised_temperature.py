@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from boxcal.calibrators import formulas, tensor_ops
 from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.formulas import CENTRED, TOP
+from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.temperature import RowTemperature, best_temperature
 from boxcal.calibrators.network import DRAWS, TopLogitsNetwork
 
@@ -28,9 +32,9 @@ class ParameterisedTemperature(RowTemperature):
         self.register_buffer("temperature", torch.ones((), dtype=torch.float64))
         self.network = TopLogitsNetwork(num_classes, [0.0])
 
-    def inverse_temperature(self, top: Tensor) -> Tensor:
+    def inverse_temperature(self, scores: Tensor) -> Tensor:
         """Ask the network for every row."""
-        found: Tensor = formulas.inverse_temperature(tensor_ops, self, top)
+        found: Tensor = formulas.inverse_temperature(tensor_ops, self, scores)
         return found
 
     def starts(self) -> Sequence[Tensor]:
@@ -48,6 +52,20 @@ class ParameterisedTemperature(RowTemperature):
         """Fit the temperature that the network changes, and let it see the logits that this gives."""
         self.temperature.fill_(best_temperature(data)[0])
         self.network.prepare(data.scores / self.temperature)
+
+    def variants(self, data: ValidationSet) -> Sequence[Self]:
+        """Give a map for each choice of what the network reads, where there is one."""
+        if self.num_classes <= TOP:
+            return [self]
+        other = deepcopy(self)
+        other.network.prepare(data.scores / self.temperature, CENTRED)
+        return [self, other]
+
+    def adopt(self, alone: LogitMap) -> None:
+        """Read what the network of the map alone reads."""
+        if isinstance(alone, ParameterisedTemperature):
+            self.network.normalised.copy_(alone.network.normalised)
+            self.network.spread.copy_(alone.network.spread)
 
     def saturation(self, scores: Tensor) -> float:
         """Ask the network."""

@@ -28,8 +28,8 @@ CHUNK = 1 << 20
 class RowTemperature(LogitMap):
     """A map that divides every row by a temperature of its own, and so keeps the order of the classes."""
 
-    def inverse_temperature(self, top: Tensor) -> Tensor:
-        """Give 1 / temperature, () or (N, 1), for the ten largest logits of each row in descending order."""
+    def inverse_temperature(self, scores: Tensor) -> Tensor:
+        """Give 1 / temperature, () or (N, 1), for (N, K) logits."""
         raise NotImplementedError
 
     def forward(self, scores: Tensor) -> Tensor:
@@ -49,9 +49,9 @@ class TemperatureScaling(RowTemperature):
         self._unit, self._at_edge = 1.0, False
         self._found = 1.0, math.nan, 0
 
-    def inverse_temperature(self, top: Tensor) -> Tensor:
+    def inverse_temperature(self, scores: Tensor) -> Tensor:
         """Give the same for every row."""
-        del top
+        del scores
         return 1.0 / self.temperature
 
     def forward(self, scores: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from boxcal.calibrators.errors import MissingDataError
 from boxcal.calibrators.fitting.candidates import candidates
 from boxcal.calibrators.fitting.closed_form_gradients import objective_of
 from boxcal.calibrators.fitting.joint import JointObjective
-from boxcal.calibrators.formulas import box_at
+from boxcal.calibrators.formulas import CENTRED, LOG_SOFTMAX, box_at
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.ensemble_temperature import EnsembleTemperatureScaling
@@ -262,13 +262,17 @@ def test_closed_forms_keep_the_order_of_classes_that_softmax_gives_nothing(
 
 
 @pytest.mark.parametrize("method", ["pb-mlp", "ts+pb-mlp", "pts", "pts+pb", "pts+pb-mlp", "pts+lb"])
-def test_gradients_of_networks_agree_with_autograd(method: str) -> None:
+@pytest.mark.parametrize("reading", [LOG_SOFTMAX, CENTRED])
+def test_gradients_of_networks_agree_with_autograd(method: str, reading: float) -> None:
     logits, labels = contaminated(400, 12)
     parts, data = parse(method), ValidationSet(logits, labels)
     logit_map, box = parts.logit_map(12), BOUND_MAPS[parts.bounds](12) if parts.bounds else None
     logit_map.prepare(data)
     if box:
         box.prepare(logits)
+    if reading == CENTRED:
+        logit_map = logit_map.variants(data)[-1]
+        box = box.variants(logits)[-1] if box else None
     if parts.clipped:
         logit_map = Chain(logit_map, LogitBounding(12))
     quick, slow = objective_of(logit_map, box, logits, labels), JointObjective(logit_map, box, logits, labels)
