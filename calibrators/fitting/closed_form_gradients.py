@@ -19,6 +19,7 @@ from boxcal.calibrators.bound_maps.instance_dependent import InstanceDependentBo
 from boxcal.calibrators.fitting import loops
 from boxcal.calibrators.fitting.clipped_logits import ClippedLogits
 from boxcal.calibrators.fitting.joint import JointObjective, call, mean_of
+from boxcal.calibrators.fitting.linear_in_box import LinearInBox
 from boxcal.calibrators.fitting.mixtures import ClippedMixture, MixtureInBox
 from boxcal.calibrators.fitting.network_pass import NetworkPass
 from boxcal.calibrators.fitting.row_parts import Back, Temperatures, boxes
@@ -28,6 +29,7 @@ from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.dual_bounding import DualProbabilityBounding
 from boxcal.calibrators.logit_maps.ensemble_temperature import SMALLEST, EnsembleTemperatureScaling
 from boxcal.calibrators.logit_maps.identity import Identity
+from boxcal.calibrators.logit_maps.linear import LinearMap
 from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
 from boxcal.calibrators.logit_maps.temperature import RowTemperature
 from boxcal.calibrators.operator.uniform import SortedRows
@@ -60,6 +62,8 @@ def objective_of(
         kind = RowTemperatureObjective if bound_map is None and not logit_map.is_network else NetworkObjective
     elif isinstance(logit_map, EnsembleTemperatureScaling):
         kind = Ensemble
+    elif bound_map is not None and isinstance(logit_map, LinearMap):
+        kind = LinearInBox
     elif bound_map is None and isinstance(logit_map, DualProbabilityBounding):
         kind = DualBounding
     return kind(logit_map, bound_map, source, labels, weights)

@@ -114,3 +114,19 @@ def clipped_nll(  # noqa: PLR0917 - compiled loops take arrays by position
         d_lower += weight * (by_low * norms[n])
         d_upper += weight * (by_high * norms[n])
     return loss / count, d_lower / count, d_upper / count
+
+
+@numba.njit(nogil=True, cache=True)
+def largest_of_columns(mapped: Array, largest: Array, order: Array) -> None:
+    """Fill (T, N) with the T largest entries of each column of (K, N), the largest first, and their rows."""
+    for n in range(mapped.shape[1]):
+        for k in range(mapped.shape[0]):
+            value = mapped[k, n]
+            place = min(k, len(largest))
+            while place and largest[place - 1, n] < value:
+                place -= 1
+                if place + 1 < len(largest):
+                    largest[place + 1, n] = largest[place, n]
+                    order[place + 1, n] = order[place, n]
+            if place < len(largest):
+                largest[place, n], order[place, n] = value, k

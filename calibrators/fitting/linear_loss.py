@@ -1,11 +1,14 @@
-"""The objective of `vector`, `sms`, `matrix` and `dirichlet`: softmax regression with a ridge penalty."""
+"""The objective of `vector`, `sms`, `matrix` and `dirichlet`: softmax regression with a ridge penalty.
+
+Arrays hold one sample per column, so that every operation runs over long rows.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from boxcal.calibrators.threads import SMALL, over_rows
@@ -14,6 +17,60 @@ if TYPE_CHECKING:
     from boxcal.calibrators.logit_maps.linear import Ridge
 
 Array = np.ndarray[Any, Any]
+BLOCK = 1 << 16
+"""Entries of the logits worked on at once."""
+
+
+class LinearPart:
+    """W and w' at flat coordinates, and their ridge penalty.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        (K, K), or (K,) for a diagonal W.
+    ridge : Ridge
+    """
+
+    def __init__(self, shape: tuple[int, ...], ridge: Ridge) -> None:
+        self.shape, self.offset_factor = shape, ridge.offsets
+        self.diagonal = len(shape) == 1
+        self.anchor, self.factors = np.ones(shape), np.full(shape, ridge.diagonal)
+        if not self.diagonal:
+            self.anchor, self.factors = np.eye(shape[0]), np.full(shape, ridge.others)
+            np.fill_diagonal(self.factors, ridge.diagonal)
+
+    def split(self, coordinates: Array) -> tuple[Array, Array]:
+        """Give W and w'."""
+        size = self.factors.size
+        return coordinates[:size].reshape(self.shape), coordinates[size:]
+
+    def mapped(self, weight: Array, offsets: Array, read: Array) -> Array:
+        """Give `W x + w'` (K, N)."""
+        result: Array = weight[:, None] * read if self.diagonal else weight @ read
+        result += offsets[:, None]
+        return result
+
+    def backward(self, slopes: Array, read: Array) -> tuple[Array, Array]:
+        """Give the derivatives in W and w' for those (K, N) in `W x + w'`."""
+        by_weight = np.einsum("kn,kn->k", slopes, read) if self.diagonal else slopes @ read.T
+        return by_weight, slopes.sum(axis=1)
+
+    def penalised(
+        self, coordinates: Array, loss: float, by_weight: Array, by_offsets: Array
+    ) -> tuple[float, Array]:
+        """Add the penalty to a loss, and its gradient to the loss's."""
+        weight, offsets = self.split(coordinates)
+        pull = self.factors * (weight - self.anchor)
+        penalty = np.vdot(pull, weight - self.anchor) + self.offset_factor * np.vdot(offsets, offsets)
+        gradient = [(by_weight + 2.0 * pull).ravel(), by_offsets + 2.0 * self.offset_factor * offsets]
+        return loss + float(penalty), np.concatenate(gradient)
+
+
+def blocks(rows: slice, num_classes: int) -> Iterator[slice]:
+    """Part some rows such that the logits of a part stay in the cache of a core."""
+    step = max(1, BLOCK // num_classes)
+    for begin in range(rows.start, rows.stop, step):
+        yield slice(begin, min(begin + step, rows.stop))
 
 
 class LinearLoss:
@@ -21,64 +78,54 @@ class LinearLoss:
 
     Parameters
     ----------
-    read : Tensor
-        x, (N, K) float64.
-    labels : Tensor
+    read : ndarray
+        x, (K, N) float64.
+    labels : ndarray
         (N,) int64.
-    shape : sequence of int
-        (K, K), or (K,) for a diagonal W.
-    ridge : Ridge
+    part : LinearPart
     weights : Tensor, optional
         (N,) float64, of mean 1.
     """
 
-    def __init__(
-        self, read: Tensor, labels: Tensor, shape: torch.Size, ridge: Ridge, weights: Tensor | None = None
-    ) -> None:
-        self.read, self.labels, self.shape, self.weights = read, labels, shape, weights
-        self.anchor = torch.eye(shape[0], dtype=torch.float64) if len(shape) == 2 else torch.ones(shape[0])
-        self.factors = torch.full(shape, ridge.others, dtype=torch.float64)
-        (self.factors.diagonal() if len(shape) == 2 else self.factors).fill_(ridge.diagonal)
-        self.offset_factor = ridge.offsets
+    def __init__(self, read: Array, labels: Array, part: LinearPart, weights: Tensor | None = None) -> None:
+        self.read, self.labels, self.part = read, labels, part
+        self.weights = None if weights is None else weights.numpy()
 
     def __call__(self, coordinates: Array) -> tuple[float, Array]:
         """Return the objective and its gradient."""
-        weight, offsets = self._split(coordinates)
+        weight, offsets = self.part.split(coordinates)
 
-        def work(rows: slice) -> tuple[float, Tensor, Tensor]:
-            read, labels = self.read[rows], self.labels[rows]
-            log_p = self._map(read, weight, offsets).log_softmax(dim=1)
-            own = log_p.gather(1, labels[:, None])
-            loss = -float((own if self.weights is None else own[:, 0] * self.weights[rows]).sum())
-            slopes = log_p.exp_()
-            slopes[torch.arange(len(labels)), labels] -= 1.0
-            if self.weights is not None:
-                slopes *= self.weights[rows, None]
-            by_weight = slopes.T @ read if weight.ndim == 2 else (slopes * read).sum(dim=0)
-            return loss, by_weight, slopes.sum(dim=0)
+        def work(rows: slice) -> tuple[float, Array, Array]:
+            loss, by_weight, by_offsets = 0.0, np.zeros_like(weight), np.zeros_like(offsets)
+            for few in blocks(rows, len(offsets)):
+                losses, slopes = self._softmax(weight, offsets, few)
+                slopes[self.labels[few], np.arange(len(losses))] -= 1.0
+                if self.weights is not None:
+                    losses *= self.weights[few]
+                    slopes *= self.weights[few]
+                own = self.part.backward(slopes, self.read[:, few])
+                loss += float(losses.sum())
+                by_weight += own[0]
+                by_offsets += own[1]
+            return loss, by_weight, by_offsets
 
-        parts = over_rows(work, len(self.labels), worth=self.read.numel() > SMALL)
-        losses, by_weights, by_offsets = zip(*parts, strict=True)
-        change, count = weight - self.anchor, len(self.labels)
-        penalty = (self.factors * change.square()).sum() + self.offset_factor * offsets.square().sum()
-        by_weight = sum(by_weights) / count + 2.0 * self.factors * change
-        by_offset = sum(by_offsets) / count + 2.0 * self.offset_factor * offsets
-        gradient = torch.cat([by_weight.flatten(), by_offset])
-        return sum(losses) / count + float(penalty), gradient.numpy()
+        count = len(self.labels)
+        parts = over_rows(work, count, worth=self.read.size > SMALL)
+        loss, by_weight, by_offsets = (sum(one) / count for one in zip(*parts, strict=True))
+        return self.part.penalised(coordinates, loss, by_weight, by_offsets)
 
     def mean_nll(self, coordinates: Array) -> float:
         """Mean NLL without the penalty."""
-        mapped = self._map(self.read, *self._split(coordinates))
-        if self.weights is None:
-            return float(torch.nn.functional.cross_entropy(mapped, self.labels))
-        losses = torch.nn.functional.cross_entropy(mapped, self.labels, reduction="none")
-        return float((losses * self.weights).mean())
+        parts = blocks(slice(0, len(self.labels)), len(self.read))
+        losses = np.concatenate([self._softmax(*self.part.split(coordinates), few)[0] for few in parts])
+        return float((losses if self.weights is None else losses * self.weights).mean())
 
-    def _split(self, coordinates: Array) -> tuple[Tensor, Tensor]:
-        flat = torch.from_numpy(coordinates)
-        size = self.shape.numel()
-        return flat[:size].reshape(self.shape), flat[size:]
-
-    @staticmethod
-    def _map(read: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
-        return (read @ weight.T if weight.ndim == 2 else read * weight) + offsets
+    def _softmax(self, weight: Array, offsets: Array, few: slice) -> tuple[Array, Array]:
+        """Losses (n,) and probabilities (K, n) of some rows."""
+        mapped = self.part.mapped(weight, offsets, self.read[:, few])
+        mapped -= mapped.max(axis=0)
+        own = mapped[self.labels[few], np.arange(mapped.shape[1])]
+        np.exp(mapped, out=mapped)
+        total = mapped.sum(axis=0)
+        mapped /= total
+        return np.log(total) - own, mapped

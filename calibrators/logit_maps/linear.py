@@ -73,10 +73,15 @@ class LinearMap(LogitMap):
         self._samples = data.effective
         self.temperature.fill_(best_temperature(data)[0])
 
+    @property
+    def penalty_factors(self) -> Ridge:
+        """Give the factors of the penalty at the strength chosen."""
+        return self.ridge(self.strength, self._samples)
+
     def penalty(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Give the penalty at the strength chosen."""
         weight, offsets = parameters.values()
-        ridge = self.ridge(self.strength, self._samples)
+        ridge = self.penalty_factors
         change = weight if weight.ndim == 1 else weight.diagonal()
         others = weight.square().sum() - change.square().sum()
         return (
@@ -85,34 +90,42 @@ class LinearMap(LogitMap):
             + ridge.offsets * offsets.square().sum()
         )
 
+    def columns(self, scores: Tensor) -> Array:
+        """Give what W takes of (N, K) logits, one sample per column."""
+        return np.ascontiguousarray(self.reading(scores / self.temperature).numpy().T)
+
     def solve(self, data: ValidationSet, seed: int, tick: Callable[[float], None]) -> Solution:
         """Choose the strength by cross-validation, then descend on all samples."""
         from boxcal.calibrators.fitting.descent import descend  # noqa: PLC0415 - only fits need scipy
-        from boxcal.calibrators.fitting.linear_loss import LinearLoss  # noqa: PLC0415 - only fits need it
+        from boxcal.calibrators.fitting.linear_loss import (  # noqa: PLC0415 - only fits need it
+            LinearLoss,
+            LinearPart,
+        )
 
-        read, labels = self.reading(data.scores / self.temperature), data.labels
         start, evaluations = self.starts()[0].numpy(), 0
         near = start
-        shape = next(self.parameters()).shape
+        shape = tuple(next(self.parameters()).shape)
 
-        def loss(rows: Tensor, strength: float) -> LinearLoss:
-            part = data if bool(rows.all()) else data.rows(rows)
-            ridge = self.ridge(strength, part.effective)
-            return LinearLoss(read[rows], labels[rows], shape, ridge, part.weights)
+        def loss(part: ValidationSet) -> LinearLoss:
+            return LinearLoss(self.columns(part.scores), part.labels.numpy(), penalised(part), part.weights)
+
+        def penalised(part: ValidationSet) -> LinearPart:
+            return LinearPart(shape, self.ridge(self.strength, part.effective))
 
         if len(self.strengths) > 1 and len(data) >= 2 * FOLDS:
-            folds = fold_masks(data, FOLDS, seed)
-            points, means, paths = [start] * len(folds), list[float](), list[Array]()
+            masks = fold_masks(data, FOLDS, seed)
+            sides = [(data.rows(~inside), data.rows(inside)) for inside in masks]
+            losses = [(loss(used), loss(unseen)) for used, unseen in sides]
+            points, means, paths = [start] * len(masks), list[float](), list[Array]()
             for strength in self.strengths:
-                total = 0.0
-                for fold, inside in enumerate(folds):
-                    points[fold], _, count = descend(
-                        loss(~inside, strength), points[fold], None, iterations=50, tolerance=1e-6
-                    )
+                self.strength, total = strength, 0.0
+                for fold, (used, unseen) in enumerate(losses):
+                    used.part = penalised(sides[fold][0])
+                    inside = masks[fold]
+                    points[fold], _, count = descend(used, points[fold], None, iterations=50, tolerance=1e-6)
                     evaluations += count
-                    held_out = loss(inside, strength)
                     share = int(inside.sum()) if data.weights is None else float(data.weights[inside].sum())
-                    total += held_out.mean_nll(points[fold]) * share
+                    total += unseen.mean_nll(points[fold]) * share
                 means.append(total / len(data))
                 paths.append(np.mean(points, axis=0))
                 tick(0.8 * len(means) / len(self.strengths))
@@ -120,7 +133,7 @@ class LinearMap(LogitMap):
                     break
             best = int(np.argmin(means))
             self.strength, near = self.strengths[best], paths[best]
-        objective = loss(torch.ones(len(data), dtype=torch.bool), self.strength)
+        objective = loss(data)
         if objective(near)[0] < objective(start)[0]:
             start = near
         iterations, tolerance = (2000, 1e-15) if self.thorough else (300, 1e-9)

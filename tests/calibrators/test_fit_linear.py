@@ -8,10 +8,12 @@ from torch import Tensor
 from boxcal.calibrators import Calibrator, fit
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.fitting.closed_form_gradients import objective_of
 from boxcal.calibrators.fitting.joint import JointObjective
-from boxcal.calibrators.fitting.linear_loss import LinearLoss
+from boxcal.calibrators.fitting.linear_in_box import LinearInBox
+from boxcal.calibrators.fitting.linear_loss import LinearLoss, LinearPart
 from boxcal.calibrators.logit_maps.linear import LinearMap
-from boxcal.calibrators.method import parse
+from boxcal.calibrators.method import BOUND_MAPS, parse
 from tests.calibrators.samples import overconfident
 
 LINEAR = ("vector", "sms", "matrix", "dirichlet")
@@ -40,13 +42,38 @@ def test_the_fast_objective_is_that_of_the_map(method: str) -> None:
     assert isinstance(mapping, LinearMap)
     mapping.prepare(data)
     mapping.strength = 3.0
-    shape = next(mapping.parameters()).shape
-    read = mapping.reading(data.scores / mapping.temperature)
-    fast = LinearLoss(read, data.labels, shape, mapping.ridge(mapping.strength, len(data)))
+    part = LinearPart(tuple(next(mapping.parameters()).shape), mapping.penalty_factors)
+    fast = LinearLoss(mapping.columns(data.scores), data.labels.numpy(), part)
     slow = JointObjective(mapping, None, data.scores, data.labels)
     point = mapping.starts()[0].numpy() + np.random.default_rng(0).normal(0.0, 0.3, mapping.size)
     assert fast(point)[0] == pytest.approx(slow(point)[0], rel=1e-12)
     np.testing.assert_allclose(fast(point)[1], slow(point)[1], atol=1e-12)
+
+
+@pytest.mark.parametrize("bounds", ["pb", "pb-mlp"])
+@pytest.mark.parametrize("method", LINEAR)
+def test_the_closed_form_in_a_box_is_that_of_autograd(method: str, bounds: str) -> None:
+    data = check_validation_set(*overconfident(300, 12), sample_weight=torch.linspace(0.5, 1.5, 300))
+    mapping, box = parse(method).logit_map(12), BOUND_MAPS[bounds](12)
+    assert isinstance(mapping, LinearMap)
+    mapping.prepare(data)
+    box.prepare(data.scores)
+    maps = mapping, box, data.scores, data.labels, data.weights
+    some = torch.arange(0, 300, 2)
+    rng = np.random.default_rng(0)
+    for quick, slow in (
+        (objective_of(*maps), JointObjective(*maps)),
+        (objective_of(*maps).rows(some), JointObjective(*maps).rows(some)),
+    ):
+        assert type(quick) is LinearInBox
+        for scale in (0.0, 0.1, 0.5):
+            start = np.concatenate(
+                [mapping.starts()[0], box.starts_at(torch.tensor([-2.0, -1.0]).double())[0]]
+            )
+            point = start + np.minimum(scale * rng.normal(size=len(start)), 0.9)
+            value, gradient = slow(point)
+            assert quick(point)[0] == pytest.approx(value, rel=1e-12)
+            np.testing.assert_allclose(quick(point)[1], gradient, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("method", LINEAR)
