@@ -116,7 +116,7 @@ def clipped_nll(  # noqa: PLR0917 - compiled loops take arrays by position
     return loss / count, d_lower / count, d_upper / count
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def largest_of_columns(mapped: Array, largest: Array, order: Array) -> None:
     """Fill (T, N) with the T largest entries of each column of (K, N), the largest first, and their rows."""
     for n in range(mapped.shape[1]):
