@@ -50,6 +50,7 @@ class LinearInBox(JointObjective):
             columns = np.empty((min(TOP, len(mapped)), count))
             order = np.empty(columns.shape, np.int64)
             largest_of_columns(mapped, columns, order)
+            columns -= mapped.mean(axis=0)
         lower, upper, to_box = boxes(self.bound_map, coordinates[size:], columns, len(mapped))
         losses, slopes, by_lower, by_upper = self._losses(mapped, lower, upper)
         if self.weights is not None:
@@ -57,6 +58,7 @@ class LinearInBox(JointObjective):
         by_box, by_columns = to_box(by_lower, by_upper)
         if by_columns is not None and order is not None:
             slopes[order, np.arange(count)] += by_columns
+            slopes -= by_columns.sum(axis=0) / len(slopes)
         by_weight, by_offsets = (part / count for part in self.part.backward(slopes, self.read))
         value, gradient = self.part.penalised(
             coordinates[:size], mean_of(losses, self.weights), by_weight, by_offsets
