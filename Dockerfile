@@ -23,12 +23,13 @@ RUN if [ "$ACCELERATOR" = cuda ]; then \
       apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; \
     fi \
  && useradd --uid 10001 --user-group --home-dir /var/lib/boxcal --shell /usr/sbin/nologin boxcal \
- && install --directory --owner=boxcal --group=boxcal --mode=0750 /var/lib/boxcal /var/lib/boxcal-keys
+ && install --directory --owner=boxcal --group=boxcal --mode=0750 /var/lib/boxcal /var/lib/boxcal-keys \
+ && install --directory --owner=boxcal --group=boxcal /opt/loops
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /opt/boxcal /opt/boxcal
 COPY deploy/healthcheck.py /opt/healthcheck.py
 # The root file system may be read-only: caches of compiled kernels and downloaded weights are written to
-# the data volume or to /tmp.
+# the data volume or to /tmp. Where the volume has no compiled loops, the first process copies them from the image.
 ENV PATH=/opt/boxcal/bin:/opt/venv/bin:$PATH \
     PYTHONPATH=/opt/boxcal \
     PYTHONUNBUFFERED=1 \
@@ -37,13 +38,13 @@ ENV PATH=/opt/boxcal/bin:/opt/venv/bin:$PATH \
     BOXCAL_DATA_DIR=/var/lib/boxcal \
     XDG_CACHE_HOME=/var/lib/boxcal/.cache \
     NUMBA_CACHE_DIR=/var/lib/boxcal/.cache/numba \
+    COMPILED_LOOPS_DIR=/opt/loops \
     TRITON_CACHE_DIR=/var/lib/boxcal/.cache/triton \
     TORCHINDUCTOR_CACHE_DIR=/var/lib/boxcal/.cache/inductor \
     MPLCONFIGDIR=/tmp/matplotlib
 WORKDIR /var/lib/boxcal
 USER boxcal
-# A new volume is a copy of this directory, including the compiled kernels.
-RUN python -m boxcal.calibrators.warm
+RUN NUMBA_CACHE_DIR=/opt/loops python -m boxcal.calibrators.warm
 VOLUME /var/lib/boxcal
 EXPOSE 8000
 STOPSIGNAL SIGTERM

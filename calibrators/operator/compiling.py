@@ -2,6 +2,9 @@
 
 import hashlib
 import inspect
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Collection
 from functools import cache, partial
 from pathlib import Path
@@ -10,6 +13,27 @@ from typing import Any, TypeVar, overload
 from numba import njit
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def unpack(image: Path, kept: Path) -> None:
+    """Copy the loops that a container image holds to where numba keeps them, if that folder does not exist.
+
+    The folder is on a volume, and one that was mounted empty hides what the image has there. What cannot be
+    copied is compiled.
+    """
+    if kept.exists() or not image.is_dir():
+        return
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=kept.parent, ignore_cleanup_errors=True) as folder:
+            # Renamed as a whole: another process that starts now sees all of it or nothing.
+            shutil.copytree(image, Path(folder) / "loops").rename(kept)
+    except OSError:
+        return
+
+
+if {"COMPILED_LOOPS_DIR", "NUMBA_CACHE_DIR"} <= os.environ.keys():
+    unpack(Path(os.environ["COMPILED_LOOPS_DIR"]), Path(os.environ["NUMBA_CACHE_DIR"]))
 
 
 @overload

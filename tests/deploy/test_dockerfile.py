@@ -33,14 +33,15 @@ def test_the_service_does_not_run_as_root() -> None:
     assert setup.split("useradd ")[1].split(" &&")[0].split()[-1] == user != "root"
 
 
-def test_kernels_are_compiled_for_the_service_user_before_its_folder_becomes_a_volume() -> None:
-    order = [each.keyword for each in INSTRUCTIONS if each.stage == FINAL]
-    warmed = next(
-        position
-        for position, each in enumerate(each for each in INSTRUCTIONS if each.stage == FINAL)
-        if each.value == "python -m boxcal.calibrators.warm"
+def test_loops_are_compiled_into_the_image_and_not_onto_the_volume_that_may_hide_them() -> None:
+    inside = environment(INSTRUCTIONS, FINAL)
+    (volume,) = values("VOLUME", FINAL)
+    (compile_loops,) = [run for run in values("RUN", FINAL) if "boxcal.calibrators.warm" in run]
+    assert (
+        compile_loops == f"NUMBA_CACHE_DIR={inside['COMPILED_LOOPS_DIR']} python -m boxcal.calibrators.warm"
     )
-    assert order.index("USER") < warmed < order.index("VOLUME")
+    assert not inside["COMPILED_LOOPS_DIR"].startswith(volume)
+    assert inside["NUMBA_CACHE_DIR"].startswith(volume)
 
 
 def test_every_package_comes_from_the_lock_file_by_hash() -> None:

@@ -32,6 +32,26 @@ def test_loops_are_compiled_anew_when_what_they_call_has_changed(tmp_path: Path)
     assert said == ["11 0\n", "11 1\n", "21 0\n"]
 
 
+def test_a_volume_without_loops_gets_those_of_the_image_and_any_other_keeps_its_own(tmp_path: Path) -> None:
+    (tmp_path / "entry.py").write_text(ENTRY)
+    (tmp_path / "helper.py").write_text(HELPER.format(10))
+    image, volume, used = tmp_path / "image", tmp_path / "volume/.cache/numba", tmp_path / "used"
+    used.mkdir()
+    entry = [sys.executable, str(tmp_path / "entry.py")]
+
+    def hits(**folders: Path) -> str:
+        environment = os.environ | {name: str(path) for name, path in folders.items()}
+        environment["PYTHONPATH"] = str(Path(__file__).parents[3])
+        ended = subprocess.run(entry, env=environment, check=True, capture_output=True, text=True)
+        return ended.stdout.split()[1]
+
+    assert hits(NUMBA_CACHE_DIR=image) == "0"
+    assert hits(NUMBA_CACHE_DIR=volume, COMPILED_LOOPS_DIR=image) == "1"
+    assert [path.name for path in volume.parent.iterdir()] == ["numba"]
+    assert hits(NUMBA_CACHE_DIR=used, COMPILED_LOOPS_DIR=image) == "0"
+    assert hits(NUMBA_CACHE_DIR=tmp_path / "other", COMPILED_LOOPS_DIR=tmp_path / "absent") == "0"
+
+
 NOWHERE = """
 import importlib, pkgutil
 import numba.core.caching
