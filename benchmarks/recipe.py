@@ -267,12 +267,14 @@ def run_boxcal(method: str, val: Labelled, test: Labelled, seeds: int) -> dict[s
 def row(name: str, method: str, recipe: Any, boxcal: Any) -> str:
     """Write one row of the table.
 
-    The standard error of the difference is that of the test samples, paired, and of the seeds.
+    The standard error of the difference is that of the test samples, paired, and of the seeds where there are
+    several.
     """
     best = int(np.nanargmin(recipe["test"].mean(axis=(1, 2))))  # some runs diverge
     theirs, ours = recipe["test"][best], boxcal["test"][0]
     paired = ours.mean(axis=0) - theirs.mean(axis=0)
-    seeds = [values.mean(axis=1).std(ddof=1) / math.sqrt(len(values)) for values in (theirs, ours)]
+    several = [values.mean(axis=1) for values in (theirs, ours) if len(values) > 1]
+    seeds = [values.std(ddof=1) / math.sqrt(len(values)) for values in several]
     error = math.hypot(paired.std() / math.sqrt(len(paired)), *seeds)
     times = f"{recipe['seconds']:.1f} | {boxcal['seconds']:.1f}"
     numbers = [
