@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks.scaling import fencing, followers, on_ray, outages, plan, pooling, workers
+from benchmarks.scaling import fencing, followers, on_ray, outages, plan, pooling, wakeups, workers
 
 PARTS = {
     "fencing": fencing.main,
@@ -15,6 +15,7 @@ PARTS = {
     "workers": workers.main,
     "ray": on_ray.main,
     "plan": plan.main,
+    "wakeups": wakeups.main,
 }
 
 
