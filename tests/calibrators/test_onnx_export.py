@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from boxcal.calibrators import Bounds, Calibrator, fit, methods
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.errors import ExportError
+from boxcal.calibrators.formulas import CENTRED
 from boxcal.calibrators.logit_maps.identity import Identity
+from boxcal.calibrators.network import TopLogitsNetwork
 from tests.calibrators.samples import Everything, everything
 
 CLASSES = 5
@@ -71,6 +74,26 @@ def test_fitted_bounds_yield_to_bounds_that_are_inputs(data: Everything, tmp_pat
     assert 0 < expected.relaxed.sum() < 40
     np.testing.assert_allclose(answer, expected.probabilities.numpy(), rtol=0, atol=1e-6)
     assert ((answer >= lower) & (answer <= upper)).all()
+
+
+@pytest.mark.parametrize("method", ["pts", "pts+pb-mlp"])
+def test_networks_that_read_centred_logits_are_exported_and_served_alike(method: str, tmp_path: Path) -> None:
+    logits = 3 * torch.randn(64, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    calibrator = fit(method, logits, torch.arange(64) % 12).calibrator
+    maps = calibrator.logit_map, calibrator.bound_map
+    networks = [part for each in maps for part in each.modules() if isinstance(part, TopLogitsNetwork)]
+    assert len(networks) == 1 + ("+" in method)
+    for number, network in enumerate(networks):
+        network.prepare(logits, CENTRED)
+        for parameter in network.parameters():
+            torch.nn.init.normal_(parameter, std=0.5, generator=torch.Generator().manual_seed(number))
+    expected = calibrator(logits).numpy()
+    np.testing.assert_allclose(calibrator(logits + 7.0).numpy(), expected, rtol=0, atol=1e-12)
+    calibrator.to_onnx(tmp_path / "calibrator.onnx")
+    answer = run(tmp_path / "calibrator.onnx", logits=logits.float().numpy())
+    np.testing.assert_allclose(answer, expected, rtol=0, atol=1e-5)
+    served = ArrayCalibrator.from_bytes(calibrator.to_bytes())
+    np.testing.assert_allclose(served(logits.numpy()), expected, rtol=0, atol=1e-12)
 
 
 def test_a_row_that_is_not_finite_gives_nan(data: Everything, tmp_path: Path) -> None:
