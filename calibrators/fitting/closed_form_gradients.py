@@ -1,7 +1,6 @@
 """Closed-form derivatives of `ts`, `pts`, `ets`, `dpb` and `pb-mlp`: autograd takes 2 to 7 times as long.
 
-They give what `JointObjective` gives at the same coordinates. With constant bounds autograd sees only
-vectors of N entries: the temperatures and the bounds of the rows.
+They give what `JointObjective` gives at the same coordinates.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.bound_maps.instance_dependent import InstanceDependentBounds
 from boxcal.calibrators.fitting import loops
 from boxcal.calibrators.fitting.clipped_logits import ClippedLogits
-from boxcal.calibrators.fitting.joint import JointObjective, call, mean_of
+from boxcal.calibrators.fitting.joint import JointObjective, mean_of
 from boxcal.calibrators.fitting.linear_in_box import LinearInBox
 from boxcal.calibrators.fitting.mixtures import ClippedMixture, MixtureInBox
 from boxcal.calibrators.fitting.network_pass import NetworkPass
@@ -59,7 +58,7 @@ def objective_of(
     elif bound_map is not None and isinstance(logit_map, EnsembleTemperatureScaling):
         return MixtureInBox(logit_map, bound_map, source, labels, weights)
     elif isinstance(logit_map, Identity | RowTemperature):
-        kind = RowTemperatureObjective if bound_map is None and not logit_map.is_network else NetworkObjective
+        kind = RowTemperatureObjective
     elif isinstance(logit_map, EnsembleTemperatureScaling):
         kind = Ensemble
     elif bound_map is not None and isinstance(logit_map, LinearMap):
@@ -70,58 +69,13 @@ def objective_of(
 
 
 class RowTemperatureObjective(JointObjective):
-    """`ts` alone; the rows are sorted once, for the objectives below too."""
+    """`ts`, `pts` or the identity, alone or under bounds, constant or those of a network."""
 
     def _prepare(self) -> None:
         self.sorted = SortedRows(self.source, torch.from_numpy(self.labels))
         self.cuts = np.tile(np.array([0, self.sorted.num_classes], np.int32), (self.sorted.num_rows, 1))
-        self.top = self.source.topk(min(TOP, self.source.shape[1]), dim=1).values
-
-    def rows(self, index: Tensor) -> Self:
-        """Look only at some rows, which stay sorted."""
-        part = self.shallow(index)
-        part.sorted, part.top = self.sorted.rows(index.numpy()), self.top[index]
-        part.cuts = self.cuts[index.numpy()]
-        return part
-
-    def __call__(self, coordinates: Array) -> tuple[float, Array]:
-        """Return the mean loss and its gradient."""
-        x = torch.tensor(coordinates, dtype=torch.float64, requires_grad=True)
-        own, others = self.split(x)
-        tempered = isinstance(self.logit_map, RowTemperature)
-        inverse = torch.ones(1, 1, dtype=torch.float64)
-        if tempered:
-            inverse = call(
-                self.logit_map, "inverse_temperature", self.logit_map.parameters_from(own), self.top
-            )
-        inverse = inverse.reshape(-1, 1)
-        inputs = [inverse[:, 0].expand(len(self.top)), *self.box(self.top * inverse, others)]
-        values = [np.ascontiguousarray(part.detach().numpy()) for part in inputs]
-        if tempered:
-            losses, *slopes = self._rows(*values).T
-        else:
-            losses, by_lower, by_upper = (-part for part in self.sorted.log_probability(*values[1:]))
-            slopes = [np.zeros(0), by_lower, by_upper]
-        return self.finish(x, mean_of(losses, self.weights), inputs, slopes)
-
-    def _rows(self, inverse: Array, lower: Array, upper: Array) -> Array:
-        """Loss and derivatives of every row (N, 4)."""
-        answer = np.empty((len(inverse), 4))
-        arrays = (self.sorted.scores, self.sorted.label_scores, inverse, lower, upper, self.cuts, answer)
-        over_rows(
-            lambda rows: loops.tempered_in_box(*(array[rows] for array in arrays)),
-            len(inverse),
-            worth=self.sorted.scores.size > SMALL,
-        )
-        return answer
-
-
-class NetworkObjective(RowTemperatureObjective):
-    """`pts`, `ts` or the identity, under bounds that a network may set."""
-
-    def _prepare(self) -> None:
-        super()._prepare()
-        self.columns = np.ascontiguousarray((self.top - self.source.mean(dim=1, keepdim=True)).numpy().T)
+        top = self.source.topk(min(TOP, self.source.shape[1]), dim=1).values
+        self.columns = np.ascontiguousarray((top - self.source.mean(dim=1, keepdim=True)).numpy().T)
         self._read()
 
     def _read(self) -> None:
@@ -132,8 +86,9 @@ class NetworkObjective(RowTemperatureObjective):
             self.inputs = NetworkPass(self.bound_map.network).read(self.columns)
 
     def rows(self, index: Tensor) -> Self:
-        """Look only at some rows."""
-        part = super().rows(index)
+        """Look only at some rows, which stay sorted."""
+        part = self.shallow(index)
+        part.sorted, part.cuts = self.sorted.rows(index.numpy()), self.cuts[index.numpy()]
         part.columns = np.ascontiguousarray(self.columns[:, index.numpy()])
         part.temperatures = self.temperatures.rows(index.numpy())
         if self.inputs is not None:
@@ -183,7 +138,8 @@ class NetworkObjective(RowTemperatureObjective):
             losses, by_lower, by_upper = (-part for part in self.sorted.log_probability(lower, upper))
             return [losses, np.zeros_like(losses), by_lower, by_upper]
         answer = np.zeros((4, len(inverse)))
-        log_lower, log_upper = np.log(lower), np.log(upper)
+        with np.errstate(divide="ignore"):
+            log_lower, log_upper = np.log(lower), np.log(upper)
 
         def work(rows: slice) -> None:
             step = max(1, BLOCK // self.sorted.num_classes)
@@ -256,7 +212,7 @@ class Ensemble(RowTemperatureObjective):
     def _label_probabilities(self, inverse: float) -> tuple[Array, Array]:
         """softmax(inverse * scores) at the label (N,), and its derivative in `inverse`."""
         ones = np.ones(len(self.labels))
-        losses, slopes, _, _ = self._rows(inverse * ones, 0.0 * ones, ones).T
+        losses, slopes, _, _ = self._losses(inverse * ones, 0.0 * ones, ones)
         probabilities = np.exp(-losses)
         return probabilities, -probabilities * slopes
 
