@@ -19,7 +19,7 @@ from boxcal.calibrators.operator.box_softmax import box_constrained_softmax
 from boxcal.calibrators.operator.half_precision import round_to_half
 from boxcal.calibrators.operator.warm import warm_arrays
 
-METHODS = ("ts+pb", "ts+lb", "ets+pb", "ets+lb", "pb-mlp", "dpb", "venn-abers")
+METHODS = ("ts+pb", "vector+pb-mlp", "ts+lb", "ets+pb", "ets+lb", "pb-mlp", "dpb", "venn-abers")
 """Together their fits call every loop of the package `fitting`."""
 ROWS, CLASSES = 60, 3
 
@@ -33,7 +33,9 @@ def warm() -> None:
             torch.autograd.grad(box_constrained_softmax(logits, 0.1, upper).sum(), logits)
     round_to_half(np.full((1, 3), 1 / 3), np.empty((1, 3), np.int16))
     random = np.random.default_rng(0)
-    rows, labels = random.normal(size=(ROWS, CLASSES)), np.arange(ROWS) % CLASSES
+    rows = 5.0 * random.normal(size=(ROWS, CLASSES))
+    # Wrong labels of confident rows, so that the fits arrive at bounds that hold some rows.
+    labels = np.where(np.arange(ROWS) % 6, rows.argmax(axis=1), np.arange(ROWS) % CLASSES)
     for method in METHODS:
         fit(method, rows, labels)
         fit(method, rows.astype(np.float32), labels)
