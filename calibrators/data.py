@@ -14,8 +14,8 @@ from torch import Tensor
 
 from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.errors import InvalidDataError
-from boxcal.calibrators.row_facts import RowFacts, block_rows
-from boxcal.calibrators.threads import over_blocks
+from boxcal.calibrators.row_facts import RowFacts
+from boxcal.calibrators.threads import block_rows, over_blocks
 
 FEWEST_SAMPLES = 2
 

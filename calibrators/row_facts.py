@@ -12,17 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.calibrators.duplicates import row_groups, row_hashes
-from boxcal.calibrators.threads import over_blocks
-
-BLOCK = 1 << 16
-"""Entries of a block: half a megabyte in float64, which stays in the processor's cache."""
+from boxcal.calibrators.threads import block_rows, over_blocks
 
 Floats = NDArray[np.float64]
-
-
-def block_rows(num_classes: int) -> int:
-    """Return how many rows a block has."""
-    return max(1, BLOCK // num_classes)
 
 
 @dataclass(frozen=True, eq=False)

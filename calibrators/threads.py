@@ -24,6 +24,8 @@ Item = TypeVar("Item")
 THREADS = min(4, os.cpu_count() or 1)
 SMALL = 100_000
 """Entries of the logits below which a second thread is not worth its start."""
+BLOCK = 1 << 16
+"""Entries of a block: half a megabyte in float64, which stays in the processor's cache."""
 
 
 @cache
@@ -37,6 +39,18 @@ def over_rows(work: Callable[[slice], Result], rows: int, *, worth: bool) -> lis
         return [work(slice(0, rows))]
     edges = [rows * part // THREADS for part in range(THREADS + 1)]
     return list(_pool().map(work, map(slice, edges, edges[1:])))
+
+
+def block_rows(num_classes: int) -> int:
+    """Return how many rows a block has."""
+    return max(1, BLOCK // num_classes)
+
+
+def blocks(rows: slice, num_classes: int) -> Iterator[slice]:
+    """Part the rows of one thread into blocks."""
+    step = block_rows(num_classes)
+    for begin in range(rows.start, rows.stop, step):
+        yield slice(begin, min(begin + step, rows.stop))
 
 
 def over_blocks(work: Callable[[slice], Result], rows: int, block: int) -> Iterator[Result]:

@@ -32,11 +32,9 @@ from boxcal.calibrators.logit_maps.linear import LinearMap
 from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
 from boxcal.calibrators.logit_maps.temperature import RowTemperature
 from boxcal.calibrators.operator.uniform import SortedRows
-from boxcal.calibrators.threads import SMALL, over_rows
+from boxcal.calibrators.threads import SMALL, blocks, over_rows
 
 Array = np.ndarray[Any, Any]
-BLOCK = 1 << 16
-"""Entries of the logits worked on at once."""
 LARGEST_IN_FLOAT32 = 1000.0
 """Larger logits are not computed with in float32, which has seven digits."""
 
@@ -142,11 +140,9 @@ class RowTemperatureObjective(JointObjective):
             log_lower, log_upper = np.log(lower), np.log(upper)
 
         def work(rows: slice) -> None:
-            step = max(1, BLOCK // self.sorted.num_classes)
-            for begin in range(rows.start, rows.stop, step):
-                part = slice(begin, min(begin + step, rows.stop))
+            for part in blocks(rows, self.sorted.num_classes):
                 held = self._unheld(inverse[part], log_lower[part], log_upper[part], part, answer)
-                index = begin + np.flatnonzero(held)
+                index = part.start + np.flatnonzero(held)
                 if len(index):
                     answer[:, index] = self._rows_at(index, inverse, lower, upper)
 

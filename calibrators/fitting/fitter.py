@@ -322,8 +322,7 @@ class _Fits:
         """Enough of the samples to find where to start."""
         if len(self.data) <= 2 * WARMED:
             return self.data
-        order = np.random.default_rng(self.seed).permutation(len(self.data))
-        return self.data.rows(torch.from_numpy(order[:WARMED]))
+        return self.data.rows(self._order[:WARMED])
 
     def _minimise(
         self, objective: JointObjective, starts: list[Tensor], kept: list[Tensor], perturbations: int

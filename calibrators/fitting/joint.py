@@ -16,8 +16,7 @@ from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.operator.cpu_losses import nll_rows
 from boxcal.calibrators.parametrised import Limits
-from boxcal.calibrators.row_facts import block_rows
-from boxcal.calibrators.threads import SMALL, over_blocks, over_rows
+from boxcal.calibrators.threads import SMALL, block_rows, over_blocks, over_rows
 
 Array = np.ndarray[Any, Any]
 

@@ -5,20 +5,17 @@ Arrays hold one sample per column, so that every operation runs over long rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
-from boxcal.calibrators.threads import SMALL, over_rows
+from boxcal.calibrators.threads import SMALL, blocks, over_rows
 
 if TYPE_CHECKING:
     from boxcal.calibrators.logit_maps.linear import Ridge
 
 Array = np.ndarray[Any, Any]
-BLOCK = 1 << 16
-"""Entries of the logits worked on at once."""
 
 
 class LinearPart:
@@ -64,13 +61,6 @@ class LinearPart:
         penalty = np.vdot(pull, weight - self.anchor) + self.offset_factor * np.vdot(offsets, offsets)
         gradient = [(by_weight + 2.0 * pull).ravel(), by_offsets + 2.0 * self.offset_factor * offsets]
         return loss + float(penalty), np.concatenate(gradient)
-
-
-def blocks(rows: slice, num_classes: int) -> Iterator[slice]:
-    """Part some rows such that the logits of a part stay in the cache of a core."""
-    step = max(1, BLOCK // num_classes)
-    for begin in range(rows.start, rows.stop, step):
-        yield slice(begin, min(begin + step, rows.stop))
 
 
 class LinearLoss:

@@ -19,11 +19,9 @@ from boxcal.calibrators.formulas import TOP
 from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.ensemble_temperature import SMALLEST
 from boxcal.calibrators.operator.uniform import SortedRows
-from boxcal.calibrators.threads import SMALL, over_rows
+from boxcal.calibrators.threads import SMALL, blocks, over_rows
 
 Array = np.ndarray[Any, Any]
-BLOCK = 1 << 16
-"""Entries of the logits worked on at once."""
 MASSES = 4
 """Coordinates of `ets`: the log of the temperature and three masses."""
 
@@ -62,11 +60,9 @@ class _Mixture(JointObjective):
         """softmax(inverse * scores) (N, K), the mean score under it (N,), and its value at the label (N,)."""
         scores, own = self.sorted.scores, self.sorted.label_scores
         softened, mean, own_softened = np.empty_like(scores), np.empty(len(own)), np.empty(len(own))
-        step = max(1, BLOCK // scores.shape[1])
 
         def work(rows: slice) -> None:
-            for begin in range(rows.start, rows.stop, step):
-                part = slice(begin, min(begin + step, rows.stop))
+            for part in blocks(rows, scores.shape[1]):
                 weights = np.maximum(scores[part] * inverse, loops.LEAST, out=softened[part])
                 np.exp(weights, out=weights)
                 total = weights.sum(axis=1)

@@ -14,8 +14,7 @@ from boxcal.calibrators import formulas, tensor_ops
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.logit_maps.base import LogitMap, Solution
 from boxcal.calibrators.parametrised import Limits, parameter, vector
-from boxcal.calibrators.row_facts import block_rows
-from boxcal.calibrators.threads import over_blocks
+from boxcal.calibrators.threads import block_rows, over_blocks
 
 LOWEST, HIGHEST = 1e-3, 1e4
 ROUNDS = 100

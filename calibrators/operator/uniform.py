@@ -15,13 +15,11 @@ from torch import Tensor
 
 from boxcal.calibrators.operator.compiling import compiled
 from boxcal.calibrators.operator.constants import UNDERFLOW, sum_tolerance
-from boxcal.calibrators.threads import over_rows
+from boxcal.calibrators.threads import blocks, over_rows
 
 Floats = NDArray[np.float64]
 Cuts = NDArray[np.int32]
 
-BLOCK = 1 << 16
-"""Entries that are sorted at a time: half a megabyte."""
 MANY = 500_000
 """Entries above which the rows are shared among threads."""
 MAX_PASSES, VERTEX = 400, 1e-15
@@ -108,9 +106,8 @@ class SortedRows:
         self._cuts: Cuts = np.tile(np.array([0, self.num_classes], np.int32), (self.num_rows, 1))
 
         def prepare(rows: slice) -> None:
-            block = max(1, BLOCK // self.num_classes)
-            for begin in range(rows.start, rows.stop, block):
-                self._sort(slice(begin, min(begin + block, rows.stop)), top, indices)
+            for block in blocks(rows, self.num_classes):
+                self._sort(block, top, indices)
 
         over_rows(prepare, self.num_rows, worth=scores.size > MANY)
         self._log_scales: Floats = -np.log(self._sums[:, -1])
