@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from boxcal.calibrators import formulas, tensor_ops
-from boxcal.calibrators.formulas import HIDDEN, LOG_SOFTMAX, TOP
+from boxcal.calibrators.formulas import CENTRED, HIDDEN, LOG_SOFTMAX, TOP
 from boxcal.calibrators.parametrised import parameter
 
 FLAT = 1e-3
@@ -79,3 +81,22 @@ class TopLogitsNetwork(nn.Module):
                 piece = torch.tensor(outputs, dtype=torch.float64)
             pieces.append(piece.flatten())
         return torch.cat(pieces)
+
+
+class HasNetwork(Protocol):
+    """A map whose parameters are those of a network."""
+
+    num_classes: int
+    network: TopLogitsNetwork
+
+
+Map = TypeVar("Map", bound=HasNetwork)
+
+
+def with_each_reading(prepared: Map, logits: Tensor) -> list[Map]:
+    """Give a map for each choice of what its network may read of (N, K) logits, the one given first."""
+    if prepared.num_classes <= TOP:
+        return [prepared]
+    other = deepcopy(prepared)
+    other.network.prepare(logits, CENTRED)
+    return [prepared, other]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Self
 
 import torch
@@ -11,8 +10,7 @@ from torch import Tensor
 
 from boxcal.calibrators import formulas, tensor_ops
 from boxcal.calibrators.bound_maps.base import BoundMap
-from boxcal.calibrators.formulas import CENTRED, TOP
-from boxcal.calibrators.network import DRAWS, TopLogitsNetwork
+from boxcal.calibrators.network import DRAWS, TopLogitsNetwork, with_each_reading
 from boxcal.calibrators.parametrised import Parametrised
 
 VACUOUS = -40.0
@@ -56,11 +54,7 @@ class InstanceDependentBounds(BoundMap):
 
     def variants(self, logits: Tensor) -> Sequence[Self]:
         """Give a map for each choice of what the network reads, where there is one."""
-        if self.num_classes <= TOP:
-            return [self]
-        other = deepcopy(self)
-        other.network.prepare(logits, CENTRED)
-        return [self, other]
+        return with_each_reading(self, logits)
 
     def saturation(self, logits: Tensor) -> float:
         """Ask the network."""

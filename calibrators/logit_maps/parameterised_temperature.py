@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Self
 
 import torch
@@ -11,10 +10,9 @@ from torch import Tensor
 
 from boxcal.calibrators import formulas, tensor_ops
 from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.formulas import CENTRED, TOP
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.temperature import RowTemperature, best_temperature
-from boxcal.calibrators.network import DRAWS, TopLogitsNetwork
+from boxcal.calibrators.network import DRAWS, TopLogitsNetwork, with_each_reading
 
 
 class ParameterisedTemperature(RowTemperature):
@@ -55,11 +53,7 @@ class ParameterisedTemperature(RowTemperature):
 
     def variants(self, data: ValidationSet) -> Sequence[Self]:
         """Give a map for each choice of what the network reads, where there is one."""
-        if self.num_classes <= TOP:
-            return [self]
-        other = deepcopy(self)
-        other.network.prepare(data.scores / self.temperature, CENTRED)
-        return [self, other]
+        return with_each_reading(self, data.scores / self.temperature)
 
     def adopt(self, alone: LogitMap) -> None:
         """Read what the network of the map alone reads."""
