@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from boxcal.app.client import AnswerTimeoutError, BoxcalClient
-from boxcal.models.digits_data import Digits
-from boxcal.models.preprocessing import GREY_LEVELS
+from boxcal.models.digits_data import GREY_LEVELS, Digits
 
 NOISE = 5.0
 """Standard deviation of the noise, in grey levels."""

@@ -23,9 +23,9 @@ import torch
 from benchmarks.overload import wait_until_ready
 from benchmarks.serving.payloads import free_port
 from boxcal.models.decoding import decode
+from boxcal.models.digits import DigitLevels
 from boxcal.models.digits_data import load_digits_split
 from boxcal.models.loading import load_backbone
-from boxcal.models.preprocessing import DigitLevels
 
 REQUESTS = 300
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from boxcal.models.preprocessing import GREY_LEVELS
-
+GREY_LEVELS = 16
+DIGIT_SIDE = 8
 TRAIN, VALIDATION = 719, 539  # of 1797; the remaining 539 are the test split
 
 

@@ -6,25 +6,55 @@ import copy
 import hashlib
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from threading import Barrier
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from boxcal.models.core_pool import usable_cores
+from boxcal.models.core_pool import CorePool, usable_cores
 from boxcal.models.cuda_graphs import CudaGraphs
 from boxcal.models.errors import UnusableDevice, UnusableInput
 from boxcal.models.fingerprints import fingerprint_with
 from boxcal.models.inputs import ImageInputs, Inputs
 from boxcal.models.preprocessing import Preprocessing
-from boxcal.models.torch_pool import ThreadPerCorePool, padded
 
 logger = logging.getLogger("boxcal")
 SMALL = 500_000  # parameters
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+T = TypeVar("T")
+
+
+class ThreadPerCorePool(CorePool[torch.Tensor]):
+    """Threads on which torch computes with one thread each.
+
+    Parameters
+    ----------
+    cores
+        Number of threads; by default every core this process may use.
+    """
+
+    def __init__(self, cores: int | None = None) -> None:
+        super().__init__(lambda pieces: torch.cat(list(pieces)), cores)
+        threads = torch.get_num_threads()
+        barrier = Barrier(self.cores)
+
+        def limit(_: int) -> None:
+            barrier.wait()  # so that each thread of the pool runs this once
+            torch.set_num_threads(1)
+            torch.get_num_threads()  # torch fixes the number of this thread when it is asked for
+            barrier.wait()
+
+        list(self._pool.map(limit, range(self.cores)))
+        torch.set_num_threads(threads)
+
+    def on_one(self, forward: Callable[[T], torch.Tensor], batch: T) -> torch.Tensor:
+        """Run a whole batch on one of the threads."""
+        return self._pool.submit(forward, batch).result()
 
 
 class TorchBackbone:
@@ -190,6 +220,12 @@ class TorchBackbone:
                     logger.info("%s runs without CUDA graphs: %s", self.name, error)
                     self._graphs = None
             self(torch.zeros(size, *self.input_shape))
+
+
+def padded(batch: torch.Tensor, smallest: int) -> torch.Tensor:
+    """Repeat the last sample until there are `smallest`."""
+    missing = smallest - len(batch)
+    return batch if missing <= 0 else torch.cat([batch, batch[-1:].expand(missing, *batch.shape[1:])])
 
 
 def resolve_device(device: str) -> torch.device:

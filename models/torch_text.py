@@ -17,11 +17,11 @@ from boxcal.models.text_inputs import TextInputs
 from boxcal.models.torch_backbone import (
     PRECISIONS,
     SMALL,
+    ThreadPerCorePool,
     parameter_count,
     resolve_device,
     tensors_fingerprint,
 )
-from boxcal.models.torch_pool import ThreadPerCorePool
 
 
 class TorchTextBackbone:

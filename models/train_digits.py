@@ -19,8 +19,7 @@ from torch.nn import functional
 from torchvision.models.vision_transformer import VisionTransformer
 
 from boxcal.models.digits import HEADS, LABELS, LAYERS, PATCH, WEIGHTS, WIDTH, DigitsTransformer
-from boxcal.models.digits_data import Digits, load_digits_split
-from boxcal.models.preprocessing import DIGIT_SIDE
+from boxcal.models.digits_data import DIGIT_SIDE, Digits, load_digits_split
 
 SEED = 0
 EPOCHS = 150

@@ -19,9 +19,8 @@ from playwright.sync_api import Page, expect, sync_playwright
 from boxcal.app import demo_shift
 from boxcal.app.client import BoxcalClient
 from boxcal.models.backbone import Backbone
-from boxcal.models.digits_data import Digits, load_digits_split
+from boxcal.models.digits_data import GREY_LEVELS, Digits, load_digits_split
 from boxcal.models.loading import load_backbone
-from boxcal.models.preprocessing import GREY_LEVELS
 from tests.app.page.conftest import CHROMIUM
 from tests.app.running import running
 from tests.docs.conversation import ROOT

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from boxcal.models.decoding import decode
+from boxcal.models.digits import DigitLevels
 from boxcal.models.errors import InvalidImage, TooManyPixels
-from boxcal.models.preprocessing import DigitLevels, ImageClassification, Preprocessing
+from boxcal.models.preprocessing import ImageClassification, Preprocessing
 
 DIGITS = DigitLevels()
 IMAGENET = ImageClassification(resize=64, crop=56, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))

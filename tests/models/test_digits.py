@@ -7,10 +7,9 @@ from PIL import Image
 from torch.nn import functional
 
 from boxcal.models.backbone import Backbone
-from boxcal.models.digits import WEIGHTS, DigitsTransformer
+from boxcal.models.digits import WEIGHTS, DigitLevels, DigitsTransformer
 from boxcal.models.digits_data import DigitsSplit, load_digits_split
 from boxcal.models.loading import load_backbone
-from boxcal.models.preprocessing import DigitLevels
 from boxcal.models.weights import load_into, read_weights
 
 
