@@ -8,8 +8,6 @@ are joined, or sent one after the other.
 from __future__ import annotations
 
 EXTENSION = "boxcal.body_parts"
-EXTENSIONS: dict[str, dict[object, object]] = {EXTENSION: {}}
-"""The extensions in the scope of a request."""
 
 
 class BodyParts:

@@ -1,19 +1,20 @@
 """How bytes reach the application and leave it: uvicorn's HTTP protocol with limits on slow and large peers.
 
 It relies on these parts of uvicorn that are not documented: `HttpToolsProtocol` with its attributes `cycle`,
-`flow`, `headers`, `parser`, `scope` and `transport`, and of `cycle` the attributes `body`, `more_body`,
-`response_complete` and `transport`.
+`flow`, `headers`, `parser`, `scope` and `transport`, and of `cycle` the attributes `body`, `disconnected`,
+`more_body`, `response_complete` and `transport`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from boxcal.app.body_parts import EXTENSIONS, BodyParts
+from boxcal.app.body_parts import EXTENSION, BodyParts
 
 CONTINUE = b"HTTP/1.1 100 "
 MAX_WAITING_BYTES = 512 * 1024
@@ -29,6 +30,8 @@ STALL_SECONDS = 20.0
 MIN_BODY_BYTES = 20 * 1024
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+DISCONNECTION = "boxcal.disconnection"
+"""An extension of ASGI, with the member `watch`: see `LimitedProtocol.watch`."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -48,6 +51,28 @@ class LimitedProtocol(HttpToolsProtocol):
         self._received = 0
         self._checkpoint = (time.monotonic(), 0)
         self._unread_since: float | None = None
+        self._when_lost: Callable[[], object] | None = None
+        self._extensions: dict[str, dict[object, object]] = {
+            EXTENSION: {},
+            DISCONNECTION: {"watch": self.watch},
+        }
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell who watches."""
+        super().connection_lost(exc)
+        if self._when_lost is not None:
+            self._when_lost()
+
+    def watch(self, when_lost: Callable[[], object] | None) -> None:
+        """Have something called if the client disconnects during the current request; None ends that.
+
+        The body has been received. A task that awaits `http.disconnect` costs several changes of task.
+        """
+        self._when_lost = when_lost
+        if when_lost is not None:
+            self.flow.resume_reading()
+            if self.cycle.disconnected:
+                when_lost()
 
     def data_received(self, data: bytes) -> None:
         """Parse what a client sent; refuse headers that are too large."""
@@ -62,7 +87,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin the head of a request."""
         super().on_message_begin()
-        self.scope["extensions"] = EXTENSIONS
+        self.scope["extensions"] = self._extensions
         self._head_since = time.monotonic()
 
     def on_headers_complete(self) -> None:

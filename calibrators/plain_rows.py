@@ -52,6 +52,13 @@ def _compiled_loop() -> Callable[..., int]:
     return forward_rows
 
 
+@cache
+def _compiled_summary() -> Callable[..., int]:
+    from boxcal.calibrators.operator.cpu_loops import summarised_rows  # noqa: PLC0415 - as above
+
+    return summarised_rows
+
+
 def _solve(rows: Array, low: Array, high: Array, tolerance: float) -> Array:
     probabilities = np.empty_like(rows)
     refused = _compiled_loop()(rows, low, high, INVERSE, tolerance, probabilities, NO_SIDE, NO_HELD)
@@ -104,12 +111,12 @@ class PlainRows:
         ValueError
             Naming the row that has no answer.
         """
-        from boxcal.calibrators.operator.cpu_loops import summarised_rows  # noqa: PLC0415 - as `_solve`
-
         mapped = logits if self._temperature == 1.0 else logits / self._temperature
         probabilities = np.empty_like(mapped)
         sums, largest = np.empty((2, len(mapped)))
-        refused = summarised_rows(logits, mapped, *self._box, self._tolerance, probabilities, sums, largest)
+        refused = _compiled_summary()(
+            logits, mapped, *self._box, self._tolerance, probabilities, sums, largest
+        )
         if refused >= 0:
             if not np.isfinite(logits[refused]).all():
                 raise ValueError(f"row {refused} has a logit that is not finite")

@@ -65,13 +65,17 @@ def write_npy(values: NDArray[Any]) -> list[bytes]:
     return [stream.getvalue(), *pieces]
 
 
-def read_rows(rows: Any, num_classes: int, name: str = "logits", first: int = 0) -> NDArray[np.float64]:
+def read_rows(
+    rows: Any, num_classes: int, name: str = "logits", first: int = 0, *, check_finite: bool = True
+) -> NDArray[np.float64]:
     """Read the rows of a JSON document as logits or probabilities (N, K); empties `rows`.
 
     Parameters
     ----------
     first
         Position of the first row in the document.
+    check_finite
+        As `check_scores` takes it.
 
     Raises
     ------
@@ -100,7 +104,7 @@ def read_rows(rows: Any, num_classes: int, name: str = "logits", first: int = 0)
         except (struct.error, OverflowError):
             raise InvalidLogits(_not_a_number(f"{name}[{first + position}]", row)) from None
         rows[position] = None  # frees the row here and not all rows at once
-    return finite(values, name, first)
+    return finite(values, name, first) if check_finite else values
 
 
 def check_scores(

@@ -257,14 +257,14 @@ class Pipeline:
         arrived = time.perf_counter()
         requested = await self._requested(options)
         check_reads_logits(requested.served)
-        quick = is_array and is_quick(requested)
+        quick = is_quick(requested)
 
         def work() -> tuple[Rows, float]:
             logits = read(not quick)
             decoded = time.perf_counter()
             return calibrate(logits, requested), decoded
 
-        if numbers <= (QUICK_NUMBERS if quick else INLINE_NUMBERS):
+        if numbers <= (QUICK_NUMBERS if quick and is_array else INLINE_NUMBERS):
             rows, decoded = work()
         else:
             rows, decoded = await within(self._timeout_of(options), self._in_pool(work))

@@ -49,6 +49,7 @@ from boxcal.app.predict.large_json import Folded
 from boxcal.app.predict.options import Options
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.predict.posted_inputs import inputs_of
+from boxcal.app.protocol import DISCONNECTION
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
     DamagedArtifact,
@@ -133,14 +134,15 @@ async def calibrate(request: DirectRequest) -> None:
         rows = len(content) if isinstance(content, list) or getattr(content, "ndim", 0) == 2 else 0
 
     def logits(check_finite: bool) -> Float64Array:
+        check_finite |= posted.member != LOGITS
         if posted.kind == NPY:
-            check_finite |= posted.member != LOGITS
             scores = check_scores(content, num_classes, posted.member, check_finite=check_finite)
             dtype = content.dtype
         elif isinstance(content, Folded):
             scores, dtype = np.concatenate(content.parts), DOUBLE
         else:
-            scores, dtype = read_rows(content, num_classes, posted.member), DOUBLE
+            scores = read_rows(content, num_classes, posted.member, check_finite=check_finite)
+            dtype = DOUBLE
         return as_logits(scores, posted.member, dtype)
 
     as_npy = accepts_npy(request, posted.options)
@@ -203,15 +205,21 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
     task = asyncio.current_task()
     gone = False
 
-    async def watch() -> None:
+    def cancel() -> None:
         nonlocal gone
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
         gone = True
         if task is not None:
             task.cancel()
 
-    watcher = asyncio.create_task(watch())
+    async def receive() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        cancel()
+
+    watch = request.scope.get("extensions", {}).get(DISCONNECTION, {}).get("watch")
+    watcher = asyncio.create_task(receive()) if watch is None else None
+    if watch is not None:
+        watch(cancel)
     try:
         return await work
     except asyncio.CancelledError:
@@ -219,4 +227,7 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
             raise ClientDisconnect from None
         raise
     finally:
-        watcher.cancel()
+        if watcher is None:
+            watch(None)
+        else:
+            watcher.cancel()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
@@ -24,7 +25,7 @@ import psutil
 import yaml
 
 from benchmarks.scaling.ray_routes import compare
-from benchmarks.scaling.servers import postgresql, require
+from benchmarks.scaling.servers import postgresql, require, threads_seconds
 from benchmarks.scaling.workers import wrk
 from boxcal.app.registry.maintenance import migrate
 from tests.app.fitting.service import Service
@@ -45,16 +46,17 @@ SERVE_VARIABLES = {
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
     "RAY_SERVE_HAPROXY_NBTHREAD": "1",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "boxcal.app.cluster.asgi:middlewares",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 REPLICA = "ray::ServeReplica"
 REDEPLOYED = 5000
 SETTLED_SECONDS = 3.0
-CPU_SECONDS, CPU_ROUNDS = 8.0, 3
+CPU_SECONDS, CPU_ROUNDS = 12.0, 3
 PROGRAM = f"wrk.method = 'POST'\nwrk.path = '/calibrate'\nwrk.body = '{ROW.decode()}'\n"
 PROGRAM += "wrk.headers['Content-Type'] = 'application/json'\n"
-RATES = (60.0, 300.0, 1000.0)
-KINDS = {REPLICA: "replicas", "HAProxyManager": "HAProxy's manager", "ray::": "other actors"}
+RATES = (60.0, 600.0)
+KINDS = {REPLICA: "replicas", "ServeController": "controller"}
 
 
 class RayCluster:
@@ -241,12 +243,12 @@ def grow(cluster: RayCluster, *_: object) -> None:
 
 
 def processor_seconds() -> Counter[str]:
-    """Processor time by kind of every process here but this one and PostgreSQL."""
-    own, total = os.getpid(), Counter[str]()
+    """Processor time by kind of every process here but this one, what it started to load, and PostgreSQL."""
+    total = Counter[str]()
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.pid != own and process.name() != "postgres":
-                total[kind(process)] += sum(process.cpu_times()[:2])  # type: ignore[assignment]
+            if process.pid != os.getpid() and process.name() not in ("postgres", "wrk"):
+                total[kind(process)] += threads_seconds(process.pid)  # type: ignore[assignment]
     return total
 
 
@@ -275,6 +277,7 @@ def steadily(rate: float) -> float:
     """Send requests at a rate; gives how many were answered."""
     with SteadyLoad(PORT, rate, body=ROW, renews=True) as steady:
         time.sleep(CPU_SECONDS)
+    require(not steady.failures, steady.failures)
     return len(steady.seconds)
 
 
@@ -286,23 +289,43 @@ def greedily() -> float:
 
 
 def processor(cluster: RayCluster, *_: object) -> None:
-    """Take the processor time without requests from that with them."""
+    """Measure what each request adds to the processor time that all processes take without requests.
+
+    The time is the scheduler's own count of every thread. In each round, times with requests follow one
+    without. Of what each takes more than that, divided by the requests, the medians over the rounds are
+    printed.
+    """
     cluster.deploy(2)
     until(lambda: serving(2), 180, "two replicas")
     time.sleep(20)
-    print("| requests per second | processor time each, ms | of which |\n| ---: | ---: | --- |")
-    loads: list[Callable[[], float]] = [partial(steadily, rate) for rate in RATES]
-    for sending in [*loads, greedily]:
-        found = []
-        for _round in range(CPU_ROUNDS):
-            idle = spent(wait)[1]
+    loads: dict[str, Callable[[], float]] = {f"{rate:,.0f}": partial(steadily, rate) for rate in RATES}
+    loads["as many as 16 connections get"] = greedily
+    names = ["all", *KINDS.values(), "HAProxy", "others"]
+    without: dict[str, list[float]] = {name: [] for name in names}
+    more: dict[str, dict[str, list[float]]] = {load: {name: [] for name in names} for load in loads}
+    rates: dict[str, list[float]] = {load: [] for load in loads}
+    for _round in range(CPU_ROUNDS):
+        idle = with_all(spent(wait)[1])
+        for name in names:
+            without[name].append(100 * idle[name] / CPU_SECONDS)
+        for load, sending in loads.items():
             count, loaded = spent(sending)
-            each = {name: 1000 * (loaded[name] - idle[name]) / count for name in loaded}
-            found.append((sum(each.values()), count, each))
-        total, count, each = sorted(found, key=lambda one: one[0])[CPU_ROUNDS // 2]
-        parts = ", ".join(f"{name} {one:.2f}" for name, one in each.items() if one >= 0.005)
-        print(f"| {count / CPU_SECONDS:,.0f} | {total:.2f} | {parts} |", flush=True)
-    print(f"\nwithout requests {sum(idle.values()) / CPU_SECONDS:.1%} of a core")
+            rates[load].append(count / CPU_SECONDS)
+            seconds = with_all(loaded)
+            for name in names:
+                more[load][name].append(1000 * (seconds[name] - idle[name]) / count)
+    print(f"| processor time | without requests, % of a core | {' | '.join(loads)} |")
+    print(f"| --- | ---: |{' ---: |' * len(loads)}")
+    print(f"| requests a second | 0 | {' | '.join(f'{median(one):,.0f}' for one in rates.values())} |")
+    for name in names:
+        each = " | ".join(f"{median(more[load][name]):.2f}" for load in loads)
+        print(f"| {name}, ms for each request | {median(without[name]):.2f} | {each} |", flush=True)
+    print(f"\nall, of each round: {more['60']['all']}")
+
+
+def with_all(seconds: Counter[str]) -> Counter[str]:
+    """Add the sum of all kinds."""
+    return Counter({"all": sum(seconds.values()), **seconds})
 
 
 PARTS: dict[str, Callable[..., None]] = {

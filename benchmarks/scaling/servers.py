@@ -1,10 +1,10 @@
-"""A private PostgreSQL server for a measurement."""
+"""A private PostgreSQL server for a measurement, and the processor time of a process."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.app.registry.postgresql import PostgreSQL
@@ -31,3 +31,13 @@ def require(condition: bool, found: object) -> None:
     """Stop the measurement if something did not do what it should."""
     if not condition:
         raise RuntimeError(f"unexpected: {found}")
+
+
+def threads_seconds(pid: int) -> float:
+    """Processor time of all threads of a process, as precise as the scheduler counts it."""
+    total = 0
+    with suppress(OSError):  # the process has ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):  # the thread has ended
+                total += int((thread / "schedstat").read_text().split()[0])
+    return total / 1e9

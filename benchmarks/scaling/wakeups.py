@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import uvicorn
 import uvloop
 
 from benchmarks.scaling.on_ray import ROW
-from benchmarks.scaling.servers import require
+from benchmarks.scaling.servers import require, threads_seconds
 from tests.app.fitting.service import Service, free_port
 from tests.app.steady_load import SteadyLoad
 
@@ -98,12 +98,7 @@ TITLES = {
 
 def processor_seconds(process: psutil.Process) -> float:
     """Processor time of all threads of a process and its children, as precise as the scheduler counts it."""
-    total = 0
-    for one in [process, *process.children(recursive=True)]:
-        for thread in Path(f"/proc/{one.pid}/task").iterdir():
-            with suppress(OSError):  # the thread has ended
-                total += int((thread / "schedstat").read_text().split()[0])
-    return total / 1e9
+    return sum(threads_seconds(one.pid) for one in [process, *process.children(recursive=True)])
 
 
 def main(arguments: list[str]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
+import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from boxcal.app.cluster.asgi import ServedApp
+from boxcal.app.cluster.asgi import REPLICA_MODULE, UNWATCHED, ServedApp, Unwatched, middlewares
 
 RESPONSE: list[Message] = [
     {"type": "http.response.start", "status": 200, "headers": [(b"x-request-id", b"own"), (b"x", b"y")]},
@@ -56,7 +58,7 @@ def test_the_state_of_the_lifespan_reaches_requests_and_ray_adds_the_request_id_
     async def scenario() -> None:
         app, served = await started()
         sent: list[Message] = []
-        await served({"type": "http"}, nothing, into(sent))
+        await served({"type": "http", "headers": []}, nothing, into(sent))
         assert app.seen == ["state", "http.request"]
         assert sent == [{**RESPONSE[0], "headers": [(b"x", b"y")]}, RESPONSE[1]]
 
@@ -72,7 +74,7 @@ def test_a_request_that_ray_cancels_receives_the_disconnection() -> None:
             await disconnected.wait()
             return {"type": "http.disconnect"}
 
-        request = asyncio.create_task(served({"type": "http"}, receive, into([])))
+        request = asyncio.create_task(served({"type": "http", "headers": []}, receive, into([])))
         await asyncio.sleep(0)
         request.cancel()
         await asyncio.sleep(0)
@@ -83,3 +85,42 @@ def test_a_request_that_ray_cancels_receives_the_disconnection() -> None:
         assert app.seen == ["state", "http.disconnect"]
 
     asyncio.run(scenario())
+
+
+def test_in_a_replica_ray_leaves_disconnections_to_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert middlewares() == []  # this process is no replica
+    monkeypatch.setitem(sys.modules, REPLICA_MODULE, sys)
+    (layer,) = middlewares()
+    assert isinstance(layer.cls(nobody), Unwatched)  # type: ignore[call-arg]
+
+    async def scenario() -> None:
+        app, served = await started()
+        seen: list[Scope] = []
+
+        async def ray(scope: Scope, receive: Receive, send: Send) -> None:
+            seen.append(scope)
+            await served(scope, receive, send)
+
+        sent: list[Message] = []
+        await Unwatched(ray)({"type": "http", "headers": [(b"a", b"b")]}, nothing, into(sent))
+        assert seen[0]["headers"] == [(b"a", b"b"), UNWATCHED]
+        assert sent == [{**RESPONSE[0], "headers": [(b"x", b"y")]}, RESPONSE[1]]
+
+        request = asyncio.create_task(served({"type": "http", "headers": [UNWATCHED]}, never, into([])))
+        await asyncio.sleep(0)
+        app.ended.clear()
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+        assert request.cancelled()
+        assert not app.ended.is_set()
+
+    asyncio.run(scenario())
+
+
+async def never() -> Message:
+    await asyncio.Event().wait()
+    return {}
+
+
+async def nobody(scope: Scope, receive: Receive, send: Send) -> None:
+    raise AssertionError
