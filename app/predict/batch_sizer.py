@@ -89,20 +89,24 @@ class BatchSizer:
         self._costs[bucket] = (n + SMOOTHING * (samples - n), cost + SMOOTHING * (seconds - cost))
         self._fit()
 
-    def observe_throughput(self, samples: int, seconds: float) -> None:
-        """Record how long the whole service took for these samples while others were waiting."""
+    def observe_throughput(self, samples: int, seconds: float, *, compare: bool = True) -> None:
+        """Record how long the whole service took for a batch while others were waiting.
+
+        Parameters
+        ----------
+        compare
+            Whether the duration may be compared with that of other sizes: no other model used the device.
+        """
         known = self._seconds_per_sample()
         interval = seconds / samples
         if known > 0:
             interval = min(interval, LARGEST_STEP * known)
             interval = known + SMOOTHING * (interval - known)
-        self._interval, self._observed = interval, self._clock()
-
-    def tried(self, samples: int, seconds: float) -> None:
-        """Compare sizes by how long the whole service took for a batch while others were waiting."""
-        if self.passes > 1 or samples != self.batch_size:
-            return
         now = self._clock()
+        self._interval, self._observed = interval, now
+        # Nothing is compared before a pass was measured: all samples so far may have been unreadable.
+        if not compare or self.passes > 1 or samples != self.batch_size or not self._costs:
+            return
         count, mean, when = self._tried.get(samples, (0, 0.0, now))
         if not count or now - when >= REPEAT_SECONDS:
             count, mean = 0, seconds / samples

@@ -16,17 +16,19 @@ from typing import Generic
 from boxcal.app.errors import BackboneFailed, DeadlineExceeded, NotReady, QueueFull, TooManySamples
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.device import Turns
-from boxcal.app.predict.entries import (
+from boxcal.app.predict.lanes import (
     Context,
     Entry,
     Finished,
+    Lanes,
+    Outcomes,
     Part,
+    Pass,
     Result,
     Samples,
     Scores,
     Undecoded,
 )
-from boxcal.app.predict.lanes import Lanes, Outcomes, Pass
 
 ADMISSION_SAFETY_FACTOR = 1.4
 """A request is refused at once if this many times the expected wait exceeds its timeout."""

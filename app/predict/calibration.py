@@ -17,7 +17,7 @@ from boxcal.app.activation.active import ServedCalibrator
 from boxcal.app.errors import BackboneFailed, InvalidLogits, InvalidParameter
 from boxcal.app.predict.answers import Float64Array, Rows
 from boxcal.app.predict.arrays import finite
-from boxcal.app.predict.entries import Part
+from boxcal.app.predict.lanes import Part
 from boxcal.app.predict.options import RequestBounds
 from boxcal.calibrators.array_calibrator import Box
 from boxcal.models.backbone import Backbone, OpenBackbone

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from boxcal.app.budget import Budget
 from boxcal.app.errors import BackboneFailed, ImageTooLarge, InvalidInput
-from boxcal.app.predict.entries import Undecoded
+from boxcal.app.predict.lanes import Undecoded
 from boxcal.app.predict.posted_inputs import Input
 from boxcal.models.decoding import check_size, image_size
 from boxcal.models.errors import BackboneError, TooManyPixels

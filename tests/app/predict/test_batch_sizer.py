@@ -85,7 +85,7 @@ def loaded(batch_sizer: BatchSizer, interval: Callable[[int], float]) -> list[in
     sizes = []
     for _ in range(1000):
         sizes.append(size := batch_sizer.batch_size)
-        batch_sizer.tried(size, interval(size))
+        batch_sizer.observe_throughput(size, interval(size))
     return sizes
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from boxcal.app.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, TooManySamples
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.batcher import Batcher
-from boxcal.app.predict.entries import Finished, Part, Undecoded
+from boxcal.app.predict.lanes import Finished, Part, Undecoded
 
 pytestmark = pytest.mark.anyio
 
@@ -289,6 +289,22 @@ async def test_a_request_that_would_come_too_late_is_refused_at_once() -> None:
         for too_short in (0.4, 0.0, -1.0):  # not even alone
             with pytest.raises(DeadlineExceeded, match="timeout"):
                 batcher.reserve_slot(1, time.monotonic() + too_short).__enter__()
+    await asyncio.to_thread(batcher.close)
+
+
+async def test_samples_that_cannot_be_read_do_not_end_the_batcher_before_its_first_pass() -> None:
+    def damaged() -> NDArray[np.float32]:
+        time.sleep(0.01)  # so that others wait, and the batches of two follow each other
+        raise InvalidInput("damaged")
+
+    device = Device()
+    batcher: Doubling = Batcher(
+        device.forward, device.finish, batch_sizer=BatchSizer(4, 10.0), max_queue_samples=100
+    )
+    requests = [batcher.run(Undecoded(damaged), 0.0) for _ in range(20)]
+    results = await asyncio.gather(*requests, return_exceptions=True)
+    assert {type(result) for result in results} == {InvalidInput}
+    assert batcher.failure is None
     await asyncio.to_thread(batcher.close)
 
 
