@@ -39,10 +39,9 @@ from boxcal.app.predict.calibration import (
     is_quick,
     shifted,
 )
-from boxcal.app.predict.input_decoder import InputDecoder, Inputs
+from boxcal.app.predict.inputs import InputDecoder, Inputs, inputs_fold
 from boxcal.app.predict.large_json import Fold
 from boxcal.app.predict.options import BoundsOption, Labels, Options, RequestBounds, check_bounds
-from boxcal.app.predict.posted_inputs import inputs_fold
 from boxcal.app.telemetry import Telemetry
 from boxcal.models.inputs import Inputs as ModelInputs
 

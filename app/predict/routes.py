@@ -44,11 +44,10 @@ from boxcal.app.predict.bodies import (
     read,
     unblocked,
 )
-from boxcal.app.predict.input_decoder import Inputs
+from boxcal.app.predict.inputs import Inputs, inputs_of
 from boxcal.app.predict.large_json import Folded
 from boxcal.app.predict.options import Options
 from boxcal.app.predict.pipeline import Pipeline
-from boxcal.app.predict.posted_inputs import inputs_of
 from boxcal.app.protocol import DISCONNECTION
 from boxcal.app.registry.errors import (
     CalibratorNotFound,

@@ -22,9 +22,9 @@ from boxcal.app.predict import options as request_options
 from boxcal.app.predict.answers import CalibratedAnswer, Rows, rank
 from boxcal.app.predict.arrays import as_logits, check_scores
 from boxcal.app.predict.bodies import COPIED, LOGITS, SCORES
+from boxcal.app.predict.inputs import Input, from_base64
 from boxcal.app.predict.options import SIDES, Options
 from boxcal.app.predict.pipeline import Pipeline
-from boxcal.app.predict.posted_inputs import Input, from_base64
 from boxcal.app.v2.tensors import BYTES, Array
 from boxcal.models.backbone import Backbone
 from boxcal.models.row_inputs import RowInputs
