@@ -7,7 +7,6 @@ source, the model, the calibrator and the bounds are still the same.
 
 import hashlib
 import json
-import os
 import shutil
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import ipc
 
-from boxcal.app.cli.bulk_sources import Source, Task, files_in, source_of
+from boxcal.app.cli.bulk_sources import Source, Task, source_of
 from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.local import Bound, bounds_of, calibrator_of, scores_of
 from boxcal.app.cli.output import Advance, messages, progress_bar
@@ -59,7 +58,7 @@ def run(source: Path, output: Path, *, lower: Bound, upper: Bound, calibrator: s
     bounds = bounds_of(lower, upper, backbone.labels)
     opened = source_of(source, backbone, loaded, settings, _model(backbone, loaded))
     identity = {
-        "source": [str(source.absolute()), _state_of(source)],
+        "source": [str(source.absolute()), opened.digest],
         "model": backbone.fingerprint,
         "labels": backbone.labels,
         "calibrator": hashlib.sha256(loaded.to_bytes()).hexdigest(),
@@ -191,13 +190,3 @@ def _prepare(folder: Path, identity: str) -> None:
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     note.write_text(identity)
-
-
-def _state_of(source: Path) -> list[Any]:
-    """Describe a source so that a changed one is noticed."""
-    files = [f"{source}/{name}" for name in files_in(source)] if source.is_dir() else [str(source)]
-    digest = hashlib.sha256()
-    for file in files:
-        found = os.stat(file)  # noqa: PTH116 - a `Path` of each takes twice as long
-        digest.update(f"{file} {found.st_size} {found.st_mtime_ns}\n".encode())
-    return [len(files), digest.hexdigest()]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -73,12 +74,15 @@ class Source:
         Tasks whose results are kept together.
     tasks
         In the order of the output.
+    digest
+        Of the names, sizes and times of the files: another one if a file has changed.
     """
 
     rows: int
     size: int
     per_part: int
     tasks: Iterator[Task]
+    digest: str
 
 
 def source_of(
@@ -95,19 +99,20 @@ def source_of(
     if path.is_dir():
         size = given or (IMAGE_BATCH if backbone.device == "cpu" else IMAGES)
         return _images(path, backbone, settings.max_pixels, size, run)
+    _, digest = _sizes_of(path.parent, [path.name])
     if holds_samples(path, backbone.inputs):
         samples = SampleFile(path, backbone.inputs)
         if backbone.inputs.kind == "texts":
-            return _rows(samples, TEXTS, partial(_of_texts, run, given or TEXT_BATCH))
-        return _rows(samples, given or ROWS, run)
+            return _rows(samples, TEXTS, partial(_of_texts, run, given or TEXT_BATCH), digest)
+        return _rows(samples, given or ROWS, run, digest)
     if calibrator.reads != "logits":
         raise UsageError(f"{calibrator.method!r} reads {calibrator.reads}, but {path} has logits alone")
-    return _rows(ScoreFile(path, backbone.labels), ROWS, _unchanged)
+    return _rows(ScoreFile(path, backbone.labels), ROWS, _unchanged, digest)
 
 
-def _rows(file: ScoreFile | SampleFile, size: int, scores: Callable[[Any], Scores]) -> Source:
+def _rows(file: ScoreFile | SampleFile, size: int, scores: Callable[[Any], Scores], digest: str) -> Source:
     tasks = (Task(count, partial(_read_then, read, scores)) for count, read in file.parts(size))
-    return Source(file.rows, size, 4, tasks)
+    return Source(file.rows, size, 4, tasks, digest)
 
 
 def _read_then(read: Callable[[], Any], scores: Callable[[Any], Scores]) -> Scores:
@@ -126,14 +131,14 @@ def _of_texts(run: Run, size: int, samples: Samples) -> Scores:
 
 
 def _images(folder: Path, backbone: Backbone, max_pixels: int, size: int, run: Run) -> Source:
-    names = [name for name in files_in(folder) if name.lower().endswith(SUFFIXES)]
+    names = [name for name in _files_in(folder) if name.lower().endswith(SUFFIXES)]
+    sizes, digest = _sizes_of(folder, names)
     alone = Lock()
 
     def decoded(batch: Sequence[str]) -> Samples:
-        paths = [folder / name for name in batch]
-        small = sum(path.stat().st_size for path in paths) < SMALL_BYTES * len(paths)
+        small = sum(sizes[name] for name in batch) < SMALL_BYTES * len(batch)
         with alone if small else nullcontext():
-            return np.stack([image_of(path, backbone, max_pixels) for path in paths])
+            return np.stack([image_of(folder / name, backbone, max_pixels) for name in batch])
 
     def scores(chosen: Sequence[str]) -> Scores:
         batches = (chosen[first : first + size] for first in range(0, len(chosen), size))
@@ -144,13 +149,23 @@ def _images(folder: Path, backbone: Backbone, max_pixels: int, size: int, run: R
             chosen = names[first : first + IMAGES]
             yield Task(len(chosen), partial(scores, chosen), {"path": chosen})
 
-    return Source(len(names), IMAGES, 8, tasks())
+    return Source(len(names), IMAGES, 8, tasks(), digest)
 
 
-def files_in(folder: Path) -> list[str]:
+def _files_in(folder: Path) -> list[str]:
     """List the files of a folder and its subfolders, by their paths below it."""
     found = []
     for place, _, names in os.walk(folder):
         below = os.path.relpath(place, folder)
         found += names if below == "." else [f"{below}/{name}" for name in names]
     return sorted(found)
+
+
+def _sizes_of(folder: Path, names: Iterable[str]) -> tuple[dict[str, int], str]:
+    """Return the bytes of each file, and the digest of a `Source`."""
+    digest, sizes = hashlib.sha256(), {}
+    for name in names:
+        found = os.stat(f"{folder}/{name}")  # noqa: PTH116 - a `Path` of each takes twice as long
+        digest.update(f"{name} {found.st_size} {found.st_mtime_ns}\n".encode())
+        sizes[name] = found.st_size
+    return sizes, digest.hexdigest()
