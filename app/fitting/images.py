@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from boxcal.app.fitting.archives import DAMAGE
 from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.form import FilePart
-from boxcal.app.fitting.validation_set import LISTING, MIN_SAMPLES, keep_labels
+from boxcal.app.fitting.validation_set import LISTING, check_count, keep_labels
 from boxcal.app.uploads.errors import UploadTooLarge
 from boxcal.models.decoding import decode, image_format
 from boxcal.models.errors import InvalidImage
@@ -69,11 +69,7 @@ def keep_images(
             )
         _check_image(archive, entry)
         labels.append(index_of[label])
-    if len(labels) < MIN_SAMPLES:
-        raise InvalidUpload(
-            f"The archive holds {len(labels)} images; a fit that is judged on unseen folds needs at least "
-            f"{MIN_SAMPLES}."
-        )
+    check_count(len(labels))
     names = [entry.filename for entry in entries]
     path = place.path.name if place.path.parent == folder else str(place.path.absolute())
     listing = {"path": path, "start": place.start, "length": place.length, "names": names}

@@ -16,7 +16,7 @@ from pyarrow import ipc, types
 
 from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.model_inputs import FEATURES, TEXTS, ModelInputs
-from boxcal.app.fitting.validation_set import MIN_SAMPLES, SAMPLES, Array, check_size
+from boxcal.app.fitting.validation_set import SAMPLES, Array, check_count, check_size
 from boxcal.app.uploads.errors import UploadTooLarge
 from boxcal.models.errors import UnusableInput
 from boxcal.models.inputs import Inputs
@@ -55,11 +55,7 @@ def keep_samples(folder: Path, inputs: ModelInputs, blocks: Iterable[Array], max
             count, size = count + len(batch), size + batch.nbytes
             check_size({inputs.member: size, "labels": 8 * count}, max_bytes)
             out.write_batch(batch)
-    if count < MIN_SAMPLES:
-        raise InvalidUpload(
-            f"The validation set has {count} samples; a fit that is judged on unseen folds needs at least "
-            f"{MIN_SAMPLES}."
-        )
+    check_count(count)
     return count
 
 

@@ -27,10 +27,10 @@ from boxcal.app.fitting.parquet import is_label
 from boxcal.app.fitting.samples import features_of, keep_samples, texts_of
 from boxcal.app.fitting.table_columns import LABEL, MAX_COLUMNS, Columns, choose_columns
 from boxcal.app.fitting.validation_set import (
-    MIN_SAMPLES,
     SAMPLE_WEIGHT,
     UNKNOWN_ROWS,
     Array,
+    check_count,
     check_size,
     keep,
     keep_groups,
@@ -194,11 +194,7 @@ def _keep_scores(
             "classes."
         )
     keep(folder, columns.kind, (UNKNOWN_ROWS, width), first.dtype, _chain(first, blocks))
-    if beside.rows < MIN_SAMPLES:
-        raise InvalidUpload(
-            f"The validation set has {beside.rows} samples; a fit that is judged on unseen folds "
-            f"needs at least {MIN_SAMPLES}."
-        )
+    check_count(beside.rows)
     return width
 
 

@@ -231,10 +231,15 @@ def check_shapes(
         )
     if scores[0] != labels[0]:
         raise InvalidUpload(f"`{name}` has {scores[0]} rows but `labels` has {labels[0]} values.")
-    if scores[0] < MIN_SAMPLES:
+    check_count(scores[0])
+
+
+def check_count(samples: int) -> None:
+    """Refuse a validation set of fewer than `MIN_SAMPLES` samples."""
+    if samples < MIN_SAMPLES:
         raise InvalidUpload(
-            f"The validation set has {scores[0]} samples; a fit that is judged on unseen folds "
-            f"needs at least {MIN_SAMPLES}."
+            f"The validation set has {samples} sample{'' if samples == 1 else 's'}; a fit that is judged on "
+            f"unseen folds needs at least {MIN_SAMPLES}."
         )
 
 

@@ -160,13 +160,6 @@ class SmoothedResiduals:
         return self.errors(high), high
 
 
-def smooth_fixed_point(confidence: Vector, correct: Vector) -> tuple[float, float]:
-    """Return smECE and its bandwidth for confidences (N,) and outcomes (N,) of 0 and 1."""
-    residuals = (confidence - correct)[:, None]
-    value, bandwidth = SmoothedResiduals(Confidences(confidence), residuals).fixed_points()
-    return float(value[0]), float(bandwidth[0])
-
-
 def grid_size(bandwidth: float) -> int:
     """Return the number of grid points for a bandwidth."""
     return max(2000, round(20 / bandwidth)) // 2 + 1

@@ -214,7 +214,7 @@ BAD: dict[str, tuple[int, str, Callable[[], bytes]]] = {
     ),
     "one sample": (
         422,
-        f"has 1 samples.*at least {MIN_SAMPLES}",
+        f"has 1 sample; .*at least {MIN_SAMPLES}",
         lambda: npz(logits=LOGITS[:1], labels=LABELS[:1]),
     ),
     "no sample": (422, "has 0 samples", lambda: npz(logits=LOGITS[:0], labels=LABELS[:0])),

@@ -11,8 +11,12 @@ from numpy.typing import NDArray
 from boxcal.calibrators.evaluation.bins import NUM_BINS, bin_edges, bin_indices
 from boxcal.calibrators.evaluation.classwise import ClassCells, cell_indices
 from boxcal.calibrators.evaluation.outcomes import Outcomes, outcomes
-from boxcal.calibrators.evaluation.smooth import smooth_fixed_point
-from boxcal.calibrators.evaluation.toplabel import BinnedError, DebiasedError, KolmogorovSmirnovError
+from boxcal.calibrators.evaluation.toplabel import (
+    BinnedError,
+    DebiasedError,
+    KolmogorovSmirnovError,
+    SmoothError,
+)
 
 Matrix = NDArray[np.float64]
 POPULATION = 200_000
@@ -100,7 +104,7 @@ def true_metrics(world: World) -> dict[str, float]:
         "classwise_ece": float(cells.classwise_ece(hits)),
         "ece_width": BinnedError(scored, "width").value,
         "ece_mass": BinnedError(scored, "mass").value,
-        "smooth_ece": smooth_fixed_point(scored.confidence, scored.correct)[0],
+        "smooth_ece": SmoothError(scored).value,
         "debiased_ece": DebiasedError(scored).centre,
         "ks": KolmogorovSmirnovError(scored).value,
     }
