@@ -17,7 +17,7 @@ from http import HTTPStatus
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.routing import BaseRoute, Match
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from boxcal.app import errors
@@ -28,6 +28,7 @@ from boxcal.app.access.scopes import Level
 from boxcal.app.body_parts import EXTENSION, BodyParts
 from boxcal.app.budget import Budget
 from boxcal.app.logs import current_request_id
+from boxcal.app.nearest import hint
 from boxcal.app.telemetry import UNMATCHED, Telemetry
 from boxcal.models.errors import BackboneError
 
@@ -298,7 +299,8 @@ class RequestMiddleware:
         status = error.status_code if isinstance(error, HTTPException) else None
         path = _path(scope)
         if status == HTTPStatus.NOT_FOUND:
-            return errors.RouteNotFound(f"No route has the path {path}; /docs lists all routes.")
+            meant = hint(path, (route.path for route in self._routes if isinstance(route, Route)))
+            return errors.RouteNotFound(f"No route has the path {path}{meant or ';'} /docs lists all routes.")
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
             matching = [route for route in self._routes if route.matches(dict(scope))[0] != Match.NONE]
             allowed = {method for route in matching for method in getattr(route, "methods", None) or ()}

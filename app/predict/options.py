@@ -98,6 +98,8 @@ DEFAULT = Options()
 SIDES = ("lower", "upper")
 NAMES = tuple(Options.model_fields)
 FLAT = tuple(name for name in NAMES if name != "bounds")
+FEW_LABELS = 50
+"""A class name that is not known is compared with so many labels: a comparison takes some microseconds."""
 
 
 def place_of(name: str) -> str | None:
@@ -231,16 +233,28 @@ class Labels:
         self.names = tuple(names)
         self.index = {name: position for position, name in enumerate(self.names)}
         self.longest = max(map(len, self.names), default=0)
-        self._by_start: dict[str, list[str]] = {}
-        for name in self.names:
-            self._by_start.setdefault(name[:3].lower(), []).append(name)
+        self._by_part: dict[str, list[str]] = {}
+        if len(self) > FEW_LABELS:
+            for name in self.names:
+                for part in _ends(name):
+                    self._by_part.setdefault(part, []).append(name)
 
     def __len__(self) -> int:
         return len(self.names)
 
     def hint(self, name: str) -> str:
-        """Return `; did you mean '...'?` for one of the first few labels with the same three letters."""
-        return hint(name, self._by_start.get(name[:3].lower(), [])[:20])
+        """Return `; did you mean '...'?` for the nearest label, or nothing.
+
+        Where there are many, it is looked for among some that begin or end with the same three letters.
+        """
+        if len(self) <= FEW_LABELS:
+            return hint(name, self.names)
+        alike = [one for part in _ends(name) for one in self._by_part.get(part, [])[: FEW_LABELS // 2]]
+        return hint(name, alike)
+
+
+def _ends(name: str) -> tuple[str, str]:
+    return f"{name[:3].lower()}-", f"-{name[-3:].lower()}"
 
 
 def check_bounds(bounds: BoundsOption | None, labels: Labels) -> RequestBounds | None:

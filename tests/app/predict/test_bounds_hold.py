@@ -161,6 +161,17 @@ def test_bounds_that_cannot_be_met_are_refused_by_name(sent: dict[str, Any], wor
     assert words in refused.value.detail
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"), [("taxi cat", "taxi cab"), ("axi cab", "taxi cab"), ("xyz", None), ("", None)]
+)
+@pytest.mark.parametrize("others", [0, 1000])
+def test_a_misspelt_class_gets_a_suggestion_wherever_the_mistake_is(
+    name: str, meant: str | None, others: int
+) -> None:
+    labels = Labels(["taxi cab", *(f"{number:05}" for number in range(others))])
+    assert labels.hint(name) == (f"; did you mean {meant!r}?" if meant else "")
+
+
 @pytest.mark.parametrize("num_classes", [3, 7, 10, 49, 1000])
 def test_bounds_that_are_feasible_but_for_rounding_are_taken(num_classes: int) -> None:
     labels = Labels([str(k) for k in range(num_classes)])

@@ -307,6 +307,8 @@ def test_a_request_with_more_samples_than_the_queue_takes_is_refused(http: httpx
 
 def test_paths_and_methods_that_do_not_exist(http: httpx.Client) -> None:
     assert problem(http.get("/nowhere"), 404) == "No route has the path /nowhere; /docs lists all routes."
+    detail = problem(http.get("/calibrator"), 404)
+    assert detail.startswith("No route has the path /calibrator; did you mean '/calibrators'? /docs lists")
     refused = http.get("/predict")
     assert problem(refused, 405) == "/predict does not support the method GET."
     assert refused.headers["allow"] == "POST"
