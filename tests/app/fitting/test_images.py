@@ -107,7 +107,7 @@ def test_too_few_images_are_refused(tmp_path: Path) -> None:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as out:
         out.writestr("7/x.png", DIGITS.png(0))
-    with pytest.raises(BoxcalError, match="holds 1 images"):
+    with pytest.raises(BoxcalError, match="has 1 sample; "):
         read(file.getvalue(), tmp_path)
 
 
