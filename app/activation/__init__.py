@@ -1,1 +1,1 @@
-"""The active calibrator, the gate that decides on it, and how one becomes active."""
+"""The active calibrator, and how one becomes active."""

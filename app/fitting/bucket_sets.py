@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from boxcal.app.fitting.shared import ORPHAN_SECONDS, SharedSets
+from boxcal.app.fitting.shared import ORPHAN_SECONDS
 from boxcal.app.registry.bucket import Bucket
-
-logger = logging.getLogger("boxcal")
 
 FOLDER = "fits"
 
@@ -68,14 +64,3 @@ class BucketSets:
         for fit_id, age in self._bucket.ages(FOLDER).items():
             if age > ORPHAN_SECONDS and fit_id not in unfinished:
                 self._bucket.remove(f"{FOLDER}/{fit_id}")
-
-
-async def leave(shared: SharedSets | BucketSets | None, folder: Path, *, is_over: bool) -> None:
-    """Remove a validation set unless another process needs it; what cannot be removed is swept later."""
-    if shared is None:
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        return
-    try:
-        await asyncio.to_thread(shared.leave, folder, is_over=is_over)
-    except OSError as error:
-        logger.warning("The validation set in %s was not removed: %s", folder, error)

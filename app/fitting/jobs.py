@@ -18,18 +18,14 @@ from typing import TYPE_CHECKING
 from boxcal.app.activation.activator import Activator
 from boxcal.app.errors import NotReady
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
-from boxcal.app.fitting.bucket_sets import BucketSets, leave
+from boxcal.app.fitting.bucket_sets import BucketSets
 from boxcal.app.fitting.checks import GOING_DOWN, UploadChecks
 from boxcal.app.fitting.comparisons import Comparisons
 from boxcal.app.fitting.errors import FitAlreadyOver, FitElsewhere, FitQueueFull
 from boxcal.app.fitting.fields import FitFields
 from boxcal.app.fitting.job import Job
 from boxcal.app.fitting.limits import FitLimits
-from boxcal.app.fitting.messages import (
-    BUDGET_SECONDS,
-    RefitOutcome,
-    RefitTask,
-)
+from boxcal.app.fitting.messages import BUDGET_SECONDS, RefitOutcome, RefitTask
 from boxcal.app.fitting.runner import WAITING, FitRunner
 from boxcal.app.fitting.shared import SharedSets
 from boxcal.app.fitting.slots import UploadSlots
@@ -205,7 +201,7 @@ class FitJobs:
                 caller=caller,
             )
         except BaseException:
-            await leave(self._shared, folder, is_over=True)
+            await self._leave(folder, is_over=True)
             raise
         return record if self._queues_only else self._start(record, folder, checked.budget_seconds)
 
@@ -376,11 +372,21 @@ class FitJobs:
     async def _conclude(self, job: Job) -> None:
         """Wait for the end of a fit, and tell those who watch it."""
         record = await self._runner.finish(job)
-        await leave(self._shared, job.folder, is_over=not job.is_elsewhere)
+        await self._leave(job.folder, is_over=not job.is_elsewhere)
         del self._jobs[record.id]
         job.update(record)
         with suppress(RegistryUnavailable):
             await self.adopt()
+
+    async def _leave(self, folder: Path, *, is_over: bool) -> None:
+        """Remove a validation set unless another process needs it; what cannot be removed is swept later."""
+        if self._shared is None:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            return
+        try:
+            await asyncio.to_thread(self._shared.leave, folder, is_over=is_over)
+        except OSError as error:
+            logger.warning("The validation set in %s was not removed: %s", folder, error)
 
     async def _poll(self, fit_id: str) -> AsyncIterator[FitRecord]:
         """Watch a fit that has ended, or that another process runs, in the registry."""

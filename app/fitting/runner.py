@@ -9,14 +9,13 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from boxcal.app.activation.activator import Activator
-from boxcal.app.activation.gate import decide
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.job import Job, Result
 from boxcal.app.fitting.messages import FitOutcome, FitTask, RefitOutcome, RefitTask
@@ -25,7 +24,7 @@ from boxcal.app.fitting.workers import Workers
 from boxcal.app.registry.audit import Caller
 from boxcal.app.registry.errors import FitLost, RegistryUnavailable
 from boxcal.app.registry.fits import INTERRUPTED
-from boxcal.app.registry.records import UNCALIBRATED, FitRecord, FitState
+from boxcal.app.registry.records import UNCALIBRATED, ActivatePolicy, Decision, FitRecord, FitState
 from boxcal.app.registry.store import Registry
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ class FitRunner:
         )
 
     async def _accept(self, job: Job, result: Result) -> FitRecord:
-        """Record a result and, if the gate decides so, activate it."""
+        """Record a result and, if `decide` says so, activate it."""
         fitted, decision = result
         # The disk may be full; this makes space for the result.
         await asyncio.to_thread(shutil.rmtree, job.folder, ignore_errors=True)
@@ -213,3 +212,44 @@ class FitRunner:
                 continue  # the registry logs the outage, once
             except FitLost:
                 job.stop(FitState.INTERRUPTED, INTERRUPTED)  # another process marked it as interrupted
+
+
+def decide(
+    policy: ActivatePolicy,
+    *,
+    is_better: bool,
+    reason: str,
+    warnings: Sequence[dict[str, Any]],
+    compared_with: int,
+    active_version: int,
+) -> Decision:
+    """Apply the upload's `activate` field.
+
+    Parameters
+    ----------
+    is_better, reason
+        The report's verdict on folds that the fit never saw, against version `compared_with`, and why.
+    warnings
+        Those of the report; a serious one means that the data may not show what the service will meet.
+    compared_with
+        The version that was active when the fit began, which the report compares with.
+    active_version
+        The version active now.
+    """
+    serious = "; ".join(warning["message"] for warning in warnings if warning["severity"] == "serious")
+    if policy is ActivatePolicy.ALWAYS:
+        return Decision(
+            True, f"Activated, as asked{f', despite a serious warning: {serious}' * bool(serious)}."
+        )
+    if policy is ActivatePolicy.NEVER:
+        return Decision(False, "Not activated, as asked.")
+    if active_version != compared_with:
+        return Decision(
+            False,
+            f"Not activated: the fit was compared with version {compared_with}, but version {active_version} "
+            "was activated meanwhile. Activate it yourself, or fit again.",
+        )
+    if serious:
+        return Decision(False, f"Not activated: {serious}. Correct the data, or activate it yourself.")
+    verdict = f"compared with version {compared_with}, {reason}."
+    return Decision(is_better, f"{'Activated' if is_better else 'Not activated'}: {verdict}")
