@@ -20,7 +20,6 @@ from prometheus_client import (
     Histogram,
     ProcessCollector,
     disable_created_metrics,
-    generate_latest,
 )
 
 from boxcal.app.metric_types import FastHistogram, ReadCounter
@@ -322,7 +321,3 @@ class Telemetry:
         self._fits.labels(state).inc()
         if state == "succeeded":
             self._fit_seconds.labels(method).observe(seconds)
-
-    def exposition(self) -> bytes:
-        """Write every metric in Prometheus' text format."""
-        return generate_latest(self.registry)

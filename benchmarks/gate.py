@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from boxcal.calibrators import fit
 from boxcal.calibrators.data import check_validation_set
-from boxcal.calibrators.evaluation.bootstrap import DRAWS, Deviations, deviations_of, mean_estimates
+from boxcal.calibrators.evaluation.bootstrap import Deviations, Resamples, deviations_of, mean_estimates
 from boxcal.calibrators.evaluation.crossfit import cross_fit
 from boxcal.calibrators.evaluation.outcomes import Outcomes, outcomes
 from boxcal.calibrators.evaluation.toplabel import SmoothError
@@ -59,12 +59,13 @@ def judged(method: str, world: str, count: int, classes: int, seed: int) -> tupl
     answers = cross_fit(method, data, seed=seed)
     after = outcomes(answers.probabilities, labels, answers.predicted)
     before = outcomes(torch.softmax(data.scores, dim=1), labels, data.scores.argmax(dim=1))
-    (nll,) = mean_estimates((after.nll - before.nll)[:, None], level=LEVELS["nll"], seed=seed)
-    (brier,) = mean_estimates((after.brier - before.brier)[:, None], level=LEVELS["brier"], seed=seed)
+    resamples = Resamples(len(after), seed=seed)
+    (nll,) = mean_estimates((after.nll - before.nll)[:, None], resamples, level=LEVELS["nll"])
+    (brier,) = mean_estimates((after.brier - before.brier)[:, None], resamples, level=LEVELS["brier"])
     without = Verdict("uncalibrated", {"nll": nll, "brier": brier})
     if not without.is_better:  # then smooth ECE, which takes longest, decides nothing
         return False, nll.high < 0, False
-    smooth = _deviations(after, seed).minus(_deviations(before, seed), LEVELS["smooth_ece"])
+    smooth = _deviations(after, resamples).minus(_deviations(before, resamples), LEVELS["smooth_ece"])
     is_better = Verdict("uncalibrated", {**without.differences, "smooth_ece": smooth}).is_better
     return is_better, nll.high < 0, is_better and _truly_worse(method, world, logits, labels, seed)
 
@@ -79,8 +80,8 @@ def _truly_worse(method: str, world: str, logits: Floats, labels: Floats, seed: 
     return bool((true * gains).sum(axis=1).mean() < 0)
 
 
-def _deviations(scored: Outcomes, seed: int) -> Deviations:
-    return deviations_of([SmoothError(scored)], len(scored), draws=DRAWS, seed=seed)["smooth_ece"]
+def _deviations(scored: Outcomes, resamples: Resamples) -> Deviations:
+    return deviations_of([SmoothError(scored)], resamples)["smooth_ece"]
 
 
 def main() -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 
 from boxcal.app.stats import Collects
@@ -83,10 +82,6 @@ class SharedMetrics:
             elif metric.name in LARGEST_GAUGES:
                 metric.samples = _joined(samples, largest, max)
             yield metric
-
-    def exposition(self) -> bytes:
-        """Write them in Prometheus' text format; blocks."""
-        return generate_latest(self)
 
     def _siblings(self) -> tuple[Values, Values, Values]:
         counts: Values = {}

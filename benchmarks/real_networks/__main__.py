@@ -26,6 +26,7 @@ from benchmarks.real_networks.networks import Network, digits, residual, small
 from boxcal.calibrators import fit
 from boxcal.calibrators.evaluation.bootstrap import (
     Estimate,
+    Resamples,
     deviations_of,
     mean_estimates,
     proportion_difference,
@@ -86,7 +87,7 @@ class Judged:
             self.seconds = float(arrays["seconds"])
         self.scored = Outcomes(**values)
         smooth = SmoothError(self.scored)
-        self.smooth = deviations_of([smooth], len(self.scored), draws=DRAWS, seed=0)[smooth.name]
+        self.smooth = deviations_of([smooth], Resamples(len(self.scored), draws=DRAWS))[smooth.name]
         self.wrong = 1.0 - self.scored.correct
         self.values = [
             100.0 * float(self.wrong.mean()),
@@ -101,7 +102,7 @@ class Judged:
         columns = np.column_stack([mine.nll - theirs.nll, mine.brier - theirs.brier])
         shares = proportion_difference(self.wrong, other.wrong), self.smooth.minus(other.smooth)
         error, smooth = (Estimate(100 * one.value, 100 * one.low, 100 * one.high) for one in shares)
-        return [error, *mean_estimates(columns, draws=DRAWS, seed=0), smooth]
+        return [error, *mean_estimates(columns, Resamples(len(columns), draws=DRAWS)), smooth]
 
 
 def table(key: str, network: Network, store: Path) -> str:

@@ -112,13 +112,9 @@ def quantile(draws: NDArray[np.float64], share: float) -> NDArray[np.float64]:
 
 def mean_estimates(
     columns: Matrix,
+    resamples: Resamples,
     *,
-    together: bool = False,
     level: float | Sequence[float] = LEVEL,
-    draws: int = DRAWS,
-    seed: int = 0,
-    groups: Indices | None = None,
-    resamples: Resamples | None = None,
     weights: Vector | None = None,
 ) -> list[Estimate]:
     """Return the mean of each column with its studentised bootstrap interval.
@@ -128,22 +124,13 @@ def mean_estimates(
     columns : float64 (N, q)
         Per-sample values, or per-sample differences between two classifiers, for which the interval is that
         of the paired comparison. A column with infinite values has an infinite mean and no interval.
-    together
-        Whether `level` is the chance that all the intervals hold at once, so that one may be picked out after
-        a look at the means (the maximal statistic; Romano and Wolf 2005).
+    resamples
+        Of the samples, or of groups of them: the mean is linear in the sums of groups.
     level
         Chance that an interval holds the true mean: one number, or one for each column.
-    draws, seed
-        Number of resamples, and what makes them reproducible.
-    groups
-        Numbers (N,) of groups, which are resampled in place of samples: the mean is linear in their sums.
-    resamples
-        Of these samples, in place of `draws`, `seed` and `groups`.
     weights
         How much each sample counts (N,), of mean 1; a resampled sample keeps its weight.
     """
-    if resamples is None:
-        resamples = Resamples(len(columns), draws=draws, seed=seed, groups=groups)
     finite = np.atleast_1d(np.isfinite(columns).all(axis=0))
     values = np.where(finite, columns, 0.0)
     count = len(values)
@@ -164,15 +151,10 @@ def mean_estimates(
     resampled = np.sqrt(np.maximum(second - shift**2, 0.0))
     scale = np.where(resampled > 1e-12 * spread[:, None], resampled, spread[:, None])
     studentised = np.divide(shift, scale, out=np.zeros_like(shift), where=scale > 0)
-    lowest, highest = studentised, studentised
-    if together:
-        lowest, highest = (
-            np.broadcast_to(extreme(studentised, axis=0), studentised.shape) for extreme in (np.min, np.max)
-        )
     results = []
     for i, one in enumerate(np.broadcast_to(level, columns.shape[1])):
         tail = (1 - float(one)) / 2
-        below, above = float(quantile(lowest[i], tail)), float(quantile(highest[i], 1 - tail))
+        below, above = float(quantile(studentised[i], tail)), float(quantile(studentised[i], 1 - tail))
         value = float((columns[:, i] if weights is None else columns[:, i] * weights).mean())
         low, high = value - above * float(spread[i]), value - below * float(spread[i])
         results.append(Estimate(value, low, high) if finite[i] else Estimate(value, math.nan, math.nan))
@@ -239,22 +221,12 @@ class Deviations:
 
 
 def deviations_of(
-    metrics: Sequence[Resampled],
-    count: int,
-    *,
-    draws: int = DRAWS,
-    seed: int = 0,
-    groups: Indices | None = None,
-    resamples: Resamples | None = None,
-    tell: Tell = silent,
+    metrics: Sequence[Resampled], resamples: Resamples, tell: Tell = silent
 ) -> dict[str, Deviations]:
-    """Return the deviations of several metrics of the same N = `count` samples, by name.
+    """Return the deviations of several metrics of the same samples, by name.
 
-    Two calls with the same count, draws, seed and groups, or with the same `resamples` in their place, have
-    the same resamples: their deviations are paired.
+    The deviations of two calls with the same resamples are paired.
     """
-    if resamples is None:
-        resamples = Resamples(count, draws=draws, seed=seed, groups=groups)
 
     def work(weights: Matrix) -> list[Matrix]:
         surplus = weights - 1.0

@@ -151,11 +151,9 @@ def judge(
     drawn = perfect_metrics(scored, cells, seed=seed, tell=_part(tell, 0.2, 0.4))
     tops: list[TopLabelError | MaximumError] = [*top_label, maximum]
     drawn |= _perfect_top_label(tops, scored.confidence, draws, seed, _part(tell, 0.4, 0.7))
-    deviations = deviations_of(
-        [*top_label, *whole], len(scored), resamples=resamples, tell=_part(tell, 0.7, 0.95)
-    )
+    deviations = deviations_of([*top_label, *whole], resamples, tell=_part(tell, 0.7, 0.95))
     nll, brier = mean_estimates(
-        np.column_stack([scored.nll, scored.brier]), resamples=resamples, weights=scored.weights
+        np.column_stack([scored.nll, scored.brier]), resamples, weights=scored.weights
     )
     tell(1.0)
     estimates = {"error_rate": _error_rate(scored, resamples), "nll": nll, "brier": brier}
@@ -178,9 +176,7 @@ def compare(first: Judgement, second: Judgement) -> dict[str, Estimate]:
 
     Both must have been judged on the same samples with the same seed and number of draws.
     """
-    nll, brier = mean_estimates(
-        _differences(first, second), resamples=first.resamples, weights=first.scored.weights
-    )
+    nll, brier = mean_estimates(_differences(first, second), first.resamples, weights=first.scored.weights)
     result = {
         "error_rate": _error_difference(first, second),
         "nll": nll,
@@ -207,8 +203,8 @@ def verdict(
     names = ("nll", "brier")
     found = mean_estimates(
         _differences(first, second),
+        first.resamples,
         level=[LEVELS[name] for name in names],
-        resamples=first.resamples,
         weights=first.scored.weights,
     )
     smooth = first.deviations["smooth_ece"].minus(second.deviations["smooth_ece"], LEVELS["smooth_ece"])
@@ -233,7 +229,7 @@ def _error_rate(scored: Outcomes, resamples: Resamples) -> Estimate:
     wrong = 1 - scored.correct
     if scored.groups is None and scored.weights is None:
         return proportion_estimate(wrong)
-    (found,) = mean_estimates(wrong[:, None], resamples=resamples, weights=scored.weights)
+    (found,) = mean_estimates(wrong[:, None], resamples, weights=scored.weights)
     if found.low == found.high:  # none is wrong, or all are
         independent = (
             effective_samples(scored.weights) if scored.weights is not None else int(resamples.units)
@@ -248,7 +244,7 @@ def _error_difference(first: Judgement, second: Judgement) -> Estimate:
     weights = first.scored.weights
     if first.scored.groups is None and weights is None:
         return proportion_difference(wrong, other)
-    return mean_estimates((wrong - other)[:, None], resamples=first.resamples, weights=weights)[0]
+    return mean_estimates((wrong - other)[:, None], first.resamples, weights=weights)[0]
 
 
 def _maximum_difference(first: MaximumError, second: MaximumError) -> Estimate:

@@ -1,8 +1,8 @@
 """Champion against challenger: which of two calibrators has the lower NLL, decided at any time.
 
 `D = log q(y) - log p(y)` is bounded from below by -B before the label is known, B = max_k log p(k) / q(k). So
-`1 + lambda (D - margin)` is a fair bet for every lambda below 1 / (B + margin), and the mean over a grid of
-lambda is one too (betting on a bounded mean: Waudby-Smith and Ramdas 2024).
+`1 + lambda D` is a fair bet for every lambda below 1 / B, and the mean over a grid of lambda is one too
+(betting on a bounded mean: Waudby-Smith and Ramdas 2024).
 """
 
 from __future__ import annotations
@@ -39,17 +39,14 @@ class Duel(Fold):
     ----------
     num_classes
         K.
-    margin
-        Nats a label by which the winner must be better.
     alpha
-        Probability of a wrong decision where neither is better by more than the margin.
+        Probability of a wrong decision where neither is better.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("wealth", "sums", "decided")
 
-    def __init__(self, num_classes: int, *, margin: float = 0.0, alpha: float = ALPHA) -> None:
+    def __init__(self, num_classes: int, *, alpha: float = ALPHA) -> None:
         self.num_classes = num_classes
-        self.margin = margin
         self.alpha = alpha
         self.wealth = np.zeros((2, len(STAKES)))
         self.sums = np.zeros(2)
@@ -66,7 +63,7 @@ class Duel(Fold):
         p, own = check_rows(champion, labels, self.num_classes)
         q, _ = check_rows(challenger, labels, self.num_classes)
         evidence = np.empty((len(own), 2))
-        _fold(p, q, own, np.array(STAKES), self.margin, self.wealth, self.sums, evidence)
+        _fold(p, q, own, np.array(STAKES), self.wealth, self.sums, evidence)
         if not self.decided[0]:
             reached = np.argwhere(evidence >= math.log(2.0 / self.alpha))
             if len(reached):
@@ -95,7 +92,6 @@ def _fold(  # noqa: PLR0917 - compiled loops take arrays by position
     challenger: Array,
     labels: Array,
     stakes: Array,
-    margin: float,
     wealth: Array,
     sums: Array,
     evidence: Array,
@@ -114,10 +110,10 @@ def _fold(  # noqa: PLR0917 - compiled loops take arrays by position
         sums[1] += own
         for side in range(2):
             gain, bound = (own, -lowest) if side == 0 else (-own, highest)
-            limit = LARGEST_STAKE / (bound + margin) if bound + margin > 0.0 else math.inf
+            limit = LARGEST_STAKE / bound if bound > 0.0 else math.inf
             largest = -math.inf
             for j in range(stakes.shape[0]):
-                wealth[side, j] += math.log1p(min(stakes[j], limit) * (gain - margin))
+                wealth[side, j] += math.log1p(min(stakes[j], limit) * gain)
                 largest = max(largest, wealth[side, j])
             total = 0.0
             for j in range(stakes.shape[0]):

@@ -9,7 +9,7 @@ import torch
 from boxcal.calibrators import fit
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.errors import InvalidDataError
-from boxcal.calibrators.evaluation.bootstrap import mean_estimates
+from boxcal.calibrators.evaluation.bootstrap import Resamples, mean_estimates
 from boxcal.calibrators.evaluation.judgement import judge
 from boxcal.calibrators.evaluation.outcomes import outcomes
 from boxcal.calibrators.evaluation.report import cross_fitted_report
@@ -66,7 +66,9 @@ def test_intervals_cover_the_mean_of_groups_of_any_size() -> None:
         sizes = rng.integers(1, 12, 40)
         groups = np.repeat(np.arange(40), sizes)
         values = rng.normal(size=40)[groups] + 0.3 * rng.normal(size=len(groups))
-        (found,) = mean_estimates(values[:, None], draws=200, seed=trial, groups=groups)
+        (found,) = mean_estimates(
+            values[:, None], Resamples(len(values), draws=200, seed=trial, groups=groups)
+        )
         inside += found.low <= 0.0 <= found.high
     assert inside >= 180  # 95 % of 200 are 190; without groups it is about 100
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 from annotated_types import Ge, Gt, Le, Lt
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic.fields import FieldInfo
 
@@ -41,7 +42,7 @@ def metrics() -> str:
     """List every metric of the service that has the prefix `boxcal_`."""
     telemetry = Telemetry({"/predict": [200]})
     telemetry.calibrator_active(0, "uncalibrated")
-    families = text_string_to_metric_families(telemetry.exposition().decode())
+    families = text_string_to_metric_families(generate_latest(telemetry.registry).decode())
     return table(
         ["metric", "type", "meaning"],
         (

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from prometheus_client import generate_latest
 
 from boxcal.app import model_list
 from boxcal.app.settings import Settings
@@ -154,7 +155,7 @@ def check_promql(block: Block) -> None:
     """Check that the service exposes every metric of the query, once there was a request."""
     telemetry = Telemetry({"/predict": [200]})
     telemetry.request("/predict", 200, 0.01)
-    exposed = telemetry.exposition().decode()
+    exposed = generate_latest(telemetry.registry).decode()
     names = re.findall(r"boxcal_\w+", block.text)
     assert names
     assert all(re.search(rf"^{name}[ {{]", exposed, re.MULTILINE) for name in names)

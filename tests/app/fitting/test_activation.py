@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from prometheus_client import generate_latest
 
 from boxcal.app.activation.activator import KEPT, Activator, check, read
 from boxcal.app.registry.errors import CalibratorNotFound, DamagedArtifact
@@ -48,8 +49,8 @@ def test_it_starts_with_what_was_active_version(registry: Registry, artifact: by
     assert (first.active.current.version, first.active.current.method) == (0, "uncalibrated")
     accept(first, registry, artifact, activate=True)
     assert first.active.current.version == 1
-    assert b'boxcal_calibrator_info{method="ts",version="1"} 1.0' in telemetry.exposition()
-    assert b'version="0"' not in telemetry.exposition()
+    assert b'boxcal_calibrator_info{method="ts",version="1"} 1.0' in generate_latest(telemetry.registry)
+    assert b'version="0"' not in generate_latest(telemetry.registry)
     again = Activator(registry, 10, telemetry)
     expected = Calibrator.from_bytes(artifact)(torch.from_numpy(LOGITS)).numpy()
     np.testing.assert_array_equal(again.active.current.calibrator(LOGITS), expected)

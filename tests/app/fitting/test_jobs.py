@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from prometheus_client import generate_latest
 
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.build import Refits, open_refits
@@ -106,7 +107,7 @@ def test_fits_run_one_after_the_other_and_tell_how_far_they_are(tmp_path: Path) 
         assert opened.registry.report(2)["fit"]["certificate"]["starts"] >= 1
         assert opened.registry.reliability(2, "svg").lstrip().startswith(b"<?xml")
         assert (await jobs.get(first)) == seen[-1]
-        exposition = telemetry.exposition()
+        exposition = generate_latest(telemetry.registry)
         assert b'boxcal_fits_total{state="succeeded"} 2.0' in exposition
         assert b'boxcal_fit_seconds_count{method="pb"} 1.0' in exposition
 
@@ -131,7 +132,7 @@ def test_a_fit_is_cancelled_while_it_waits_and_while_it_runs(tmp_path: Path) -> 
         with pytest.raises(FitNotFound):
             await jobs.cancel("nonesuch")
         assert [record.version for record in opened.registry.list()] == [1, 0]
-        assert b'boxcal_fits_total{state="cancelled"} 2.0' in telemetry.exposition()
+        assert b'boxcal_fits_total{state="cancelled"} 2.0' in generate_latest(telemetry.registry)
 
     run(tmp_path, scenario)
 
@@ -151,7 +152,7 @@ def test_a_worker_that_dies_fails_its_fit_alone(tmp_path: Path) -> None:
             "Its process was ended by SIGSEGV.",
         )
         assert (await until(jobs, waiting, ended)).state is FitState.SUCCEEDED
-        assert b'boxcal_fits_total{state="failed"} 1.0' in telemetry.exposition()
+        assert b'boxcal_fits_total{state="failed"} 1.0' in generate_latest(telemetry.registry)
 
     run(tmp_path, scenario)
 
@@ -256,7 +257,9 @@ def test_processes_that_share_a_registry_follow_each_other(tmp_path: Path) -> No
             seen = [record async for record in other.jobs.watch(fit_id)]
             assert (seen[-1].state, seen[-1].calibrator) == (FitState.SUCCEEDED, 1)
             await follows(other, 1)
-            assert b'boxcal_calibrator_info{method="ts",version="1"} 1.0' in telemetry.exposition()
+            assert b'boxcal_calibrator_info{method="ts",version="1"} 1.0' in generate_latest(
+                telemetry.registry
+            )
             await asyncio.to_thread(other.activator.rollback)
             await follows(one, 0)
 

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 
 from boxcal.app import background as tasks
 from boxcal.app.activation.local_copy import FILE_NAME, LocalCopy
@@ -144,5 +145,5 @@ def test_a_background_task_that_fails_or_ends_starts_again(
             await third.wait()
 
     asyncio.run(scenario())
-    assert b'boxcal_background_restarts_total{task="follower"} 2.0' in telemetry.exposition()
+    assert b'boxcal_background_restarts_total{task="follower"} 2.0' in generate_latest(telemetry.registry)
     assert [record.exc_info is not None for record in caplog.records] == [True, False]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from boxcal.app.settings import Settings
 from boxcal.app.workers import metrics as shared
@@ -134,13 +134,13 @@ def test_counters_of_dead_processes_stay_and_their_gauges_go(
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as living:
         one = metrics_of(tmp_path, living.pid, 2, 1)
         mine = metrics_of(tmp_path, os.getpid(), 3, 5)
-        assert b'boxcal_seen_total{kind="a"} 5.0' in mine.exposition()
-        assert b"boxcal_queue_samples 6.0" in one.exposition()
+        assert b'boxcal_seen_total{kind="a"} 5.0' in generate_latest(mine)
+        assert b"boxcal_queue_samples 6.0" in generate_latest(one)
         living.send_signal(signal.SIGKILL)
         living.wait()
         (tmp_path / "999999998.json").write_bytes((tmp_path / f"{living.pid}.json").read_bytes())
         for _ in range(2):
-            text = mine.exposition()
+            text = generate_latest(mine)
             assert b'boxcal_seen_total{kind="a"} 7.0' in text
             assert b"boxcal_queue_samples 5.0" in text
             join_ended(tmp_path)

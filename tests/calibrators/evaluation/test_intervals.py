@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
-from boxcal.calibrators.evaluation.bootstrap import mean_estimates, proportion_estimate
+from boxcal.calibrators.evaluation.bootstrap import Resamples, mean_estimates, proportion_estimate
 from boxcal.calibrators.evaluation.judgement import compare, judge
 from boxcal.calibrators.evaluation.outcomes import outcomes
 from tests.calibrators.evaluation.simulation import (
@@ -64,7 +64,9 @@ def test_intervals_of_means_cover(name: str) -> None:
     truth, hits = true_metrics(world), Counter[str]()
     for trial in range(trials):
         scored, _ = sample(world, 300, np.random.default_rng([trial, 13]))
-        nll, brier = mean_estimates(np.column_stack([scored.nll, scored.brier]), draws=200, seed=trial)
+        nll, brier = mean_estimates(
+            np.column_stack([scored.nll, scored.brier]), Resamples(len(scored), draws=200, seed=trial)
+        )
         rate = proportion_estimate(1 - scored.correct)
         for metric, one in (("nll", nll), ("brier", brier), ("error_rate", rate)):
             hits[metric] += one.low <= truth[metric] <= one.high
@@ -128,19 +130,6 @@ def p_values(trials: int, count: int, draws: int) -> dict[str, list[float]]:
         for name, perfect in judge(scored, seed=trial, draws=draws).perfect.items():
             found.setdefault(name, []).append(perfect.p_value)
     return found
-
-
-def test_intervals_together_hold_for_the_mean_that_is_picked_after_a_look() -> None:
-    """Of twelve differences of truth 0 the largest is taken: its own interval fails, the joint one holds."""
-    trials, hits = 150, Counter[bool]()
-    for trial in range(trials):
-        rng = np.random.default_rng([trial, 11])
-        skewed = rng.exponential(size=(250, 12)) + 0.2 * rng.exponential(size=(250, 1)) - 1.2
-        for together in (False, True):
-            estimates = mean_estimates(skewed, together=together, draws=300, seed=trial)
-            hits[together] += max(estimates, key=lambda estimate: estimate.value).low <= 0.0
-    assert hits[True] >= least_hits(trials), hits
-    assert hits[False] < least_hits(trials), hits
 
 
 def test_p_values_are_uniform_on_calibrated_data() -> None:

@@ -18,15 +18,6 @@ def test_the_better_side_wins_whichever_it_is() -> None:
         assert (duel.gain > 0) == (winner is Winner.CHALLENGER)
 
 
-def test_a_margin_is_demanded() -> None:
-    random = np.random.default_rng(1)
-    law = answers(random, 3000)
-    duel = Duel(10, margin=0.5)
-    duel.update(normalised(law**1.2), law, drawn(law, random))
-    assert duel.gain > 0
-    assert duel.winner is Winner.UNDECIDED
-
-
 def test_equal_sides_are_seldom_decided() -> None:
     """Each side moves the same mass from one of two equally likely classes: both lose the same on average."""
     decided = 0
