@@ -76,11 +76,15 @@ def decode(data: bytes, *, preprocessing: Preprocessing, max_pixels: int) -> NDA
         The header announces more than `max_pixels`.
     """
     kind = image_format(data)
-    check_size(*image_size(data), max_pixels)
+    width, height = image_size(data)
+    check_size(width, height, max_pixels)
     if kind == "JPEG" and (scans := count_scans(data)) > MAX_SCANS:
         raise InvalidImage(f"The JPEG image has {scans:,} scans; at most {MAX_SCANS} are decoded.")
+    # All scans of a small image take about a second, and a method in Python for each of forty reads costs
+    # as much as the rest of the header.
+    source = io.BytesIO(data) if width * height <= SMALL_PIXELS else _TimedReader(data)
     try:
-        with Image.open(_TimedReader(data), formats=[kind]) as image:
+        with Image.open(source, formats=[kind]) as image:
             check_size(image.width, image.height, max_pixels)
             if getattr(image, "is_animated", False):
                 raise InvalidImage(f"The {kind} image is an animation; send one still image.")

@@ -101,11 +101,11 @@ def test_a_jpeg_with_many_scans_is_refused(http: httpx.Client) -> None:
 
 
 def test_an_image_that_takes_too_long_frees_its_thread(
-    http: httpx.Client, monkeypatch: pytest.MonkeyPatch, digits: Digits
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(decoding, "DECODE_SECONDS", -1.0)
-        refused = http.post("/predict", content=digits.png(0), headers=PNG)
+        refused = http.post("/predict", content=png(1001, 1000), headers=PNG)
     assert refused.status_code == 422
     assert "to decode" in refused.json()["detail"]
 
