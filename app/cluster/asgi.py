@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from starlette.middleware import Middleware
@@ -11,9 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from boxcal.app.logs import HEADER
 
-UNWATCHED = (b"x-request-disconnect-disabled", b"?1")
-"""Header by which Ray Serve leaves disconnections to the application: it saves a queue and two tasks."""
 REPLICA_MODULE = "boxcal.app.cluster.ray"
+ROUTES_OF_RAY = "/-/"
 
 
 def middlewares() -> list[Middleware]:
@@ -21,25 +21,8 @@ def middlewares() -> list[Middleware]:
 
     The nodes name this function in `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`.
     """
-    return [Middleware(Unwatched)] if REPLICA_MODULE in sys.modules else []
-
-
-class Unwatched:
-    """Asks Ray Serve not to watch the client of a request, because the application does.
-
-    Parameters
-    ----------
-    app
-        Ray Serve's.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
-        scope["headers"].append(UNWATCHED)
-        await self._app(scope, receive, send)
+    replica = sys.modules.get(REPLICA_MODULE)
+    return [] if replica is None else [*replica.layers()]
 
 
 class ServedApp:
@@ -47,7 +30,7 @@ class ServedApp:
 
     Ray Serve runs the lifespan, but does not pass its state to requests (its issue 45395), adds the header
     `X-Request-Id` to every response itself, and cancels a request whose client has disconnected, before the
-    application can notice and count it, unless it is `Unwatched`.
+    application can notice and count it.
 
     Parameters
     ----------
@@ -70,19 +53,53 @@ class ServedApp:
             self.state = scope.setdefault("state", self.state)
             await self._app(scope, receive, send)
             return
-        scope["state"] = self.state.copy()
 
         async def send_without_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [pair for pair in message["headers"] if pair[0] != HEADER]
             await send(message)
 
-        if UNWATCHED in scope["headers"]:
-            await self._app(scope, receive, send_without_id)
-            return
-        request = asyncio.ensure_future(self._app(scope, receive, send_without_id))
+        request = asyncio.ensure_future(self.answer(scope, receive, send_without_id))
         try:
             await asyncio.shield(request)
         except asyncio.CancelledError:
             await request  # it receives the disconnection, and ends
             raise
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that arrives as from uvicorn, but for the state."""
+        scope["state"] = self.state.copy()
+        await self._app(scope, receive, send)
+
+
+class Direct:
+    """Hands a request to the application without what Ray Serve does for each, but for its own routes.
+
+    Parameters
+    ----------
+    app
+        Ray Serve's.
+    served
+        The application.
+    began, ended
+        Count a request: Ray Serve scales and stops replicas by how many are under way.
+    """
+
+    def __init__(
+        self, app: ASGIApp, served: ServedApp, began: Callable[[], object], ended: Callable[[], object]
+    ) -> None:
+        self._app = app
+        self._served = served
+        self._began = began
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http" or scope["path"].startswith(ROUTES_OF_RAY):
+            await self._app(scope, receive, send)
+            return
+        self._began()
+        try:
+            await self._served.answer(scope, receive, send)
+        finally:
+            self._ended()

@@ -7,12 +7,15 @@ whole service in one process; its settings are the `args` of the config and the 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from logging.config import dictConfig
 from typing import Any
 
 from ray import serve
+from ray.serve._private.common import RequestMetadata, RequestProtocol
+from starlette.middleware import Middleware
 
-from boxcal.app.cluster.asgi import ServedApp
+from boxcal.app.cluster.asgi import Direct, ServedApp
 from boxcal.app.cluster.settings import ongoing_limit, replica_settings
 from boxcal.app.logs import log_config
 from boxcal.app.main import create_app
@@ -70,3 +73,22 @@ def application(args: dict[str, Any]) -> Any:
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )
     return deployment(Replica).bind(args)
+
+
+def layers() -> list[Middleware]:
+    """Return what stands around this replica, in place of most that Ray Serve does for each request."""
+    return [Middleware(_direct)]
+
+
+def _direct(app: Any) -> Direct:
+    # The next layer draws ids; then follows a method of the replica. Ray Serve has no public way to count a
+    # request that it does not see.
+    replica = app._app.__self__
+    counts = replica._metrics_manager
+    request = RequestMetadata("", "", _request_protocol=RequestProtocol.HTTP, is_direct_ingress=True)
+    return Direct(
+        app,
+        replica._user_callable_asgi_app,
+        partial(counts.inc_num_ongoing_requests, request),
+        partial(counts.dec_num_ongoing_requests, request),
+    )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Any
 
-import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from boxcal.app.cluster.asgi import REPLICA_MODULE, UNWATCHED, ServedApp, Unwatched, middlewares
+from boxcal.app.cluster.asgi import Direct, ServedApp, middlewares
 
 RESPONSE: list[Message] = [
     {"type": "http.response.start", "status": 200, "headers": [(b"x-request-id", b"own"), (b"x", b"y")]},
@@ -58,7 +56,7 @@ def test_the_state_of_the_lifespan_reaches_requests_and_ray_adds_the_request_id_
     async def scenario() -> None:
         app, served = await started()
         sent: list[Message] = []
-        await served({"type": "http", "headers": []}, nothing, into(sent))
+        await served({"type": "http", "path": "/"}, nothing, into(sent))
         assert app.seen == ["state", "http.request"]
         assert sent == [{**RESPONSE[0], "headers": [(b"x", b"y")]}, RESPONSE[1]]
 
@@ -74,7 +72,7 @@ def test_a_request_that_ray_cancels_receives_the_disconnection() -> None:
             await disconnected.wait()
             return {"type": "http.disconnect"}
 
-        request = asyncio.create_task(served({"type": "http", "headers": []}, receive, into([])))
+        request = asyncio.create_task(served({"type": "http", "path": "/"}, receive, into([])))
         await asyncio.sleep(0)
         request.cancel()
         await asyncio.sleep(0)
@@ -87,40 +85,23 @@ def test_a_request_that_ray_cancels_receives_the_disconnection() -> None:
     asyncio.run(scenario())
 
 
-def test_in_a_replica_ray_leaves_disconnections_to_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert middlewares() == []  # this process is no replica
-    monkeypatch.setitem(sys.modules, REPLICA_MODULE, sys)
-    (layer,) = middlewares()
-    assert isinstance(layer.cls(nobody), Unwatched)  # type: ignore[call-arg]
-
+def test_a_request_that_arrives_directly_is_counted_and_ray_answers_its_own_routes() -> None:
     async def scenario() -> None:
-        app, served = await started()
-        seen: list[Scope] = []
+        _, served = await started()
+        counted: list[str] = []
 
         async def ray(scope: Scope, receive: Receive, send: Send) -> None:
-            seen.append(scope)
-            await served(scope, receive, send)
+            counted.append(scope["path"])
 
+        direct = Direct(ray, served, lambda: counted.append("began"), lambda: counted.append("ended"))
+        await direct({"type": "http", "path": "/-/healthz"}, nothing, into([]))
         sent: list[Message] = []
-        await Unwatched(ray)({"type": "http", "headers": [(b"a", b"b")]}, nothing, into(sent))
-        assert seen[0]["headers"] == [(b"a", b"b"), UNWATCHED]
-        assert sent == [{**RESPONSE[0], "headers": [(b"x", b"y")]}, RESPONSE[1]]
-
-        request = asyncio.create_task(served({"type": "http", "headers": [UNWATCHED]}, never, into([])))
-        await asyncio.sleep(0)
-        app.ended.clear()
-        request.cancel()
-        await asyncio.gather(request, return_exceptions=True)
-        assert request.cancelled()
-        assert not app.ended.is_set()
+        await direct({"type": "http", "path": "/calibrate"}, nothing, into(sent))
+        assert counted == ["/-/healthz", "began", "ended"]
+        assert sent == RESPONSE
 
     asyncio.run(scenario())
 
 
-async def never() -> Message:
-    await asyncio.Event().wait()
-    return {}
-
-
-async def nobody(scope: Scope, receive: Receive, send: Send) -> None:
-    raise AssertionError
+def test_a_process_that_is_no_replica_gets_no_layers() -> None:
+    assert middlewares() == []
