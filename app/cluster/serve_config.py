@@ -90,7 +90,6 @@ class Http(Strict):
 
     host: str | None = None
     port: int | None = Field(default=None, ge=1, le=65535)
-    request_timeout_s: PositiveFloat | None = None
     keep_alive_timeout_s: PositiveInt | None = None
 
 
