@@ -62,8 +62,8 @@ class RefitLoop(Fold):
         The active version; not negative.
     class_frequencies
         (K,) of the data that it was fitted to; uniform unless given.
-    fewest_labels, longest_duel, cool_down
-        In labels; see the constants.
+    fewest_labels
+        See the constant.
 
     Attributes
     ----------
@@ -85,14 +85,10 @@ class RefitLoop(Fold):
         version: int,
         class_frequencies: Array | None = None,
         fewest_labels: int = FEWEST_LABELS,
-        longest_duel: int = LONGEST_DUEL,
-        cool_down: int = COOL_DOWN,
     ) -> None:
         self.num_classes = num_classes
         self.calibrate = calibrate
         self.fewest_labels = fewest_labels
-        self.longest_duel = longest_duel
-        self.cool_down = cool_down
         self.numbers = np.zeros(9, np.int64)
         self.numbers[[CHAMPION, CHALLENGER]] = version, NO_VERSION
         self.earlier = np.full(STANDING, NO_VERSION, np.int64)
@@ -268,7 +264,7 @@ class RefitLoop(Fold):
         if winner is Winner.CHALLENGER:
             self.numbers[PHASE] = Phase.PROPOSED
             return [self._decision(DecisionKind.DUEL_WON, evidence)]
-        if winner is Winner.UNDECIDED and count < min(self.longest_duel, DUEL_PER_LABEL * fitted_to):
+        if winner is Winner.UNDECIDED and count < min(LONGEST_DUEL, DUEL_PER_LABEL * fitted_to):
             return []
         self._rest()
         kind = DecisionKind.DUEL_LOST if winner is Winner.CHAMPION else DecisionKind.DUEL_UNDECIDED
@@ -282,7 +278,7 @@ class RefitLoop(Fold):
                 version = int(self.earlier[index])
                 self.numbers[[PHASE, CHALLENGER]] = Phase.PROPOSED, version
                 return self._decision(DecisionKind.ROLLBACK, _evidence(duel, version))
-            if duel.winner is Winner.CHAMPION or duel.count >= self.longest_duel:
+            if duel.winner is Winner.CHAMPION or duel.count >= LONGEST_DUEL:
                 self.standing[index] = self._standing_duel()
         return None
 
@@ -338,7 +334,7 @@ class RefitLoop(Fold):
 
     def _rest(self) -> None:
         self.numbers[[PHASE, CHALLENGER]] = Phase.WATCHING, NO_VERSION
-        self.numbers[QUIET_UNTIL] = self.seen + self.cool_down
+        self.numbers[QUIET_UNTIL] = self.seen + COOL_DOWN
 
     def _expect(self, phase: Phase, message: str) -> None:
         if self.phase is not phase:

@@ -10,6 +10,7 @@ import torch
 
 from boxcal.calibrators import Calibrator, fit
 from boxcal.calibrators.errors import UnknownMethodError
+from boxcal.calibrators.monitoring import refit_loop
 from boxcal.calibrators.monitoring.candidates import (
     Candidate,
     adjust,
@@ -182,7 +183,7 @@ def test_what_the_loop_is_told_moves_it_on() -> None:
     assert (loop.champion, loop.earlier.tolist(), loop.test.count) == (7, [0, -1, -1], 0)
 
 
-def test_a_worse_or_equal_challenger_does_not_win() -> None:
+def test_a_worse_or_equal_challenger_does_not_win(monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service()
     loop = service.loop
     loop.update(*stream(12, 1500, 0.5))
@@ -193,7 +194,7 @@ def test_a_worse_or_equal_challenger_does_not_win() -> None:
     loop.update(*stream(14, 1050, 0.5))
     service.versions[2] = service.versions[0]
     loop.fitted(2, name="ts", nll=0.1, champion_nll=0.2)
-    loop.longest_duel = 400
+    monkeypatch.setattr(refit_loop, "LONGEST_DUEL", 400)
     decided = loop.update(*stream(15, 400, 0.5))
     assert [decision.kind.value for decision in decided] == ["duel_undecided"]
 
