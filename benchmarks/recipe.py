@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.optima import read
 from boxcal.calibrators import fit
 from boxcal.calibrators.fitting.joint import dense_loss
-from boxcal.calibrators.fitting.loops import tempered_in_box
-from boxcal.calibrators.operator.uniform import SortedRows
+from boxcal.calibrators.operator.uniform import SortedRows, solve_row
 from boxcal.calibrators.threads import SMALL, one_library_thread, over_rows
 
 METHODS = "pb-mlp,ts+pb-mlp,pts,pts+pb-mlp,dirichlet+pb-mlp"
@@ -150,6 +150,59 @@ def _shift_and_scale(top: Tensor, scaling: str) -> tuple[Tensor | float, Tensor 
     if scaling != "standardised":
         return 0.0, 1.0
     return top.mean(dim=0), top.std(dim=0)
+
+
+@njit(nogil=True, error_model="numpy")
+def tempered_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
+    ascending: Array, own: Array, inverse: Array, lower: Array, upper: Array, cuts: Array, answer: Array
+) -> None:
+    """Fill answer (N, 4): each row's loss, and its derivatives in 1 / temperature and in both bounds.
+
+    `ascending` (N, K) are rows of logits less their largest, `own` (N,) the label's entry of them; `inverse`,
+    `lower`, `upper` (N,) are each row's 1 / temperature and bounds. `cuts` (N, 2) holds where each row met
+    the bounds of the last call, and is brought up to date.
+    """
+    count, size = ascending.shape
+    scaled, sums, moments = np.empty(size), np.empty(size), np.empty(size)
+    for n in range(count):
+        low, high, factor = lower[n], upper[n], inverse[n]
+        log_low = math.log(low) if low > 0.0 else -math.inf
+        log_high = math.log(high)
+        before, total, moment = -math.inf, 0.0, 0.0
+        for k in range(size):
+            here = ascending[n, k] * factor
+            step = math.exp(before - here)
+            total = 1.0 + total * step
+            moment = ascending[n, k] + moment * step
+            scaled[k], sums[k], moments[k] = here, total, moment
+            before = here
+        score = own[n] * factor
+        log_scale = -math.log(total)
+        answer[n, 1], answer[n, 2], answer[n, 3] = 0.0, 0.0, 0.0
+        if scaled[0] + log_scale >= log_low and log_scale <= log_high:
+            answer[n, 0] = -score - log_scale
+            answer[n, 1] = moment / total - own[n]
+            continue
+        log_scale, first, end, mass = solve_row(
+            scaled, sums, low, high, log_low, log_high, cuts[n, 0], cuts[n, 1]
+        )
+        cuts[n, 0], cuts[n, 1] = first, end
+        log_p = score + log_scale
+        if first > 0 and log_p < log_low:
+            answer[n, 0], answer[n, 2] = -log_low, -1.0 / low
+        elif end < size and log_p > log_high:
+            answer[n, 0], answer[n, 3] = -log_high, -1.0 / high
+        else:
+            answer[n, 0] = -log_p
+            if mass > 0.0 and end > first:
+                weight, moment = sums[end - 1], moments[end - 1]
+                if first > 0:
+                    step = math.exp(scaled[first - 1] - scaled[end - 1])
+                    weight -= sums[first - 1] * step
+                    moment -= moments[first - 1] * step
+                answer[n, 1] = moment / weight - own[n]
+                answer[n, 2] = first / mass
+                answer[n, 3] = (size - end) / mass
 
 
 class Rows:

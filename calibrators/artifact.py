@@ -57,10 +57,11 @@ def read(data: bytes) -> Content:
         raise ArtifactError(f"not a calibrator: {error}") from error
     # Copied: arrays of a file may share read-only memory.
     tensors = {key: torch.tensor(array) for key, array in stored.tensors.items()}
-    of_logit_map = {
-        key.removeprefix(f"{LOGIT_MAP}."): v for key, v in tensors.items() if key.startswith(LOGIT_MAP)
-    }
-    logit_map, bound_map = method.stored_maps(of_logit_map, num_classes)
+    of_logit_map, of_box = (
+        {key.removeprefix(f"{part}."): v for key, v in tensors.items() if key.startswith(part)}
+        for part in (LOGIT_MAP, BOUND_MAP)
+    )
+    logit_map, bound_map = method.stored_maps(of_logit_map, of_box, num_classes)
     taken = _take(tensors, LOGIT_MAP, logit_map) | _take(tensors, BOUND_MAP, bound_map)
     if foreign := sorted(set(tensors) - taken):
         raise ArtifactError(f"the method {name!r} has no tensor {foreign[0]!r}")

@@ -16,7 +16,7 @@ Parameters = Any
 Values = Any
 """An ndarray or a tensor, as the operations take it."""
 Size = int | str
-"""A number, or a letter: K classes, the T largest logits, D features, P places."""
+"""A number, or a letter: K classes, the T largest logits, D features, P places, H1 and H2 hidden units."""
 
 LARGEST_RATIO = 80.0
 """Limits the gradient of a part of weight 0: log of its probability over that of the largest other part."""
@@ -25,7 +25,7 @@ OLD_LIMIT = 3.0
 LOG_SOFTMAX, CENTRED = 1.0, 2.0
 """What a network reads: the log-softmax of the largest logits, or these less the mean of all of the row."""
 TOP, HIDDEN = 10, 5
-"""How many of the largest logits a network reads, and how many units each of its two layers has."""
+"""How many of the largest logits a network reads, and how many units each of its two layers has in a fit."""
 
 
 def identity(ops: Any, p: Parameters, scores: Values) -> Values:
@@ -76,7 +76,7 @@ def network_reads(ops: Any, p: Parameters, scores: Values) -> Values:
 
 
 def hidden_layers(ops: Any, p: Parameters, scores: Values) -> tuple[Values, Values]:
-    """Give both hidden layers of a network, each (N, HIDDEN)."""
+    """Give both hidden layers of a network, each (N, H)."""
     inputs = (network_reads(ops, p, scores) - p.centre) / p.spread
     first = ops.tanh(inputs @ p.weight_1.T + p.bias_1)
     return first, ops.tanh(first @ p.weight_2.T + p.bias_2)
@@ -277,11 +277,10 @@ class Formula(NamedTuple):
     later: Mapping[str, float] = {}
 
 
-def _network(outputs: int) -> dict[str, tuple[Size, ...] | None]:
+def _network(outputs: int, H: str) -> dict[str, tuple[Size, ...] | None]:
     shapes: dict[str, tuple[Size, ...]] = {
-        "centre": ("T",), "spread": ("T",), "normalised": (), "weight_1": (HIDDEN, "T"), "bias_1": (HIDDEN,),
-        "weight_2": (HIDDEN, HIDDEN), "bias_2": (HIDDEN,), "weight_3": (outputs, HIDDEN),
-        "bias_3": (outputs,),
+        "centre": ("T",), "spread": ("T",), "normalised": (), "weight_1": (H, "T"), "bias_1": (H,),
+        "weight_2": (H, H), "bias_2": (H,), "weight_3": (outputs, H), "bias_3": (outputs,),
     }  # fmt: skip
     return {f"network.{name}": shape for name, shape in shapes.items()}
 
@@ -300,7 +299,7 @@ FORMULAS: dict[str, Formula] = {
     "ta": Formula(tilt_and_average, {**HEAD, "turned_weight": ("K", "D"), "angle": ()}, reads="features"),
     "pts": Formula(
         parameterised_temperature,
-        {"temperature": (), **_network(1)},
+        {"temperature": (), **_network(1, "H1")},
         positive("temperature"),
         later={**ONE, "network.normalised": 0.0},
     ),
@@ -328,5 +327,5 @@ FORMULAS: dict[str, Formula] = {
 
 BOXES: dict[str, Formula] = {
     "pb": Formula(constant_box, {"lower": (), "upper": ()}, invalid_box),
-    "pb-mlp": Formula(instance_box, _network(2), later={"network.normalised": 0.0}),
+    "pb-mlp": Formula(instance_box, _network(2, "H2"), later={"network.normalised": 0.0}),
 }

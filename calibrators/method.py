@@ -109,14 +109,16 @@ class Method(NamedTuple):
             return count + 1
         return count + (BOUND_MAPS[self.bounds](num_classes).size if self.bounds else 0)
 
-    def stored_maps(self, tensors: Mapping[str, Tensor], num_classes: int) -> tuple[LogitMap, BoundMap]:
-        """Build both maps of the sizes that stored tensors of the logit map have."""
-        bound_map = BOUND_MAPS.get(self.bounds, ConstantBounds)(num_classes)
+    def stored_maps(
+        self, tensors: Mapping[str, Tensor], of_box: Mapping[str, Tensor], num_classes: int
+    ) -> tuple[LogitMap, BoundMap]:
+        """Build both maps of the sizes that their stored tensors have."""
+        bound_map = BOUND_MAPS.get(self.bounds, ConstantBounds).restored(of_box, num_classes)
         if not self.clipped and not self.adjusted:
             return self.logit_map.restored(tensors, num_classes), bound_map
         first = {name.removeprefix("first."): v for name, v in tensors.items() if name.startswith("first.")}
         if self.adjusted:
-            inner, _ = self._replace(adjusted=False).stored_maps(first, num_classes)
+            inner, _ = self._replace(adjusted=False).stored_maps(first, of_box, num_classes)
             return Chain(inner, ClassPriorAdjustment(num_classes)), bound_map
         chain = Chain(self.logit_map.restored(first, num_classes), LogitBounding(num_classes))
         return chain, bound_map

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Protocol, TypeVar
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from boxcal.calibrators import formulas, tensor_ops
 from boxcal.calibrators.formulas import CENTRED, HIDDEN, LOG_SOFTMAX, TOP
-from boxcal.calibrators.parametrised import parameter
+from boxcal.calibrators.parametrised import Parametrised, parameter
 
 FLAT = 1e-3
-DRAWS = 4
-"""How many random hidden layers a fit starts from."""
+DRAWS = 5
+"""How many networks a fit descends with, each from random hidden layers of its own."""
+NARROWEST = 1e-12
+"""Spread of an entry that is the same in all rows."""
 
 
 class TopLogitsNetwork(nn.Module):
-    """Two hidden layers of five tanh units over the ten largest logits of a row, in float64.
+    """Two hidden layers of tanh units over the ten largest logits of a row, in float64.
 
-    It reads the log-softmax of these ten, or these less the mean of all logits of the row, divided by one
-    number, the root mean square on the validation set: standardised entry by entry, networks do worse on new
-    data. The log-softmax does not tell how far these ten are above the others; with ten classes there are no
-    others.
+    It reads the log-softmax of these ten, or these less the mean of all logits of the row: the log-softmax
+    does not tell how far these ten are above the others; with ten classes there are no others. What it reads
+    is divided by its root mean square on the validation set, or standardised entry by entry.
 
     Parameters
     ----------
@@ -32,6 +33,8 @@ class TopLogitsNetwork(nn.Module):
         K; with fewer than ten classes all logits are read.
     outputs : sequence of float
         What a fresh network answers for any row.
+    hidden : int
+        Units of each layer: five, and five times as many for the mean of several networks.
     """
 
     added_later = ("normalised",)
@@ -40,17 +43,17 @@ class TopLogitsNetwork(nn.Module):
     normalised: Tensor
     """`LOG_SOFTMAX` or `CENTRED`; 0 in networks that were stored before 0.2.0, which read the logits."""
 
-    def __init__(self, num_classes: int, outputs: Sequence[float]) -> None:
+    def __init__(self, num_classes: int, outputs: Sequence[float], hidden: int = HIDDEN) -> None:
         super().__init__()
         inputs = min(TOP, num_classes)
         self.register_buffer("centre", torch.zeros(inputs, dtype=torch.float64))
         self.register_buffer("spread", torch.ones(inputs, dtype=torch.float64))
         self.register_buffer("normalised", torch.zeros((), dtype=torch.float64))
-        self.weight_1 = parameter(torch.zeros(HIDDEN, inputs))
-        self.bias_1 = parameter(torch.zeros(HIDDEN))
-        self.weight_2 = parameter(torch.zeros(HIDDEN, HIDDEN))
-        self.bias_2 = parameter(torch.zeros(HIDDEN))
-        self.weight_3 = parameter(torch.zeros(len(outputs), HIDDEN))
+        self.weight_1 = parameter(torch.zeros(hidden, inputs))
+        self.bias_1 = parameter(torch.zeros(hidden))
+        self.weight_2 = parameter(torch.zeros(hidden, hidden))
+        self.bias_2 = parameter(torch.zeros(hidden))
+        self.weight_3 = parameter(torch.zeros(len(outputs), hidden))
         self.bias_3 = parameter(outputs)
 
     def forward(self, logits: Tensor) -> Tensor:
@@ -63,17 +66,29 @@ class TopLogitsNetwork(nn.Module):
         slopes = [1.0 - hidden.square() for hidden in formulas.hidden_layers(tensor_ops, self, logits)]
         return float((torch.stack(slopes) < FLAT).double().mean())
 
-    def prepare(self, logits: Tensor, reading: float = LOG_SOFTMAX) -> None:
-        """Choose what it will read, and learn the size of that."""
+    def prepare(self, logits: Tensor, reading: float = LOG_SOFTMAX, *, by_entry: bool = False) -> None:
+        """Choose what it will read, and learn the size of that, entry by entry or of all together."""
         self.normalised.fill_(reading)
-        self.spread.fill_(formulas.network_reads(tensor_ops, self, logits).square().mean().sqrt())
+        self.centre.zero_()
+        self.spread.fill_(1.0)
+        read = formulas.network_reads(tensor_ops, self, logits)
+        if by_entry:
+            self.centre.copy_(read.mean(dim=0))
+            self.spread.copy_(read.std(dim=0, correction=0).clamp_min(NARROWEST))
+        else:
+            self.spread.fill_(read.square().mean().sqrt())
+
+    def adopt(self, other: TopLogitsNetwork) -> None:
+        """Read what another network reads."""
+        for own, theirs in zip(self.buffers(), other.buffers(), strict=True):
+            own.copy_(theirs)
 
     def start(self, outputs: Sequence[float], seed: int) -> Tensor:
         """Coordinates of a network that answers `outputs` everywhere, with random hidden layers."""
         generator = torch.Generator().manual_seed(seed)
         pieces = []
         for name, own in self.named_parameters():
-            fan_in = own.shape[-1] if own.ndim == 2 else HIDDEN
+            fan_in = own.shape[-1] if own.ndim == 2 else len(own)
             piece = torch.randn(own.shape, generator=generator, dtype=torch.float64) / fan_in**0.5
             if name == "weight_3":
                 piece = torch.zeros_like(own)
@@ -82,21 +97,54 @@ class TopLogitsNetwork(nn.Module):
             pieces.append(piece.flatten())
         return torch.cat(pieces)
 
+    def mean(self, members: Sequence[Tensor]) -> TopLogitsNetwork:
+        """Build the network whose answer is the mean of those that this one gives at several coordinates."""
+        named = list(self.named_parameters())
+        pieces = [torch.split(member, [own.numel() for _, own in named]) for member in members]
+        layers = {
+            name: [part.reshape(own.shape) for part in parts]
+            for (name, own), parts in zip(named, zip(*pieces, strict=True), strict=True)
+        }
+        outputs = torch.stack(layers["bias_3"]).mean(dim=0)
+        wide = TopLogitsNetwork(len(self.centre), outputs.tolist(), len(members) * len(self.bias_1))
+        wide.adopt(self)
+        with torch.no_grad():
+            for name in ("weight_1", "bias_1", "bias_2"):
+                wide.get_parameter(name).copy_(torch.cat(layers[name]))
+            for place, square in enumerate(layers["weight_2"]):
+                units = slice(place * len(square), (place + 1) * len(square))
+                wide.weight_2[units, units] = square
+            wide.weight_3.copy_(torch.cat(layers["weight_3"], dim=1) / len(members))
+        return wide
 
-class HasNetwork(Protocol):
+
+class NetworkMap(Parametrised):
     """A map whose parameters are those of a network."""
 
-    num_classes: int
-    network: TopLogitsNetwork
+    is_network = True
+    outputs: tuple[float, ...]
+    """What a fresh network answers."""
 
+    def __init__(self, num_classes: int, hidden: int = HIDDEN) -> None:
+        super().__init__(num_classes)
+        self.network = TopLogitsNetwork(num_classes, self.outputs, hidden)
 
-Map = TypeVar("Map", bound=HasNetwork)
+    @classmethod
+    def restored(cls, tensors: Mapping[str, Tensor], num_classes: int) -> Self:
+        """Build a map with as many hidden units as the stored network has."""
+        square = tensors.get("network.weight_2", torch.zeros(HIDDEN, HIDDEN))
+        return cls(num_classes, len(square) if square.shape == square.T.shape else HIDDEN)
 
+    def averaged(self, members: Sequence[Tensor]) -> Self:
+        """Give a map whose network answers the mean of networks at several coordinates."""
+        mean = deepcopy(self)
+        mean.network = self.network.mean(members)
+        return mean
 
-def with_each_reading(prepared: Map, logits: Tensor) -> list[Map]:
-    """Give a map for each choice of what its network may read of (N, K) logits, the one given first."""
-    if prepared.num_classes <= TOP:
-        return [prepared]
-    other = deepcopy(prepared)
-    other.network.prepare(logits, CENTRED)
-    return [prepared, other]
+    def with_each_reading(self, logits: Tensor) -> list[Self]:
+        """Give a map for each choice of what its network may read of (N, K) logits, its own first."""
+        kinds = [(LOG_SOFTMAX, True)] + [(CENTRED, False)] * (self.num_classes > TOP)
+        others = [deepcopy(self) for _ in kinds]
+        for other, (reading, by_entry) in zip(others, kinds, strict=True):
+            other.network.prepare(logits, reading, by_entry=by_entry)
+        return [self, *others]

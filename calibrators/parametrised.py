@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Self
 
 import numpy as np
@@ -73,6 +74,12 @@ class Parametrised(nn.Module):
         return next(
             (f"{name} must be positive; it is {low}" for name, low in lowest.items() if low <= 0.0), None
         )
+
+    def averaged(self, members: Sequence[Tensor]) -> Self:
+        """Give a map between several coordinates: by default, at their mean."""
+        mean = deepcopy(self)
+        mean.set_coordinates(torch.stack(list(members)).mean(dim=0))
+        return mean
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], num_classes: int) -> Self:

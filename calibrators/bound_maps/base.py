@@ -22,8 +22,11 @@ class BoundMap(Parametrised):
         """Give the box of every row."""
         return Bounds(*self.box(logits))
 
-    def starts_at(self, box: Tensor) -> Sequence[Tensor]:
-        """Coordinates whose box is everywhere that of the coordinates (log of lower K, log of slack)."""
+    def starts_at(self, box: Tensor) -> Sequence[Sequence[Tensor]]:
+        """Places from which a network descends, each as coordinates of several networks.
+
+        `box` holds coordinates of constant bounds: (log of lower K, log of slack).
+        """
         raise NotImplementedError
 
     def saturation(self, logits: Tensor) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -57,10 +56,6 @@ class ConstantBounds(BoundMap):
     def limits(self) -> Limits:
         """From as good as vacuous to as good as uniform."""
         return [(NARROWEST, WIDEST)] * 2
-
-    def starts_at(self, box: Tensor) -> Sequence[Tensor]:
-        """Return the coordinates themselves."""
-        return [box]
 
     def coordinates_of(self, other: Parametrised) -> Tensor:
         """Take over constant bounds."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from boxcal.calibrators import formulas, tensor_ops
 from boxcal.calibrators.bound_maps.base import BoundMap
-from boxcal.calibrators.network import DRAWS, TopLogitsNetwork, with_each_reading
+from boxcal.calibrators.network import DRAWS, NetworkMap
 from boxcal.calibrators.parametrised import Parametrised
 
 VACUOUS = -40.0
@@ -19,25 +19,23 @@ SATURATED = -4.0
 """Starts keep above this: below, the slope of the logistic is too small to descend along."""
 
 
-class InstanceDependentBounds(BoundMap):
+class InstanceDependentBounds(NetworkMap, BoundMap):
     """One box per row, from the ten largest mapped logits; as good as vacuous when fresh."""
 
     name = "pb-mlp"
-    is_network = True
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__(num_classes)
-        self.network = TopLogitsNetwork(num_classes, [VACUOUS, VACUOUS])
+    outputs = (VACUOUS, VACUOUS)
 
     def box(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Give lower and upper, each (N, 1)."""
         found: tuple[Tensor, Tensor] = formulas.instance_box(tensor_ops, self, logits)
         return found
 
-    def starts_at(self, box: Tensor) -> Sequence[Tensor]:
-        """Answer the given box everywhere, as far as that leaves slopes to descend along; and the middle."""
+    def starts_at(self, box: Tensor) -> Sequence[Sequence[Tensor]]:
+        """Answer the given box everywhere, as far as that leaves slopes to descend along; or the middle."""
         near = self.constant_outputs(box.clamp(SATURATED, -0.05))
-        return [self.network.start([0.0, 0.0] if seed % 2 else near, seed) for seed in range(DRAWS)]
+        return [
+            [self.network.start(outputs, seed) for seed in range(DRAWS)] for outputs in (near, [0.0, 0.0])
+        ]
 
     def coordinates_of(self, other: Parametrised) -> Tensor:
         """Take over constant bounds."""
@@ -54,7 +52,7 @@ class InstanceDependentBounds(BoundMap):
 
     def variants(self, logits: Tensor) -> Sequence[Self]:
         """Give a map for each choice of what the network reads, where there is one."""
-        return with_each_reading(self, logits)
+        return self.with_each_reading(logits)
 
     def saturation(self, logits: Tensor) -> float:
         """Ask the network."""

@@ -32,7 +32,7 @@ from boxcal.calibrators.logit_maps.linear import LinearMap
 from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
 from boxcal.calibrators.logit_maps.temperature import RowTemperature
 from boxcal.calibrators.operator.uniform import SortedRows
-from boxcal.calibrators.threads import SMALL, blocks, over_rows
+from boxcal.calibrators.threads import SMALL, over_rows
 
 Array = np.ndarray[Any, Any]
 LARGEST_IN_FLOAT32 = 1000.0
@@ -135,44 +135,14 @@ class RowTemperatureObjective(JointObjective):
         if isinstance(self.logit_map, Identity):
             losses, by_lower, by_upper = (-part for part in self.sorted.log_probability(lower, upper))
             return [losses, np.zeros_like(losses), by_lower, by_upper]
-        answer = np.zeros((4, len(inverse)))
-        with np.errstate(divide="ignore"):
-            log_lower, log_upper = np.log(lower), np.log(upper)
+        answer = np.empty((len(inverse), 4))
+        arrays = (self.sorted.scores, self.sorted.label_scores, inverse, lower, upper, self.cuts, answer)
 
         def work(rows: slice) -> None:
-            for part in blocks(rows, self.sorted.num_classes):
-                held = self._unheld(inverse[part], log_lower[part], log_upper[part], part, answer)
-                index = part.start + np.flatnonzero(held)
-                if len(index):
-                    answer[:, index] = self._rows_at(index, inverse, lower, upper)
+            loops.tempered_in_box(*(array[rows] for array in arrays))
 
         over_rows(work, len(inverse), worth=self.sorted.scores.size > SMALL)
-        return list(answer)
-
-    def _unheld(
-        self, inverse: Array, log_lower: Array, log_upper: Array, part: slice, answer: Array
-    ) -> Array:
-        """Fill the answers of rows that no bound holds, which are most, and tell which rows are not."""
-        scores, own = self.sorted.scores[part], self.sorted.label_scores[part]
-        weights = scores * inverse[:, None]
-        lowest = weights[:, 0].copy()
-        np.exp(weights, out=weights)
-        total = weights @ np.ones(scores.shape[1])
-        log_scale = -np.log(total)
-        answer[0, part] = -own * inverse - log_scale
-        answer[1, part] = np.einsum("nk,nk->n", weights, scores) / total - own
-        held: Array = (lowest + log_scale < log_lower) | (log_scale > log_upper)
-        return held
-
-    def _rows_at(self, index: Array, inverse: Array, lower: Array, upper: Array) -> Array:
-        """Answers (4, n) of some rows, by the loop that knows bounds."""
-        answer, cuts = np.empty((len(index), 4)), self.cuts[index]
-        arrays = (self.sorted.scores, self.sorted.label_scores, inverse, lower, upper)
-        given = [array[index] for array in arrays]
-        given += [cuts, answer]
-        loops.tempered_in_box(*given)
-        self.cuts[index] = cuts
-        return answer.T
+        return list(answer.T)
 
 
 class Ensemble(RowTemperatureObjective):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
@@ -19,51 +19,8 @@ Objective = Callable[[Array], tuple[float, Array]]
 Loss = Callable[[Array], float]
 
 AGREE_WITHIN = 1e-6
-EPOCHS, PATIENCE = 200, 12
-"""Iterations of a network's descent at most, and without a lower held-out loss."""
 MOST_HALTON = 256
 """Coordinates of a Halton sequence at most."""
-HELD = 30
-"""Iterations in which the coordinates that a start holds stay as they are."""
-SCREENING, FINALISTS = 2, 2
-"""Parts on which all starts of a network are compared, and how many starts are compared on all parts."""
-
-
-class NetworkStart(NamedTuple):
-    """Where a network's descent may begin.
-
-    Attributes
-    ----------
-    objective
-        On all rows.
-    parts
-        Of the cross-validation: objectives on most of the rows, losses on the others, and how many these are.
-    point
-        Coordinates.
-    held
-        How many of the first coordinates stay as they are in the first `HELD` iterations, which no
-        cross-validation stops.
-    handicap
-        Nats by which its cross-validated loss must be lower than that of others to be chosen.
-    """
-
-    objective: Objective
-    parts: Sequence[tuple[Objective, Loss, int]]
-    point: Array
-    held: int = 0
-    handicap: float = 0.0
-
-    def approached(self, objective: Objective, limits: Limits | None) -> tuple[Array, int]:
-        """Descend without the coordinates that are held; return coordinates and the number of evaluations."""
-        if not self.held:
-            return self.point, 0
-
-        def without(coordinates: Array) -> tuple[float, Array]:
-            value, gradient = objective(coordinates)
-            return value, np.where(np.arange(len(gradient)) < self.held, 0.0, gradient)
-
-        end, _, calls = descend(without, self.point, limits, iterations=HELD, tolerance=1e-9)
-        return end, calls
 
 
 @dataclass(frozen=True)
@@ -80,6 +37,10 @@ class Minimum:
     """Between the lowest and the highest loss that the starts led to."""
     epochs: int | None = None
     """Iterations that cross-validation chose, for networks."""
+    members: tuple[Array, ...] = ()
+    """Coordinates of the networks whose mean the fit is; the lowest of them is at `coordinates`."""
+    values: tuple[float, ...] = ()
+    """Losses of these."""
 
 
 def descend(
@@ -182,92 +143,19 @@ def _steps(count: int, size: int, seed: int) -> Array:
     return np.random.default_rng(seed).uniform(-1.0, 1.0, (count, size))
 
 
-def best_epochs(
-    starts: Sequence[NetworkStart],
-    limits: Limits | None = None,
-    *,
-    tick: Callable[[float], None] | None = None,
-) -> tuple[int, Minimum]:
-    """Descend from the best start, for the number of iterations that cross-validation finds best.
-
-    All starts are compared on `SCREENING` of the parts, and the best `FINALISTS` of them on the others too.
-    Their agreement is that of the cross-validated losses of these. Returns also which start is best.
-    """
-    evaluations, curves = 0, np.zeros((len(starts), EPOCHS + 1))
-    compared, done, folds = list(range(len(starts))), 0, len(starts[0].parts)
-    for some in (slice(SCREENING), slice(SCREENING, None)):
-        for index in compared:
-            for part in starts[index].parts[some]:
-                curve, calls = _held_out_curve(starts[index], part, limits)
-                curves[index] += part[2] * curve
-                evaluations, done = evaluations + calls, done + 1
-                if tick:
-                    tick(done / (len(starts) * SCREENING + FINALISTS * folds))
-        compared = sorted(compared, key=lambda index: float(curves[index].min()))[:FINALISTS]
-    # Too few samples for folds leave no parts: the fit then stays at its first start.
-    lowest = curves[compared].min(axis=1) / max(1, sum(count for _, _, count in starts[0].parts))
-    best = compared[int(np.argmin(lowest + [starts[index].handicap for index in compared]))]
-    epochs, objective = int(np.argmin(curves[best])), starts[best].objective
-    point, calls = starts[best].approached(objective, limits)
-    value, more = objective(point)[0], 1
-    if epochs:
-        point, value, more = descend(objective, point, limits, iterations=epochs, tolerance=1e-9)
-    return best, Minimum(
-        coordinates=point,
-        value=value,
-        gradient_norm=projected_gradient(objective, point, limits),
-        starts=len(compared),
-        starts_agreeing=int((lowest <= lowest.min() + AGREE_WITHIN).sum()),
-        evaluations=evaluations + calls + more,
-        spread=float(np.ptp(lowest)),
-        epochs=epochs,
-    )
-
-
-def _held_out_curve(
-    start: NetworkStart, part: tuple[Objective, Loss, int], limits: Limits | None
-) -> tuple[Array, int]:
-    """Give the held-out loss after 0 to `EPOCHS` iterations of a descent, and the evaluations."""
-    used, held_out, _ = part
-    point, before = start.approached(used, limits)
-    watch = _Watch(held_out, point)
-    _, _, calls = descend(used, point, limits, iterations=EPOCHS, tolerance=1e-9, callback=watch)
-    curve = np.array(watch.values)
-    return np.pad(curve, (0, EPOCHS + 1 - len(curve)), mode="edge"), before + calls + len(curve)
-
-
 def not_above(
-    objective: Objective,
-    minimum: Minimum,
-    points: Iterable[Array],
-    limits: Limits | None,
-    *,
-    iterations: int = 500,
+    objective: Objective, minimum: Minimum, points: Iterable[Array], limits: Limits | None
 ) -> Minimum:
     """Go on from each point that is lower than the minimum."""
     for point in points:
         value = objective(point)[0]
         if value < minimum.value:
-            end, reached = point, value
-            if iterations:
-                end, reached, _ = descend(objective, point, limits, iterations=iterations)
+            end, reached, _ = descend(objective, point, limits)
             if reached > value:  # a line search that failed far from the point
                 end, reached = point, value
             slope = projected_gradient(objective, end, limits)
             minimum = replace(minimum, coordinates=end, value=reached, gradient_norm=slope, starts_agreeing=1)
     return minimum
-
-
-class _Watch:
-    """Records the held-out loss of every iteration, and stops a descent once it no longer decreases."""
-
-    def __init__(self, held_out: Loss, start: Array) -> None:
-        self.held_out, self.values = held_out, [held_out(start)]
-
-    def __call__(self, coordinates: Array) -> None:
-        self.values.append(self.held_out(coordinates))
-        if len(self.values) - 1 - int(np.argmin(self.values)) >= PATIENCE or len(self.values) > EPOCHS:
-            raise StopIteration
 
 
 def local_minima(objective: Objective, line: Array, most: int) -> list[Array]:

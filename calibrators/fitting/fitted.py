@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.identity import Identity
 from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
 
+Maps = tuple[LogitMap, BoundMap]
+
 
 @dataclass(frozen=True)
 class Fitted:
@@ -30,6 +33,24 @@ class Fitted:
     minimum: Minimum
     contains: tuple[str, ...] = ()
     """The methods whose optima this one is never above."""
+
+    @staticmethod
+    def at(maps: Maps, point: Tensor, minimum: Minimum) -> Fitted:
+        """Give copies of both maps with the parameters at a point."""
+        first, last = deepcopy(maps[0]), deepcopy(maps[1])
+        first.set_coordinates(point[: first.size])
+        if len(point) > first.size:
+            last.set_coordinates(point[first.size :])
+        return Fitted(first, last, replace(minimum, coordinates=point.numpy(), members=()))
+
+    def valued(self, data: ValidationSet) -> Fitted:
+        """Set the minimum's value to the objective at the parameters that the maps hold."""
+        return replace(self, minimum=replace(self.minimum, value=self.objective(data)))
+
+    @property
+    def members(self) -> list[Tensor]:
+        """Coordinates of every network whose mean the fit is; of the one optimum of other fits."""
+        return [torch.from_numpy(point) for point in self.minimum.members or [self.minimum.coordinates]]
 
     @property
     def log_temperature(self) -> float:

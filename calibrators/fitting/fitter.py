@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
 
@@ -21,12 +20,8 @@ from boxcal.calibrators.fitting.certify import check_scale, mean_nll, remarks
 from boxcal.calibrators.fitting.closed_form_gradients import objective_of
 from boxcal.calibrators.fitting.constant_box import SAME, Sides, fit_box
 from boxcal.calibrators.fitting.descent import (
-    FINALISTS,
-    SCREENING,
     Array,
     Minimum,
-    NetworkStart,
-    best_epochs,
     best_of,
     descend,
     distinct,
@@ -34,26 +29,19 @@ from boxcal.calibrators.fitting.descent import (
 )
 from boxcal.calibrators.fitting.fitted import Fitted
 from boxcal.calibrators.fitting.joint import JointObjective
+from boxcal.calibrators.fitting.networks import SCREENED, WARMED, Place, around, combined, mean_of_networks
 from boxcal.calibrators.fitting.result import Certificate, FitResult, Progress
-from boxcal.calibrators.folds import fold_masks
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.identity import Identity
 from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
 from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
 from boxcal.calibrators.method import BOUND_MAPS, Method, parse
-from boxcal.calibrators.network import DRAWS
 
 SIDES: dict[str, Sides] = {"pb": "both", "pb-lower": "lower", "pb-upper": "upper"}
-SCREENED = 1000
-"""Where a map has many starts: the rows on which they are compared."""
-WARMED, WARM_DISTANT, BEHIND = 2000, 0.1, 0.01
-"""Large sets: the rows on which descents begin; how far apart the ends are that go on to all rows, and how
-many nats behind the best they may be."""
-FOLDS = 5
-"""Of the cross-validation that stops a network's fit."""
-HANDICAP = 1e-3
-"""Nats by which a network that reads something else than the log-softmax must be better to be chosen."""
+WARM_DISTANT, BEHIND = 0.1, 0.01
+"""Large sets, where descents begin on some of the rows: how far apart the ends are that go on to all rows,
+and how many nats behind the best they may be."""
 JOINT_PERTURBATIONS = 4
 
 Tick = Callable[[float], None]
@@ -184,13 +172,13 @@ class _Fits:
             )
             starts = list(logit_map.starts())
             if objective.is_network:
-                maps = [(one, None) for one in logit_map.variants(self.data)]
-                objective, minimum = self._stopped_early(objective, maps, starts, kept)
-                logit_map = objective.logit_map
-            else:
-                minimum = self._minimise(objective, starts, kept, logit_map.perturbations)
+                maps = [(one, self._box()) for one in logit_map.variants(self.data)]
+                found = self._mean(objective, [Place(one, starts) for one in maps])
+                plainer = [Fitted.at(maps[0], point, found.minimum) for point in kept]
+                return replace(self._lowest(found, plainer), contains=contains)
+            minimum = self._minimise(objective, starts, kept, logit_map.perturbations)
             logit_map.set_coordinates(torch.from_numpy(minimum.coordinates))
-        return self._valued(Fitted(logit_map, self._box(), minimum, contains))
+        return Fitted(logit_map, self._box(), minimum, contains).valued(self.data)
 
     def _joined(self, method: Method) -> Fitted:
         """Fit a logit map jointly with a box or with logit bounding, from the optima of what it contains."""
@@ -199,112 +187,98 @@ class _Fits:
         logit_map.adopt(alone.logit_map)
         mapped = alone.mapped(self.data)
         box.prepare(mapped)
-        bases, contains = [torch.from_numpy(alone.minimum.coordinates)], [base]
+        bases, contains = [alone.members], [base]
         kept: list[Tensor] = []
         plainer: list[Fitted] = []
-        boxes, held = [box], 0
         # Logit bounding clips logits to multiples of their norm, which depends on a number added to a row.
         if method.logit_map is not Identity and not (method.clipped and logit_map.normalises):
             contains.append(f"{TemperatureScaling.name}+{addition}" if logit_map.contains_ts else addition)
             other = self.of(contains[1])
             if logit_map.contains_ts:
-                bases.append(logit_map.tempered(other.log_temperature)[0])
+                bases.append(list(logit_map.tempered(other.log_temperature)))
+                first = bases[1][0]
                 if box.is_network:
-                    plainer.append(self._at(replace(other, logit_map=logit_map), bases[1]))
+                    plainer.append(Fitted.at((logit_map, other.bound_map), first, other.minimum))
                 else:
                     last = other.logit_map.second if isinstance(other.logit_map, Chain) else other.bound_map
                     own = torch.from_numpy(last.coordinates()) if method.clipped else box.coordinates_of(last)
-                    kept.append(torch.cat([bases[1], own]))
+                    kept.append(torch.cat([first, own]))
             else:
-                bases += logit_map.starts()[:2]
+                bases += [[start] for start in logit_map.starts()[:2]]
                 fresh = self._unchanged_map(method)
-                first = Chain(fresh, other.logit_map) if method.clipped else fresh
-                plainer.append(replace(other, logit_map=first))
+                unchanged = Chain(fresh, other.logit_map) if method.clipped else fresh
+                plainer.append(replace(other, logit_map=unchanged))
+        places: list[Place] = []
         if method.clipped:
             logit_map = Chain(logit_map, self._clip())
-            starts = list(logit_map.starts_from(bases[:1] if logit_map.is_network else bases))
             plainer.append(replace(alone, logit_map=Chain(alone.logit_map, self._clip())))
+            starts = list(logit_map.starts_from([base[0] for base in bases]))
+            if logit_map.is_network:
+                ends = [start[logit_map.first.size :] for start in logit_map.starts_from(bases[0][:1])]
+                places = [Place((logit_map, box), combined(bases[0], [end])) for end in ends]
         elif box.is_network:
             contains.append("pb" if method.logit_map is Identity else f"{base}+pb")
             constant = self.of(contains[-1])
-            starts, held = self._around(logit_map, box, bases[0], constant)
-            boxes += [] if logit_map.normalises else box.variants(mapped)[1:]
-            same_everywhere = self._box(method.bounds)
-            same_everywhere.prepare(constant.mapped(self.data))
-            same_everywhere.set_coordinates(same_everywhere.coordinates_of(constant.bound_map))
-            plainer.append(replace(constant, bound_map=same_everywhere))
+            places = around(logit_map, box, bases[0], constant, mapped)
+            starts = []
+            plainer.append(replace(constant, bound_map=self._same_everywhere(method, constant)))
         else:
-            starts = [torch.cat([start, self._best_box(logit_map, start)]) for start in bases]
+            starts = [torch.cat([base[0], self._best_box(logit_map, base[0])]) for base in bases]
             plainer.append(replace(alone, bound_map=self._box()))
-        found = self._found(logit_map, boxes, starts, kept, held)
+            if logit_map.is_network:
+                pairs = [(base, [start[logit_map.size :]]) for base, start in zip(bases, starts, strict=True)]
+                places = [Place((logit_map, box), combined(*pair)) for pair in pairs]
+        found = self._found(logit_map, box, places or starts, kept)
         # What the objective gives for extreme logits in a box, where ties are likely, can differ a little.
-        plainer += [self._at(found, point) for point in kept]
-        for one in map(self._valued, plainer):
+        plainer += [Fitted.at((logit_map, box), point, found.minimum) for point in kept]
+        return replace(self._lowest(found, plainer), contains=tuple(contains))
+
+    def _same_everywhere(self, method: Method, constant: Fitted) -> BoundMap:
+        """Give a network that answers constant bounds."""
+        box = self._box(method.bounds)
+        box.prepare(constant.mapped(self.data))
+        box.set_coordinates(box.coordinates_of(constant.bound_map))
+        return box
+
+    def _lowest(self, found: Fitted, plainer: Sequence[Fitted]) -> Fitted:
+        """Give the fit, or one of the plainer ones that is lower."""
+        for one in (plain.valued(self.data) for plain in plainer):
             if one.minimum.value < found.minimum.value - SAME:
                 found = one
-        return replace(found, contains=tuple(contains))
-
-    @staticmethod
-    def _around(
-        logit_map: LogitMap, box: BoundMap, base: Tensor, constant: Fitted
-    ) -> tuple[list[Tensor], int]:
-        """Give starts of a network's box, and how many coordinates every second of them holds.
-
-        Where the best constant box is vacuous, descents that are free to change the temperature of `ts` end
-        there before the network tells one row from another. Others begin sharper, and hold that temperature.
-        """
-        outputs = box.starts_at(torch.from_numpy(constant.bound_map.coordinates()))
-        places, held = [base] * len(outputs), 0
-        if isinstance(logit_map, TemperatureScaling):
-            places[1::2] = [logit_map.starts()[0]] * len(places[1::2])
-            held = logit_map.size
-        return [torch.cat([place, own]) for place, own in zip(places, outputs, strict=True)], held
+        return found
 
     def _found(
-        self,
-        logit_map: LogitMap,
-        variants: Sequence[BoundMap],
-        starts: list[Tensor],
-        kept: list[Tensor],
-        held: int,
+        self, logit_map: LogitMap, box: BoundMap, starts: Sequence[Place | Tensor], kept: list[Tensor]
     ) -> Fitted:
         """Minimise over the coordinates of both maps, and leave their parameters in them."""
         source = logit_map.source(self.data)
-        box, joint = variants[0], None if isinstance(logit_map, Chain) else variants[0]
+        joint = None if isinstance(logit_map, Chain) else box
         objective = objective_of(logit_map, joint, source, self.data.labels, self.data.weights)
-        if objective.is_network:
-            maps = [(logit_map, one if joint else None) for one in variants]
-            objective, minimum = self._stopped_early(objective, maps, starts, kept, held)
-            box = objective.bound_map or box
+        places = [start for start in starts if isinstance(start, Place)]
+        points = [start for start in starts if isinstance(start, Tensor)]
+        if places:
+            found = self._mean(objective, places)
         else:
-            minimum = self._minimise(objective, starts, kept, JOINT_PERTURBATIONS)
-        own, others = objective.split(torch.from_numpy(minimum.coordinates))
-        logit_map.set_coordinates(own)
-        if joint:
-            box.set_coordinates(others)
-        found = Fitted(logit_map, box, minimum)
-        if not isinstance(box, ConstantBounds):
-            return self._valued(found)
-        lower, upper = box.lower.item(), box.upper.item()
+            minimum = self._minimise(objective, points, kept, JOINT_PERTURBATIONS)
+            found = Fitted.at((logit_map, box), torch.from_numpy(minimum.coordinates), minimum).valued(
+                self.data
+            )
+        if not isinstance(found.bound_map, ConstantBounds):
+            return found
+        lower, upper = found.bound_map.lower.item(), found.bound_map.upper.item()
         boxes = [(0.0, 1.0), (0.0, upper), (lower, 1.0), (lower, upper)]
         ends = [
-            self._valued(replace(found, bound_map=ConstantBounds(self.data.num_classes, *limits)))
+            replace(found, bound_map=ConstantBounds(self.data.num_classes, *limits)).valued(self.data)
             for limits in dict.fromkeys(boxes)
         ]
         lowest = min(end.minimum.value for end in ends)
         return next(end for end in ends if end.minimum.value <= lowest + SAME)
 
-    def _at(self, found: Fitted, point: Tensor) -> Fitted:
-        """Give copies of both maps with the parameters at a point."""
-        first, last = deepcopy(found.logit_map), deepcopy(found.bound_map)
-        first.set_coordinates(point[: first.size])
-        if not isinstance(first, Chain) and len(point) > first.size:
-            last.set_coordinates(point[first.size :])
-        return Fitted(first, last, replace(found.minimum, coordinates=point.numpy()))
-
-    def _valued(self, found: Fitted) -> Fitted:
-        """Set the minimum's value to the objective at the parameters that the maps hold."""
-        return replace(found, minimum=replace(found.minimum, value=found.objective(self.data)))
+    def _mean(self, objective: JointObjective, places: Sequence[Place]) -> Fitted:
+        """Fit networks, and answer their mean."""
+        return mean_of_networks(
+            objective, places, self.data, self._order, self.seed, thorough=self.thorough, tick=self.tick
+        )
 
     def _best_box(self, logit_map: LogitMap, start: Tensor) -> Tensor:
         """Coordinates of the best constant box behind a map, on some of the samples."""
@@ -362,34 +336,3 @@ class _Fits:
             with torch.no_grad():
                 points.sort(key=lambda point: some(point)[0])
         return points[:count]
-
-    def _stopped_early(
-        self,
-        objective: JointObjective,
-        maps: Sequence[tuple[LogitMap, BoundMap | None]],
-        starts: list[Tensor],
-        kept: list[Tensor],
-        held: int = 0,
-    ) -> tuple[JointObjective, Minimum]:
-        """Fit a network from starts that are shared among the maps; give the objective of the maps chosen.
-
-        Every second start holds so many of its first coordinates. The first maps are the preferred ones.
-        """
-        folds = fold_masks(self.data, FOLDS, self.seed)
-        points = self._most_promising(objective, starts, DRAWS)
-        if not self.thorough:
-            folds, points = folds[:SCREENING], points[:FINALISTS]
-        parts = [(objective.rows(~unseen), objective.rows(unseen), int(unseen.sum())) for unseen in folds]
-        begins, objectives = [], []
-        for index, point in enumerate(points):
-            which = (index + index // 2) % len(maps)
-            own = maps[which]
-            those = [(used.with_maps(*own), rest.with_maps(*own).value, count) for used, rest, count in parts]
-            objectives.append(objective.with_maps(*own))
-            handicap = HANDICAP if which else 0.0
-            begins.append(NetworkStart(objectives[-1], those, point, held * (index % 2), handicap))
-        best, minimum = best_epochs(begins, objective.limits, tick=self.tick)
-        # A network's descent, which is stopped early, does not go on from a point kept.
-        return objectives[best], not_above(
-            objectives[best], minimum, map(Tensor.numpy, kept), objective.limits, iterations=0
-        )

@@ -19,6 +19,28 @@ TINY = 1e-300
 
 
 @compiled
+def _add_up(row: Array, scaled: Array, weights: Array, sums: Array, moments: Array) -> None:
+    """Fill the sums of weights exp(scaled), and of weights times logits, up to each place over its weight."""
+    total, moment = 0.0, 0.0
+    if scaled[0] >= LEAST:
+        for k in range(len(row)):
+            total += weights[k]
+            moment += weights[k] * row[k]
+            sums[k], moments[k] = total, moment
+        for k in range(len(row)):
+            sums[k] /= weights[k]
+            moments[k] /= weights[k]
+        return
+    before = -math.inf
+    for k in range(len(row)):
+        step = math.exp(before - scaled[k])
+        total = 1.0 + total * step
+        moment = row[k] + moment * step
+        sums[k], moments[k] = total, moment
+        before = scaled[k]
+
+
+@compiled(fastmath=SUMMING)
 def tempered_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
     ascending: Array, own: Array, inverse: Array, lower: Array, upper: Array, cuts: Array, answer: Array
 ) -> None:
@@ -29,19 +51,17 @@ def tempered_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
     the bounds of the last call, and is brought up to date.
     """
     count, size = ascending.shape
-    scaled, sums, moments = np.empty(size), np.empty(size), np.empty(size)
+    scaled, weights, sums, moments = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
     for n in range(count):
-        low, high, factor = lower[n], upper[n], inverse[n]
+        row, low, high, factor = ascending[n], lower[n], upper[n], inverse[n]
         log_low = math.log(low) if low > 0.0 else -math.inf
         log_high = math.log(high)
-        before, total, moment = -math.inf, 0.0, 0.0
+        total, moment = 0.0, 0.0
         for k in range(size):
-            here = ascending[n, k] * factor
-            step = math.exp(before - here)
-            total = 1.0 + total * step
-            moment = ascending[n, k] + moment * step
-            scaled[k], sums[k], moments[k] = here, total, moment
-            before = here
+            scaled[k] = row[k] * factor
+            weights[k] = fast_exp(scaled[k])
+            total += weights[k]
+            moment += weights[k] * row[k]
         score = own[n] * factor
         log_scale = -math.log(total)
         answer[n, 1], answer[n, 2], answer[n, 3] = 0.0, 0.0, 0.0
@@ -49,6 +69,7 @@ def tempered_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
             answer[n, 0] = -score - log_scale
             answer[n, 1] = moment / total - own[n]
             continue
+        _add_up(row, scaled, weights, sums, moments)
         log_scale, first, end, mass = solve_row(
             scaled, sums, low, high, log_low, log_high, cuts[n, 0], cuts[n, 1]
         )

@@ -30,7 +30,7 @@ class NetworkPass:
 
     def __init__(self, network: TopLogitsNetwork) -> None:
         self.shapes = [tuple(own.shape) for own in network.parameters()]
-        self.spread = network.spread.numpy()[:, None]
+        self.centre, self.spread = network.centre.numpy()[:, None], network.spread.numpy()[:, None]
         self.centred = float(network.normalised) == CENTRED
         self.weights: list[Array] = []
         self.layers: list[Array] = []
@@ -40,7 +40,7 @@ class NetworkPass:
         if not self.centred:
             top = top - top[0]
             top -= np.log(np.exp(top).sum(axis=0))
-        read: Array = top / self.spread
+        read: Array = (top - self.centre) / self.spread
         return read
 
     def read_backward(self, by_inputs: Array, inputs: Array) -> Array:
@@ -48,7 +48,7 @@ class NetworkPass:
         by_logarithms: Array = by_inputs / self.spread
         if self.centred:
             return by_logarithms
-        by_logarithms -= np.exp(inputs * self.spread) * by_logarithms.sum(axis=0)
+        by_logarithms -= np.exp(inputs * self.spread + self.centre) * by_logarithms.sum(axis=0)
         return by_logarithms
 
     def forward(self, coordinates: Array, inputs: Array) -> Array:

@@ -44,6 +44,12 @@ class Chain(LogitMap):
             f"second.{name}": value for name, value in self.second.parameters_from(second).items()
         }
 
+    def averaged(self, members: Sequence[Tensor]) -> Chain:
+        """Average both maps."""
+        size = self.first.size
+        first = self.first.averaged([member[:size] for member in members])
+        return Chain(first, self.second.averaged([member[size:] for member in members]))
+
     def starts(self) -> Sequence[Tensor]:
         """Start both maps everywhere."""
         return self.starts_from(self.first.starts())

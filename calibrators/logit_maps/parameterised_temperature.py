@@ -10,25 +10,25 @@ from torch import Tensor
 
 from boxcal.calibrators import formulas, tensor_ops
 from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.formulas import HIDDEN
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.temperature import RowTemperature, best_temperature
-from boxcal.calibrators.network import DRAWS, TopLogitsNetwork, with_each_reading
+from boxcal.calibrators.network import DRAWS, NetworkMap
 
 
-class ParameterisedTemperature(RowTemperature):
+class ParameterisedTemperature(NetworkMap, RowTemperature):
     """`T(g) = g / (temperature exp(network(g / temperature)))`; `temperature` is that of `ts`."""
 
     name = "pts"
-    is_network = True
+    outputs = (0.0,)
     contains_ts = True
     positive = ("temperature",)
     added_later = ("temperature",)
     temperature: Tensor
 
-    def __init__(self, num_classes: int) -> None:
-        super().__init__(num_classes)
+    def __init__(self, num_classes: int, hidden: int = HIDDEN) -> None:
+        super().__init__(num_classes, hidden)
         self.register_buffer("temperature", torch.ones((), dtype=torch.float64))
-        self.network = TopLogitsNetwork(num_classes, [0.0])
 
     def inverse_temperature(self, scores: Tensor) -> Tensor:
         """Ask the network for every row."""
@@ -53,13 +53,12 @@ class ParameterisedTemperature(RowTemperature):
 
     def variants(self, data: ValidationSet) -> Sequence[Self]:
         """Give a map for each choice of what the network reads, where there is one."""
-        return with_each_reading(self, data.scores / self.temperature)
+        return self.with_each_reading(data.scores / self.temperature)
 
     def adopt(self, alone: LogitMap) -> None:
         """Read what the network of the map alone reads."""
         if isinstance(alone, ParameterisedTemperature):
-            self.network.normalised.copy_(alone.network.normalised)
-            self.network.spread.copy_(alone.network.spread)
+            self.network.adopt(alone.network)
 
     def saturation(self, scores: Tensor) -> float:
         """Ask the network."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from boxcal.calibrators import Bounds, Calibrator
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.errors import ArtifactError
-from boxcal.calibrators.formulas import BOXES, FORMULAS
+from boxcal.calibrators.formulas import BOXES, FORMULAS, HIDDEN
 from boxcal.calibrators.method import BOUND_MAPS, LOGIT_MAPS, catalogue, parse_stored
 from boxcal.calibrators.monitoring.candidates import adjust
 from boxcal.calibrators.parametrised import Parametrised
@@ -62,7 +62,7 @@ def made(method: str, num_classes: int) -> Calibrator:
         "places": torch.zeros(num_classes, PLACES).double(),
     }
     sizes |= {f"first.{name}": size for name, size in sizes.items()}
-    logit_map, bound_map = parse_stored(method).stored_maps(sizes, num_classes)
+    logit_map, bound_map = parse_stored(method).stored_maps(sizes, {}, num_classes)
     generator = torch.Generator().manual_seed(1)
     modules: list[Parametrised] = [logit_map]
     if "pb" in method:
@@ -115,7 +115,7 @@ def shapes_of(module: Parametrised) -> dict[str, tuple[int, ...]]:
 
 
 def test_formulas_store_what_the_maps_store() -> None:
-    sizes = {"K": 12, "T": 10, "D": 1, "P": 0}
+    sizes = {"K": 12, "T": 10, "D": 1, "P": 0, "H1": HIDDEN, "H2": HIDDEN}
     modules: dict[str, Parametrised] = {one.name: one(12) for one in LOGIT_MAPS}
     modules |= {name: one(12) for name, one in BOUND_MAPS.items() if name in BOXES}
     for name, module in modules.items():

@@ -57,6 +57,10 @@ def number(value: float) -> torch.Tensor:
         (with_spec({}, {"bound_map.lower": number(0.3), "bound_map.upper": number(0.9)}), "no distribution"),
         (with_spec({}, {"bound_map.lower": number(0.1), "bound_map.upper": number(float("nan"))}), "finite"),
         (with_spec({}, {"bound_map.lower": torch.tensor(0.1), "bound_map.upper": number(1)}), "float64"),
+        (
+            with_spec({"method": "pb-mlp"}, {"bound_map.network.bias_1": torch.zeros(10**6).double()}),
+            "network.*(5, 4)",
+        ),
     ],
 )
 def test_what_is_no_calibrator_is_refused(data: bytes, message: str) -> None:

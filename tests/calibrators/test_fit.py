@@ -18,13 +18,14 @@ from boxcal.calibrators.errors import MissingDataError
 from boxcal.calibrators.fitting.candidates import candidates
 from boxcal.calibrators.fitting.closed_form_gradients import objective_of
 from boxcal.calibrators.fitting.joint import JointObjective
-from boxcal.calibrators.formulas import CENTRED, LOG_SOFTMAX, box_at
+from boxcal.calibrators.formulas import box_at
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.ensemble_temperature import EnsembleTemperatureScaling
 from boxcal.calibrators.logit_maps.linear import LinearMap
 from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
 from boxcal.calibrators.method import BOUND_MAPS, LOGIT_MAPS, parse
+from boxcal.calibrators.network import TopLogitsNetwork
 from boxcal.calibrators.operator.uniform import SortedRows
 from boxcal.calibrators.parametrised import vector
 from tests.calibrators.samples import contaminated, everything, overconfident
@@ -216,7 +217,8 @@ def test_gradients_are_exact(logit_map: type[LogitMap], bound_map: type[BoundMap
         mapping.strength = 1.0
     objective = JointObjective(mapping, box, logits, labels)
     start = logit_map(4).starts()[-1].numpy() * 0.97 + 0.01
-    point = np.concatenate([start, box.starts_at(vector(-2.5, -2.2))[-1].numpy() + 0.013 if box else []])
+    start_of_box = box.coordinates_of(ConstantBounds(4, 0.02, 0.9)) if box else vector()
+    point = np.concatenate([start, start_of_box.numpy() + 0.013])
     numeric = central_differences(lambda x: objective(x)[0], point)
     np.testing.assert_allclose(objective(point)[1], numeric, rtol=1e-5, atol=1e-7)
 
@@ -262,17 +264,16 @@ def test_closed_forms_keep_the_order_of_classes_that_softmax_gives_nothing(
 
 
 @pytest.mark.parametrize("method", ["pb-mlp", "ts+pb-mlp", "pts", "pts+pb", "pts+pb-mlp", "pts+lb"])
-@pytest.mark.parametrize("reading", [LOG_SOFTMAX, CENTRED])
-def test_gradients_of_networks_agree_with_autograd(method: str, reading: float) -> None:
+@pytest.mark.parametrize("reading", range(3))
+def test_gradients_of_networks_agree_with_autograd(method: str, reading: int) -> None:
     logits, labels = contaminated(400, 12)
     parts, data = parse(method), ValidationSet(logits, labels)
     logit_map, box = parts.logit_map(12), BOUND_MAPS[parts.bounds](12) if parts.bounds else None
     logit_map.prepare(data)
     if box:
         box.prepare(logits)
-    if reading == CENTRED:
-        logit_map = logit_map.variants(data)[-1]
-        box = box.variants(logits)[-1] if box else None
+    logit_map = logit_map.variants(data)[reading if logit_map.is_network else 0]
+    box = box.variants(logits)[reading if box.is_network else 0] if box else None
     if parts.clipped:
         logit_map = Chain(logit_map, LogitBounding(12))
     quick, slow = objective_of(logit_map, box, logits, labels), JointObjective(logit_map, box, logits, labels)
@@ -289,6 +290,26 @@ def test_gradients_of_networks_agree_with_autograd(method: str, reading: float) 
         np.testing.assert_allclose(quick(point)[1], gradient, rtol=1e-8, atol=1e-10)
         part = quick.rows(torch.arange(0, 400, 3))
         assert part.value(point) == pytest.approx(slow.rows(torch.arange(0, 400, 3)).value(point), rel=1e-12)
+
+
+@pytest.mark.parametrize("method", ["pts", "pb-mlp", "pts+pb-mlp", "pts+lb"])
+def test_a_mean_of_networks_is_stored_whole(method: str) -> None:
+    logits, labels = contaminated(300, 12)
+    found = fit(method, logits, labels).calibrator
+    assert torch.equal(Calibrator.from_bytes(found.to_bytes())(logits), found(logits))
+
+
+def test_a_mean_of_networks_answers_their_mean() -> None:
+    logits, _ = contaminated(50, 12)
+    network, answers = TopLogitsNetwork(12, [0.0, 0.0]), []
+    network.prepare(logits, by_entry=True)
+    members = [network.start([0.1, float(seed)], seed) for seed in range(3)]
+    members = [member + 0.1 * torch.sin(torch.arange(len(member))) for member in members]
+    for member in members:
+        torch.nn.utils.vector_to_parameters(member, network.parameters())
+        answers.append(network(logits).detach())
+    wide = network.mean(members)
+    torch.testing.assert_close(wide(logits), torch.stack(answers).mean(dim=0), rtol=1e-12, atol=1e-12)
 
 
 def test_a_joint_fit_survives_logits_of_ten_thousand() -> None:

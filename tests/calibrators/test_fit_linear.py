@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from boxcal.calibrators import Calibrator, fit
+from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.fitting.closed_form_gradients import objective_of
@@ -50,7 +51,7 @@ def test_the_fast_objective_is_that_of_the_map(method: str) -> None:
     np.testing.assert_allclose(fast(point)[1], slow(point)[1], atol=1e-12)
 
 
-@pytest.mark.parametrize(("bounds", "variant"), [("pb", 0), ("pb-mlp", 0), ("pb-mlp", 1)])
+@pytest.mark.parametrize(("bounds", "variant"), [("pb", 0), ("pb-mlp", 0), ("pb-mlp", 1), ("pb-mlp", 2)])
 @pytest.mark.parametrize("method", LINEAR)
 def test_the_closed_form_in_a_box_is_that_of_autograd(method: str, bounds: str, variant: int) -> None:
     data = check_validation_set(*overconfident(300, 12), sample_weight=torch.linspace(0.5, 1.5, 300))
@@ -68,9 +69,7 @@ def test_the_closed_form_in_a_box_is_that_of_autograd(method: str, bounds: str, 
     ):
         assert type(quick) is LinearInBox
         for scale in (0.0, 0.1, 0.5):
-            start = np.concatenate(
-                [mapping.starts()[0], box.starts_at(torch.tensor([-2.0, -1.0]).double())[0]]
-            )
+            start = np.concatenate([mapping.starts()[0], box.coordinates_of(ConstantBounds(12, 0.01, 0.6))])
             point = start + np.minimum(scale * rng.normal(size=len(start)), 0.9)
             value, gradient = slow(point)
             assert quick(point)[0] == pytest.approx(value, rel=1e-12)

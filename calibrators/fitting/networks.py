@@ -1,0 +1,278 @@
+"""Fits of networks: from where they start, what they read, and the mean of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from boxcal.calibrators.bound_maps.base import BoundMap
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.fitting.descent import (
+    AGREE_WITHIN,
+    Array,
+    Loss,
+    Minimum,
+    descend,
+    projected_gradient,
+)
+from boxcal.calibrators.fitting.fitted import Fitted, Maps
+from boxcal.calibrators.fitting.joint import JointObjective
+from boxcal.calibrators.folds import fold_masks
+from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
+from boxcal.calibrators.parametrised import Limits
+
+SCREENED = 1000
+"""Rows on which the starts of a map that has many are compared."""
+WARMED = 2000
+"""Rows on which descents begin."""
+MOST_PLACES = 4
+"""Places from which networks descend."""
+FOLDS = 5
+"""Of the cross-validation that stops the fit of networks."""
+HANDICAP = 1e-3
+"""Nats by which networks that read something else than the log-softmax must be better to be chosen."""
+EPOCHS, PATIENCE = 200, 12
+"""Iterations of a network's descent at most, and without a lower held-out loss."""
+HELD = 30
+"""Iterations in which the coordinates that a start holds stay as they are."""
+SCREENING, FINALISTS = 2, 3
+"""Folds on which all places are compared, and how many places are compared on all folds."""
+
+
+class Place(NamedTuple):
+    """Where several networks start.
+
+    Attributes
+    ----------
+    maps
+        Whose networks they are.
+    points
+        Coordinates of both maps, for each network.
+    held
+        How many of the first coordinates stay as they are at first.
+    """
+
+    maps: Maps
+    points: Sequence[Tensor]
+    held: int = 0
+
+
+def combined(firsts: Sequence[Tensor], lasts: Sequence[Tensor]) -> list[Tensor]:
+    """Join coordinates of the first map to those of the second; the shorter list is repeated."""
+    count = max(len(firsts), len(lasts))
+    return [torch.cat([firsts[at % len(firsts)], lasts[at % len(lasts)]]) for at in range(count)]
+
+
+def around(
+    logit_map: LogitMap, box: BoundMap, bases: Sequence[Tensor], constant: Fitted, mapped: Tensor
+) -> list[Place]:
+    """Give the places from which the networks of a box descend, for mapped logits (N, K).
+
+    Where the best constant box is vacuous, descents that are free to change the temperature of `ts` end there
+    before the networks tell one row from another. Others begin sharper, and hold that temperature.
+    """
+    near, middle = box.starts_at(torch.from_numpy(constant.bound_map.coordinates()))
+    others, held = bases, 0
+    if isinstance(logit_map, TemperatureScaling):
+        others, held = logit_map.starts()[:1], logit_map.size
+    boxes = [box] if logit_map.normalises else box.variants(mapped)
+    return [
+        Place((logit_map, box), combined(bases, near)),
+        *(Place((logit_map, one), combined(others, middle), held) for one in boxes),
+    ]
+
+
+class Rows(NamedTuple):
+    """The objective of a descent, on all of its rows and on a few."""
+
+    all: JointObjective
+    few: JointObjective
+
+    @classmethod
+    def of(cls, objective: JointObjective, index: Tensor) -> Rows:
+        """Take the rows with these indices, which are in random order."""
+        return cls(objective.rows(index), objective.rows(index[:WARMED]))
+
+    def with_maps(self, maps: tuple[LogitMap, BoundMap | None]) -> Rows:
+        """Give the objectives of maps whose networks read something else."""
+        return Rows(self.all.with_maps(*maps), self.few.with_maps(*maps))
+
+
+class Fold(NamedTuple):
+    """One part of the cross-validation: the rows used, and those that judge."""
+
+    used: Rows
+    unseen: JointObjective
+
+
+class NetworkStart(NamedTuple):
+    """Where the descents of several networks may begin; their mean is the fit.
+
+    Attributes
+    ----------
+    rows
+        Every row.
+    folds
+        Of the cross-validation.
+    points
+        Coordinates, one vector for each network.
+    held
+        How many of the first coordinates stay as they are in the first `HELD` iterations, which take a few
+        rows, and which no cross-validation stops.
+    handicap
+        Nats by which its cross-validated loss must be lower than that of others to be chosen.
+    """
+
+    rows: Rows
+    folds: Sequence[Fold]
+    points: Sequence[Array]
+    held: int = 0
+    handicap: float = 0.0
+
+    def approached(self, index: int, rows: Rows, limits: Limits | None) -> tuple[Array, int]:
+        """Descend without the coordinates that are held; return coordinates and the number of evaluations."""
+        point = self.points[index % len(self.points)]
+        if not self.held:
+            return point, 0
+
+        def without(coordinates: Array) -> tuple[float, Array]:
+            value, gradient = rows.few(coordinates)
+            return value, np.where(np.arange(len(gradient)) < self.held, 0.0, gradient)
+
+        end, _, calls = descend(without, point, limits, iterations=HELD, tolerance=1e-9)
+        return end, calls
+
+
+def mean_of_networks(
+    objective: JointObjective,
+    places: Sequence[Place],
+    data: ValidationSet,
+    order: Tensor,
+    seed: int,
+    *,
+    thorough: bool,
+    tick: Callable[[float], None],
+) -> Fitted:
+    """Fit the networks of the best place, and answer their mean.
+
+    The first place's maps are the preferred ones. Where the mean is worse than the networks on average, they
+    are not alike, and the answer is the lowest of them.
+
+    Parameters
+    ----------
+    objective : JointObjective
+        On all rows.
+    places : sequence of Place
+    data : ValidationSet
+    order : Tensor
+        (N,) int64: a random order of the rows.
+    seed : int
+        Of the folds.
+    thorough : bool
+        Otherwise fewer networks and folds are used, which is enough to compare methods by.
+    tick : callable
+        Called with the fraction done.
+    """
+    if len(places) > MOST_PLACES:
+        some = objective.rows(order[:SCREENED])
+        places = sorted(places, key=lambda place: some(place.points[0].numpy())[0])[:MOST_PLACES]
+    networks = len(places[0].points) if thorough else FINALISTS
+    masks = fold_masks(data, FOLDS, seed)[: None if thorough else SCREENING]
+    every = Rows.of(objective, order)
+    folds = [Fold(Rows.of(objective, order[~unseen[order]]), objective.rows(unseen)) for unseen in masks]
+    starts = []
+    for place in places:
+        maps = place.maps[0], place.maps[1] if objective.bound_map else None
+        own = [Fold(used.with_maps(maps), unseen.with_maps(*maps)) for used, unseen in folds]
+        points = [point.numpy() for point in place.points[:networks]]
+        handicap = 0.0 if place.maps == places[0].maps else HANDICAP
+        starts.append(NetworkStart(every.with_maps(maps), own, points, place.held, handicap))
+    best, minimum = best_epochs(starts, objective.limits, tick)
+    first, last = places[best].maps
+    lowest = Fitted.at((first, last), torch.from_numpy(minimum.coordinates), minimum).valued(data)
+    if len(minimum.members) == 1:
+        return lowest
+    members = Fitted(first, last, minimum).members
+    if objective.bound_map:
+        last = last.averaged([member[first.size :] for member in members])
+    first = first.averaged([member[: first.size] for member in members])
+    mean = Fitted(first, last, minimum).valued(data)
+    return mean if mean.minimum.value <= np.mean(minimum.values) else lowest
+
+
+def best_epochs(
+    starts: Sequence[NetworkStart],
+    limits: Limits | None,
+    tick: Callable[[float], None],
+) -> tuple[int, Minimum]:
+    """Descend with the networks of the best start, for as many iterations as cross-validation finds best.
+
+    Each fold of the cross-validation is that of another network. All starts are compared on `SCREENING`
+    folds, and the best `FINALISTS` of them on the others too. Returns also which start is best.
+    """
+    evaluations, curves = 0, np.zeros((len(starts), EPOCHS + 1))
+    sizes = [len(fold.unseen.labels) for fold in starts[0].folds]
+    compared, done, folds = list(range(len(starts))), 0, range(len(sizes))
+    descents = len(starts) * SCREENING + FINALISTS * len(folds)
+    for some in (folds[:SCREENING], folds[SCREENING:]):
+        for index in compared:
+            for fold in some:
+                curve, calls = _held_out_curve(starts[index], fold, limits)
+                curves[index] += sizes[fold] * curve
+                evaluations, done = evaluations + calls, done + 1
+                tick(done / descents)
+        # Too few samples for folds leave none: the fit then stays at its first start.
+        judged = max(1, sum(sizes[: some.stop]))
+        lowest = curves.min(axis=1) / judged + [start.handicap for start in starts]
+        compared = sorted(compared, key=lambda index: float(lowest[index]))[:FINALISTS]
+    best = compared[0]
+    epochs, rows = int(np.argmin(curves[best])), starts[best].rows
+    ends: list[tuple[float, Array]] = []
+    for index in range(len(starts[best].points)):
+        point, calls = starts[best].approached(index, rows, limits)
+        value, more = rows.all(point)[0], 1
+        if epochs:
+            point, value, more = descend(rows.all, point, limits, iterations=epochs, tolerance=1e-9)
+        ends.append((value, point))
+        evaluations += calls + more
+    ends.sort(key=lambda end: end[0])
+    values = np.array([value for value, _ in ends])
+    return best, Minimum(
+        coordinates=ends[0][1],
+        value=ends[0][0],
+        gradient_norm=projected_gradient(rows.all, ends[0][1], limits),
+        starts=len(ends),
+        starts_agreeing=int((values <= values[0] + AGREE_WITHIN).sum()),
+        evaluations=evaluations,
+        spread=float(np.ptp(values)),
+        epochs=epochs,
+        members=tuple(point for _, point in ends),
+        values=tuple(value for value, _ in ends),
+    )
+
+
+def _held_out_curve(start: NetworkStart, fold: int, limits: Limits | None) -> tuple[Array, int]:
+    """Give the held-out loss after 0 to `EPOCHS` iterations of a descent, and the evaluations."""
+    used, unseen = start.folds[fold]
+    point, before = start.approached(fold, used, limits)
+    watch = _Watch(unseen.value, point)
+    _, _, calls = descend(used.all, point, limits, iterations=EPOCHS, tolerance=1e-9, callback=watch)
+    curve = np.array(watch.values)
+    return np.pad(curve, (0, EPOCHS + 1 - len(curve)), mode="edge"), before + calls + len(curve)
+
+
+class _Watch:
+    """Records the held-out loss of every iteration, and stops a descent once it no longer decreases."""
+
+    def __init__(self, held_out: Loss, start: Array) -> None:
+        self.held_out, self.values = held_out, [held_out(start)]
+
+    def __call__(self, coordinates: Array) -> None:
+        self.values.append(self.held_out(coordinates))
+        if len(self.values) - 1 - int(np.argmin(self.values)) >= PATIENCE or len(self.values) > EPOCHS:
+            raise StopIteration
