@@ -181,7 +181,7 @@ def mean_of_networks(
     if len(places) > MOST_PLACES:
         some = objective.rows(order[:SCREENED])
         places = sorted(places, key=lambda place: some(place.points[0].numpy())[0])[:MOST_PLACES]
-    networks = len(places[0].points) if thorough else FINALISTS
+    networks = max(len(place.points) for place in places) if thorough else SCREENING
     masks = fold_masks(data, FOLDS, seed)[: None if thorough else SCREENING]
     every = Rows.of(objective, order)
     folds = [Fold(Rows.of(objective, order[~unseen[order]]), objective.rows(unseen)) for unseen in masks]
@@ -218,7 +218,7 @@ def best_epochs(
     evaluations, curves = 0, np.zeros((len(starts), EPOCHS + 1))
     sizes = [len(fold.unseen.labels) for fold in starts[0].folds]
     compared, done, folds = list(range(len(starts))), 0, range(len(sizes))
-    descents = len(starts) * SCREENING + FINALISTS * len(folds)
+    descents = len(starts) * SCREENING + FINALISTS * len(folds[SCREENING:]) + len(starts[0].points)
     for some in (folds[:SCREENING], folds[SCREENING:]):
         for index in compared:
             for fold in some:
@@ -239,7 +239,8 @@ def best_epochs(
         if epochs:
             point, value, more = descend(rows.all, point, limits, iterations=epochs, tolerance=1e-9)
         ends.append((value, point))
-        evaluations += calls + more
+        evaluations, done = evaluations + calls + more, done + 1
+        tick(min(1.0, done / descents))
     ends.sort(key=lambda end: end[0])
     values = np.array([value for value, _ in ends])
     return best, Minimum(

@@ -22,7 +22,8 @@ class Certificate:
     ----------
     gradient_norm : float
         Largest entry of the projected gradient of the objective in the fit's coordinates; up to about 1/N at
-        a kink, where a sample sits exactly at a bound; nan for methods that are not fitted by descent.
+        a kink, where a sample sits exactly at a bound; nan for methods that are not fitted by descent. Of a
+        mean of networks, that of the network with the lowest loss.
     starts, starts_agreeing : int
         Number of starting points, and how many of them ended within 1e-6 nats of the best.
     on_boundary : tuple of str
