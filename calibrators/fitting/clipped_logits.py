@@ -5,6 +5,7 @@ Logit bounding clips to multiples of the row's norm, so it does not matter which
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Self
 
 import numpy as np
@@ -42,7 +43,13 @@ class ClippedLogits(JointObjective):
         self.temperatures = Temperatures(chain.first, columns)
         self.scores = source.contiguous().numpy()
         self.norms, self.largest = np.linalg.norm(self.scores, axis=1), top[0].copy()
-        self.first_size = chain.first.size
+        self.first_size, self.pseudo_sample = chain.first.size, False
+
+    def with_pseudo_sample(self) -> Self:
+        """Count one sample more, as far as the temperatures of `pts` are concerned; without the clipping."""
+        other = copy.copy(self)
+        other.pseudo_sample = self.logit_map.is_network
+        return other
 
     def rows(self, index: Tensor) -> Self:
         """Look only at some rows."""
@@ -69,6 +76,10 @@ class ClippedLogits(JointObjective):
         value = mean_of(answer[:, 0], self.weights)
         if self.weights is not None:
             answer *= self.weights[:, None]
+        if self.pseudo_sample:
+            cost = self.temperatures.gaps / len(answer)
+            value += float((cost * inverse).mean())
+            answer[:, 1] += cost
         by_low, by_high = answer[:, 2].sum(), answer[:, 3].sum()
         by_limits = [by_low + by_high * (1.0 - share), by_high * (1.0 - low)]
         return value, np.concatenate([to_temperature(answer[:, 1]), by_limits]) / len(answer)

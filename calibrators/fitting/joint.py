@@ -137,6 +137,15 @@ class JointObjective:
         other.logit_map, other.bound_map = logit_map, bound_map
         return other
 
+    def with_pseudo_sample(self) -> Self:
+        """Count one sample more than there are, where a network gives the temperatures.
+
+        It is any row with the same probability, and its label is the class with the second largest logit.
+        Where no sample that a network is certain of is wrong, their loss alone is lowest with an infinitely
+        small temperature. Platt (1999) keeps the targets of his sigmoid from 0 and 1 for the same reason.
+        """
+        return self
+
     def weights_of(self, index: Tensor) -> Array:
         """Give the weights of some rows, scaled to a mean of 1."""
         weights = np.ones(len(self.labels)) if self.weights is None else self.weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -88,7 +89,7 @@ def around(
 
 
 class Rows(NamedTuple):
-    """The objective of a descent, on all of its rows and on a few."""
+    """The loss of a descent, on all of its rows and on a few."""
 
     all: JointObjective
     few: JointObjective
@@ -99,7 +100,7 @@ class Rows(NamedTuple):
         return cls(objective.rows(index), objective.rows(index[:WARMED]))
 
     def with_maps(self, maps: tuple[LogitMap, BoundMap | None]) -> Rows:
-        """Give the objectives of maps whose networks read something else."""
+        """Give the losses of maps whose networks read something else."""
         return Rows(self.all.with_maps(*maps), self.few.with_maps(*maps))
 
 
@@ -140,8 +141,10 @@ class NetworkStart(NamedTuple):
         if not self.held:
             return point, 0
 
+        objective = rows.few.with_pseudo_sample()
+
         def without(coordinates: Array) -> tuple[float, Array]:
-            value, gradient = rows.few(coordinates)
+            value, gradient = objective(coordinates)
             return value, np.where(np.arange(len(gradient)) < self.held, 0.0, gradient)
 
         end, _, calls = descend(without, point, limits, iterations=HELD, tolerance=1e-9)
@@ -215,31 +218,36 @@ def best_epochs(
     Each fold of the cross-validation is that of another network. All starts are compared on `SCREENING`
     folds, and the best `FINALISTS` of them on the others too. Returns also which start is best.
     """
-    evaluations, curves = 0, np.zeros((len(starts), EPOCHS + 1))
-    sizes = [len(fold.unseen.labels) for fold in starts[0].folds]
-    compared, done, folds = list(range(len(starts))), 0, range(len(sizes))
+    folds = range(len(starts[0].folds))
+    evaluations, curves = 0, np.zeros((len(starts), len(folds), EPOCHS + 1))
+    sizes = np.array([len(fold.unseen.labels) for fold in starts[0].folds])
+    compared, done = list(range(len(starts))), 0
     descents = len(starts) * SCREENING + FINALISTS * len(folds[SCREENING:]) + len(starts[0].points)
     for some in (folds[:SCREENING], folds[SCREENING:]):
         for index in compared:
             for fold in some:
-                curve, calls = _held_out_curve(starts[index], fold, limits)
-                curves[index] += sizes[fold] * curve
+                curves[index, fold], calls = _held_out_curve(starts[index], fold, limits)
                 evaluations, done = evaluations + calls, done + 1
                 tick(done / descents)
         # Too few samples for folds leave none: the fit then stays at its first start.
-        judged = max(1, sum(sizes[: some.stop]))
-        lowest = curves.min(axis=1) / judged + [start.handicap for start in starts]
+        means = np.einsum("sfe,f->se", curves, sizes) / max(1, sizes[: some.stop].sum())
+        lowest = means.min(axis=1) + [start.handicap for start in starts]
         compared = sorted(compared, key=lambda index: float(lowest[index]))[:FINALISTS]
     best = compared[0]
-    epochs, rows = int(np.argmin(curves[best])), starts[best].rows
+    epochs = int(np.argmin(means[best]))
+    plain = [fold.unseen.value(starts[0].points[0]) for fold in starts[0].folds]
+    if not _is_better(curves[best, :, epochs], plain):
+        best, epochs = 0, 0
+    rows = starts[best].rows
     ends: list[tuple[float, Array]] = []
     for index in range(len(starts[best].points)):
         point, calls = starts[best].approached(index, rows, limits)
-        value, more = rows.all(point)[0], 1
+        more = 0
         if epochs:
-            point, value, more = descend(rows.all, point, limits, iterations=epochs, tolerance=1e-9)
-        ends.append((value, point))
-        evaluations, done = evaluations + calls + more, done + 1
+            objective = rows.all.with_pseudo_sample()
+            point, _, more = descend(objective, point, limits, iterations=epochs, tolerance=1e-9)
+        ends.append((rows.all.value(point), point))
+        evaluations, done = evaluations + calls + more + 1, done + 1
         tick(min(1.0, done / descents))
     ends.sort(key=lambda end: end[0])
     values = np.array([value for value, _ in ends])
@@ -257,12 +265,25 @@ def best_epochs(
     )
 
 
+def _is_better(losses: Array, plain: Sequence[float]) -> bool:
+    """Whether the held-out losses of some folds are lower than others by a standard error of their mean.
+
+    This is the rule of one standard error (Breiman et al. 1984, section 3.4.3): what cross-validation of a
+    few samples prefers by less than that is often worse.
+    """
+    gains = np.asarray(plain) - losses
+    if len(gains) < 2:
+        return bool((gains > 0.0).all())
+    return bool(gains.mean() > gains.std(ddof=1) / math.sqrt(len(gains)))
+
+
 def _held_out_curve(start: NetworkStart, fold: int, limits: Limits | None) -> tuple[Array, int]:
     """Give the held-out loss after 0 to `EPOCHS` iterations of a descent, and the evaluations."""
     used, unseen = start.folds[fold]
     point, before = start.approached(fold, used, limits)
     watch = _Watch(unseen.value, point)
-    _, _, calls = descend(used.all, point, limits, iterations=EPOCHS, tolerance=1e-9, callback=watch)
+    objective = used.all.with_pseudo_sample()
+    _, _, calls = descend(objective, point, limits, iterations=EPOCHS, tolerance=1e-9, callback=watch)
     curve = np.array(watch.values)
     return np.pad(curve, (0, EPOCHS + 1 - len(curve)), mode="edge"), before + calls + len(curve)
 

@@ -27,13 +27,15 @@ Back = Callable[..., Any]
 class Temperatures:
     """The inverse temperature of every row: by `pts`, by `ts`, or 1.
 
-    `columns` (T, N) are the ten largest logits of each row less the mean of all.
+    `columns` (T, N) are the ten largest logits of each row less the mean of all. With `pts`, `gaps` (N,)
+    holds how far the largest is above the second; otherwise 0.
     """
 
     def __init__(self, logit_map: LogitMap, columns: Array) -> None:
         self.logit_map, self.count = logit_map, columns.shape[1]
-        self.unit, self.inputs = 1.0, columns
+        self.unit, self.inputs, self.gaps = 1.0, columns, np.zeros(self.count)
         if isinstance(logit_map, ParameterisedTemperature):
+            self.gaps = columns[0] - columns[1]
             self.unit = 1.0 / float(logit_map.temperature)
             self.inputs = NetworkPass(logit_map.network).read(columns * self.unit)
 
@@ -41,7 +43,7 @@ class Temperatures:
         """Look only at some rows."""
         part = copy.copy(self)
         part.inputs = np.ascontiguousarray(self.inputs[:, index])
-        part.count = part.inputs.shape[1]
+        part.count, part.gaps = part.inputs.shape[1], self.gaps[index]
         return part
 
     def __call__(self, coordinates: Array) -> tuple[Array, Back]:
