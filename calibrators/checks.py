@@ -89,6 +89,7 @@ def check_data(logits: NDArray[Any], labels: Labels, facts: RowFacts | None = No
     found = [
         _classes(labels, logits.shape[1]),
         _rare_classes(labels, logits.shape[1]),
+        _no_errors(rows, labels),
         _normalised(rows, logits.shape[1]),
         _constant(rows),
         _duplicates(rows),
@@ -202,6 +203,17 @@ def _rare_classes(labels: Labels, num_classes: int) -> DataWarning | None:
         f"{_named(rare)} fewer than {RARE} samples: methods with parameters per class fit {_them(rare)} badly"
     )
     return DataWarning("rare_classes", "warning", message, int(counts[rare].sum()))
+
+
+def _no_errors(rows: RowFacts, labels: Labels) -> DataWarning | None:
+    """Find sets without a wrong prediction: their NLL is lowest with infinitely sharp probabilities."""
+    if (rows.predicted != labels).any():
+        return None
+    message = (
+        f"all {len(labels):,} predicted labels are right: the set does not show how often the model is wrong,"
+        " and most methods fit probabilities of almost 0 and 1 to it"
+    )
+    return DataWarning("no_errors", "serious", message, len(labels))
 
 
 def _normalised(rows: RowFacts, num_classes: int) -> DataWarning | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from boxcal.calibrators.checks import absent_classes, may_miss_classes
 from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.logit_maps.identity import Identity
 from boxcal.calibrators.method import catalogue, parse
 
 REGULARISED = {"vector", "sms", "dirichlet", "matrix"}
@@ -25,8 +26,11 @@ def candidates(data: ValidationSet) -> list[str]:
     """List what the data allow, by number of parameters, networks last, without combinations.
 
     Methods with parameters per class need enough samples for their parameters, and a sample of every class;
-    for those that are `SAFE_WITH_FEW`, classes may be absent by chance.
+    for those that are `SAFE_WITH_FEW`, classes may be absent by chance. Where no predicted label is wrong,
+    nothing limits how sharp a method makes the probabilities, and only the unchanged logits are left.
     """
+    if not shows_errors(data):
+        return [Identity.name]
     given = {"logits"}
     if data.features is not None and data.head is not None:
         given.add("features")
@@ -42,6 +46,11 @@ def candidates(data: ValidationSet) -> list[str]:
         ],
         data.num_classes,
     )
+
+
+def shows_errors(data: ValidationSet) -> bool:
+    """Whether some predicted label is wrong."""
+    return bool((data.facts.predicted != data.labels.numpy()).any())
 
 
 def by_size(names: Sequence[str], num_classes: int) -> list[str]:

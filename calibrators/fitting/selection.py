@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.fitting.candidates import by_size, candidates
+from boxcal.calibrators.fitting.candidates import by_size, candidates, shows_errors
 from boxcal.calibrators.fitting.cross_validation import (
     REPETITIONS,
     TOLERANCE,
@@ -148,7 +148,12 @@ def _decide(comparison: Comparison, compared: list[str], names: list[str]) -> tu
     shown = f"`{lowest}` has the lowest cross-validated NLL of {len(compared)} methods, {means[lowest]:.4f}"
     if best != lowest:
         shown += f", and `{best}` is the plainest within {EQUAL:g} standard errors of it, {means[best]:.4f}"
-    if best == Identity.name:
+    if not shows_errors(comparison.data):
+        why = (
+            "no predicted label is wrong, so nothing limits how sharp a method makes the probabilities:"
+            " the logits stay unchanged"
+        )
+    elif best == Identity.name:
         why = "no method has a lower cross-validated NLL than the unchanged logits"
     elif chosen == best:
         why = f"{shown}: {corrected:.4f} ± {error:.4f} below the unchanged logits, corrected for the choice"

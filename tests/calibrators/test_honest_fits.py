@@ -171,6 +171,15 @@ def test_auto_explains_its_choice(chosen: FitResult) -> None:
         assert row["status"] == "compared" or row["status"].startswith("behind ")
 
 
+def test_auto_leaves_a_model_unchanged_whose_predictions_are_all_right() -> None:
+    logits, labels = drawn(60, 5)
+    result = fit("auto", logits, logits.argmax(axis=1))
+    assert (labels != logits.argmax(axis=1)).any()
+    assert result.method == "uncalibrated"
+    assert result.choice["why"].startswith("no predicted label is wrong")
+    assert "no_errors" in serious(result)
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_auto_finds_a_real_improvement(seed: int) -> None:
     logits, labels = drawn(400, 3, temperature=1.0, seed=seed)
