@@ -1,0 +1,1 @@
+"""The paper's recipe for instance-dependent methods, and boxcal's fits beside it."""
