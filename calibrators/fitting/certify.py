@@ -64,10 +64,12 @@ def remarks(found: Fitted, bounds: str, *, unchanged: bool) -> tuple[tuple[str, 
     if unchanged and not isinstance(found.logit_map, Identity):
         notes.append("Nothing this method can do lowers the validation NLL; the logits are unchanged.")
     elif minimum.gradient_norm > LARGEST_GRADIENT:
-        reason = (
-            ""
-            if minimum.epochs is None
-            else f" Cross-validation stopped it after {minimum.epochs} iterations."
-        )
+        reason = ""
+        if minimum.epochs is not None:
+            reason = f" Cross-validation stopped it after {minimum.epochs} iterations."
+        if minimum.epochs == 0:
+            reason = (
+                " No network was better than the plain start by one standard error of the cross-validation."
+            )
         notes.append(f"The fit ended with a gradient of {minimum.gradient_norm:.1e}.{reason}")
     return tuple(edges), tuple(notes)

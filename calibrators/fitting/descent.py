@@ -39,8 +39,8 @@ class Minimum:
     """Iterations that cross-validation chose, for networks."""
     members: tuple[Array, ...] = ()
     """Coordinates of the networks whose mean the fit is; the lowest of them is at `coordinates`."""
-    values: tuple[float, ...] = ()
-    """Losses of these."""
+    average: float = math.nan
+    """Mean of the losses of these."""
 
 
 def descend(

@@ -41,6 +41,8 @@ EPOCHS, PATIENCE = 200, 12
 """Iterations of a network's descent at most, and without a lower held-out loss."""
 HELD = 30
 """Iterations in which the coordinates that a start holds stay as they are."""
+COMPARING = 0.8
+"""Share of the descents that the cross-validation takes, about, for the progress."""
 SCREENING, FINALISTS = 2, 3
 """Folds on which all places are compared, and how many places are compared on all folds."""
 
@@ -205,7 +207,7 @@ def mean_of_networks(
         last = last.averaged([member[first.size :] for member in members])
     first = first.averaged([member[: first.size] for member in members])
     mean = Fitted(first, last, minimum).valued(data)
-    return mean if mean.minimum.value <= np.mean(minimum.values) else lowest
+    return mean if mean.minimum.value <= minimum.average else lowest
 
 
 def best_epochs(
@@ -215,31 +217,10 @@ def best_epochs(
 ) -> tuple[int, Minimum]:
     """Descend with the networks of the best start, for as many iterations as cross-validation finds best.
 
-    Each fold of the cross-validation is that of another network. All starts are compared on `SCREENING`
-    folds, and the best `FINALISTS` of them on the others too. Returns also which start is best.
+    Returns also which start is best.
     """
-    folds = range(len(starts[0].folds))
-    evaluations, curves = 0, np.zeros((len(starts), len(folds), EPOCHS + 1))
-    sizes = np.array([len(fold.unseen.labels) for fold in starts[0].folds])
-    compared, done = list(range(len(starts))), 0
-    descents = len(starts) * SCREENING + FINALISTS * len(folds[SCREENING:]) + len(starts[0].points)
-    for some in (folds[:SCREENING], folds[SCREENING:]):
-        for index in compared:
-            for fold in some:
-                curves[index, fold], calls = _held_out_curve(starts[index], fold, limits)
-                evaluations, done = evaluations + calls, done + 1
-                tick(done / descents)
-        # Too few samples for folds leave none: the fit then stays at its first start.
-        means = np.einsum("sfe,f->se", curves, sizes) / max(1, sizes[: some.stop].sum())
-        lowest = means.min(axis=1) + [start.handicap for start in starts]
-        compared = sorted(compared, key=lambda index: float(lowest[index]))[:FINALISTS]
-    best = compared[0]
-    epochs = int(np.argmin(means[best]))
-    plain = [fold.unseen.value(starts[0].points[0]) for fold in starts[0].folds]
-    if not _is_better(curves[best, :, epochs], plain):
-        best, epochs = 0, 0
-    rows = starts[best].rows
-    ends: list[tuple[float, Array]] = []
+    best, epochs, evaluations = _cross_validated(starts, limits, lambda done: tick(COMPARING * done))
+    rows, ends = starts[best].rows, []
     for index in range(len(starts[best].points)):
         point, calls = starts[best].approached(index, rows, limits)
         more = 0
@@ -247,8 +228,8 @@ def best_epochs(
             objective = rows.all.with_pseudo_sample()
             point, _, more = descend(objective, point, limits, iterations=epochs, tolerance=1e-9)
         ends.append((rows.all.value(point), point))
-        evaluations, done = evaluations + calls + more + 1, done + 1
-        tick(min(1.0, done / descents))
+        evaluations += calls + more + 1
+        tick(COMPARING + (1.0 - COMPARING) * len(ends) / len(starts[best].points))
     ends.sort(key=lambda end: end[0])
     values = np.array([value for value, _ in ends])
     return best, Minimum(
@@ -261,8 +242,39 @@ def best_epochs(
         spread=float(np.ptp(values)),
         epochs=epochs,
         members=tuple(point for _, point in ends),
-        values=tuple(value for value, _ in ends),
+        average=float(values.mean()),
     )
+
+
+def _cross_validated(
+    starts: Sequence[NetworkStart], limits: Limits | None, tick: Callable[[float], None]
+) -> tuple[int, int, int]:
+    """Give the best start, its number of iterations, and the number of evaluations that this took.
+
+    Each fold of the cross-validation is that of another network. All starts are compared on `SCREENING`
+    folds, and the best `FINALISTS` of them on the others too. What is best must be better than the first
+    start as it is; otherwise that is the answer, without iterations.
+    """
+    folds = range(len(starts[0].folds))
+    evaluations, curves = 0, np.zeros((len(starts), len(folds), EPOCHS + 1))
+    sizes = np.array([len(fold.unseen.labels) for fold in starts[0].folds])
+    compared, done = list(range(len(starts))), 0
+    descents = len(starts) * SCREENING + FINALISTS * len(folds[SCREENING:])
+    for some in (folds[:SCREENING], folds[SCREENING:]):
+        for index in compared:
+            for fold in some:
+                curves[index, fold], calls = _held_out_curve(starts[index], fold, limits)
+                evaluations, done = evaluations + calls, done + 1
+                tick(min(1.0, done / descents))
+        # Too few samples for folds leave none: the fit then stays at its first start.
+        means = np.einsum("sfe,f->se", curves, sizes) / max(1, sizes[: some.stop].sum())
+        lowest = means.min(axis=1) + [start.handicap for start in starts]
+        compared = sorted(compared, key=lambda index: float(lowest[index]))[:FINALISTS]
+    best, plain = compared[0], [fold.unseen.value(starts[0].points[0]) for fold in starts[0].folds]
+    epochs = int(np.argmin(means[best]))
+    if not _is_better(curves[best, :, epochs], plain):
+        return 0, 0, evaluations
+    return best, epochs, evaluations
 
 
 def _is_better(losses: Array, plain: Sequence[float]) -> bool:
