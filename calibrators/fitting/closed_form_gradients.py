@@ -118,10 +118,13 @@ class RowTemperatureObjective(JointObjective):
         value = float(losses.mean())
         if not math.isfinite(value):
             return math.inf, np.zeros_like(coordinates)
-        by_box, by_columns = to_box(by_lower, by_upper)
-        if by_columns is not None:
-            by_inverse = by_inverse + np.einsum("tn,tn->n", by_columns, self.columns)
-        return value, np.concatenate([to_temperature(by_inverse), by_box]) / len(losses)
+        with np.errstate(over="ignore", invalid="ignore"):
+            by_box, by_columns = to_box(by_lower, by_upper)
+            if by_columns is not None:
+                by_inverse = by_inverse + np.einsum("tn,tn->n", by_columns, self.columns)
+            gradient = np.concatenate([to_temperature(by_inverse), by_box]) / len(losses)
+        # A bound with an infinite reciprocal: the descent takes a shorter step.
+        return (value, gradient) if np.isfinite(gradient).all() else (math.inf, np.zeros_like(coordinates))
 
     def _evaluated(self, coordinates: Array) -> tuple[list[Array], Back, Back]:
         """Give every row's loss and its derivatives in 1 / temperature and the bounds, and the ways back."""

@@ -365,6 +365,19 @@ def test_a_joint_fit_survives_logits_of_ten_thousand() -> None:
     assert result.nll < math.log(6) + 0.1
 
 
+def test_a_bound_too_small_for_a_gradient_has_an_infinite_loss() -> None:
+    logits, labels = contaminated(50, 4)
+    logits, logit_map, box = 1e6 * logits, parse("pb-mlp").logit_map(4), BOUND_MAPS["pb-mlp"](4)
+    box.prepare(logits)
+    point = box.starts_at(torch.tensor([-1.0, -1.0], dtype=torch.float64))[0][0].numpy()
+    objective = objective_of(logit_map, box, logits, labels)
+    assert math.isfinite(objective(point)[0])
+    point[-2] = -740.0  # the lower bound is 1e-322, and its reciprocal infinite
+    value, gradient = objective(point)
+    assert value == math.inf
+    assert not gradient.any()
+
+
 def test_auto_improves_an_overconfident_network_on_unseen_data() -> None:
     logits, labels = overconfident(1500, 5, temperature=3.0)
     unseen, truth = overconfident(4000, 5, temperature=3.0, seed=9)
