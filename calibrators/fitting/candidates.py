@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from boxcal.calibrators.checks import absent_classes, may_miss_classes
+from boxcal.calibrators.checks import absent_classes, may_miss_classes, shows_errors
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.logit_maps.identity import Identity
 from boxcal.calibrators.method import catalogue, parse
@@ -29,7 +29,7 @@ def candidates(data: ValidationSet) -> list[str]:
     for those that are `SAFE_WITH_FEW`, classes may be absent by chance. Where no predicted label is wrong,
     nothing limits how sharp a method makes the probabilities, and only the unchanged logits are left.
     """
-    if not shows_errors(data):
+    if not shows_errors(data.facts, data.labels.numpy()):
         return [Identity.name]
     given = {"logits"}
     if data.features is not None and data.head is not None:
@@ -46,11 +46,6 @@ def candidates(data: ValidationSet) -> list[str]:
         ],
         data.num_classes,
     )
-
-
-def shows_errors(data: ValidationSet) -> bool:
-    """Whether some predicted label is wrong."""
-    return bool((data.facts.predicted != data.labels.numpy()).any())
 
 
 def by_size(names: Sequence[str], num_classes: int) -> list[str]:

@@ -5,7 +5,6 @@ Logit bounding clips to multiples of the row's norm, so it does not matter which
 
 from __future__ import annotations
 
-import copy
 from typing import Any, Self
 
 import numpy as np
@@ -43,13 +42,7 @@ class ClippedLogits(JointObjective):
         self.temperatures = Temperatures(chain.first, columns)
         self.scores = source.contiguous().numpy()
         self.norms, self.largest = np.linalg.norm(self.scores, axis=1), top[0].copy()
-        self.first_size, self.pseudo_sample = chain.first.size, False
-
-    def with_pseudo_sample(self) -> Self:
-        """Count one sample more, as far as the temperatures of `pts` are concerned; without the clipping."""
-        other = copy.copy(self)
-        other.pseudo_sample = self.logit_map.is_network
-        return other
+        self.first_size = chain.first.size
 
     def rows(self, index: Tensor) -> Self:
         """Look only at some rows."""

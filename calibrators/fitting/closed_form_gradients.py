@@ -30,7 +30,6 @@ from boxcal.calibrators.logit_maps.ensemble_temperature import SMALLEST, Ensembl
 from boxcal.calibrators.logit_maps.identity import Identity
 from boxcal.calibrators.logit_maps.linear import LinearMap
 from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
-from boxcal.calibrators.logit_maps.parameterised_temperature import ParameterisedTemperature
 from boxcal.calibrators.logit_maps.temperature import RowTemperature
 from boxcal.calibrators.operator.uniform import SortedRows
 from boxcal.calibrators.threads import SMALL, over_rows
@@ -70,8 +69,6 @@ def objective_of(
 class RowTemperatureObjective(JointObjective):
     """`ts`, `pts` or the identity, alone or under bounds, constant or those of a network."""
 
-    pseudo_sample = False
-
     def _prepare(self) -> None:
         self.sorted = SortedRows(self.source, torch.from_numpy(self.labels))
         self.cuts = np.tile(np.array([0, self.sorted.num_classes], np.int32), (self.sorted.num_rows, 1))
@@ -95,12 +92,6 @@ class RowTemperatureObjective(JointObjective):
         if self.inputs is not None:
             part.inputs = np.ascontiguousarray(self.inputs[:, index.numpy()])
         return part
-
-    def with_pseudo_sample(self) -> Self:
-        """Count one sample more, as far as the temperatures of `pts` are concerned."""
-        other = copy.copy(self)
-        other.pseudo_sample = isinstance(self.logit_map, ParameterisedTemperature)
-        return other
 
     def with_maps(self, logit_map: LogitMap, bound_map: BoundMap | None) -> Self:
         """Give the objective of maps whose networks read something else."""

@@ -88,6 +88,9 @@ class JointObjective:
         (N,) float64, of mean 1.
     """
 
+    pseudo_sample = False
+    """Whether the closed forms of `pts` count one sample more."""
+
     def __init__(
         self,
         logit_map: LogitMap,
@@ -144,7 +147,9 @@ class JointObjective:
         Where no sample that a network is certain of is wrong, their loss alone is lowest with an infinitely
         small temperature. Platt (1999) keeps the targets of his sigmoid from 0 and 1 for the same reason.
         """
-        return self
+        other = copy.copy(self)
+        other.pseudo_sample = True
+        return other
 
     def weights_of(self, index: Tensor) -> Array:
         """Give the weights of some rows, scaled to a mean of 1."""

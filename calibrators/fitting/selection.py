@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from boxcal.calibrators.checks import shows_errors
 from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.fitting.candidates import by_size, candidates, shows_errors
+from boxcal.calibrators.fitting.candidates import by_size, candidates
 from boxcal.calibrators.fitting.cross_validation import (
     REPETITIONS,
     TOLERANCE,
@@ -148,7 +149,7 @@ def _decide(comparison: Comparison, compared: list[str], names: list[str]) -> tu
     shown = f"`{lowest}` has the lowest cross-validated NLL of {len(compared)} methods, {means[lowest]:.4f}"
     if best != lowest:
         shown += f", and `{best}` is the plainest within {EQUAL:g} standard errors of it, {means[best]:.4f}"
-    if not shows_errors(comparison.data):
+    if not shows_errors(comparison.data.facts, comparison.data.labels.numpy()):
         why = (
             "no predicted label is wrong, so nothing limits how sharp a method makes the probabilities:"
             " the logits stay unchanged"
