@@ -1,12 +1,17 @@
 """Validation sets drawn from a known model, for the tests of fits."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from boxcal.calibrators import Calibrator
+
+Floats = NDArray[np.float64]
 
 
 def overconfident(
@@ -74,3 +79,12 @@ def everything(num_samples: int, num_classes: int, *, seed: int = 0) -> Everythi
     wrong = torch.rand(num_samples, generator=generator) < 0.1
     labels[wrong] = torch.randint(num_classes, (int(wrong.sum()),), generator=generator)
     return Everything(logits, labels, features, (weight, bias), features.float())
+
+
+def nll_of(calibrator: Calibrator, logits: torch.Tensor, labels: torch.Tensor) -> float:
+    return -calibrator(logits).gather(1, labels[:, None]).log().mean().item()
+
+
+def central_differences(function: Callable[[Floats], float], point: Floats) -> Floats:
+    steps = np.eye(len(point)) * 1e-6
+    return np.array([(function(point + step) - function(point - step)) / 2e-6 for step in steps])

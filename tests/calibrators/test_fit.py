@@ -1,5 +1,4 @@
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from boxcal.calibrators import Bounds, Calibrator, box_constrained_softmax, fit,
 from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.bound_maps.instance_dependent import InstanceDependentBounds
-from boxcal.calibrators.data import ValidationSet, check_validation_set
+from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.errors import MissingDataError
 from boxcal.calibrators.fitting.candidates import candidates
 from boxcal.calibrators.fitting.closed_form_gradients import objective_of
@@ -24,18 +23,12 @@ from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.ensemble_temperature import EnsembleTemperatureScaling
 from boxcal.calibrators.logit_maps.linear import LinearMap
 from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
-from boxcal.calibrators.logit_maps.parameterised_temperature import ParameterisedTemperature
 from boxcal.calibrators.method import BOUND_MAPS, LOGIT_MAPS, parse
-from boxcal.calibrators.network import TopLogitsNetwork
 from boxcal.calibrators.operator.uniform import SortedRows
 from boxcal.calibrators.parametrised import vector
-from tests.calibrators.samples import contaminated, everything, overconfident
+from tests.calibrators.samples import central_differences, contaminated, everything, nll_of, overconfident
 
 Floats = NDArray[np.float64]
-
-
-def nll_of(calibrator: Calibrator, logits: torch.Tensor, labels: torch.Tensor) -> float:
-    return -calibrator(logits).gather(1, labels[:, None]).log().mean().item()
 
 
 class Logits(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -58,11 +51,6 @@ def box(fraction: float, slack: float, num_classes: int) -> tuple[float, float]:
         tensor_ops, torch.tensor(fraction).double(), torch.tensor(slack).double(), num_classes
     )
     return lower.item(), upper.item()
-
-
-def central_differences(function: Callable[[Floats], float], point: Floats) -> Floats:
-    steps = np.eye(len(point)) * 1e-6
-    return np.array([(function(point + step) - function(point - step)) / 2e-6 for step in steps])
 
 
 @pytest.mark.parametrize("method", methods())
@@ -155,18 +143,6 @@ def test_bounds_that_help_nothing_are_vacuous_and_said_to_be() -> None:
     assert result.calibrator.fitted_bounds is None
     assert result.certificate.on_boundary == ("lower", "upper")
     assert "hold nothing back" in result.certificate.notes[0]
-
-
-@pytest.mark.parametrize("method", ["pb-mlp", "ts+pb-mlp", "pts"])
-def test_a_network_says_how_its_fit_went(method: str) -> None:
-    logits, labels = contaminated(400, 5)
-    certificate = fit(method, logits, labels).certificate
-    assert certificate.saturation is not None
-    assert 0.0 <= certificate.saturation < 0.5
-    assert certificate.starts > 1
-    assert certificate.start_spread >= 0.0
-    if certificate.gradient_norm > 1e-4:
-        assert any("gradient of" in note for note in certificate.notes)
 
 
 def test_a_joint_fit_leaves_a_vacuous_start() -> None:
@@ -264,118 +240,11 @@ def test_closed_forms_keep_the_order_of_classes_that_softmax_gives_nothing(
         np.testing.assert_allclose(quick[1], slow[1], rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("method", ["pb-mlp", "ts+pb-mlp", "pts", "pts+pb", "pts+pb-mlp", "pts+lb"])
-@pytest.mark.parametrize("reading", range(3))
-def test_gradients_of_networks_agree_with_autograd(method: str, reading: int) -> None:
-    logits, labels = contaminated(400, 12)
-    parts, data = parse(method), ValidationSet(logits, labels)
-    logit_map, box = parts.logit_map(12), BOUND_MAPS[parts.bounds](12) if parts.bounds else None
-    logit_map.prepare(data)
-    if box:
-        box.prepare(logits)
-    logit_map = logit_map.variants(data)[reading if logit_map.is_network else 0]
-    box = box.variants(logits)[reading if box.is_network else 0] if box else None
-    if parts.clipped:
-        logit_map = Chain(logit_map, LogitBounding(12))
-    quick, slow = objective_of(logit_map, box, logits, labels), JointObjective(logit_map, box, logits, labels)
-    rng = np.random.default_rng(0)
-    for scale in (0.1, 0.3, 1.0):
-        point = scale * rng.normal(size=len(slow.limits))
-        if method == "pts+pb":
-            point[-2:] = [-1.0, -0.7]
-        if method == "pts+lb":
-            point[-2:] = [-0.2, 0.4]
-        value, gradient = slow(point)
-        assert quick(point)[0] == pytest.approx(value, rel=1e-12)
-        assert quick.value(point) == quick(point)[0]
-        np.testing.assert_allclose(quick(point)[1], gradient, rtol=1e-8, atol=1e-10)
-        part = quick.rows(torch.arange(0, 400, 3))
-        assert part.value(point) == pytest.approx(slow.rows(torch.arange(0, 400, 3)).value(point), rel=1e-12)
-
-
-@pytest.mark.parametrize("method", ["pts", "pts+pb", "pts+pb-mlp", "pts+lb"])
-def test_a_pseudo_sample_has_the_second_largest_class_as_its_label(method: str) -> None:
-    logits, labels = contaminated(60, 12)
-    parts, data = parse(method), ValidationSet(logits, labels)
-    logit_map, box = parts.logit_map(12), BOUND_MAPS[parts.bounds](12) if parts.bounds else None
-    logit_map.prepare(data)
-    if box:
-        box.prepare(logits)
-    whole = Chain(logit_map, LogitBounding(12)) if parts.clipped else logit_map
-    objective = objective_of(whole, box, logits, labels)
-    pseudo = objective.with_pseudo_sample()
-    point = 0.3 * np.random.default_rng(0).normal(size=len(objective.limits))
-    if method in {"pts+pb", "pts+lb"}:
-        point[-2:] = [-1.0, 0.4 if parts.clipped else -0.7]
-    temperatures = ParameterisedTemperature(12)
-    temperatures.load_state_dict(logit_map.state_dict())
-    temperatures.set_coordinates(torch.from_numpy(point[: temperatures.size]))
-    largest, second = logits.topk(2, dim=1).values.T
-    cost = (temperatures.inverse_temperature(logits)[:, 0] * (largest - second)).mean() / len(labels)
-    assert pseudo(point)[0] - objective(point)[0] == pytest.approx(cost.item(), rel=1e-9)
-    numeric = central_differences(lambda x: pseudo(x)[0], point)
-    np.testing.assert_allclose(pseudo(point)[1], numeric, rtol=1e-5, atol=1e-7)
-
-
-def easy_and_hard(num_samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw logits (N, 5) and labels; 60 % of the samples have a large margin, one in 250 of them is wrong."""
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(5, (num_samples,), generator=generator)
-    easy = torch.rand(num_samples, generator=generator) < 0.6
-    logits = torch.randn(num_samples, 5, generator=generator, dtype=torch.float64)
-    right = torch.rand(num_samples, generator=generator) < torch.where(easy, 0.995, 0.7)
-    shown = torch.where(right, labels, torch.randint(5, (num_samples,), generator=generator))
-    logits[torch.arange(num_samples), shown] += torch.where(easy, 9.0, 3.0)
-    return logits, labels
-
-
-@pytest.mark.parametrize(("num_samples", "seed"), [(60, 6), (60, 7), (200, 6)])
-def test_networks_of_few_samples_are_not_far_worse_than_one_temperature(num_samples: int, seed: int) -> None:
-    # Without the rule of one standard error the first two are 0.11 worse and infinite; without the
-    # pseudo-sample the third one is 0.42 worse.
-    data, unseen = easy_and_hard(num_samples, seed), easy_and_hard(20_000, 999)
-    network, one = (nll_of(fit(method, *data).calibrator, *unseen) for method in ("pts", "ts"))
-    assert network < one + 0.01
-
-
-@pytest.mark.parametrize("method", ["pts", "pb-mlp", "pts+pb-mlp", "pts+lb"])
-def test_a_mean_of_networks_is_stored_whole(method: str) -> None:
-    logits, labels = contaminated(300, 12)
-    found = fit(method, logits, labels).calibrator
-    assert torch.equal(Calibrator.from_bytes(found.to_bytes())(logits), found(logits))
-
-
-def test_a_mean_of_networks_answers_their_mean() -> None:
-    logits, _ = contaminated(50, 12)
-    network, answers = TopLogitsNetwork(12, [0.0, 0.0]), []
-    network.prepare(logits, by_entry=True)
-    members = [network.start([0.1, float(seed)], seed) for seed in range(3)]
-    members = [member + 0.1 * torch.sin(torch.arange(len(member))) for member in members]
-    for member in members:
-        torch.nn.utils.vector_to_parameters(member, network.parameters())
-        answers.append(network(logits).detach())
-    wide = network.mean(members)
-    torch.testing.assert_close(wide(logits), torch.stack(answers).mean(dim=0), rtol=1e-12, atol=1e-12)
-
-
 def test_a_joint_fit_survives_logits_of_ten_thousand() -> None:
     logits, labels = contaminated(100, 6)
     result = fit("ts+pb", logits * 2500.0, labels)
     assert math.isfinite(result.nll)
     assert result.nll < math.log(6) + 0.1
-
-
-def test_a_bound_too_small_for_a_gradient_has_an_infinite_loss() -> None:
-    logits, labels = contaminated(50, 4)
-    logits, logit_map, box = 1e6 * logits, parse("pb-mlp").logit_map(4), BOUND_MAPS["pb-mlp"](4)
-    box.prepare(logits)
-    point = box.starts_at(torch.tensor([-1.0, -1.0], dtype=torch.float64))[0][0].numpy()
-    objective = objective_of(logit_map, box, logits, labels)
-    assert math.isfinite(objective(point)[0])
-    point[-2] = -740.0  # the lower bound is 1e-322, and its reciprocal infinite
-    value, gradient = objective(point)
-    assert value == math.inf
-    assert not gradient.any()
 
 
 def test_auto_improves_an_overconfident_network_on_unseen_data() -> None:
