@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from boxcal.calibrators import Calibrator, fit
+from boxcal.calibrators import fit
 from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.errors import InvalidDataError
@@ -15,13 +15,9 @@ from boxcal.calibrators.fitting.linear_in_box import LinearInBox
 from boxcal.calibrators.fitting.linear_loss import LinearLoss, LinearPart
 from boxcal.calibrators.logit_maps.linear import LinearMap
 from boxcal.calibrators.method import BOUND_MAPS, parse
-from tests.calibrators.samples import overconfident
+from tests.calibrators.samples import nll_of, overconfident
 
 LINEAR = ("vector", "sms", "matrix", "dirichlet")
-
-
-def nll_of(calibrator: Calibrator, logits: Tensor, labels: Tensor) -> float:
-    return -calibrator(logits).gather(1, labels[:, None]).log().mean().item()
 
 
 def confused(num_samples: int, *, seed: int) -> tuple[Tensor, Tensor]:
