@@ -143,7 +143,7 @@ def test_two_replicas_on_postgresql_agree_with_one(url: str, data_dir: Path) -> 
 
 def test_with_a_maturity_predictions_are_tested_in_their_order(data_dir: Path) -> None:
     with (
-        running(data_dir, feedback_maturity=1.0) as service,
+        running(data_dir, feedback_maturity=10.0) as service,  # labels that come later are not used
         httpx.Client(base_url=service.url, timeout=60) as client,
     ):
         logits, labels = stream(200)

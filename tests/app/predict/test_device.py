@@ -83,11 +83,13 @@ async def loaded(slots: int, *models: tuple[float, float, int]) -> list[Model]:
 def test_turns_are_shared_by_the_time_that_passes_take(slots: int, first: float, second: float) -> None:
     """Passes of one model take four times as long as those of the other; the time is only counted."""
     device = Device(slots, lambda: 0.0)
+    before = device.share()
+    for _ in range(slots):
+        before.enter()
     models = [(device.share(first), 0.25, [0.0]), (device.share(second), 1.0, [0.0])]
-    total, start = threading.Semaphore(600), threading.Barrier(2 * slots)
+    total = threading.Semaphore(600)
 
     def take_turns(turns: Turns, seconds: float, used: list[float]) -> None:
-        start.wait()
         while total.acquire(blocking=False):
             turns.enter()
             time.sleep(0.0002)
@@ -101,6 +103,12 @@ def test_turns_are_shared_by_the_time_that_passes_take(slots: int, first: float,
         threads += [threading.Thread(target=take_turns, args=model) for _ in range(slots)]
     for thread in threads:
         thread.start()
+    until = time.monotonic() + 30
+    while any(turns.waiting < slots for turns, _, _ in models):  # a model that comes late gets no turns for it
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    for _ in range(slots):
+        before.leave(0.0, is_coming=False)
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
