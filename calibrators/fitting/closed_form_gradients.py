@@ -22,6 +22,7 @@ from boxcal.calibrators.fitting.linear_in_box import LinearInBox
 from boxcal.calibrators.fitting.mixtures import ClippedMixture, MixtureInBox
 from boxcal.calibrators.fitting.network_pass import NetworkPass
 from boxcal.calibrators.fitting.row_parts import Back, Temperatures, boxes
+from boxcal.calibrators.fitting.tempered_rows import TemperedRows
 from boxcal.calibrators.formulas import TOP
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.chain import Chain
@@ -70,8 +71,9 @@ class RowTemperatureObjective(JointObjective):
     """`ts`, `pts` or the identity, alone or under bounds, constant or those of a network."""
 
     def _prepare(self) -> None:
-        self.sorted = SortedRows(self.source, torch.from_numpy(self.labels))
-        self.cuts = np.tile(np.array([0, self.sorted.num_classes], np.int32), (self.sorted.num_rows, 1))
+        self.sorted: SortedRows | TemperedRows = SortedRows(self.source, torch.from_numpy(self.labels))
+        if not isinstance(self.logit_map, Identity):
+            self.sorted = TemperedRows(self.sorted)
         top = self.source.topk(min(TOP, self.source.shape[1]), dim=1).values
         self.columns = np.ascontiguousarray((top - self.source.mean(dim=1, keepdim=True)).numpy().T)
         self._read()
@@ -86,11 +88,18 @@ class RowTemperatureObjective(JointObjective):
     def rows(self, index: Tensor) -> Self:
         """Look only at some rows, which stay sorted."""
         part = self.shallow(index)
-        part.sorted, part.cuts = self.sorted.rows(index.numpy()), self.cuts[index.numpy()]
+        part.sorted = self.sorted.rows(index.numpy())
         part.columns = np.ascontiguousarray(self.columns[:, index.numpy()])
         part.temperatures = self.temperatures.rows(index.numpy())
         if self.inputs is not None:
             part.inputs = np.ascontiguousarray(self.inputs[:, index.numpy()])
+        return part
+
+    def rough(self) -> Self:
+        """Compute the losses in float32, where temperatures change them."""
+        part = copy.copy(self)
+        if isinstance(self.sorted, TemperedRows):
+            part.sorted = self.sorted.rough()
         return part
 
     def with_maps(self, logit_map: LogitMap, bound_map: BoundMap | None) -> Self:
@@ -124,7 +133,7 @@ class RowTemperatureObjective(JointObjective):
             inverse, to_temperature = self.temperatures(coordinates[:size])
             columns = self.columns * inverse if size else self.columns
             lower, upper, to_box = boxes(
-                self.bound_map, coordinates[size:], columns, self.sorted.num_classes, self.inputs
+                self.bound_map, coordinates[size:], columns, self.source.shape[1], self.inputs
             )
             if not np.isfinite(inverse).all():
                 return [np.full(len(self.labels), math.inf)] * 4, to_temperature, to_box
@@ -138,17 +147,10 @@ class RowTemperatureObjective(JointObjective):
 
     def _losses(self, inverse: Array, lower: Array, upper: Array) -> list[Array]:
         """Loss of every row, and its derivatives in 1 / temperature and in both bounds, each (N,)."""
-        if isinstance(self.logit_map, Identity):
-            losses, by_lower, by_upper = (-part for part in self.sorted.log_probability(lower, upper))
-            return [losses, np.zeros_like(losses), by_lower, by_upper]
-        answer = np.empty((len(inverse), 4))
-        arrays = (self.sorted.scores, self.sorted.label_scores, inverse, lower, upper, self.cuts, answer)
-
-        def work(rows: slice) -> None:
-            loops.tempered_in_box(*(array[rows] for array in arrays))
-
-        over_rows(work, len(inverse), worth=self.sorted.scores.size > SMALL)
-        return list(answer.T)
+        if isinstance(self.sorted, TemperedRows):
+            return self.sorted.losses(inverse, lower, upper)
+        losses, by_lower, by_upper = (-part for part in self.sorted.log_probability(lower, upper))
+        return [losses, np.zeros_like(losses), by_lower, by_upper]
 
 
 class Ensemble(RowTemperatureObjective):
@@ -171,7 +173,7 @@ class Ensemble(RowTemperatureObjective):
             return math.inf, np.zeros_like(coordinates)
         weights = masses / masses.sum()
         softened, slope = self._label_probabilities(inverse)
-        parts = np.column_stack([softened, self.raw, np.full_like(softened, 1.0 / self.sorted.num_classes)])
+        parts = np.column_stack([softened, self.raw, np.full_like(softened, 1.0 / self.source.shape[1])])
         mixture = np.maximum(parts @ weights, SMALLEST)
         inner = np.where(mixture > SMALLEST, -1.0 / mixture, 0.0) / len(mixture)
         if self.weights is not None:

@@ -4,34 +4,49 @@ import math
 from typing import Any
 
 import numpy as np
+from numba import njit
 
 from boxcal.calibrators.operator.compiling import compiled
 from boxcal.calibrators.operator.cpu_loops import SUMMING
 from boxcal.calibrators.operator.cpu_math import bits, fast_exp, from_bits, ordered, select
-from boxcal.calibrators.operator.uniform import solve_row
+from boxcal.calibrators.operator.uniform import VERTEX, solve_row
 
 Array = np.ndarray[Any, Any]
 
 LEAST = -700.0
 """Logits in a mixture are kept this close to the largest of their row, so that no weight is zero."""
+FAINT, FAINT_32 = -660.0, -70.0
+"""Logits below which weights are close to the least number of float64 and of float32."""
 TINY = 1e-300
 """Probabilities in a mixture are kept above this, so that their logarithms are finite."""
 
 
-@compiled
-def _add_up(row: Array, scaled: Array, weights: Array, sums: Array, moments: Array) -> None:
-    """Fill the sums of weights exp(scaled), and of weights times logits, up to each place over its weight."""
-    total, moment = 0.0, 0.0
-    if scaled[0] >= LEAST:
-        for k in range(len(row)):
-            total += weights[k]
-            moment += weights[k] * row[k]
-            sums[k], moments[k] = total, moment
-        for k in range(len(row)):
-            sums[k] /= weights[k]
-            moments[k] /= weights[k]
-        return
-    before = -math.inf
+@njit(fastmath=SUMMING, error_model="numpy")
+def _weigh(row: Array, factor: Any, scaled: Array, weights: Array) -> tuple[float, float]:
+    """Fill scaled = factor row and weights = exp(scaled); return the sums of weights and of weights row."""
+    total, moment = row.dtype.type(0), row.dtype.type(0)
+    for k in range(len(row)):
+        scaled[k] = row[k] * factor
+        weights[k] = fast_exp(scaled[k])
+        total += weights[k]
+        moment += weights[k] * row[k]
+    return float(total), float(moment)
+
+
+@njit(fastmath=SUMMING, error_model="numpy")
+def _mean(row: Array, weights: Array) -> float:
+    """Return the mean of a row with some weights."""
+    total, moment = row.dtype.type(0), row.dtype.type(0)
+    for k in range(len(row)):
+        total += weights[k]
+        moment += weights[k] * row[k]
+    return float(moment) / float(total)
+
+
+@njit(error_model="numpy")
+def _add_up(row: Array, scaled: Array, sums: Array, moments: Array) -> None:
+    """Fill the sums of exp(scaled), and of that times logits, up to each place over the weight there."""
+    total, moment, before = 0.0, 0.0, -math.inf
     for k in range(len(row)):
         step = math.exp(before - scaled[k])
         total = 1.0 + total * step
@@ -40,28 +55,37 @@ def _add_up(row: Array, scaled: Array, weights: Array, sums: Array, moments: Arr
         before = scaled[k]
 
 
-@compiled(fastmath=SUMMING)
+@njit(error_model="numpy")
+def _mean_between(scaled: Array, sums: Array, moments: Array, first: int, end: int) -> float:
+    """Return the mean of a row from one place up to another, by what `_add_up` has found."""
+    weight, moment = sums[end - 1], moments[end - 1]
+    if first > 0:
+        step = math.exp(scaled[first - 1] - scaled[end - 1])
+        weight -= sums[first - 1] * step
+        moment -= moments[first - 1] * step
+    return float(moment / weight)
+
+
+@compiled
 def tempered_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
     ascending: Array, own: Array, inverse: Array, lower: Array, upper: Array, cuts: Array, answer: Array
 ) -> None:
     """Fill answer (N, 4): each row's loss, and its derivatives in 1 / temperature and in both bounds.
 
-    `ascending` (N, K) are rows of logits less their largest, `own` (N,) the label's entry of them; `inverse`,
-    `lower`, `upper` (N,) are each row's 1 / temperature and bounds. `cuts` (N, 2) holds where each row met
-    the bounds of the last call, and is brought up to date.
+    `ascending` (N, K), float32 or float64, are rows of logits less their largest, `own` (N,) the label's
+    entry of them; `inverse`, `lower`, `upper` (N,) are each row's 1 / temperature and bounds. `cuts` (N, 2)
+    holds where each row met the bounds of the last call, and is brought up to date.
     """
     count, size = ascending.shape
-    scaled, weights, sums, moments = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
+    kind = ascending.dtype.type
+    faint = FAINT if ascending.itemsize > 4 else FAINT_32
+    scaled, weights = np.empty(size, ascending.dtype), np.empty(size, ascending.dtype)
+    sums, moments = np.empty(size), np.empty(size)
     for n in range(count):
         row, low, high, factor = ascending[n], lower[n], upper[n], inverse[n]
         log_low = math.log(low) if low > 0.0 else -math.inf
         log_high = math.log(high)
-        total, moment = 0.0, 0.0
-        for k in range(size):
-            scaled[k] = row[k] * factor
-            weights[k] = fast_exp(scaled[k])
-            total += weights[k]
-            moment += weights[k] * row[k]
+        total, moment = _weigh(row, kind(factor), scaled, weights)
         score = own[n] * factor
         log_scale = -math.log(total)
         answer[n, 1], answer[n, 2], answer[n, 3] = 0.0, 0.0, 0.0
@@ -69,9 +93,21 @@ def tempered_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
             answer[n, 0] = -score - log_scale
             answer[n, 1] = moment / total - own[n]
             continue
-        _add_up(row, scaled, weights, sums, moments)
+        # Weights too small for the number format matter only where the other classes cannot take all mass.
+        few = np.searchsorted(scaled, faint) if scaled[0] < faint else 0
+        is_weighed = few == 0 or few * low + (size - few) * high > 1.0 + VERTEX
+        if not is_weighed:
+            _add_up(row, scaled, sums, moments)
         log_scale, first, end, mass = solve_row(
-            scaled, sums, low, high, log_low, log_high, cuts[n, 0], cuts[n, 1]
+            scaled,
+            sums,
+            weights if is_weighed else weights[:0],
+            low,
+            high,
+            log_low,
+            log_high,
+            cuts[n, 0],
+            cuts[n, 1],
         )
         cuts[n, 0], cuts[n, 1] = first, end
         log_p = score + log_scale
@@ -82,12 +118,11 @@ def tempered_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
         else:
             answer[n, 0] = -log_p
             if mass > 0.0 and end > first:
-                weight, moment = sums[end - 1], moments[end - 1]
-                if first > 0:
-                    step = math.exp(scaled[first - 1] - scaled[end - 1])
-                    weight -= sums[first - 1] * step
-                    moment -= moments[first - 1] * step
-                answer[n, 1] = moment / weight - own[n]
+                if is_weighed:
+                    mean = _mean(row[first:end], weights[first:end])
+                else:
+                    mean = _mean_between(scaled, sums, moments, first, end)
+                answer[n, 1] = mean - own[n]
                 answer[n, 2] = first / mass
                 answer[n, 3] = (size - end) / mass
 
@@ -219,7 +254,7 @@ def mixed_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
             scaled[k] = math.log(mixed[k] / largest)
         log_low, log_high = math.log(low) if low > 0.0 else -math.inf, math.log(high)
         log_scale, first, end, mass = solve_row(
-            scaled, sums, low, high, log_low, log_high, cuts[n, 0], cuts[n, 1]
+            scaled, sums, sums[:0], low, high, log_low, log_high, cuts[n, 0], cuts[n, 1]
         )
         cuts[n, 0], cuts[n, 1] = first, end
         answer[n, 1:] = 0.0

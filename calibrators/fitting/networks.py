@@ -188,8 +188,9 @@ def mean_of_networks(
         places = sorted(places, key=lambda place: some(place.points[0].numpy())[0])[:MOST_PLACES]
     networks = max(len(place.points) for place in places) if thorough else SCREENING
     masks = fold_masks(data, FOLDS, seed)[: None if thorough else SCREENING]
-    every = Rows.of(objective, order)
-    folds = [Fold(Rows.of(objective, order[~unseen[order]]), objective.rows(unseen)) for unseen in masks]
+    rough = objective.rough()
+    every = Rows.of(rough, order)
+    folds = [Fold(Rows.of(rough, order[~unseen[order]]), rough.rows(unseen)) for unseen in masks]
     starts = []
     for place in places:
         maps = place.maps[0], place.maps[1] if objective.bound_map else None

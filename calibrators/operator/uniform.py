@@ -15,6 +15,7 @@ from torch import Tensor
 
 from boxcal.calibrators.operator.compiling import compiled
 from boxcal.calibrators.operator.constants import UNDERFLOW, sum_tolerance
+from boxcal.calibrators.operator.cpu_loops import SUMMING
 from boxcal.calibrators.threads import blocks, over_rows
 
 Floats = NDArray[np.float64]
@@ -207,14 +208,24 @@ def _running_sums(scores: Floats, sums: Floats) -> None:
             sums[n, j] = 1.0 + sums[n, j - 1] * math.exp(scores[n, j - 1] - scores[n, j])
 
 
+@njit(fastmath=SUMMING, error_model="numpy")
+def _total(weights: Floats) -> float:
+    total = weights.dtype.type(0)
+    for k in range(len(weights)):
+        total += weights[k]
+    return float(total)
+
+
 @njit(error_model="numpy")
 def _balance(  # noqa: PLR0917 - compiled loops take arrays by position
-    scores: Floats, sums: Floats, first: int, end: int, lower: float, upper: float
+    scores: Floats, sums: Floats, weights: Floats, first: int, end: int, lower: float, upper: float
 ) -> tuple[float, float]:
     """Mass that the two bounds leave, and the log of 1/Z at which the classes between the cuts take it."""
     mass = 1.0 - first * lower - (scores.shape[0] - end) * upper
     if mass <= 0.0 or end <= first:
         return mass, -math.inf
+    if len(weights):
+        return mass, math.log(mass / _total(weights[first:end]))
     weight = sums[end - 1]
     if first > 0:
         weight -= sums[first - 1] * math.exp(scores[first - 1] - scores[end - 1])
@@ -240,6 +251,7 @@ def _cut(scores: Floats, threshold: float, guess: int) -> int:
 def solve_row(  # noqa: PLR0917 - as above
     scores: Floats,
     sums: Floats,
+    weights: Floats,
     lower: float,
     upper: float,
     log_lower: float,
@@ -249,22 +261,24 @@ def solve_row(  # noqa: PLR0917 - as above
 ) -> tuple[float, int, int, float]:
     """Log of 1/Z, the first class above its lower bound, the first at its upper bound, and the free mass.
 
+    Either `sums`, as of `_running_sums`, or `weights`, exp(scores), is given; the other one is empty.
+
     Newton's steps on log Z inside a bracket. They start from the cuts given: with those of bounds nearby, one
     pass confirms the answer.
     """
     classes = scores.shape[0]
     low_end, high_end = -UNDERFLOW, log_upper - scores[0]
-    mass, log_scale = _balance(scores, sums, first, end, lower, upper)
+    mass, log_scale = _balance(scores, sums, weights, first, end, lower, upper)
     by_newton = low_end <= log_scale <= high_end
     if not by_newton:
-        log_scale = -math.log(sums[classes - 1])
+        log_scale = -math.log(_total(weights) if len(weights) else sums[classes - 1])
     last_first, last_end = first, end
     for count in range(MAX_PASSES):
         first = _cut(scores, log_lower - log_scale, first)
         end = max(first, _cut(scores, log_upper - log_scale, end))
         if by_newton and first == last_first and end == last_end:
             break
-        mass, newton = _balance(scores, sums, first, end, lower, upper)
+        mass, newton = _balance(scores, sums, weights, first, end, lower, upper)
         if log_scale == newton or (end <= first and abs(mass) <= VERTEX):
             break
         if log_scale > newton if end > first else mass <= 0.0:
@@ -311,7 +325,7 @@ def _label_log_probability(  # noqa: PLR0917 - as above
                 value[n] = label_scores[n] + log_scale
                 continue
             log_scale, first, end, mass = solve_row(
-                scores[n], sums[n], a, b, log_a, log_b, cuts[n, 0], cuts[n, 1]
+                scores[n], sums[n], scores[n, :0], a, b, log_a, log_b, cuts[n, 0], cuts[n, 1]
             )
             cuts[n, 0], cuts[n, 1] = first, end
             log_p = label_scores[n] + log_scale
