@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Self
+from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -38,6 +39,7 @@ class TopLogitsNetwork(nn.Module):
     """
 
     added_later = ("normalised",)
+    hidden_layers = ("weight_1", "bias_1", "weight_2", "bias_2")
     centre: Tensor
     spread: Tensor
     normalised: Tensor
@@ -116,6 +118,15 @@ class TopLogitsNetwork(nn.Module):
                 wide.weight_2[units, units] = square
             wide.weight_3.copy_(torch.cat(layers["weight_3"], dim=1) / len(members))
         return wide
+
+
+def in_hidden_layers(module: nn.Module) -> np.ndarray[Any, Any]:
+    """Say of each coordinate of a map whether it belongs to a hidden layer of a network: bool (size,)."""
+    parts = [
+        np.full(own.numel(), name.endswith(TopLogitsNetwork.hidden_layers))
+        for name, own in module.named_parameters()
+    ]
+    return np.concatenate([np.empty(0, bool), *parts])
 
 
 class NetworkMap(Parametrised):

@@ -69,7 +69,7 @@ def remarks(found: Fitted, bounds: str, *, unchanged: bool) -> tuple[tuple[str, 
             reason = f" Cross-validation stopped it after {minimum.epochs} iterations."
         if minimum.epochs == 0:
             reason = (
-                " No network was better than the plain start by one standard error of the cross-validation."
+                " No network was better than constant answers by one standard error of the cross-validation."
             )
         notes.append(f"The fit ended with a gradient of {minimum.gradient_norm:.1e}.{reason}")
     return tuple(edges), tuple(notes)

@@ -209,6 +209,7 @@ class _Fits:
                 unchanged = Chain(fresh, other.logit_map) if method.clipped else fresh
                 plainer.append(replace(other, logit_map=unchanged))
         places: list[Place] = []
+        plain = None
         if method.clipped:
             logit_map = Chain(logit_map, self._clip())
             plainer.append(replace(alone, logit_map=Chain(alone.logit_map, self._clip())))
@@ -222,13 +223,14 @@ class _Fits:
             places = around(logit_map, box, bases[0], constant, mapped)
             starts = []
             plainer.append(replace(constant, bound_map=self._same_everywhere(method, constant)))
+            plain = torch.cat([bases[0][0], box.coordinates_of(constant.bound_map)])
         else:
             starts = [torch.cat([base[0], self._best_box(logit_map, base[0])]) for base in bases]
             plainer.append(replace(alone, bound_map=self._box()))
             if logit_map.is_network:
                 pairs = [(base, [start[logit_map.size :]]) for base, start in zip(bases, starts, strict=True)]
                 places = [Place((logit_map, box), combined(*pair)) for pair in pairs]
-        found = self._found(logit_map, box, places or starts, kept)
+        found = self._found(logit_map, box, places or starts, kept, plain)
         # What the objective gives for extreme logits in a box, where ties are likely, can differ a little.
         plainer += [Fitted.at((logit_map, box), point, found.minimum) for point in kept]
         return replace(self._lowest(found, plainer), contains=tuple(contains))
@@ -248,7 +250,12 @@ class _Fits:
         return found
 
     def _found(
-        self, logit_map: LogitMap, box: BoundMap, starts: Sequence[Place | Tensor], kept: list[Tensor]
+        self,
+        logit_map: LogitMap,
+        box: BoundMap,
+        starts: Sequence[Place | Tensor],
+        kept: list[Tensor],
+        plain: Tensor | None,
     ) -> Fitted:
         """Minimise over the coordinates of both maps, and leave their parameters in them."""
         source = logit_map.source(self.data)
@@ -257,7 +264,7 @@ class _Fits:
         places = [start for start in starts if isinstance(start, Place)]
         points = [start for start in starts if isinstance(start, Tensor)]
         if places:
-            found = self._mean(objective, places)
+            found = self._mean(objective, places, plain)
         else:
             minimum = self._minimise(objective, points, kept, JOINT_PERTURBATIONS)
             found = Fitted.at((logit_map, box), torch.from_numpy(minimum.coordinates), minimum).valued(
@@ -274,10 +281,19 @@ class _Fits:
         lowest = min(end.minimum.value for end in ends)
         return next(end for end in ends if end.minimum.value <= lowest + SAME)
 
-    def _mean(self, objective: JointObjective, places: Sequence[Place]) -> Fitted:
+    def _mean(
+        self, objective: JointObjective, places: Sequence[Place], plain: Tensor | None = None
+    ) -> Fitted:
         """Fit networks, and answer their mean."""
         return mean_of_networks(
-            objective, places, self.data, self._order, self.seed, thorough=self.thorough, tick=self.tick
+            objective,
+            places,
+            self.data,
+            self._order,
+            self.seed,
+            plain=plain,
+            thorough=self.thorough,
+            tick=self.tick,
         )
 
     def _best_box(self, logit_map: LogitMap, start: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.network import in_hidden_layers
 from boxcal.calibrators.operator.cpu_losses import nll_rows
 from boxcal.calibrators.parametrised import Limits
 from boxcal.calibrators.threads import SMALL, block_rows, over_blocks, over_rows
@@ -154,6 +155,20 @@ class JointObjective:
         other = copy.copy(self)
         other.pseudo_sample = True
         return other
+
+    def between(self, plain: Array, point: Array, share: float) -> Array:
+        """Give coordinates at which networks answer what is between their answers at two others.
+
+        Parameters
+        ----------
+        plain, point : ndarray
+            Coordinates. At `plain` the last layer of each network is zero but for its offset.
+        share : float
+            0 for the answers at `plain`, 1 for those at `point`.
+        """
+        maps = [one for one in (self.logit_map, self.bound_map) if one is not None]
+        hidden = np.concatenate([in_hidden_layers(one) for one in maps])
+        return np.where(hidden, point, share * point + (1.0 - share) * plain)
 
     def weights_of(self, index: Tensor) -> Array:
         """Give the weights of some rows, scaled to a mean of 1."""

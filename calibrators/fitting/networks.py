@@ -1,4 +1,4 @@
-"""Fits of networks: from where they start, what they read, and the mean of several."""
+"""Fits of networks: from where they start, what they read, how far they go, and the mean of several."""
 
 from __future__ import annotations
 
@@ -45,6 +45,10 @@ COMPARING = 0.8
 """Share of the descents that the cross-validation takes, about, for the progress."""
 SCREENING, FINALISTS = 2, 3
 """Folds on which all places are compared, and how many places are compared on all folds."""
+SHARES = (0.25, 0.5, 0.75, 1.0)
+"""Of the way from the plain answer to that of the networks, which cross-validation chooses between."""
+MOST_COORDINATES = 1000
+"""Of maps whose networks may go a share of the way: the paths of larger ones take too much memory."""
 
 
 class Place(NamedTuple):
@@ -160,6 +164,7 @@ def mean_of_networks(
     order: Tensor,
     seed: int,
     *,
+    plain: Tensor | None = None,
     thorough: bool,
     tick: Callable[[float], None],
 ) -> Fitted:
@@ -178,6 +183,9 @@ def mean_of_networks(
         (N,) int64: a random order of the rows.
     seed : int
         Of the folds.
+    plain : Tensor, optional
+        Coordinates of the first place's maps, with the best constant answers of the networks: of the first
+        start unless given. The networks must be better.
     thorough : bool
         Otherwise fewer networks and folds are used, which is enough to compare methods by.
     tick : callable
@@ -198,7 +206,8 @@ def mean_of_networks(
         points = [point.numpy() for point in place.points[:networks]]
         handicap = 0.0 if place.maps == places[0].maps else HANDICAP
         starts.append(NetworkStart(every.with_maps(maps), own, points, place.held, handicap))
-    best, minimum = best_epochs(starts, objective.limits, tick)
+    base = places[0].points[0] if plain is None else plain
+    best, minimum = best_epochs(starts, base.numpy(), objective.limits, tick)
     first, last = places[best].maps
     lowest = Fitted.at((first, last), torch.from_numpy(minimum.coordinates), minimum).valued(data)
     if len(minimum.members) == 1:
@@ -211,8 +220,17 @@ def mean_of_networks(
     return mean if mean.minimum.value <= minimum.average else lowest
 
 
+class Choice(NamedTuple):
+    """What cross-validation chose: the start, its iterations, and the share of the way that networks go."""
+
+    start: int
+    epochs: int
+    share: float
+
+
 def best_epochs(
     starts: Sequence[NetworkStart],
+    plain: Array,
     limits: Limits | None,
     tick: Callable[[float], None],
 ) -> tuple[int, Minimum]:
@@ -220,7 +238,8 @@ def best_epochs(
 
     Returns also which start is best.
     """
-    best, epochs, evaluations = _cross_validated(starts, limits, lambda done: tick(COMPARING * done))
+    choice, evaluations = _cross_validated(starts, plain, limits, lambda done: tick(COMPARING * done))
+    best, epochs, share = choice
     rows, ends = starts[best].rows, []
     for index in range(len(starts[best].points)):
         point, calls = starts[best].approached(index, rows, limits)
@@ -228,6 +247,7 @@ def best_epochs(
         if epochs:
             objective = rows.all.with_pseudo_sample()
             point, _, more = descend(objective, point, limits, iterations=epochs, tolerance=1e-9)
+        point = rows.all.between(plain, point, share)
         ends.append((rows.all.value(point), point))
         evaluations += calls + more + 1
         tick(COMPARING + (1.0 - COMPARING) * len(ends) / len(starts[best].points))
@@ -248,34 +268,63 @@ def best_epochs(
 
 
 def _cross_validated(
-    starts: Sequence[NetworkStart], limits: Limits | None, tick: Callable[[float], None]
-) -> tuple[int, int, int]:
-    """Give the best start, its number of iterations, and the number of evaluations that this took.
+    starts: Sequence[NetworkStart], plain: Array, limits: Limits | None, tick: Callable[[float], None]
+) -> tuple[Choice, int]:
+    """Choose a start, and give the number of evaluations that this took.
 
     Each fold of the cross-validation is that of another network. All starts are compared on `SCREENING`
-    folds, and the best `FINALISTS` of them on the others too. What is best must be better than the first
-    start as it is; otherwise that is the answer, without iterations.
+    folds, and the best `FINALISTS` of them on the others too. What is best must be better than the plain
+    answers; otherwise these are chosen, without iterations.
     """
     folds = range(len(starts[0].folds))
+    if not folds:  # too few samples
+        return Choice(0, 0, 0.0), 0
     evaluations, curves = 0, np.zeros((len(starts), len(folds), EPOCHS + 1))
+    paths: dict[tuple[int, int], list[Array]] = {}
     sizes = np.array([len(fold.unseen.labels) for fold in starts[0].folds])
     compared, done = list(range(len(starts))), 0
     descents = len(starts) * SCREENING + FINALISTS * len(folds[SCREENING:])
     for some in (folds[:SCREENING], folds[SCREENING:]):
         for index in compared:
             for fold in some:
-                curves[index, fold], calls = _held_out_curve(starts[index], fold, limits)
+                curves[index, fold], paths[index, fold], calls = _held_out_curve(starts[index], fold, limits)
                 evaluations, done = evaluations + calls, done + 1
                 tick(min(1.0, done / descents))
-        # Too few samples for folds leave none: the fit then stays at its first start.
-        means = np.einsum("sfe,f->se", curves, sizes) / max(1, sizes[: some.stop].sum())
+        means = np.einsum("sfe,f->se", curves, sizes) / sizes[: some.stop].sum()
         lowest = means.min(axis=1) + [start.handicap for start in starts]
         compared = sorted(compared, key=lambda index: float(lowest[index]))[:FINALISTS]
-    best, plain = compared[0], [fold.unseen.value(starts[0].points[0]) for fold in starts[0].folds]
+    best = compared[0]
     epochs = int(np.argmin(means[best]))
-    if not _is_better(curves[best, :, epochs], plain):
-        return 0, 0, evaluations
-    return best, epochs, evaluations
+    losses, share = curves[best, :, epochs], 1.0
+    # The lowest of many means is too low, by about how far the folds are above their own lowest loss there
+    # (Tibshirani and Tibshirani 2009).
+    bias = (losses - curves[best].min(axis=1)).mean()
+    if len(plain) <= MOST_COORDINATES:
+        ends = [path[min(epochs, len(path) - 1)] for path in (paths[best, fold] for fold in folds)]
+        share, losses = _best_share(starts[best], plain, ends, sizes)
+    if not _is_better(losses + bias, [fold.unseen.value(plain) for fold in starts[0].folds]):
+        return Choice(0, 0, 0.0), evaluations
+    return Choice(best, epochs, share), evaluations
+
+
+def _best_share(
+    start: NetworkStart, plain: Array, ends: Sequence[Array], sizes: Array
+) -> tuple[float, Array]:
+    """Choose how far networks go from the plain answers, and give the held-out loss of each fold there.
+
+    What was fitted to a few samples predicts better when it is shrunk (Copas 1983).
+    """
+    losses = np.array(
+        [
+            [
+                fold.unseen.value(fold.unseen.between(plain, end, share))
+                for fold, end in zip(start.folds, ends, strict=True)
+            ]
+            for share in SHARES
+        ]
+    )
+    at = int(np.argmin(losses @ sizes))
+    return SHARES[at], losses[at]
 
 
 def _is_better(losses: Array, plain: Sequence[float]) -> bool:
@@ -290,24 +339,26 @@ def _is_better(losses: Array, plain: Sequence[float]) -> bool:
     return bool(gains.mean() > gains.std(ddof=1) / math.sqrt(len(gains)))
 
 
-def _held_out_curve(start: NetworkStart, fold: int, limits: Limits | None) -> tuple[Array, int]:
-    """Give the held-out loss after 0 to `EPOCHS` iterations of a descent, and the evaluations."""
+def _held_out_curve(start: NetworkStart, fold: int, limits: Limits | None) -> tuple[Array, list[Array], int]:
+    """Give the held-out loss after 0 to `EPOCHS` iterations of a descent, its path, and the evaluations."""
     used, unseen = start.folds[fold]
     point, before = start.approached(fold, used, limits)
     watch = _Watch(unseen.value, point)
     objective = used.all.with_pseudo_sample()
     _, _, calls = descend(objective, point, limits, iterations=EPOCHS, tolerance=1e-9, callback=watch)
     curve = np.array(watch.values)
-    return np.pad(curve, (0, EPOCHS + 1 - len(curve)), mode="edge"), before + calls + len(curve)
+    return np.pad(curve, (0, EPOCHS + 1 - len(curve)), mode="edge"), watch.path, before + calls + len(curve)
 
 
 class _Watch:
     """Records the held-out loss of every iteration, and stops a descent once it no longer decreases."""
 
     def __init__(self, held_out: Loss, start: Array) -> None:
-        self.held_out, self.values = held_out, [held_out(start)]
+        self.held_out, self.values, self.path = held_out, [held_out(start)], [start]
 
     def __call__(self, coordinates: Array) -> None:
         self.values.append(self.held_out(coordinates))
+        if len(coordinates) <= MOST_COORDINATES:
+            self.path.append(np.array(coordinates))
         if len(self.values) - 1 - int(np.argmin(self.values)) >= PATIENCE or len(self.values) > EPOCHS:
             raise StopIteration

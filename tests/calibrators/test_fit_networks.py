@@ -16,8 +16,8 @@ from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
 from boxcal.calibrators.logit_maps.parameterised_temperature import ParameterisedTemperature
 from boxcal.calibrators.method import BOUND_MAPS, parse
-from boxcal.calibrators.network import TopLogitsNetwork
-from tests.calibrators.samples import central_differences, contaminated, nll_of
+from boxcal.calibrators.network import TopLogitsNetwork, in_hidden_layers
+from tests.calibrators.samples import central_differences, contaminated, nll_of, overconfident
 
 
 def prepared(
@@ -107,7 +107,36 @@ def test_networks_of_few_samples_are_not_far_worse_than_one_temperature(num_samp
     assert network < one + 0.01
 
 
-@pytest.mark.parametrize("method", ["pts", "pb-mlp", "pts+pb-mlp", "pts+lb"])
+@pytest.mark.parametrize("num_samples", [200, 2000])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_network_is_one_temperature_where_that_is_true(num_samples: int, seed: int) -> None:
+    data = overconfident(num_samples, 10, temperature=3.0, seed=seed)
+    unseen = overconfident(20_000, 10, temperature=3.0, seed=99)
+    network, one = (nll_of(fit(method, *data).calibrator, *unseen) for method in ("pts", "ts"))
+    assert network == pytest.approx(one, abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["pb-mlp", "pts", "pts+pb-mlp", "pts+lb", "dirichlet+pb-mlp"])
+def test_answers_between_two_networks_are_between_theirs(method: str) -> None:
+    logits, labels = contaminated(50, 12)
+    own, whole, box = prepared(method, logits, labels)
+    objective = objective_of(whole, box, logits, labels)
+    rng = np.random.default_rng(0)
+    network = (box or own).network
+    assert isinstance(network, TopLogitsNetwork)
+    hidden = in_hidden_layers(whole if box is None else torch.nn.ModuleList([whole, box]))
+    point = 0.3 * rng.normal(size=len(hidden))
+    plain = np.where(hidden, point, 0.3 * rng.normal(size=len(hidden)))
+    offset, answers = (own.size if box else 0), []
+    for at in (plain, objective.between(plain, point, 0.25), point):
+        parameters = torch.from_numpy(at[offset : offset + sum(one.numel() for one in network.parameters())])
+        torch.nn.utils.vector_to_parameters(parameters, network.parameters())
+        answers.append(network(logits).detach())
+    torch.testing.assert_close(answers[1], 0.75 * answers[0] + 0.25 * answers[2], rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(objective.between(plain, point, 1.0)[hidden], point[hidden])
+
+
+@pytest.mark.parametrize("method", ["pb-mlp", "pts", "pts+pb-mlp", "pts+lb"])
 def test_a_mean_of_networks_is_stored_whole(method: str) -> None:
     logits, labels = contaminated(300, 12)
     found = fit(method, logits, labels).calibrator

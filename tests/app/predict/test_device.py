@@ -104,7 +104,7 @@ def test_turns_are_shared_by_the_time_that_passes_take(slots: int, first: float,
     for thread in threads:
         thread.start()
     until = time.monotonic() + 30
-    while any(turns.waiting < slots for turns, _, _ in models):  # a model that comes late gets no turns for it
+    while any(turns.waiting < slots for turns, _, _ in models):  # who comes late gets no turns for it
         assert time.monotonic() < until
         time.sleep(0.001)
     for _ in range(slots):
