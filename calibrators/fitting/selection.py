@@ -2,8 +2,8 @@
 
 The quickest candidates run on all folds of the first repetition, the others on one fold. All that are not far
 behind run on the other folds, networks only where they lead, and those that are still close on a second
-repetition; then the best is tried with bounds added. The selection has seen every sample, so the gain of the
-best is overstated, and is corrected.
+repetition; then bounds are added to the best two that are still close. The selection has seen every sample,
+so the gain of the best is overstated, and is corrected.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ def choose(
         comparison.run(name, comparison.first, against=leader, errors=BEATEN)
         leader = comparison.lowest(comparison.finished([leader, name]))
     _repeat(comparison, names)
-    base = parse(comparison.lowest(comparison.finished(names))).logit_map.name
-    joined = [name for addition in ADDITIONS if (name := f"{base}+{addition}") in catalogue()]
-    for place, name in enumerate(joined):
+    pairs = [(f"{base}+{addition}", base) for base in _bases(comparison, names) for addition in ADDITIONS]
+    joined = {name: base for name, base in pairs if name in catalogue()}
+    for place, (name, base) in enumerate(joined.items()):
         share_done(0.6, 0.3, place, len(joined))
         if comparison.run(name, 1) and _leads(comparison, name, base):
             comparison.run(name, comparison.first, against=base, errors=BEATEN)
@@ -123,6 +123,19 @@ def _repeat(comparison: Comparison, names: Sequence[str]) -> None:
     for name in finished:
         if not comparison.is_behind(name, best, NOT_CLOSE, comparison.first):
             comparison.run(name, len(comparison.parts))
+
+
+def _bases(comparison: Comparison, names: Sequence[str]) -> list[str]:
+    """Give the logit maps that bounds are added to: of the best method, and of the next if it is close."""
+    finished = comparison.finished(names)
+    best = comparison.lowest(finished)
+    bases = [parse(best).logit_map.name]
+    others = [name for name in finished if parse(name).logit_map.name != bases[0]]
+    if others:
+        second = comparison.lowest(others)
+        if not comparison.is_behind(second, best, NOT_CLOSE, comparison.first):
+            bases.append(parse(second).logit_map.name)
+    return bases
 
 
 def _leads(comparison: Comparison, name: str, base: str) -> bool:

@@ -171,6 +171,14 @@ def test_auto_explains_its_choice(chosen: FitResult) -> None:
         assert row["status"] == "compared" or row["status"].startswith("behind ")
 
 
+def test_auto_adds_bounds_to_the_best_two_that_are_close(chosen: FitResult) -> None:
+    tried = {row["method"] for row in chosen.choice["candidates"]}
+    means = chosen.choice["cross_validated_nll"]
+    best, second = sorted((name for name in means if "+" not in name), key=means.__getitem__)[:2]
+    assert {f"{best}+pb", f"{second}+pb"} <= tried
+    assert len({name.split("+")[0] for name in tried if "+" in name}) == 2
+
+
 def test_auto_leaves_a_model_unchanged_whose_predictions_are_all_right() -> None:
     logits, labels = drawn(60, 5)
     result = fit("auto", logits, logits.argmax(axis=1))
