@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -37,7 +38,8 @@ class BetaCalibration(LogitMap):
 
     def solve(self, data: ValidationSet, seed: int, tick: Callable[[float], None]) -> Solution:
         """Fit a logistic regression per class; one whose weight is negative is fitted again without."""
-        from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - only fits need it
+        from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415 - only fits need it
+        from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
 
         del seed
         inside, outside = (part.numpy() for part in formulas.logs_of_both(tensor_ops, data.scores))
@@ -50,7 +52,9 @@ class BetaCalibration(LogitMap):
                 used = [0, 1]
                 for _ in range(2):
                     model = LogisticRegression(C=1e6, solver="newton-cholesky")
-                    model.fit(readings[:, used], hits, sample_weight=data.row_weights)
+                    with warnings.catch_warnings():  # where Newton's method fails, it goes on with L-BFGS
+                        warnings.simplefilter("ignore", ConvergenceWarning)
+                        model.fit(readings[:, used], hits, sample_weight=data.row_weights)
                     weights = dict(zip(used, model.coef_[0], strict=True))
                     used = [column for column, weight in weights.items() if weight >= 0.0] or [0]
                     if len(used) == len(weights):

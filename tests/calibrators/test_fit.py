@@ -263,6 +263,14 @@ def test_a_handful_of_samples_is_enough_for_an_answer(num_samples: int) -> None:
     assert result.calibrator(logits).isfinite().all()
 
 
+def test_beta_of_few_samples_says_nothing_of_its_solver() -> None:
+    rng = np.random.default_rng(2)
+    logits = 4.0 * rng.normal(size=(50, 10))
+    labels, wrong = logits.argmax(axis=1), rng.random(50) < 0.1
+    labels[wrong] = rng.integers(10, size=wrong.sum())
+    assert fit("beta", logits, labels).nll < fit("uncalibrated", logits, labels).nll  # warnings are errors
+
+
 def test_auto_leaves_a_calibrated_network_alone() -> None:
     logits, labels = overconfident(1000, 5, temperature=1.0)
     assert fit("auto", logits, labels).method == "uncalibrated"
