@@ -120,13 +120,22 @@ class TopLogitsNetwork(nn.Module):
         return wide
 
 
-def in_hidden_layers(module: nn.Module) -> np.ndarray[Any, Any]:
-    """Say of each coordinate of a map whether it belongs to a hidden layer of a network: bool (size,)."""
-    parts = [
-        np.full(own.numel(), name.endswith(TopLogitsNetwork.hidden_layers))
-        for name, own in module.named_parameters()
+def fixed_between(module: nn.Module, plain: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Say of each coordinate of a map whether it stays as it is between a network and a plain answer.
+
+    These are the hidden layers, and all of a network that answers differently from row to row at the
+    coordinates `plain` (size,) too. Returns bool (size,).
+    """
+    named = [(name, own.numel()) for name, own in module.named_parameters()]
+    parts = np.split(plain, np.cumsum([size for _, size in named])[:-1])
+    varies = any(
+        part.any() for (name, _), part in zip(named, parts, strict=False) if name.endswith("weight_3")
+    )
+    fixed = [
+        np.full(size, "network." in name and (varies or name.endswith(TopLogitsNetwork.hidden_layers)))
+        for name, size in named
     ]
-    return np.concatenate([np.empty(0, bool), *parts])
+    return np.concatenate([np.empty(0, bool), *fixed])
 
 
 class NetworkMap(Parametrised):

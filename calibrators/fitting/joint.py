@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.logit_maps.base import LogitMap
-from boxcal.calibrators.network import in_hidden_layers
+from boxcal.calibrators.network import fixed_between
 from boxcal.calibrators.operator.cpu_losses import nll_rows
 from boxcal.calibrators.parametrised import Limits
 from boxcal.calibrators.threads import SMALL, block_rows, over_blocks, over_rows
@@ -157,18 +157,20 @@ class JointObjective:
         return other
 
     def between(self, plain: Array, point: Array, share: float) -> Array:
-        """Give coordinates at which networks answer what is between their answers at two others.
+        """Give coordinates at which networks answer what is between a constant answer and their own.
 
         Parameters
         ----------
         plain, point : ndarray
-            Coordinates. At `plain` the last layer of each network is zero but for its offset.
+            Coordinates. Networks that do not answer a constant at `plain` stay as they are at `point`.
         share : float
-            0 for the answers at `plain`, 1 for those at `point`.
+            0 for the constants at `plain`, 1 for the answers at `point`.
         """
-        maps = [one for one in (self.logit_map, self.bound_map) if one is not None]
-        hidden = np.concatenate([in_hidden_layers(one) for one in maps])
-        return np.where(hidden, point, share * point + (1.0 - share) * plain)
+        size = self.logit_map.size
+        fixed = fixed_between(self.logit_map, plain[:size])
+        if self.bound_map is not None:
+            fixed = np.concatenate([fixed, fixed_between(self.bound_map, plain[size:])])
+        return np.where(fixed, point, share * point + (1.0 - share) * plain)
 
     def weights_of(self, index: Tensor) -> Array:
         """Give the weights of some rows, scaled to a mean of 1."""

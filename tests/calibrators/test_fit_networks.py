@@ -16,7 +16,7 @@ from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
 from boxcal.calibrators.logit_maps.parameterised_temperature import ParameterisedTemperature
 from boxcal.calibrators.method import BOUND_MAPS, parse
-from boxcal.calibrators.network import TopLogitsNetwork, in_hidden_layers
+from boxcal.calibrators.network import TopLogitsNetwork
 from tests.calibrators.samples import central_differences, contaminated, nll_of, overconfident
 
 
@@ -116,24 +116,34 @@ def test_a_network_is_one_temperature_where_that_is_true(num_samples: int, seed:
     assert network == pytest.approx(one, abs=1e-4)
 
 
-@pytest.mark.parametrize("method", ["pb-mlp", "pts", "pts+pb-mlp", "pts+lb", "dirichlet+pb-mlp"])
-def test_answers_between_two_networks_are_between_theirs(method: str) -> None:
+@pytest.mark.parametrize("method", ["pb-mlp", "pts", "ts+pb-mlp", "pts+pb-mlp", "pts+lb", "dirichlet+pb-mlp"])
+@pytest.mark.parametrize("varies", [False, True])
+def test_answers_between_a_constant_and_networks(method: str, *, varies: bool) -> None:
+    """What answers differently from row to row at the plain coordinates too, stays what it is."""
     logits, labels = contaminated(50, 12)
     own, whole, box = prepared(method, logits, labels)
     objective = objective_of(whole, box, logits, labels)
     rng = np.random.default_rng(0)
-    network = (box or own).network
-    assert isinstance(network, TopLogitsNetwork)
-    hidden = in_hidden_layers(whole if box is None else torch.nn.ModuleList([whole, box]))
-    point = 0.3 * rng.normal(size=len(hidden))
-    plain = np.where(hidden, point, 0.3 * rng.normal(size=len(hidden)))
-    offset, answers = (own.size if box else 0), []
-    for at in (plain, objective.between(plain, point, 0.25), point):
-        parameters = torch.from_numpy(at[offset : offset + sum(one.numel() for one in network.parameters())])
-        torch.nn.utils.vector_to_parameters(parameters, network.parameters())
-        answers.append(network(logits).detach())
-    torch.testing.assert_close(answers[1], 0.75 * answers[0] + 0.25 * answers[2], rtol=1e-12, atol=1e-12)
-    np.testing.assert_array_equal(objective.between(plain, point, 1.0)[hidden], point[hidden])
+    plain, point = 0.3 * rng.normal(size=(2, len(objective.limits)))
+    maps = [(own, 0)] if box is None else [(own, 0), (box, whole.size)]
+    networks = [(one.get_submodule("network"), begin, one.size) for one, begin in maps if one.is_network]
+    for network, begin, size in networks:
+        last = network.get_parameter("weight_3").numel() + network.get_parameter("bias_3").numel()
+        if not varies:
+            plain[begin + size - last : begin + size - network.get_parameter("bias_3").numel()] = 0.0
+    between = objective.between(plain, point, 0.25)
+    for network, begin, size in networks:
+        answers = []
+        for at in (plain, between, point):
+            torch.nn.utils.vector_to_parameters(
+                torch.from_numpy(at[begin : begin + size]), network.parameters()
+            )
+            answers.append(network(logits).detach())
+        expected = answers[2] if varies else 0.75 * answers[0] + 0.25 * answers[2]
+        torch.testing.assert_close(answers[1], expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(objective.between(plain, point, 1.0), point)
+    if not own.is_network:
+        np.testing.assert_array_equal(objective.between(plain, point, 0.0)[: own.size], plain[: own.size])
 
 
 @pytest.mark.parametrize("method", ["pb-mlp", "pts", "pts+pb-mlp", "pts+lb"])
