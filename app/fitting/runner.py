@@ -249,7 +249,8 @@ def decide(
             f"Not activated: the fit was compared with version {compared_with}, but version {active_version} "
             "was activated meanwhile. Activate it yourself, or fit again.",
         )
-    if serious:
-        return Decision(False, f"Not activated: {serious}. Correct the data, or activate it yourself.")
     verdict = f"compared with version {compared_with}, {reason}."
+    if serious:
+        advice = "Correct the data, or activate it yourself." if is_better else f"Nor is it better: {verdict}"
+        return Decision(False, f"Not activated: {serious}. {advice}")
     return Decision(is_better, f"{'Activated' if is_better else 'Not activated'}: {verdict}")

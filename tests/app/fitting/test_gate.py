@@ -44,10 +44,17 @@ def test_if_better_does_not_trust_a_comparison_with_another_version() -> None:
     assert "compared with version 1, but version 2 was activated meanwhile" in decision.why
 
 
-def test_if_better_refuses_data_with_a_serious_warning() -> None:
-    decision = decided(warnings=[HARMLESS, SERIOUS])
+@pytest.mark.parametrize(
+    ("is_better", "advice"),
+    [
+        (True, "Correct the data, or activate it yourself."),
+        (False, "Nor is it better: compared with version 1, NLL is what it is."),
+    ],
+)
+def test_if_better_refuses_data_with_a_serious_warning(is_better: bool, advice: str) -> None:
+    decision = decided(is_better=is_better, warnings=[HARMLESS, SERIOUS])
     assert not decision.activate
-    assert decision.why.startswith("Not activated: error rate 93%.")
+    assert decision.why == f"Not activated: error rate 93%. {advice}"
 
 
 def test_always_names_the_serious_warning() -> None:
