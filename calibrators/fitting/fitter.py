@@ -29,7 +29,8 @@ from boxcal.calibrators.fitting.descent import (
 )
 from boxcal.calibrators.fitting.fitted import Fitted
 from boxcal.calibrators.fitting.joint import JointObjective
-from boxcal.calibrators.fitting.networks import SCREENED, WARMED, Place, around, combined, mean_of_networks
+from boxcal.calibrators.fitting.network_validation import WARMED
+from boxcal.calibrators.fitting.networks import SCREENED, Place, around, combined, mean_of_networks
 from boxcal.calibrators.fitting.result import Certificate, FitResult, Progress
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.chain import Chain

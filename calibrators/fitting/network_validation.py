@@ -1,0 +1,197 @@
+"""Cross-validation of networks: which start, how many iterations, and how far from constant answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from boxcal.calibrators.bound_maps.base import BoundMap
+from boxcal.calibrators.fitting.descent import Array, Loss, descend
+from boxcal.calibrators.fitting.joint import JointObjective
+from boxcal.calibrators.logit_maps.base import LogitMap
+from boxcal.calibrators.parametrised import Limits
+
+WARMED = 2000
+"""Rows on which descents begin."""
+EPOCHS, PATIENCE = 200, 12
+"""Iterations of a network's descent at most, and without a lower held-out loss."""
+HELD = 30
+"""Iterations in which the coordinates that a start holds stay as they are."""
+SCREENING, FINALISTS = 2, 3
+"""Folds on which all places are compared, and how many places are compared on all folds."""
+SHARES = (0.25, 0.5, 0.75, 1.0)
+"""Of the way from the plain answer to that of the networks, which cross-validation chooses between."""
+MOST_COORDINATES = 1000
+"""Of maps whose networks may go a share of the way: the paths of larger ones take too much memory."""
+
+
+class Rows(NamedTuple):
+    """The loss of a descent, on all of its rows and on a few."""
+
+    all: JointObjective
+    few: JointObjective
+
+    @classmethod
+    def of(cls, objective: JointObjective, index: Tensor) -> Rows:
+        """Take the rows with these indices, which are in random order."""
+        return cls(objective.rows(index), objective.rows(index[:WARMED]))
+
+    def with_maps(self, maps: tuple[LogitMap, BoundMap | None]) -> Rows:
+        """Give the losses of maps whose networks read something else."""
+        return Rows(self.all.with_maps(*maps), self.few.with_maps(*maps))
+
+
+class Fold(NamedTuple):
+    """One part of the cross-validation: the rows used, and those that judge."""
+
+    used: Rows
+    unseen: JointObjective
+
+
+class NetworkStart(NamedTuple):
+    """Where the descents of several networks may begin; their mean is the fit.
+
+    Attributes
+    ----------
+    rows
+        Every row.
+    folds
+        Of the cross-validation.
+    points
+        Coordinates, one vector for each network.
+    held
+        How many of the first coordinates stay as they are in the first `HELD` iterations, which take a few
+        rows, and which no cross-validation stops.
+    handicap
+        Nats by which its cross-validated loss must be lower than that of others to be chosen.
+    """
+
+    rows: Rows
+    folds: Sequence[Fold]
+    points: Sequence[Array]
+    held: int = 0
+    handicap: float = 0.0
+
+    def approached(self, index: int, rows: Rows, limits: Limits | None) -> tuple[Array, int]:
+        """Descend without the coordinates that are held; return coordinates and the number of evaluations."""
+        point = self.points[index % len(self.points)]
+        if not self.held:
+            return point, 0
+
+        objective = rows.few.with_pseudo_sample()
+
+        def without(coordinates: Array) -> tuple[float, Array]:
+            value, gradient = objective(coordinates)
+            return value, np.where(np.arange(len(gradient)) < self.held, 0.0, gradient)
+
+        end, _, calls = descend(without, point, limits, iterations=HELD, tolerance=1e-9)
+        return end, calls
+
+
+class Choice(NamedTuple):
+    """What cross-validation chose: the start, its iterations, and the share of the way that networks go."""
+
+    start: int
+    epochs: int
+    share: float
+
+
+def cross_validated(
+    starts: Sequence[NetworkStart], plain: Array, limits: Limits | None, tick: Callable[[float], None]
+) -> tuple[Choice, int]:
+    """Choose a start, and give the number of evaluations that this took.
+
+    Each fold of the cross-validation is that of another network. All starts are compared on `SCREENING`
+    folds, and the best `FINALISTS` of them on the others too. What is best must be better than the plain
+    answers; otherwise these are chosen, without iterations.
+    """
+    folds = range(len(starts[0].folds))
+    if not folds:  # too few samples
+        return Choice(0, 0, 0.0), 0
+    evaluations, curves = 0, np.zeros((len(starts), len(folds), EPOCHS + 1))
+    paths: dict[tuple[int, int], list[Array]] = {}
+    sizes = np.array([len(fold.unseen.labels) for fold in starts[0].folds])
+    compared, done = list(range(len(starts))), 0
+    descents = len(starts) * SCREENING + FINALISTS * len(folds[SCREENING:])
+    for some in (folds[:SCREENING], folds[SCREENING:]):
+        for index in compared:
+            for fold in some:
+                curves[index, fold], paths[index, fold], calls = _held_out_curve(starts[index], fold, limits)
+                evaluations, done = evaluations + calls, done + 1
+                tick(min(1.0, done / descents))
+        means = np.einsum("sfe,f->se", curves, sizes) / sizes[: some.stop].sum()
+        lowest = means.min(axis=1) + [start.handicap for start in starts]
+        compared = sorted(compared, key=lambda index: float(lowest[index]))[:FINALISTS]
+    best = compared[0]
+    epochs = int(np.argmin(means[best]))
+    losses, share = curves[best, :, epochs], 1.0
+    # The lowest of many means is too low, by about how far the folds are above their own lowest loss there
+    # (Tibshirani and Tibshirani 2009).
+    bias = (losses - curves[best].min(axis=1)).mean()
+    if len(plain) <= MOST_COORDINATES:
+        ends = [path[min(epochs, len(path) - 1)] for path in (paths[best, fold] for fold in folds)]
+        share, losses = _best_share(starts[best], plain, ends, sizes)
+    if not _is_better(losses + bias, [fold.unseen.value(plain) for fold in starts[0].folds]):
+        return Choice(0, 0, 0.0), evaluations
+    return Choice(best, epochs, share), evaluations
+
+
+def _best_share(
+    start: NetworkStart, plain: Array, ends: Sequence[Array], sizes: Array
+) -> tuple[float, Array]:
+    """Choose how far networks go from the plain answers, and give the held-out loss of each fold there.
+
+    What was fitted to a few samples predicts better when it is shrunk (Copas 1983).
+    """
+    losses = np.array(
+        [
+            [
+                fold.unseen.value(fold.unseen.between(plain, end, share))
+                for fold, end in zip(start.folds, ends, strict=True)
+            ]
+            for share in SHARES
+        ]
+    )
+    at = int(np.argmin(losses @ sizes))
+    return SHARES[at], losses[at]
+
+
+def _is_better(losses: Array, plain: Sequence[float]) -> bool:
+    """Whether the held-out losses of some folds are lower than others by a standard error of their mean.
+
+    This is the rule of one standard error (Breiman et al. 1984, section 3.4.3): what cross-validation of a
+    few samples prefers by less than that is often worse.
+    """
+    gains = np.asarray(plain) - losses
+    if len(gains) < 2:
+        return bool((gains > 0.0).all())
+    return bool(gains.mean() > gains.std(ddof=1) / math.sqrt(len(gains)))
+
+
+def _held_out_curve(start: NetworkStart, fold: int, limits: Limits | None) -> tuple[Array, list[Array], int]:
+    """Give the held-out loss after 0 to `EPOCHS` iterations of a descent, its path, and the evaluations."""
+    used, unseen = start.folds[fold]
+    point, before = start.approached(fold, used, limits)
+    watch = _Watch(unseen.value, point)
+    objective = used.all.with_pseudo_sample()
+    _, _, calls = descend(objective, point, limits, iterations=EPOCHS, tolerance=1e-9, callback=watch)
+    curve = np.array(watch.values)
+    return np.pad(curve, (0, EPOCHS + 1 - len(curve)), mode="edge"), watch.path, before + calls + len(curve)
+
+
+class _Watch:
+    """Records the held-out loss of every iteration, and stops a descent once it no longer decreases."""
+
+    def __init__(self, held_out: Loss, start: Array) -> None:
+        self.held_out, self.values, self.path = held_out, [held_out(start)], [start]
+
+    def __call__(self, coordinates: Array) -> None:
+        self.values.append(self.held_out(coordinates))
+        if len(coordinates) <= MOST_COORDINATES:
+            self.path.append(np.array(coordinates))
+        if len(self.values) - 1 - int(np.argmin(self.values)) >= PATIENCE or len(self.values) > EPOCHS:
+            raise StopIteration
