@@ -13,9 +13,8 @@ from torch import Tensor
 
 from benchmarks.recipe.model import Recipe
 from boxcal.calibrators.fitting.joint import dense_loss
-from boxcal.calibrators.fitting.loops import tempered_in_box
+from boxcal.calibrators.fitting.tempered_rows import TemperedRows
 from boxcal.calibrators.operator.uniform import SortedRows
-from boxcal.calibrators.threads import SMALL, over_rows
 
 EPOCHS, BATCH = 500, 256
 WARM_STEPS, TIMED_STEPS, TIMED_SECONDS = 3, 200, 5.0
@@ -30,8 +29,7 @@ class Rows:
     """Rows sorted once, and their losses under temperatures and bounds of their own."""
 
     def __init__(self, logits: Tensor, labels: Tensor, base: str) -> None:
-        self.sorted, self.labels = SortedRows(logits, labels), labels.numpy()
-        self.cuts = np.tile(np.array([0, self.sorted.num_classes], np.int32), (self.sorted.num_rows, 1))
+        self.tempered, self.labels = TemperedRows(SortedRows(logits, labels)), labels.numpy()
         self.log_probabilities = logits.log_softmax(dim=1) if base == "dirichlet" else None
 
     def losses(self, index: NDArray[np.int64], outputs: list[Tensor]) -> tuple[Array, list[Array]]:
@@ -41,17 +39,9 @@ class Rows:
             flat = np.ascontiguousarray(scores.reshape(-1, scores.shape[-1]))
             losses, *slopes = dense_loss(flat, self.labels[index], *(bound.reshape(-1) for bound in bounds))
             return losses, slopes
-        answer = np.empty((len(index), 4))
         values = [np.ascontiguousarray(part.detach().reshape(-1).numpy()) for part in outputs]
-
-        def work(rows: slice) -> None:
-            at = index[rows]
-            given = [self.sorted.scores[at], self.sorted.label_scores[at], *(value[rows] for value in values)]
-            arrays = [*given, self.cuts[at], answer[rows]]
-            tempered_in_box(*arrays)
-
-        over_rows(work, len(index), worth=len(index) * self.sorted.num_classes > SMALL)
-        return answer[:, 0], list(answer.T[1:])
+        losses, *slopes = self.tempered.rows(index).losses(*values)
+        return losses, slopes
 
     def of(self, index: NDArray[np.int64]) -> Tensor | None:
         """Give the log probabilities (R, n, K) where the method maps them."""
