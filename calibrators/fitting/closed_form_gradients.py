@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from boxcal.calibrators.bound_maps.base import BoundMap
-from boxcal.calibrators.bound_maps.instance_dependent import InstanceDependentBounds
 from boxcal.calibrators.fitting import loops
 from boxcal.calibrators.fitting.clipped_logits import ClippedLogits
 from boxcal.calibrators.fitting.joint import JointObjective, mean_of
 from boxcal.calibrators.fitting.linear_in_box import LinearInBox
 from boxcal.calibrators.fitting.mixtures import ClippedMixture, MixtureInBox
-from boxcal.calibrators.fitting.network_pass import NetworkPass
-from boxcal.calibrators.fitting.row_parts import Back, Temperatures, boxes
+from boxcal.calibrators.fitting.row_parts import Back, Boxes, Temperatures
 from boxcal.calibrators.fitting.tempered_rows import TemperedRows
 from boxcal.calibrators.formulas import TOP
 from boxcal.calibrators.logit_maps.base import LogitMap
@@ -70,20 +68,20 @@ def objective_of(
 class RowTemperatureObjective(JointObjective):
     """`ts`, `pts` or the identity, alone or under bounds, constant or those of a network."""
 
+    precision: type[np.floating[Any]] = np.float64
+    """Of the networks."""
+
     def _prepare(self) -> None:
         self.sorted: SortedRows | TemperedRows = SortedRows(self.source, torch.from_numpy(self.labels))
         if not isinstance(self.logit_map, Identity):
             self.sorted = TemperedRows(self.sorted)
         top = self.source.topk(min(TOP, self.source.shape[1]), dim=1).values
         self.columns = np.ascontiguousarray((top - self.source.mean(dim=1, keepdim=True)).numpy().T)
-        self._read()
 
     def _read(self) -> None:
-        """Compute what the networks read, where this does not depend on the coordinates."""
-        self.temperatures = Temperatures(self.logit_map, self.columns)
-        self.inputs: Array | None = None
-        if isinstance(self.logit_map, Identity) and isinstance(self.bound_map, InstanceDependentBounds):
-            self.inputs = NetworkPass(self.bound_map.network).read(self.columns)
+        self.temperatures = Temperatures(self.logit_map, self.columns, self.precision)
+        fixed = self.columns if isinstance(self.logit_map, Identity) else None
+        self.boxes = Boxes(self.bound_map, self.source.shape[1], fixed, self.precision)
 
     def rows(self, index: Tensor) -> Self:
         """Look only at some rows, which stay sorted."""
@@ -91,22 +89,17 @@ class RowTemperatureObjective(JointObjective):
         part.sorted = self.sorted.rows(index.numpy())
         part.columns = np.ascontiguousarray(self.columns[:, index.numpy()])
         part.temperatures = self.temperatures.rows(index.numpy())
-        if self.inputs is not None:
-            part.inputs = np.ascontiguousarray(self.inputs[:, index.numpy()])
+        part.boxes = self.boxes.rows(index.numpy())
         return part
 
     def rough(self) -> Self:
-        """Compute the losses in float32, where temperatures change them."""
+        """Compute the networks in float32, and the losses too where temperatures change them."""
         part = copy.copy(self)
+        part.precision = np.float32
+        part._read()
         if isinstance(self.sorted, TemperedRows):
             part.sorted = self.sorted.rough()
         return part
-
-    def with_maps(self, logit_map: LogitMap, bound_map: BoundMap | None) -> Self:
-        """Give the objective of maps whose networks read something else."""
-        other = super().with_maps(logit_map, bound_map)
-        other._read()
-        return other
 
     def value(self, coordinates: Array) -> float:
         """Return the mean loss."""
@@ -121,7 +114,7 @@ class RowTemperatureObjective(JointObjective):
         with np.errstate(over="ignore", invalid="ignore"):
             by_box, by_columns = to_box(by_lower, by_upper)
             if by_columns is not None:
-                by_inverse = by_inverse + np.einsum("tn,tn->n", by_columns, self.columns)
+                by_inverse = by_inverse + (by_columns * self.columns).sum(axis=0)
             gradient = np.concatenate([to_temperature(by_inverse), by_box]) / len(losses)
         # A bound with an infinite reciprocal: the descent takes a shorter step.
         return (value, gradient) if np.isfinite(gradient).all() else (math.inf, np.zeros_like(coordinates))
@@ -131,10 +124,9 @@ class RowTemperatureObjective(JointObjective):
         size = self.logit_map.size
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             inverse, to_temperature = self.temperatures(coordinates[:size])
-            columns = self.columns * inverse if size else self.columns
-            lower, upper, to_box = boxes(
-                self.bound_map, coordinates[size:], columns, self.source.shape[1], self.inputs
-            )
+            reads = self.boxes.network is not None and size
+            columns = self.columns * inverse if reads else self.columns
+            lower, upper, to_box = self.boxes(coordinates[size:], columns)
             if not np.isfinite(inverse).all():
                 return [np.full(len(self.labels), math.inf)] * 4, to_temperature, to_box
             parts = self._losses(inverse, lower, upper)

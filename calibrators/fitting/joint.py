@@ -106,9 +106,13 @@ class JointObjective:
         self.labels = labels.numpy()
         self.weights = None if weights is None else weights.numpy()
         self._prepare()
+        self._read()
 
     def _prepare(self) -> None:
         """Compute once what every evaluation reads."""
+
+    def _read(self) -> None:
+        """Compute what the networks of the maps read, where this does not depend on the coordinates."""
 
     @property
     def limits(self) -> Limits:
@@ -139,6 +143,7 @@ class JointObjective:
         """Give the objective of two maps of the same kinds, which differ in what their networks read."""
         other = copy.copy(self)
         other.logit_map, other.bound_map = logit_map, bound_map
+        other._read()
         return other
 
     def rough(self) -> Self:

@@ -14,7 +14,7 @@ from torch import Tensor
 from boxcal.calibrators.fitting.joint import JointObjective, dense_loss, mean_of
 from boxcal.calibrators.fitting.kernels import largest_of_columns
 from boxcal.calibrators.fitting.linear_loss import LinearPart
-from boxcal.calibrators.fitting.row_parts import boxes
+from boxcal.calibrators.fitting.row_parts import Boxes
 from boxcal.calibrators.formulas import TOP
 from boxcal.calibrators.logit_maps.linear import LinearMap
 
@@ -29,6 +29,9 @@ class LinearInBox(JointObjective):
     def _prepare(self) -> None:
         self.read = self.logit_map.columns(self.source)
         self.part = LinearPart(tuple(next(self.logit_map.parameters()).shape), self.logit_map.penalty_factors)
+
+    def _read(self) -> None:
+        self.boxes = Boxes(self.bound_map, self.logit_map.num_classes)
 
     def rows(self, index: Tensor) -> Self:
         """Look only at some rows."""
@@ -51,7 +54,7 @@ class LinearInBox(JointObjective):
             order = np.empty(columns.shape, np.int64)
             largest_of_columns(mapped, columns, order)
             columns -= mapped.mean(axis=0)
-        lower, upper, to_box = boxes(self.bound_map, coordinates[size:], columns, len(mapped))
+        lower, upper, to_box = self.boxes(coordinates[size:], columns)
         losses, slopes, by_lower, by_upper = self._losses(mapped, lower, upper)
         if self.weights is not None:
             slopes, by_lower, by_upper = (part * self.weights for part in (slopes, by_lower, by_upper))

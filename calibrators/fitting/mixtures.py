@@ -14,7 +14,7 @@ from torch import Tensor
 
 from boxcal.calibrators.fitting import loops
 from boxcal.calibrators.fitting.joint import JointObjective, mean_of
-from boxcal.calibrators.fitting.row_parts import boxes
+from boxcal.calibrators.fitting.row_parts import Boxes
 from boxcal.calibrators.formulas import TOP
 from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.ensemble_temperature import SMALLEST
@@ -77,6 +77,9 @@ class _Mixture(JointObjective):
 class MixtureInBox(_Mixture):
     """`ets+pb` and `ets+pb-mlp`: rows that no bound holds, which are most, are done together."""
 
+    def _read(self) -> None:
+        self.boxes = Boxes(self.bound_map, self.sorted.num_classes)
+
     def _evaluated(self, inverse: float, shares: Array, others: Array) -> tuple[Array, float, Array, Array]:
         softened, mean, own_softened = self._softened(inverse)
         parts = np.stack([own_softened, self.own_raw, np.full_like(mean, 1.0 / softened.shape[1])], axis=1)
@@ -88,7 +91,7 @@ class MixtureInBox(_Mixture):
         top = softened[:, : -TOP - 1 : -1].T, self.raw[:, : -TOP - 1 : -1].T
         mixed = np.maximum(shares[0] * top[0] + shares[1] * top[1] + shares[2] * parts[0, 2], SMALLEST)
         columns = np.log(mixed)
-        lower, upper, to_box = boxes(self.bound_map, others, columns, softened.shape[1])
+        lower, upper, to_box = self.boxes(others, columns)
         lowest = shares[0] * softened[:, 0] + shares[1] * self.raw[:, 0] + shares[2] * parts[0, 2]
         index = np.flatnonzero((lowest < lower) | (mixed[0] > upper))
         if len(index):
