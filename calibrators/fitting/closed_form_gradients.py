@@ -19,7 +19,8 @@ from boxcal.calibrators.fitting.clipped_logits import ClippedLogits
 from boxcal.calibrators.fitting.joint import JointObjective, mean_of
 from boxcal.calibrators.fitting.linear_in_box import LinearInBox
 from boxcal.calibrators.fitting.mixtures import ClippedMixture, MixtureInBox
-from boxcal.calibrators.fitting.row_parts import Back, Boxes, Temperatures
+from boxcal.calibrators.fitting.network_pass import Back
+from boxcal.calibrators.fitting.row_parts import Boxes, Temperatures
 from boxcal.calibrators.fitting.tempered_rows import TemperedRows
 from boxcal.calibrators.formulas import TOP
 from boxcal.calibrators.logit_maps.base import LogitMap

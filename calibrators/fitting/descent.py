@@ -41,6 +41,8 @@ class Minimum:
     """Coordinates of the networks whose mean the fit is; the lowest of them is at `coordinates`."""
     average: float = math.nan
     """Mean of the losses of these."""
+    folds: tuple[Array, ...] = ()
+    """Coordinates of the network of each fold of the cross-validation, which its unseen rows had no part in."""
 
 
 def descend(

@@ -41,7 +41,7 @@ class Fitted:
         first.set_coordinates(point[: first.size])
         if len(point) > first.size:
             last.set_coordinates(point[first.size :])
-        return Fitted(first, last, replace(minimum, coordinates=point.numpy(), members=()))
+        return Fitted(first, last, replace(minimum, coordinates=point.numpy(), members=(), folds=()))
 
     def valued(self, data: ValidationSet) -> Fitted:
         """Set the minimum's value to the objective at the parameters that the maps hold."""
@@ -51,6 +51,11 @@ class Fitted:
     def members(self) -> list[Tensor]:
         """Coordinates of every network whose mean the fit is; of the one optimum of other fits."""
         return [torch.from_numpy(point) for point in self.minimum.members or [self.minimum.coordinates]]
+
+    @property
+    def folds(self) -> list[Tensor]:
+        """Coordinates of the network of each fold; of the members, for other fits."""
+        return [torch.from_numpy(point) for point in self.minimum.folds] or self.members
 
     @property
     def log_temperature(self) -> float:

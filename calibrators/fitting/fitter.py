@@ -174,7 +174,7 @@ class _Fits:
             starts = list(logit_map.starts())
             if objective.is_network:
                 maps = [(one, self._box()) for one in logit_map.variants(self.data)]
-                found = self._mean(objective, [Place(one, starts) for one in maps])
+                found = self._mean(objective, [Place(one, starts, starts) for one in maps])
                 plainer = [Fitted.at(maps[0], point, found.minimum) for point in kept]
                 return replace(self._lowest(found, plainer), contains=contains)
             minimum = self._minimise(objective, starts, kept, logit_map.perturbations)
@@ -210,27 +210,29 @@ class _Fits:
                 unchanged = Chain(fresh, other.logit_map) if method.clipped else fresh
                 plainer.append(replace(other, logit_map=unchanged))
         places: list[Place] = []
-        plain = None
+        plain: list[Tensor] | None = None
         if method.clipped:
             logit_map = Chain(logit_map, self._clip())
             plainer.append(replace(alone, logit_map=Chain(alone.logit_map, self._clip())))
             starts = list(logit_map.starts_from([base[0] for base in bases]))
             if logit_map.is_network:
                 ends = [start[logit_map.first.size :] for start in logit_map.starts_from(bases[0][:1])]
-                places = [Place((logit_map, box), combined(bases[0], [end])) for end in ends]
+                places = [Place.beside((logit_map, box), bases[0], alone.folds, [end]) for end in ends]
         elif box.is_network:
             contains.append("pb" if method.logit_map is Identity else f"{base}+pb")
             constant = self.of(contains[-1])
-            places = around(logit_map, box, bases[0], constant, mapped)
+            places = around(logit_map, box, alone, constant, mapped)
             starts = []
             plainer.append(replace(constant, bound_map=self._same_everywhere(method, constant)))
-            plain = torch.cat([bases[0][0], box.coordinates_of(constant.bound_map)])
+            plain = combined([bases[0][0], *alone.folds], [box.coordinates_of(constant.bound_map)])
         else:
             starts = [torch.cat([base[0], self._best_box(logit_map, base[0])]) for base in bases]
             plainer.append(replace(alone, bound_map=self._box()))
             if logit_map.is_network:
-                pairs = [(base, [start[logit_map.size :]]) for base, start in zip(bases, starts, strict=True)]
-                places = [Place((logit_map, box), combined(*pair)) for pair in pairs]
+                places = [
+                    Place.beside((logit_map, box), base, folds, [start[logit_map.size :]])
+                    for base, folds, start in zip(bases, [alone.folds, *bases[1:]], starts, strict=True)
+                ]
         found = self._found(logit_map, box, places or starts, kept, plain)
         # What the objective gives for extreme logits in a box, where ties are likely, can differ a little.
         plainer += [Fitted.at((logit_map, box), point, found.minimum) for point in kept]
@@ -256,7 +258,7 @@ class _Fits:
         box: BoundMap,
         starts: Sequence[Place | Tensor],
         kept: list[Tensor],
-        plain: Tensor | None,
+        plain: Sequence[Tensor] | None,
     ) -> Fitted:
         """Minimise over the coordinates of both maps, and leave their parameters in them."""
         source = logit_map.source(self.data)
@@ -283,7 +285,7 @@ class _Fits:
         return next(end for end in ends if end.minimum.value <= lowest + SAME)
 
     def _mean(
-        self, objective: JointObjective, places: Sequence[Place], plain: Tensor | None = None
+        self, objective: JointObjective, places: Sequence[Place], plain: Sequence[Tensor] | None = None
     ) -> Fitted:
         """Fit networks, and answer their mean."""
         return mean_of_networks(

@@ -63,6 +63,8 @@ class NetworkStart(NamedTuple):
         Of the cross-validation.
     points
         Coordinates, one vector for each network.
+    fold_points
+        Coordinates where each fold's descent begins. Its unseen rows had no part in them.
     held
         How many of the first coordinates stay as they are in the first `HELD` iterations, which take a few
         rows, and which no cross-validation stops.
@@ -73,12 +75,12 @@ class NetworkStart(NamedTuple):
     rows: Rows
     folds: Sequence[Fold]
     points: Sequence[Array]
+    fold_points: Sequence[Array]
     held: int = 0
     handicap: float = 0.0
 
-    def approached(self, index: int, rows: Rows, limits: Limits | None) -> tuple[Array, int]:
+    def approached(self, point: Array, rows: Rows, limits: Limits | None) -> tuple[Array, int]:
         """Descend without the coordinates that are held; return coordinates and the number of evaluations."""
-        point = self.points[index % len(self.points)]
         if not self.held:
             return point, 0
 
@@ -93,21 +95,37 @@ class NetworkStart(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What cross-validation chose: the start, its iterations, and the share of the way that networks go."""
+    """What cross-validation chose.
+
+    Attributes
+    ----------
+    start
+        Index of the start.
+    epochs
+        Its iterations.
+    share
+        Of the way from the plain answer that networks go.
+    folds
+        Coordinates of each fold's network there; none if these are too many.
+    """
 
     start: int
     epochs: int
     share: float
+    folds: Sequence[Array] = ()
 
 
 def cross_validated(
-    starts: Sequence[NetworkStart], plain: Array, limits: Limits | None, tick: Callable[[float], None]
+    starts: Sequence[NetworkStart],
+    plain: Sequence[Array],
+    limits: Limits | None,
+    tick: Callable[[float], None],
 ) -> tuple[Choice, int]:
     """Choose a start, and give the number of evaluations that this took.
 
     Each fold of the cross-validation is that of another network. All starts are compared on `SCREENING`
     folds, and the best `FINALISTS` of them on the others too. What is best must be better than the plain
-    answers; otherwise these are chosen, without iterations.
+    answers, of which there is one for each fold; otherwise these are chosen, without iterations.
     """
     folds = range(len(starts[0].folds))
     if not folds:  # too few samples
@@ -128,36 +146,34 @@ def cross_validated(
         compared = sorted(compared, key=lambda index: float(lowest[index]))[:FINALISTS]
     best = compared[0]
     epochs = int(np.argmin(means[best]))
-    losses, share = curves[best, :, epochs], 1.0
+    losses, share, ends = curves[best, :, epochs], 1.0, []
     # The lowest of many means is too low, by about how far the folds are above their own lowest loss there
     # (Tibshirani and Tibshirani 2009).
     bias = (losses - curves[best].min(axis=1)).mean()
-    if len(plain) <= MOST_COORDINATES:
+    if len(plain[0]) <= MOST_COORDINATES:
         ends = [path[min(epochs, len(path) - 1)] for path in (paths[best, fold] for fold in folds)]
-        share, losses = _best_share(starts[best], plain, ends, sizes)
-    if not _is_better(losses + bias, [fold.unseen.value(plain) for fold in starts[0].folds]):
-        return Choice(0, 0, 0.0), evaluations
-    return Choice(best, epochs, share), evaluations
+        share, losses, ends = _best_share(starts[best], plain, ends, sizes)
+    plain_losses = [fold.unseen.value(own) for fold, own in zip(starts[0].folds, plain, strict=True)]
+    if not _is_better(losses + bias, plain_losses):
+        return Choice(0, 0, 0.0, plain), evaluations
+    return Choice(best, epochs, share, ends), evaluations
 
 
 def _best_share(
-    start: NetworkStart, plain: Array, ends: Sequence[Array], sizes: Array
-) -> tuple[float, Array]:
-    """Choose how far networks go from the plain answers, and give the held-out loss of each fold there.
+    start: NetworkStart, plain: Sequence[Array], ends: Sequence[Array], sizes: Array
+) -> tuple[float, Array, list[Array]]:
+    """Choose how far networks go from the plain answers; give the held-out loss and network of each fold.
 
     What was fitted to a few samples predicts better when it is shrunk (Copas 1983).
     """
+    each = [fold.unseen for fold in start.folds]
+    paths = list(zip(each, plain, ends, strict=True))
+    points = [[unseen.between(begin, end, share) for unseen, begin, end in paths] for share in SHARES]
     losses = np.array(
-        [
-            [
-                fold.unseen.value(fold.unseen.between(plain, end, share))
-                for fold, end in zip(start.folds, ends, strict=True)
-            ]
-            for share in SHARES
-        ]
+        [[unseen.value(own) for unseen, own in zip(each, some, strict=True)] for some in points]
     )
     at = int(np.argmin(losses @ sizes))
-    return SHARES[at], losses[at]
+    return SHARES[at], losses[at], points[at]
 
 
 def _is_better(losses: Array, plain: Sequence[float]) -> bool:
@@ -175,7 +191,7 @@ def _is_better(losses: Array, plain: Sequence[float]) -> bool:
 def _held_out_curve(start: NetworkStart, fold: int, limits: Limits | None) -> tuple[Array, list[Array], int]:
     """Give the held-out loss after 0 to `EPOCHS` iterations of a descent, its path, and the evaluations."""
     used, unseen = start.folds[fold]
-    point, before = start.approached(fold, used, limits)
+    point, before = start.approached(start.fold_points[fold], used, limits)
     watch = _Watch(unseen.value, point)
     objective = used.all.with_pseudo_sample()
     _, _, calls = descend(objective, point, limits, iterations=EPOCHS, tolerance=1e-9, callback=watch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -41,13 +42,28 @@ class Place(NamedTuple):
         Whose networks they are.
     points
         Coordinates of both maps, for each network.
+    folds
+        The same, for the network of each fold of the cross-validation.
     held
         How many of the first coordinates stay as they are at first.
     """
 
     maps: Maps
     points: Sequence[Tensor]
+    folds: Sequence[Tensor]
     held: int = 0
+
+    @classmethod
+    def beside(
+        cls,
+        maps: Maps,
+        bases: Sequence[Tensor],
+        folds: Sequence[Tensor],
+        lasts: Sequence[Tensor],
+        held: int = 0,
+    ) -> Place:
+        """Put coordinates of the first map, of networks and of folds, beside those of the second."""
+        return cls(maps, combined(bases, lasts), combined(folds, lasts), held)
 
 
 def combined(firsts: Sequence[Tensor], lasts: Sequence[Tensor]) -> list[Tensor]:
@@ -57,7 +73,7 @@ def combined(firsts: Sequence[Tensor], lasts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def around(
-    logit_map: LogitMap, box: BoundMap, bases: Sequence[Tensor], constant: Fitted, mapped: Tensor
+    logit_map: LogitMap, box: BoundMap, alone: Fitted, constant: Fitted, mapped: Tensor
 ) -> list[Place]:
     """Give the places from which the networks of a box descend, for mapped logits (N, K).
 
@@ -65,14 +81,13 @@ def around(
     before the networks tell one row from another. Others begin sharper, and hold that temperature.
     """
     near, middle = box.starts_at(torch.from_numpy(constant.bound_map.coordinates()))
-    others, held = bases, 0
+    bases, folds, held = alone.members, alone.folds, 0
+    first = Place.beside((logit_map, box), bases, folds, near)
     if isinstance(logit_map, TemperatureScaling):
-        others, held = logit_map.starts()[:1], logit_map.size
+        bases = folds = list(logit_map.starts()[:1])
+        held = logit_map.size
     boxes = [box] if logit_map.normalises else box.variants(mapped)
-    return [
-        Place((logit_map, box), combined(bases, near)),
-        *(Place((logit_map, one), combined(others, middle), held) for one in boxes),
-    ]
+    return [first, *(Place.beside((logit_map, one), bases, folds, middle, held) for one in boxes)]
 
 
 def mean_of_networks(
@@ -82,7 +97,7 @@ def mean_of_networks(
     order: Tensor,
     seed: int,
     *,
-    plain: Tensor | None = None,
+    plain: Sequence[Tensor] | None = None,
     thorough: bool,
     tick: Callable[[float], None],
 ) -> Fitted:
@@ -101,9 +116,9 @@ def mean_of_networks(
         (N,) int64: a random order of the rows.
     seed : int
         Of the folds.
-    plain : Tensor, optional
-        Coordinates of the first place's maps, with the best constant answers of the networks: of the first
-        start unless given. The networks must be better.
+    plain : sequence of Tensor, optional
+        Coordinates of the first place's maps, with the best constant answers of the networks, for the fit
+        and for each fold: of the first place unless given. The networks must be better.
     thorough : bool
         Otherwise fewer networks and folds are used, which is enough to compare methods by.
     tick : callable
@@ -122,12 +137,17 @@ def mean_of_networks(
         maps = place.maps[0], place.maps[1] if objective.bound_map else None
         own = [Fold(used.with_maps(maps), unseen.with_maps(*maps)) for used, unseen in folds]
         points = [point.numpy() for point in place.points[:networks]]
+        unseen = [place.folds[at % len(place.folds)].numpy() for at in range(len(folds))]
         handicap = 0.0 if place.maps == places[0].maps else HANDICAP
-        starts.append(NetworkStart(every.with_maps(maps), own, points, place.held, handicap))
-    base = places[0].points[0] if plain is None else plain
-    best, minimum = best_epochs(starts, base.numpy(), objective.limits, tick)
+        starts.append(NetworkStart(every.with_maps(maps), own, points, unseen, place.held, handicap))
+    if plain is None:
+        plain = [places[0].points[0], *places[0].folds]
+    base, *others = (point.numpy() for point in plain)
+    fold_base = [others[at % len(others)] for at in range(len(folds))]
+    best, minimum = best_epochs(starts, base, fold_base, objective.limits, tick)
     first, last = places[best].maps
     lowest = Fitted.at((first, last), torch.from_numpy(minimum.coordinates), minimum).valued(data)
+    lowest = replace(lowest, minimum=replace(lowest.minimum, folds=minimum.folds))
     if len(minimum.members) == 1:
         return lowest
     members = Fitted(first, last, minimum).members
@@ -141,6 +161,7 @@ def mean_of_networks(
 def best_epochs(
     starts: Sequence[NetworkStart],
     plain: Array,
+    fold_plain: Sequence[Array],
     limits: Limits | None,
     tick: Callable[[float], None],
 ) -> tuple[int, Minimum]:
@@ -148,11 +169,11 @@ def best_epochs(
 
     Returns also which start is best.
     """
-    choice, evaluations = cross_validated(starts, plain, limits, lambda done: tick(COMPARING * done))
-    best, epochs, share = choice
+    choice, evaluations = cross_validated(starts, fold_plain, limits, lambda done: tick(COMPARING * done))
+    best, epochs, share, folds = choice
     rows, ends = starts[best].rows, []
-    for index in range(len(starts[best].points)):
-        point, calls = starts[best].approached(index, rows, limits)
+    for own in starts[best].points:
+        point, calls = starts[best].approached(own, rows, limits)
         more = 0
         if epochs:
             objective = rows.all.with_pseudo_sample()
@@ -174,4 +195,5 @@ def best_epochs(
         epochs=epochs,
         members=tuple(point for _, point in ends),
         average=float(values.mean()),
+        folds=tuple(folds),
     )
