@@ -9,6 +9,9 @@ from torch import Tensor
 
 from boxcal.calibrators.data import ValidationSet
 
+FOLDS = 5
+"""Of the cross-validations of a fit."""
+
 
 def fold_masks(data: ValidationSet, folds: int, seed: int) -> list[Tensor]:
     """Assign the samples to folds at random, and give a mask (N,) of each.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Self
 
 import torch
@@ -53,6 +54,13 @@ class InstanceDependentBounds(NetworkMap, BoundMap):
     def variants(self, logits: Tensor) -> Sequence[Self]:
         """Give a map for each choice of what the network reads, where there is one."""
         return self.with_each_reading(logits)
+
+    def reading_as(self, other: BoundMap) -> Self:
+        """Adopt it, if the other one has a network."""
+        own = deepcopy(self)
+        if isinstance(other, InstanceDependentBounds):
+            own.network.adopt(other.network)
+        return own
 
     def saturation(self, logits: Tensor) -> float:
         """Ask the network."""

@@ -94,12 +94,11 @@ class RowTemperatureObjective(JointObjective):
         return part
 
     def rough(self) -> Self:
-        """Compute the networks in float32, and the losses too where temperatures change them."""
+        """Compute losses and networks in float32, where temperatures change the losses."""
         part = copy.copy(self)
-        part.precision = np.float32
-        part._read()
         if isinstance(self.sorted, TemperedRows):
-            part.sorted = self.sorted.rough()
+            part.sorted, part.precision = self.sorted.rough(), np.float32
+            part._read()
         return part
 
     def value(self, coordinates: Array) -> float:

@@ -42,7 +42,7 @@ class Minimum:
     average: float = math.nan
     """Mean of the losses of these."""
     folds: tuple[Array, ...] = ()
-    """Coordinates of the network of each fold of the cross-validation, which its unseen rows had no part in."""
+    """Coordinates that the cross-validation found for each of its folds, without the fold's unseen rows."""
 
 
 def descend(

@@ -5,13 +5,14 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.fitting.descent import Minimum
+from boxcal.calibrators.fitting.descent import Array, Minimum
 from boxcal.calibrators.fitting.joint import dense_loss, losses_of, mean_of
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.chain import Chain
@@ -43,6 +44,18 @@ class Fitted:
             last.set_coordinates(point[first.size :])
         return Fitted(first, last, replace(minimum, coordinates=point.numpy(), members=(), folds=()))
 
+    def behind(self, logit_map: LogitMap, whole: LogitMap | None = None) -> Fitted:
+        """Put a map that changes nothing before maps that do without one; `whole` is it with theirs."""
+        own = logit_map.coordinates()
+
+        def longer(points: tuple[Array, ...]) -> tuple[Array, ...]:
+            return tuple(np.concatenate([own, point]) for point in points)
+
+        found = self.minimum
+        (point,), members, folds = longer((found.coordinates,)), longer(found.members), longer(found.folds)
+        minimum = replace(found, coordinates=point, members=members, folds=folds)
+        return replace(self, logit_map=whole or logit_map, minimum=minimum)
+
     def valued(self, data: ValidationSet) -> Fitted:
         """Set the minimum's value to the objective at the parameters that the maps hold."""
         return replace(self, minimum=replace(self.minimum, value=self.objective(data)))
@@ -54,8 +67,13 @@ class Fitted:
 
     @property
     def folds(self) -> list[Tensor]:
-        """Coordinates of the network of each fold; of the members, for other fits."""
+        """Coordinates found for each fold, without its unseen rows; the members if there are none."""
         return [torch.from_numpy(point) for point in self.minimum.folds] or self.members
+
+    @property
+    def has_networks(self) -> bool:
+        """Whether it is the mean of networks that cross-validation found better than constants."""
+        return bool(self.minimum.members and self.minimum.epochs)
 
     @property
     def log_temperature(self) -> float:

@@ -19,14 +19,7 @@ from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.fitting.certify import check_scale, mean_nll, remarks
 from boxcal.calibrators.fitting.closed_form_gradients import objective_of
 from boxcal.calibrators.fitting.constant_box import SAME, Sides, fit_box
-from boxcal.calibrators.fitting.descent import (
-    Array,
-    Minimum,
-    best_of,
-    descend,
-    distinct,
-    not_above,
-)
+from boxcal.calibrators.fitting.descent import Array, Minimum, best_of, descend, distinct, not_above
 from boxcal.calibrators.fitting.fitted import Fitted
 from boxcal.calibrators.fitting.joint import JointObjective
 from boxcal.calibrators.fitting.network_validation import WARMED
@@ -191,6 +184,7 @@ class _Fits:
         bases, contains = [alone.members], [base]
         kept: list[Tensor] = []
         plainer: list[Fitted] = []
+        other: Fitted | None = None
         # Logit bounding clips logits to multiples of their norm, which depends on a number added to a row.
         if method.logit_map is not Identity and not (method.clipped and logit_map.normalises):
             contains.append(f"{TemperatureScaling.name}+{addition}" if logit_map.contains_ts else addition)
@@ -207,8 +201,7 @@ class _Fits:
             else:
                 bases += [[start] for start in logit_map.starts()[:2]]
                 fresh = self._unchanged_map(method)
-                unchanged = Chain(fresh, other.logit_map) if method.clipped else fresh
-                plainer.append(replace(other, logit_map=unchanged))
+                plainer.append(other.behind(fresh, Chain(fresh, other.logit_map) if method.clipped else None))
         places: list[Place] = []
         plain: list[Tensor] | None = None
         if method.clipped:
@@ -221,7 +214,7 @@ class _Fits:
         elif box.is_network:
             contains.append("pb" if method.logit_map is Identity else f"{base}+pb")
             constant = self.of(contains[-1])
-            places = around(logit_map, box, alone, constant, mapped)
+            places = around((logit_map, box), alone, other, constant, mapped)
             starts = []
             plainer.append(replace(constant, bound_map=self._same_everywhere(method, constant)))
             plain = combined([bases[0][0], *alone.folds], [box.coordinates_of(constant.bound_map)])

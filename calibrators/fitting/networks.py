@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.fitting.descent import AGREE_WITHIN, Array, Minimum, descend, projected_gradient
 from boxcal.calibrators.fitting.fitted import Fitted, Maps
 from boxcal.calibrators.fitting.joint import JointObjective
 from boxcal.calibrators.fitting.network_validation import SCREENING, Fold, NetworkStart, Rows, cross_validated
-from boxcal.calibrators.folds import fold_masks
+from boxcal.calibrators.folds import FOLDS, fold_masks
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
 from boxcal.calibrators.parametrised import Limits
@@ -25,8 +24,6 @@ SCREENED = 1000
 """Rows on which the starts of a map that has many are compared."""
 MOST_PLACES = 4
 """Places from which networks descend."""
-FOLDS = 5
-"""Of the cross-validation that stops the fit of networks."""
 HANDICAP = 1e-3
 """Nats by which networks that read something else than the log-softmax must be better to be chosen."""
 COMPARING = 0.8
@@ -72,22 +69,48 @@ def combined(firsts: Sequence[Tensor], lasts: Sequence[Tensor]) -> list[Tensor]:
     return [torch.cat([firsts[at % len(firsts)], lasts[at % len(lasts)]]) for at in range(count)]
 
 
-def around(
-    logit_map: LogitMap, box: BoundMap, alone: Fitted, constant: Fitted, mapped: Tensor
-) -> list[Place]:
-    """Give the places from which the networks of a box descend, for mapped logits (N, K).
+def around(maps: Maps, alone: Fitted, other: Fitted | None, constant: Fitted, mapped: Tensor) -> list[Place]:
+    """Give the places from which the networks of a box descend.
 
     Where the best constant box is vacuous, descents that are free to change the temperature of `ts` end there
-    before the networks tell one row from another. Others begin sharper, and hold that temperature.
+    before the networks tell one row from another. Others begin sharper, and hold that temperature. `pts`
+    with a box begins at its own networks and at those of `ts` with a box, for together they seldom find what
+    those of the box find alone.
+
+    Parameters
+    ----------
+    maps : pair of maps
+        A logit map and its box.
+    alone : Fitted
+        The logit map without a box.
+    other : Fitted or None
+        The box behind a plainer logit map. If it has networks, the box reads what they read, and
+        cross-validation need not choose that again.
+    constant : Fitted
+        The logit map in a constant box.
+    mapped : Tensor
+        (N, K) logits that `alone` maps to.
     """
+    logit_map, box = maps
     near, middle = box.starts_at(torch.from_numpy(constant.bound_map.coordinates()))
     bases, folds, held = alone.members, alone.folds, 0
     first = Place.beside((logit_map, box), bases, folds, near)
+    boxes = [box] if logit_map.normalises else box.variants(mapped)
+    if other and other.has_networks and not logit_map.normalises:
+        boxes = [box.reading_as(other.bound_map)]
+        if logit_map.is_network:
+            members, unseen = (_constant_base(logit_map, some) for some in (other.members, other.folds))
+            return [first, Place((logit_map, boxes[0]), members, unseen)]
     if isinstance(logit_map, TemperatureScaling):
         bases = folds = list(logit_map.starts()[:1])
         held = logit_map.size
-    boxes = [box] if logit_map.normalises else box.variants(mapped)
     return [first, *(Place.beside((logit_map, one), bases, folds, middle, held) for one in boxes)]
+
+
+def _constant_base(logit_map: LogitMap, points: Sequence[Tensor]) -> list[Tensor]:
+    """Replace the log temperature, which comes first, by a network that answers it in all rows."""
+    starts = [logit_map.tempered(float(point[0])) for point in points]
+    return [torch.cat([some[at % len(some)], points[at][1:]]) for at, some in enumerate(starts)]
 
 
 def mean_of_networks(

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from boxcal.calibrators import formulas, tensor_ops
 from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.folds import fold_masks
+from boxcal.calibrators.folds import FOLDS, fold_masks
 from boxcal.calibrators.logit_maps.base import LogitMap, Solution
 from boxcal.calibrators.logit_maps.temperature import best_temperature
 from boxcal.calibrators.parametrised import parameter
 
 Array = np.ndarray[Any, Any]
 
-FOLDS = 5
 WORSE = 2
 """The path of strengths ends after so many that are worse than the best."""
 

@@ -1,6 +1,8 @@
 """Fits of networks: their gradients, their means, and what few samples make of them."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ import torch
 from boxcal.calibrators import Calibrator, fit
 from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.fitting import fitter, networks
 from boxcal.calibrators.fitting.closed_form_gradients import objective_of
+from boxcal.calibrators.fitting.fitted import Fitted
 from boxcal.calibrators.fitting.joint import JointObjective
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.chain import Chain
@@ -65,6 +69,22 @@ def test_gradients_of_networks_agree_with_autograd(method: str, reading: int) ->
         np.testing.assert_allclose(quick(point)[1], gradient, rtol=1e-8, atol=1e-10)
         part = quick.rows(torch.arange(0, 400, 3))
         assert part.value(point) == pytest.approx(slow.rows(torch.arange(0, 400, 3)).value(point), rel=1e-12)
+
+
+@pytest.mark.parametrize("method", ["ts+pb-mlp", "pts", "pts+pb", "pts+pb-mlp"])
+@pytest.mark.parametrize("reading", range(3))
+def test_rough_losses_have_the_digits_of_float32(method: str, reading: int) -> None:
+    logits, labels = contaminated(400, 12)
+    _, logit_map, box = prepared(method, logits, labels, reading)
+    exact = objective_of(logit_map, box, logits, labels)
+    point = 0.3 * np.random.default_rng(0).normal(size=len(exact.limits))
+    if method == "pts+pb":
+        point[-2:] = [-1.0, -0.7]
+    value, gradient = exact(point)
+    for rough in (exact.rough(), exact.rough().rows(torch.arange(400))):
+        assert rough(point)[0] == pytest.approx(value, rel=1e-5)
+        np.testing.assert_allclose(rough(point)[1], gradient, rtol=1e-3, atol=1e-5)
+        assert rough(point)[1].dtype == np.float64
 
 
 @pytest.mark.parametrize("method", ["pts", "pts+pb", "pts+pb-mlp", "pts+lb"])
@@ -177,3 +197,32 @@ def test_a_bound_too_small_for_a_gradient_has_an_infinite_loss() -> None:
     value, gradient = objective(point)
     assert value == math.inf
     assert not gradient.any()
+
+
+def test_joint_fits_begin_where_the_networks_that_they_contain_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fold begins with networks that its unseen rows have a part in."""
+    begun: list[Sequence[networks.Place]] = []
+    mean_of_networks = networks.mean_of_networks
+
+    def spied(objective: JointObjective, places: Sequence[networks.Place], *others: Any, **named: Any) -> Any:
+        begun.append(places)
+        return mean_of_networks(objective, places, *others, **named)
+
+    monkeypatch.setattr(fitter, "mean_of_networks", spied)
+    logits, labels = contaminated(2000, 12, share=0.0)
+    first, second = logits.topk(2, dim=1).values.T
+    wrong = (first - second > 4.0) & (torch.arange(2000) % 3 == 0)
+    labels[wrong] = (labels[wrong] + 1) % 12
+    known: dict[str, Fitted] = {}
+    fitter.fit_checked("pts+pb-mlp", ValidationSet(logits, labels), known=known)
+    pts, bounded = known["pts"], known["ts+pb-mlp"]
+    assert pts.has_networks
+    assert bounded.has_networks
+    size = len(pts.members[0])
+    own, other = begun[-1]
+    for place, ends, skipped, begin in ((own, pts, 0, 0), (other, bounded, 1, size)):
+        for points, found in ((place.points, ends.members), (place.folds, ends.folds)):
+            assert len(points) == len(found) == 5
+            for point, end in zip(points, found, strict=True):
+                assert torch.equal(point[begin:][: len(end) - skipped], end[skipped:])
+        assert not any(torch.equal(fold, member) for fold in ends.folds for member in ends.members)
