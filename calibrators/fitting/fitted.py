@@ -45,7 +45,10 @@ class Fitted:
         return Fitted(first, last, replace(minimum, coordinates=point.numpy(), members=(), folds=()))
 
     def behind(self, logit_map: LogitMap, whole: LogitMap | None = None) -> Fitted:
-        """Put a map that changes nothing before maps that do without one; `whole` is it with theirs."""
+        """Put a map that changes nothing, and its coordinates, before the maps of this fit.
+
+        `whole` is the logit map of the result where this fit has one of its own.
+        """
         own = logit_map.coordinates()
 
         def longer(points: tuple[Array, ...]) -> tuple[Array, ...]:
