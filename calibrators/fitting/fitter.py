@@ -191,13 +191,10 @@ class _Fits:
             other = self.of(contains[1])
             if logit_map.contains_ts:
                 bases.append(list(logit_map.tempered(other.log_temperature)))
-                first = bases[1][0]
                 if box.is_network:
-                    plainer.append(Fitted.at((logit_map, other.bound_map), first, other.minimum))
+                    plainer.append(Fitted.at((logit_map, other.bound_map), bases[1][0], other.minimum))
                 else:
-                    last = other.logit_map.second if isinstance(other.logit_map, Chain) else other.bound_map
-                    own = torch.from_numpy(last.coordinates()) if method.clipped else box.coordinates_of(last)
-                    kept.append(torch.cat([first, own]))
+                    kept.append(torch.cat([bases[1][0], self._constant_part(box, other)]))
             else:
                 bases += [[start] for start in logit_map.starts()[:2]]
                 fresh = self._unchanged_map(method)
@@ -230,6 +227,13 @@ class _Fits:
         # What the objective gives for extreme logits in a box, where ties are likely, can differ a little.
         plainer += [Fitted.at((logit_map, box), point, found.minimum) for point in kept]
         return replace(self._lowest(found, plainer), contains=tuple(contains))
+
+    @staticmethod
+    def _constant_part(box: BoundMap, other: Fitted) -> Tensor:
+        """Coordinates of the logit bounding or of the constant box of a fit."""
+        if isinstance(other.logit_map, Chain):
+            return torch.from_numpy(other.logit_map.second.coordinates())
+        return box.coordinates_of(other.bound_map)
 
     def _same_everywhere(self, method: Method, constant: Fitted) -> BoundMap:
         """Give a network that answers constant bounds."""
