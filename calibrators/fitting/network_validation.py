@@ -134,7 +134,7 @@ def cross_validated(
     paths: dict[tuple[int, int], list[Array]] = {}
     sizes = np.array([len(fold.unseen.labels) for fold in starts[0].folds])
     compared, done = list(range(len(starts))), 0
-    descents = len(starts) * SCREENING + FINALISTS * len(folds[SCREENING:])
+    descents = len(starts) * SCREENING + min(FINALISTS, len(starts)) * len(folds[SCREENING:])
     for some in (folds[:SCREENING], folds[SCREENING:]):
         for index in compared:
             for fold in some:

@@ -15,6 +15,7 @@ from boxcal.calibrators.fitting import fitter, networks
 from boxcal.calibrators.fitting.closed_form_gradients import objective_of
 from boxcal.calibrators.fitting.fitted import Fitted
 from boxcal.calibrators.fitting.joint import JointObjective
+from boxcal.calibrators.fitting.network_validation import Fold, NetworkStart, Rows, cross_validated
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
@@ -226,3 +227,21 @@ def test_joint_fits_begin_where_the_networks_that_they_contain_ended(monkeypatch
             for point, end in zip(points, found, strict=True):
                 assert torch.equal(point[begin:][: len(end) - skipped], end[skipped:])
         assert not any(torch.equal(fold, member) for fold in ends.folds for member in ends.members)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_progress_of_a_cross_validation_ends_at_1(count: int) -> None:
+    logits, labels = contaminated(300, 12)
+    _, logit_map, box = prepared("pts", logits, labels)
+    objective, fold_of = objective_of(logit_map, box, logits, labels), torch.arange(300) % 5
+    everything = Rows.of(objective, torch.arange(300))
+    folds = [
+        Fold(Rows.of(objective, torch.nonzero(fold_of != fold)[:, 0]), objective.rows(fold_of == fold))
+        for fold in range(5)
+    ]
+    points = [start.numpy() for start in logit_map.starts()]
+    fractions: list[float] = []
+    cross_validated([NetworkStart(everything, folds, points, points)] * count, points, None, fractions.append)
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+    assert np.diff(fractions).max() <= 0.21
