@@ -23,7 +23,7 @@ from boxcal.calibrators.fitting.descent import Array, Minimum, best_of, descend,
 from boxcal.calibrators.fitting.fitted import Fitted
 from boxcal.calibrators.fitting.joint import JointObjective
 from boxcal.calibrators.fitting.network_validation import WARMED
-from boxcal.calibrators.fitting.networks import SCREENED, Place, around, combined, mean_of_networks
+from boxcal.calibrators.fitting.networks import SCREENED, Place, around, mean_of_networks
 from boxcal.calibrators.fitting.result import Certificate, FitResult, Progress
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.chain import Chain
@@ -200,7 +200,7 @@ class _Fits:
                 fresh = self._unchanged_map(method)
                 plainer.append(other.behind(fresh, Chain(fresh, other.logit_map) if method.clipped else None))
         places: list[Place] = []
-        plain: list[Tensor] | None = None
+        plain: Place | None = None
         if method.clipped:
             logit_map = Chain(logit_map, self._clip())
             plainer.append(replace(alone, logit_map=Chain(alone.logit_map, self._clip())))
@@ -214,7 +214,8 @@ class _Fits:
             places = around((logit_map, box), alone, other, constant, mapped)
             starts = []
             plainer.append(replace(constant, bound_map=self._same_everywhere(method, constant)))
-            plain = combined([bases[0][0], *alone.folds], [box.coordinates_of(constant.bound_map)])
+            same = box.coordinates_of(constant.bound_map)
+            plain = Place.beside((logit_map, box), alone.members, alone.folds, [same])
         else:
             starts = [torch.cat([base[0], self._best_box(logit_map, base[0])]) for base in bases]
             plainer.append(replace(alone, bound_map=self._box()))
@@ -255,7 +256,7 @@ class _Fits:
         box: BoundMap,
         starts: Sequence[Place | Tensor],
         kept: list[Tensor],
-        plain: Sequence[Tensor] | None,
+        plain: Place | None,
     ) -> Fitted:
         """Minimise over the coordinates of both maps, and leave their parameters in them."""
         source = logit_map.source(self.data)
@@ -281,9 +282,7 @@ class _Fits:
         lowest = min(end.minimum.value for end in ends)
         return next(end for end in ends if end.minimum.value <= lowest + SAME)
 
-    def _mean(
-        self, objective: JointObjective, places: Sequence[Place], plain: Sequence[Tensor] | None = None
-    ) -> Fitted:
+    def _mean(self, objective: JointObjective, places: Sequence[Place], plain: Place | None = None) -> Fitted:
         """Fit networks, and answer their mean."""
         return mean_of_networks(
             objective,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.fitting.descent import AGREE_WITHIN, Array, Minimum, descend, projected_gradient
 from boxcal.calibrators.fitting.fitted import Fitted, Maps
@@ -66,7 +67,12 @@ class Place(NamedTuple):
 def combined(firsts: Sequence[Tensor], lasts: Sequence[Tensor]) -> list[Tensor]:
     """Join coordinates of the first map to those of the second; the shorter list is repeated."""
     count = max(len(firsts), len(lasts))
-    return [torch.cat([firsts[at % len(firsts)], lasts[at % len(lasts)]]) for at in range(count)]
+    return [torch.cat(pair) for pair in zip(repeated(firsts, count), repeated(lasts, count), strict=True)]
+
+
+def repeated(points: Sequence[Tensor], count: int) -> list[Tensor]:
+    """Give as many points, from the first again after the last."""
+    return [points[at % len(points)] for at in range(count)]
 
 
 def around(maps: Maps, alone: Fitted, other: Fitted | None, constant: Fitted, mapped: Tensor) -> list[Place]:
@@ -94,13 +100,16 @@ def around(maps: Maps, alone: Fitted, other: Fitted | None, constant: Fitted, ma
     logit_map, box = maps
     near, middle = box.starts_at(torch.from_numpy(constant.bound_map.coordinates()))
     bases, folds, held = alone.members, alone.folds, 0
-    first = Place.beside((logit_map, box), bases, folds, near)
-    boxes = [box] if logit_map.normalises else box.variants(mapped)
-    if other and other.has_networks and not logit_map.normalises:
+    first = Place.beside(maps, bases, folds, near)
+    if logit_map.normalises:
+        boxes: Sequence[BoundMap] = [box]
+    elif other and other.has_networks:
         boxes = [box.reading_as(other.bound_map)]
         if logit_map.is_network:
             members, unseen = (_constant_base(logit_map, some) for some in (other.members, other.folds))
             return [first, Place((logit_map, boxes[0]), members, unseen)]
+    else:
+        boxes = box.variants(mapped)
     if isinstance(logit_map, TemperatureScaling):
         bases = folds = list(logit_map.starts()[:1])
         held = logit_map.size
@@ -120,7 +129,7 @@ def mean_of_networks(
     order: Tensor,
     seed: int,
     *,
-    plain: Sequence[Tensor] | None = None,
+    plain: Place | None = None,
     thorough: bool,
     tick: Callable[[float], None],
 ) -> Fitted:
@@ -139,9 +148,9 @@ def mean_of_networks(
         (N,) int64: a random order of the rows.
     seed : int
         Of the folds.
-    plain : sequence of Tensor, optional
-        Coordinates of the first place's maps, with the best constant answers of the networks, for the fit
-        and for each fold: of the first place unless given. The networks must be better.
+    plain : Place, optional
+        Where networks of the first place's maps answer the best constants: the first place unless given. The
+        networks must be better.
     thorough : bool
         Otherwise fewer networks and folds are used, which is enough to compare methods by.
     tick : callable
@@ -160,14 +169,12 @@ def mean_of_networks(
         maps = place.maps[0], place.maps[1] if objective.bound_map else None
         own = [Fold(used.with_maps(maps), unseen.with_maps(*maps)) for used, unseen in folds]
         points = [point.numpy() for point in place.points[:networks]]
-        unseen = [place.folds[at % len(place.folds)].numpy() for at in range(len(folds))]
+        unseen = [point.numpy() for point in repeated(place.folds, len(folds))]
         handicap = 0.0 if place.maps == places[0].maps else HANDICAP
         starts.append(NetworkStart(every.with_maps(maps), own, points, unseen, place.held, handicap))
-    if plain is None:
-        plain = [places[0].points[0], *places[0].folds]
-    base, *others = (point.numpy() for point in plain)
-    fold_base = [others[at % len(others)] for at in range(len(folds))]
-    best, minimum = best_epochs(starts, base, fold_base, objective.limits, tick)
+    plain = plain or places[0]
+    fold_plain = [point.numpy() for point in repeated(plain.folds, len(folds))]
+    best, minimum = best_epochs(starts, plain.points[0].numpy(), fold_plain, objective.limits, tick)
     first, last = places[best].maps
     lowest = Fitted.at((first, last), torch.from_numpy(minimum.coordinates), minimum).valued(data)
     lowest = replace(lowest, minimum=replace(lowest.minimum, folds=minimum.folds))
