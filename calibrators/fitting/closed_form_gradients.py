@@ -45,8 +45,12 @@ def objective_of(
     source: Tensor,
     labels: Tensor,
     weights: Tensor | None = None,
+    rows: SortedRows | None = None,
 ) -> JointObjective:
-    """Give the objective of a fit: in closed form where the maps have one, else by autograd."""
+    """Give the objective of a fit: in closed form where the maps have one, else by autograd.
+
+    `rows` are the same logits, if they have been sorted before.
+    """
     kind: type[JointObjective] = JointObjective
     if isinstance(logit_map, Chain) and isinstance(logit_map.second, LogitBounding):
         if isinstance(logit_map.first, Identity | RowTemperature):
@@ -56,7 +60,7 @@ def objective_of(
     elif bound_map is not None and isinstance(logit_map, EnsembleTemperatureScaling):
         return MixtureInBox(logit_map, bound_map, source, labels, weights)
     elif isinstance(logit_map, Identity | RowTemperature):
-        kind = RowTemperatureObjective
+        return RowTemperatureObjective(logit_map, bound_map, source, labels, weights, rows)
     elif isinstance(logit_map, EnsembleTemperatureScaling):
         kind = Ensemble
     elif bound_map is not None and isinstance(logit_map, LinearMap):
@@ -72,8 +76,19 @@ class RowTemperatureObjective(JointObjective):
     precision: type[np.floating[Any]] = np.float64
     """Of the networks."""
 
+    def __init__(
+        self,
+        logit_map: LogitMap,
+        bound_map: BoundMap | None,
+        source: Tensor,
+        labels: Tensor,
+        weights: Tensor | None = None,
+        rows: SortedRows | None = None,
+    ) -> None:
+        self.sorted: SortedRows | TemperedRows = rows or SortedRows(source, labels)
+        super().__init__(logit_map, bound_map, source, labels, weights)
+
     def _prepare(self) -> None:
-        self.sorted: SortedRows | TemperedRows = SortedRows(self.source, torch.from_numpy(self.labels))
         if not isinstance(self.logit_map, Identity):
             self.sorted = TemperedRows(self.sorted)
         top = self.source.topk(min(TOP, self.source.shape[1]), dim=1).values

@@ -12,8 +12,6 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from boxcal.calibrators.bound_maps.constant import NARROWEST, WIDEST
 from boxcal.calibrators.fitting.descent import Minimum, best_of, descend, distinct, local_minima
@@ -38,12 +36,10 @@ PERTURBATION_WORK = 1_500_000
 
 
 def fit_box(
-    scores: Tensor,
-    labels: Tensor,
+    rows: SortedRows,
     sides: Sides,
     *,
     seed: int,
-    weights: Array | None = None,
     perturbations: int | None = None,
     tick: Callable[[float], None] | None = None,
 ) -> tuple[float, float, Minimum]:
@@ -51,16 +47,12 @@ def fit_box(
 
     Parameters
     ----------
-    scores : Tensor
-        (N, K) float64 logits.
-    labels : Tensor
-        (N,) int64.
+    rows : SortedRows
+        Logits and labels, and weights if there are any.
     sides : str
         Which bounds to learn; the other stays vacuous.
     seed : int
         Of the sample of rows that is searched first, and of the perturbations.
-    weights : ndarray, optional
-        How much each row counts (N,).
     perturbations : int, optional
         Descents around the best end; by default the more, the fewer samples there are.
     tick : callable, optional
@@ -74,14 +66,12 @@ def fit_box(
         In coordinates (log of lower * K, log of slack), or the one of them that the sides leave; its value is
         the NLL of the box returned.
     """
-    rows = SortedRows(scores, labels, weights)
+    without = rows.nll(0.0, 1.0).value
     plane = Plane(rows.num_classes, sides)
-    starts = _starts(plane, scores, labels, weights, seed, most=4)
+    starts = _starts(plane, rows, seed, most=4)
     if sides == "both":
         side_alone = [Plane(rows.num_classes, side) for side in ("lower", "upper")]
-        (by_lower, *_), (by_upper, *_) = (
-            _starts(one, scores, labels, weights, seed, most=2) for one in side_alone
-        )
+        (by_lower, *_), (by_upper, *_) = (_starts(one, rows, seed, most=2) for one in side_alone)
         starts += [np.array([by_lower[0], FAINT]), np.array([FAINT, by_upper[0]])]
     loss = plane.loss(rows)
     starts.sort(key=lambda point: loss(point)[0])
@@ -93,7 +83,9 @@ def fit_box(
         starts += _along_the_axes(plane, loss, starts[0])
     minimum = best_of(loss, starts, plane.limits, perturbations=perturbations, seed=seed, tick=tick)
     lower, upper = plane.box(minimum.coordinates)
-    for candidate in ((0.0, 1.0), (0.0, upper), (lower, 1.0)):
+    if without <= minimum.value + SAME:
+        return 0.0, 1.0, replace(minimum, value=without)
+    for candidate in ((0.0, upper), (lower, 1.0)):
         value = rows.nll(*candidate).value
         if value <= minimum.value + SAME:
             return *candidate, replace(minimum, value=value)
@@ -159,26 +151,19 @@ def _along_the_axes(plane: Plane, loss: Callable[[Array], tuple[float, Array]], 
     return found
 
 
-def _starts(
-    plane: Plane, scores: Tensor, labels: Tensor, weights: Array | None, seed: int, *, most: int
-) -> list[Array]:
+def _starts(plane: Plane, rows: SortedRows, seed: int, *, most: int) -> list[Array]:
     """Find distant low points of the whole plane by a grid and descents on a sample of the rows."""
-    order = np.random.default_rng(seed).permutation(len(labels))
-    few, some = (torch.from_numpy(np.sort(order[:count])) for count in SAMPLES)
+    order = np.random.default_rng(seed).permutation(rows.num_rows)
+    few, some = (rows.rows(np.sort(order[:count])) for count in SAMPLES)
     if plane.dimensions == 1:  # few points to look at, so all the more rows: what one bound cures may be rare
         few = some
-
-    def sorted_rows(index: Tensor) -> SortedRows:
-        part = None if weights is None else weights[index.numpy()]
-        return SortedRows(scores[index], labels[index], part)
-
     axis = _axis(18)
     points = np.stack(np.meshgrid(*[axis] * plane.dimensions, indexing="ij"), axis=-1)
     points = points.reshape(-1, plane.dimensions)
-    loss = plane.loss(sorted_rows(few))
+    loss = plane.loss(few)
     values = np.array([loss(point)[0] for point in points])
     lowest = distinct(points[np.argsort(values, kind="stable")], DISTANT, most)
-    loss = plane.loss(sorted_rows(some))
+    loss = plane.loss(some)
     ends = sorted(
         (descend(loss, start, plane.limits, tolerance=1e-8) for start in lowest), key=lambda end: end[1]
     )

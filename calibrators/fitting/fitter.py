@@ -29,8 +29,9 @@ from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.identity import Identity
 from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
-from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
+from boxcal.calibrators.logit_maps.temperature import RowTemperature, TemperatureScaling
 from boxcal.calibrators.method import BOUND_MAPS, Method, parse
+from boxcal.calibrators.operator.uniform import SortedRows
 
 SIDES: dict[str, Sides] = {"pb": "both", "pb-lower": "lower", "pb-upper": "upper"}
 WARM_DISTANT, BEHIND = 0.1, 0.01
@@ -142,11 +143,9 @@ class _Fits:
     def _constant_box(self, bounds: str) -> Fitted:
         K = self.data.num_classes
         lower, upper, minimum = fit_box(
-            self.data.scores,
-            self.data.labels,
+            self._sorted,
             SIDES[bounds],
             seed=self.seed,
-            weights=self.data.row_weights,
             perturbations=None if self.thorough else 0,
             tick=self.tick,
         )
@@ -161,9 +160,7 @@ class _Fits:
             minimum = Minimum(logit_map.coordinates(), math.nan, *solution)
         else:
             kept = [logit_map.tempered(self.of(name).log_temperature)[0] for name in contains]
-            objective = objective_of(
-                logit_map, None, logit_map.source(self.data), self.data.labels, self.data.weights
-            )
+            objective = self._objective(logit_map, None)
             starts = list(logit_map.starts())
             if objective.is_network:
                 maps = [(one, self._box()) for one in logit_map.variants(self.data)]
@@ -259,9 +256,7 @@ class _Fits:
         plain: Place | None,
     ) -> Fitted:
         """Minimise over the coordinates of both maps, and leave their parameters in them."""
-        source = logit_map.source(self.data)
-        joint = None if isinstance(logit_map, Chain) else box
-        objective = objective_of(logit_map, joint, source, self.data.labels, self.data.weights)
+        objective = self._objective(logit_map, None if isinstance(logit_map, Chain) else box)
         places = [start for start in starts if isinstance(start, Place)]
         points = [start for start in starts if isinstance(start, Tensor)]
         if places:
@@ -282,6 +277,17 @@ class _Fits:
         lowest = min(end.minimum.value for end in ends)
         return next(end for end in ends if end.minimum.value <= lowest + SAME)
 
+    def _objective(self, logit_map: LogitMap, box: BoundMap | None) -> JointObjective:
+        """Give the objective of a fit."""
+        data, is_sorted = self.data, isinstance(logit_map, Identity | RowTemperature)
+        rows = self._sorted if is_sorted else None
+        return objective_of(logit_map, box, logit_map.source(data), data.labels, data.weights, rows)
+
+    @cached_property
+    def _sorted(self) -> SortedRows:
+        """The logits, sorted once for all methods that keep their order."""
+        return SortedRows(self.data.scores, self.data.labels, self.data.row_weights)
+
     def _mean(self, objective: JointObjective, places: Sequence[Place], plain: Place | None = None) -> Fitted:
         """Fit networks, and answer their mean."""
         return mean_of_networks(
@@ -301,9 +307,8 @@ class _Fits:
         data = self._some
         with torch.no_grad():
             mapped = logit_map(logit_map.source(data))
-        *_, box = fit_box(
-            mapped, data.labels, "both", seed=self.seed, weights=data.row_weights, perturbations=0
-        )
+        rows = SortedRows(mapped, data.labels, data.row_weights)
+        *_, box = fit_box(rows, "both", seed=self.seed, perturbations=0)
         return torch.from_numpy(box.coordinates)
 
     @cached_property

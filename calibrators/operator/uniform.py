@@ -6,6 +6,7 @@ the label's log-probability, where the general operator costs O(K).
 
 import math
 from copy import copy
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -48,8 +49,9 @@ class SortedRows:
 
     With w = exp(g) in ascending order and T_j the sum of w up to j, BCSoftmax(g; a, b) under the same a and b
     for every class gives b to the last classes, a to the first, and in between w times the remaining mass,
-    divided by T_j - T_i. The search for the two cuts starts at those of the last bounds. It keeps two float64
-    arrays of the logits' shape (0.8 GB for N = 50,000 and K = 1000). Use it from one thread at a time.
+    divided by T_j - T_i. The search for the two cuts starts at those of the last bounds. It keeps a float64
+    array of the logits' shape (0.4 GB for N = 50,000 and K = 1000), and a second one for the sums once bounds
+    are evaluated. Use it from one thread at a time.
 
     Parameters
     ----------
@@ -102,7 +104,6 @@ class SortedRows:
             raise ValueError(f"label {indices[row]} of row {row} is not one of {self.num_classes} classes")
         self.scores = scores
         self._weights = None if weights is None else weights / weights.sum()
-        self._sums: Floats = np.empty_like(scores)
         self.label_scores: Floats = np.empty(self.num_rows)
         self._cuts: Cuts = np.tile(np.array([0, self.num_classes], np.int32), (self.num_rows, 1))
 
@@ -111,7 +112,23 @@ class SortedRows:
                 self._sort(block, top, indices)
 
         over_rows(prepare, self.num_rows, worth=scores.size > MANY)
-        self._log_scales: Floats = -np.log(self._sums[:, -1])
+
+    @cached_property
+    def _sums(self) -> Floats:
+        """As `_running_sums` fills them. What only reads the sorted logits has no need of them."""
+        sums = np.empty_like(self.scores)
+        over_rows(
+            lambda rows: _running_sums(self.scores[rows], sums[rows]),
+            self.num_rows,
+            worth=self.scores.size > MANY,
+        )
+        return sums
+
+    @cached_property
+    def _log_scales(self) -> Floats:
+        """Log of 1/Z of every row without bounds."""
+        scales: Floats = -np.log(self._sums[:, -1])
+        return scales
 
     def _sort(self, rows: slice, top: Floats, labels: NDArray[np.int64]) -> None:
         """Prepare a block of rows that fits into the processor's cache."""
@@ -123,14 +140,14 @@ class SortedRows:
             scores[:] = np.where(finite, scores, lowest - UNDERFLOW)
         self.label_scores[rows] = np.take_along_axis(scores, labels[rows, None], axis=1)[:, 0]
         scores.sort(axis=1)
-        _running_sums(scores, self._sums[rows])
 
     def rows(self, index: NDArray[Any]) -> Self:
         """Keep some rows, given as indices or as a mask, without sorting them again."""
         part = copy(self)
         part.scores, part.label_scores = self.scores[index], self.label_scores[index]
-        part._sums, part._cuts = self._sums[index], self._cuts[index]
-        part._log_scales = self._log_scales[index]
+        part._cuts = self._cuts[index]
+        if "_sums" in self.__dict__:
+            part._sums, part._log_scales = self._sums[index], self._log_scales[index]
         if self._weights is not None:
             part._weights = self._weights[index] / self._weights[index].sum()
         part.num_rows = len(part.scores)
@@ -244,7 +261,13 @@ def _cut(scores: Floats, threshold: float, guess: int) -> int:
         low = high + 1
         high = min(scores.shape[0], high + step)
         step *= 2
-    return low + int(np.searchsorted(scores[low:high], threshold))
+    while low < high:
+        middle = (low + high) // 2
+        if scores[middle] < threshold:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 @njit(error_model="numpy")
