@@ -45,6 +45,7 @@ def objective_of(
     source: Tensor,
     labels: Tensor,
     weights: Tensor | None = None,
+    *,
     rows: SortedRows | None = None,
 ) -> JointObjective:
     """Give the objective of a fit: in closed form where the maps have one, else by autograd.
@@ -60,7 +61,7 @@ def objective_of(
     elif bound_map is not None and isinstance(logit_map, EnsembleTemperatureScaling):
         return MixtureInBox(logit_map, bound_map, source, labels, weights)
     elif isinstance(logit_map, Identity | RowTemperature):
-        return RowTemperatureObjective(logit_map, bound_map, source, labels, weights, rows)
+        return RowTemperatureObjective(logit_map, bound_map, source, labels, weights, rows=rows)
     elif isinstance(logit_map, EnsembleTemperatureScaling):
         kind = Ensemble
     elif bound_map is not None and isinstance(logit_map, LinearMap):
@@ -83,14 +84,15 @@ class RowTemperatureObjective(JointObjective):
         source: Tensor,
         labels: Tensor,
         weights: Tensor | None = None,
+        *,
         rows: SortedRows | None = None,
     ) -> None:
-        self.sorted: SortedRows | TemperedRows = rows or SortedRows(source, labels)
+        ascending = rows or SortedRows(source, labels)
+        is_scaled = not isinstance(logit_map, Identity)
+        self.sorted: SortedRows | TemperedRows = TemperedRows(ascending) if is_scaled else ascending
         super().__init__(logit_map, bound_map, source, labels, weights)
 
     def _prepare(self) -> None:
-        if not isinstance(self.logit_map, Identity):
-            self.sorted = TemperedRows(self.sorted)
         top = self.source.topk(min(TOP, self.source.shape[1]), dim=1).values
         self.columns = np.ascontiguousarray((top - self.source.mean(dim=1, keepdim=True)).numpy().T)
 
@@ -109,10 +111,11 @@ class RowTemperatureObjective(JointObjective):
         return part
 
     def rough(self) -> Self:
-        """Compute losses and networks in float32, where temperatures change the losses."""
+        """Shorten rows; compute losses and networks in float32 where temperatures change the losses."""
         part = copy.copy(self)
+        part.sorted = self.sorted.rough()
         if isinstance(self.sorted, TemperedRows):
-            part.sorted, part.precision = self.sorted.rough(), np.float32
+            part.precision = np.float32
             part._read()
         return part
 

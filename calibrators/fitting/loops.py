@@ -9,7 +9,7 @@ from numba import njit
 from boxcal.calibrators.operator.compiling import compiled
 from boxcal.calibrators.operator.cpu_loops import SUMMING
 from boxcal.calibrators.operator.cpu_math import bits, fast_exp, from_bits, ordered, select
-from boxcal.calibrators.operator.uniform import VERTEX, solve_row
+from boxcal.calibrators.operator.uniform import VERTEX, one_each, solve_row
 
 Array = np.ndarray[Any, Any]
 
@@ -22,12 +22,15 @@ TINY = 1e-300
 
 
 @njit(fastmath=SUMMING, error_model="numpy")
-def _weigh(row: Array, factor: Any, scaled: Array, weights: Array) -> tuple[float, float]:
-    """Fill scaled = factor row and weights = exp(scaled); return the sums of weights and of weights row."""
+def _weigh(row: Array, counts: Array, factor: Any, scaled: Array, weights: Array) -> tuple[float, float]:
+    """Fill scaled = factor row and weights = counts exp(scaled).
+
+    Returns the sums of weights and of weights row.
+    """
     total, moment = row.dtype.type(0), row.dtype.type(0)
     for k in range(len(row)):
         scaled[k] = row[k] * factor
-        weights[k] = fast_exp(scaled[k])
+        weights[k] = fast_exp(scaled[k]) * counts[k]
         total += weights[k]
         moment += weights[k] * row[k]
     return float(total), float(moment)
@@ -44,13 +47,13 @@ def _mean(row: Array, weights: Array) -> float:
 
 
 @njit(error_model="numpy")
-def _add_up(row: Array, scaled: Array, sums: Array, moments: Array) -> None:
-    """Fill the sums of exp(scaled), and of that times logits, up to each place over the weight there."""
+def _add_up(row: Array, counts: Array, scaled: Array, sums: Array, moments: Array) -> None:
+    """Fill sums of counts exp(scaled), and of that times logits, up to each place over exp(scaled) there."""
     total, moment, before = 0.0, 0.0, -math.inf
     for k in range(len(row)):
         step = math.exp(before - scaled[k])
-        total = 1.0 + total * step
-        moment = row[k] + moment * step
+        total = counts[k] + total * step
+        moment = counts[k] * row[k] + moment * step
         sums[k], moments[k] = total, moment
         before = scaled[k]
 
@@ -68,16 +71,26 @@ def _mean_between(scaled: Array, sums: Array, moments: Array, first: int, end: i
 
 @compiled
 def tempered_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
-    ascending: Array, own: Array, inverse: Array, lower: Array, upper: Array, cuts: Array, answer: Array
+    ascending: Array,
+    counts: Array,
+    own: Array,
+    inverse: Array,
+    lower: Array,
+    upper: Array,
+    cuts: Array,
+    answer: Array,
 ) -> None:
     """Fill answer (N, 4): each row's loss, and its derivatives in 1 / temperature and in both bounds.
 
-    `ascending` (N, K), float32 or float64, are rows of logits less their largest, `own` (N,) the label's
-    entry of them; `inverse`, `lower`, `upper` (N,) are each row's 1 / temperature and bounds. `cuts` (N, 2)
-    holds where each row met the bounds of the last call, and is brought up to date.
+    `ascending` (N, T), float32 or float64, are rows of logits less their largest; entry k stands for
+    `counts` (T,)[k] classes. `own` (N,) is the label's logit less the largest; `inverse`, `lower`, `upper`
+    (N,) are each row's 1 / temperature and bounds. `cuts` (N, 2) holds where each row met the bounds of the
+    last call, and is brought up to date.
     """
     count, size = ascending.shape
     kind = ascending.dtype.type
+    before = np.zeros(size + 1)
+    before[1:] = np.cumsum(counts)
     faint = FAINT if ascending.itemsize > 4 else FAINT_32
     scaled, weights = np.empty(size, ascending.dtype), np.empty(size, ascending.dtype)
     sums, moments = np.empty(size), np.empty(size)
@@ -85,7 +98,7 @@ def tempered_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
         row, low, high, factor = ascending[n], lower[n], upper[n], inverse[n]
         log_low = math.log(low) if low > 0.0 else -math.inf
         log_high = math.log(high)
-        total, moment = _weigh(row, kind(factor), scaled, weights)
+        total, moment = _weigh(row, counts, kind(factor), scaled, weights)
         score = own[n] * factor
         log_scale = -math.log(total)
         answer[n, 1], answer[n, 2], answer[n, 3] = 0.0, 0.0, 0.0
@@ -95,13 +108,15 @@ def tempered_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
             continue
         # Weights too small for the number format matter only where the other classes cannot take all mass.
         few = np.searchsorted(scaled, faint) if scaled[0] < faint else 0
-        is_weighed = few == 0 or few * low + (size - few) * high > 1.0 + VERTEX
+        others = before[size] - before[few]
+        is_weighed = few == 0 or before[few] * low + others * high > 1.0 + VERTEX
         if not is_weighed:
-            _add_up(row, scaled, sums, moments)
+            _add_up(row, counts, scaled, sums, moments)
         log_scale, first, end, mass = solve_row(
             scaled,
             sums,
             weights if is_weighed else weights[:0],
+            before,
             low,
             high,
             log_low,
@@ -123,8 +138,8 @@ def tempered_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
                 else:
                     mean = _mean_between(scaled, sums, moments, first, end)
                 answer[n, 1] = mean - own[n]
-                answer[n, 2] = first / mass
-                answer[n, 3] = (size - end) / mass
+                answer[n, 2] = before[first] / mass
+                answer[n, 3] = (before[size] - before[end]) / mass
 
 
 @compiled(fastmath=SUMMING)
@@ -242,7 +257,7 @@ def mixed_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
     `tempered_in_box`.
     """
     count, size = ascending.shape
-    scaled, sums, mixed = np.empty(size), np.empty(size), np.empty(size)
+    scaled, sums, mixed, before = np.empty(size), np.empty(size), np.empty(size), one_each(size)
     for n in range(count):
         low, high, running = lower[n], upper[n], 0.0
         for k in range(size):
@@ -254,7 +269,7 @@ def mixed_in_box(  # noqa: PLR0917 - compiled loops take arrays by position
             scaled[k] = math.log(mixed[k] / largest)
         log_low, log_high = math.log(low) if low > 0.0 else -math.inf, math.log(high)
         log_scale, first, end, mass = solve_row(
-            scaled, sums, sums[:0], low, high, log_low, log_high, cuts[n, 0], cuts[n, 1]
+            scaled, sums, sums[:0], before, low, high, log_low, log_high, cuts[n, 0], cuts[n, 1]
         )
         cuts[n, 0], cuts[n, 1] = first, end
         answer[n, 1:] = 0.0

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from boxcal.calibrators.fitting import loops
+from boxcal.calibrators.operator.shortening import shorten
 from boxcal.calibrators.operator.uniform import SortedRows
 from boxcal.calibrators.threads import SMALL, over_rows
 
@@ -15,6 +16,11 @@ Array = np.ndarray[Any, Any]
 
 WIDEST = 1000.0
 """Times their mean that logits may be below the largest of their row in float32, which has seven digits."""
+
+
+def _open_cuts(scores: Array) -> Array:
+    """Places (N, 2) between which no bound holds an entry of a row: all of them."""
+    return np.tile(np.array([0, scores.shape[1]], np.int32), (len(scores), 1))
 
 
 class TemperedRows:
@@ -28,18 +34,21 @@ class TemperedRows:
 
     def __init__(self, sorted_rows: SortedRows) -> None:
         self.scores, self.own, self.unit = sorted_rows.scores, sorted_rows.label_scores, 1.0
-        self.cuts = np.tile(np.array([0, sorted_rows.num_classes], np.int32), (sorted_rows.num_rows, 1))
+        self.counts = sorted_rows.counts
+        self.cuts = _open_cuts(self.scores)
 
     def rough(self) -> Self:
         """Compute in float32, seven digits and half the time, unless some logits are far below the others.
 
         Logits are in units of their mean, so that those of another scale are rounded to the same numbers.
+        With many classes, rows are shortened too.
         """
-        part = copy.copy(self)
-        mean = -float(self.scores.mean())
+        part, mean = copy.copy(self), -float(self.scores.mean())
         if 0.0 < -float(self.scores.min()) <= WIDEST * mean:
-            part.unit = self.unit * mean
-            part.scores, part.own = (self.scores / mean).astype(np.float32), self.own / mean
+            scores, counts = shorten(self.scores, self.counts) or (self.scores, self.counts)
+            part.unit, part.own = self.unit * mean, self.own / mean
+            part.scores, part.counts = (scores / mean).astype(np.float32), counts.astype(np.float32)
+            part.cuts = _open_cuts(part.scores)
         return part
 
     def rows(self, index: Array) -> Self:
@@ -57,10 +66,10 @@ class TemperedRows:
             (N,) float64: 1 / temperature and bounds of every row.
         """
         answer = np.empty((len(inverse), 4))
-        arrays = (self.scores, self.own, self.unit * inverse, lower, upper, self.cuts, answer)
+        arrays = (self.own, self.unit * inverse, lower, upper, self.cuts, answer)
 
         def work(rows: slice) -> None:
-            loops.tempered_in_box(*(array[rows] for array in arrays))
+            loops.tempered_in_box(self.scores[rows], self.counts, *(array[rows] for array in arrays))
 
         over_rows(work, len(inverse), worth=self.scores.size > SMALL)
         answer[:, 1] *= self.unit

@@ -17,6 +17,7 @@ from torch import Tensor
 from boxcal.calibrators.operator.compiling import compiled
 from boxcal.calibrators.operator.constants import UNDERFLOW, sum_tolerance
 from boxcal.calibrators.operator.cpu_loops import SUMMING
+from boxcal.calibrators.operator.shortening import shorten
 from boxcal.calibrators.threads import blocks, over_rows
 
 Floats = NDArray[np.float64]
@@ -70,7 +71,9 @@ class SortedRows:
     scores : float64 ndarray of shape (N, K)
         Each row less its largest logit, ascending.
     label_scores : float64 ndarray of shape (N,)
-        The label's entry of each row.
+        The label's logit of each row less the largest.
+    counts : float64 ndarray of shape (K,)
+        How many classes each entry of a row stands for: 1, but for what `rough` gives.
 
     Raises
     ------
@@ -105,7 +108,7 @@ class SortedRows:
         self.scores = scores
         self._weights = None if weights is None else weights / weights.sum()
         self.label_scores: Floats = np.empty(self.num_rows)
-        self._cuts: Cuts = np.tile(np.array([0, self.num_classes], np.int32), (self.num_rows, 1))
+        self._stand_for(np.ones(self.num_classes))
 
         def prepare(rows: slice) -> None:
             for block in blocks(rows, self.num_classes):
@@ -113,12 +116,30 @@ class SortedRows:
 
         over_rows(prepare, self.num_rows, worth=scores.size > MANY)
 
+    def _stand_for(self, counts: Floats) -> None:
+        """Let each entry of a row stand for so many classes."""
+        self.counts = counts
+        self._before: Floats = np.concatenate([[0.0], np.cumsum(counts)])
+        self._cuts: Cuts = np.tile(np.array([0, len(counts)], np.int32), (self.num_rows, 1))
+
+    def rough(self) -> Self:
+        """Give shorter rows, which stand for the same classes, if little is lost."""
+        short = shorten(self.scores, self.counts)
+        if short is None:
+            return self
+        part = copy(self)
+        part.__dict__.pop("_sums", None)
+        part.__dict__.pop("_log_scales", None)
+        part.scores = short[0]
+        part._stand_for(short[1])
+        return part
+
     @cached_property
     def _sums(self) -> Floats:
         """As `_running_sums` fills them. What only reads the sorted logits has no need of them."""
         sums = np.empty_like(self.scores)
         over_rows(
-            lambda rows: _running_sums(self.scores[rows], sums[rows]),
+            lambda rows: _running_sums(self.scores[rows], self.counts, sums[rows]),
             self.num_rows,
             worth=self.scores.size > MANY,
         )
@@ -209,7 +230,7 @@ class SortedRows:
         rows: Any = (self.scores, self._sums, self._log_scales, self.label_scores)
         arrays: Any = (*rows, low, high, *logs, self._cuts, *result)
         over_rows(
-            lambda rows: _label_log_probability(*(array[rows] for array in arrays)),
+            lambda rows: _label_log_probability(self._before, *(array[rows] for array in arrays)),
             self.num_rows,
             worth=self.scores.size > MANY,
         )
@@ -217,12 +238,12 @@ class SortedRows:
 
 
 @compiled
-def _running_sums(scores: Floats, sums: Floats) -> None:
-    """Fill sums[n, j] with the sum over i <= j of exp(scores[n, i] - scores[n, j]), rows ascending."""
+def _running_sums(scores: Floats, counts: Floats, sums: Floats) -> None:
+    """Fill sums[n, j] with the sum over i <= j of counts[i] exp(scores[n, i] - scores[n, j])."""
     for n in range(scores.shape[0]):
-        sums[n, 0] = 1.0
+        sums[n, 0] = counts[0]
         for j in range(1, scores.shape[1]):
-            sums[n, j] = 1.0 + sums[n, j - 1] * math.exp(scores[n, j - 1] - scores[n, j])
+            sums[n, j] = counts[j] + sums[n, j - 1] * math.exp(scores[n, j - 1] - scores[n, j])
 
 
 @njit(fastmath=SUMMING, error_model="numpy")
@@ -234,11 +255,24 @@ def _total(weights: Floats) -> float:
 
 
 @njit(error_model="numpy")
+def one_each(classes: int) -> Floats:
+    """Give what `solve_row` takes as `before` where each entry is one class."""
+    return np.arange(classes + 1).astype(np.float64)
+
+
+@njit(error_model="numpy")
 def _balance(  # noqa: PLR0917 - compiled loops take arrays by position
-    scores: Floats, sums: Floats, weights: Floats, first: int, end: int, lower: float, upper: float
+    scores: Floats,
+    sums: Floats,
+    weights: Floats,
+    before: Floats,
+    first: int,
+    end: int,
+    lower: float,
+    upper: float,
 ) -> tuple[float, float]:
     """Mass that the two bounds leave, and the log of 1/Z at which the classes between the cuts take it."""
-    mass = 1.0 - first * lower - (scores.shape[0] - end) * upper
+    mass = 1.0 - before[first] * lower - (before[scores.shape[0]] - before[end]) * upper
     if mass <= 0.0 or end <= first:
         return mass, -math.inf
     if len(weights):
@@ -275,6 +309,7 @@ def solve_row(  # noqa: PLR0917 - as above
     scores: Floats,
     sums: Floats,
     weights: Floats,
+    before: Floats,
     lower: float,
     upper: float,
     log_lower: float,
@@ -284,14 +319,16 @@ def solve_row(  # noqa: PLR0917 - as above
 ) -> tuple[float, int, int, float]:
     """Log of 1/Z, the first class above its lower bound, the first at its upper bound, and the free mass.
 
-    Either `sums`, as of `_running_sums`, or `weights`, exp(scores), is given; the other one is empty.
+    Either `sums`, as of `_running_sums`, or `weights`, exp(scores), is given; the other one is empty. An
+    entry may stand for several classes, whose weights are added: `before` (entries + 1,) are the numbers of
+    classes before each entry and in all.
 
     Newton's steps on log Z inside a bracket. They start from the cuts given: with those of bounds nearby, one
     pass confirms the answer.
     """
     classes = scores.shape[0]
     low_end, high_end = -UNDERFLOW, log_upper - scores[0]
-    mass, log_scale = _balance(scores, sums, weights, first, end, lower, upper)
+    mass, log_scale = _balance(scores, sums, weights, before, first, end, lower, upper)
     by_newton = low_end <= log_scale <= high_end
     if not by_newton:
         log_scale = -math.log(_total(weights) if len(weights) else sums[classes - 1])
@@ -301,7 +338,7 @@ def solve_row(  # noqa: PLR0917 - as above
         end = max(first, _cut(scores, log_upper - log_scale, end))
         if by_newton and first == last_first and end == last_end:
             break
-        mass, newton = _balance(scores, sums, weights, first, end, lower, upper)
+        mass, newton = _balance(scores, sums, weights, before, first, end, lower, upper)
         if log_scale == newton or (end <= first and abs(mass) <= VERTEX):
             break
         if log_scale > newton if end > first else mass <= 0.0:
@@ -319,6 +356,7 @@ def solve_row(  # noqa: PLR0917 - as above
 
 @compiled
 def _label_log_probability(  # noqa: PLR0917 - as above
+    before: Floats,
     scores: Floats,
     sums: Floats,
     log_scales: Floats,
@@ -337,7 +375,8 @@ def _label_log_probability(  # noqa: PLR0917 - as above
     `log_scales` (N,) are the logs of 1/Z without bounds. `cuts` (N, 2) holds where the last call found the
     cuts of each row, and is updated.
     """
-    classes = scores.shape[1]
+    entries = scores.shape[1]
+    classes = before[entries]
     for n in range(scores.shape[0]):
         a, b, log_a, log_b = lower[n], upper[n], log_lower[n], log_upper[n]
         by_lower[n] = by_upper[n] = 0.0
@@ -348,11 +387,11 @@ def _label_log_probability(  # noqa: PLR0917 - as above
                 value[n] = label_scores[n] + log_scale
                 continue
             log_scale, first, end, mass = solve_row(
-                scores[n], sums[n], scores[n, :0], a, b, log_a, log_b, cuts[n, 0], cuts[n, 1]
+                scores[n], sums[n], scores[n, :0], before, a, b, log_a, log_b, cuts[n, 0], cuts[n, 1]
             )
             cuts[n, 0], cuts[n, 1] = first, end
             log_p = label_scores[n] + log_scale
-            is_at_lower, is_at_upper = first > 0 and log_p < log_a, end < classes and log_p > log_b
+            is_at_lower, is_at_upper = first > 0 and log_p < log_a, end < entries and log_p > log_b
         if is_at_lower:
             value[n], by_lower[n] = log_a, 1.0 / a
         elif is_at_upper:
@@ -360,4 +399,4 @@ def _label_log_probability(  # noqa: PLR0917 - as above
         else:
             value[n] = log_p
             if mass > 0.0:
-                by_lower[n], by_upper[n] = -first / mass, -(classes - end) / mass
+                by_lower[n], by_upper[n] = -before[first] / mass, -(classes - before[end]) / mass

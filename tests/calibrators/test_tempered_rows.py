@@ -48,3 +48,35 @@ def test_rows_far_apart_are_not_rounded() -> None:
     logits, labels, *_ = drawn(20, 3.0)
     logits[0, 0] = -1e5
     assert TemperedRows(SortedRows(logits, labels)).rough().scores.dtype == np.float64
+
+
+@pytest.mark.parametrize("scale", [0.5, 3.0])
+def test_many_classes_are_shortened_in_rough_losses(scale: float) -> None:
+    """Boxes and labels are those of all classes, though an entry stands for up to 16 of them."""
+    logits, labels, inverse, lower, upper = drawn(1000, scale)
+    ascending = SortedRows(logits, labels)
+    exact = TemperedRows(ascending)
+    rough = exact.rough()
+    assert rough.scores.shape == (N, 191)
+    assert rough.counts.sum() == 1000
+    assert rough.rough().scores.shape == rough.scores.shape
+    (one, by_inverse, *_), (other, also, *_) = (rows.losses(inverse, lower, upper) for rows in (exact, rough))
+    np.testing.assert_allclose(other, one, atol=1e-3)
+    np.testing.assert_allclose(
+        also, by_inverse, rtol=1e-2, atol=1e-2
+    )  # a bound holds a whole entry, or none of it
+    short = ascending.rough().log_probability(lower, upper)
+    np.testing.assert_allclose(short.value, ascending.log_probability(lower, upper).value, atol=1e-3)
+    some = np.arange(0, N, 3)
+    np.testing.assert_array_equal(
+        ascending.rough().rows(some).log_probability(lower[some], upper[some]).value, short.value[some]
+    )
+
+
+@pytest.mark.parametrize("classes", [130, 1000])
+def test_rows_that_lose_by_it_are_not_shortened(classes: int) -> None:
+    """Few classes; and a row of two groups of equal logits, between which one of the means would lie."""
+    logits, labels, *_ = drawn(classes, 1.0)
+    logits[0] = np.where(np.arange(classes) < 501, 0.0, 6.0)
+    assert SortedRows(logits, labels).rough().scores.shape == (N, classes)
+    assert TemperedRows(SortedRows(logits, labels)).rough().scores.shape == (N, classes)
