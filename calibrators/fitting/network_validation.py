@@ -21,8 +21,9 @@ EPOCHS, PATIENCE = 200, 12
 """Iterations of a network's descent at most, and without a lower held-out loss."""
 HELD = 30
 """Iterations in which the coordinates that a start holds stay as they are."""
-SCREENING, FINALISTS = 2, 3
-"""Folds on which all places are compared, and how many places are compared on all folds."""
+SCREENING, FINALISTS, MANY = 2, 3, 2000
+"""Folds on which all places are compared; how many places are compared on all folds; and held-out rows above
+which the best place alone goes on: what two folds of so many cannot tell apart has nearly the same loss."""
 SHARES = (0.25, 0.5, 0.75, 1.0)
 """Of the way from the plain answer to that of the networks, which cross-validation chooses between."""
 MOST_COORDINATES = 1000
@@ -57,8 +58,10 @@ class NetworkStart(NamedTuple):
 
     Attributes
     ----------
+    exact
+        The loss of every row.
     rows
-        Every row.
+        The same to fewer digits.
     folds
         Of the cross-validation.
     points
@@ -72,6 +75,7 @@ class NetworkStart(NamedTuple):
         Nats by which its cross-validated loss must be lower than that of others to be chosen.
     """
 
+    exact: JointObjective
     rows: Rows
     folds: Sequence[Fold]
     points: Sequence[Array]
@@ -124,8 +128,9 @@ def cross_validated(
     """Choose a start, and give the number of evaluations that this took.
 
     Each fold of the cross-validation is that of another network. All starts are compared on `SCREENING`
-    folds, and the best `FINALISTS` of them on the others too. What is best must be better than the plain
-    answers, of which there is one for each fold; otherwise these are chosen, without iterations.
+    folds, and the best `FINALISTS` of them on the others too, or the best one if there are many samples. What
+    is best must be better than the plain answers, of which there is one for each fold; otherwise these are
+    chosen, without iterations.
     """
     folds = range(len(starts[0].folds))
     if not folds:  # too few samples
@@ -134,7 +139,8 @@ def cross_validated(
     paths: dict[tuple[int, int], list[Array]] = {}
     sizes = np.array([len(fold.unseen.labels) for fold in starts[0].folds])
     compared, done = list(range(len(starts))), 0
-    descents = len(starts) * SCREENING + min(FINALISTS, len(starts)) * len(folds[SCREENING:])
+    finalists = 1 if sizes.sum() > MANY else min(FINALISTS, len(starts))
+    descents = len(starts) * SCREENING + finalists * len(folds[SCREENING:])
     for some in (folds[:SCREENING], folds[SCREENING:]):
         for index in compared:
             for fold in some:
@@ -143,7 +149,7 @@ def cross_validated(
                 tick(min(1.0, done / descents))
         means = np.einsum("sfe,f->se", curves, sizes) / sizes[: some.stop].sum()
         lowest = means.min(axis=1) + [start.handicap for start in starts]
-        compared = sorted(compared, key=lambda index: float(lowest[index]))[:FINALISTS]
+        compared = sorted(compared, key=lambda index: float(lowest[index]))[:finalists]
     best = compared[0]
     epochs = int(np.argmin(means[best]))
     losses, share, ends = curves[best, :, epochs], 1.0, []

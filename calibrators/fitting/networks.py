@@ -171,7 +171,8 @@ def mean_of_networks(
         points = [point.numpy() for point in place.points[:networks]]
         unseen = [point.numpy() for point in repeated(place.folds, len(folds))]
         handicap = 0.0 if place.maps == places[0].maps else HANDICAP
-        starts.append(NetworkStart(every.with_maps(maps), own, points, unseen, place.held, handicap))
+        exact = objective.with_maps(*maps)
+        starts.append(NetworkStart(exact, every.with_maps(maps), own, points, unseen, place.held, handicap))
     plain = plain or places[0]
     fold_plain = [point.numpy() for point in repeated(plain.folds, len(folds))]
     best, minimum = best_epochs(starts, plain.points[0].numpy(), fold_plain, objective.limits, tick)
@@ -201,7 +202,7 @@ def best_epochs(
     """
     choice, evaluations = cross_validated(starts, fold_plain, limits, lambda done: tick(COMPARING * done))
     best, epochs, share, folds = choice
-    rows, ends = starts[best].rows, []
+    exact, rows, ends = starts[best].exact, starts[best].rows, []
     for own in starts[best].points:
         point, calls = starts[best].approached(own, rows, limits)
         more = 0
@@ -209,7 +210,7 @@ def best_epochs(
             objective = rows.all.with_pseudo_sample()
             point, _, more = descend(objective, point, limits, iterations=epochs, tolerance=1e-9)
         point = rows.all.between(plain, point, share)
-        ends.append((rows.all.value(point), point))
+        ends.append((exact.value(point), point))
         evaluations += calls + more + 1
         tick(COMPARING + (1.0 - COMPARING) * len(ends) / len(starts[best].points))
     ends.sort(key=lambda end: end[0])
@@ -217,7 +218,7 @@ def best_epochs(
     return best, Minimum(
         coordinates=ends[0][1],
         value=ends[0][0],
-        gradient_norm=projected_gradient(rows.all, ends[0][1], limits),
+        gradient_norm=projected_gradient(exact, ends[0][1], limits),
         starts=len(ends),
         starts_agreeing=int((values <= values[0] + AGREE_WITHIN).sum()),
         evaluations=evaluations,

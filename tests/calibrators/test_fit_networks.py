@@ -241,7 +241,8 @@ def test_the_progress_of_a_cross_validation_ends_at_1(count: int) -> None:
     ]
     points = [start.numpy() for start in logit_map.starts()]
     fractions: list[float] = []
-    cross_validated([NetworkStart(everything, folds, points, points)] * count, points, None, fractions.append)
+    start = NetworkStart(objective, everything, folds, points, points)
+    cross_validated([start] * count, points, None, fractions.append)
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
     assert np.diff(fractions).max() <= 0.21
