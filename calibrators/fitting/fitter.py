@@ -281,7 +281,7 @@ class _Fits:
         """Give the objective of a fit."""
         data, is_sorted = self.data, isinstance(logit_map, Identity | RowTemperature)
         rows = self._sorted if is_sorted else None
-        return objective_of(logit_map, box, logit_map.source(data), data.labels, data.weights, rows)
+        return objective_of(logit_map, box, logit_map.source(data), data.labels, data.weights, rows=rows)
 
     @cached_property
     def _sorted(self) -> SortedRows:
@@ -323,9 +323,10 @@ class _Fits:
     ) -> Minimum:
         """Descend from the starts; the answer is not above the points kept, optima of methods contained."""
         limits, followed = objective.limits, objective.logit_map.followed
-        points = self._most_promising(objective, starts, followed)
+        points, rough = self._most_promising(objective, starts, followed), None
         if len(points) > 1 and len(self._order) > 2 * WARMED:
-            some = objective.rows(self._order[:WARMED])
+            rough = objective.rough()
+            some = rough.rows(self._order[:WARMED])
             ends = [descend(some, point, limits, tolerance=1e-10) for point in points]
             ends.sort(key=lambda end: end[1])
             close = [point for point, value, _ in ends if value <= ends[0][1] + BEHIND]
@@ -340,6 +341,7 @@ class _Fits:
             tolerance=1e-14 if self.thorough else 1e-9,
             seed=self.seed,
             tick=self.tick,
+            rough=None if rough is objective else rough,
         )
         return not_above(objective, minimum, map(Tensor.numpy, kept), limits)
 
