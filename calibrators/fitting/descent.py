@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize
+from scipy.optimize import OptimizeResult, minimize
 from scipy.stats import qmc
 
 from boxcal.calibrators.parametrised import Limits
@@ -19,6 +19,8 @@ Objective = Callable[[Array], tuple[float, Array]]
 Loss = Callable[[Array], float]
 
 AGREE_WITHIN = 1e-6
+PATIENCE, FAR = 100, 5e-4
+"""Iterations after which starts are given up, and how many nats above the lowest end they then are."""
 MOST_HALTON = 256
 """Coordinates of a Halton sequence at most."""
 
@@ -52,7 +54,7 @@ def descend(
     *,
     iterations: int = 500,
     tolerance: float = 1e-14,
-    callback: Callable[[Array], None] | None = None,
+    callback: Callable[..., None] | None = None,
 ) -> tuple[Array, float, int]:
     """Go down from one start by L-BFGS-B; return coordinates, value and the number of evaluations."""
     if start.size == 0:
@@ -102,6 +104,8 @@ def best_of(
 ) -> Minimum:
     """Descend from every start, then from random points around the best end, and keep the lowest.
 
+    A start that is still far above the end of another one after many iterations is given up.
+
     A loss of bounded probabilities has a kink wherever one more sample reaches a bound. Its minima are
     therefore in clusters, which are wider with fewer samples: descents from points at a decreasing distance
     look for the lowest.
@@ -112,9 +116,8 @@ def best_of(
     evaluations = 0
     total = len(starts) + perturbations
     for index, start in enumerate(starts):
-        end, value, used = descend(
-            objective, np.asarray(start, dtype=np.float64), limits, tolerance=tolerance
-        )
+        point, near = np.asarray(start, dtype=np.float64), min((one[1] for one in ends), default=math.inf)
+        end, value, used = descend(objective, point, limits, tolerance=tolerance, callback=_GivingUp(near))
         ends.append((end, value))
         evaluations += used
         if tick:
@@ -140,6 +143,18 @@ def best_of(
     gradient_norm = projected_gradient(objective, best, limits)
     spread = max(value for _, value in ends) - lowest
     return Minimum(best, lowest, gradient_norm, len(starts), agreeing, evaluations, spread)
+
+
+class _GivingUp:
+    """Ends a descent that is far above the lowest end of others after `PATIENCE` iterations."""
+
+    def __init__(self, lowest: float) -> None:
+        self.lowest, self.rounds = lowest, 0
+
+    def __call__(self, intermediate_result: OptimizeResult) -> None:
+        self.rounds += 1
+        if self.rounds == PATIENCE and intermediate_result.fun > self.lowest + FAR:
+            raise StopIteration
 
 
 def _steps(count: int, size: int, seed: int) -> Array:

@@ -98,3 +98,18 @@ def test_a_descent_takes_memory_in_proportion_to_its_coordinates(size: int) -> N
     tracemalloc.stop()
     assert found.value < 1e-12
     assert peak < 20e6 + 8_000 * size  # a Halton sequence of 10,000 coordinates allocates 12 GB
+
+
+def test_a_start_that_stays_far_above_another_ones_end_is_given_up() -> None:
+    """A narrow valley, in which descents from afar take hundreds of iterations."""
+    factors = np.geomspace(1e-6, 1e3, 60)
+
+    def valley(x: np.ndarray) -> tuple[float, np.ndarray]:
+        return float(factors @ (x * x)), 2.0 * factors * x
+
+    far, near = np.full(60, 100.0), np.full(60, 1e-6)
+    alone, after = best_of(valley, [far]), best_of(valley, [near, far])
+    assert after.evaluations < alone.evaluations / 2
+    assert after.value <= alone.value
+    assert after.starts_agreeing == 1
+    assert best_of(valley, [far, near]).evaluations >= alone.evaluations
