@@ -59,7 +59,7 @@ def descend(
     """Go down from one start by L-BFGS-B; return coordinates, value and the number of evaluations."""
     if start.size == 0:
         return start, objective(start)[0], 1
-    found = minimize(  # type: ignore[call-overload] # its stubs want arrays of one named dimension
+    found = minimize(
         objective,
         start,
         jac=True,
