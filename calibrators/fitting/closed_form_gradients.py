@@ -46,29 +46,26 @@ def objective_of(
     labels: Tensor,
     weights: Tensor | None = None,
     *,
-    rows: SortedRows | None = None,
+    ascending: SortedRows | None = None,
 ) -> JointObjective:
-    """Give the objective of a fit: in closed form where the maps have one, else by autograd.
-
-    `rows` are the same logits, if they have been sorted before.
-    """
+    """Give the objective of a fit: in closed form where the maps have one, else by autograd."""
     kind: type[JointObjective] = JointObjective
     if isinstance(logit_map, Chain) and isinstance(logit_map.second, LogitBounding):
         if isinstance(logit_map.first, Identity | RowTemperature):
             return ClippedLogits(logit_map, source, labels, weights)
         if isinstance(logit_map.first, EnsembleTemperatureScaling):
-            return ClippedMixture(logit_map, source, labels, weights)
+            return ClippedMixture(logit_map, None, source, labels, weights, ascending=ascending)
     elif bound_map is not None and isinstance(logit_map, EnsembleTemperatureScaling):
-        return MixtureInBox(logit_map, bound_map, source, labels, weights)
+        kind = MixtureInBox
     elif isinstance(logit_map, Identity | RowTemperature):
-        return RowTemperatureObjective(logit_map, bound_map, source, labels, weights, rows=rows)
+        kind = RowTemperatureObjective
     elif isinstance(logit_map, EnsembleTemperatureScaling):
         kind = Ensemble
     elif bound_map is not None and isinstance(logit_map, LinearMap):
         kind = LinearInBox
     elif bound_map is None and isinstance(logit_map, DualProbabilityBounding):
         kind = DualBounding
-    return kind(logit_map, bound_map, source, labels, weights)
+    return kind(logit_map, bound_map, source, labels, weights, ascending=ascending)
 
 
 class RowTemperatureObjective(JointObjective):
@@ -77,22 +74,9 @@ class RowTemperatureObjective(JointObjective):
     precision: type[np.floating[Any]] = np.float64
     """Of the networks."""
 
-    def __init__(
-        self,
-        logit_map: LogitMap,
-        bound_map: BoundMap | None,
-        source: Tensor,
-        labels: Tensor,
-        weights: Tensor | None = None,
-        *,
-        rows: SortedRows | None = None,
-    ) -> None:
-        ascending = rows or SortedRows(source, labels)
-        is_scaled = not isinstance(logit_map, Identity)
-        self.sorted: SortedRows | TemperedRows = TemperedRows(ascending) if is_scaled else ascending
-        super().__init__(logit_map, bound_map, source, labels, weights)
-
     def _prepare(self) -> None:
+        rows, is_scaled = self._sort(), not isinstance(self.logit_map, Identity)
+        self.sorted: SortedRows | TemperedRows = TemperedRows(rows) if is_scaled else rows
         top = self.source.topk(min(TOP, self.source.shape[1]), dim=1).values
         self.columns = np.ascontiguousarray((top - self.source.mean(dim=1, keepdim=True)).numpy().T)
 

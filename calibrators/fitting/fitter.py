@@ -27,6 +27,7 @@ from boxcal.calibrators.fitting.networks import SCREENED, Place, around, mean_of
 from boxcal.calibrators.fitting.result import Certificate, FitResult, Progress
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.chain import Chain
+from boxcal.calibrators.logit_maps.ensemble_temperature import EnsembleTemperatureScaling
 from boxcal.calibrators.logit_maps.identity import Identity
 from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
 from boxcal.calibrators.logit_maps.temperature import RowTemperature, TemperatureScaling
@@ -279,9 +280,11 @@ class _Fits:
 
     def _objective(self, logit_map: LogitMap, box: BoundMap | None) -> JointObjective:
         """Give the objective of a fit."""
-        data, is_sorted = self.data, isinstance(logit_map, Identity | RowTemperature)
-        rows = self._sorted if is_sorted else None
-        return objective_of(logit_map, box, logit_map.source(data), data.labels, data.weights, rows=rows)
+        data = self.data
+        keeps_order = isinstance(logit_map, Identity | RowTemperature | EnsembleTemperatureScaling)
+        ascending = self._sorted if keeps_order else None
+        source = logit_map.source(data)
+        return objective_of(logit_map, box, source, data.labels, data.weights, ascending=ascending)
 
     @cached_property
     def _sorted(self) -> SortedRows:

@@ -16,6 +16,7 @@ from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.network import fixed_between
 from boxcal.calibrators.operator.cpu_losses import nll_rows
+from boxcal.calibrators.operator.uniform import SortedRows
 from boxcal.calibrators.parametrised import Limits
 from boxcal.calibrators.threads import SMALL, block_rows, over_blocks, over_rows
 
@@ -87,6 +88,8 @@ class JointObjective:
         (N,) int64.
     weights : Tensor, optional
         (N,) float64, of mean 1.
+    ascending : SortedRows, optional
+        The same logits, if they have been sorted before.
     """
 
     pseudo_sample = False
@@ -99,12 +102,15 @@ class JointObjective:
         source: Tensor,
         labels: Tensor,
         weights: Tensor | None = None,
+        *,
+        ascending: SortedRows | None = None,
     ) -> None:
         self.logit_map = logit_map
         self.bound_map = bound_map
         self.source = source
         self.labels = labels.numpy()
         self.weights = None if weights is None else weights.numpy()
+        self._ascending = ascending
         self._prepare()
         self._read()
 
@@ -113,6 +119,10 @@ class JointObjective:
 
     def _read(self) -> None:
         """Compute what the networks of the maps read, where this does not depend on the coordinates."""
+
+    def _sort(self) -> SortedRows:
+        """Give the rows sorted."""
+        return self._ascending or SortedRows(self.source, torch.from_numpy(self.labels))
 
     @property
     def limits(self) -> Limits:

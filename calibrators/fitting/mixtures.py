@@ -9,16 +9,14 @@ import math
 from typing import Any, Self
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from boxcal.calibrators.fitting import loops
 from boxcal.calibrators.fitting.joint import JointObjective, mean_of
 from boxcal.calibrators.fitting.row_parts import Boxes
 from boxcal.calibrators.formulas import TOP
-from boxcal.calibrators.logit_maps.chain import Chain
 from boxcal.calibrators.logit_maps.ensemble_temperature import SMALLEST
-from boxcal.calibrators.operator.uniform import SortedRows
+from boxcal.calibrators.operator.uniform import open_cuts
 from boxcal.calibrators.threads import SMALL, blocks, over_rows
 
 Array = np.ndarray[Any, Any]
@@ -30,9 +28,9 @@ class _Mixture(JointObjective):
     """`w1 softmax(g / temperature) + w2 softmax(g) + w3 / K` of sorted rows, and its derivatives."""
 
     def _prepare(self) -> None:
-        self.sorted = SortedRows(self.source, torch.from_numpy(self.labels))
+        self.sorted = self._sort()
         self.raw, _, self.own_raw = self._softened(1.0)
-        self.cuts = np.tile(np.array([0, self.sorted.num_classes], np.int32), (self.sorted.num_rows, 1))
+        self.cuts = open_cuts(self.sorted.scores)
 
     def rows(self, index: Tensor) -> Self:
         """Look only at some rows, which stay sorted."""
@@ -124,9 +122,6 @@ class MixtureInBox(_Mixture):
 
 class ClippedMixture(_Mixture):
     """`ets+lb`: logit bounding of the log of the mixture."""
-
-    def __init__(self, chain: Chain, source: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
-        super().__init__(chain, None, source, labels, weights)
 
     def _evaluated(self, inverse: float, shares: Array, others: Array) -> tuple[Array, float, Array, Array]:
         softened, mean, own_softened = self._softened(inverse)

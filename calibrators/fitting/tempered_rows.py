@@ -9,18 +9,13 @@ import numpy as np
 
 from boxcal.calibrators.fitting import loops
 from boxcal.calibrators.operator.shortening import shorten
-from boxcal.calibrators.operator.uniform import SortedRows
+from boxcal.calibrators.operator.uniform import SortedRows, open_cuts
 from boxcal.calibrators.threads import SMALL, over_rows
 
 Array = np.ndarray[Any, Any]
 
 WIDEST = 1000.0
 """Times their mean that logits may be below the largest of their row in float32, which has seven digits."""
-
-
-def _open_cuts(scores: Array) -> Array:
-    """Places (N, 2) between which no bound holds an entry of a row: all of them."""
-    return np.tile(np.array([0, scores.shape[1]], np.int32), (len(scores), 1))
 
 
 class TemperedRows:
@@ -35,7 +30,7 @@ class TemperedRows:
     def __init__(self, sorted_rows: SortedRows) -> None:
         self.scores, self.own, self.unit = sorted_rows.scores, sorted_rows.label_scores, 1.0
         self.counts = sorted_rows.counts
-        self.cuts = _open_cuts(self.scores)
+        self.cuts = open_cuts(self.scores)
 
     def rough(self) -> Self:
         """Compute in float32, seven digits and half the time, unless some logits are far below the others.
@@ -48,7 +43,7 @@ class TemperedRows:
             scores, counts = shorten(self.scores, self.counts) or (self.scores, self.counts)
             part.unit, part.own = self.unit * mean, self.own / mean
             part.scores, part.counts = (scores / mean).astype(np.float32), counts.astype(np.float32)
-            part.cuts = _open_cuts(part.scores)
+            part.cuts = open_cuts(part.scores)
         return part
 
     def rows(self, index: Array) -> Self:

@@ -29,6 +29,11 @@ MAX_PASSES, VERTEX = 400, 1e-15
 """Far more Newton steps than any row needs; and a mass below which the bounds alone add up to 1."""
 
 
+def open_cuts(scores: NDArray[Any]) -> Cuts:
+    """Give the cuts (N, 2) of rows of which no bound holds an entry."""
+    return np.tile(np.array([0, scores.shape[1]], np.int32), (len(scores), 1))
+
+
 class UniformNll(NamedTuple):
     """Mean negative log-likelihood of the labels in nats, and its derivatives in the two bounds."""
 
@@ -120,7 +125,7 @@ class SortedRows:
         """Let each entry of a row stand for so many classes."""
         self.counts = counts
         self._before: Floats = np.concatenate([[0.0], np.cumsum(counts)])
-        self._cuts: Cuts = np.tile(np.array([0, len(counts)], np.int32), (self.num_rows, 1))
+        self._cuts = open_cuts(self.scores)
 
     def rough(self) -> Self:
         """Give shorter rows, which stand for the same classes, if little is lost."""
