@@ -22,8 +22,9 @@ LARGEST_RATIO = 80.0
 """Limits the gradient of a part of weight 0: log of its probability over that of the largest other part."""
 OLD_LIMIT = 3.0
 """Networks stored before they read the log-softmax limit the log of the temperature to -3 to 3."""
-LOG_SOFTMAX, CENTRED = 1.0, 2.0
-"""What a network reads: the log-softmax of the largest logits, or these less the mean of all of the row."""
+LOG_SOFTMAX, CENTRED, LOG_SURPRISAL = 1.0, 2.0, 3.0
+"""What a network reads of the largest logits: their log-softmax (stored networks only); these less the mean
+of all of the row; or -log(1 + surprisal), where the surprisal is their log-softmax with its sign changed."""
 TOP, HIDDEN = 10, 5
 """How many of the largest logits a network reads, and how many units each of its two layers has in a fit."""
 
@@ -72,6 +73,8 @@ def network_reads(ops: Any, p: Parameters, scores: Values) -> Values:
     top = ops.largest(scores, len(p.centre))
     if p.normalised == CENTRED:
         return top - ops.mean(scores)
+    if p.normalised == LOG_SURPRISAL:
+        return -ops.log(1.0 - ops.log_softmax(top))
     return ops.log_softmax(top) if p.normalised else top
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcal.calibrators import formulas, tensor_ops
-from boxcal.calibrators.formulas import CENTRED, HIDDEN, LOG_SOFTMAX, TOP
+from boxcal.calibrators.formulas import CENTRED, HIDDEN, LOG_SURPRISAL, TOP
 from boxcal.calibrators.parametrised import Parametrised, parameter
 
 FLAT = 1e-3
@@ -24,9 +24,11 @@ NARROWEST = 1e-12
 class TopLogitsNetwork(nn.Module):
     """Two hidden layers of tanh units over the ten largest logits of a row, in float64.
 
-    It reads the log-softmax of these ten, or these less the mean of all logits of the row: the log-softmax
-    does not tell how far these ten are above the others; with ten classes there are no others. What it reads
-    is divided by its root mean square on the validation set, or standardised entry by entry.
+    It reads -log(1 + surprisal) of these ten, where their surprisal is their log-softmax with its sign
+    changed: among rows whose largest logits are close, what it answers must change quickly, and far from
+    there slowly. Or it reads these ten less the mean of all logits of the row: their log-softmax does not
+    tell how far they are above the others; with ten classes there are no others. What it reads is divided by
+    its root mean square on the validation set, or standardised entry by entry.
 
     Parameters
     ----------
@@ -43,7 +45,7 @@ class TopLogitsNetwork(nn.Module):
     centre: Tensor
     spread: Tensor
     normalised: Tensor
-    """`LOG_SOFTMAX` or `CENTRED`; 0 in networks that were stored before 0.2.0, which read the logits."""
+    """`LOG_SURPRISAL` or `CENTRED`; stored networks may read `LOG_SOFTMAX`, or the logits (0)."""
 
     def __init__(self, num_classes: int, outputs: Sequence[float], hidden: int = HIDDEN) -> None:
         super().__init__()
@@ -68,7 +70,7 @@ class TopLogitsNetwork(nn.Module):
         slopes = [1.0 - hidden.square() for hidden in formulas.hidden_layers(tensor_ops, self, logits)]
         return float((torch.stack(slopes) < FLAT).double().mean())
 
-    def prepare(self, logits: Tensor, reading: float = LOG_SOFTMAX, *, by_entry: bool = False) -> None:
+    def prepare(self, logits: Tensor, reading: float = LOG_SURPRISAL, *, by_entry: bool = False) -> None:
         """Choose what it will read, and learn the size of that, entry by entry or of all together."""
         self.normalised.fill_(reading)
         self.centre.zero_()
@@ -163,7 +165,7 @@ class NetworkMap(Parametrised):
 
     def with_each_reading(self, logits: Tensor) -> list[Self]:
         """Give a map for each choice of what its network may read of (N, K) logits, its own first."""
-        kinds = [(LOG_SOFTMAX, True)] + [(CENTRED, False)] * (self.num_classes > TOP)
+        kinds = [(LOG_SURPRISAL, True)] + [(CENTRED, False)] * (self.num_classes > TOP)
         others = [deepcopy(self) for _ in kinds]
         for other, (reading, by_entry) in zip(others, kinds, strict=True):
             other.network.prepare(logits, reading, by_entry=by_entry)

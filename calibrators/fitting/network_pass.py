@@ -29,7 +29,7 @@ def logistic(outputs: Array) -> Array:
 
 
 class NetworkPass:
-    """A network that reads the log-softmax or centred logits.
+    """A network that reads the logarithm of the surprisal or centred logits.
 
     Parameters
     ----------
@@ -52,6 +52,7 @@ class NetworkPass:
         if not self.centred:
             top = (top - top[0]).astype(self.precision, copy=False)
             top -= np.log(np.exp(top).sum(axis=0))
+            top = -np.log(1.0 - top)
         read: Array = (top.astype(self.precision, copy=False) - self.centre) / self.spread
         return read
 
@@ -60,7 +61,9 @@ class NetworkPass:
         by_logarithms: Array = by_inputs / self.spread
         if self.centred:
             return by_logarithms
-        by_logarithms -= np.exp(inputs * self.spread + self.centre) * by_logarithms.sum(axis=0)
+        beyond = np.exp(-(inputs * self.spread + self.centre))  # 1 + surprisal
+        by_logarithms /= beyond
+        by_logarithms -= np.exp(1.0 - beyond) * by_logarithms.sum(axis=0)
         return by_logarithms
 
     def forward(self, coordinates: Array, inputs: Array) -> tuple[Array, Back]:

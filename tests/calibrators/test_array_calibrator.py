@@ -49,7 +49,7 @@ def filled(name: str, own: Tensor, generator: torch.Generator) -> Tensor:
     elif last == "weight":
         values = torch.eye(len(own)).double() + 0.2 * (noise - 0.5)
     elif last == "normalised":
-        values = (2.0 * noise).round()
+        values = (3.0 * noise).round()
     elif last in CENTRED | SIGNED:
         values = (noise - 0.5) * (1.0 if last in CENTRED else 4.0)
     return values

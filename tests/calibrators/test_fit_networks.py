@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from boxcal.calibrators import Calibrator, fit
+from boxcal.calibrators import Calibrator, fit, formulas, tensor_ops
 from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.fitting import fitter, networks
@@ -172,6 +172,21 @@ def test_a_mean_of_networks_is_stored_whole(method: str) -> None:
     logits, labels = contaminated(300, 12)
     found = fit(method, logits, labels).calibrator
     assert torch.equal(Calibrator.from_bytes(found.to_bytes())(logits), found(logits))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6, 1e290])
+def test_a_network_reads_the_logarithm_of_the_surprisal(scale: float) -> None:
+    """Its inputs have the size 1, also where the surprisal is large."""
+    logits = scale * contaminated(50, 12)[0]
+    network = TopLogitsNetwork(12, [0.0])
+    network.prepare(logits)
+    top = logits.numpy().astype(np.longdouble)
+    top = np.sort(top, axis=1)[:, :1:-1]
+    surprisal = np.log(np.exp(top - top[:, :1]).sum(axis=1, keepdims=True)) - (top - top[:, :1])
+    read = formulas.network_reads(tensor_ops, network, logits)
+    np.testing.assert_allclose(read.numpy(), -np.log1p(surprisal).astype(float), rtol=1e-12, atol=1e-15)
+    assert float((read / network.spread).square().mean()) == pytest.approx(1.0)
+    assert float(network.centre.abs().max()) == 0.0
 
 
 def test_a_mean_of_networks_answers_their_mean() -> None:
