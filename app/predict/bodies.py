@@ -239,6 +239,8 @@ def json_object(
         if name not in members:
             place = request_options.place_of(name)
             hint = f"; {name} belongs in `{place}`" if place else ""
+            if name in SCORES and isinstance(document[name], list):
+                hint = f"; POST /calibrate takes {name}"
             raise InvalidParameter(
                 f"The body has a member {name!r:.100}{hint}; it may have {', '.join(members)}."
             )

@@ -275,6 +275,13 @@ def test_a_misspelt_member_is_told_what_the_model_takes(http: httpx.Client) -> N
     assert taken in problem(http.post("/predict", json={"inputs": []}), 422)
 
 
+@pytest.mark.parametrize("member", ["logits", "probabilities"])
+def test_who_sends_logits_to_the_model_is_told_where_they_go(http: httpx.Client, member: str) -> None:
+    refused = http.post("/predict", json={member: [[0.1] * 10]})
+    assert refused.status_code == 422
+    assert f"has a member '{member}'; POST /calibrate takes {member}; it may have" in refused.json()["detail"]
+
+
 def test_forms_that_are_wrong_are_refused(http: httpx.Client, digits: Digits) -> None:
     file = ("digit.png", digits.png(0))
     assert "no `file` part" in problem(http.post("/predict", files={"options": (None, "{}")}), 422)
