@@ -235,6 +235,19 @@ def invalid_shift(p: Parameters, num_classes: int) -> str | None:
     return None if lowest >= 0.0 else f"a shift weight or the shift threshold is {lowest}, below 0"
 
 
+def invalid_reading(p: Parameters, num_classes: int) -> str | None:
+    """Say so if this version does not know what a network reads."""
+    del num_classes
+    reading = p.network.normalised.item()
+    known = (0.0, LOG_SOFTMAX, CENTRED, LOG_SURPRISAL)
+    return None if reading in known else f"network.normalised is {reading}; this version knows {known}"
+
+
+def invalid_tempered_network(p: Parameters, num_classes: int) -> str | None:
+    """Say so if the temperature is not positive, or what the network reads is not known."""
+    return positive("temperature")(p, num_classes) or invalid_reading(p, num_classes)
+
+
 def invalid_curve(p: Parameters, num_classes: int) -> str | None:
     """Say so if places are out of order, or a value is not a probability above 0."""
     del num_classes
@@ -303,7 +316,7 @@ FORMULAS: dict[str, Formula] = {
     "pts": Formula(
         parameterised_temperature,
         {"temperature": (), **_network(1, "H1")},
-        positive("temperature"),
+        invalid_tempered_network,
         later={**ONE, "network.normalised": 0.0},
     ),
     "vector": Formula(vector_scaling, {"temperature": (), "factors": ("K",), "offsets": ("K",)}, later=ONE),
@@ -330,5 +343,5 @@ FORMULAS: dict[str, Formula] = {
 
 BOXES: dict[str, Formula] = {
     "pb": Formula(constant_box, {"lower": (), "upper": ()}, invalid_box),
-    "pb-mlp": Formula(instance_box, _network(2, "H2"), later={"network.normalised": 0.0}),
+    "pb-mlp": Formula(instance_box, _network(2, "H2"), invalid_reading, later={"network.normalised": 0.0}),
 }

@@ -157,6 +157,10 @@ class NetworkMap(Parametrised):
         square = tensors.get("network.weight_2", torch.zeros(HIDDEN, HIDDEN))
         return cls(num_classes, len(square) if square.shape == square.T.shape else HIDDEN)
 
+    def invalid_reason(self) -> str | None:
+        """Say so if a tensor is not positive, or this version does not know what the network reads."""
+        return super().invalid_reason() or formulas.invalid_reading(self, self.num_classes)
+
     def averaged(self, members: Sequence[Tensor]) -> Self:
         """Give a map whose network answers the mean of networks at several coordinates."""
         mean = deepcopy(self)

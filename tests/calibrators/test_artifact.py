@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import load, save
 
 from boxcal.calibrators import Calibrator, fit
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.errors import ArtifactError
 from boxcal.calibrators.method import parse
@@ -81,6 +82,18 @@ def test_a_temperature_that_is_not_positive_is_refused() -> None:
     tensors["logit_map.temperature"] = number(0.0)
     with pytest.raises(ArtifactError, match="temperature"):
         Calibrator.from_bytes(with_spec({"method": "ts"}, tensors))
+
+
+@pytest.mark.parametrize("method", ["pts", "pb-mlp"])
+def test_networks_that_read_what_this_version_does_not_know_are_refused(method: str) -> None:
+    logits, labels = contaminated(200, 4)
+    data = fit(method, logits, labels).calibrator.to_bytes()
+    tensors = load(data)
+    (reading,) = (name for name in tensors if name.endswith("normalised"))
+    later = with_spec({"method": method}, {**tensors, reading: number(4.0)})
+    for read in (Calibrator.from_bytes, ArrayCalibrator.from_bytes):
+        with pytest.raises(ArtifactError, match=r"normalised is 4\.0"):
+            read(later)
 
 
 @pytest.mark.parametrize("method", ["dirichlet", "pts"])
