@@ -90,10 +90,10 @@ def test_what_the_examples_ask_is_what_they_are_answered(
 
 
 def test_answers_have_the_members_that_the_examples_show(busy_url: str) -> None:
-    with httpx.Client(base_url=busy_url, timeout=120) as http:
+    with httpx.Client(base_url=busy_url, timeout=300) as http:
         upload = {"file": ("validation.npz", validation_npz())}
         done = http.post(
-            "/fit", params={"wait": 100}, files=upload, data={"method": "ts", "activate": "never"}
+            "/fit", params={"wait": 240}, files=upload, data={"method": "ts", "activate": "never"}
         )
         assert done.status_code == 200
         assert done.json().keys() == examples.SUCCEEDED.keys()

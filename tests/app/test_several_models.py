@@ -52,7 +52,7 @@ def upload(classes: int = 10) -> dict[str, Any]:
 
 def fit(http: httpx.Client, classes: int = 10, **query: str) -> int:
     """Fit and activate a calibrator, and return its version."""
-    answer = http.post("/fit", params={"wait": "100", **query}, **upload(classes))
+    answer = http.post("/fit", params={"wait": "240", **query}, **upload(classes))
     assert answer.json()["state"] == "succeeded", answer.text
     version: int = answer.json()["calibrator"]
     return version
@@ -85,7 +85,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture
 def http(service: Service) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=service.url, timeout=120) as client:
+    with httpx.Client(base_url=service.url, timeout=300) as client:
         yield client
 
 

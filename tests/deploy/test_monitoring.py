@@ -57,10 +57,10 @@ def use(client: httpx.Client) -> None:
 @pytest.fixture(scope="module")
 def used_service(service: str, prometheus: str) -> str:
     """The service after a fit and some traffic, in several scrapes of Prometheus."""
-    with httpx.Client(base_url=service, timeout=60) as client:
+    with httpx.Client(base_url=service, timeout=300) as client:
         fit = client.post(
             "/fit",
-            params={"wait": 60},
+            params={"wait": 240},
             files={"file": ("validation.npz", validation_set())},
             data={"method": "ts", "activate": "always"},
         )
@@ -68,7 +68,7 @@ def used_service(service: str, prometheus: str) -> str:
         for _ in range(4):
             use(client)
             time.sleep(SCRAPE_SECONDS)
-    wait_until(lambda: bool(ask(prometheus, "stage:boxcal_stage_seconds:p99_5m")), "a recorded rule", 10)
+    wait_until(lambda: bool(ask(prometheus, "stage:boxcal_stage_seconds:p99_5m")), "a recorded rule", 60)
     return service
 
 
