@@ -116,7 +116,8 @@ def main() -> None:
     parser.add_argument("--file", type=Path, default=FILE)
     parser.add_argument("--as", dest="name", default="auto")
     options = parser.parse_args()
-    sizes, methods = [int(size) for size in options.sizes.split(",")], options.methods.split(",")
+    sizes = [int(size) for size in options.sizes.split(",")]
+    methods = list(dict.fromkeys([REFERENCE, *options.methods.split(",")]))
     lines = options.file.read_text().splitlines() if options.file.exists() else []
     rows = [json.loads(line) for line in lines]
     done = {(row["set"], row["size"], row["draw"], row["method"]) for row in rows}
