@@ -237,10 +237,11 @@ def json_object(
         raise InvalidParameter(f"The body must be a JSON object with {' and '.join(map(repr, members))}.")
     for name in document:
         if name not in members:
-            place = request_options.place_of(name)
-            hint = f"; {name} belongs in `{place}`" if place else ""
+            hint = ""
             if name in SCORES and isinstance(document[name], list):
                 hint = f"; POST /calibrate takes {name}"
+            elif place := request_options.place_of(name):
+                hint = f"; {name} belongs in `{place}`"
             raise InvalidParameter(
                 f"The body has a member {name!r:.100}{hint}; it may have {', '.join(members)}."
             )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -46,7 +47,7 @@ def objective_of(
     labels: Tensor,
     weights: Tensor | None = None,
     *,
-    ascending: SortedRows | None = None,
+    sort: Callable[[], SortedRows] | None = None,
 ) -> JointObjective:
     """Give the objective of a fit: in closed form where the maps have one, else by autograd."""
     kind: type[JointObjective] = JointObjective
@@ -54,7 +55,7 @@ def objective_of(
         if isinstance(logit_map.first, Identity | RowTemperature):
             return ClippedLogits(logit_map, source, labels, weights)
         if isinstance(logit_map.first, EnsembleTemperatureScaling):
-            return ClippedMixture(logit_map, None, source, labels, weights, ascending=ascending)
+            kind = ClippedMixture
     elif bound_map is not None and isinstance(logit_map, EnsembleTemperatureScaling):
         kind = MixtureInBox
     elif isinstance(logit_map, Identity | RowTemperature):
@@ -65,7 +66,7 @@ def objective_of(
         kind = LinearInBox
     elif bound_map is None and isinstance(logit_map, DualProbabilityBounding):
         kind = DualBounding
-    return kind(logit_map, bound_map, source, labels, weights, ascending=ascending)
+    return kind(logit_map, bound_map, source, labels, weights, sort=sort)
 
 
 class RowTemperatureObjective(JointObjective):

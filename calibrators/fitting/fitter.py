@@ -27,10 +27,9 @@ from boxcal.calibrators.fitting.networks import SCREENED, Place, around, mean_of
 from boxcal.calibrators.fitting.result import Certificate, FitResult, Progress
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.logit_maps.chain import Chain
-from boxcal.calibrators.logit_maps.ensemble_temperature import EnsembleTemperatureScaling
 from boxcal.calibrators.logit_maps.identity import Identity
 from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
-from boxcal.calibrators.logit_maps.temperature import RowTemperature, TemperatureScaling
+from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
 from boxcal.calibrators.method import BOUND_MAPS, Method, parse
 from boxcal.calibrators.operator.uniform import SortedRows
 
@@ -280,15 +279,13 @@ class _Fits:
 
     def _objective(self, logit_map: LogitMap, box: BoundMap | None) -> JointObjective:
         """Give the objective of a fit."""
-        data = self.data
-        keeps_order = isinstance(logit_map, Identity | RowTemperature | EnsembleTemperatureScaling)
-        ascending = self._sorted if keeps_order else None
-        source = logit_map.source(data)
-        return objective_of(logit_map, box, source, data.labels, data.weights, ascending=ascending)
+        data, source = self.data, logit_map.source(self.data)
+        sort = (lambda: self._sorted) if logit_map.reads == "logits" else None
+        return objective_of(logit_map, box, source, data.labels, data.weights, sort=sort)
 
     @cached_property
     def _sorted(self) -> SortedRows:
-        """The logits, sorted once for all methods that keep their order."""
+        """The logits, sorted once for all objectives that read them sorted."""
         return SortedRows(self.data.scores, self.data.labels, self.data.row_weights)
 
     def _mean(self, objective: JointObjective, places: Sequence[Place], plain: Place | None = None) -> Fitted:

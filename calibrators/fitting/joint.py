@@ -88,8 +88,8 @@ class JointObjective:
         (N,) int64.
     weights : Tensor, optional
         (N,) float64, of mean 1.
-    ascending : SortedRows, optional
-        The same logits, if they have been sorted before.
+    sort : callable, optional
+        Gives the same logits sorted, if they are sorted once for several objectives.
     """
 
     pseudo_sample = False
@@ -103,14 +103,14 @@ class JointObjective:
         labels: Tensor,
         weights: Tensor | None = None,
         *,
-        ascending: SortedRows | None = None,
+        sort: Callable[[], SortedRows] | None = None,
     ) -> None:
         self.logit_map = logit_map
         self.bound_map = bound_map
         self.source = source
         self.labels = labels.numpy()
         self.weights = None if weights is None else weights.numpy()
-        self._ascending = ascending
+        self._sort = sort or (lambda: SortedRows(source, labels))
         self._prepare()
         self._read()
 
@@ -119,10 +119,6 @@ class JointObjective:
 
     def _read(self) -> None:
         """Compute what the networks of the maps read, where this does not depend on the coordinates."""
-
-    def _sort(self) -> SortedRows:
-        """Give the rows sorted."""
-        return self._ascending or SortedRows(self.source, torch.from_numpy(self.labels))
 
     @property
     def limits(self) -> Limits:
