@@ -14,7 +14,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from boxcal.app import description, documentation, errors, health
 from boxcal.app.access import routes as access
 from boxcal.app.access.browsers import BrowserRules
 from boxcal.app.access.errors import (
@@ -27,16 +26,19 @@ from boxcal.app.access.errors import (
 )
 from boxcal.app.access.scopes import ROUTES, Level, Requirement
 from boxcal.app.fitting import routes as refit
-from boxcal.app.logs import RequestLog
-from boxcal.app.middleware import RequestMiddleware
+from boxcal.app.http import documentation, health
+from boxcal.app.http import problems as errors
+from boxcal.app.http.middleware import RequestMiddleware
 from boxcal.app.monitoring import routes as monitoring
+from boxcal.app.observability.logs import RequestLog
+from boxcal.app.observability.telemetry import UNMATCHED, Telemetry
+from boxcal.app.observability.tracing import Tracing, provider_from_environment
 from boxcal.app.page import routes as page
+from boxcal.app.predict import description
 from boxcal.app.predict import routes as predict
 from boxcal.app.registry import routes as registry
-from boxcal.app.settings import Settings
+from boxcal.app.settings.service import Settings
 from boxcal.app.state import lifespan
-from boxcal.app.telemetry import UNMATCHED, Telemetry
-from boxcal.app.tracing import Tracing, provider_from_environment
 from boxcal.app.v2 import routes as v2
 from boxcal.app.workers.slot import Slot
 

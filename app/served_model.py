@@ -13,24 +13,24 @@ from dataclasses import dataclass
 
 from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.active import ActiveCalibrator
-from boxcal.app.errors import BoxcalError
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.build import Refits, open_refits
 from boxcal.app.fitting.jobs import FitJobs
 from boxcal.app.fitting.limits import FitLimits
-from boxcal.app.model_list import ModelEntry
+from boxcal.app.http.problems import BoxcalError
 from boxcal.app.monitoring.build import open_monitoring
 from boxcal.app.monitoring.monitor import Monitor
 from boxcal.app.monitoring.writer import FeedbackWriter
+from boxcal.app.observability.stats import Collects, Stats, open_stats
+from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.predict.build import open_pipeline
 from boxcal.app.predict.device import Device, Turns
 from boxcal.app.predict.options import BoundsOption
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.registry.records import BackboneIdentity
 from boxcal.app.registry.store import Registry
-from boxcal.app.settings import Settings
-from boxcal.app.stats import Collects, Stats, open_stats
-from boxcal.app.telemetry import Telemetry
+from boxcal.app.settings.model_list import ModelEntry
+from boxcal.app.settings.service import Settings
 from boxcal.app.v2.inference import Models
 from boxcal.app.workers.slot import Slot
 from boxcal.models.backbone import Backbone

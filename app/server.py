@@ -14,10 +14,10 @@ import time
 import uvicorn
 
 from boxcal.app.access.tls import CertificateReloader
-from boxcal.app.logs import log_config
+from boxcal.app.http.protocol import IDLE_SECONDS, LimitedProtocol
 from boxcal.app.main import create_app
-from boxcal.app.protocol import IDLE_SECONDS, LimitedProtocol
-from boxcal.app.settings import Settings
+from boxcal.app.observability.logs import log_config
+from boxcal.app.settings.service import Settings
 from boxcal.app.workers.slot import Slot
 
 logger = logging.getLogger("boxcal")

@@ -11,20 +11,20 @@ from typing import Annotated, TypedDict, cast
 
 from fastapi import Depends, FastAPI, Query, Request
 
-from boxcal.app import model_list
 from boxcal.app.access.access import Access
 from boxcal.app.access.build import open_access
-from boxcal.app.background import background
-from boxcal.app.errors import InternalError, ModelNotFound, NotReady
-from boxcal.app.free_memory import FreeMemory
-from boxcal.app.middleware import TELEMETRY
-from boxcal.app.model_metrics import MetricsOfModels, MetricsOfOne
-from boxcal.app.nearest import hint
+from boxcal.app.http.middleware import TELEMETRY
+from boxcal.app.http.problems import InternalError, ModelNotFound, NotReady
+from boxcal.app.observability.background import background
+from boxcal.app.observability.free_memory import FreeMemory
+from boxcal.app.observability.model_metrics import MetricsOfModels, MetricsOfOne
+from boxcal.app.observability.stats import Collects
+from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.predict.device import Device
 from boxcal.app.served_model import ServedModel, naming, opened
-from boxcal.app.settings import Settings
-from boxcal.app.stats import Collects
-from boxcal.app.telemetry import Telemetry
+from boxcal.app.settings import model_list
+from boxcal.app.settings.nearest import hint
+from boxcal.app.settings.service import Settings
 from boxcal.app.workers.metrics import SharedMetrics
 from boxcal.app.workers.slot import Slot
 

@@ -25,9 +25,9 @@ import numpy as np
 import prometheus_client
 from starlette.types import Message
 
-from boxcal.app import telemetry
 from boxcal.app.main import create_app
-from boxcal.app.settings import Settings
+from boxcal.app.observability import telemetry
+from boxcal.app.settings.service import Settings
 
 BLOCKS, REQUESTS = 60, 128
 HERE = Path(__file__).parents[1]

@@ -38,7 +38,7 @@ VALID_EVERY = 50
 MAX_SHOWN = 30
 SCHEMATHESIS_CONFIG = Path(__file__).parent / "hostile" / "schemathesis.toml"
 PRELUDE = f"""
-from boxcal.app import protocol
+from boxcal.app.http import protocol
 protocol.IDLE_SECONDS = protocol.HEAD_SECONDS = protocol.STALL_SECONDS = {LIMIT_SECONDS}
 """
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Final
 
 from boxcal.app.access.errors import CrossOrigin, MisdirectedRequest
-from boxcal.app.settings import Settings
+from boxcal.app.settings.service import Settings
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -11,13 +11,13 @@ from boxcal.app.access.browsers import is_loopback
 from boxcal.app.access.errors import NoApiKey
 from boxcal.app.access.local_keys import LocalKeys
 from boxcal.app.access.store import KeyStore
-from boxcal.app.background import background
+from boxcal.app.observability.background import background
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.store import Registry
-from boxcal.app.settings import Settings
+from boxcal.app.settings.service import Settings
 
 if TYPE_CHECKING:
-    from boxcal.app.telemetry import Telemetry
+    from boxcal.app.observability.telemetry import Telemetry
 
 
 @asynccontextmanager

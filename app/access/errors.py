@@ -18,7 +18,7 @@ BoxcalError
 
 from __future__ import annotations
 
-from boxcal.app.errors import BoxcalError, NotFound
+from boxcal.app.http.problems import BoxcalError, NotFound
 
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="boxcal"'}
 

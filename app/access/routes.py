@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from boxcal.app.access.access import SCOPE_KEY, HeldKey
 from boxcal.app.access.scopes import Scope
-from boxcal.app.errors import InvalidParameter, problems
+from boxcal.app.http.problems import InvalidParameter, problems
 from boxcal.app.registry.audit import Action, AuditRecord, Caller, entries
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.state import CurrentState

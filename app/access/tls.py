@@ -6,7 +6,7 @@ import logging
 import ssl
 from pathlib import Path
 
-from boxcal.app.settings import Settings
+from boxcal.app.settings.service import Settings
 
 logger = logging.getLogger("boxcal")
 

@@ -28,7 +28,7 @@ from boxcal.app.registry.store import Registry
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 
 if TYPE_CHECKING:
-    from boxcal.app.telemetry import Telemetry
+    from boxcal.app.observability.telemetry import Telemetry
 
 KEPT = 16
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.wakeups import Wakeups
-from boxcal.app.errors import BoxcalError
+from boxcal.app.http.problems import BoxcalError
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.store import Registry
 

@@ -15,7 +15,7 @@ from boxcal.app.cli.local import bounds_of
 from boxcal.app.cli.output import screen, write_json
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.cli.starting import check_port
-from boxcal.app.settings import Settings
+from boxcal.app.settings.service import Settings
 
 DATABASE_SECONDS = 5
 

@@ -47,7 +47,7 @@ def _kinds() -> list[tuple[type[Exception], int]]:
         ("boxcal.app.client.errors", "InvalidRequestError", MISUSED),
         ("boxcal.app.client.errors", "InvalidUrlError", MISUSED),
         ("boxcal.app.client.errors", "ClientError", FAILED),
-        ("boxcal.app.errors", "BoxcalError", MISUSED),
+        ("boxcal.app.http.problems", "BoxcalError", MISUSED),
         ("boxcal.calibrators.errors", "CalibrationError", MISUSED),
         ("boxcal.models.errors", "BackboneError", MISUSED),
     ):

@@ -12,7 +12,7 @@ from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.output import progress_bar
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.client import Answer
-from boxcal.app.errors import InvalidBounds
+from boxcal.app.http.problems import InvalidBounds
 from boxcal.app.predict.options import BoundsOption, Labels, check_bounds
 from boxcal.calibrators.array_calibrator import ArrayCalibrator, Box, CalibratedRows
 from boxcal.models.backbone import Backbone, OpenBackbone

@@ -40,7 +40,7 @@ class SettingsCommand(TyperCommand):
 @cache
 def setting_options() -> list[Any]:
     """Let typer make an option of each setting."""
-    from boxcal.app.settings import Settings
+    from boxcal.app.settings.service import Settings
 
     def command(**_: Any) -> None: ...
 

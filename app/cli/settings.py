@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from boxcal.app.cli.failures import UsageError
-from boxcal.app.config_file import VARIABLE, ConfigFileError
-from boxcal.app.settings import Settings, unknown_variable
+from boxcal.app.settings.config_file import VARIABLE, ConfigFileError
+from boxcal.app.settings.service import Settings, unknown_variable
 
 
 def read_settings(config: Path | None = None, **given: Any) -> Settings:

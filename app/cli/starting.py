@@ -7,7 +7,7 @@ import socket
 import tempfile
 
 from boxcal.app.cli.failures import CannotStart
-from boxcal.app.settings import Settings
+from boxcal.app.settings.service import Settings
 
 SERVICE_SECONDS = 2.0
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}  # noqa: S104 - addresses that mean all

@@ -6,7 +6,7 @@ Members that a newer service adds are kept (`model_extra`) and never break an ol
 from datetime import datetime
 from typing import Any, Literal
 
-from boxcal.app.responses import Answer, CalibratorName, Document, LabelProbability, Prediction
+from boxcal.app.http.responses import Answer, CalibratorName, Document, LabelProbability, Prediction
 
 __all__ = [
     "Activation",

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from boxcal.app.logs import HEADER
+from boxcal.app.observability.logs import HEADER
 
 REPLICA_MODULE = "boxcal.app.cluster.ray"
 ROUTES_OF_RAY = "/-/"

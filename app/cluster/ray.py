@@ -17,8 +17,8 @@ from starlette.middleware import Middleware
 
 from boxcal.app.cluster.asgi import Direct, ServedApp
 from boxcal.app.cluster.settings import ongoing_limit, replica_settings
-from boxcal.app.logs import log_config
 from boxcal.app.main import create_app
+from boxcal.app.observability.logs import log_config
 from boxcal.app.server import SWITCH_SECONDS
 
 NAME = "boxcal"

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from boxcal.app import model_list
-from boxcal.app.settings import Settings
+from boxcal.app.settings import model_list
+from boxcal.app.settings.service import Settings
 
 EVERY_ADDRESS = "0.0.0.0"  # noqa: S104 - others reach every replica through the cluster's proxies
 OTHER_REQUESTS = 64

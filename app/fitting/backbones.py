@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from boxcal.app.fitting.model_inputs import ModelInputs
-from boxcal.app.model_list import entries
+from boxcal.app.settings.model_list import entries
 
 if TYPE_CHECKING:
-    from boxcal.app.settings import Settings
+    from boxcal.app.settings.service import Settings
     from boxcal.models.backbone import Backbone
 
 HEAD = "head.npy"

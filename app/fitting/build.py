@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.follower import follow
 from boxcal.app.activation.local_copy import FILE_NAME, LocalCopy
-from boxcal.app.background import background
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.bucket_sets import BucketSets
 from boxcal.app.fitting.jobs import FitJobs
 from boxcal.app.fitting.limits import FitLimits
 from boxcal.app.fitting.shared import SharedSets
+from boxcal.app.observability.background import background
 from boxcal.app.registry.artifacts import FOLDER, ArtifactFiles, ArtifactObjects
 from boxcal.app.registry.bucket import SCHEME, Bucket
 from boxcal.app.registry.errors import RegistryUnavailable
@@ -26,7 +26,7 @@ from boxcal.app.registry.store import Registry
 from boxcal.app.uploads.workspace import Workspace
 
 if TYPE_CHECKING:
-    from boxcal.app.telemetry import Telemetry
+    from boxcal.app.observability.telemetry import Telemetry
     from boxcal.models.backbone import Backbone
 
 

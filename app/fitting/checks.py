@@ -11,12 +11,12 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from boxcal.app.errors import BoxcalError, MalformedBody, NotReady
 from boxcal.app.fitting.backbones import BackboneSummary
 from boxcal.app.fitting.errors import REFUSALS, TABLE_REFUSALS, InvalidUpload
 from boxcal.app.fitting.messages import BODY_FILE, ITEMS_FILE, Checked, CheckTask, Tabled, TableTask
 from boxcal.app.fitting.requirements import reads_of_methods
 from boxcal.app.fitting.worker import TaskRefused, Worker, WorkerFailed
+from boxcal.app.http.problems import BoxcalError, MalformedBody, NotReady
 from boxcal.app.uploads.errors import disk_errors_as_problems
 from boxcal.app.uploads.workspace import Workspace
 

@@ -15,7 +15,7 @@ BoxcalError
 Each message quotes the offending value and the accepted values.
 """
 
-from boxcal.app.errors import (
+from boxcal.app.http.problems import (
     BoxcalError,
     InvalidParameter,
     InvalidRequest,

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from boxcal.app.errors import InvalidParameter
 from boxcal.app.fitting.messages import BUDGET_SECONDS
-from boxcal.app.nearest import hint
+from boxcal.app.http.problems import InvalidParameter
 from boxcal.app.registry.records import ActivatePolicy
+from boxcal.app.settings.nearest import hint
 
 FILES = ("file", "logits", "probabilities", "labels", "features", "groups", "sample_weight")
 """Parts with a file name: one file of everything, or `.npy` arrays."""

@@ -15,9 +15,9 @@ from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
 
-from boxcal.app.errors import MalformedBody
 from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.fields import FitFields
+from boxcal.app.http.problems import MalformedBody
 
 MAX_PARTS = 8
 MAX_HEADER_BYTES = 8192

@@ -12,7 +12,6 @@ from typing import IO, Any
 import numpy as np
 import orjson
 
-from boxcal.app.errors import MalformedBody
 from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.labels import as_indices, check_shape
 from boxcal.app.fitting.memory import room
@@ -28,8 +27,9 @@ from boxcal.app.fitting.validation_set import (
     keep_weights,
     refuse_weights,
 )
-from boxcal.app.nearest import hint
+from boxcal.app.http.problems import MalformedBody
 from boxcal.app.predict.arrays import read_rows
+from boxcal.app.settings.nearest import hint
 from boxcal.app.uploads.errors import UploadTooLarge
 from boxcal.models.errors import UnusableInput
 

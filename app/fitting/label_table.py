@@ -14,9 +14,9 @@ from typing import IO, Any
 
 import orjson
 
-from boxcal.app.errors import InvalidParameter, MalformedBody
 from boxcal.app.fitting.memory import limit_memory
 from boxcal.app.fitting.messages import BODY_FILE, ITEMS_FILE, Tabled, TableTask
+from boxcal.app.http.problems import InvalidParameter, MalformedBody
 from boxcal.app.uploads.errors import UploadTooLarge
 
 COLUMNS = ("id", "label", "propensity", "source", "key", "logits")

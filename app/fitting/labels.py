@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.validation_set import Array
-from boxcal.app.nearest import hint
+from boxcal.app.settings.nearest import hint
 
 Indices = npt.NDArray[np.int64]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from boxcal.app.settings import Settings
+    from boxcal.app.settings.service import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from boxcal.app.fitting.validation_set import (
     refuse_weights,
     stored_dtype,
 )
-from boxcal.app.nearest import hint
+from boxcal.app.settings.nearest import hint
 
 NAMES = ("logits", "probabilities", "labels", FEATURES, GROUPS, SAMPLE_WEIGHT)
 COPY_BYTES = 2**20

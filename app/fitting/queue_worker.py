@@ -15,11 +15,11 @@ from logging.config import dictConfig
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.build import Refits, open_refits
 from boxcal.app.fitting.limits import FitLimits
-from boxcal.app.logs import log_config
-from boxcal.app.model_list import entries
+from boxcal.app.observability.logs import log_config
+from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.records import BackboneIdentity
-from boxcal.app.settings import Settings
-from boxcal.app.telemetry import Telemetry
+from boxcal.app.settings.model_list import entries
+from boxcal.app.settings.service import Settings
 
 logger = logging.getLogger("boxcal")
 

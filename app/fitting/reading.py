@@ -25,7 +25,7 @@ from boxcal.models.inputs import Inputs, Samples
 from boxcal.models.row_inputs import RowInputs
 
 if TYPE_CHECKING:
-    from boxcal.app.settings import Settings
+    from boxcal.app.settings.service import Settings
     from boxcal.models.backbone import Backbone
 
 Floats = npt.NDArray[np.float64]

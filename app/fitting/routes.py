@@ -13,7 +13,6 @@ from boxcal.app.access.access import HeldKey
 from boxcal.app.access.errors import InsufficientScope
 from boxcal.app.access.routes import CurrentCaller, CurrentKey
 from boxcal.app.access.scopes import Scope
-from boxcal.app.errors import InvalidParameter, MalformedBody, NotReady, UnsupportedMediaType, problems
 from boxcal.app.fitting.errors import (
     FitAlreadyOver,
     FitElsewhere,
@@ -24,7 +23,7 @@ from boxcal.app.fitting.errors import (
 )
 from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
 from boxcal.app.fitting.schemas import Comparison, Fit, Fits
-from boxcal.app.nearest import hint, nearest
+from boxcal.app.http.problems import InvalidParameter, MalformedBody, NotReady, UnsupportedMediaType, problems
 from boxcal.app.predict.routes import unless_disconnected
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
@@ -36,6 +35,7 @@ from boxcal.app.registry.errors import (
     RegistryUnavailable,
 )
 from boxcal.app.registry.records import ActivatePolicy
+from boxcal.app.settings.nearest import hint, nearest
 from boxcal.app.state import CurrentModel
 from boxcal.app.uploads.errors import StorageFull, StorageUnavailable, UploadStalled, UploadTooLarge
 from boxcal.app.uploads.upload import receive

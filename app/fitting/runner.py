@@ -28,7 +28,7 @@ from boxcal.app.registry.records import UNCALIBRATED, ActivatePolicy, Decision, 
 from boxcal.app.registry.store import Registry
 
 if TYPE_CHECKING:
-    from boxcal.app.telemetry import Telemetry
+    from boxcal.app.observability.telemetry import Telemetry
 
 logger = logging.getLogger("boxcal")
 

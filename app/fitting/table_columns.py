@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.model_inputs import FEATURES, TEXTS, ModelInputs
 from boxcal.app.fitting.validation_set import SAMPLE_WEIGHT, refuse_weights
-from boxcal.app.nearest import hint
+from boxcal.app.settings.nearest import hint
 
 LABEL = "label"
 GROUP_COLUMNS = ("group", "groups")

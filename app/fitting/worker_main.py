@@ -18,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from boxcal.app.errors import BoxcalError, InternalError
 from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.messages import (
     REPLY,
@@ -32,6 +31,7 @@ from boxcal.app.fitting.messages import (
     TableTask,
     Task,
 )
+from boxcal.app.http.problems import BoxcalError, InternalError
 from boxcal.app.uploads.errors import full_disk_as_problem
 
 NICENESS = 10

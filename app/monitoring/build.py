@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from boxcal.app.activation.activator import Activator
-from boxcal.app.background import background
 from boxcal.app.fitting.jobs import FitJobs
 from boxcal.app.monitoring.events import EventLog
 from boxcal.app.monitoring.log import FeedbackLog
@@ -17,13 +16,14 @@ from boxcal.app.monitoring.monitor import Monitor
 from boxcal.app.monitoring.prior import PriorAdjustments
 from boxcal.app.monitoring.refits import Refits
 from boxcal.app.monitoring.writer import FeedbackWriter
+from boxcal.app.observability.background import background
 from boxcal.app.registry.store import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from boxcal.app.settings import Settings
-    from boxcal.app.telemetry import Telemetry
+    from boxcal.app.observability.telemetry import Telemetry
+    from boxcal.app.settings.service import Settings
 
 logger = logging.getLogger("boxcal")
 

@@ -7,7 +7,7 @@ BoxcalError
       - TooManyDuels          409  all duels are undecided
 """
 
-from boxcal.app.errors import InvalidRequest
+from boxcal.app.http.problems import InvalidRequest
 from boxcal.app.registry.errors import Conflict
 
 

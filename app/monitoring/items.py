@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from boxcal.app.errors import InvalidParameter
+from boxcal.app.http.problems import InvalidParameter
 from boxcal.app.monitoring.records import LARGEST, Label, Problem
 from boxcal.app.predict.options import Labels
 

@@ -39,7 +39,7 @@ from boxcal.app.registry.store import Registry
 from boxcal.app.registry.tables import monitors, utc_now
 
 if TYPE_CHECKING:
-    from boxcal.app.telemetry import Telemetry
+    from boxcal.app.observability.telemetry import Telemetry
 
 logger = logging.getLogger("boxcal")
 

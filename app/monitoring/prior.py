@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from boxcal.app.activation.active import ServedCalibrator
-from boxcal.app.errors import InvalidParameter
+from boxcal.app.http.problems import InvalidParameter
 from boxcal.app.monitoring.active_version import class_frequencies, report_of
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.registry.errors import TooFewPredictions

@@ -17,10 +17,10 @@ import numpy as np
 from sqlalchemy import Connection, or_, select, update
 
 from boxcal.app.activation.activator import Activator
-from boxcal.app.errors import BoxcalError
 from boxcal.app.fitting.jobs import FitJobs
 from boxcal.app.fitting.messages import RefitOutcome, RefitTask
 from boxcal.app.fitting.worker import WorkerFailed
+from boxcal.app.http.problems import BoxcalError
 from boxcal.app.monitoring.active_version import class_frequencies, report_of
 from boxcal.app.monitoring.fold import MonitorFold
 from boxcal.app.monitoring.log import FeedbackLog

@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request, status
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from boxcal.app.errors import (
+from boxcal.app.http.problems import (
     BodyTooLarge,
     InvalidParameter,
     MalformedBody,

@@ -23,7 +23,7 @@ from boxcal.app.registry.store import Registry
 from boxcal.calibrators.monitoring.decisions import DecisionKind
 
 if TYPE_CHECKING:
-    from boxcal.app.telemetry import Telemetry
+    from boxcal.app.observability.telemetry import Telemetry
 
 logger = logging.getLogger("boxcal")
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.errors import BoxcalError, QueueFull
+from boxcal.app.http.problems import BoxcalError, QueueFull
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.records import BLOCK_ROWS, ID, Block, Label, Outcome, time_of
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.store import Registry
 
 if TYPE_CHECKING:
-    from boxcal.app.telemetry import Telemetry
+    from boxcal.app.observability.telemetry import Telemetry
 
 logger = logging.getLogger("boxcal")
 

@@ -14,7 +14,7 @@ from typing import Final
 from fastapi import APIRouter
 from starlette.responses import RedirectResponse, Response
 
-from boxcal.app.errors import RouteNotFound, problems
+from boxcal.app.http.problems import RouteNotFound, problems
 
 router = APIRouter(include_in_schema=False)
 

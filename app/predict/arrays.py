@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from boxcal.app.errors import InvalidLogits, MalformedBody
+from boxcal.app.http.problems import InvalidLogits, MalformedBody
 
 MAX_DIMENSIONS = 32
 MAX_HEADER_BYTES = 2**17

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic
 
-from boxcal.app.errors import BackboneFailed, DeadlineExceeded, NotReady, QueueFull, TooManySamples
+from boxcal.app.http.problems import BackboneFailed, DeadlineExceeded, NotReady, QueueFull, TooManySamples
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.device import Turns
 from boxcal.app.predict.lanes import (

@@ -13,7 +13,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 
-from boxcal.app.errors import (
+from boxcal.app.http.problems import (
     BadRequest,
     InvalidParameter,
     MalformedBody,

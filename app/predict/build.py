@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.active import ServedCalibrator
+from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.predict.answers import Rows
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.batcher import Batcher
@@ -22,8 +23,7 @@ from boxcal.app.predict.calibration import CalibrationRequest, Scoring, calibrat
 from boxcal.app.predict.device import Turns
 from boxcal.app.predict.options import BoundsOption, Labels, RequestBounds, check_bounds
 from boxcal.app.predict.pipeline import Pipeline
-from boxcal.app.settings import Settings
-from boxcal.app.telemetry import Telemetry
+from boxcal.app.settings.service import Settings
 from boxcal.models.backbone import Backbone
 
 NICENESS = 5

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.app.activation.active import ServedCalibrator
-from boxcal.app.errors import BackboneFailed, InvalidLogits, InvalidParameter
+from boxcal.app.http.problems import BackboneFailed, InvalidLogits, InvalidParameter
 from boxcal.app.predict.answers import Float64Array, Rows
 from boxcal.app.predict.arrays import finite
 from boxcal.app.predict.lanes import Part

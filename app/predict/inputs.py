@@ -19,19 +19,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.budget import Budget
-from boxcal.app.errors import (
+from boxcal.app.http.budget import Budget
+from boxcal.app.http.problems import (
     BackboneFailed,
     ImageTooLarge,
     InvalidInput,
     InvalidParameter,
     TooManySamples,
 )
-from boxcal.app.nearest import hint
 from boxcal.app.predict import large_json
 from boxcal.app.predict.bodies import CSV, FORM, IMAGES, TEXT, Posted
 from boxcal.app.predict.lanes import Undecoded
 from boxcal.app.predict.large_json import Fold, Folded
+from boxcal.app.settings.nearest import hint
 from boxcal.models.decoding import check_size, image_size
 from boxcal.models.errors import BackboneError, TooManyPixels
 from boxcal.models.inputs import Inputs as ModelInputs

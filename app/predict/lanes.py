@@ -22,7 +22,7 @@ from typing import Generic, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.errors import BackboneFailed
+from boxcal.app.http.problems import BackboneFailed
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.device import Turns
 

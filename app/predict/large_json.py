@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from boxcal.app.errors import BodyTooLarge, InvalidParameter, MalformedBody
+from boxcal.app.http.problems import BodyTooLarge, InvalidParameter, MalformedBody
 from boxcal.app.predict.interpreter import release_interpreter
 
 Body = bytes | bytearray

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from boxcal.app.errors import InvalidBounds, InvalidParameter, describe_validation
-from boxcal.app.nearest import hint
+from boxcal.app.http.problems import InvalidBounds, InvalidParameter, describe_validation
+from boxcal.app.settings.nearest import hint
 from boxcal.calibrators.operator.constants import sum_tolerance
 
 NUMBER = {"type": "number", "minimum": 0, "maximum": 1}

@@ -19,14 +19,15 @@ from numpy.typing import NDArray
 
 from boxcal.app.activation.activator import Activator
 from boxcal.app.activation.active import ServedCalibrator
-from boxcal.app.budget import Budget
-from boxcal.app.errors import (
+from boxcal.app.http.budget import Budget
+from boxcal.app.http.problems import (
     BackboneFailed,
     DeadlineExceeded,
     InvalidParameter,
     NoModel,
     RequestTooLarge,
 )
+from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.predict.answers import CalibratedAnswer, Rows
 from boxcal.app.predict.arrays import read_rows
 from boxcal.app.predict.batcher import Batcher
@@ -42,7 +43,6 @@ from boxcal.app.predict.calibration import (
 from boxcal.app.predict.inputs import InputDecoder, Inputs, inputs_fold
 from boxcal.app.predict.large_json import Fold
 from boxcal.app.predict.options import BoundsOption, Labels, Options, RequestBounds, check_bounds
-from boxcal.app.telemetry import Telemetry
 from boxcal.models.inputs import Inputs as ModelInputs
 
 INLINE_NUMBERS = 16_384

@@ -11,7 +11,8 @@ from fastapi import APIRouter
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from boxcal.app.errors import (
+from boxcal.app.http.middleware import DirectRequest
+from boxcal.app.http.problems import (
     BackboneFailed,
     BodyTooLarge,
     DeadlineExceeded,
@@ -29,7 +30,8 @@ from boxcal.app.errors import (
     UnsupportedMediaType,
     problems,
 )
-from boxcal.app.middleware import DirectRequest
+from boxcal.app.http.protocol import DISCONNECTION
+from boxcal.app.observability.tracing import STAGES_KEY
 from boxcal.app.predict import schemas
 from boxcal.app.predict.answers import CalibratedAnswer, Float64Array
 from boxcal.app.predict.arrays import as_logits, check_scores, read_npy, read_rows, write_npy
@@ -48,7 +50,6 @@ from boxcal.app.predict.inputs import Inputs, inputs_of
 from boxcal.app.predict.large_json import Folded
 from boxcal.app.predict.options import Options
 from boxcal.app.predict.pipeline import Pipeline
-from boxcal.app.protocol import DISCONNECTION
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
     DamagedArtifact,
@@ -57,7 +58,6 @@ from boxcal.app.registry.errors import (
     TooFewPredictions,
 )
 from boxcal.app.state import model_of
-from boxcal.app.tracing import STAGES_KEY
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ BoxcalError
 Each message names the version, the fit or the backbone.
 """
 
-from boxcal.app.errors import BoxcalError, NotFound, Unavailable
+from boxcal.app.http.problems import BoxcalError, NotFound, Unavailable
 
 
 class CalibratorNotFound(NotFound):

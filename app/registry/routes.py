@@ -9,7 +9,7 @@ import orjson
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from boxcal.app.access.routes import CurrentCaller
-from boxcal.app.errors import BoxcalError, InvalidParameter, problems
+from boxcal.app.http.problems import BoxcalError, InvalidParameter, problems
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
     CalibratorPruned,

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from boxcal.app.errors import BoxcalError, PayloadTooLarge, Unavailable
+from boxcal.app.http.problems import BoxcalError, PayloadTooLarge, Unavailable
 
 logger = logging.getLogger("boxcal")
 

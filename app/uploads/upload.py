@@ -13,7 +13,7 @@ from pathlib import Path
 
 from starlette.requests import ClientDisconnect
 
-from boxcal.app.errors import MalformedBody, UnsupportedMediaType
+from boxcal.app.http.problems import MalformedBody, UnsupportedMediaType
 from boxcal.app.uploads.errors import UploadStalled, UploadTooLarge, disk_errors_as_problems
 
 WRITE_BYTES = 2**20

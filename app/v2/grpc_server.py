@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha import reflection
 
 from boxcal.app.access.limits import Limiter
 from boxcal.app.access.scopes import Level, Requirement, Scope
-from boxcal.app.errors import BoxcalError, InternalError, InvalidInput, MalformedBody
+from boxcal.app.http.problems import BoxcalError, InternalError, InvalidInput, MalformedBody
 from boxcal.app.v2.inference import Asked, class_count
 from boxcal.app.v2.messages import METHODS, POOL, SERVICE, message_class
 from boxcal.app.v2.routes import EXTENSIONS, model_versions

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.errors import InvalidBounds, InvalidInput, InvalidParameter, ModelNotFound
-from boxcal.app.nearest import hint
+from boxcal.app.http.problems import InvalidBounds, InvalidInput, InvalidParameter, ModelNotFound
 from boxcal.app.predict import options as request_options
 from boxcal.app.predict.answers import CalibratedAnswer, Rows, rank
 from boxcal.app.predict.arrays import as_logits, check_scores
@@ -25,6 +24,7 @@ from boxcal.app.predict.bodies import COPIED, LOGITS, SCORES
 from boxcal.app.predict.inputs import Input, from_base64
 from boxcal.app.predict.options import SIDES, Options
 from boxcal.app.predict.pipeline import Pipeline
+from boxcal.app.settings.nearest import hint
 from boxcal.app.v2.tensors import BYTES, Array
 from boxcal.models.backbone import Backbone
 from boxcal.models.row_inputs import RowInputs

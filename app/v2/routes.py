@@ -16,7 +16,8 @@ import numpy as np
 import orjson
 from fastapi import APIRouter
 
-from boxcal.app.errors import (
+from boxcal.app.http.middleware import TELEMETRY, DirectRequest
+from boxcal.app.http.problems import (
     DeadlineExceeded,
     InvalidInput,
     InvalidParameter,
@@ -27,7 +28,6 @@ from boxcal.app.errors import (
     RequestTooLarge,
     problems,
 )
-from boxcal.app.middleware import TELEMETRY, DirectRequest
 from boxcal.app.predict import large_json
 from boxcal.app.predict.bodies import COPIED, header, read_body, read_tensors, unblocked
 from boxcal.app.predict.large_json import Body

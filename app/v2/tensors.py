@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.errors import InvalidInput, MalformedBody
+from boxcal.app.http.problems import InvalidInput, MalformedBody
 
 BYTES = "BYTES"
 DTYPES: dict[str, np.dtype[Any]] = {

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from prometheus_client.core import Metric
 
-from boxcal.app.stats import Collects
+from boxcal.app.observability.stats import Collects
 
 SAVE_SECONDS = 1.0
 MAX_ENDED = 8

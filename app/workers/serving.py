@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from boxcal.app.server import ProcessServer, serve_with, server_config
-from boxcal.app.settings import Settings
+from boxcal.app.settings.service import Settings
 from boxcal.app.workers.accepting import Acceptor, Shares
 from boxcal.app.workers.slot import Slot
 

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from boxcal.app.logs import log_config
-from boxcal.app.settings import Settings
+from boxcal.app.observability.logs import log_config
+from boxcal.app.settings.service import Settings
 from boxcal.app.workers.metrics import join_ended
 
 logger = logging.getLogger("boxcal")

@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 
 from boxcal.app.server import Server, server_config
-from boxcal.app.settings import Settings
+from boxcal.app.settings.service import Settings
 from boxcal.app.state import State
 
 

@@ -9,8 +9,8 @@ import httpx
 import jsonschema
 import pytest
 
-from boxcal.app import documentation, examples
-from boxcal.app.errors import PROBLEM_MEDIA_TYPE
+from boxcal.app.http import documentation, examples
+from boxcal.app.http.problems import PROBLEM_MEDIA_TYPE
 from tests.app.fitting.validation_data import validation_npz
 
 Document = dict[str, Any]

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from boxcal.app import protocol
+from boxcal.app.http import protocol
 from boxcal.models.digits_data import Digits
 from tests.app.running import Service, running
 

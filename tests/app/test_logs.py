@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from boxcal.app import logs
+from boxcal.app.observability import logs
 from tests.deploy import processes
 
 NEW_ID = re.compile(r"[0-9a-f]{16}")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from boxcal.app.model_list import entries
-from boxcal.app.settings import Settings
+from boxcal.app.settings.model_list import entries
+from boxcal.app.settings.service import Settings
 
 FILE = """
 [small]

@@ -10,8 +10,8 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from boxcal.app.body_parts import EXTENSION, BodyParts
-from boxcal.app.protocol import LimitedProtocol
+from boxcal.app.http.body_parts import EXTENSION, BodyParts
+from boxcal.app.http.protocol import LimitedProtocol
 from tests.app.running import listening
 
 PAUSE = 0.4

@@ -13,7 +13,7 @@ import pytest
 
 from boxcal.app.client import AsyncBoxcalClient, BoxcalClient
 from boxcal.app.client.clients import DEFAULT_TIMEOUT
-from boxcal.app.settings import Settings
+from boxcal.app.settings.service import Settings
 from tests.app.fitting.validation_data import validation_npz
 from tests.app.running import running
 

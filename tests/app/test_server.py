@@ -22,7 +22,9 @@ import numpy as np
 from boxcal.app.server import FAILED
 from boxcal.models.digits_data import Digits
 
-START = "from boxcal.app.server import serve; from boxcal.app.settings import Settings; serve(Settings())"
+START = (
+    "from boxcal.app.server import serve; from boxcal.app.settings.service import Settings; serve(Settings())"
+)
 PNG = {"content-type": "image/png"}
 NPY = {"content-type": "application/x-npy"}
 
@@ -174,7 +176,7 @@ def test_half_open_requests_do_not_delay_the_end_and_leave_no_tracebacks(tmp_pat
 FAILING = """
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.server import serve
-from boxcal.app.settings import Settings
+from boxcal.app.settings.service import Settings
 def fail(self, share):
     raise MemoryError("simulated")
 BatchSizer.size_of = fail
@@ -194,7 +196,7 @@ def test_a_batcher_thread_that_ends_fails_readiness_and_ends_the_process(
 
 def test_the_log_has_no_control_characters_of_a_request(tmp_path: Path) -> None:
     broken = START.replace(
-        "serve(Settings())", "import boxcal.app.health as h; h.Live = None; serve(Settings())"
+        "serve(Settings())", "import boxcal.app.http.health as h; h.Live = None; serve(Settings())"
     )
     with started(tmp_path, broken) as process:
         assert httpx.get(f"{process.url}/health/live?%1b[31m").status_code == 500

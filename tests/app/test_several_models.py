@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from boxcal.app.client import BoxcalClient
-from boxcal.app.errors import BoxcalError
+from boxcal.app.http.problems import BoxcalError
+from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.records import FittedCalibrator
-from boxcal.app.settings import Settings
+from boxcal.app.settings.service import Settings
 from boxcal.app.state import build
-from boxcal.app.telemetry import Telemetry
 from boxcal.calibrators import fit as fitted
 from boxcal.models.errors import BackboneError
 from tests.app.fitting.service import free_port

@@ -6,7 +6,7 @@ import orjson
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from boxcal.app.stats import READINGS, Stats, minus, quantile, total
+from boxcal.app.observability.stats import READINGS, Stats, minus, quantile, total
 
 
 def metrics() -> tuple[CollectorRegistry, Histogram, Gauge, Counter]:

@@ -14,8 +14,8 @@ from prometheus_client import generate_latest
 from starlette.types import Receive, Scope, Send
 
 from boxcal.app.main import create_app
-from boxcal.app.settings import Settings
-from boxcal.app.telemetry import Telemetry
+from boxcal.app.observability.telemetry import Telemetry
+from boxcal.app.settings.service import Settings
 from boxcal.models.digits_data import Digits
 from tests.app.running import Service
 

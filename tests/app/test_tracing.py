@@ -13,10 +13,10 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from boxcal.app import tracing
-from boxcal.app.errors import InvalidParameter
+from boxcal.app.http.problems import InvalidParameter
 from boxcal.app.main import create_app
-from boxcal.app.settings import Settings
+from boxcal.app.observability import tracing
+from boxcal.app.settings.service import Settings
 from boxcal.models.digits_data import Digits
 from tests.app.running import running
 

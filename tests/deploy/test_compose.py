@@ -84,7 +84,7 @@ def test_everything_that_is_mounted_exists(name: str) -> None:
 
 
 def test_compose_passes_on_every_setting_that_the_image_does_not_have() -> None:
-    from boxcal.app.settings import Settings
+    from boxcal.app.settings.service import Settings
 
     known = {f"BOXCAL_{field.upper()}" for field in Settings.model_fields}
     image = set(re.findall(r"\b(BOXCAL_[A-Z_]+)=", (ROOT / "Dockerfile").read_text()))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from boxcal.app.settings import Settings
+from boxcal.app.settings.service import Settings
 
 pytestmark = pytest.mark.long
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from boxcal.app.settings import Settings, unknown_variable
+from boxcal.app.settings.service import Settings, unknown_variable
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kserve"
 RUNTIME, SERVICE = "serving-runtime.yaml", "inference-service.yaml"

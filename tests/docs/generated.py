@@ -11,11 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic.fields import FieldInfo
 
 from benchmarks.monitoring.page import TABLES as MONITORING
-from boxcal.app.documentation import leaves
-from boxcal.app.errors import BoxcalError
+from boxcal.app.http.documentation import leaves
+from boxcal.app.http.problems import BoxcalError
 from boxcal.app.main import create_app
-from boxcal.app.settings import Settings
-from boxcal.app.telemetry import Telemetry
+from boxcal.app.observability.telemetry import Telemetry
+from boxcal.app.settings.service import Settings
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "rules.yml"
 SIGNS = {Ge: "≥", Gt: ">", Le: "≤", Lt: "<"}

@@ -14,7 +14,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from boxcal.app.demo import SHOWN_DIGIT
+from boxcal.app.demo.__main__ import SHOWN_DIGIT
 from boxcal.calibrators import Bounds, box_constrained_softmax, fit
 from boxcal.calibrators.evaluation.reliability import reliability_svg
 from boxcal.calibrators.evaluation.report import cross_fitted_report

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from playwright.sync_api import Page, expect, sync_playwright
 
-from boxcal.app import demo_shift
 from boxcal.app.client import BoxcalClient
+from boxcal.app.demo import shift as demo_shift
 from boxcal.models.backbone import Backbone
 from boxcal.models.digits_data import GREY_LEVELS, Digits, load_digits_split
 from boxcal.models.loading import load_backbone

@@ -22,9 +22,9 @@ import pytest
 import yaml
 from prometheus_client import generate_latest
 
-from boxcal.app import model_list
-from boxcal.app.settings import Settings
-from boxcal.app.telemetry import Telemetry
+from boxcal.app.observability.telemetry import Telemetry
+from boxcal.app.settings import model_list
+from boxcal.app.settings.service import Settings
 from boxcal.calibrators.checks import check_data
 from boxcal.models.spec import ModelSpec
 from tests.docs.__main__ import PLAYED

@@ -18,7 +18,6 @@ from boxcal.app.cli import bulk, bulk_sources
 from boxcal.app.client import BoxcalClient
 from boxcal.app.client.bodies import upload_part
 from boxcal.app.client.errors import InvalidRequestError
-from boxcal.app.errors import BoxcalError
 from boxcal.app.fitting.backbones import BackboneSummary
 from boxcal.app.fitting.check import read_file
 from boxcal.app.fitting.form import FilePart
@@ -26,6 +25,7 @@ from boxcal.app.fitting.messages import TASK, CheckTask
 from boxcal.app.fitting.model_inputs import ModelInputs
 from boxcal.app.fitting.model_pass import run_backbone
 from boxcal.app.fitting.validation_set import ValidationSet
+from boxcal.app.http.problems import BoxcalError
 from boxcal.models.loading import load_backbone
 from tests.app.running import running
 from tests.models.test_onnx_exports import CLASSES, TEXTS, declare, linear, of_columns, of_text
@@ -352,7 +352,7 @@ def test_bulk_prediction_of_tables(
     backbone = request.getfixturevalue(model)
     monkeypatch.setattr(bulk_sources, "ROWS", 20)
     monkeypatch.setattr(bulk_sources, "TEXTS", 20)
-    monkeypatch.setattr("boxcal.app.settings.Settings.load_backbone", lambda _: backbone)
+    monkeypatch.setattr("boxcal.app.settings.service.Settings.load_backbone", lambda _: backbone)
     frame, source, output = table(backbone), tmp_path / "in.parquet", tmp_path / "out.parquet"
     source.write_bytes(as_parquet(frame.assign(id=1)))
     assert bulk.run(source, output, lower=None, upper=None, calibrator=None) == COUNT

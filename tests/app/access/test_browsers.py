@@ -10,7 +10,7 @@ import pytest
 
 from boxcal.app.access.browsers import BrowserRules, is_loopback
 from boxcal.app.access.errors import MisdirectedRequest
-from boxcal.app.settings import Settings
+from boxcal.app.settings.service import Settings
 from tests.app.running import Service, running
 
 PARTNER = "https://partner.example"

@@ -16,10 +16,10 @@ from boxcal.app.access.scopes import Scope
 from boxcal.app.access.store import KeyStore
 from boxcal.app.client import BoxcalClient, ForbiddenError, UnauthorizedError
 from boxcal.app.main import declared_statuses
+from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.tables import api_keys
-from boxcal.app.settings import Settings
+from boxcal.app.settings.service import Settings
 from boxcal.app.state import build
-from boxcal.app.telemetry import Telemetry
 from tests.app.access.conftest import TESTER, Guarded, sqlite_url
 from tests.app.access.waiting import until
 from tests.app.cli.conftest import Boxcal, boxcal  # noqa: F401 - a fixture

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from boxcal.app.server import Server, server_config
-from boxcal.app.settings import Settings
+from boxcal.app.settings.service import Settings
 from tests.app.access.waiting import until
 from tests.app.running import listening
 

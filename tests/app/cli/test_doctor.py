@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from boxcal.app.settings import unknown_variable
+from boxcal.app.settings.service import unknown_variable
 from tests.app.cli.conftest import Boxcal
 
 

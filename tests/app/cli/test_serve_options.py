@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from boxcal.app.cli.setting_options import setting_options
-from boxcal.app.config_file import ConfigFileError
-from boxcal.app.settings import Settings
+from boxcal.app.settings.config_file import ConfigFileError
+from boxcal.app.settings.service import Settings
 from tests.app.cli.conftest import Boxcal
 
 CONFIG = """

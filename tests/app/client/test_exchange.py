@@ -22,8 +22,8 @@ from boxcal.app.client import (
     UnreadableAnswerError,
 )
 from boxcal.app.client.exchange import REFUSED_BEFORE_WORK
-from boxcal.app.errors import NotReady, QueueFull
 from boxcal.app.fitting.errors import FitQueueFull
+from boxcal.app.http.problems import NotReady, QueueFull
 from tests.app.client.both import Ask
 from tests.app.client.scripted import Reply, scripted
 

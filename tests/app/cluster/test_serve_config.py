@@ -14,7 +14,7 @@ import yaml
 
 from boxcal.app.cluster.serve_config import read_config
 from boxcal.app.cluster.settings import ongoing_limit, replica_settings
-from boxcal.app.settings import Settings
+from boxcal.app.settings.service import Settings
 from tests.app.cli.conftest import Boxcal, boxcal
 
 __all__ = ["boxcal"]

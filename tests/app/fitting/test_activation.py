@@ -10,10 +10,10 @@ import torch
 from prometheus_client import generate_latest
 
 from boxcal.app.activation.activator import KEPT, Activator, check, read
+from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.errors import CalibratorNotFound, DamagedArtifact
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, Decision, FittedCalibrator
 from boxcal.app.registry.store import Registry
-from boxcal.app.telemetry import Telemetry
 from boxcal.calibrators import Calibrator, fit
 from tests.app.fitting.validation_data import overconfident
 

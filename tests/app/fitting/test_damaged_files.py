@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from boxcal.app.errors import BoxcalError, MalformedBody
 from boxcal.app.fitting.errors import InvalidUpload, UnknownUploadFormat
+from boxcal.app.http.problems import BoxcalError, MalformedBody
 from boxcal.app.uploads.errors import UploadStalled, UploadTooLarge
 from boxcal.app.uploads.upload import receive
 from tests.app.fitting.files import (

@@ -18,8 +18,8 @@ import pytest
 from boxcal.app.fitting.build import Refits
 from boxcal.app.fitting.errors import FitAlreadyOver, FitQueueFull
 from boxcal.app.fitting.slots import MAX_PER_CLIENT
+from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.records import FitState
-from boxcal.app.telemetry import Telemetry
 from boxcal.app.uploads.errors import StorageFull, StorageUnavailable
 from tests.app.fitting.service import Service
 from tests.app.fitting.test_hostile import left_behind

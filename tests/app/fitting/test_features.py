@@ -12,7 +12,7 @@ import torch
 from boxcal.app.fitting import requirements
 from boxcal.app.fitting.backbones import BackboneSummary
 from boxcal.app.fitting.reading import read_validation_data
-from boxcal.app.settings import Settings
+from boxcal.app.settings.service import Settings
 from boxcal.calibrators import Calibrator
 from boxcal.models.backbone import OpenBackbone
 from boxcal.models.digits_data import load_digits_split

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from boxcal.app.errors import BoxcalError
 from boxcal.app.fitting.check import read_file
 from boxcal.app.fitting.form import FilePart
 from boxcal.app.fitting.model_pass import run_backbone
 from boxcal.app.fitting.reading import read_validation_data
 from boxcal.app.fitting.validation_set import ValidationSet
-from boxcal.app.settings import Settings
+from boxcal.app.http.problems import BoxcalError
+from boxcal.app.settings.service import Settings
 from boxcal.models.digits_data import load_digits_split
 from boxcal.models.loading import load_backbone
 from tests.app.fitting.service import Service

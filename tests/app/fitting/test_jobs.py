@@ -20,9 +20,9 @@ from boxcal.app.fitting.errors import FitAlreadyOver, FitQueueFull
 from boxcal.app.fitting.jobs import FitJobs
 from boxcal.app.fitting.limits import FitLimits
 from boxcal.app.fitting.messages import BODY_FILE
+from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.errors import FitNotFound
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, FitRecord, FitState
-from boxcal.app.telemetry import Telemetry
 from boxcal.models.loading import load_backbone
 from tests.app.fitting.test_images import archive
 from tests.app.fitting.validation_data import CONTENT_TYPE, form, validation_npz

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from boxcal.app.errors import BoxcalError
 from boxcal.app.fitting.label_table import read_labels
 from boxcal.app.fitting.messages import BODY_FILE, ITEMS_FILE, TableTask
+from boxcal.app.http.problems import BoxcalError
 
 LABELS = ("cat", "dog", "7")
 

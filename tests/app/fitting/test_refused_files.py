@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from boxcal.app.errors import BoxcalError
 from boxcal.app.fitting.validation_set import MIN_SAMPLES
+from boxcal.app.http.problems import BoxcalError
 from tests.app.fitting.files import (
     LABELS,
     LOGITS,

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from boxcal.app import demo_shift
 from boxcal.app.client import BoxcalClient
+from boxcal.app.demo import shift as demo_shift
 from boxcal.models.digits_data import load_digits_split
 from tests.app.running import running
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boxcal.app.errors import InvalidParameter
+from boxcal.app.http.problems import InvalidParameter
 from boxcal.app.monitoring import items
 from boxcal.app.monitoring.items import read_items
 from boxcal.app.predict.options import Labels

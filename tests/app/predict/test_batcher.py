@@ -14,7 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from boxcal.app.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, TooManySamples
+from boxcal.app.http.problems import DeadlineExceeded, InternalError, InvalidInput, QueueFull, TooManySamples
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.batcher import Batcher
 from boxcal.app.predict.lanes import Finished, Part, Undecoded

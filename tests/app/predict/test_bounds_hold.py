@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boxcal.app.activation.active import ServedCalibrator
-from boxcal.app.errors import InvalidBounds
+from boxcal.app.http.problems import InvalidBounds
 from boxcal.app.predict import options as request_options
 from boxcal.app.predict.answers import CalibratedAnswer
 from boxcal.app.predict.calibration import CalibrationRequest, calibrate

@@ -18,12 +18,12 @@ import numpy as np
 import orjson
 import pytest
 
-from boxcal.app.errors import BoxcalError
-from boxcal.app.free_memory import FreeMemory, resident_bytes
+from boxcal.app.http.problems import BoxcalError
+from boxcal.app.http.responses import Answer
+from boxcal.app.observability.free_memory import FreeMemory, resident_bytes
 from boxcal.app.predict import large_json
 from boxcal.app.predict.arrays import read_rows
 from boxcal.app.predict.batch_sizer import BatchSizer
-from boxcal.app.responses import Answer
 from boxcal.app.server import SWITCH_SECONDS
 from boxcal.models import decoding
 from boxcal.models.digits_data import Digits

@@ -21,12 +21,12 @@ from boxcal.app.fitting.build import Refits, open_refits
 from boxcal.app.fitting.errors import FitElsewhere, FitQueueFull
 from boxcal.app.fitting.limits import FitLimits
 from boxcal.app.fitting.shared import SharedSets
+from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.artifacts import ArtifactFiles
 from boxcal.app.registry.errors import DamagedArtifact
 from boxcal.app.registry.fits import MAX_ATTEMPTS
 from boxcal.app.registry.records import ActivatePolicy, Decision, FitRecord, FitState, FittedCalibrator
 from boxcal.app.registry.store import Registry
-from boxcal.app.telemetry import Telemetry
 from boxcal.calibrators import Calibrator
 from tests.app.fitting.service import Service
 from tests.app.fitting.test_jobs import BACKBONE, DIGITS, QUICK, SLOW, SOURCE, ended, submit, until

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from boxcal.app.settings import Settings
+from boxcal.app.settings.service import Settings
 from boxcal.app.workers import metrics as shared
 from boxcal.app.workers import supervisor as workers
 from boxcal.app.workers.accepting import Acceptor, Shares

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from boxcal.app import config_file
+from boxcal.app.settings import config_file
 
 if TYPE_CHECKING:
-    from boxcal.app.settings import Settings
+    from boxcal.app.settings.service import Settings
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 RESERVED = ".calibrator"

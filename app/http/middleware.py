@@ -20,16 +20,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from boxcal.app import errors
 from boxcal.app.access.access import SCOPE_KEY, Access, Requirements
 from boxcal.app.access.browsers import BrowserRules
 from boxcal.app.access.limits import Limiter
 from boxcal.app.access.scopes import Level
-from boxcal.app.body_parts import EXTENSION, BodyParts
-from boxcal.app.budget import Budget
-from boxcal.app.logs import current_request_id
-from boxcal.app.nearest import hint
-from boxcal.app.telemetry import UNMATCHED, Telemetry
+from boxcal.app.http import problems as errors
+from boxcal.app.http.body_parts import EXTENSION, BodyParts
+from boxcal.app.http.budget import Budget
+from boxcal.app.observability.logs import current_request_id
+from boxcal.app.observability.telemetry import UNMATCHED, Telemetry
+from boxcal.app.settings.nearest import hint
 from boxcal.models.errors import BackboneError
 
 logger = logging.getLogger("boxcal")

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from boxcal.app.errors import PROBLEM_MEDIA_TYPE, BoxcalError
-from boxcal.app.examples import (
+from boxcal.app.http.examples import (
     ACTIVATED,
     CALIBRATED,
     CALIBRATOR,
@@ -32,6 +31,7 @@ from boxcal.app.examples import (
     SUCCEEDED,
     UNCALIBRATED,
 )
+from boxcal.app.http.problems import PROBLEM_MEDIA_TYPE, BoxcalError
 
 JSON = "application/json"
 

@@ -8,7 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from boxcal.app.errors import NotReady, problems
+from boxcal.app.http.problems import NotReady, problems
 from boxcal.app.state import CurrentModel, CurrentState
 
 router = APIRouter(tags=["monitoring"])

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from boxcal.app.nearest import hint
+from boxcal.app.settings.nearest import hint
 
 VARIABLE = "BOXCAL_CONFIG"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from boxcal.app.settings import Settings
+from boxcal.app.settings.service import Settings
 
 HEADER = b"x-request-id"
 VALID_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")

@@ -12,10 +12,10 @@ from argparse import ArgumentParser
 import numpy as np
 import numpy.typing as npt
 
-from boxcal.app import demo_shift
 from boxcal.app.cli.failures import failure_of
 from boxcal.app.cli.output import progress_bar, screen
 from boxcal.app.client import DEFAULT_URL, BoxcalClient, Prediction, UnreachableError
+from boxcal.app.demo import shift as demo_shift
 from boxcal.calibrators import Metrics, evaluate
 from boxcal.models.digits_data import Digits, load_digits_split
 

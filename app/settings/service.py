@@ -14,8 +14,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from boxcal.app import config_file, model_list
-from boxcal.app.nearest import nearest
+from boxcal.app.settings import config_file, model_list
+from boxcal.app.settings.nearest import nearest
 
 if TYPE_CHECKING:
     from boxcal.models.backbone import Backbone

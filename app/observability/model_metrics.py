@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client.core import Metric
 
-from boxcal.app.stats import Collects
-from boxcal.app.telemetry import Telemetry
+from boxcal.app.observability.stats import Collects
+from boxcal.app.observability.telemetry import Telemetry
 
 OF_SERVICE = ("process_", "boxcal_registry_", "boxcal_background_restarts")
 """Beginnings of the names of metrics that a model does not have."""

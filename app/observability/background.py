@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from boxcal.app.telemetry import Telemetry
+    from boxcal.app.observability.telemetry import Telemetry
 
 logger = logging.getLogger("boxcal")
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from boxcal.app.body_parts import EXTENSION, BodyParts
+from boxcal.app.http.body_parts import EXTENSION, BodyParts
 
 CONTINUE = b"HTTP/1.1 100 "
 MAX_WAITING_BYTES = 512 * 1024

@@ -13,8 +13,8 @@ import orjson
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from boxcal.app.errors import problems
 from boxcal.app.fitting.requirements import reads_of_methods
+from boxcal.app.http.problems import problems
 from boxcal.app.registry.migrations import HEAD
 from boxcal.app.state import CurrentModel, CurrentState
 from boxcal.models.inputs import Kind

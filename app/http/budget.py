@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from boxcal.app.errors import QueueFull
+from boxcal.app.http.problems import QueueFull
 
 
 class Budget:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from boxcal.app.errors import InvalidParameter
-from boxcal.app.responses import STAGES
+from boxcal.app.http.problems import InvalidParameter
+from boxcal.app.http.responses import STAGES
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -1,0 +1,1 @@
+"""`make demo`: prediction, bounds, fit, monitoring and rollback with the running service."""

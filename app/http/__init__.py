@@ -1,0 +1,1 @@
+"""What every request over HTTP passes: protocol, admission, problems, responses, documentation."""

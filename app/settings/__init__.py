@@ -1,0 +1,1 @@
+"""Settings of the service: options, environment, config file, the list of models."""
