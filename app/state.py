@@ -7,13 +7,12 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, TypedDict, cast
+from typing import TypedDict
 
-from fastapi import Depends, FastAPI, Query, Request
+from fastapi import FastAPI
 
 from boxcal.app.access.access import Access
 from boxcal.app.access.build import open_access
-from boxcal.app.http.middleware import TELEMETRY
 from boxcal.app.http.problems import InternalError, ModelNotFound, NotReady
 from boxcal.app.observability.background import background
 from boxcal.app.observability.free_memory import FreeMemory
@@ -98,41 +97,6 @@ class LifespanState(TypedDict):
     """The state that the server passes to every request."""
 
     boxcal: State
-
-
-async def current_state(request: Request) -> State:
-    """Return the state of the service that handles a request."""
-    return cast("State", request.state.boxcal)
-
-
-CurrentState = Annotated[State, Depends(current_state)]
-
-
-def model_of(request: Request) -> ServedModel:
-    """Return the model that a request names in its query string, or the default one.
-
-    Raises
-    ------
-    ModelNotFound
-        No model has the name.
-    """
-    state: State = request.scope["state"]["boxcal"]
-    name = request.query_params.get("model") if request.scope["query_string"] else None
-    model = state.default if name is None else state.model(name)
-    if model.telemetry is not state.telemetry:
-        request.scope[TELEMETRY] = model.telemetry
-    return model
-
-
-async def current_model(
-    request: Request,
-    model: Annotated[str | None, Query(description="Name of the model. Default: the first one.")] = None,
-) -> ServedModel:
-    """Return the model that a request is for."""
-    return model_of(request)
-
-
-CurrentModel = Annotated[ServedModel, Depends(current_model)]
 
 
 @asynccontextmanager

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, Field
 
 from boxcal.app.access.access import SCOPE_KEY, HeldKey
 from boxcal.app.access.scopes import Scope
+from boxcal.app.http.current import current_state
 from boxcal.app.http.problems import InvalidParameter, problems
 from boxcal.app.registry.audit import Action, AuditRecord, Caller, entries
 from boxcal.app.registry.errors import RegistryUnavailable
-from boxcal.app.state import CurrentState
+from boxcal.app.registry.store import Registry
+
+
+class AuditedModel(Protocol):
+    """What `GET /audit` uses of a model."""
+
+    @property
+    def registry(self) -> Registry:
+        """Its registry; those of all models share one audit log."""
+
+
+class AuditedState(Protocol):
+    """What `GET /audit` uses of the service."""
+
+    @property
+    def default(self) -> AuditedModel:
+        """The first model."""
+
+
+CurrentState = Annotated[AuditedState, Depends(current_state)]
+
 
 router = APIRouter(tags=["access"])
 

@@ -71,7 +71,7 @@ def options_document(options: AnswerOptions) -> dict[str, Any]:
     bounds = {
         side: _bound(value)
         for side in ("lower", "upper")
-        if (value := cast(BoundValue | None, options.get(side))) is not None
+        if (value := cast("BoundValue | None", options.get(side))) is not None
     }
     return document | ({"bounds": bounds} if bounds else {})
 
@@ -124,8 +124,8 @@ def features_body(rows: FeatureRows, options: AnswerOptions) -> dict[str, Any]:
     if isinstance(rows, Mapping):
         rows = _joined(rows)
     elif getattr(rows, "dtype", np.dtype(object)).kind in "iufb":
-        return array_body(cast(npt.ArrayLike, rows), options, _listed("features"))
-    return inputs_body([{"features": row} for row in cast(Sequence[Any], rows)], options)
+        return array_body(cast("npt.ArrayLike", rows), options, _listed("features"))
+    return inputs_body([{"features": row} for row in cast("Sequence[Any]", rows)], options)
 
 
 def tensors_body(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Query, Request, Response, status
@@ -21,8 +21,10 @@ from boxcal.app.fitting.errors import (
     UnknownMethod,
     UnknownUploadFormat,
 )
+from boxcal.app.fitting.jobs import FitJobs
 from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
 from boxcal.app.fitting.schemas import Comparison, Fit, Fits
+from boxcal.app.http.current import current_model
 from boxcal.app.http.problems import InvalidParameter, MalformedBody, NotReady, UnsupportedMediaType, problems
 from boxcal.app.predict.routes import unless_disconnected
 from boxcal.app.registry.errors import (
@@ -36,9 +38,25 @@ from boxcal.app.registry.errors import (
 )
 from boxcal.app.registry.records import ActivatePolicy
 from boxcal.app.settings.nearest import hint, nearest
-from boxcal.app.state import CurrentModel
+from boxcal.app.settings.service import Settings
 from boxcal.app.uploads.errors import StorageFull, StorageUnavailable, UploadStalled, UploadTooLarge
 from boxcal.app.uploads.upload import receive
+
+
+class FittedModel(Protocol):
+    """What these routes use of a model."""
+
+    @property
+    def settings(self) -> Settings:
+        """Of the service, with those of this model."""
+
+    @property
+    def fit_jobs(self) -> FitJobs:
+        """Its fits."""
+
+
+CurrentModel = Annotated[FittedModel, Depends(current_model)]
+
 
 router = APIRouter(tags=["fits"])
 

@@ -1,15 +1,77 @@
 """Routes for operators: liveness, readiness and metrics. They respond under load."""
 
 import asyncio
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, Protocol
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from boxcal.app.http.current import current_model, current_state
 from boxcal.app.http.problems import NotReady, problems
-from boxcal.app.state import CurrentModel, CurrentState
+from boxcal.app.observability.stats import Collects, Stats
+
+
+class ReadyVersion(Protocol):
+    """What is active."""
+
+    @property
+    def version(self) -> int:
+        """The version of the calibrator."""
+
+
+class ReadyCalibrator(Protocol):
+    """The reference that predictions read."""
+
+    @property
+    def current(self) -> ReadyVersion:
+        """The active calibrator."""
+
+
+class ObservedModel(Protocol):
+    """What these routes use of a model."""
+
+    @property
+    def name(self) -> str:
+        """Selects it in requests."""
+
+    @property
+    def active(self) -> ReadyCalibrator:
+        """Its active calibrator."""
+
+    @property
+    def stats(self) -> Stats:
+        """The summary of its metrics."""
+
+
+class ObservedState(Protocol):
+    """What these routes use of the service."""
+
+    @property
+    def models(self) -> Mapping[str, ObservedModel]:
+        """By name."""
+
+    @property
+    def default(self) -> ObservedModel:
+        """The first model."""
+
+    @property
+    def collected(self) -> Collects:
+        """The metrics of all models and processes."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several processes serve."""
+
+    def check_ready(self) -> None:
+        """Raise NotReady if a model can no longer predict."""
+
+
+CurrentModel = Annotated[ObservedModel, Depends(current_model)]
+CurrentState = Annotated[ObservedState, Depends(current_state)]
+
 
 router = APIRouter(tags=["monitoring"])
 

@@ -27,6 +27,7 @@ from boxcal.app.access.scopes import Level
 from boxcal.app.http import problems as errors
 from boxcal.app.http.body_parts import EXTENSION, BodyParts
 from boxcal.app.http.budget import Budget
+from boxcal.app.http.current import TELEMETRY
 from boxcal.app.observability.logs import current_request_id
 from boxcal.app.observability.telemetry import UNMATCHED, Telemetry
 from boxcal.app.settings.nearest import hint
@@ -34,8 +35,6 @@ from boxcal.models.errors import BackboneError
 
 logger = logging.getLogger("boxcal")
 
-TELEMETRY = "boxcal.telemetry"
-"""Under this name the ASGI scope of a request for one of several models has what counts it."""
 SMALL_BODY = 256 * 1024
 """Bytes of each body that the limit on all bodies does not count; so large bodies do not block small ones."""
 CHUNK = 256 * 1024

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Protocol
 
-from fastapi import APIRouter, Header, Query, Request, status
+from fastapi import APIRouter, Depends, Header, Query, Request, status
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
+from boxcal.app.fitting.jobs import FitJobs
+from boxcal.app.http.current import current_model
 from boxcal.app.http.problems import (
     BodyTooLarge,
     InvalidParameter,
@@ -20,6 +22,7 @@ from boxcal.app.http.problems import (
 )
 from boxcal.app.monitoring.errors import NotComparable, TooManyDuels
 from boxcal.app.monitoring.items import MAX_ITEMS, Read, read_items
+from boxcal.app.monitoring.monitor import Monitor
 from boxcal.app.monitoring.schemas import (
     BODY,
     TABLES,
@@ -32,8 +35,11 @@ from boxcal.app.monitoring.schemas import (
     MonitorState,
     Refits,
 )
+from boxcal.app.monitoring.writer import FeedbackWriter
+from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.predict.bodies import JSON, header, json_object, read_body, unblocked
 from boxcal.app.predict.options import Labels
+from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
     CalibratorPruned,
@@ -41,8 +47,45 @@ from boxcal.app.registry.errors import (
     ForeignCalibrator,
     RegistryUnavailable,
 )
-from boxcal.app.state import CurrentModel
+from boxcal.app.registry.store import Registry
+from boxcal.app.settings.service import Settings
 from boxcal.app.uploads.errors import StorageFull, StorageUnavailable, UploadTooLarge
+
+
+class MonitoredModel(Protocol):
+    """What these routes use of a model."""
+
+    @property
+    def settings(self) -> Settings:
+        """Of the service, with those of this model."""
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """Its metrics."""
+
+    @property
+    def registry(self) -> Registry:
+        """Its calibrators, activations and fits."""
+
+    @property
+    def feedback(self) -> FeedbackWriter:
+        """Stores predictions and labels."""
+
+    @property
+    def monitor(self) -> Monitor:
+        """Tests its calibrators."""
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Computes its predictions."""
+
+    @property
+    def fit_jobs(self) -> FitJobs:
+        """Its fits, whose workers read tables of labels."""
+
+
+CurrentModel = Annotated[MonitoredModel, Depends(current_model)]
+
 
 router = APIRouter(tags=["feedback"])
 

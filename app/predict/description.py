@@ -4,20 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import platform
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
-from typing import Literal
+from typing import Annotated, Literal, Protocol
 
 import orjson
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
 from boxcal.app.fitting.requirements import reads_of_methods
+from boxcal.app.http.current import current_model, current_state
 from boxcal.app.http.problems import problems
 from boxcal.app.registry.migrations import HEAD
-from boxcal.app.state import CurrentModel, CurrentState
+from boxcal.app.settings.service import Settings
+from boxcal.models.backbone import Backbone
 from boxcal.models.inputs import Kind
+
+
+class DescribedModel(Protocol):
+    """What `GET /model` uses of a model."""
+
+    @property
+    def name(self) -> str:
+        """Selects it in requests."""
+
+    @property
+    def settings(self) -> Settings:
+        """Of the service, with those of this model."""
+
+    @property
+    def backbone(self) -> Backbone:
+        """The model itself."""
+
+
+class DescribedState(Protocol):
+    """What `GET /model` uses of the service."""
+
+    @property
+    def models(self) -> Mapping[str, DescribedModel]:
+        """By name."""
+
+
+CurrentModel = Annotated[DescribedModel, Depends(current_model)]
+CurrentState = Annotated[DescribedState, Depends(current_state)]
+
 
 router = APIRouter(tags=["model"])
 

@@ -11,6 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from boxcal.app.http.current import model_of
 from boxcal.app.http.middleware import DirectRequest
 from boxcal.app.http.problems import (
     BackboneFailed,
@@ -57,7 +58,6 @@ from boxcal.app.registry.errors import (
     RegistryUnavailable,
     TooFewPredictions,
 )
-from boxcal.app.state import model_of
 
 T = TypeVar("T")
 

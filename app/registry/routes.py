@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import orjson
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from boxcal.app.access.routes import CurrentCaller
+from boxcal.app.activation.activator import Activator
+from boxcal.app.activation.active import ActiveCalibrator
+from boxcal.app.http.current import current_model
 from boxcal.app.http.problems import BoxcalError, InvalidParameter, problems
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
@@ -22,7 +25,27 @@ from boxcal.app.registry.errors import (
 )
 from boxcal.app.registry.records import Activation
 from boxcal.app.registry.schemas import Activated, Activations, Calibrator, Calibrators
-from boxcal.app.state import CurrentModel
+from boxcal.app.registry.store import Registry
+
+
+class RegisteredModel(Protocol):
+    """What these routes use of a model."""
+
+    @property
+    def registry(self) -> Registry:
+        """Its calibrators, activations and fits."""
+
+    @property
+    def activator(self) -> Activator:
+        """Activates its calibrators."""
+
+    @property
+    def active(self) -> ActiveCalibrator:
+        """The calibrator that predictions use."""
+
+
+CurrentModel = Annotated[RegisteredModel, Depends(current_model)]
+
 
 router = APIRouter(prefix="/calibrators", tags=["calibrators"])
 history = APIRouter(tags=["calibrators"])

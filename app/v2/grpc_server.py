@@ -27,7 +27,7 @@ from boxcal.app.v2.routes import EXTENSIONS, model_versions
 from boxcal.app.v2.tensors import BYTES, datatype_of, from_binary, read_shape, to_binary
 
 if TYPE_CHECKING:
-    from boxcal.app.state import State
+    from boxcal.app.v2.served import ProtocolState
 
 logger = logging.getLogger("boxcal")
 
@@ -73,7 +73,7 @@ class Inference:
         Of the service.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ProtocolState) -> None:
         self._state = state
         self._classes = {name: message_class(f"{name}Response") for name in METHODS}
 
@@ -205,7 +205,7 @@ def read_request(request: Any) -> Asked:
 
 
 @asynccontextmanager
-async def serving(state: State, host: str, port: int, max_bytes: int) -> AsyncIterator[int]:
+async def serving(state: ProtocolState, host: str, port: int, max_bytes: int) -> AsyncIterator[int]:
     """Serve until the block ends; gives the port."""
     options = [("grpc.max_receive_message_length", max_bytes), ("grpc.max_send_message_length", -1)]
     # The processes of one service listen on the same port; another program that listens there is an error.

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.metadata import version as version_of
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import orjson
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 
-from boxcal.app.http.middleware import TELEMETRY, DirectRequest
+from boxcal.app.http.current import TELEMETRY, current_state
+from boxcal.app.http.middleware import DirectRequest
 from boxcal.app.http.problems import (
     DeadlineExceeded,
     InvalidInput,
@@ -33,13 +34,14 @@ from boxcal.app.predict.bodies import COPIED, header, read_body, read_tensors, u
 from boxcal.app.predict.large_json import Body
 from boxcal.app.predict.routes import unless_disconnected
 from boxcal.app.registry.errors import CalibratorNotFound, RegistryUnavailable
-from boxcal.app.served_model import ServedModel
-from boxcal.app.state import CurrentState, State
 from boxcal.app.v2.inference import CALIBRATOR, Answered, Asked, class_count
+from boxcal.app.v2.served import ProtocolModel, ProtocolState
 from boxcal.app.v2.tensors import datatype_of, from_binary, from_json, read_shape, view_of
 
 # The protocol has its own OpenAPI document, and its own clients.
 router = APIRouter(tags=["v2"], include_in_schema=False)
+
+CurrentState = Annotated[ProtocolState, Depends(current_state)]
 
 EXTENSIONS = ("binary_tensor_data", "classification", "model_repository", "statistics")
 HEADER_LENGTH = b"inference-header-content-length"
@@ -144,7 +146,7 @@ async def repository_index(state: CurrentState) -> list[dict[str, str]]:
 )
 async def infer(request: DirectRequest) -> None:
     """Answer one inference request; called by the middleware for paths that match `INFER`."""
-    state: State = request.scope["state"]["boxcal"]
+    state: ProtocolState = request.scope["state"]["boxcal"]
     model, version = named(request.scope["path"])
     request.scope.setdefault("route", INFER_ROUTE)  # for the label in the metrics
     length = header(request, HEADER_LENGTH)
@@ -345,7 +347,7 @@ def write_response(answered: Answered, head: Head) -> tuple[list[bytes | memoryv
     return [text, *pieces], len(text) if pieces else 0
 
 
-async def model_versions(model: ServedModel) -> list[str]:
+async def model_versions(model: ProtocolModel) -> list[str]:
     """List the versions of the calibrators of the backbone; only the active one if the registry is away."""
     active = model.active.current.version
     try:

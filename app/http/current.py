@@ -1,0 +1,45 @@
+"""What routes read of the running service: its state, and the model that a request names.
+
+`state` builds both and passes them with every request. Each package of routes says in a Protocol which parts
+it uses, so that no package depends on what builds all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Query, Request
+
+STATE = "boxcal"
+"""The key of the state of the service in the state that the server passes to every request."""
+TELEMETRY = "boxcal.telemetry"
+"""The key in the scope of a request of the metrics that count it, if these are not those of the service."""
+
+
+async def current_state(request: Request) -> Any:
+    """Return the state of the service that handles a request."""
+    return request.scope["state"][STATE]
+
+
+def model_of(request: Request) -> Any:
+    """Return the model that a request names in its query string, or the default one.
+
+    Raises
+    ------
+    ModelNotFound
+        No model has the name.
+    """
+    state = request.scope["state"][STATE]
+    name = request.query_params.get("model") if request.scope["query_string"] else None
+    model = state.default if name is None else state.model(name)
+    if model.telemetry is not state.telemetry:
+        request.scope[TELEMETRY] = model.telemetry
+    return model
+
+
+async def current_model(
+    request: Request,
+    model: Annotated[str | None, Query(description="Name of the model. Default: the first one.")] = None,
+) -> Any:
+    """Return the model that a request is for."""
+    return model_of(request)

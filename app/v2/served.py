@@ -1,0 +1,61 @@
+"""What the Open Inference Protocol uses of the running service, over HTTP and gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from boxcal.app.access.access import Access
+from boxcal.app.activation.active import ActiveCalibrator
+from boxcal.app.observability.telemetry import Telemetry
+from boxcal.app.registry.store import Registry
+from boxcal.app.v2.inference import Models
+
+
+class ProtocolModel(Protocol):
+    """What it uses of a model."""
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """Its metrics."""
+
+    @property
+    def registry(self) -> Registry:
+        """Its calibrators, which are its versions."""
+
+    @property
+    def active(self) -> ActiveCalibrator:
+        """The calibrator that predictions use."""
+
+    @property
+    def v2(self) -> Models:
+        """Answers inference requests."""
+
+
+class ProtocolState(Protocol):
+    """What it uses of the service."""
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """The metrics of the service."""
+
+    @property
+    def access(self) -> Access:
+        """Checks API keys."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several processes serve."""
+
+    @property
+    def v2(self) -> Mapping[str, ProtocolModel]:
+        """The models by their names in the protocol."""
+
+    def v2_model(self, name: str) -> ProtocolModel:
+        """Return a model by its name; raises ModelNotFound."""
+
+    def check_ready(self) -> None:
+        """Raise NotReady if a model can no longer predict."""
+
+    def has_failed(self) -> bool:
+        """Whether a model can no longer predict."""
