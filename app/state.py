@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from boxcal.app.access.access import Access
 from boxcal.app.access.build import open_access
+from boxcal.app.access.event_streams import EventStreams
 from boxcal.app.http.problems import InternalError, ModelNotFound, NotReady
 from boxcal.app.observability.background import background
 from boxcal.app.observability.free_memory import FreeMemory
@@ -57,6 +58,7 @@ class State:
     default: ServedModel
     v2: Mapping[str, ServedModel]
     access: Access
+    event_streams: EventStreams
     collected: Collects
     is_shared: bool
 
@@ -136,6 +138,7 @@ async def build(settings: Settings, telemetry: Telemetry, slot: Slot | None = No
             default=default,
             v2={name: model for model in models.values() for name in model.v2.names},
             access=access,
+            event_streams=EventStreams(),
             collected=collected,
             is_shared=slot is not None,
         )

@@ -10,7 +10,8 @@ from fastapi import APIRouter, Depends, Query, Request, Response, status
 from fastapi.sse import EventSourceResponse
 
 from boxcal.app.access.access import HeldKey
-from boxcal.app.access.errors import InsufficientScope
+from boxcal.app.access.errors import ConcurrencyLimited, InsufficientScope
+from boxcal.app.access.event_streams import count_event_stream
 from boxcal.app.access.routes import CurrentCaller, CurrentKey
 from boxcal.app.access.scopes import Scope
 from boxcal.app.fitting.errors import (
@@ -329,7 +330,8 @@ async def known_fit(fit_id: str, model: CurrentModel) -> str:
     "/fits/{fit_id}/events",
     response_class=EventSourceResponse,
     response_model_exclude_none=True,
-    responses=problems(FitNotFound, RegistryUnavailable),
+    responses=problems(FitNotFound, RegistryUnavailable, ConcurrencyLimited),
+    dependencies=[Depends(count_event_stream)],
 )
 async def follow_fit(fit_id: Annotated[str, Depends(known_fit)], model: CurrentModel) -> AsyncIterator[Fit]:
     """Stream the state of a fit, now and after every change, until it ends."""

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from boxcal.app.http.problems import QueueFull
+
+
+def descriptor_limit() -> int:
+    """Return how many files and connections this process may have open."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 2**20 if limit == resource.RLIM_INFINITY else limit
 
 
 class Budget:

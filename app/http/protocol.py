@@ -15,6 +15,7 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from boxcal.app.http.body_parts import EXTENSION, BodyParts
+from boxcal.app.http.budget import descriptor_limit
 
 CONTINUE = b"HTTP/1.1 100 "
 MAX_WAITING_BYTES = 512 * 1024
@@ -29,6 +30,16 @@ STALL_SECONDS = 20.0
 """In this time a client sends `MIN_BODY_BYTES` of an unfinished body, or reads a buffer of the response."""
 MIN_BODY_BYTES = 20 * 1024
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+MAX_CONNECTIONS = 3 * descriptor_limit() // 4
+"""Beyond, a connection may only ask for the health of the service: these requests must find a descriptor."""
+RESERVE_SECONDS = 2.0
+"""In place of `IDLE_SECONDS` and `HEAD_SECONDS` for such a connection."""
+TOO_MANY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 2\r\n"
+    b"content-type: application/problem+json\r\ncontent-length: 152\r\n\r\n"
+    b'{"type":"urn:boxcal:problem:unavailable","title":"Service unavailable","status":503,'
+    b'"detail":"There are too many open connections; retry in 2 seconds."}'
+)
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 DISCONNECTION = "boxcal.disconnection"
 """An extension of ASGI, with the member `watch`: see `LimitedProtocol.watch`."""
@@ -52,10 +63,16 @@ class LimitedProtocol(HttpToolsProtocol):
         self._checkpoint = (time.monotonic(), 0)
         self._unread_since: float | None = None
         self._when_lost: Callable[[], object] | None = None
+        self._is_reserve = False
         self._extensions: dict[str, dict[object, object]] = {
             EXTENSION: {},
             DISCONNECTION: {"watch": self.watch},
         }
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Note whether the connection takes one of the descriptors kept for health checks."""
+        super().connection_made(transport)
+        self._is_reserve = len(self.connections) > MAX_CONNECTIONS
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell who watches."""
@@ -99,8 +116,13 @@ class LimitedProtocol(HttpToolsProtocol):
         if known > MAX_HEAD_BYTES and self._size_of_head() > MAX_HEAD_BYTES:
             self._refuse(TOO_LARGE)
             raise ValueError("the headers are too large")  # ends the parser, and with it `data_received`
+        if self._is_reserve and b"/health/" not in self.url.partition(b"?")[0]:
+            self._refuse(TOO_MANY)
+            raise ValueError("there are too many connections")
         super().on_headers_complete()
         cycle = self.cycle
+        if self._is_reserve and cycle is not None:
+            cycle.keep_alive = False
         if cycle is not None and cycle.scope is self.scope and cycle.scope["method"] != "HEAD":
             cycle.transport = cast("asyncio.Transport", BufferedHeaderTransport(cycle.transport))
 
@@ -146,14 +168,15 @@ class LimitedProtocol(HttpToolsProtocol):
         cycle = cast("RequestResponseCycle | None", self.cycle)
         unfinished = cycle is not None and cycle.more_body and not cycle.response_complete
         since, received = self._checkpoint
+        is_reserve = self._is_reserve
         if self._unread_since is not None:
             if now - self._unread_since > STALL_SECONDS:
                 self.transport.abort()
         elif self._head_since is not None:
-            if now - self._head_since > HEAD_SECONDS:
+            if now - self._head_since > (RESERVE_SECONDS if is_reserve else HEAD_SECONDS):
                 self._refuse(TOO_SLOW)
         elif cycle is None:
-            if now - since > IDLE_SECONDS:
+            if now - since > (RESERVE_SECONDS if is_reserve else IDLE_SECONDS):
                 self.transport.close()
         elif not unfinished or self.flow.read_paused:
             self._checkpoint = (now, self._received)

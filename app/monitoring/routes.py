@@ -9,6 +9,8 @@ from typing import Annotated, Protocol
 from fastapi import APIRouter, Depends, Header, Query, Request, status
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
+from boxcal.app.access.errors import ConcurrencyLimited
+from boxcal.app.access.event_streams import count_event_stream
 from boxcal.app.fitting.jobs import FitJobs
 from boxcal.app.http.current import current_model
 from boxcal.app.http.problems import (
@@ -152,7 +154,8 @@ async def acknowledge(model: CurrentModel, request: AcknowledgeRequest | None = 
 @router.get(
     "/monitor/events",
     response_class=EventSourceResponse,
-    responses=problems(InvalidParameter, RegistryUnavailable),
+    responses=problems(InvalidParameter, RegistryUnavailable, ConcurrencyLimited),
+    dependencies=[Depends(count_event_stream)],
 )
 async def follow_monitor(
     model: CurrentModel,
