@@ -14,9 +14,9 @@ from boxcal.calibrators.monitoring.calibration_test import CalibrationTest
 from boxcal.calibrators.monitoring.drift import DriftTest
 from boxcal.calibrators.monitoring.duel import Duel
 from boxcal.calibrators.monitoring.metrics import Metrics
+from boxcal.calibrators.monitoring.stored_logits import pack
 from boxcal.calibrators.monitoring.traffic_sample import TrafficSample
 from boxcal.calibrators.operator.box_softmax import box_constrained_softmax
-from boxcal.calibrators.operator.half_precision import round_to_half
 from boxcal.calibrators.operator.warm import warm_arrays
 
 METHODS = ("ts+pb", "vector+pb-mlp", "ts+lb", "ets+pb", "ets+lb", "pb-mlp", "dpb", "venn-abers")
@@ -31,7 +31,7 @@ def warm() -> None:
         for upper in (0.5, torch.full((3,), 0.5, dtype=dtype)):
             logits = torch.zeros(2, 3, dtype=dtype, requires_grad=True)
             torch.autograd.grad(box_constrained_softmax(logits, 0.1, upper).sum(), logits)
-    round_to_half(np.full((1, 3), 1 / 3), np.empty((1, 3), np.int16))
+    pack(np.full((1, 3), 1 / 3))
     random = np.random.default_rng(0)
     rows = 5.0 * random.normal(size=(ROWS, CLASSES))
     # Wrong labels of confident rows, so that the fits arrive at bounds that hold some rows.

@@ -19,6 +19,7 @@ from boxcal.calibrators.monitoring.candidates import candidates, mean_nll
 from boxcal.calibrators.monitoring.decisions import Decision, DecisionKind
 from boxcal.calibrators.monitoring.figure import Trace, draw
 from boxcal.calibrators.monitoring.refit_loop import INTERVAL
+from boxcal.calibrators.monitoring.stored_logits import pack
 
 MARKED = {DecisionKind.ALARM: "strict alarm", DecisionKind.ACTIVATED: "activation"}
 UNLABELLED_AT_ONCE = 1000
@@ -174,7 +175,7 @@ def _entries(log: PredictionLog, first: int, last: int) -> Entries:
         seq=np.arange(first, last) + 1,
         versions=np.full(count, NONE, np.int32),
         moments=np.arange(first, last) if log.times is None else log.times[first:last],
-        logits=log.logits[first:last].astype(np.float16),  # as the service keeps them
+        logits=pack(log.logits[first:last]),
         labels=np.where(labels == UNLABELLED, NONE, labels),
         propensities=np.ones(count),
         are_predictions=np.ones(count, np.bool_),

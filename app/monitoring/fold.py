@@ -27,6 +27,7 @@ from boxcal.calibrators.monitoring.duel import Duel, Winner
 from boxcal.calibrators.monitoring.metrics import Metrics
 from boxcal.calibrators.monitoring.refit_loop import FEWEST_LABELS, RefitLoop
 from boxcal.calibrators.monitoring.state import Fold, load_states, states
+from boxcal.calibrators.monitoring.stored_logits import unpack
 from boxcal.calibrators.monitoring.traffic_sample import TrafficSample
 
 WINDOW = 5000
@@ -170,7 +171,7 @@ class MonitorFold:
             entries = entries.take(chosen)
         step = max(1, NUMBERS_AT_ONCE // self.num_classes)
         for start in range(0, len(entries), step):
-            logits = entries.logits[start : start + step].astype(np.float64)
+            logits = unpack(entries.logits[start : start + step])
             self._seen(self.loop.test.observe(self._calibrate(self.active.version, logits)))
         return []
 
@@ -182,7 +183,7 @@ class MonitorFold:
         return decisions
 
     def _labels_of(self, entries: Entries) -> list[Decision]:
-        logits, labels = entries.logits.astype(np.float64), entries.labels
+        logits, labels = unpack(entries.logits), entries.labels
         before = self.loop.seen
         decisions = self.loop.update(logits, labels)
         if (request := self.loop.request) is not None and before < request.last:
@@ -211,7 +212,7 @@ class MonitorFold:
         running = [one for one in self.duels if one.duel.winner is Winner.UNDECIDED]
         if not running:
             return
-        logits = entries.logits.astype(np.float64)
+        logits = unpack(entries.logits)
         for one in running:
             champion, challenger = (self._calibrate(v, logits) for v in (one.champion, one.challenger))
             one.duel.update(champion, challenger, entries.labels)

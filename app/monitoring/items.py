@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from boxcal.app.http.problems import InvalidParameter
-from boxcal.app.monitoring.records import LARGEST, Label, Problem
+from boxcal.app.monitoring.records import Label, Problem
 from boxcal.app.predict.options import Labels
+from boxcal.calibrators.monitoring.stored_logits import pack
 
 MAX_ITEMS = 50_000
 LONGEST_SOURCE = 64
@@ -102,5 +103,4 @@ def _logits(values: Any, num_classes: int) -> bytes:
     for position, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise _Malformed(f"logits[{position}] is {value!r:.100}; logits are finite numbers")
-    row = np.array([min(LARGEST, max(-LARGEST, value)) for value in values], np.float16)
-    return row.tobytes()
+    return pack(np.array([values], np.float64)).tobytes()

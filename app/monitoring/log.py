@@ -21,6 +21,7 @@ from boxcal.app.monitoring.recent import Columns, RecentBlocks
 from boxcal.app.monitoring.records import NONE, Block, Entries, Label, Outcome, predictions
 from boxcal.app.registry.database import Database
 from boxcal.app.registry.tables import feedback, feedback_blocks, feedback_logs
+from boxcal.calibrators.monitoring.stored_logits import unpack
 
 BLOCKS_PER_PAGE = 256
 PRUNED_AT_ONCE = 1000
@@ -191,8 +192,7 @@ class FeedbackLog:
             return np.empty((0, 0))
         first = found[min(int(np.searchsorted(ends, count)), len(found) - 1)]
         entries, _ = self._predictions(connection, first.seq - first.row_count, int(ends[-1]))
-        logits: NDArray[np.float64] = entries.logits[entries.versions == version][-count:].astype(np.float64)
-        return logits
+        return unpack(entries.logits[entries.versions == version][-count:])
 
     def sources(self, connection: Connection, limit: int = 20) -> dict[str, int]:
         """Count the labels kept by their source, the most frequent ones."""
@@ -241,7 +241,7 @@ class FeedbackLog:
         return (
             np.frombuffer(b"".join(versions), np.int32),
             np.frombuffer(b"".join(moments), np.float64),
-            np.frombuffer(b"".join(logits), np.float16).reshape(count, -1),
+            np.frombuffer(b"".join(logits), np.int16).reshape(count, -1),
         )
 
     def _prune(self, connection: Connection, rows: int) -> int:
@@ -272,7 +272,7 @@ def _entries(rows: Sequence[Any]) -> Entries:
         np.array([row.place for row in rows], np.int64),
         np.array([NONE if row.version is None else row.version for row in rows], np.int32),
         np.array([row.predicted_at for row in rows]),
-        np.frombuffer(b"".join(row.logits for row in rows), np.float16).reshape(len(rows), -1),
+        np.frombuffer(b"".join(row.logits for row in rows), np.int16).reshape(len(rows), -1),
         np.array([row.label for row in rows], np.int64),
         np.array([row.propensity or 1.0 for row in rows]),
         np.array([row.seq == row.place for row in rows]),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from boxcal.calibrators.monitoring.stored_logits import HEADER, pack_into
 
 ID = re.compile(r"[0-9a-f]{32}")
 """Of a prediction: the id of its block (24), and its place in it (8)."""
@@ -19,7 +20,6 @@ BLOCK_DIGITS = 24
 BLOCK_ROWS = 1024
 """Most predictions of a block."""
 _PLACES = tuple(f"{place:08x}" for place in range(BLOCK_ROWS))
-LARGEST = float(np.finfo(np.float16).max)
 NONE = -1
 """Stands in arrays for a version or a label that there is not."""
 
@@ -52,7 +52,7 @@ class Block:
         self.id = f"{int(self.began * 1000):012x}{os.urandom(6).hex()}"
         self.rows = 0
         self._requests: list[tuple[int, int, float]] = []
-        self._logits = np.empty((most_rows, num_classes), np.int16)
+        self._logits = np.empty((most_rows, HEADER + num_classes), np.int16)
 
     def add(self, version: int, logits: NDArray[np.float64], now: float) -> list[str]:
         """Add the predictions of a request.
@@ -76,7 +76,7 @@ class Block:
         self.rows = last = first + count
         self._requests.append((count, version, now))
         # Loops are compiled for arrays of one kind: those that lie row after row and can be written.
-        _compiled_rounding()(logits if logits.flags.carray else logits.copy(), self._logits[first:last])
+        pack_into(logits if logits.flags.carray else logits.copy(), self._logits[first:last])
         return [block + place for place in _PLACES[first:last]]
 
     @property
@@ -85,20 +85,13 @@ class Block:
         return self._logits.nbytes
 
     def columns(self) -> tuple[Array, Array, Array]:
-        """Return what is stored: versions (int32), times (float64) and logits (N, K) as float16."""
+        """Return what is stored: versions (int32), times (float64), packed logits (int16)."""
         counts, versions, moments = zip(*self._requests, strict=True)
         return (
             np.repeat(np.array(versions, np.int32), counts),
             np.repeat(np.array(moments, np.float64), counts),
-            self._logits[: self.rows].view(np.float16),
+            self._logits[: self.rows],
         )
-
-
-@cache
-def _compiled_rounding() -> Callable[[NDArray[np.float64], NDArray[np.int16]], None]:
-    from boxcal.calibrators.operator.half_precision import round_to_half  # noqa: PLC0415 - imports numba
-
-    return round_to_half
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +111,7 @@ class Label:
     source
         Who or what labelled it.
     logits
-        K numbers, float16; only of a prediction that this service did not make.
+        As they are stored; only of a prediction that this service did not make.
     """
 
     index: int
@@ -179,7 +172,7 @@ class Entries:
     moments
         (N,) float64, when the predictions were made, in seconds since 1970.
     logits
-        (N, K) float16.
+        (N, 4 + K) int16, as they are stored (`stored_logits.pack`).
     labels
         (N,) int64; `NONE` for a prediction whose label is not known at this place.
     propensities
@@ -224,7 +217,7 @@ class Entries:
     def none(cls) -> Entries:
         """Return no entry."""
         seq, versions = np.empty(0, np.int64), np.empty(0, np.int32)
-        return predictions(seq, versions, np.empty(0), np.empty((0, 0), np.float16))
+        return predictions(seq, versions, np.empty(0), np.empty((0, 0), np.int16))
 
 
 def predictions(seq: Array, versions: Array, moments: Array, logits: Array) -> Entries:

@@ -30,6 +30,7 @@ from boxcal.app.registry.records import UNCALIBRATED, Reason
 from boxcal.app.registry.store import Registry
 from boxcal.app.registry.tables import monitors
 from boxcal.calibrators.monitoring.decisions import Decision, Phase
+from boxcal.calibrators.monitoring.stored_logits import unpack
 
 logger = logging.getLogger("boxcal")
 
@@ -127,8 +128,8 @@ class Refits:
             rows = self._log.labelled_until(
                 connection, request.seq, request.champion, request.labels, matured=self._monitor.maturity > 0
             )
-        logits = np.frombuffer(b"".join(bytes(row.logits) for row in rows), np.float16)
-        np.save(folder / "logits.npy", logits.reshape(len(rows), -1).astype(np.float64))
+        logits = np.frombuffer(b"".join(bytes(row.logits) for row in rows), np.int16)
+        np.save(folder / "logits.npy", unpack(logits.reshape(len(rows), -1)))
         np.save(folder / "labels.npy", np.array([row.latest_label for row in rows], np.int64))
         return RefitTask(
             folder,

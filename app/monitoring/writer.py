@@ -22,6 +22,7 @@ from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.records import BLOCK_ROWS, ID, Block, Label, Outcome, time_of
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.store import Registry
+from boxcal.calibrators.monitoring.stored_logits import HEADER
 
 if TYPE_CHECKING:
     from boxcal.app.observability.telemetry import Telemetry
@@ -40,7 +41,8 @@ BLOCK_BYTES = 2**18
 """Of logits: a label reads the whole block of its prediction."""
 BLOCKS = 16
 """Blocks of equal size that what is kept would fill: whole ones are deleted."""
-HALF_BYTES = 2
+BYTES = 2
+"""Of a stored number."""
 LABELS_PER_TRANSACTION = 2000
 MAX_PENDING = 200_000
 MAX_PENDING_BYTES = 64 * 2**20
@@ -96,7 +98,7 @@ class FeedbackWriter:
         self._open: Block | None = None
         self._forgotten = 0
         self._num_classes = num_classes
-        self._row_bytes = HALF_BYTES * num_classes
+        self._row_bytes = BYTES * (HEADER + num_classes)
         self._block_rows = max(1, min(BLOCK_ROWS, BLOCK_BYTES // self._row_bytes, log.max_rows // BLOCKS))
         self._requests: list[_Request] = []
         self._pending = 0

@@ -174,7 +174,7 @@ feedback_logs = Table(
 )
 
 # Predictions whose labels may arrive, many in one row, at consecutive places of the log; `seq` is the last of
-# them. `versions` (int32), `moments` (float64, seconds since 1970) and `logits` (K float16) are arrays.
+# them. `versions` (int32), `moments` (float64, seconds since 1970) and `logits` (`stored_logits`) are arrays.
 feedback_blocks = Table(
     "feedback_blocks",
     metadata,

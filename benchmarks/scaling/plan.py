@@ -33,6 +33,7 @@ from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.records import Block, Entries
 from boxcal.app.registry.records import BackboneIdentity
 from boxcal.app.registry.store import Registry
+from boxcal.calibrators.monitoring.stored_logits import pack
 from tests.app.fitting.service import Service, free_port
 from tests.app.registry.pgbouncer import pgbouncer
 
@@ -245,7 +246,7 @@ def folded(classes: int) -> MonitorFold:
     active = ActiveVersion(0, "uncalibrated", 1, None, 0.0, reads_logits=True)
     fold = MonitorFold(classes, lambda _, logits: softmax(logits, axis=1), active, refits=True)
     for start in range(0, LABELS, ROWS):
-        logits = generator.normal(size=(ROWS, classes)).astype(np.float16)
+        logits = pack(generator.normal(size=(ROWS, classes)))
         fold.fold(
             Entries(
                 seq=np.arange(start, start + ROWS),

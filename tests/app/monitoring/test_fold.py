@@ -12,8 +12,9 @@ from safetensors.numpy import load, save
 
 from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold
 from boxcal.app.monitoring.history import MOST_POINTS, EvidenceHistory
-from boxcal.app.monitoring.records import NONE, Entries
+from boxcal.app.monitoring.records import NONE, Block, Entries, predictions
 from boxcal.app.monitoring.sentence import sentence
+from boxcal.calibrators.monitoring.stored_logits import pack
 from boxcal.calibrators.operator import box_constrained_softmax
 from boxcal.calibrators.plain_rows import PlainRows
 from tests.app.monitoring.traffic import CLASSES, stream
@@ -42,7 +43,7 @@ def log(count: int, temperature: float = 1.0, version: int = 1, start: float = 0
         seq=np.arange(1, len(rows) + 1),
         versions=np.full(len(rows), version, np.int32),
         moments=start + which,
-        logits=logits[which].astype(np.float16),
+        logits=pack(logits[which]),
         labels=np.where(are_predictions, NONE, np.array(labels)[which]),
         propensities=np.ones(len(rows)),
         are_predictions=are_predictions,
@@ -53,6 +54,26 @@ def whole(events: Entries) -> MonitorFold:
     fold = MonitorFold(CLASSES, answers, active(), refits=True)
     fold.fold(events)
     return fold
+
+
+@pytest.mark.parametrize("offset", [3e3, 6e3, -1e6, 1e6])
+def test_logits_with_a_common_offset_give_the_evidence_of_those_without(offset: float) -> None:
+    """Log-likelihoods, as those of naive Bayes: the softmax does not depend on what all of them share."""
+    logits, labels = stream(3000)
+    found = []
+    for shift in (0.0, offset):
+        block = Block(CLASSES, len(logits))
+        block.add(1, logits + shift, 0.0)
+        versions, moments, packed = block.columns()
+        made = predictions(np.arange(1, len(logits) + 1), versions, moments, packed)
+        made.labels[:] = labels
+        found.append(whole(made).document("0123456789"))
+    calm, shifted = found
+    assert not shifted["alarms"]["strict"]["alarm"]
+    assert shifted["alarms"]["strict"]["log_evidence"] == pytest.approx(
+        calm["alarms"]["strict"]["log_evidence"], abs=0.01
+    )
+    assert shifted["metrics"]["nll"] == pytest.approx(calm["metrics"]["nll"], abs=1e-3)
 
 
 def same(one: MonitorFold, other: MonitorFold) -> None:

@@ -11,6 +11,7 @@ from boxcal.app.http.problems import InvalidParameter
 from boxcal.app.monitoring import items
 from boxcal.app.monitoring.items import read_items
 from boxcal.app.predict.options import Labels
+from boxcal.calibrators.monitoring.stored_logits import unpack
 
 LABELS = Labels(["cat", "dog", "7"])
 ID = "01936d8f2b7c4d0e9a5f6b1c2d3e4f50"
@@ -25,10 +26,10 @@ def test_labels_are_names_or_indices() -> None:
     assert problems == []
 
 
-def test_logits_are_kept_as_float16_and_large_ones_stay_finite() -> None:
-    (one,), _ = read_items([{"logits": [1.5, 1e6, -1e300], "key": "a", "label": 0}], LABELS)
+def test_logits_are_kept_relative_to_the_largest() -> None:
+    (one,), _ = read_items([{"logits": [1.5 + 1e6, 1e6, 2.5 + 1e6], "key": "a", "label": 0}], LABELS)
     assert one.logits is not None
-    assert np.frombuffer(one.logits, np.float16).tolist() == [1.5, 65504.0, -65504.0]
+    assert unpack(np.frombuffer(one.logits, np.int16)[None]).tolist() == [[1.5 + 1e6, 1e6, 2.5 + 1e6]]
 
 
 @pytest.mark.parametrize(
