@@ -6,6 +6,9 @@ CalibrationError (ValueError)
   x MissingDataError      a method without the features, head, inputs or backbone that it requires
   x ArtifactError         bytes that are not a calibrator, or are damaged
   x ExportError           a calibrator that has no ONNX form
+
+UserWarning
+  x ValidationDataWarning what is probably wrong with validation data
 """
 
 
@@ -31,3 +34,7 @@ class ArtifactError(CalibrationError):
 
 class ExportError(CalibrationError):
     """The calibrator has no form in the format asked for."""
+
+
+class ValidationDataWarning(UserWarning):
+    """Validation data are probably not what the service will receive; the message starts with a code."""

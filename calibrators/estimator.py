@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+import warnings
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -12,13 +13,14 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from boxcal.calibrators.calibrator import Calibrated
+from boxcal.calibrators.errors import InvalidDataError, ValidationDataWarning
 from boxcal.calibrators.fitting import FitResult, fit
 from boxcal.calibrators.fitting.selection import BUDGET_SECONDS
 from boxcal.calibrators.operator import Bounds
 
 
 class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
-    """Calibrate logits; the last step of a `Pipeline` whose step before returns logits.
+    """Calibrate logits or probabilities; the last step of a `Pipeline` whose step before returns them.
 
     Parameters
     ----------
@@ -27,6 +29,9 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     classes : array_like of shape (K,), optional
         The class names in the order of the columns. By default the sorted values of `y`; then each class must
         occur in `y`.
+    scores : {"auto", "logits", "probabilities"}
+        What the columns hold. Probabilities are calibrated through their logarithms. `auto` takes logits, and
+        refuses to guess where no value is negative and every row sums to one.
     lower, upper : float or array_like of shape (K,), optional
         Hard bounds on every probability that is returned.
     seed : int
@@ -49,10 +54,12 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     --------
     >>> import numpy as np
     >>> from boxcal import BoxCalibrator
-    >>> logits = np.array([[4.0, 0.0], [3.0, 0.0], [0.0, 5.0], [3.5, 0.0]] * 10)
-    >>> y = np.array(["cat", "cat", "dog", "dog"] * 10)
-    >>> BoxCalibrator(method="ts", upper=0.9).fit(logits, y).predict_proba(logits).max().round(3)
-    np.float64(0.755)
+    >>> rng = np.random.default_rng(0)
+    >>> logits = rng.normal(size=(200, 2))
+    >>> y = np.array(["cat", "dog"])[(logits + rng.gumbel(size=(200, 2))).argmax(axis=1)]
+    >>> calibrator = BoxCalibrator(method="ts", upper=0.9).fit(5 * logits, y)
+    >>> calibrator.predict_proba([[20.0, 0.0]])
+    array([[0.9, 0.1]])
     """
 
     def __init__(
@@ -60,6 +67,7 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         method: str = "auto",
         *,
         classes: ArrayLike | None = None,
+        scores: Literal["auto", "logits", "probabilities"] = "auto",
         lower: Any = None,
         upper: Any = None,
         seed: int = 0,
@@ -67,6 +75,7 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     ) -> None:
         self.method = method
         self.classes = classes
+        self.scores = scores
         self.lower = lower
         self.upper = upper
         self.seed = seed
@@ -79,12 +88,14 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         return tags
 
     def fit(self, logits: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Fit the method to logits of data that the model was not trained on.
+        """Fit the method to logits, or probabilities, of data that the model was not trained on.
+
+        Each serious finding about the data is a `ValidationDataWarning`.
 
         Parameters
         ----------
         logits : array_like of shape (N, K)
-            One column for each class.
+            One column for each class: logits, or what `scores` names.
         y : array_like of shape (N,)
             Class names, or class indices.
         sample_weight : array_like of shape (N,), optional
@@ -93,7 +104,8 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         Raises
         ------
         ValueError
-            The number of columns is not that of the classes, or the data are invalid.
+            The number of columns is not that of the classes, the data are invalid, or `scores` is `auto` and
+            the rows look like probabilities.
         """
         checked: tuple[NDArray[np.float64], NDArray[Any]] = validate_data(self, logits, y, dtype=np.float64)
         values, names = checked
@@ -113,9 +125,14 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             row = int(unknown.argmax())
             raise ValueError(f"y[{row}] is {names[row]!s}, which is none of `classes`.")
         self._bounds()
+        if self.scores == "auto" and _on_simplex(values).all():
+            raise InvalidDataError(
+                f"All {len(values):,} rows are non-negative and sum to one, as probabilities do. Set"
+                ' scores="probabilities" to calibrate probabilities, or scores="logits" if these are logits.'
+            )
         result: FitResult = fit(
             self.method,
-            values,
+            self._as_logits(values),
             indices,
             sample_weight=sample_weight,
             seed=self.seed,
@@ -123,6 +140,9 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         )
         self.result_ = result
         self.calibrator_ = result.calibrator
+        for finding in result.warnings:
+            if finding.severity == "serious":
+                warnings.warn(f"{finding.code}: {finding.message}", ValidationDataWarning, stacklevel=2)
         return self
 
     def predict_proba(self, logits: ArrayLike) -> NDArray[np.float64]:
@@ -140,7 +160,23 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         check_is_fitted(self)
         values = validate_data(self, logits, dtype=np.float64, reset=False)
         with torch.inference_mode():
-            return self.calibrator_.calibrate(torch.from_numpy(values), self._bounds())
+            return self.calibrator_.calibrate(torch.from_numpy(self._as_logits(values)), self._bounds())
+
+    def _as_logits(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what the calibrator reads: probabilities become logarithms, 0 the smallest float32."""
+        if self.scores in ("auto", "logits"):
+            return values
+        if self.scores != "probabilities":
+            raise InvalidDataError(f'scores is {self.scores!r}; use "auto", "logits" or "probabilities".')
+        wrong = ~_on_simplex(values)
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise InvalidDataError(
+                f"Row {row} is no distribution: its smallest value is {values[row].min():g},"
+                f" and it sums to {values[row].sum():g}."
+            )
+        shares = values / values.sum(axis=1, keepdims=True)
+        return np.asarray(np.log(np.maximum(shares, np.finfo(np.float32).tiny)))
 
     def _bounds(self) -> Bounds | None:
         if self.lower is None and self.upper is None:
@@ -152,3 +188,9 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             for side, default in sides
         )
         return Bounds(torch.from_numpy(lower.copy()), torch.from_numpy(upper.copy()))
+
+
+def _on_simplex(rows: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return whether each row (N, K) is non-negative and sums to one, to the precision of bfloat16."""
+    on_simplex: NDArray[np.bool_] = (rows >= 0).all(axis=1) & (np.abs(rows.sum(axis=1) - 1) <= 1e-2)
+    return on_simplex

@@ -15,6 +15,7 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from boxcal import BoxCalibrator, fit
+from boxcal.calibrators.errors import ValidationDataWarning
 
 CLASSES = np.array(["cat", "dog", "emu"])
 SQUARE = "the logits need one column for each class, and the check's data have other columns"
@@ -53,7 +54,9 @@ def test_bounds_hold_and_ties_go_to_the_larger_logit() -> None:
 def test_classes_give_the_order_of_the_columns() -> None:
     logits, labels = data()
     few = labels > 0
-    estimator = BoxCalibrator(method="ts", classes=CLASSES[::-1]).fit(logits[few], CLASSES[::-1][labels[few]])
+    estimator = BoxCalibrator(method="ts", classes=CLASSES[::-1])
+    with pytest.warns(ValidationDataWarning, match="absent_classes: class 0"):
+        estimator.fit(logits[few], CLASSES[::-1][labels[few]])
     assert list(estimator.classes_) == list(CLASSES[::-1])
     assert estimator.score(logits, CLASSES[::-1][labels]) > 0.5
     with pytest.raises(ValueError, match=r"= 3 columns, but there are 2 classes in y; give all"):
@@ -81,6 +84,31 @@ def test_it_is_the_last_step_of_a_pipeline() -> None:
     assert clone(pipeline).get_params()["boxcalibrator__upper"] == 0.8
 
 
+def test_probabilities_are_not_taken_for_logits() -> None:
+    logits, labels = data()
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    with pytest.raises(ValueError, match=r'All 300 rows .* sum to one.* scores="probabilities"'):
+        BoxCalibrator(method="ts").fit(probabilities, labels)
+    ours = BoxCalibrator(method="ts", scores="probabilities").fit(probabilities, labels)
+    expected = BoxCalibrator(method="ts").fit(logits, labels).predict_proba(logits)
+    np.testing.assert_allclose(ours.predict_proba(probabilities), expected, rtol=1e-6)
+    assert np.isfinite(ours.predict_proba([[0.0, 0.0, 1.0]])).all()
+    with pytest.raises(ValueError, match=r"Row 1 is no distribution: its smallest value is 0.5.* to 1.5"):
+        ours.predict_proba([[0.0, 0.0, 1.0], [0.5, 0.5, 0.5]])
+    with pytest.raises(ValueError, match="'odds'"):
+        BoxCalibrator(method="ts", scores="odds").fit(logits, labels)  # type: ignore[arg-type]
+
+
+def test_serious_findings_are_warnings() -> None:
+    logits, labels = data()
+    with pytest.warns(ValidationDataWarning, match="error_rate: error rate"):
+        BoxCalibrator(method="ts").fit(logits, (labels + 1) % 3)
+    with pytest.warns(ValidationDataWarning, match="rows_sum_to_constant"):
+        BoxCalibrator(method="ts", scores="logits").fit(
+            np.exp(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)), labels
+        )
+
+
 def checks() -> list[Any]:
     """scikit-learn's own checks that can be given to an estimator of logits."""
     found = []
@@ -89,6 +117,7 @@ def checks() -> list[Any]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore::boxcal.calibrators.errors.ValidationDataWarning")
 @pytest.mark.parametrize(("estimator", "check"), checks())
 def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
     try:
