@@ -279,7 +279,11 @@ class Pipeline:
             self.count(answer)
             return writer(answer)
 
-        return work() if answer.rows.probabilities.size <= INLINE_NUMBERS else await self._in_pool(work)
+        return await self.computed(answer.rows.probabilities.size, work)
+
+    async def computed(self, numbers: int, work: Callable[[], T]) -> T:
+        """Return what `work` does; in the pool if it processes more numbers than the event loop may."""
+        return work() if numbers <= INLINE_NUMBERS else await self._in_pool(work)
 
     def count(self, answer: CalibratedAnswer) -> None:
         """Count a response in the metrics."""

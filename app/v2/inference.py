@@ -36,6 +36,8 @@ DEFAULT_OUTPUTS = ("probabilities", "label", "index")
 IGNORED = ("sequence_id", "sequence_start", "sequence_end", "priority", "binary_data_output")
 """Parameters that clients send by themselves and that change nothing here."""
 PARAMETERS = (*SIDES, "timeout", "timeout_ms", "calibrator")
+NUMBERS_PER_ROW = 64
+"""The outputs of a row take as long as so many numbers."""
 
 
 @dataclass(slots=True)
@@ -162,12 +164,20 @@ class Models:
         self.counts[asked.model, "success"] += 1
         self.counts[asked.model, "samples"] += len(answer.rows)
         self.counts[asked.model, "ns"] += time.perf_counter_ns() - began
-        outputs = [(name, _output(answer, name, top)) for name, top in self._wanted(asked)]
+        wanted = self._wanted(asked)
+        outputs = await self._pipeline.computed(
+            max(answer.rows.probabilities.size, NUMBERS_PER_ROW * len(answer.rows)),
+            lambda: [(name, _output(answer, name, top)) for name, top in wanted],
+        )
         relaxed = bool(answer.rows.relaxed.any())
         return Answered(asked.model, str(answer.served.version), outputs, relaxed)
 
     def _wanted(self, asked: Asked) -> Sequence[tuple[str, int]]:
+        seen: set[str] = set()
         for name, _ in asked.outputs:
+            if name in seen:
+                raise InvalidParameter(f"The request has two outputs {name!r:.100}; it may name each once.")
+            seen.add(name)
             if name not in OUTPUTS:
                 raise InvalidParameter(
                     f"There is no output {name!r:.100}{hint(name, OUTPUTS)}; the outputs are "

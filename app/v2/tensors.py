@@ -78,23 +78,22 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Ar
         The type is unknown; the data are of another type, or more or fewer than the shape announces.
     """
     count = math.prod(shape)
+    # The types are checked first: NumPy pads strings to the longest of them.
+    flat = _flat(name, data)
     if datatype == BYTES:
-        flat = _flat(data)
         if len(flat) != count or not all(isinstance(one, str) for one in flat):
             raise InvalidInput(f"The input {name!r:.100} must have {count} strings, got {len(flat)} values.")
         strings = np.empty(count, object)
         strings[:] = flat
         return strings.reshape(shape)
     dtype = _dtype(name, datatype)
-    try:
-        values = np.array(data)
-    except ValueError as error:
-        raise InvalidInput(f"The data of the input {name!r:.100} are ragged lists.") from error
-    if values.dtype.kind not in "fiub" or values.size != count or not values.size:
+    others = {type(one) for one in flat} - {int, float, bool}
+    if others or len(flat) != count:
+        found = f"{len(flat)} values" + (f", one of the type {others.pop().__name__}" if others else "")
         raise InvalidInput(
-            f"The input {name!r:.100} of the shape {list(shape)} must have {count} numbers, got "
-            f"{values.size} values of the type {values.dtype}."
+            f"The input {name!r:.100} of the shape {list(shape)} must have {count} numbers, got {found}."
         )
+    values = np.array(flat)
     if dtype.kind in "iu" and values.dtype.kind == "f":
         raise InvalidInput(f"The input {name!r:.100} has the type {datatype}; its data must be integers.")
     if dtype.kind in "iu":
@@ -158,10 +157,11 @@ def _elements(name: str, data: memoryview, count: int) -> Array:
     return elements
 
 
-def _flat(data: Any) -> list[Any]:
+def _flat(name: str, data: Any) -> list[Any]:
+    """Return the values of nested lists, whose lists have the same length at each depth."""
     flat = data if isinstance(data, list) else [data]
-    while any(isinstance(one, list) for one in flat):
-        if not all(isinstance(one, list) for one in flat):
-            return [None]
+    while list in (types := set(map(type, flat))):
+        if len(types) > 1 or len(set(map(len, flat))) > 1:
+            raise InvalidInput(f"The data of the input {name!r:.100} are ragged lists.")
         flat = [one for part in flat for one in part]
     return flat

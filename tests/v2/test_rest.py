@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import struct
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,6 +20,8 @@ from PIL import Image
 from tritonclient.utils import InferenceServerException
 
 from boxcal.app.client import BoxcalClient
+from boxcal.app.http.problems import InvalidInput
+from boxcal.app.v2.tensors import from_json
 from boxcal.models.digits_data import Digits
 from tests.app.running import Service, running
 
@@ -240,6 +243,16 @@ HOSTILE: dict[str, tuple[bytes, str, str]] = {
         "",
         "classification is '2'",
     ),
+    "strings where numbers belong": (
+        b'{"inputs": [{"name": "logits", "shape": [2], "datatype": "FP64", "data": ["a", "bb"]}]}',
+        "",
+        "must have 2 numbers, got 2 values, one of the type str",
+    ),
+    "two outputs of one name": (
+        b'{"inputs": [], "outputs": [{"name": "label"}, {"name": "label"}]}',
+        "",
+        "two outputs 'label'",
+    ),
     "integer out of range": (
         b'{"inputs": [{"name": "l", "shape": [2], "datatype": "INT8", "data": [300, 1]}]}',
         "",
@@ -255,6 +268,19 @@ def test_requests_that_are_no_requests_are_refused(service: Service, name: str) 
     answer = httpx.post(f"{service.url}/v2/models/digits.calibrator/infer", content=body, headers=headers)
     assert answer.status_code in {400, 422}, answer.text
     assert message in answer.json()["error"]
+
+
+def test_strings_of_unequal_length_take_no_more_memory_than_they_have_bytes() -> None:
+    """NumPy pads strings to the longest: 4 bytes for each character of each, 800 MB here."""
+    strings = ["x" * 100_000] + ["y"] * 2000
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match="one of the type str"):
+            from_json("logits", "FP64", (2001,), strings)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000
 
 
 def test_an_image_that_is_no_base64_is_refused_by_its_place(service: Service) -> None:
