@@ -64,20 +64,20 @@ class Replay:
     calibrator
         The active one.
     validation
-        The data that it was fitted to, for its class frequencies and its accuracy.
+        The data that it was fitted to, for its class prior and its accuracy.
     refit
         Whether to replay refits and rollbacks too.
     """
 
     def __init__(self, calibrator: Calibrator, validation: PredictionLog | None, *, refit: bool) -> None:
-        frequencies, gap = None, 0.0
+        prior, gap = None, 0.0
         if validation is not None:
             known = validation.labels != UNLABELLED
             labels = validation.labels[known]
-            frequencies = np.bincount(labels, minlength=calibrator.num_classes).astype(np.float64)
             rows = calibrator(torch.from_numpy(validation.logits[known])).numpy()
+            prior = rows.mean(0)
             gap = float((rows.argmax(1) == labels).mean() - rows.max(1).mean())
-        self.versions = {0: (calibrator, frequencies)}
+        self.versions = {0: (calibrator, prior)}
         self.gap, self.refit = gap, refit
         self.fold = MonitorFold(calibrator.num_classes, self._calibrate, self._active(0), refits=refit)
         self.decisions: list[Decision] = []
@@ -110,13 +110,13 @@ class Replay:
     def _answer(self, logits: Array, labels: Array) -> list[Decision]:
         loop, decided = self.fold.loop, []
         if request := loop.request:
-            champion, frequencies = self.versions[request.champion]
+            champion, prior = self.versions[request.champion]
             rows = slice(request.first, request.last)
             earlier = {version: self.versions[version] for version in loop.earlier_versions}
-            found = candidates(champion, logits[rows], labels[rows], frequencies, earlier=earlier)
+            found = candidates(champion, logits[rows], labels[rows], prior, earlier=earlier)
             best = found[0]
             version = max(self.versions) + 1 if best.version is None else best.version
-            self.versions[version] = best.calibrator, best.class_frequencies
+            self.versions[version] = best.calibrator, best.class_prior
             nll = mean_nll(champion, logits[rows], labels[rows])
             decided.append(
                 loop.fitted(version, name=best.name, nll=best.score, champion_nll=nll, compared=len(found))
@@ -126,8 +126,8 @@ class Replay:
         return decided
 
     def _active(self, version: int) -> ActiveVersion:
-        calibrator, frequencies = self.versions[version]
-        return ActiveVersion(version, calibrator.method, version, frequencies, self.gap, reads_logits=True)
+        calibrator, prior = self.versions[version]
+        return ActiveVersion(version, calibrator.method, version, prior, self.gap, reads_logits=True)
 
     def _calibrate(self, version: int, logits: Array) -> Array:
         rows: Array = self.versions[version][0](torch.from_numpy(np.ascontiguousarray(logits))).numpy()

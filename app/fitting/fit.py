@@ -79,7 +79,6 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
         "seconds": result.seconds,
         "certificate": result.certificate.to_dict(),
         "choice": result.choice,
-        "class_counts": torch.bincount(checked.labels, minlength=checked.num_classes).tolist(),
     }
     artifact = result.calibrator.to_bytes()
     source = (

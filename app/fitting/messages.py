@@ -86,15 +86,15 @@ class RefitTask:
     ----------
     champion
         Artifact of the active calibrator; None for `uncalibrated`.
-    class_frequencies
-        (K,) of the data that it was fitted to; None where they are not known.
+    class_prior
+        (K,) its mean answer to the data that it was fitted to; None where it is not known.
     earlier
-        Version, artifact and class frequencies of calibrators that were active before.
+        Version, artifact and class prior of calibrators that were active before.
     """
 
     folder: Path
     champion: Base64Bytes | None
-    class_frequencies: list[float] | None
+    class_prior: list[float] | None
     earlier: list[tuple[int, Base64Bytes | None, list[float] | None]]
     memory_bytes: int | None = None
     kind: Literal["refit"] = "refit"

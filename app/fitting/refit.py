@@ -37,10 +37,10 @@ def refit(task: RefitTask) -> RefitOutcome:
     num_classes = logits.shape[1]
     champion = _calibrator(task.champion, num_classes)
     earlier = {
-        version: (_calibrator(artifact, num_classes), _frequencies(frequencies))
-        for version, artifact, frequencies in task.earlier
+        version: (_calibrator(artifact, num_classes), _prior(prior))
+        for version, artifact, prior in task.earlier
     }
-    found = candidates(champion, logits, labels, _frequencies(task.class_frequencies), earlier=earlier)
+    found = candidates(champion, logits, labels, _prior(task.class_prior), earlier=earlier)
     best, champion_nll = found[0], mean_nll(champion, logits, labels)
     is_new = best.version is None and best.score < champion_nll
     return RefitOutcome(
@@ -57,7 +57,7 @@ def _calibrator(artifact: bytes | None, num_classes: int) -> Calibrator:
     return Calibrator.uncalibrated(num_classes) if artifact is None else Calibrator.from_bytes(artifact)
 
 
-def _frequencies(values: list[float] | None) -> Any:
+def _prior(values: list[float] | None) -> Any:
     return None if values is None else np.array(values)
 
 
@@ -67,7 +67,6 @@ def _fitted(best: Candidate, champion: Calibrator, logits: Any, labels: Any) -> 
         "candidate": best.name,
         "nll": best.nll,
         "parameters": best.parameters,
-        "class_frequencies": best.class_frequencies.tolist(),
     }
     return FittedCalibrator(
         method=best.calibrator.method,

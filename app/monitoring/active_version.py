@@ -20,7 +20,7 @@ def active_version_of(registry: Registry, activator: Activator, activation: Acti
         version=activation.version,
         method=activation.method,
         activation=activation.id,
-        class_frequencies=class_frequencies(report),
+        class_prior=class_prior(report),
         validation_gap=validation_gap(report),
         reads_logits=activator.load(activation.version).reads == "logits",
     )
@@ -34,12 +34,9 @@ def report_of(registry: Registry, version: int) -> dict[str, Any]:
         return {}
 
 
-def class_frequencies(report: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]] | None:
-    """Return the class frequencies (K,) for which a calibrator was fitted; None where they are not known."""
-    if "refit" in report:
-        return np.array(report["refit"]["class_frequencies"], np.float64)
-    counts = np.array(report.get("fit", {}).get("class_counts", ()), np.float64)
-    return counts / counts.sum() if len(counts) else None
+def class_prior(report: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+    """Return the mean answer (K,) of a calibrator to the data of its fit; None where it is not known."""
+    return np.array(report["class_prior"], np.float64) if "class_prior" in report else None
 
 
 def validation_gap(report: dict[str, Any]) -> float:

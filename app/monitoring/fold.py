@@ -49,8 +49,8 @@ class ActiveVersion:
     ----------
     activation
         Number of the activation that made it active.
-    class_frequencies
-        (K,) of the data that it was fitted to; None where they are not known.
+    class_prior
+        (K,) its mean answer to the data that it was fitted to; None where it is not known.
     validation_gap
         Accuracy less mean confidence on those data.
     reads_logits
@@ -60,7 +60,7 @@ class ActiveVersion:
     version: int
     method: str
     activation: int
-    class_frequencies: Rows | None
+    class_prior: Rows | None
     validation_gap: float
     reads_logits: bool
 
@@ -128,7 +128,7 @@ class MonitorFold:
             num_classes,
             calibrate,
             version=active.version,
-            class_frequencies=active.class_frequencies,
+            class_prior=active.class_prior,
             fewest_labels=FEWEST_LABELS if refits else NEVER,
         )
         self.sample = TrafficSample()
@@ -222,7 +222,7 @@ class MonitorFold:
     def activated(self, active: ActiveVersion) -> Decision:
         """Go on with another active calibrator."""
         before, self.active = self.active, active
-        decision = self.loop.activated(active.version, active.class_frequencies)
+        decision = self.loop.activated(active.version, active.class_prior)
         if not self._refits:
             for version in self.loop.earlier_versions:
                 self.loop.forget(version)
@@ -235,7 +235,7 @@ class MonitorFold:
     def acknowledge(self, now: str) -> list[Decision]:
         """Begin the test anew and decline what was proposed; metrics stay."""
         decisions = [self.loop.dismissed()] if self.loop.phase is Phase.PROPOSED else []
-        self.loop.begin_test(self.active.class_frequencies)
+        self.loop.begin_test(self.active.class_prior)
         self.acknowledged_at, self.began_at = now, None
         self.history = EvidenceHistory()
         return decisions
@@ -313,9 +313,9 @@ class MonitorFold:
         """Write the whole state; `from_bytes` continues to the last bit."""
         arrays = states(self._parts())
         active = asdict(self.active)
-        frequencies = active.pop("class_frequencies")
-        if frequencies is not None:
-            arrays["class_frequencies"] = frequencies
+        prior = active.pop("class_prior")
+        if prior is not None:
+            arrays["class_prior"] = prior
         facts = {
             "active": active,
             "seq": self.seq,
@@ -345,7 +345,7 @@ class MonitorFold:
         except SafetensorError as error:
             raise ValueError(f"The state of the monitor cannot be read: {error}") from error
         facts = orjson.loads(arrays["facts"].tobytes())
-        active = ActiveVersion(class_frequencies=arrays.get("class_frequencies"), **facts["active"])
+        active = ActiveVersion(class_prior=arrays.get("class_prior"), **facts["active"])
         fold = cls(num_classes, calibrate, active, refits=refits)
         fold.seq, fold.refit_seq, fold.skipped = facts["seq"], facts["refit_seq"], facts["skipped"]
         fold.began_at, fold.acknowledged_at = facts["began_at"], facts["acknowledged_at"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from boxcal.app.activation.active import ServedCalibrator
 from boxcal.app.http.problems import InvalidParameter
-from boxcal.app.monitoring.active_version import class_frequencies, report_of
+from boxcal.app.monitoring.active_version import class_prior, report_of
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.registry.errors import TooFewPredictions
 from boxcal.app.registry.store import Registry
@@ -40,7 +40,7 @@ class PriorAdjustments:
     Parameters
     ----------
     registry, log
-        Have the class frequencies of the data that a calibrator was fitted to, and its predictions.
+        Have the class prior of a calibrator, and its predictions.
     """
 
     def __init__(self, registry: Registry, log: FeedbackLog) -> None:
@@ -83,7 +83,7 @@ class PriorAdjustments:
                 f"Prior adjustment of calibrator {served.version} needs {FEWEST_ROWS:,} of its predictions "
                 f"with the option `feedback`; {len(logits):,} are kept."
             )
-        known = class_frequencies(report_of(self._registry, served.version))
+        known = class_prior(report_of(self._registry, served.version))
         source: Array = np.ones(num_classes) if known is None else known
         source = np.maximum(source / source.sum(), SMALLEST_FREQUENCY)
         rows = served.calibrator(np.asarray(logits, np.float64))

@@ -21,7 +21,7 @@ from boxcal.app.fitting.jobs import FitJobs
 from boxcal.app.fitting.messages import RefitOutcome, RefitTask
 from boxcal.app.fitting.worker import WorkerFailed
 from boxcal.app.http.problems import BoxcalError
-from boxcal.app.monitoring.active_version import class_frequencies, report_of
+from boxcal.app.monitoring.active_version import class_prior, report_of
 from boxcal.app.monitoring.fold import MonitorFold
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.monitor import Monitor
@@ -134,15 +134,15 @@ class Refits:
         return RefitTask(
             folder,
             self._artifact(request.champion),
-            self._frequencies(request.champion),
-            [(one, self._artifact(one), self._frequencies(one)) for one in request.earlier],
+            self._prior(request.champion),
+            [(one, self._artifact(one), self._prior(one)) for one in request.earlier],
         )
 
     def _artifact(self, version: int) -> bytes | None:
         return None if version == UNCALIBRATED else self._registry.artifact(version)
 
-    def _frequencies(self, version: int) -> list[float] | None:
-        found = class_frequencies(report_of(self._registry, version))
+    def _prior(self, version: int) -> list[float] | None:
+        found = class_prior(report_of(self._registry, version))
         return None if found is None else found.tolist()
 
     def _claim(self) -> _Request | None:

@@ -128,14 +128,14 @@ def _is_run(answers: Answers, index: int) -> bool:
 
 def _run(answers: Answers, stream: Stream) -> Record:
     """Fit and activate what the loop asks for, at once; the NLL is expected under the law."""
-    versions = {0: (answers.calibrator, answers.frequencies)}
+    versions = {0: (answers.calibrator, answers.prior)}
     logits, labels = answers.logits[stream.index], stream.labels
 
     def calibrate(version: int, rows: Array) -> Array:
         found: Array = versions[version][0](torch.as_tensor(rows)).numpy()
         return found
 
-    fold = RefitLoop(answers.size, calibrate, version=0, class_frequencies=answers.frequencies)
+    fold = RefitLoop(answers.size, calibrate, version=0, class_prior=answers.prior)
     nll, activations, back = np.empty(len(labels)), 0, math.inf
     for first in range(0, len(labels), STEP):
         rows = slice(first, first + STEP)
@@ -143,12 +143,12 @@ def _run(answers: Answers, stream: Stream) -> Record:
         fold.update(logits[rows], labels[rows])
         request = fold.request
         if request:
-            champion, frequencies = versions[request.champion]
+            champion, prior = versions[request.champion]
             chosen = slice(request.first, request.last)
             earlier = {version: versions[version] for version in fold.earlier_versions}
-            best = candidates(champion, logits[chosen], labels[chosen], frequencies, earlier=earlier)[0]
+            best = candidates(champion, logits[chosen], labels[chosen], prior, earlier=earlier)[0]
             version = max(versions) + 1 if best.version is None else best.version
-            versions[version] = best.calibrator, best.class_frequencies
+            versions[version] = best.calibrator, best.class_prior
             own = mean_nll(champion, logits[chosen], labels[chosen])
             fold.fitted(version, name=best.name, nll=best.score, champion_nll=own)
         proposal = fold.proposal

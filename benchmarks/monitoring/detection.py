@@ -59,7 +59,7 @@ def null(answers: Answers, index: int) -> Record:
         random = generator(1, index)
         drawn = stream(answers, LABELS, random)
         rows = answers.law[drawn.index]
-        test = CalibrationTest(answers.size, answers.frequencies)
+        test = CalibrationTest(answers.size, answers.prior)
         record[f"{title} log E"] = float(test.update(rows, drawn.labels)[:, 0].max())
         z = z_scores(rows, drawn.labels)
         for level in LEVELS:
@@ -125,7 +125,7 @@ def delay_summary(records: list[Record]) -> dict[str, Any]:
 
 
 def _evidence(answers: Answers, rows: Array, labels: Array) -> Array:
-    evidence: Array = CalibrationTest(answers.size, answers.frequencies).update(rows, labels)[:, 0]
+    evidence: Array = CalibrationTest(answers.size, answers.prior).update(rows, labels)[:, 0]
     return evidence
 
 
@@ -136,7 +136,7 @@ def first_alarm(evidence: Array, alpha: float = 0.05) -> float:
 
 
 def _with_unlabelled(answers: Answers, rows: Array, labels: Array) -> float:
-    test, step = CalibrationTest(answers.size, answers.frequencies), 1 + UNLABELLED
+    test, step = CalibrationTest(answers.size, answers.prior), 1 + UNLABELLED
     for label, first in enumerate(range(0, len(labels), step)):
         test.observe(rows[first : first + UNLABELLED])
         own = slice(first + UNLABELLED, first + step)

@@ -71,7 +71,7 @@ def means(records: list[Record]) -> dict[str, Any]:
 def prior(answers: Answers, index: int) -> Record:
     """Give the change of the expected NLL by a prior adjustment to 1,000 rows, and that of plain EM."""
     record: Record = {}
-    source = answers.frequencies / answers.frequencies.sum()
+    source = answers.prior / answers.prior.sum()
     for title, draw in (("no shift", calm), ("label shift", shifted)):
         stream = draw(answers, 2 * PRIOR_ROWS, generator(7, index))
         rows = answers.law[stream.index]
@@ -94,7 +94,7 @@ def material(answers: Answers, _: int) -> Record:
     """Give the labels to both alarms on the true test labels, of `ts` and of the softmax."""
     record: Record = {}
     for title, rows in (("ts", answers.law), ("softmax", answers.raw)):
-        test = CalibrationTest(answers.size, answers.frequencies)
+        test = CalibrationTest(answers.size, answers.prior)
         evidence = test.update(rows, answers.labels)
         record[f"{title}, strict"] = first_alarm(evidence[:, 0], 0.01)
         record[f"{title}, material"] = first_alarm(evidence[:, 1])
@@ -107,7 +107,7 @@ def speed(answers: Answers, _: int) -> Record:
     stream = calm(answers, LABELS, generator(8, 0))
     rows, best = answers.law[stream.index], math.inf
     for _ in range(PARTS_OF_TIME):
-        test = CalibrationTest(answers.size, answers.frequencies)
+        test = CalibrationTest(answers.size, answers.prior)
         start = time.perf_counter()
         test.update(rows, stream.labels)
         best = min(best, time.perf_counter() - start)

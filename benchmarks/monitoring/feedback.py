@@ -134,7 +134,7 @@ def feedback(answers: Answers, index: int) -> Record:
         rows = answers.law[stream.index]
         chosen, labels = report(rows, stream.labels, random)
         chosen, labels = chosen[:LABELS], labels[:LABELS]
-        test = CalibrationTest(answers.size, answers.frequencies)
+        test = CalibrationTest(answers.size, answers.prior)
         record[title] = float(test.update(rows[chosen], labels)[:, 0].max())
     return record
 

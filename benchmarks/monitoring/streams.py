@@ -25,8 +25,8 @@ class Answers:
         (N, K): logits, their softmax, and the answers of `ts`.
     labels
         (N,) the true ones.
-    frequencies
-        (K,) counts of the validation labels.
+    prior
+        (K,) mean answer to the validation split.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Answers:
     raw: Array
     law: Array
     labels: Array
-    frequencies: Array
+    prior: Array
 
     @classmethod
     def of(cls, folder: Path) -> Answers:
@@ -49,7 +49,7 @@ class Answers:
             test.scores.softmax(1).numpy(),
             calibrator(test.scores).numpy(),
             test.labels.numpy(),
-            np.bincount(validation.labels.numpy(), minlength=validation.num_classes).astype(float),
+            calibrator(validation.scores).mean(0).numpy(),
         )
 
     @property

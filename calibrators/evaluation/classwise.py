@@ -93,6 +93,12 @@ class ClassCells:
         return found if scored.weights is None else [scored.weights * column for column in found]
 
     @property
+    def mean_probabilities(self) -> Vector:
+        """Return the mean probability of each class (K,)."""
+        means: Vector = self.mass.reshape(self.num_classes, NUM_BINS).sum(axis=1) / self.samples
+        return means
+
+    @property
     def sizes(self) -> Vector:
         """How often each cell is hit by a probability; 1 where that is never."""
         return np.where(self.count > 0, self.count, 1.0)

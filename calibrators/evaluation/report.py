@@ -61,6 +61,9 @@ class Against:
 class Report:
     """A method judged on data its fits never saw; `to_dict` gives the document.
 
+    Its member `class_prior` is the mean probability of each class after calibration: what an adjustment to
+    other class frequencies divides by.
+
     Attributes
     ----------
     method : str
@@ -125,6 +128,7 @@ class Report:
                 name: {"before": before[name], "after": after[name], "difference": difference.to_dict()}
                 for name, difference in self.difference.items()
             },
+            "class_prior": self.after.cells.mean_probabilities.tolist(),
             "changed_labels": self.changed_labels,
             "ties": self.answers.ties,
             "bounds": self.answers.bounds(),

@@ -103,7 +103,7 @@ def fold(  # noqa: PLR0915, PLR0917, PLR0912 - one loop over rows, which compile
     shares
         (BETTORS,) prior weights, which sum to 1.
     source
-        (K,) class frequencies above 0 for which the probabilities were calibrated.
+        (K,) mean probabilities above 0 where the calibrator was fitted.
     weights
         (BETTORS,) present weights; updated.
     by_class

@@ -85,26 +85,26 @@ class CalibrationTest(Fold):
     ----------
     num_classes
         K.
-    class_frequencies
-        (K,) class frequencies of the data that the calibrator was fitted to; uniform unless given. Only the
-        bettor on label shift reads them.
+    class_prior
+        (K,) mean answer of the calibrator to the data that it was fitted to; uniform unless given. Only the
+        bettor on label shift reads it.
     tolerance
         Of the material test, in nats.
     """
 
     STATE: ClassVar[tuple[str, ...]] = (
-        "weights", "by_class", "few", "bins", "progress", "gains", "largest", "class_frequencies",
+        "weights", "by_class", "few", "bins", "progress", "gains", "largest", "class_prior",
     )  # fmt: skip
 
     def __init__(
-        self, num_classes: int, class_frequencies: Array | None = None, *, tolerance: float = TOLERANCE
+        self, num_classes: int, class_prior: Array | None = None, *, tolerance: float = TOLERANCE
     ) -> None:
         self.num_classes = num_classes
         self.tolerance = tolerance
-        frequencies = np.ones(num_classes) if class_frequencies is None else np.asarray(class_frequencies)
+        frequencies = np.ones(num_classes) if class_prior is None else np.asarray(class_prior)
         if frequencies.shape != (num_classes,) or not (frequencies >= 0).all() or frequencies.sum() <= 0:
-            raise ValueError(f"{num_classes} classes need as many class frequencies of at least 0")
-        self.class_frequencies = np.maximum(frequencies / frequencies.sum(), SMALLEST_FREQUENCY)
+            raise ValueError(f"{num_classes} classes need as many prior probabilities of at least 0")
+        self.class_prior = np.maximum(frequencies / frequencies.sum(), SMALLEST_FREQUENCY)
         self.weights = prior_shares()
         self.by_class = np.zeros((7, num_classes))
         self.few = np.zeros(7)
@@ -126,7 +126,7 @@ class CalibrationTest(Fold):
         rows, own = check_rows(probabilities, labels, self.num_classes)
         evidence = np.empty((len(own), 2))
         bettors.fold(
-            rows, own, prior_shares(), self.class_frequencies, self.weights, self.by_class, self.few,
+            rows, own, prior_shares(), self.class_prior, self.weights, self.by_class, self.few,
             self.bins, self.tolerance, self.progress, self.gains, evidence,
         )  # fmt: skip
         if len(own):
@@ -146,7 +146,7 @@ class CalibrationTest(Fold):
         rows, _ = check_rows(probabilities, np.zeros(len(probabilities), np.int64), self.num_classes)
         confidences = np.empty(len(rows))
         traffic = self.by_class[bettors.TRAFFIC_COUNT]
-        bettors.observe(rows, self.class_frequencies, traffic, self.progress, confidences)
+        bettors.observe(rows, self.class_prior, traffic, self.progress, confidences)
         return confidences
 
     @property
@@ -196,7 +196,7 @@ class CalibrationTest(Fold):
             return "confidence_range", (), (edges[changed], edges[changed + 1])
         if winner == CLASS_PRIOR:
             counts = self.by_class[bettors.TRAFFIC_COUNT]
-            changes = counts - counts.sum() * self.class_frequencies
+            changes = counts - counts.sum() * self.class_prior
         else:
             learned, curvature = {
                 BIASES: (bettors.BIAS, bettors.BIAS_CURVATURE),

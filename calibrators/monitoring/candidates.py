@@ -48,8 +48,8 @@ class Candidate:
         How many parameters were fitted to labels.
     score
         `nll` plus parameters a label: the lowest is chosen.
-    class_frequencies
-        (K,) for which it is calibrated.
+    class_prior
+        (K,) its mean answer to the data that it was fitted to.
     version
         Of an earlier one; None of a new one.
     """
@@ -58,7 +58,7 @@ class Candidate:
     nll: float
     parameters: int
     score: float
-    class_frequencies: Array
+    class_prior: Array
     version: int | None = None
 
     @property
@@ -114,7 +114,7 @@ def candidates(
     champion: Calibrator,
     logits: Array,
     labels: Array,
-    class_frequencies: Array | None,
+    class_prior: Array | None,
     *,
     traffic: Array | None = None,
     earlier: Mapping[int, tuple[Calibrator, Array | None]] | None = None,
@@ -127,49 +127,54 @@ def candidates(
         The active calibrator; reads logits.
     logits, labels
         (N, K) and (N,) int: the labelled predictions since the change.
-    class_frequencies
-        (K,) of the data that the champion was fitted to; None, where they are not known, counts as uniform.
+    class_prior
+        (K,) mean answer of the champion to the data that it was fitted to; None counts as uniform.
     traffic
         (M, K) logits of the traffic since the change, with or without labels; the labelled ones unless given.
     earlier
-        Calibrators that were active before, by version, with their class frequencies or None.
+        Calibrators that were active before, by version, with their class priors or None.
     """
     uniform = np.full(champion.num_classes, 1.0 / champion.num_classes)
-    known = uniform if class_frequencies is None else class_frequencies
+    known = uniform if class_prior is None else class_prior
     source = np.maximum(known / known.sum(), SMALLEST_FREQUENCY)
     scores, own = torch.as_tensor(logits, dtype=torch.float64), torch.as_tensor(labels, dtype=torch.int64)
     everything = scores if traffic is None else torch.as_tensor(traffic, dtype=torch.float64)
     mapped = champion.calibrate(scores).logits
     found = []
 
-    def add(calibrator: Calibrator, parameters: int, frequencies: Array, version: int | None = None) -> None:
-        nll = mean_nll(calibrator, scores, own)
-        score = nll + parameters / len(own)
-        found.append(Candidate(calibrator, nll, parameters, score, frequencies, version))
+    def add(calibrator: Calibrator, parameters: int) -> None:
+        rows = calibrator(scores)
+        nll = nll_of(rows, own)
+        prior = rows.mean(0).numpy()
+        found.append(Candidate(calibrator, nll, parameters, nll + parameters / len(own), prior))
 
-    add(fit("ts", scores, own).calibrator, 1, source)
+    add(fit("ts", scores, own).calibrator, 1)
     if len(everything) >= FEWEST_ROWS:
         target = estimate_class_prior(champion(everything).numpy(), source)
-        add(adjust_class_prior(champion, source, target), 0, target)
+        add(adjust_class_prior(champion, source, target), 0)
         # The class frequencies of miscalibrated answers are wrong: first a temperature, and one after.
         tempered = adjust(champion, np.zeros(len(source)), best_temperature(ValidationSet(mapped, own))[0])
         target = estimate_class_prior(tempered(everything).numpy(), source)
         shifted = adjust_class_prior(tempered, source, target)
         last = best_temperature(ValidationSet(shifted.calibrate(scores).logits, own))[0]
-        add(adjust(shifted, np.zeros(len(source)), last, suffix="+em+ts"), 1, target)
+        add(adjust(shifted, np.zeros(len(source)), last, suffix="+em+ts"), 1)
     if len(own) >= BIAS_LABELS_PER_CLASS * len(source):
         offsets, temperature = _bias(mapped, own)
-        recent = (np.bincount(own.numpy(), minlength=len(source)) + 1.0) / (len(own) + len(source))
-        add(adjust(champion, offsets, temperature, suffix="+bias"), len(source) + 1, recent)
-    for version, (calibrator, frequencies) in (earlier or {}).items():
-        add(calibrator, 0, uniform if frequencies is None else frequencies, version)
+        add(adjust(champion, offsets, temperature, suffix="+bias"), len(source) + 1)
+    for version, (calibrator, prior) in (earlier or {}).items():
+        nll = mean_nll(calibrator, scores, own)
+        found.append(Candidate(calibrator, nll, 0, nll, uniform if prior is None else prior, version))
     return sorted(found, key=lambda candidate: candidate.score)
 
 
 def mean_nll(calibrator: Calibrator, logits: Array | Tensor, labels: Array | Tensor) -> float:
     """Mean NLL in nats of labels (N,) for logits (N, K)."""
-    rows = calibrator(torch.as_tensor(logits))
-    own = rows.gather(1, torch.as_tensor(labels)[:, None])
+    return nll_of(calibrator(torch.as_tensor(logits)), torch.as_tensor(labels))
+
+
+def nll_of(probabilities: Tensor, labels: Tensor) -> float:
+    """Mean NLL in nats of labels (N,) by float64 probabilities (N, K)."""
+    own = probabilities.gather(1, labels[:, None])
     return float(-own.clamp_min(torch.finfo(torch.float64).tiny).log().mean())
 
 

@@ -38,7 +38,16 @@ def prior_offsets(source: Array, target: Array) -> Array:
 
 
 def estimate_class_prior(probabilities: Array, source: Array, *, pseudo_count: float = PSEUDO_COUNT) -> Array:
-    """Estimate the class frequencies (K,) behind rows (N, K) calibrated for the frequencies `source` (K,).
+    """Estimate the class frequencies (K,) behind rows (N, K) of probabilities.
+
+    Parameters
+    ----------
+    probabilities
+        (N, K) answers to traffic.
+    source
+        (K,) mean of the same calibrator's answers to the data that it was fitted to. It is not the frequency
+        of the labels: rows whose mean is the source keep it, and what the answers get wrong on average is no
+        shift.
 
     Raises
     ------

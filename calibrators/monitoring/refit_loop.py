@@ -60,8 +60,8 @@ class RefitLoop(Fold):
         Gives the answers of a version; called for the active version, the challenger and the previous one.
     version
         The active version; not negative.
-    class_frequencies
-        (K,) of the data that it was fitted to; uniform unless given.
+    class_prior
+        (K,) its mean answer to the data that it was fitted to; uniform unless given.
     fewest_labels
         See the constant.
 
@@ -83,7 +83,7 @@ class RefitLoop(Fold):
         calibrate: Calibrate,
         *,
         version: int,
-        class_frequencies: Array | None = None,
+        class_prior: Array | None = None,
         fewest_labels: int = FEWEST_LABELS,
     ) -> None:
         self.num_classes = num_classes
@@ -92,7 +92,7 @@ class RefitLoop(Fold):
         self.numbers = np.zeros(9, np.int64)
         self.numbers[[CHAMPION, CHALLENGER]] = version, NO_VERSION
         self.earlier = np.full(STANDING, NO_VERSION, np.int64)
-        self.test = CalibrationTest(num_classes, class_frequencies)
+        self.test = CalibrationTest(num_classes, class_prior)
         self.duel = Duel(num_classes)
         self.standing = self._standing_duels()
 
@@ -282,13 +282,13 @@ class RefitLoop(Fold):
                 self.standing[index] = self._standing_duel()
         return None
 
-    def activated(self, version: int, class_frequencies: Array | None = None) -> Decision:
+    def activated(self, version: int, class_prior: Array | None = None) -> Decision:
         """Tell that a version is active now, whoever activated it; its test begins anew.
 
         Parameters
         ----------
-        class_frequencies
-            (K,) of the data that it was fitted to; uniform unless given.
+        class_prior
+            (K,) its mean answer to the data that it was fitted to; uniform unless given.
         """
         if version != self.champion:
             others = [one for one in self.earlier.tolist() if one not in {version, NO_VERSION}]
@@ -296,19 +296,19 @@ class RefitLoop(Fold):
             self.earlier[:] = [*kept, *[NO_VERSION] * (STANDING - len(kept))]
             self.numbers[CHAMPION] = version
             self.standing = self._standing_duels()
-        self.begin_test(class_frequencies)
+        self.begin_test(class_prior)
         self._rest()
         return self._decision(DecisionKind.ACTIVATED, {"version": version})
 
-    def begin_test(self, class_frequencies: Array | None = None) -> None:
+    def begin_test(self, class_prior: Array | None = None) -> None:
         """Begin the test of the active version anew; its alarms can be raised again.
 
         Parameters
         ----------
-        class_frequencies
+        class_prior
             As for `activated`.
         """
-        self.test = CalibrationTest(self.num_classes, class_frequencies, tolerance=self.test.tolerance)
+        self.test = CalibrationTest(self.num_classes, class_prior, tolerance=self.test.tolerance)
         self.numbers[[TOLD_STRICT, TOLD_MATERIAL]] = 0
 
     def forget(self, version: int) -> None:

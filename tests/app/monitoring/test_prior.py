@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from boxcal.app.client import BoxcalClient
 from tests.app.monitoring.traffic import CLASSES, predict
 from tests.app.running import running
 
@@ -56,3 +57,25 @@ def test_answers_are_adjusted_to_the_class_frequencies_of_recent_predictions(dat
             "/calibrate", json={"logits": logits[:1].tolist(), "options": asked | {"feedback": True}}
         )
         assert ids.json()["predictions"][0]["id"]
+
+
+def test_without_a_shift_the_adjustment_changes_little(data_dir: Path) -> None:
+    """A calibrator that overrates some classes: its mean answers, not the labels, are the prior."""
+    rng = np.random.default_rng(3)
+    logits = rng.normal(0, 2, (7000, CLASSES))
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(1)
+    logits += np.linspace(-1.5, 1.5, CLASSES)  # which no temperature takes away
+    with (
+        running(data_dir, model=f"logits:{CLASSES}") as service,
+        BoxcalClient(service.url) as fits,
+        httpx.Client(base_url=service.url, timeout=60) as client,
+    ):
+        queued = fits.fit_arrays(logits[:2000], labels[:2000], method="ts", activate="always")
+        fits.wait_for_fit(queued.id)
+        predict(client, logits[2000:5000])
+        while client.get("/monitor").json()["log"]["rows"] < 3000:
+            time.sleep(0.05)
+        before, _ = nll(client, logits[5000:], labels[5000:])
+        after, answer = nll(client, logits[5000:], labels[5000:], prior_adjustment=True)
+        assert answer["calibrator"]["method"] == "ts+em"
+        assert abs(after - before) < 0.02

@@ -43,7 +43,7 @@ def test_a_refit_is_proposed_and_activated_by_a_person(data_dir: Path) -> None:
         assert not record["active"]
         report = client.get(f"/calibrators/{version}/report").json()
         assert report["metrics"]["nll"]["after"]["value"] < report["metrics"]["nll"]["before"]["value"]
-        assert sum(report["refit"]["class_frequencies"]) == pytest.approx(1.0)
+        assert sum(report["class_prior"]) == pytest.approx(1.0)
         for part in ("report.html", "reliability.svg"):
             assert client.get(f"/calibrators/{version}/{part}").is_success
         client.post(f"/calibrators/{version}/activate").raise_for_status()

@@ -61,6 +61,7 @@ def test_the_document_is_json_and_complete(report: Report) -> None:
         assert values["difference"]["value"] == pytest.approx(difference)
     assert document["against"]["method"] == "uncalibrated"
     assert "uncalibrated" in document["against"]["reason"]
+    assert document["class_prior"] == pytest.approx(report.answers.probabilities.mean(0).tolist())
 
 
 def test_bounds_that_bind_are_counted(report: Report) -> None:

@@ -199,5 +199,5 @@ def test_a_state_of_another_size_is_refused() -> None:
         CalibrationTest(2).load_state_dict(CalibrationTest(3).state_dict())
     with pytest.raises(ValueError, match="the state needs"):
         CalibrationTest(2).load_state_dict({})
-    with pytest.raises(ValueError, match="class frequencies"):
+    with pytest.raises(ValueError, match="prior probabilities"):
         CalibrationTest(2, np.array([1.0, -1.0]))

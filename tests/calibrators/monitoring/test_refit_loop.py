@@ -36,7 +36,7 @@ class Service:
         self.logits, self.labels = np.empty((0, 10)), np.empty(0, np.int64)
 
     def new_loop(self) -> RefitLoop:
-        return RefitLoop(10, self.calibrate, version=0, class_frequencies=FREQUENCIES)
+        return RefitLoop(10, self.calibrate, version=0, class_prior=FREQUENCIES)
 
     def calibrate(self, version: int, logits: Array) -> Array:
         rows: Array = self.versions[version][0](torch.as_tensor(logits)).numpy()
@@ -73,7 +73,7 @@ class Service:
         if candidate.version is not None:
             return candidate.version
         version = max(self.versions) + 1
-        self.versions[version] = candidate.calibrator, candidate.class_frequencies
+        self.versions[version] = candidate.calibrator, candidate.class_prior
         return version
 
     def kinds(self) -> list[str]:
