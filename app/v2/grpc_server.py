@@ -5,6 +5,7 @@ Needs the extra `grpc`; listens if `BOXCAL_GRPC_PORT` is set.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -18,11 +19,21 @@ import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from boxcal.app.access.access import Access
 from boxcal.app.access.limits import Limiter
 from boxcal.app.access.scopes import Level, Requirement, Scope
-from boxcal.app.http.problems import BoxcalError, InternalError, InvalidInput, MalformedBody
+from boxcal.app.http.budget import Budget
+from boxcal.app.http.problems import (
+    BoxcalError,
+    DeadlineExceeded,
+    InternalError,
+    InvalidInput,
+    InvalidParameter,
+    MalformedBody,
+)
+from boxcal.app.predict.bodies import unblocked
 from boxcal.app.v2.inference import Asked, class_count
-from boxcal.app.v2.messages import METHODS, POOL, SERVICE, message_class
+from boxcal.app.v2.messages import METHODS, POOL, SERVICE, count_fields, message_class
 from boxcal.app.v2.routes import EXTENSIONS, model_versions
 from boxcal.app.v2.tensors import BYTES, datatype_of, from_binary, read_shape, to_binary
 
@@ -54,14 +65,148 @@ CONTENTS = {
     BYTES: "bytes_contents",
 }
 GRACE_SECONDS = 5.0
+MAX_CALLS = 1000
+"""Calls in progress, health watches included."""
+MAX_FIELDS = 4000
+"""Inputs, outputs, parameters and raw contents of one message."""
+QUICK_SECONDS = 0.1
+RECEIVE_SECONDS = 20.0
+SLOW_MESSAGES = 8
+"""Messages that may take longer than `QUICK_SECONDS` to arrive; as many large bodies as over HTTP."""
 REQUIREMENTS: dict[str, Requirement] = {
-    "ModelInfer": Scope.PREDICT,
-    "ServerLive": Level.OPEN,
-    "ServerReady": Level.OPEN,
+    f"/{SERVICE}/ModelInfer": Scope.PREDICT,
+    f"/{SERVICE}/ServerLive": Level.OPEN,
+    f"/{SERVICE}/ServerReady": Level.OPEN,
+    f"/{health.SERVICE_NAME}/Check": Level.OPEN,
+    f"/{health.SERVICE_NAME}/Watch": Level.OPEN,
 }
 """What a method requires of the API key; any key where it is not named."""
 
-Handler = Callable[[Any], Awaitable[Any]]
+Handler = Callable[[Any, Any], Awaitable[Any]]
+
+
+class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Admits calls before their messages are received, and receives, parses and answers the admitted ones.
+
+    gRPC receives and deserialises the message of a unary call before it calls the handler. So unary calls
+    are served as streams of one message, which are received on demand: nothing is received for a call that
+    is refused. The key is in the metadata.
+
+    Parameters
+    ----------
+    access
+        Checks API keys.
+    """
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._slow = Budget("unfinished messages", SLOW_MESSAGES)
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        """Return the handler of a call."""
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        if handler.response_streaming:
+            return self._streaming(handler, details)
+
+        async def handle(_: Any, context: Any) -> bytes:
+            async with self._entered(details, context):
+                data = await self._received(context)
+                request = await unblocked(len(data), _parsed, handler.request_deserializer, data)
+                response = await handler.unary_unary(request, context)
+                written: bytes = await unblocked(response.ByteSize(), handler.response_serializer, response)
+                return written
+
+        return grpc.stream_unary_rpc_method_handler(handle)
+
+    def _streaming(self, handler: Any, details: Any) -> Any:
+        """Admit a call that is answered by a stream: the health watch and reflection."""
+        if not handler.request_streaming:
+            serve, make = handler.unary_stream, grpc.unary_stream_rpc_method_handler
+        else:
+            serve, make = handler.stream_stream, grpc.stream_stream_rpc_method_handler
+
+        async def handle(requests: Any, context: Any) -> Any:
+            async with self._entered(details, context):
+                async for response in serve(requests, context):
+                    yield response
+
+        return make(handle, handler.request_deserializer, handler.response_serializer)
+
+    @asynccontextmanager
+    async def _entered(self, details: Any, context: Any) -> AsyncIterator[None]:
+        """Check the API key of a call, and turn errors into status codes with the problem's detail."""
+        limiter: Limiter | None = None
+        requirement = REQUIREMENTS.get(details.method, Level.KEY)
+        try:
+            if self._access.is_required and requirement is not Level.OPEN:
+                headers = [
+                    (name.encode(), value if isinstance(value, bytes) else value.encode())
+                    for name, value in details.invocation_metadata
+                ]
+                limiter = self._access.admit(headers, requirement).limiter
+            yield
+        except BoxcalError as error:
+            if isinstance(error, InternalError):
+                logger.error("gRPC failed: %s", error)
+            code = STATUS.get(HTTPStatus(error.status), grpc.StatusCode.INTERNAL)
+            await context.abort(code, error.detail)
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception as error:
+            logger.error("gRPC failed", exc_info=error)
+            await context.abort(grpc.StatusCode.INTERNAL, "Internal error; see the server log.")
+        finally:
+            if limiter is not None:
+                limiter.leave()
+
+    async def _received(self, context: Any) -> bytes:
+        """Receive the message of a call; few calls at once may take longer than a moment to send it.
+
+        Raises
+        ------
+        QueueFull, DeadlineExceeded, MalformedBody
+            Too many calls send slowly; this one took too long; there is no message.
+        """
+        receiving = asyncio.ensure_future(context.read())
+        receiving.add_done_callback(_retrieve)
+        await asyncio.wait([receiving], timeout=QUICK_SECONDS)
+        if not receiving.done():
+            with self._slow.holding(1):
+                await asyncio.wait([receiving], timeout=RECEIVE_SECONDS)
+            if not receiving.done():
+                raise DeadlineExceeded(f"The message was not received within {RECEIVE_SECONDS:g} seconds.")
+        data = await receiving
+        if not isinstance(data, bytes):
+            raise MalformedBody("The call has no message.")
+        return data
+
+
+def _retrieve(receiving: asyncio.Future[Any]) -> None:
+    """Take the error of a receipt that nobody waits for any longer, so that it is not logged."""
+    if not receiving.cancelled():
+        receiving.exception()
+
+
+def _parsed(deserialize: Callable[[bytes], Any], data: bytes) -> Any:
+    """Deserialise a message that has no more fields than a request may have.
+
+    Each field becomes an object, however few bytes it has.
+
+    Raises
+    ------
+    MalformedBody, InvalidParameter
+        It cannot be parsed; it has more fields.
+    """
+    if (fields := count_fields(data, MAX_FIELDS)) > MAX_FIELDS:
+        raise InvalidParameter(f"The message has more than {MAX_FIELDS:,} inputs, outputs and parameters.")
+    try:
+        if fields < 0:
+            raise ValueError("a field ends behind its end")
+        return deserialize(data)
+    except Exception as error:  # protobuf raises several types
+        raise MalformedBody(f"The message cannot be parsed: {error!s:.100}.") from error
 
 
 class Inference:
@@ -90,62 +235,34 @@ class Inference:
         }
         return {
             name: grpc.unary_unary_rpc_method_handler(
-                self._with_status(method, REQUIREMENTS.get(name, Level.KEY)),
+                method,
                 request_deserializer=message_class(f"{name}Request").FromString,
                 response_serializer=self._classes[name].SerializeToString,
             )
             for name, method in methods.items()
         }
 
-    def _with_status(self, method: Handler, requirement: Requirement) -> Callable[[Any, Any], Awaitable[Any]]:
-        """Check the API key in the metadata, and turn errors into status codes with the problem's detail."""
-        access = self._state.access
-
-        async def handle(request: Any, context: Any) -> Any:
-            limiter: Limiter | None = None
-            try:
-                if access.is_required and requirement is not Level.OPEN:
-                    headers = [
-                        (name.encode(), value if isinstance(value, bytes) else value.encode())
-                        for name, value in context.invocation_metadata()
-                    ]
-                    limiter = access.admit(headers, requirement).limiter
-                return await method(request)
-            except BoxcalError as error:
-                if isinstance(error, InternalError):
-                    logger.error("gRPC failed: %s", error)
-                code = STATUS.get(HTTPStatus(error.status), grpc.StatusCode.INTERNAL)
-                await context.abort(code, error.detail)
-            except Exception as error:
-                logger.error("gRPC failed", exc_info=error)
-                await context.abort(grpc.StatusCode.INTERNAL, "Internal error; see the server log.")
-            finally:
-                if limiter is not None:
-                    limiter.leave()
-
-        return handle
-
-    async def server_live(self, request: Any) -> Any:
+    async def server_live(self, request: Any, context: Any) -> Any:
         """Return true while the process runs."""
         return self._classes["ServerLive"](live=True)
 
-    async def server_ready(self, request: Any) -> Any:
+    async def server_ready(self, request: Any, context: Any) -> Any:
         """Return whether the service can predict."""
         return self._classes["ServerReady"](ready=not self._state.has_failed())
 
-    async def model_ready(self, request: Any) -> Any:
+    async def model_ready(self, request: Any, context: Any) -> Any:
         """Return whether a version of a model can predict."""
         model = self._state.v2_model(request.name)
         known = not request.version or request.version in await model_versions(model)
         return self._classes["ModelReady"](ready=known and not self._state.has_failed())
 
-    async def server_metadata(self, request: Any) -> Any:
+    async def server_metadata(self, request: Any, context: Any) -> Any:
         """Describe the server."""
         return self._classes["ServerMetadata"](
             name="boxcal", version=version_of("boxcal"), extensions=EXTENSIONS
         )
 
-    async def model_metadata(self, request: Any) -> Any:
+    async def model_metadata(self, request: Any, context: Any) -> Any:
         """Describe a model."""
         model = self._state.v2_model(request.name)
         return self._classes["ModelMetadata"](
@@ -156,7 +273,7 @@ class Inference:
             outputs=[asdict(one) for one in model.v2.outputs()],
         )
 
-    async def repository_index(self, request: Any) -> Any:
+    async def repository_index(self, request: Any, context: Any) -> Any:
         """List the models."""
         models = [
             {"name": name, "version": str(model.active.current.version), "state": "READY"}
@@ -164,7 +281,7 @@ class Inference:
         ]
         return self._classes["RepositoryIndex"](models=models)
 
-    async def model_infer(self, request: Any) -> Any:
+    async def model_infer(self, request: Any, context: Any) -> Any:
         """Answer an inference request."""
         asked = read_request(request)
         answered = await self._state.v2_model(asked.model).v2.infer(asked)
@@ -207,9 +324,17 @@ def read_request(request: Any) -> Asked:
 @asynccontextmanager
 async def serving(state: ProtocolState, host: str, port: int, max_bytes: int) -> AsyncIterator[int]:
     """Serve until the block ends; gives the port."""
-    options = [("grpc.max_receive_message_length", max_bytes), ("grpc.max_send_message_length", -1)]
+    options = [
+        ("grpc.max_receive_message_length", max_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.http2.bdp_probe", 0),  # else the window of a connection grows, also of a refused call
+    ]
     # The processes of one service listen on the same port; another program that listens there is an error.
-    server = grpc.aio.server(options=[*options, ("grpc.so_reuseport", int(state.is_shared))])
+    server = grpc.aio.server(
+        interceptors=[Admission(state.access)],
+        options=[*options, ("grpc.so_reuseport", int(state.is_shared))],
+        maximum_concurrent_rpcs=MAX_CALLS,
+    )
     inference = Inference(state)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, inference.handlers())])
     checks = health.aio.HealthServicer()

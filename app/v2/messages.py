@@ -150,3 +150,37 @@ POOL.Add(file_descriptor())
 def message_class(name: str) -> Any:
     """Return the class of a message."""
     return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+
+
+def count_fields(data: bytes, limit: int) -> int:
+    """Count the fields of a message, not those of the messages in it, up to one more than `limit`.
+
+    A field is a tag, whose three lowest bits are the wire type, and a value. Returns -1 if a field ends
+    behind the data.
+    """
+    position = count = 0
+    while position < len(data) and count <= limit:
+        tag, position = _varint(data, position)
+        kind = tag & 7
+        if kind == 0:
+            _, position = _varint(data, position)
+        elif kind == 2:
+            length, position = _varint(data, position)
+            position += length
+        else:
+            position += {1: 8, 5: 4}.get(kind, len(data))
+        count += 1
+    return count if position <= len(data) else -1
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """Read a number of 7 bits a byte, least first, and return the position behind it."""
+    value = shift = 0
+    while position < len(data):
+        byte = data[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, position
+        shift += 7
+    return value, len(data) + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from tests.app.access.waiting import until
 from tests.app.fitting.service import free_port
 from tests.app.running import Service, running
 from tests.v2.test_rest import LOGITS, calibrated, check_equal, images, predicted, text
@@ -124,6 +126,49 @@ def test_many_concurrent_requests(client: Any, service: Service) -> None:
             np.testing.assert_array_equal(answer.as_numpy("probabilities"), expected)
 
 
+def unfinished(channel: grpc.Channel, stopped: threading.Event) -> Any:
+    """Begin an inference whose message never comes."""
+
+    def messages() -> Iterator[bytes]:
+        stopped.wait(30)
+        yield b""
+
+    return channel.stream_unary("/inference.GRPCInferenceService/ModelInfer").future(messages())
+
+
+def test_unfinished_messages_are_few_and_do_not_block_others(service: Service, address: str) -> None:
+    """A call sends its message within a moment, or is one of eight that may take longer."""
+    stopped = threading.Event()
+    with grpc.insecure_channel(address) as channel:
+        calls = [unfinished(channel, stopped) for _ in range(20)]
+        try:
+            until(lambda: sum(call.done() for call in calls) == 12)
+            refused = [call.exception() for call in calls if call.done()]
+            assert {error.code() for error in refused} == {grpc.StatusCode.UNAVAILABLE}
+            answer = triton.InferenceServerClient(address).infer("digits.calibrator", [logits_input(LOGITS)])
+            np.testing.assert_array_equal(answer.as_numpy("probabilities"), calibrated(service, LOGITS))
+        finally:
+            stopped.set()
+            for call in calls:
+                call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (b"\x2a\x00" * 5000, "more than 4,000 inputs, outputs and parameters"),
+        (b"\x2a\x7f", "cannot be parsed"),
+        (b"\xff" * 30, "cannot be parsed"),
+        (b"\x0a\x01\xff", "cannot be parsed"),
+        (b"", "no model ''"),
+    ],
+)
+def test_damaged_messages_are_refused(address: str, message: bytes, reason: str) -> None:
+    with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError, match=reason) as caught:
+        channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(message)
+    assert caught.value.code() in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
+
+
 def test_health_and_reflection(address: str) -> None:
     with grpc.insecure_channel(address) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
@@ -149,5 +194,14 @@ def test_a_service_with_keys_requires_them(tmp_path: Path) -> None:
             )
         assert "UNAUTHENTICATED" in str(caught.value.status())
         client.close()
+        stopped = threading.Event()
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            error = unfinished(channel, stopped).exception(timeout=5)  # before its message is received
+            stopped.set()
+            assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+            with pytest.raises(grpc.RpcError, match="has no API key"):
+                ProtoReflectionDescriptorDatabase(channel).get_services()
+            check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            assert check.status == health_pb2.HealthCheckResponse.SERVING
         answer = httpx.post(f"{service.url}/v2/models/logits:10.calibrator/infer", json={"inputs": []})
         assert answer.status_code == 401
