@@ -12,9 +12,9 @@ from prometheus_client.core import Metric
 from boxcal.app.observability.stats import Collects
 from boxcal.app.observability.telemetry import Telemetry
 
-OF_SERVICE = ("process_", "boxcal_registry_", "boxcal_background_restarts")
+OF_SERVICE = ("process_", "boxcal_process_", "boxcal_registry_", "boxcal_background_restarts")
 """Beginnings of the names of metrics that a model does not have."""
-OF_BOTH = ("boxcal_request_seconds", "boxcal_rejected", "boxcal_background_restarts")
+OF_BOTH = ("boxcal_request_seconds", "boxcal_rejected")
 """Requests that are for no model, such as health checks, have no label."""
 
 

@@ -161,6 +161,11 @@ class Telemetry:
             "Labels of the active calibrator that the monitor has tested.",
             registry=registry,
         )
+        Counter(
+            "boxcal_process_restarts",
+            "Serving processes of `BOXCAL_WORKERS` that ended or hung, and were started again.",
+            registry=registry,
+        )
         self._deliveries = Counter(
             "boxcal_webhook_deliveries", "Events sent to the webhook.", ["result"], registry=registry
         )

@@ -1,26 +1,26 @@
 """Metrics of all serving processes as one: each leaves its own in a file every second.
 
-A process that ended leaves its last counts behind, so that a sum never falls because one was replaced.
+The supervisor adds the counts of a process that ended to one more file, so that a sum never falls because a
+process was replaced.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
+import operator
 import os
-from collections.abc import Iterable, Iterator, Set
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import orjson
 from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
 
 from boxcal.app.observability.stats import Collects
 
 SAVE_SECONDS = 1.0
-MAX_ENDED = 8
-"""Files of ended processes, beyond which they are joined into one."""
 ADDED_GAUGES = frozenset(
     {
         "boxcal_queue_samples",
@@ -30,10 +30,14 @@ ADDED_GAUGES = frozenset(
     }
 )
 LARGEST_GAUGES = frozenset({"boxcal_registry_last_contact_seconds", "boxcal_calibrator_info"})
-JOINED = "ended.json"
+ENDED = "ended"
+REMEMBERED = 16
+"""Names of files whose counts were added last: a process may have read them just before."""
+RESTARTS = "boxcal_process_restarts"
 
-Key = tuple[str, tuple[tuple[str, str], ...]]
-Values = dict[Key, float]
+Samples = list[tuple[str, dict[str, str], float]]
+"""Name, labels and value."""
+Values = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 class SharedMetrics:
@@ -53,7 +57,7 @@ class SharedMetrics:
     def __init__(self, registry: Collects, folder: Path) -> None:
         self._registry = registry
         self._folder = folder
-        self._file = folder / f"{os.getpid()}.json"
+        self._file = folder / f"{os.getpid()}-{time.monotonic_ns()}.json"
 
     async def run(self) -> None:
         """Leave the metrics every second until cancelled."""
@@ -63,112 +67,67 @@ class SharedMetrics:
 
     def save(self) -> None:
         """Leave the metrics of this process; blocks."""
-        document = [
-            [metric.type, [[sample.name, sample.labels, sample.value] for sample in metric.samples]]
-            for metric in self._registry.collect()
-        ]
+        document: dict[str, dict[str, Samples]] = {"counts": {}, "gauges": {}}
+        for metric in self._registry.collect():
+            kind = "counts" if metric.type in ("counter", "histogram") else "gauges"
+            if kind == "counts" or metric.name in ADDED_GAUGES | LARGEST_GAUGES:
+                document[kind][metric.name] = [(one.name, one.labels, one.value) for one in metric.samples]
         _replace(self._file, document)
 
     def collect(self) -> Iterable[Metric]:
         """Return the metrics of this process with those of the siblings added; blocks."""
-        counts, added, largest = self._siblings()
+        # The file of those that ended is read last: a process that ends meanwhile is in one of the two.
+        found = {file.name: _read(file) for file in self._folder.glob("*.json") if file != self._file}
+        ended = _read(self._folder / ENDED)
+        others = [ended, *(one for name, one in found.items() if name not in ended.get("files", ()))]
         for metric in self._registry.collect():
-            samples = metric.samples
-            if metric.type in ("counter", "histogram"):
-                names = {f"{metric.name}_bucket"} if metric.type == "histogram" else set()
-                metric.samples = _joined(samples, counts, lambda one, other: one + other, names)
-            elif metric.name in ADDED_GAUGES:
-                metric.samples = _joined(samples, added, lambda one, other: one + other)
-            elif metric.name in LARGEST_GAUGES:
-                metric.samples = _joined(samples, largest, max)
+            values: Values = {}
+            _join(values, ((one.name, one.labels, one.value) for one in metric.samples))
+            for other in others:
+                for kind in ("counts", "gauges"):
+                    largest = metric.name in LARGEST_GAUGES
+                    _join(values, other.get(kind, {}).get(metric.name, ()), max if largest else operator.add)
+            metric.samples = [Sample(name, dict(labels), value) for (name, labels), value in values.items()]
             yield metric
 
-    def _siblings(self) -> tuple[Values, Values, Values]:
-        counts: Values = {}
-        added: Values = {}
-        largest: Values = {}
-        with _locked(self._folder, fcntl.LOCK_SH):
-            documents = [
-                (_is_alive(file), _read(file)) for file in self._folder.glob("*.json") if file != self._file
-            ]
-        for is_alive, document in documents:
-            for kind, samples in document:
-                for name, labels, value in samples:
-                    key = (name, tuple(sorted(labels.items())))
-                    if kind in ("counter", "histogram"):
-                        counts[key] = counts.get(key, 0.0) + value
-                    elif is_alive and name in ADDED_GAUGES:
-                        added[key] = added.get(key, 0.0) + value
-                    elif is_alive and name in LARGEST_GAUGES:
-                        largest[key] = max(largest.get(key, value), value)
-        return counts, added, largest
+
+def keep_counts(folder: Path, process: int, restarts: int = 0) -> None:
+    """Keep the counts of a process that has ended, and count that it was started again; blocks."""
+    ended = _read(folder / ENDED)
+    counts = ended.get("counts", {})
+    files = list(folder.glob(f"{process}-*.json"))
+    for added in [*(_read(file).get("counts", {}) for file in files), _restarts(restarts)]:
+        for metric, samples in added.items():
+            values: Values = {}
+            _join(values, [*counts.get(metric, ()), *samples])
+            counts[metric] = [(name, dict(labels), value) for (name, labels), value in values.items()]
+    names = [*ended.get("files", ()), *(file.name for file in files)]
+    _replace(folder / ENDED, {"counts": counts, "files": names[-REMEMBERED:]})
+    for file in files:
+        file.unlink()
 
 
-def join_ended(folder: Path) -> None:
-    """Join the files of ended processes into one where there are many; blocks."""
-    with _locked(folder, fcntl.LOCK_EX):
-        ended = [file for file in folder.glob("*.json") if not _is_alive(file)]
-        if len(ended) <= MAX_ENDED:
-            return
-        totals: dict[Key, tuple[str, float]] = {}
-        for file in ended:
-            for kind, samples in _read(file):
-                for name, labels, value in samples:
-                    if kind in ("counter", "histogram"):
-                        key = (name, tuple(sorted(labels.items())))
-                        totals[key] = (kind, totals.get(key, (kind, 0.0))[1] + value)
-        _replace(
-            folder / JOINED,
-            [[kind, [[name, dict(labels), value]]] for (name, labels), (kind, value) in totals.items()],
-        )
-        for file in ended:
-            if file.name != JOINED:
-                file.unlink()
+def _restarts(count: int) -> dict[str, Samples]:
+    return {RESTARTS: [(f"{RESTARTS}_total", {}, float(count))]}
 
 
-def _joined(samples: list[Any], others: Values, join: Any, names: Set[str] = frozenset()) -> list[Any]:
-    """Join samples with those of the siblings, and add what only they have, by these names too."""
-    left = dict(others)
-    joined = []
-    for sample in samples:
-        key = (sample.name, tuple(sorted(sample.labels.items())))
-        other = left.pop(key, None)
-        joined.append(sample if other is None else sample._replace(value=join(sample.value, other)))
-    names = names | {sample.name for sample in samples}
-    template = samples[0] if samples else None
-    if template is not None:
-        joined += [
-            template._replace(name=name, labels=dict(labels), value=value)
-            for (name, labels), value in left.items()
-            if name in names
-        ]
-    return joined
+def _join(
+    values: Values, samples: Iterable[Any], join: Callable[[float, float], float] = operator.add
+) -> None:
+    for name, labels, value in samples:
+        key = (name, tuple(sorted(labels.items())))
+        values[key] = join(values[key], value) if key in values else value
 
 
-def _is_alive(file: Path) -> bool:
-    if not file.stem.isdigit():
-        return False
-    with suppress(ProcessLookupError):
-        os.kill(int(file.stem), 0)
-        return True
-    return False
-
-
-def _read(file: Path) -> Any:
+def _read(file: Path) -> dict[str, Any]:
     try:
-        return orjson.loads(file.read_bytes())
+        document: dict[str, Any] = orjson.loads(file.read_bytes())
     except (OSError, ValueError):
-        return []
+        return {}
+    return document
 
 
 def _replace(file: Path, document: Any) -> None:
     new = file.with_suffix(".new")
     new.write_bytes(orjson.dumps(document))
     new.replace(file)
-
-
-@contextmanager
-def _locked(folder: Path, how: int) -> Iterator[None]:
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, how)
-        yield

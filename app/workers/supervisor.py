@@ -1,7 +1,7 @@
-"""`BOXCAL_WORKERS`: starts the serving processes, restarts those that die, replaces all of them on SIGHUP.
+"""Starts the serving processes of `BOXCAL_WORKERS`, and replaces those that end or hang.
 
-The supervisor opens the socket, so that connections which no process has accepted yet belong to none of them:
-whichever serves next takes them.
+The supervisor opens the listening socket, so that connections which no process has accepted yet belong to
+none of them: whichever serves next accepts them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from logging.config import dictConfig
 from pathlib import Path
 
@@ -25,12 +25,18 @@ from pydantic import SecretStr
 
 from boxcal.app.observability.logs import log_config
 from boxcal.app.settings.service import Settings
-from boxcal.app.workers.metrics import join_ended
+from boxcal.app.workers.metrics import keep_counts
+from boxcal.app.workers.table import ProcessTable
 
 logger = logging.getLogger("boxcal")
 
 BACKLOG = 2048
 TICK_SECONDS = 0.05
+HANG_TICKS = 80
+"""An event loop that does not run for so many ticks of the supervisor (4 s) hangs.
+
+Ticks are counted, and not time: after a pause of the whole machine every heartbeat is old.
+"""
 EXTRA_SECONDS = 5.0
 """Beyond the time to finish requests, after which a process is killed."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
@@ -40,31 +46,39 @@ STEADY_SECONDS = 60.0
 
 @dataclass(eq=False)
 class Process:
-    """One serving process."""
+    """One serving process.
+
+    Attributes
+    ----------
+    row
+        In the table of processes.
+    heartbeat
+        The last one; 0 until the process serves.
+    silent_ticks
+        Since its heartbeat changed.
+    """
 
     popen: subprocess.Popen[bytes]
-    ready: int
+    row: int
     began: float
-    is_ready: bool = False
-    killed_at: float | None = None
+    heartbeat: float = 0.0
+    silent_ticks: int = 0
+    kill_at: float = 0.0
 
-    def look(self) -> bool:
-        """Whether the process has become ready since it was last asked, or was before."""
-        if not self.is_ready:
-            try:
-                self.is_ready = os.read(self.ready, 1) == b"1"
-            except BlockingIOError:
-                return False
-        return self.is_ready
+    def watch(self, heartbeat: float) -> None:
+        """Note the heartbeat at this tick."""
+        self.silent_ticks = 0 if heartbeat != self.heartbeat else self.silent_ticks + 1
+        self.heartbeat = heartbeat
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it serves."""
+        return self.heartbeat > 0
+
+    @property
     def is_dead(self) -> bool:
         """Whether it has ended."""
         return self.popen.poll() is not None
-
-    def retire(self, seconds: float) -> None:
-        """Let it finish its requests, for at most so long."""
-        self.popen.terminate()
-        self.killed_at = time.monotonic() + seconds
 
 
 @dataclass(eq=False)
@@ -73,12 +87,11 @@ class Place:
 
     index: int
     current: Process | None = None
-    coming: Process | None = None
+    successor: Process | None = None
     pause: float = 0.0
     start_at: float = 0.0
 
 
-@dataclass(eq=False)
 class Supervisor:
     """Keeps one process in each slot.
 
@@ -87,79 +100,90 @@ class Supervisor:
     count
         Number of slots.
     spawn
-        Starts a process for a slot.
+        Starts a process for a slot, with a row of the table.
+    folder
+        Of the table and the metrics.
     seconds
         For a process to end after SIGTERM.
 
     Attributes
     ----------
-    stop_asked, roll_asked
+    must_stop, must_replace
         Set by signals: end; replace every process, one after the other, each once its successor serves.
     status
         Exit status, once everything has ended.
     """
 
-    count: int
-    spawn: Callable[[int], Process]
-    seconds: float
-    stop_asked: bool = False
-    roll_asked: bool = False
-    status: int = 0
-    is_stopping: bool = False
-    _places: list[Place] = field(init=False)
-    _retiring: list[Process] = field(default_factory=list)
-    _rolling: deque[Place] = field(default_factory=deque)
-    _has_served: bool = False
-
-    def __post_init__(self) -> None:
-        self._places = [Place(index) for index in range(self.count)]
-
-    def _stop(self) -> None:
-        """Let every process finish its requests."""
-        self.is_stopping = True
-        for place in self._places:
-            for process in (place.current, place.coming):
-                if process is not None:
-                    process.retire(self.seconds)
-                    self._retiring.append(process)
-            place.current = place.coming = None
+    def __init__(
+        self, count: int, spawn: Callable[[int, int], Process], folder: Path, seconds: float
+    ) -> None:
+        self.must_stop = self.must_replace = self.is_stopping = False
+        self.status = 0
+        self._spawn, self._folder, self._seconds = spawn, folder, seconds
+        self._table = ProcessTable(folder, count)
+        self._places = [Place(index) for index in range(count)]
+        self._retired: list[Process] = []
+        self._to_replace: deque[Place] = deque()
+        self._has_served = False
 
     def tick(self) -> bool:
         """Do what is due; returns False once everything has ended."""
-        self._reap()
-        if self.stop_asked and not self.is_stopping:
+        for process in list(self._retired):
+            if process.is_dead:
+                self._retired.remove(process)
+                keep_counts(self._folder, process.popen.pid)
+            elif time.monotonic() > process.kill_at:
+                process.popen.kill()
+        if self.must_stop and not self.is_stopping:
             self._stop()
         if self.is_stopping:
-            return bool(self._retiring)
-        if self.roll_asked:
-            self.roll_asked, self._rolling = False, deque(self._places)
+            return bool(self._retired)
+        if self.must_replace:
+            self.must_replace, self._to_replace = False, deque(self._places)
         for place in self._places:
-            if place.coming is not None:
-                self._replace(place, place.coming)
-            elif place.current is None:
-                # The first process migrates the registry, so the others wait for it.
-                if (self._has_served or place.index == 0) and time.monotonic() >= place.start_at:
-                    place.current = self.spawn(place.index)
-            elif place.current.is_dead():
-                self._restart(place, place.current)
-            elif place.current.look():
-                self._has_served = True
-        if self._rolling and all(place.coming is None for place in self._places):
-            place = self._rolling.popleft()
-            place.coming = self.spawn(place.index)
+            self._check(place)
+        if self._to_replace and all(place.successor is None for place in self._places):
+            place = self._to_replace.popleft()
+            if place.current is not None:
+                place.successor = self._start(place)
         return True
 
-    def _replace(self, place: Place, coming: Process) -> None:
-        if coming.is_dead():
+    def _start(self, place: Place) -> Process:
+        is_taken = place.current is not None and place.current.row == place.index
+        row = place.index + (len(self._places) if is_taken else 0)
+        self._table.clear(row)
+        return self._spawn(place.index, row)
+
+    def _check(self, place: Place) -> None:
+        for process in (place.current, place.successor):
+            if process is not None:
+                process.watch(self._table.heartbeat(process.row, process.popen.pid))
+        if place.current is None and place.successor is None:
+            # The first process migrates the registry, so the others wait for it.
+            if (self._has_served or place.index == 0) and time.monotonic() >= place.start_at:
+                place.current = self._start(place)
+        elif place.current is not None and place.current.is_dead:
+            self._restart(place, place.current)
+        elif place.current is not None and place.current.is_ready:
+            self._has_served = True
+            if place.current.silent_ticks >= HANG_TICKS:
+                seconds = HANG_TICKS * TICK_SECONDS
+                logger.error("The event loop of process %d hangs for %.0f s; killed.", place.index, seconds)
+                place.current.popen.kill()
+                place.current.popen.wait()
+        if place.successor is not None:
+            self._replace(place, place.successor)
+
+    def _replace(self, place: Place, successor: Process) -> None:
+        if successor.is_dead:
             logger.error("The new process %d ended before it was ready; the old ones stay.", place.index)
-            place.coming = None
-            self._rolling.clear()
-        elif coming.look():
+            place.successor = None
+            self._to_replace.clear()
+        elif successor.is_ready:
             if place.current is not None:
-                place.current.retire(self.seconds)
-                self._retiring.append(place.current)
-            place.current, place.coming = coming, None
-            logger.info("Process %d was replaced by %d.", place.index, coming.popen.pid)
+                self._retire(place.current)
+            place.current, place.successor = successor, None
+            logger.info("Process %d was replaced by %d.", place.index, successor.popen.pid)
 
     def _restart(self, place: Place, dead: Process) -> None:
         status = dead.popen.returncode
@@ -168,21 +192,32 @@ class Supervisor:
             self._stop()
             return
         served = time.monotonic() - dead.began
-        place.pause = (
-            0.0 if served > STEADY_SECONDS else min(LONGEST_PAUSE, max(SHORTEST_PAUSE, 2 * place.pause))
-        )
+        is_steady = served > STEADY_SECONDS
+        place.pause = 0.0 if is_steady else min(LONGEST_PAUSE, max(SHORTEST_PAUSE, 2 * place.pause))
         logger.error("Process %d ended with status %d; it starts again.", place.index, status)
+        self._table.clear(dead.row)
+        keep_counts(self._folder, dead.popen.pid, restarts=1)
         place.current, place.start_at = None, time.monotonic() + place.pause
 
-    def _reap(self) -> None:
-        for process in list(self._retiring):
-            if process.is_dead():
-                self._retiring.remove(process)
-            elif process.killed_at is not None and time.monotonic() > process.killed_at:
-                process.popen.kill()
+    def _retire(self, process: Process) -> None:
+        """Let a process finish its requests; one that does not serve yet has none."""
+        if process.is_ready:
+            process.popen.terminate()
+        else:
+            process.popen.kill()
+        process.kill_at = time.monotonic() + self._seconds
+        self._retired.append(process)
+
+    def _stop(self) -> None:
+        self.is_stopping = True
+        for place in self._places:
+            for process in (place.current, place.successor):
+                if process is not None:
+                    self._retire(process)
+            place.current = place.successor = None
 
 
-def listener(settings: Settings) -> socket.socket:
+def open_listener(settings: Settings) -> socket.socket:
     """Open the socket that all processes accept from."""
     if settings.uds is not None:
         opened = socket.socket(socket.AF_UNIX)
@@ -219,35 +254,30 @@ def supervise(settings: Settings) -> None:
     """
     dictConfig(log_config(settings))
     folder = Path(tempfile.mkdtemp(prefix="boxcal-workers-"))
-    opened = listener(settings)
-    lifeline, held = os.pipe()
+    listener = open_listener(settings)
     child_environment = environment(settings)
 
-    def spawn(index: int) -> Process:
-        join_ended(folder)
-        ready, told = os.pipe()
-        os.set_blocking(ready, False)
-        descriptors = (opened.fileno(), told, lifeline)
-        arguments = [*map(str, (index, settings.workers, *descriptors)), str(folder)]
+    def spawn(index: int, row: int) -> Process:
+        numbers = (index, settings.workers, row, listener.fileno(), os.getpid())
         popen = subprocess.Popen(  # noqa: S603 - this very program
-            [sys.executable, "-m", "boxcal.app.workers.process", *arguments],
+            [sys.executable, "-m", "boxcal.app.workers.process", *map(str, numbers), str(folder)],
             env=child_environment,
-            pass_fds=descriptors,
+            pass_fds=[listener.fileno()],
             process_group=0,  # so that Ctrl-C reaches the supervisor alone
         )
-        os.close(told)
-        return Process(popen, ready, time.monotonic())
+        return Process(popen, row, time.monotonic())
 
-    supervisor = Supervisor(settings.workers, spawn, settings.shutdown_seconds + EXTRA_SECONDS)
+    supervisor = Supervisor(settings.workers, spawn, folder, settings.shutdown_seconds + EXTRA_SECONDS)
     for stop in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(stop, lambda *_: setattr(supervisor, "stop_asked", True))
-    signal.signal(signal.SIGHUP, lambda *_: setattr(supervisor, "roll_asked", True))
-    logger.info("%d processes serve %s", settings.workers, opened.getsockname())
+        signal.signal(stop, lambda *_: setattr(supervisor, "must_stop", True))
+    signal.signal(signal.SIGHUP, lambda *_: setattr(supervisor, "must_replace", True))
+    logger.info("%d processes serve %s", settings.workers, listener.getsockname())
     try:
         while supervisor.tick():
+            if supervisor.is_stopping:
+                listener.close()  # the processes accept what has arrived; then connections are refused
             time.sleep(TICK_SECONDS)
     finally:
-        os.close(held)
         shutil.rmtree(folder, ignore_errors=True)
         if settings.uds is not None:
             settings.uds.unlink(missing_ok=True)

@@ -21,6 +21,7 @@ from tests.app.running import Service
 
 PROMISED = {
     "boxcal_background_restarts_total",
+    "boxcal_process_restarts_total",
     "boxcal_registry_last_contact_seconds",
     "boxcal_request_seconds",
     "boxcal_stage_seconds",

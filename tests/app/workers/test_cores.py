@@ -9,21 +9,21 @@ import sys
 import pytest
 
 from boxcal.app.fitting.worker import Worker
-from boxcal.app.workers.cores import share
+from boxcal.app.workers.slot import share_of_cores
 
 PROGRAM = """
 import os
-from boxcal.app.workers.cores import take_share
-before = take_share(0, len(os.sched_getaffinity(0)))
+from boxcal.app.workers.slot import take_share_of_cores
+before = take_share_of_cores(0, len(os.sched_getaffinity(0)))
 assert before is not None
 print(len(before), len(os.sched_getaffinity(0)))
 """
 
 
 def test_cores_that_divide_equally_are_shared_and_others_are_not() -> None:
-    assert [share({4, 5, 6, 7}, index, 2) for index in (0, 1)] == [{4, 5}, {6, 7}]
-    assert share({0, 1, 2}, 1, 2) == {0, 1, 2}
-    assert share({0, 1}, 3, 4) == {0, 1}
+    assert [share_of_cores({4, 5, 6, 7}, index, 2) for index in (0, 1)] == [{4, 5}, {6, 7}]
+    assert share_of_cores({0, 1, 2}, 1, 2) == {0, 1, 2}
+    assert share_of_cores({0, 1}, 3, 4) == {0, 1}
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no such limit")

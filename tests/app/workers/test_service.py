@@ -6,6 +6,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -37,11 +38,12 @@ def ready(service: Service) -> list[str]:
 
 
 def processes(service: Service) -> list[psutil.Process]:
-    return [
-        child
-        for child in service.process.children()
-        if "boxcal.app.workers.process" in " ".join(child.cmdline())
-    ]
+    found = []
+    for child in service.process.children():
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            if "boxcal.app.workers.process" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def test_a_process_that_is_killed_starts_again(service: Service) -> None:

@@ -4,194 +4,247 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import psutil
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from boxcal.app.settings.service import Settings
-from boxcal.app.workers import metrics as shared
 from boxcal.app.workers import supervisor as workers
-from boxcal.app.workers.accepting import Acceptor, Shares
-from boxcal.app.workers.metrics import SharedMetrics, join_ended
+from boxcal.app.workers.metrics import SharedMetrics, keep_counts
+from boxcal.app.workers.process import Acceptor
 from boxcal.app.workers.supervisor import Process, Supervisor
+from boxcal.app.workers.table import CLOSED, ProcessTable
 
-SERVES = "import os, sys, time; os.write(int(sys.argv[1]), b'1'); time.sleep(600)"
+SERVES = """
+import sys, time
+from pathlib import Path
+from boxcal.app.workers.table import ProcessTable
+table = ProcessTable(Path(sys.argv[1]), 2)
+while True:
+    table.write(int(sys.argv[2]), 0)
+    time.sleep(0.01)
+"""
 FAILS = "raise SystemExit(3)"
-
-
-class Held(asyncio.Protocol):
-    """A connection that was taken."""
-
-    def __init__(self) -> None:
-        self.lost = asyncio.Event()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.lost.set()
+HANGS = "import signal; signal.signal(signal.SIGTERM, lambda *_: None)" + SERVES.replace(
+    "while True:", "if True:"
+)
+HANGS += "time.sleep(600)"
 
 
 class Spawned:
     """Starts processes that run a program, and remembers them."""
 
-    def __init__(self, program: str) -> None:
-        self.program = program
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.program = SERVES
         self.processes: list[tuple[int, Process]] = []
 
-    def __call__(self, index: int) -> Process:
-        ready, told = os.pipe()
-        os.set_blocking(ready, False)
-        popen = subprocess.Popen([sys.executable, "-S", "-c", self.program, str(told)], pass_fds=[told])
-        os.close(told)
-        process = Process(popen, ready, time.monotonic())
+    def __call__(self, index: int, row: int) -> Process:
+        command = [sys.executable, "-c", self.program, str(self.folder), str(row)]
+        process = Process(subprocess.Popen(command), row, time.monotonic())
         self.processes.append((index, process))
         return process
 
+    def serving(self) -> int:
+        return sum(process.is_ready and not process.is_dead for _, process in self.processes)
+
 
 @pytest.fixture
-def spawned() -> Iterator[Spawned]:
-    one = Spawned(SERVES)
+def spawned(tmp_path: Path) -> Iterator[Spawned]:
+    one = Spawned(tmp_path)
     yield one
     for _, process in one.processes:
         process.popen.kill()
         process.popen.wait()
-        os.close(process.ready)
 
 
 def until(supervisor: Supervisor, reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while supervisor.tick() and not reached():
         assert time.monotonic() < deadline
-        time.sleep(0.005)
+        time.sleep(0.02)
+
+
+def indices(spawned: Spawned) -> list[int]:
+    return [index for index, _ in spawned.processes]
 
 
 def test_one_process_starts_before_the_others_and_a_dead_one_starts_again(
     spawned: Spawned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "SHORTEST_PAUSE", 0.0)
-    supervisor = Supervisor(2, spawned, 5.0)
+    supervisor = Supervisor(2, spawned, spawned.folder, 5.0)
     supervisor.tick()
-    assert [index for index, _ in spawned.processes] == [0]
+    assert indices(spawned) == [0]
     until(supervisor, lambda: len(spawned.processes) == 2)
     assert spawned.processes[0][1].is_ready
     spawned.processes[1][1].popen.kill()
     until(supervisor, lambda: len(spawned.processes) == 3)
-    assert [index for index, _ in spawned.processes] == [0, 1, 1]
-    supervisor.stop_asked = True
+    assert indices(spawned) == [0, 1, 1]
+    supervisor.must_stop = True
     until(supervisor, lambda: False)
     assert supervisor.status == 0
-    assert all(process.is_dead() for _, process in spawned.processes)
+    assert all(process.is_dead for _, process in spawned.processes)
+
+
+def test_a_process_whose_event_loop_hangs_is_killed_and_replaced(spawned: Spawned) -> None:
+    supervisor = Supervisor(2, spawned, spawned.folder, 5.0)
+    until(supervisor, lambda: spawned.serving() == 2)
+    psutil.Process(spawned.processes[1][1].popen.pid).suspend()
+    spawned.program = HANGS  # the next one beats once
+    began = time.monotonic()
+    until(supervisor, lambda: len(spawned.processes) == 3 and spawned.serving() == 2)
+    assert time.monotonic() - began < 10
+    assert indices(spawned) == [0, 1, 1]
+    until(supervisor, lambda: len(spawned.processes) == 4)
+    assert spawned.processes[2][1].is_dead
 
 
 def test_each_process_serves_until_its_successor_does(spawned: Spawned) -> None:
-    supervisor = Supervisor(2, spawned, 5.0)
-    until(supervisor, lambda: len(spawned.processes) == 2 and spawned.processes[1][1].look())
-    supervisor.roll_asked = True
-
-    def serving() -> int:
-        return sum(process.is_ready and not process.is_dead() for _, process in spawned.processes)
+    supervisor = Supervisor(2, spawned, spawned.folder, 5.0)
+    until(supervisor, lambda: spawned.serving() == 2)
+    supervisor.must_replace = True
 
     def replaced() -> bool:
-        assert serving() >= 2
-        return len(spawned.processes) == 4 and all(one.is_dead() for _, one in spawned.processes[:2])
+        assert spawned.serving() >= 2
+        return len(spawned.processes) == 4 and all(one.is_dead for _, one in spawned.processes[:2])
 
     until(supervisor, replaced)
-    assert [index for index, _ in spawned.processes] == [0, 1, 0, 1]
+    assert indices(spawned) == [0, 1, 0, 1]
     spawned.program = FAILS
-    supervisor.roll_asked = True
-    until(supervisor, lambda: len(spawned.processes) == 5 and spawned.processes[4][1].is_dead())
+    supervisor.must_replace = True
+    until(supervisor, lambda: len(spawned.processes) == 5 and spawned.processes[4][1].is_dead)
     for _ in range(20):
         supervisor.tick()
-    assert (len(spawned.processes), serving()) == (5, 2)  # the others are kept
+    assert (len(spawned.processes), spawned.serving()) == (5, 2)  # the others are kept
+
+
+def test_processes_replaced_many_times_leave_no_descriptors(spawned: Spawned) -> None:
+    supervisor = Supervisor(2, spawned, spawned.folder, 5.0)
+    until(supervisor, lambda: spawned.serving() == 2)
+    before = psutil.Process().num_fds()
+    for _ in range(3):
+        retired = spawned.processes[-1][1]
+        supervisor.must_replace = True
+        until(supervisor, lambda: retired.is_dead and spawned.serving() == 2)  # noqa: B023 - called at once
+    assert len(spawned.processes) == 8
+    assert psutil.Process().num_fds() == before
 
 
 def test_a_service_that_cannot_start_ends_with_its_status(spawned: Spawned) -> None:
     spawned.program = FAILS
-    supervisor = Supervisor(2, spawned, 5.0)
+    supervisor = Supervisor(2, spawned, spawned.folder, 5.0)
     until(supervisor, lambda: False)
     assert (supervisor.status, len(spawned.processes)) == (3, 1)
 
 
-def metrics_of(folder: Path, pid: int, count: float, queued: float) -> SharedMetrics:
+def metrics_of(folder: Path, pid: int, count: float, queued: float, silence: float) -> SharedMetrics:
     registry = CollectorRegistry()
     Counter("boxcal_seen", "Seen.", ["kind"], registry=registry).labels("a").inc(count)
+    Counter("boxcal_process_restarts", "Restarts.", registry=registry)
     Gauge("boxcal_queue_samples", "Queued.", registry=registry).set(queued)
+    Gauge("boxcal_registry_last_contact_seconds", "Silence.", registry=registry).set(silence)
+    Gauge("boxcal_expected_accuracy", "Of this process.", registry=registry).set(count)
     one = SharedMetrics(registry, folder)
-    one._file = folder / f"{pid}.json"
+    one._file = folder / f"{pid}-1.json"
     one.save()
     return one
 
 
-def test_counters_of_dead_processes_stay_and_their_gauges_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared, "MAX_ENDED", 1)
-    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as living:
-        one = metrics_of(tmp_path, living.pid, 2, 1)
-        mine = metrics_of(tmp_path, os.getpid(), 3, 5)
-        assert b'boxcal_seen_total{kind="a"} 5.0' in generate_latest(mine)
-        assert b"boxcal_queue_samples 6.0" in generate_latest(one)
-        living.send_signal(signal.SIGKILL)
-        living.wait()
-        (tmp_path / "999999998.json").write_bytes((tmp_path / f"{living.pid}.json").read_bytes())
-        for _ in range(2):
-            text = generate_latest(mine)
-            assert b'boxcal_seen_total{kind="a"} 7.0' in text
-            assert b"boxcal_queue_samples 5.0" in text
-            join_ended(tmp_path)
-        assert sorted(file.name for file in tmp_path.glob("*.json")) == sorted(
-            [f"{os.getpid()}.json", "ended.json"]
-        )
+def test_counters_of_dead_processes_stay_and_their_gauges_go(tmp_path: Path) -> None:
+    other = metrics_of(tmp_path, 7, 2, 1, 30)
+    mine = metrics_of(tmp_path, os.getpid(), 3, 5, 4)
+    for one in (mine, other):
+        text = generate_latest(one)
+        assert b'boxcal_seen_total{kind="a"} 5.0' in text
+        assert b"boxcal_queue_samples 6.0" in text
+        assert b"boxcal_registry_last_contact_seconds 30.0" in text  # the longest of all
+        assert b"boxcal_process_restarts_total 0.0" in text
+    assert b"boxcal_expected_accuracy 3.0" in generate_latest(mine)
+    left = (tmp_path / "7-1.json").read_bytes()
+    keep_counts(tmp_path, 7, restarts=1)
+    for still_there in (False, True):
+        if still_there:  # a reader may find a file that was added to the others at that moment
+            (tmp_path / "7-1.json").write_bytes(left)
+        text = generate_latest(mine)
+        assert b'boxcal_seen_total{kind="a"} 5.0' in text
+        assert b"boxcal_queue_samples 5.0" in text
+        assert b"boxcal_registry_last_contact_seconds 4.0" in text
+        assert b"boxcal_process_restarts_total 1.0" in text
 
 
-def test_connections_that_arrive_together_are_shared(tmp_path: Path) -> None:
-    """One of the processes is asleep at first: the other takes what is not taken within 20 ms."""
+class Taken(asyncio.Protocol):
+    """A connection that was accepted, as uvicorn makes its protocols."""
+
+    def __init__(self, config: Any, server_state: Any, app_state: Any) -> None:
+        self.connections = server_state.connections
+        self.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.connections.discard(self)
+
+
+def test_connections_that_arrive_together_are_shared_and_the_last_are_accepted(tmp_path: Path) -> None:
+    """A process that is behind, but does not accept, loses a connection within 20 ms."""
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
     listeners = [listener, listener.dup()]
-    held: list[list[Held]] = [[], []]
+    tables = [ProcessTable(tmp_path, 2) for _ in range(2)]
+    assert tables[0].fewest_connections(0) == CLOSED
+    servers = [
+        SimpleNamespace(
+            config=SimpleNamespace(http_protocol_class=Taken, ssl=None),
+            server_state=SimpleNamespace(connections=set()),
+            lifespan=SimpleNamespace(state={}),
+        )
+        for _ in range(2)
+    ]
 
-    def taker(index: int, shares: Shares) -> Acceptor:
-        def protocol() -> Held:
-            held[index].append(Held())
-            return held[index][-1]
+    def counts() -> list[int]:
+        return [len(server.server_state.connections) for server in servers]
 
-        return Acceptor(listeners[index], protocol, None, shares, lambda: len(held[index]))
+    async def reached(count: int) -> None:
+        async with asyncio.timeout(30):
+            while sum(counts()) < count:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
 
     async def scenario() -> None:
-        shares = [Shares(tmp_path, index, 2) for index in range(2)]
-        assert not shares[0].is_ahead(5)  # the other does not serve yet
-        takers = [taker(index, shares[index]) for index in range(2)]
+        acceptors = [
+            Acceptor(listeners[index], cast("Any", servers[index]), tables[index], index)
+            for index in range(2)
+        ]
         clients = [await asyncio.open_connection(*address) for _ in range(16)]
-        async with asyncio.timeout(30):
-            while sum(map(len, held)) < 16:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.01)
-        assert min(map(len, held)) >= 6
-        takers[0].close()
-        shares[0].tell(0)  # a sibling that never takes one
+        await reached(16)
+        assert min(counts()) >= 6
+        await acceptors[0].close()
+        tables[0].write(0, 0)  # it accepts no more
         clients.append(await asyncio.open_connection(*address))
-        async with asyncio.timeout(30):
-            while sum(map(len, held)) < 17:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.01)
-        takers[1].close()
-        assert not shares[0].is_ahead(5)
+        await reached(17)
+        for _ in range(4):
+            (late := socket.socket()).connect(address)
+            clients.append(await asyncio.open_connection(sock=late))
+        await acceptors[1].close()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(*address)
+        await reached(21)
         for _, writer in clients:
             writer.close()
             await writer.wait_closed()
-        for protocol in held[0] + held[1]:
-            await protocol.lost.wait()
 
-    with listeners[0], listeners[1]:
-        asyncio.run(scenario())
+    asyncio.run(scenario())
 
 
 def test_options_reach_the_processes(tmp_path: Path) -> None:
     given = workers.environment(Settings(data_dir=tmp_path, alarm_webhook=None, model="logits:3"))
     assert (given["BOXCAL_MODEL"], given["BOXCAL_DATA_DIR"]) == ("logits:3", str(tmp_path))
-    with workers.listener(Settings(uds=tmp_path / "socket")) as opened:
+    with workers.open_listener(Settings(uds=tmp_path / "socket")) as opened:
         assert opened.getsockname() == str(tmp_path / "socket")
