@@ -36,8 +36,6 @@ ROUTES: Final[dict[tuple[str, str], Requirement]] = {
     ("GET", "/monitor/events"): Scope.READ,
     ("POST", "/monitor/acknowledge"): Scope.ACTIVATE,
     ("GET", "/refits"): Scope.READ,
-    ("GET", "/duels"): Scope.READ,
-    ("POST", "/duels"): Scope.ACTIVATE,
     ("POST", "/fit"): Scope.FIT,
     ("POST", "/compare"): Scope.FIT,
     ("DELETE", "/fits/{fit_id}"): Scope.FIT,

@@ -109,18 +109,6 @@ def refits(limit: int = 100, before: int | None = None) -> Call[list[dict[str, A
     return Call("GET", "/refits", lambda response: list(_object(response)["decisions"]), parameters)
 
 
-def duels() -> Call[list[dict[str, Any]]]:
-    """List the duels that were asked for (`GET /duels`)."""
-    return Call("GET", "/duels", lambda response: list(_object(response)["duels"]))
-
-
-def start_duel(champion: int, challenger: int) -> Call[dict[str, Any]]:
-    """Compare two versions on the labels to come (`POST /duels`)."""
-    body = {"json": {"champion": champion, "challenger": challenger}}
-    accepts = frozenset({201})
-    return Call("POST", "/duels", _object, body, has_effect=True, accepts=accepts)
-
-
 def fit(
     file: ValidationData,
     *,

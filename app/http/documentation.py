@@ -15,7 +15,6 @@ from boxcal.app.http.examples import (
     CANCELLED,
     COMPARISON,
     DECISION,
-    DUEL,
     FEEDBACK,
     FEEDBACK_ID,
     IMAGE,
@@ -51,7 +50,6 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "text/csv": f"id,label\n{FEEDBACK_ID},9\n",
     },
     ("post", "/monitor/acknowledge"): {JSON: {"note": "A camera was replaced."}},
-    ("post", "/duels"): {JSON: {"champion": 0, "challenger": 1}},
     ("post", "/compare"): {
         "multipart/form-data": {},
         JSON: {"logits": [LOGITS_ROW, LOGITS_ROW], "labels": ["9", "8"]},
@@ -72,8 +70,6 @@ ANSWERS: dict[tuple[str, str, str], tuple[str, Any]] = {
         None,
     ),
     ("get", "/refits", "200"): ("Decisions, newest first.", {"decisions": [DECISION]}),
-    ("get", "/duels", "200"): ("The duels.", {"duels": [DUEL]}),
-    ("post", "/duels", "201"): ("The duel.", DUEL | {"labels": 0, "gain": 0.0, "winner": "undecided"}),
     ("post", "/fit", "202"): ("The fit is queued. The `Location` header is its URL.", QUEUED),
     ("post", "/fit", "200"): ("", SUCCEEDED),
     ("post", "/compare", "200"): ("The comparison.", COMPARISON),
@@ -190,7 +186,7 @@ PARAMETERS: dict[str, tuple[str, Any]] = {
 EVENTS = "text/event-stream"
 TAGS = {
     "predict": "Calibrated probabilities within the bounds of each request.",
-    "feedback": "True labels of earlier predictions, alarms, refits and duels.",
+    "feedback": "True labels of earlier predictions, alarms and refits.",
     "fits": "Fit a calibrator to validation data and get a report.",
     "calibrators": "List, activate and roll back calibrators.",
     "model": "The model that is served, and the calibration methods.",

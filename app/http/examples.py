@@ -127,16 +127,6 @@ ALARM = {
     "threshold": 4.605170185988091,
     "alpha": 0.01,
 }
-DUEL = {
-    "id": "9f86d081884c7d65",
-    "champion": 0,
-    "challenger": 1,
-    "started_at": "2026-11-22T03:00:00.000+00:00",
-    "labels": 321,
-    "gain": 0.021,
-    "winner": "challenger",
-    "alpha": 0.05,
-}
 MONITOR: dict[str, Any] = {
     "sentence": "Version 1 is no longer calibrated: the answers are too confident for about 640 labels "
     "(evidence 489,942 : 1).",
@@ -158,7 +148,6 @@ MONITOR: dict[str, Any] = {
     "expected_accuracy": {"value": 0.914, "basis": "labels", "low": 0.9, "high": 0.927},
     "drift": {"alarm": False, "log_evidence": -1.2},
     "phase": "watching",
-    "duels": [DUEL],
     "log": {"seq": 4200, "rows": 2100, "sources": {"audit": 12}},
 }
 DECISION = {

@@ -64,12 +64,7 @@ async def open_monitoring(
         Whether this process folds the log, refits and calls the webhook; otherwise another one on this
         machine does.
     """
-    log = FeedbackLog(
-        registry.database,
-        registry.backbone_id,
-        settings.feedback_rows,
-        folds=folds and not settings.feedback_maturity,
-    )
+    log = FeedbackLog(registry.database, registry.backbone_id, settings.feedback_rows, folds=folds)
     events = EventLog(registry.database, registry.backbone_id)
     monitor = Monitor(
         registry,
@@ -78,7 +73,6 @@ async def open_monitoring(
         events,
         telemetry,
         classes=classes,
-        maturity=settings.feedback_maturity,
         refits=settings.auto_refit != "off",
         folds=folds,
     )

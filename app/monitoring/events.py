@@ -25,7 +25,7 @@ class MonitorEvent:
     Attributes
     ----------
     kind
-        That of the decision, or `acknowledged` or `duel_requested`.
+        That of the decision, or `acknowledged`.
     document
         `sentence`, `version`, `labels` and `evidence`.
     """

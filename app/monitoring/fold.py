@@ -1,7 +1,7 @@
 """What the monitor keeps in mind: a fold over the feedback log, without HTTP, database or clock.
 
-Labels go to the refit loop, which tests the active calibrator and compares others with it, to the metrics and
-to the duels that people asked for. Predictions go to the expected accuracy and the drift test.
+Labels go to the metrics and to the refit loop, which tests the active calibrator and compares others with it.
+Predictions go to the expected accuracy and the drift test.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from boxcal.app.monitoring.history import FIRST_STEP, EvidenceHistory
+from boxcal.app.monitoring.history import EvidenceHistory
 from boxcal.app.monitoring.records import NONE, Entries
 from boxcal.calibrators.monitoring.accuracy import Accuracy, ExpectedAccuracy
 from boxcal.calibrators.monitoring.calibration_test import MATERIAL_ALPHA, STRICT_ALPHA
 from boxcal.calibrators.monitoring.decisions import Decision, Phase
 from boxcal.calibrators.monitoring.drift import DriftTest
-from boxcal.calibrators.monitoring.duel import Duel, Winner
 from boxcal.calibrators.monitoring.metrics import Metrics
 from boxcal.calibrators.monitoring.refit_loop import FEWEST_LABELS, RefitLoop
 from boxcal.calibrators.monitoring.state import Fold, load_states, states
@@ -32,7 +31,6 @@ from boxcal.calibrators.monitoring.traffic_sample import TrafficSample
 
 WINDOW = 5000
 """The expected accuracy is of the last 5,000 to 10,000 predictions."""
-MAX_DUELS = 8
 NEVER = 2**62
 NUMBERS_AT_ONCE = 2**15
 """Logits of predictions that are calibrated together: what is made of them stays in the processor's cache."""
@@ -63,30 +61,6 @@ class ActiveVersion:
     class_prior: Rows | None
     validation_gap: float
     reads_logits: bool
-
-
-@dataclass(slots=True)
-class RequestedDuel:
-    """A duel between two versions that a person asked for."""
-
-    id: str
-    champion: int
-    challenger: int
-    started_at: str
-    duel: Duel
-
-    def document(self) -> dict[str, Any]:
-        """Describe how it stands."""
-        return {
-            "id": self.id,
-            "champion": self.champion,
-            "challenger": self.challenger,
-            "started_at": self.started_at,
-            "labels": self.duel.count,
-            "gain": self.duel.gain,
-            "winner": self.duel.winner.value,
-            "alpha": self.duel.alpha,
-        }
 
 
 class MonitorFold:
@@ -132,7 +106,6 @@ class MonitorFold:
             fewest_labels=FEWEST_LABELS if refits else NEVER,
         )
         self.sample = TrafficSample()
-        self.duels: list[RequestedDuel] = []
         self.acknowledged_at: str | None = None
         self._begin()
 
@@ -157,8 +130,6 @@ class MonitorFold:
             is_own = (some.versions == NONE) | (some.versions == self.active.version)
             own = some if is_own.all() else some.take(is_own)
             self.skipped += len(some) - len(own)
-            if is_label:
-                self._duels(some)
             if len(own) and self.active.reads_logits:
                 decisions += self._labels(own) if is_label else self._predictions(own)
         if len(entries):
@@ -208,15 +179,6 @@ class MonitorFold:
             self.accuracies = [Accuracy(self.active.validation_gap), self.accuracies[0]]
         self.accuracies[0].predicted(confidences)
 
-    def _duels(self, entries: Entries) -> None:
-        running = [one for one in self.duels if one.duel.winner is Winner.UNDECIDED]
-        if not running:
-            return
-        logits = unpack(entries.logits)
-        for one in running:
-            champion, challenger = (self._calibrate(v, logits) for v in (one.champion, one.challenger))
-            one.duel.update(champion, challenger, entries.labels)
-
     # -- what others do --------------------------------------------------------------------------------------
 
     def activated(self, active: ActiveVersion) -> Decision:
@@ -242,23 +204,11 @@ class MonitorFold:
 
     def versions(self) -> set[int]:
         """Return the versions, besides the active one, whose answers are needed."""
-        requested = (version for one in self.duels for version in (one.champion, one.challenger))
-        return {*self.loop.earlier_versions, *requested}
+        return set(self.loop.earlier_versions)
 
     def forget(self, version: int) -> None:
         """Stop comparing with a version whose artifact was deleted."""
         self.loop.forget(version)
-        self.duels = [one for one in self.duels if version not in (one.champion, one.challenger)]
-
-    def start_duel(self, own: str, champion: int, challenger: int, now: str) -> RequestedDuel | None:
-        """Begin a duel; None if `MAX_DUELS` are undecided. The oldest decided one makes room."""
-        if len(self.duels) == MAX_DUELS:
-            decided = [one for one in self.duels if one.duel.winner is not Winner.UNDECIDED]
-            if not decided:
-                return None
-            self.duels.remove(decided[0])
-        self.duels.append(RequestedDuel(own, champion, challenger, now, Duel(self.num_classes)))
-        return self.duels[-1]
 
     # -- what it shows ---------------------------------------------------------------------------------------
 
@@ -303,7 +253,6 @@ class MonitorFold:
             "drift": {"alarm": self.drift.alarm, "log_evidence": _finite(self.drift.log_evidence)},
             "phase": self.loop.phase.name.lower(),
             "challenger": self.loop.challenger,
-            "duels": [one.document() for one in self.duels],
             "acknowledged_at": self.acknowledged_at,
         }
 
@@ -324,7 +273,6 @@ class MonitorFold:
             "history_step": self.history.step,
             "began_at": self.began_at,
             "acknowledged_at": self.acknowledged_at,
-            "duels": [[one.id, one.champion, one.challenger, one.started_at] for one in self.duels],
         }
         arrays["history"] = self.history.array()
         arrays["facts"] = np.frombuffer(orjson.dumps(facts), np.uint8)
@@ -349,13 +297,7 @@ class MonitorFold:
         fold = cls(num_classes, calibrate, active, refits=refits)
         fold.seq, fold.refit_seq, fold.skipped = facts["seq"], facts["refit_seq"], facts["skipped"]
         fold.began_at, fold.acknowledged_at = facts["began_at"], facts["acknowledged_at"]
-        fold.duels = [
-            RequestedDuel(own, champion, challenger, started, Duel(num_classes))
-            for own, champion, challenger, started in facts["duels"]
-        ]
-        # States of releases before this one have no history and no sample.
-        arrays.setdefault("sample.reserve", fold.sample.reserve)
-        fold.history = EvidenceHistory(arrays.get("history"), facts.get("history_step", FIRST_STEP))
+        fold.history = EvidenceHistory(arrays["history"], facts["history_step"])
         load_states(fold._parts(), arrays)
         return fold
 
@@ -366,7 +308,6 @@ class MonitorFold:
             "drift": self.drift,
             "sample": self.sample,
             **{f"accuracy{n}": one for n, one in enumerate(self.accuracies)},
-            **{f"duel{n}": one.duel for n, one in enumerate(self.duels)},
         }
 
 

@@ -7,7 +7,6 @@ stored in blocks of many; one that gets its label is copied to a row of its own.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,8 +26,6 @@ BLOCKS_PER_PAGE = 256
 PRUNED_AT_ONCE = 1000
 RECENT_BYTES = 32 * 2**20
 """Of predictions that this process stored and has not folded: it does not read them again."""
-SETTLE_SECONDS = 2.0
-"""A label counts as known at a moment only this long after it: it is committed a little later than dated."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,42 +134,9 @@ class FeedbackLog:
         full = [place for place in (made_until, labels_until) if place is not None]
         return Page(entries.until(min([until, *full])), bool(full))
 
-    def matured(self, connection: Connection, seq: int, limit: int, maturity: float) -> Page:
-        """Read the predictions behind a number that are older than `maturity` seconds, in their order.
-
-        A label belongs to its prediction if it arrived before that age.
-        """
-        now = time.time() - SETTLE_SECONDS
-        until, _ = self.position(connection)
-        made, made_until = self._predictions(connection, seq, limit)
-        rows = self._rows(connection, feedback.c.seq, seq, limit)
-        rows_until = rows[-1].place if len(rows) == limit else None
-        in_time = [
-            row for row in rows if row.version is not None and row.labelled_at <= row.predicted_at + maturity
-        ]
-        places = np.searchsorted(made.seq, [row.place for row in in_time])
-        for place, row in zip(places.tolist(), in_time, strict=True):
-            if place < len(made) and made.seq[place] == row.place:
-                made.labels[place] = row.label
-                made.propensities[place] = row.propensity or 1.0
-        # A prediction that came with its label is complete.
-        entries = Entries.join([made, _entries([row for row in rows if row.version is None])])
-        full = [place for place in (made_until, rows_until) if place is not None]
-        entries = entries.until(min([until, *full]))
-        young = (entries.moments + maturity > now) & (entries.versions != NONE)
-        return Page(entries.take(slice(_first(young))), bool(full) and not young.any())
-
-    def labelled_until(
-        self, connection: Connection, seq: int, version: int, count: int, *, matured: bool
-    ) -> Sequence[Any]:
-        """Read the logits and latest labels of the last `count` labels of a version up to a place, in order.
-
-        Parameters
-        ----------
-        matured
-            Whether the place is that of the prediction, and not that of its label.
-        """
-        place = feedback.c.seq if matured else feedback.c.label_seq
+    def labelled_until(self, connection: Connection, seq: int, version: int, count: int) -> Sequence[Any]:
+        """Read logits and latest labels of the last `count` labels of a version up to a place, in order."""
+        place = feedback.c.label_seq
         answered = feedback.c.version.is_(None) | (feedback.c.version == version)
         newest = (
             select(feedback.c.logits, feedback.c.latest_label)
@@ -277,8 +241,3 @@ def _entries(rows: Sequence[Any]) -> Entries:
         np.array([row.propensity or 1.0 for row in rows]),
         np.array([row.seq == row.place for row in rows]),
     )
-
-
-def _first(true: Any) -> int:
-    """Return the index of the first true entry, or how many there are."""
-    return int(true.argmax()) if true.any() else len(true)

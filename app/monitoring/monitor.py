@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,9 +21,8 @@ from sqlalchemy import Connection, insert, select, text, update
 from boxcal.app.activation.activator import Activator
 from boxcal.app.monitoring.active_version import active_version_of
 from boxcal.app.monitoring.answers import Answers
-from boxcal.app.monitoring.errors import NotComparable, TooManyDuels
 from boxcal.app.monitoring.events import EventLog, MonitorEvent
-from boxcal.app.monitoring.fold import MonitorFold, RequestedDuel
+from boxcal.app.monitoring.fold import MonitorFold
 from boxcal.app.monitoring.log import FeedbackLog, Page
 from boxcal.app.monitoring.sentence import sentence
 from boxcal.app.registry.errors import (
@@ -75,9 +73,6 @@ class Monitor:
         Shows the alarms and the expected accuracy.
     classes
         The K class names.
-    maturity
-        Age in seconds at which predictions are folded, with their labels, in their order; 0 to fold labels as
-        they arrive.
     refits
         Whether to ask for refits.
     folds
@@ -100,7 +95,6 @@ class Monitor:
         telemetry: Telemetry,
         *,
         classes: Sequence[str],
-        maturity: float,
         refits: bool,
         folds: bool = True,
     ) -> None:
@@ -110,7 +104,6 @@ class Monitor:
         self._log = log
         self._telemetry = telemetry
         self._classes = classes
-        self.maturity = maturity
         self._refits = refits
         self._answers = Answers(activator)
         self._lock = threading.Lock()
@@ -155,7 +148,7 @@ class Monitor:
     def _is_behind(self) -> bool:
         """Whether the last look at the registry shows what this process has not seen."""
         glance = self._registry.glances.last
-        return self.maturity > 0 or glance is None or self._place(glance) != self._looked
+        return glance is None or self._place(glance) != self._looked
 
     @staticmethod
     def _place(glance: Glance) -> tuple[int, int, int]:
@@ -192,7 +185,7 @@ class Monitor:
                 row = self._row(connection)
                 if row is not None:
                     self._look(row.revision, row.document)
-                    if row.activation >= activation and not self._goes_on(connection, row.seq):
+                    if row.activation >= activation and not self._log.goes_on(connection, row.seq):
                         return False
             if not self._folds:
                 return False
@@ -234,36 +227,6 @@ class Monitor:
 
         found: dict[str, Any] = self.change(work)
         return found
-
-    def start_duel(self, champion: int, challenger: int) -> dict[str, Any]:
-        """Begin a duel between two versions on the labels to come.
-
-        Raises
-        ------
-        CalibratorNotFound, ForeignCalibrator, CalibratorPruned, NotComparable, TooManyDuels
-            A version cannot be used; too many duels are undecided.
-        """
-        if champion == challenger:
-            raise NotComparable(f"A duel needs two versions; both are {champion}.")
-        for version in (champion, challenger):
-            if (reads := self._activator.load(version).reads) != "logits":
-                raise NotComparable(
-                    f"Calibrator {version} reads {reads}; a duel needs ones that read logits."
-                )
-
-        def work(fold: MonitorFold, connection: Connection) -> RequestedDuel:
-            started = fold.start_duel(secrets.token_hex(8), champion, challenger, _now())
-            if started is None:
-                raise TooManyDuels("All duels are undecided; no further one begins until one of them ends.")
-            sentence = f"A duel between versions {champion} and {challenger} began, on request."
-            evidence = {"id": started.id, "champion": champion, "challenger": challenger}
-            version, labels = fold.active.version, fold.loop.seen
-            document = {"sentence": sentence, "version": version, "labels": labels, "evidence": evidence}
-            self.events.append(connection, "duel_requested", document)
-            return started
-
-        duel: RequestedDuel = self.change(work)
-        return duel.document()
 
     def current(self) -> dict[str, Any]:
         """Read the document, with what the log holds."""
@@ -331,17 +294,9 @@ class Monitor:
         own = monitors.c.backbone_id == self._registry.backbone_id
         return connection.execute(select(*columns).where(own)).one_or_none()
 
-    def _goes_on(self, connection: Connection, seq: int) -> bool:
-        if not self._log.goes_on(connection, seq):
-            return False
-        return not self.maturity or len(self._next(connection, seq).entries) > 0
-
     def _next(self, connection: Connection, seq: int) -> Page:
         rows = max(1, NUMBERS_PER_TURN // len(self._classes))
-        labels = min(LABELS_PER_TURN, rows)
-        if self.maturity:
-            return self._log.matured(connection, seq, labels, self.maturity)
-        return self._log.after(connection, seq, labels, rows)
+        return self._log.after(connection, seq, min(LABELS_PER_TURN, rows), rows)
 
 
 def _lock(connection: Connection, backbone_id: int, *, wait: bool) -> bool:

@@ -125,9 +125,7 @@ class Refits:
     def _task_in(self, folder: Path, request: _Request) -> RefitTask:
         """Write the labels into a folder; blocks."""
         with self._registry.database.read() as connection:
-            rows = self._log.labelled_until(
-                connection, request.seq, request.champion, request.labels, matured=self._monitor.maturity > 0
-            )
+            rows = self._log.labelled_until(connection, request.seq, request.champion, request.labels)
         logits = np.frombuffer(b"".join(bytes(row.logits) for row in rows), np.int16)
         np.save(folder / "logits.npy", unpack(logits.reshape(len(rows), -1)))
         np.save(folder / "labels.npy", np.array([row.latest_label for row in rows], np.int64))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Annotated, Protocol
 
-from fastapi import APIRouter, Depends, Header, Query, Request, status
+from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from boxcal.app.access.errors import ConcurrencyLimited
@@ -22,16 +22,12 @@ from boxcal.app.http.problems import (
     UnsupportedMediaType,
     problems,
 )
-from boxcal.app.monitoring.errors import NotComparable, TooManyDuels
 from boxcal.app.monitoring.items import MAX_ITEMS, Read, read_items
 from boxcal.app.monitoring.monitor import Monitor
 from boxcal.app.monitoring.schemas import (
     BODY,
     TABLES,
     AcknowledgeRequest,
-    Duel,
-    DuelRequest,
-    Duels,
     Feedback,
     MonitorEvent,
     MonitorState,
@@ -43,10 +39,6 @@ from boxcal.app.predict.bodies import JSON, header, json_object, read_body, unbl
 from boxcal.app.predict.options import Labels
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.registry.errors import (
-    CalibratorNotFound,
-    CalibratorPruned,
-    DamagedArtifact,
-    ForeignCalibrator,
     RegistryUnavailable,
 )
 from boxcal.app.registry.store import Registry
@@ -183,31 +175,3 @@ async def list_refits(
     """List what the monitor decided about alarms, refits, duels and activations, with its evidence."""
     found = await model.registry.run(model.monitor.events.newest, limit, before_event)
     return Refits(decisions=[MonitorEvent.of(event) for event in found])
-
-
-@router.get("/duels", responses=problems(RegistryUnavailable))
-async def list_duels(model: CurrentModel) -> Duels:
-    """List the duels that were asked for."""
-    document = await model.registry.run(model.monitor.current)
-    return Duels.model_validate({"duels": document.get("duels", [])})
-
-
-@router.post(
-    "/duels",
-    status_code=status.HTTP_201_CREATED,
-    responses=problems(
-        MalformedBody,
-        InvalidParameter,
-        NotComparable,
-        CalibratorNotFound,
-        CalibratorPruned,
-        ForeignCalibrator,
-        DamagedArtifact,
-        TooManyDuels,
-        RegistryUnavailable,
-    ),
-)
-async def start_duel(request: DuelRequest, model: CurrentModel) -> Duel:
-    """Compare two versions on the labels to come; neither is activated."""
-    duel = await model.registry.run(model.monitor.start_duel, request.champion, request.challenger)
-    return Duel.model_validate(duel)

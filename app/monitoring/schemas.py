@@ -163,34 +163,6 @@ class DriftState(BaseModel):
     log_evidence: float | None = None
 
 
-class Duel(BaseModel):
-    """A duel between two versions on the labels since it began."""
-
-    id: str
-    champion: int
-    challenger: int
-    started_at: str
-    labels: int = Field(description="Labels so far.")
-    gain: float = Field(description="NLL of the champion less that of the challenger, in nats a label.")
-    winner: Literal["challenger", "champion", "undecided"]
-    alpha: float = Field(description="Largest probability of a wrong decision, ever.")
-
-
-class DuelRequest(BaseModel):
-    """The two versions."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    champion: int = Field(ge=0, le=2**31 - 1)
-    challenger: int = Field(ge=0, le=2**31 - 1)
-
-
-class Duels(BaseModel):
-    """The duels that were asked for."""
-
-    duels: list[Duel]
-
-
 class LogState(BaseModel):
     """The feedback log."""
 
@@ -230,7 +202,6 @@ class MonitorState(BaseModel):
         "watching", description="What the refit loop waits for."
     )
     challenger: int | None = Field(None, description="The version in the duel, or proposed.")
-    duels: list[Duel] = Field([], description="Duels that were asked for.")
     acknowledged_at: str | None = None
     log: LogState
 

@@ -36,7 +36,6 @@ class Monitor {
     this.chart = h("div");
     this.change = h("div");
     this.decisions = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Decisions" });
-    this.duels = h("div");
     this.note = h("input", { id: "note", maxlength: 500, placeholder: "optional: why" });
     const card = (name, ...content) => h("section", { class: "card" }, h("h2", {}, name), ...content);
     main.append(
@@ -52,7 +51,6 @@ class Monitor {
       ),
       card("What changed", this.change),
       h("section", { class: "card wide" }, h("h2", {}, "Decisions"), this.decisions),
-      h("section", { class: "card wide" }, h("h2", {}, "Duels on labels to come"), this.duels),
     );
   }
 
@@ -98,7 +96,6 @@ class Monitor {
     let monitor, decisions;
     try {
       [monitor, { decisions }] = await Promise.all([get("/monitor"), get(`/refits?limit=${DECISIONS}`)]);
-      if (this.choices === undefined && may("activate")) this.choices = (await get("/calibrators")).calibrators;
     } catch (error) {
       tell(this.lost, error);
       return;
@@ -110,7 +107,6 @@ class Monitor {
     this.drawChart(monitor);
     this.drawChange(monitor);
     this.drawDecisions(decisions);
-    this.drawDuels(monitor);
   }
 
   async act(path, body) {
@@ -123,7 +119,6 @@ class Monitor {
     }
     dispatchEvent(new Event("boxcal:changed"));
     this.note.value = "";
-    this.choices = undefined;
     await this.refresh();
   }
 
@@ -278,69 +273,6 @@ class Monitor {
       decisions.length
         ? h("table", { class: "fits decisions" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, decisions.map(row)))
         : h("p", { class: "muted" }, "None yet."),
-    );
-  }
-
-  drawDuels({ duels }) {
-    const drawn = JSON.stringify([duels, this.choices?.length]);
-    if (drawn === this.drawnDuels) return;
-    this.drawnDuels = drawn;
-    const words = {
-      undecided: "undecided",
-      challenger: "the challenger is better",
-      champion: "the champion is better",
-    };
-    const head = ["champion", "challenger", "labels", "gain in NLL", "result"].map((name) => h("th", {}, name));
-    const row = (duel) =>
-      h(
-        "tr",
-        {},
-        h("td", {}, `v${duel.champion}`),
-        h("td", {}, `v${duel.challenger}`),
-        h("td", {}, duel.labels.toLocaleString("en")),
-        h("td", {}, signed(duel.gain)),
-        h("td", {}, words[duel.winner]),
-      );
-    this.duels.replaceChildren(
-      duels?.length
-        ? h(
-            "div",
-            { class: "scroll", tabindex: 0, role: "region", "aria-label": "Duels" },
-            h("table", { class: "fits" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, duels.map(row))),
-          )
-        : h("p", { class: "muted" }, "None: a duel compares two versions on the labels to come; neither is activated."),
-      this.choices?.length > 1 ? this.newDuel() : "",
-    );
-  }
-
-  newDuel() {
-    const choose = (name, at) => {
-      const select = h(
-        "select",
-        { "aria-label": name },
-        this.choices.map((c) => h("option", { value: c.version }, `v${c.version} ${c.method}`)),
-      );
-      select.value = this.choices[at].version;
-      return select;
-    };
-    const champion = choose("Champion", this.choices.findIndex((c) => c.active)),
-      challenger = choose("Challenger", this.choices[0].active ? 1 : 0);
-    return h(
-      "div",
-      { class: "actions" },
-      champion,
-      "against",
-      challenger,
-      h(
-        "button",
-        {
-          type: "button",
-          class: "quiet",
-          onclick: () =>
-            this.act("/duels", { champion: Number(champion.value), challenger: Number(challenger.value) }),
-        },
-        "Begin a duel",
-      ),
     );
   }
 }

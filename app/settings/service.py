@@ -157,12 +157,6 @@ class Settings(BaseSettings):
     feedback_rows: int = Field(
         default=50_000, ge=1, description="Predictions to keep for feedback; older ones are deleted."
     )
-    feedback_maturity: float = Field(
-        default=0,
-        ge=0,
-        description="Seconds after which a prediction is tested, with its label if it has one by then, in "
-        "the order of the predictions; 0 tests each label when it arrives.",
-    )
     auto_refit: Literal["off", "propose", "activate"] = Field(
         default="propose", description="Refit after an alarm: never, to propose a version, or to activate it."
     )

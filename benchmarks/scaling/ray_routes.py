@@ -143,8 +143,6 @@ def changes() -> Iterator[Request]:
     yield "GET", "/monitor/events", {}
     yield "POST", "/monitor/acknowledge", {}
     yield "GET", "/refits", {}
-    yield "POST", "/duels", {"json": {"champion": 0, "challenger": 1}}
-    yield "GET", "/duels", {}
 
 
 def everything_else(found: dict[str, Any]) -> Iterator[Request]:

@@ -14,7 +14,6 @@ import pytest
 from pyarrow import parquet
 
 from boxcal.app.client import BoxcalClient
-from boxcal.app.monitoring import log as log_module
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.records import NONE, Block, Entries, Label, time_of
 from boxcal.app.registry import database
@@ -288,38 +287,6 @@ def test_a_page_of_the_log_ends_where_both_kinds_of_entries_are_known(data_dir: 
             assert read == whole
             assert not log.goes_on(connection, 21)
             assert log.goes_on(connection, 20)
-    registry.close()
-
-
-def test_matured_predictions_come_in_their_order_with_labels_that_were_in_time(data_dir: Path) -> None:
-    registry, log = opened(data_dir)
-    now = time.time()
-    for age in (100.0, 60.0, 5.0):
-        block, ids = made(np.zeros((2, 3)), now=now - age)
-        log.write([block], [[Label(0, ids[1], 1)]])
-    log.write([], [[direct(0)]])
-    with registry.database.read() as connection:
-        found = log.matured(connection, 0, 100, 50.0)
-        assert shown(found.entries) == [(1, None), (2, None), (4, None), (5, None)]  # labelled too late
-        assert not found.more
-        assert shown(log.matured(connection, 0, 100, 80.0).entries) == [(1, None), (2, None)]
-        found = log.matured(connection, 2, 100, 2.5)
-        assert shown(found.entries) == [(4, None), (5, None), (7, None), (8, None), (10, 2)]
-        assert shown(log.matured(connection, 0, 2, 2.5).entries) == [(1, None), (2, None)]
-    registry.close()
-
-
-def test_a_label_in_time_belongs_to_its_matured_prediction(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_module, "SETTLE_SECONDS", -10.0)  # as if it were read 10 s later
-    registry, log = opened(data_dir)
-    block, ids = made(np.zeros((3, 3)), now=time.time() - 50.0)
-    log.write([block], [])
-    log.write([], [[Label(0, ids[2], 1), Label(1, ids[0], 2)]])
-    with registry.database.read() as connection:
-        found = log.matured(connection, 0, 100, 51.0).entries
-    assert shown(found) == [(1, 2), (2, None), (3, 1)]
     registry.close()
 
 

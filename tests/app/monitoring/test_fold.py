@@ -5,10 +5,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import orjson
 import pytest
 import torch
-from safetensors.numpy import load, save
 
 from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold
 from boxcal.app.monitoring.history import MOST_POINTS, EvidenceHistory
@@ -116,18 +114,6 @@ def test_the_history_of_the_evidence_stays_small_and_ends_with_the_test() -> Non
     assert fold.document("0123456789")["evidence"]["labels"] == []
 
 
-def test_a_state_without_a_history_goes_on() -> None:
-    fold = whole(log(300))
-    arrays = load(fold.to_bytes())
-    facts = orjson.loads(arrays["facts"].tobytes())
-    del arrays["history"], arrays["sample.reserve"], facts["history_step"]
-    arrays["facts"] = np.frombuffer(orjson.dumps(facts), np.uint8)
-    restored = MonitorFold.from_bytes(save(arrays), CLASSES, answers, refits=True)
-    assert restored.history.points == []
-    restored.fold(log(300))
-    assert restored.history.points[0][0] > 200
-
-
 def test_one_sentence_says_what_the_document_means() -> None:
     assert sentence({}).startswith("No label has arrived")
     classes = "0123456789"
@@ -204,20 +190,6 @@ def test_without_refits_an_alarm_asks_for_nothing() -> None:
     assert {decision.kind.value for decision in decisions} == {"alarm", "material_alarm"}
     fold.activated(active(2, 2))
     assert fold.versions() == set()
-
-
-def test_a_requested_duel_is_decided_and_kept() -> None:
-    fold = MonitorFold(CLASSES, answers, active(), refits=False)
-    fold.start_duel("d", 1, 2, "now")
-    fold.fold(log(1500, 2.0))
-    fold = MonitorFold.from_bytes(fold.to_bytes(), CLASSES, answers, refits=False)
-    (duel,) = fold.document("0123456789")["duels"]
-    assert (duel["winner"], duel["champion"], duel["challenger"]) == ("challenger", 1, 2)
-    assert duel["gain"] > 0
-    for n in range(7):
-        assert fold.start_duel(str(n), 1, 2, "now") is not None
-    assert fold.start_duel("more", 1, 2, "now") is not None  # in the place of the decided one
-    assert fold.start_duel("too many", 1, 2, "now") is None
 
 
 def test_the_answers_are_those_of_the_operator() -> None:

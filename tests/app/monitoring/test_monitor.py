@@ -1,4 +1,4 @@
-"""The monitor against real services: alarms, acknowledgement, duels, streams, restarts and replicas."""
+"""The monitor against real services: alarms, acknowledgement, streams, restarts and replicas."""
 
 import hashlib
 import hmac
@@ -139,26 +139,3 @@ def test_two_replicas_on_postgresql_agree_with_one(url: str, data_dir: Path) -> 
             seq = answer["seq"]
         assert evidence(folded(first, seq)) == evidence(folded(second, seq)) == expected
         assert len(first.get("/refits").json()["decisions"]) == len(second.get("/refits").json()["decisions"])
-
-
-def test_with_a_maturity_predictions_are_tested_in_their_order(data_dir: Path) -> None:
-    with (
-        running(data_dir, feedback_maturity=10.0) as service,  # labels that come later are not used
-        httpx.Client(base_url=service.url, timeout=60) as client,
-    ):
-        logits, labels = stream(200)
-        ids = predict(client, logits)
-        order = list(reversed(range(100)))
-        label(client, [ids[n] for n in order], [labels[n] for n in order])
-        seq = folded(client, 200)
-        assert (seq["labels"], seq["seq"]) == (100, 200)
-
-
-def test_duels_on_request(data_dir: Path) -> None:
-    with running(data_dir) as service, httpx.Client(base_url=service.url, timeout=60) as client:
-        for body, status in (
-            ({"champion": 0, "challenger": 0}, 422),
-            ({"champion": 0, "challenger": 9}, 404),
-        ):
-            assert client.post("/duels", json=body).status_code == status
-        assert client.get("/duels").json() == {"duels": []}

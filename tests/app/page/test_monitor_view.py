@@ -1,4 +1,4 @@
-"""The view Monitor in a real browser: calm, an alarm, its acknowledgement, a proposal and a duel."""
+"""The view Monitor in a real browser: calm, an alarm, its acknowledgement and a proposal."""
 
 from __future__ import annotations
 
@@ -89,17 +89,10 @@ def test_a_proposed_version_is_activated(monitor: Page, client: httpx.Client) ->
 
 
 @pytest.mark.long
-def test_a_refit_is_followed_to_its_activation_and_a_duel(monitor: Page, client: httpx.Client) -> None:
+def test_a_refit_is_followed_to_its_activation(monitor: Page, client: httpx.Client) -> None:
     until(client, "duel_won")
     expect(monitor.locator("table.decisions tbody")).to_contain_text("Activate it.")
     version = client.get("/monitor").json()["challenger"]
     monitor.get_by_role("button", name=f"Activate v{version}").click()
     expect(monitor.locator("#status")).to_contain_text(f"v{version}")
     expect(monitor.locator(".signal")).to_have_text("… Not enough labels")
-    monitor.get_by_label("Champion").select_option("0")
-    monitor.get_by_label("Challenger").select_option(str(version))
-    monitor.get_by_role("button", name="Begin a duel").click()
-    duel = monitor.get_by_role("region", name="Duels").locator("tbody tr")
-    expect(duel).to_contain_text("undecided")
-    folded(client, play(client, *stream(600, 2.5, seed=10)))
-    expect(duel).to_contain_text("the challenger is better")

@@ -88,7 +88,7 @@ def does_everything(service: Service) -> None:
     items = [{"id": one["id"], "label": "3"} for one in predictions]
     stored = service.client.post("/feedback", json={"items": items}).raise_for_status().json()
     assert stored["accepted"] == 20, stored
-    for path in ("/calibrators", "/fits", "/activations", "/monitor", "/refits", "/duels", "/audit"):
+    for path in ("/calibrators", "/fits", "/activations", "/monitor", "/refits", "/audit"):
         service.client.get(path).raise_for_status()
     for path in ("report", "artifact"):
         service.client.get(f"/calibrators/{fitted}/{path}").raise_for_status()
