@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.duplicates import Sketch, overlap
-from boxcal.calibrators.label_checks import looks_random, mean_confidence, unrelated_share
+from boxcal.calibrators.label_checks import is_associated, looks_random, mean_confidence, unrelated_share
 from boxcal.calibrators.method import parse
 from boxcal.calibrators.row_facts import RowFacts
 
@@ -40,7 +40,7 @@ EXCESS_ERROR = 0.25
 UNRELATED, MANY_UNRELATED = 0.01, 0.03
 """Share of labels that seem independent of the logits: reported above the first, serious above the second."""
 SIGNIFICANT = 4.0
-"""Standard errors above which an error rate, or a share of unrelated labels, is significant."""
+"""Standard errors above which a share of unrelated labels is significant."""
 CHANGED = 0.1
 """Share of predicted labels that a calibrator may change without lowering the error rate."""
 KNOWN = 0.5
@@ -287,23 +287,17 @@ def _clipped(rows: RowFacts, num_classes: int) -> DataWarning | None:
 
 
 def _error_rate(rows: RowFacts, logits: NDArray[Any], labels: Labels) -> DataWarning | None:
-    """Find labels that do not belong to the logits, by an error rate above what the logits expect."""
-    count, num_classes = logits.shape
+    """Find labels that do not belong to the logits: no association, or errors like random classes."""
     error = float((rows.predicted != labels).mean())
-    if error <= 0.5:
-        return None
     confidence = mean_confidence(logits)
-    chance = 1 - 1 / num_classes
-    spread = math.sqrt(chance * (1 - chance) / count)
-    if error <= chance + SIGNIFICANT * spread and (
-        error + confidence - 1 <= EXCESS_ERROR or not looks_random(logits, labels)
-    ):
+    excess = error > 0.5 and error + confidence - 1 > EXCESS_ERROR
+    if is_associated(logits, labels) and not (excess and looks_random(logits, labels)):
         return None
     message = (
         f"error rate {error:.0%}, where the logits themselves expect {1 - confidence:.0%}:"
         " labels may not belong to these logits"
     )
-    return DataWarning("error_rate", "serious", message, round(error * count))
+    return DataWarning("error_rate", "serious", message, round(error * len(labels)))
 
 
 def _unrelated(logits: NDArray[Any], labels: Labels) -> DataWarning | None:

@@ -122,6 +122,42 @@ def test_good_data_give_no_warning(classes: int, temperature: float) -> None:
         assert check_data(*drawn(2000, classes, temperature=temperature, seed=seed)) == []
 
 
+def weak(count: int, classes: int, signal: float, offset: float, seed: int) -> Set:
+    """Overconfident logits of a model with a given signal, offset for the last class."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, count)
+    logits = signal * rng.normal(size=(count, classes))
+    logits[np.arange(count), labels] += signal**2
+    logits[:, -1] += offset
+    return 6 * logits, labels
+
+
+@pytest.mark.parametrize(
+    ("classes", "signal", "offset", "accuracy"),
+    [
+        (3, 0.25, 0.0, 0.42),
+        (3, 0.5, 0.0, 0.49),
+        (2, 1.0, 3.0, 0.54),
+        (2, 2.0, 0.0, 0.92),
+        (3, 2.5, 0.0, 0.94),
+    ],
+)
+def test_weak_models_are_told_from_wrong_labels(
+    classes: int, signal: float, offset: float, accuracy: float
+) -> None:
+    clean, random, moved = [], [], []
+    for seed in range(100):
+        logits, labels = weak(500, classes, signal, offset, seed)
+        assert (logits.argmax(axis=1) == labels).mean() == pytest.approx(accuracy, abs=0.09)
+        rng = np.random.default_rng(seed)
+        clean.append(codes(check_data(logits, labels)))
+        random.append(codes(check_data(logits, rng.permutation(labels))))
+        moved.append(codes(check_data(logits, (labels + 1) % classes)))
+    assert sum("error_rate" in found for found in clean) <= 1
+    assert sum("error_rate" in found for found in random) >= 93
+    assert sum("error_rate" in found for found in moved) == 100
+
+
 @pytest.mark.parametrize("share", [0.02, 0.05, 0.2])
 def test_the_share_of_unrelated_labels_is_estimated(share: float) -> None:
     logits, labels = drawn(5000, 20, temperature=2.0)
