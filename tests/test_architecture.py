@@ -58,7 +58,7 @@ def test_the_command_line_uses_public_parts_only() -> None:
     allowed = {f"boxcal.app.{part}" for part in ("cli", "client", "server", "settings", "fitting.reading")}
     allowed |= {"boxcal.app.fitting.requirements", "boxcal.app.registry.maintenance"}
     allowed |= {"boxcal.app.workers.supervisor", "boxcal.app.fitting.queue_worker"}
-    allowed |= {"boxcal.app.cluster.serve_config", "boxcal.app.settings.config_file"}
+    allowed |= {"boxcal.app.protocols.ray.serve_config", "boxcal.app.settings.config_file"}
     allowed |= {"boxcal.app.predict.options", "boxcal.app.http.problems"}
     allowed |= {"boxcal.app.access", "boxcal.app.registry.audit"}
     allowed |= {"boxcal.app.monitoring.fold", "boxcal.app.monitoring.records"}

@@ -12,7 +12,7 @@ import httpx
 from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.output import screen
 from boxcal.app.client.errors import UnreachableError
-from boxcal.app.cluster.serve_config import read_config
+from boxcal.app.protocols.ray.serve_config import read_config
 
 APPLICATIONS = "/api/serve/applications/"
 REQUEST_SECONDS = 30.0

@@ -20,7 +20,7 @@ PYTHON = ROOT / ".venv-ray" / "bin" / "python"
 MOST = {"`kill -9` of one replica of two": 2, "one node of two lost": 2}
 SCHEMAS = """
 from ray.serve import schema, config
-from boxcal.app.cluster import serve_config as ours
+from boxcal.app.protocols.ray import serve_config as ours
 PAIRS = [
     (ours.ServeConfig, schema.ServeDeploySchema), (ours.Application, schema.ServeApplicationSchema),
     (ours.Deployment, schema.DeploymentSchema), (ours.Actor, schema.RayActorOptionsSchema),

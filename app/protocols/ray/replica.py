@@ -1,7 +1,8 @@
 """Replicas on a Ray cluster: Ray Serve starts, checks and replaces them, and spreads the requests.
 
-A Serve config names `boxcal.app.cluster.ray:application`; see deploy/ray/serve.yaml. Each replica is the
-whole service in one process; its settings are the `args` of the config and the environment of its node.
+A Serve config names `boxcal.app.protocols.ray.replica:application`; see deploy/ray/serve.yaml. Each replica
+is the whole service in one process; its settings are the `args` of the config and the environment of the
+node.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from ray import serve
 from ray.serve._private.common import RequestMetadata, RequestProtocol
 from starlette.middleware import Middleware
 
-from boxcal.app.cluster.asgi import Direct, ServedApp
-from boxcal.app.cluster.settings import ongoing_limit, replica_settings
 from boxcal.app.main import create_app
 from boxcal.app.observability.logs import log_config
+from boxcal.app.protocols.ray.asgi import Direct, ServedApp
+from boxcal.app.protocols.ray.settings import ongoing_limit, replica_settings
 from boxcal.app.server import SWITCH_SECONDS
 
 NAME = "boxcal"

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
-from boxcal.app.cluster.serve_config import read_config
-from boxcal.app.cluster.settings import ongoing_limit, replica_settings
+from boxcal.app.protocols.ray.serve_config import read_config
+from boxcal.app.protocols.ray.settings import ongoing_limit, replica_settings
 from boxcal.app.settings.service import Settings
 from tests.app.cli.conftest import Boxcal, boxcal
 
 __all__ = ["boxcal"]
 
-FILES = [Path(__file__).parents[3] / "deploy" / "ray" / name for name in ("serve.yaml", "ray-service.yaml")]
+FILES = [Path(__file__).parents[4] / "deploy" / "ray" / name for name in ("serve.yaml", "ray-service.yaml")]
 SERVE = FILES[0].read_text()
 DATABASE = "postgresql://boxcal@database/boxcal"
 
@@ -55,7 +55,7 @@ def test_ray_gets_what_the_file_says_and_no_more(file: Path) -> None:
         ("model: digits", "max_batch_size: many", "args.max_batch_size: Input should be a valid integer"),
         ("/var/lib/boxcal", "data", "args.data_dir is 'data'; it must be an absolute path"),
         ("num_replicas: 2", "max_ongoing_requests: 100", "max_ongoing_requests is 100; below 1088"),
-        ("ray:application", "ray:aplication", "import_path: Input should be"),
+        ("replica:application", "replica:aplication", "import_path: Input should be"),
         ("applications:", "applicatons:", "Field required"),
         ("applications:", "applications: [", "has no Serve config"),
     ],

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from boxcal.app.cluster.settings import argument_settings, ongoing_limit
+from boxcal.app.protocols.ray.settings import argument_settings, ongoing_limit
 
 
 class Strict(BaseModel):
@@ -68,7 +68,7 @@ class Application(Strict):
 
     name: str = Field(min_length=1)
     route_prefix: Literal["/"] = "/"
-    import_path: Literal["boxcal.app.cluster.ray:application"]
+    import_path: Literal["boxcal.app.protocols.ray.replica:application"]
     args: dict[str, Any] = {}
     deployments: list[Deployment] = []
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from boxcal.app.observability.logs import HEADER
 
-REPLICA_MODULE = "boxcal.app.cluster.ray"
+REPLICA_MODULE = "boxcal.app.protocols.ray.replica"
 ROUTES_OF_RAY = "/-/"
 
 

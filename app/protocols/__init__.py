@@ -1,0 +1,1 @@
+"""Predictions over other protocols than HTTP with JSON."""
