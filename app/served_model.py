@@ -11,8 +11,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from boxcal.app.activation.activator import Activator
-from boxcal.app.activation.active import ActiveCalibrator
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.build import Refits, open_refits
 from boxcal.app.fitting.jobs import FitJobs
@@ -27,6 +25,8 @@ from boxcal.app.predict.build import open_pipeline
 from boxcal.app.predict.device import Device, Turns
 from boxcal.app.predict.options import BoundsOption
 from boxcal.app.predict.pipeline import Pipeline
+from boxcal.app.registry.activator import Activator
+from boxcal.app.registry.active import ActiveCalibrator
 from boxcal.app.registry.records import BackboneIdentity
 from boxcal.app.registry.store import Registry
 from boxcal.app.settings.model_list import ModelEntry

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from boxcal.app.activation.activator import Activator
-from boxcal.app.activation.follower import follow
-from boxcal.app.activation.local_copy import FILE_NAME, LocalCopy
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.bucket_sets import BucketSets
 from boxcal.app.fitting.jobs import FitJobs
 from boxcal.app.fitting.limits import FitLimits
 from boxcal.app.fitting.shared import SharedSets
 from boxcal.app.observability.background import background
+from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.artifacts import FOLDER, ArtifactFiles, ArtifactObjects
 from boxcal.app.registry.bucket import SCHEME, Bucket
 from boxcal.app.registry.errors import RegistryUnavailable
+from boxcal.app.registry.follower import follow
+from boxcal.app.registry.local_copy import FILE_NAME, LocalCopy
 from boxcal.app.registry.records import BackboneIdentity
 from boxcal.app.registry.store import Registry
 from boxcal.app.uploads.workspace import Workspace

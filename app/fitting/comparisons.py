@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from boxcal.app.activation.activator import Activator
-from boxcal.app.activation.active import ServedCalibrator
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.checks import UploadChecks
 from boxcal.app.fitting.errors import UnknownMethod
 from boxcal.app.fitting.messages import Compared, CompareTask, StoredVersion
 from boxcal.app.fitting.requirements import reads_of_methods
 from boxcal.app.fitting.worker import Worker, WorkerFailed
+from boxcal.app.registry.activator import Activator
+from boxcal.app.registry.active import ServedCalibrator
 from boxcal.app.registry.records import UNCALIBRATED
 from boxcal.app.registry.store import Registry
 

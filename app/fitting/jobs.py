@@ -15,7 +15,6 @@ from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from boxcal.app.activation.activator import Activator
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.bucket_sets import BucketSets
 from boxcal.app.fitting.checks import GOING_DOWN, UploadChecks
@@ -31,6 +30,7 @@ from boxcal.app.fitting.slots import UploadSlots
 from boxcal.app.fitting.worker import WorkerFailed
 from boxcal.app.fitting.workers import Workers
 from boxcal.app.http.problems import NotReady
+from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.audit import SERVICE, Caller
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.fits import CANCELLED, INTERRUPTED

@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from boxcal.app.activation.activator import Activator
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.job import Job, Result
 from boxcal.app.fitting.messages import FitOutcome, FitTask, RefitOutcome, RefitTask
 from boxcal.app.fitting.worker import WorkerFailed
 from boxcal.app.fitting.workers import Workers
+from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.audit import Caller
 from boxcal.app.registry.errors import FitLost, RegistryUnavailable
 from boxcal.app.registry.fits import INTERRUPTED

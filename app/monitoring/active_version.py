@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from boxcal.app.activation.activator import Activator
 from boxcal.app.monitoring.fold import ActiveVersion
+from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.errors import CalibratorPruned, NoReport
 from boxcal.app.registry.records import Activation
 from boxcal.app.registry.store import Registry

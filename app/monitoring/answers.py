@@ -7,7 +7,7 @@ from collections import OrderedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.activation.activator import Activator
+from boxcal.app.registry.activator import Activator
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 
 Rows = NDArray[np.float64]

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from boxcal.app.activation.activator import Activator
 from boxcal.app.fitting.jobs import FitJobs
 from boxcal.app.monitoring.events import EventLog
 from boxcal.app.monitoring.log import FeedbackLog
@@ -17,6 +16,7 @@ from boxcal.app.monitoring.prior import PriorAdjustments
 from boxcal.app.monitoring.refits import Refits
 from boxcal.app.monitoring.writer import FeedbackWriter
 from boxcal.app.observability.background import background
+from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.store import Registry
 
 if TYPE_CHECKING:

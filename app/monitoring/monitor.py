@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, insert, select, text, update
 
-from boxcal.app.activation.activator import Activator
 from boxcal.app.monitoring.active_version import active_version_of
 from boxcal.app.monitoring.answers import Answers
 from boxcal.app.monitoring.events import EventLog, MonitorEvent
 from boxcal.app.monitoring.fold import MonitorFold
 from boxcal.app.monitoring.log import FeedbackLog, Page
 from boxcal.app.monitoring.sentence import sentence
+from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
     CalibratorPruned,

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 from sqlalchemy import Connection, or_, select, update
 
-from boxcal.app.activation.activator import Activator
 from boxcal.app.fitting.jobs import FitJobs
 from boxcal.app.fitting.messages import RefitOutcome, RefitTask
 from boxcal.app.fitting.worker import WorkerFailed
@@ -25,6 +24,7 @@ from boxcal.app.monitoring.active_version import class_prior, report_of
 from boxcal.app.monitoring.fold import MonitorFold
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.monitor import Monitor
+from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.records import UNCALIBRATED, Reason
 from boxcal.app.registry.store import Registry

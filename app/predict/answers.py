@@ -12,10 +12,10 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from boxcal.app.activation.active import ServedCalibrator
 from boxcal.app.http.responses import STAGES
 from boxcal.app.predict.interpreter import release_interpreter
 from boxcal.app.predict.options import Options
+from boxcal.app.registry.active import ServedCalibrator
 
 Float64Array = NDArray[np.float64]
 

@@ -13,8 +13,6 @@ from contextlib import asynccontextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.activation.activator import Activator
-from boxcal.app.activation.active import ServedCalibrator
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.predict.answers import Rows
 from boxcal.app.predict.batch_sizer import BatchSizer
@@ -23,6 +21,8 @@ from boxcal.app.predict.calibration import CalibrationRequest, Scoring, calibrat
 from boxcal.app.predict.device import Turns
 from boxcal.app.predict.options import BoundsOption, Labels, RequestBounds, check_bounds
 from boxcal.app.predict.pipeline import Pipeline
+from boxcal.app.registry.activator import Activator
+from boxcal.app.registry.active import ServedCalibrator
 from boxcal.app.settings.service import Settings
 from boxcal.models.backbone import Backbone
 

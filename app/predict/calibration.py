@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.activation.active import ServedCalibrator
 from boxcal.app.http.problems import BackboneFailed, InvalidLogits, InvalidParameter
 from boxcal.app.predict.answers import Float64Array, Rows
 from boxcal.app.predict.arrays import finite
 from boxcal.app.predict.lanes import Part
 from boxcal.app.predict.options import RequestBounds
+from boxcal.app.registry.active import ServedCalibrator
 from boxcal.calibrators.array_calibrator import Box
 from boxcal.models.backbone import Backbone, OpenBackbone
 

@@ -17,8 +17,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.activation.activator import Activator
-from boxcal.app.activation.active import ServedCalibrator
 from boxcal.app.http.budget import Budget
 from boxcal.app.http.problems import (
     BackboneFailed,
@@ -43,6 +41,8 @@ from boxcal.app.predict.calibration import (
 from boxcal.app.predict.inputs import InputDecoder, Inputs, inputs_fold
 from boxcal.app.predict.large_json import Fold
 from boxcal.app.predict.options import BoundsOption, Labels, Options, RequestBounds, check_bounds
+from boxcal.app.registry.activator import Activator
+from boxcal.app.registry.active import ServedCalibrator
 from boxcal.models.inputs import Inputs as ModelInputs
 
 INLINE_NUMBERS = 16_384

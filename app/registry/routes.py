@@ -9,10 +9,10 @@ import orjson
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from boxcal.app.access.routes import CurrentCaller
-from boxcal.app.activation.activator import Activator
-from boxcal.app.activation.active import ActiveCalibrator
 from boxcal.app.http.current import current_model
 from boxcal.app.http.problems import BoxcalError, InvalidParameter, problems
+from boxcal.app.registry.activator import Activator
+from boxcal.app.registry.active import ActiveCalibrator
 from boxcal.app.registry.errors import (
     CalibratorNotFound,
     CalibratorPruned,

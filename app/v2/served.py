@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from boxcal.app.access.access import Access
-from boxcal.app.activation.active import ActiveCalibrator
 from boxcal.app.observability.telemetry import Telemetry
+from boxcal.app.registry.active import ActiveCalibrator
 from boxcal.app.registry.store import Registry
 from boxcal.app.v2.inference import Models
 

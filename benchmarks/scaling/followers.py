@@ -21,8 +21,8 @@ import psycopg
 
 from benchmarks.scaling.peer import DIGITS, FITTED
 from benchmarks.scaling.servers import postgresql, require
-from boxcal.app.activation.follower import FOLLOW_SECONDS
 from boxcal.app.registry.artifacts import ArtifactFiles
+from boxcal.app.registry.follower import FOLLOW_SECONDS
 from boxcal.app.registry.records import ActivatePolicy, Decision
 from boxcal.app.registry.store import Registry
 from tests.app.registry.pgbouncer import pgbouncer

@@ -9,8 +9,8 @@ import pytest
 import torch
 from prometheus_client import generate_latest
 
-from boxcal.app.activation.activator import KEPT, Activator, check, read
 from boxcal.app.observability.telemetry import Telemetry
+from boxcal.app.registry.activator import KEPT, Activator, check, read
 from boxcal.app.registry.errors import CalibratorNotFound, DamagedArtifact
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, Decision, FittedCalibrator
 from boxcal.app.registry.store import Registry

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from boxcal.app.activation.active import ServedCalibrator
 from boxcal.app.http.problems import InvalidBounds
 from boxcal.app.predict import options as request_options
 from boxcal.app.predict.answers import CalibratedAnswer
 from boxcal.app.predict.calibration import CalibrationRequest, calibrate
 from boxcal.app.predict.options import Labels
+from boxcal.app.registry.active import ServedCalibrator
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.calibrator import Calibrator

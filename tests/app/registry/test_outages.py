@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from boxcal.app.activation.local_copy import FILE_NAME, LocalCopy
 from boxcal.app.fitting.runner import WAITING
 from boxcal.app.observability import background as tasks
 from boxcal.app.observability.background import background
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.audit import Action, Caller, entries
 from boxcal.app.registry.errors import DamagedArtifact, RegistryUnavailable
+from boxcal.app.registry.local_copy import FILE_NAME, LocalCopy
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, FitState
 from tests.app.fitting.test_jobs import DIGITS, QUICK, SLOW, ended, submit, until
 from tests.app.registry.postgresql import PostgreSQL

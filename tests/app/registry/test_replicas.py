@@ -73,7 +73,7 @@ async def listeners(url: str) -> int:
 def test_a_notification_wakes_a_replica_that_polls_rarely(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("boxcal.app.activation.follower.FOLLOW_SECONDS", 600.0)
+    monkeypatch.setattr("boxcal.app.registry.follower.FOLLOW_SECONDS", 600.0)
 
     async def scenario() -> None:
         async with replica(tmp_path / "one", url) as one, replica(tmp_path / "other", url) as other:
@@ -158,7 +158,7 @@ def test_a_replica_that_stops_hands_its_fits_over(tmp_path: Path, url: str) -> N
 def test_a_fit_of_the_queue_is_run_by_a_worker_or_cancelled_before(
     tmp_path: Path, url: str, shares_file: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("boxcal.app.activation.follower.SWEEP_SECONDS", 0.5)
+    monkeypatch.setattr("boxcal.app.registry.follower.SWEEP_SECONDS", 0.5)
     url = f"sqlite:///{tmp_path / 'shared.db'}" if shares_file else url
 
     async def scenario() -> None:

@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from boxcal.app.activation.activator import Activator
-from boxcal.app.activation.wakeups import Wakeups
 from boxcal.app.http.problems import BoxcalError
+from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.store import Registry
+from boxcal.app.registry.wakeups import Wakeups
 
 logger = logging.getLogger("boxcal")
 

@@ -1,1 +1,0 @@
-"""The active calibrator, and how one becomes active."""
