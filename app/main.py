@@ -25,7 +25,7 @@ from boxcal.app.access.errors import (
     RateLimited,
 )
 from boxcal.app.access.scopes import ROUTES, Level, Requirement
-from boxcal.app.fitting import routes as refit
+from boxcal.app.fitting.server import routes as refit
 from boxcal.app.http import documentation, health
 from boxcal.app.http import problems as errors
 from boxcal.app.http.middleware import RequestMiddleware

@@ -12,9 +12,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from boxcal.app.fitting.backbones import BackboneSource
-from boxcal.app.fitting.build import Refits, open_refits
-from boxcal.app.fitting.jobs import FitJobs
-from boxcal.app.fitting.limits import FitLimits
+from boxcal.app.fitting.server.build import Refits, open_refits
+from boxcal.app.fitting.server.jobs import FitJobs
+from boxcal.app.fitting.server.limits import FitLimits
 from boxcal.app.http.problems import BoxcalError
 from boxcal.app.monitoring.build import open_monitoring
 from boxcal.app.monitoring.monitor import Monitor

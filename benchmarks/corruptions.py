@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from boxcal.app.fitting.runner import decide
+from boxcal.app.fitting.server.runner import decide
 from boxcal.app.registry.records import ActivatePolicy
 from boxcal.calibrators import Calibrator, fit
 from boxcal.calibrators.checks import check_data

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.local import image_of
-from boxcal.app.fitting.reading import SampleFile, ScoreFile, holds_samples
+from boxcal.app.fitting.worker.reading import SampleFile, ScoreFile, holds_samples
 from boxcal.app.settings.service import Settings
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.models.backbone import Backbone

@@ -9,8 +9,8 @@ from rich.table import Table
 
 from boxcal.app.cli.output import Advance, messages, plain_table, progress_bar, screen, write_json
 from boxcal.app.cli.settings import read_settings
-from boxcal.app.fitting.reading import extras_of, read_validation_data
-from boxcal.app.fitting.requirements import FEATURES, reads
+from boxcal.app.fitting.worker.reading import extras_of, read_validation_data
+from boxcal.app.fitting.worker.requirements import FEATURES, reads
 from boxcal.calibrators.data import ValidationSet, check_validation_set
 from boxcal.calibrators.evaluation.comparison import PAPERS_METHODS, Comparison, compare_methods
 from boxcal.calibrators.evaluation.tables import LEGEND, TITLES, is_best, mark, markdown, to_csv, value_text

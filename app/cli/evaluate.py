@@ -15,7 +15,7 @@ from boxcal.app.cli.output import progress_bar, screen, write_json
 from boxcal.app.cli.predict import version_of
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.client import BoxcalClient
-from boxcal.app.fitting.reading import holds_images, read_validation_data
+from boxcal.app.fitting.worker.reading import holds_images, read_validation_data
 from boxcal.calibrators import Calibrator
 from boxcal.calibrators.evaluation.crossfit import answers_of
 from boxcal.calibrators.evaluation.judgement import Judgement, compare, judge

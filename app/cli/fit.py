@@ -96,7 +96,7 @@ def _packed(file: Path, labels: Path, scores: Scores | None, folder: Path) -> Pa
 
 def _here(file: Path, method: str, budget_seconds: float, scores: Scores | None) -> Fitted:
     from boxcal.app.cli.settings import read_settings  # noqa: PLC0415
-    from boxcal.app.fitting.reading import fit_file  # noqa: PLC0415 - imports torch
+    from boxcal.app.fitting.worker.reading import fit_file  # noqa: PLC0415 - imports torch
     from boxcal.calibrators.method import parse  # noqa: PLC0415
 
     if method != "auto":

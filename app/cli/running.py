@@ -41,7 +41,7 @@ def worker(*, config: Config = None) -> None:
     settings = read_settings(config)
     if settings.shared_dir is None:
         raise UsageError("`boxcal worker` needs BOXCAL_SHARED_DIR, the directory of the validation sets")
-    from boxcal.app.fitting.queue_worker import run
+    from boxcal.app.fitting.server.queue_worker import run
 
     run(settings)
 

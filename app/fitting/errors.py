@@ -15,6 +15,7 @@ BoxcalError
 Each message quotes the offending value and the accepted values.
 """
 
+from boxcal.app.fitting.disk_errors import StorageFull, UploadTooLarge
 from boxcal.app.http.problems import (
     BoxcalError,
     InvalidParameter,
@@ -24,7 +25,6 @@ from boxcal.app.http.problems import (
     UnsupportedMediaType,
 )
 from boxcal.app.registry.errors import Conflict
-from boxcal.app.uploads.errors import StorageFull, UploadTooLarge
 
 
 class UnknownUploadFormat(UnsupportedMediaType):

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from boxcal.app.fitting.jobs import FitJobs
+from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.monitoring.events import EventLog
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.monitor import Monitor

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from sqlalchemy import Connection, or_, select, update
 
-from boxcal.app.fitting.jobs import FitJobs
 from boxcal.app.fitting.messages import RefitOutcome, RefitTask
-from boxcal.app.fitting.worker import WorkerFailed
+from boxcal.app.fitting.server.jobs import FitJobs
+from boxcal.app.fitting.server.worker_process import WorkerFailed
 from boxcal.app.http.problems import BoxcalError
 from boxcal.app.monitoring.active_version import class_prior, report_of
 from boxcal.app.monitoring.fold import MonitorFold

@@ -11,7 +11,8 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from boxcal.app.access.errors import ConcurrencyLimited
 from boxcal.app.access.event_streams import count_event_stream
-from boxcal.app.fitting.jobs import FitJobs
+from boxcal.app.fitting.disk_errors import StorageFull, StorageUnavailable, UploadTooLarge
+from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.http.current import current_model
 from boxcal.app.http.problems import (
     BodyTooLarge,
@@ -43,7 +44,6 @@ from boxcal.app.registry.errors import (
 )
 from boxcal.app.registry.store import Registry
 from boxcal.app.settings.service import Settings
-from boxcal.app.uploads.errors import StorageFull, StorageUnavailable, UploadTooLarge
 
 
 class MonitoredModel(Protocol):

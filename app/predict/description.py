@@ -14,7 +14,7 @@ import orjson
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
-from boxcal.app.fitting.requirements import reads_of_methods
+from boxcal.app.fitting.worker.requirements import reads_of_methods
 from boxcal.app.http.current import current_model, current_state
 from boxcal.app.http.problems import problems
 from boxcal.app.registry.migrations import HEAD

@@ -20,7 +20,7 @@ import httpx
 import psycopg
 
 from benchmarks.scaling.servers import postgresql, require
-from boxcal.app.fitting.runner import WAITING
+from boxcal.app.fitting.server.runner import WAITING
 from tests.app.fitting.service import Service
 from tests.app.fitting.validation_data import CONTENT_TYPE, form, validation_npz
 from tests.app.registry.postgresql import PostgreSQL

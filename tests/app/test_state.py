@@ -6,7 +6,7 @@ from typing import get_type_hints
 import pytest
 
 from boxcal.app.access.routes import AuditedModel, AuditedState
-from boxcal.app.fitting.routes import FittedModel
+from boxcal.app.fitting.server.routes import FittedModel
 from boxcal.app.http.health import ObservedModel, ObservedState
 from boxcal.app.monitoring.routes import MonitoredModel
 from boxcal.app.predict.description import DescribedModel, DescribedState

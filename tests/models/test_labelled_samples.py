@@ -19,12 +19,12 @@ from boxcal.app.client import BoxcalClient
 from boxcal.app.client.bodies import upload_part
 from boxcal.app.client.errors import InvalidRequestError
 from boxcal.app.fitting.backbones import BackboneSummary
-from boxcal.app.fitting.check import read_file
-from boxcal.app.fitting.form import FilePart
 from boxcal.app.fitting.messages import TASK, CheckTask
 from boxcal.app.fitting.model_inputs import ModelInputs
-from boxcal.app.fitting.model_pass import run_backbone
-from boxcal.app.fitting.validation_set import ValidationSet
+from boxcal.app.fitting.worker.check import read_file
+from boxcal.app.fitting.worker.form import FilePart
+from boxcal.app.fitting.worker.model_pass import run_backbone
+from boxcal.app.fitting.worker.validation_set import ValidationSet
 from boxcal.app.http.problems import BoxcalError
 from boxcal.models.loading import load_backbone
 from tests.app.running import running

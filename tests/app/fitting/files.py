@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from boxcal.app.fitting.check import read_file
-from boxcal.app.fitting.form import FilePart
-from boxcal.app.fitting.validation_set import ValidationSet
+from boxcal.app.fitting.worker.check import read_file
+from boxcal.app.fitting.worker.form import FilePart
+from boxcal.app.fitting.worker.validation_set import ValidationSet
 from tests.app.fitting.validation_data import overconfident
 
 K = 10

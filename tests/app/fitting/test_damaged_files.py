@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from boxcal.app.fitting.disk_errors import UploadStalled, UploadTooLarge
 from boxcal.app.fitting.errors import InvalidUpload, UnknownUploadFormat
+from boxcal.app.fitting.server.upload import receive
 from boxcal.app.http.problems import BoxcalError, MalformedBody
-from boxcal.app.uploads.errors import UploadStalled, UploadTooLarge
-from boxcal.app.uploads.upload import receive
 from tests.app.fitting.files import (
     LABELS,
     LIMIT,
@@ -71,7 +71,7 @@ def test_every_single_flipped_byte_is_refused_or_harmless(tmp_path: Path) -> Non
 
 
 def test_an_upload_that_stalls_loses_its_slot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("boxcal.app.uploads.upload.RATE_SECONDS", 0.05)
+    monkeypatch.setattr("boxcal.app.fitting.server.upload.RATE_SECONDS", 0.05)
 
     async def stalls() -> AsyncGenerator[bytes, None]:
         yield b"--x\r\nContent-Disposition: form-data; name=file; filename=v.npz\r\n\r\nPK"

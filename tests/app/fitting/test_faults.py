@@ -15,12 +15,12 @@ from typing import Any
 import httpx
 import pytest
 
-from boxcal.app.fitting.build import Refits
+from boxcal.app.fitting.disk_errors import StorageFull, StorageUnavailable
 from boxcal.app.fitting.errors import FitAlreadyOver, FitQueueFull
-from boxcal.app.fitting.slots import MAX_PER_CLIENT
+from boxcal.app.fitting.server.build import Refits
+from boxcal.app.fitting.server.slots import MAX_PER_CLIENT
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.records import FitState
-from boxcal.app.uploads.errors import StorageFull, StorageUnavailable
 from tests.app.fitting.service import Service
 from tests.app.fitting.test_hostile import left_behind
 from tests.app.fitting.test_jobs import QUICK, ended, run, submit, until

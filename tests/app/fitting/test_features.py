@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from boxcal.app.fitting import requirements
 from boxcal.app.fitting.backbones import BackboneSummary
-from boxcal.app.fitting.reading import read_validation_data
+from boxcal.app.fitting.worker import requirements
+from boxcal.app.fitting.worker.reading import read_validation_data
 from boxcal.app.settings.service import Settings
 from boxcal.calibrators import Calibrator
 from boxcal.models.backbone import OpenBackbone

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from boxcal.app.fitting.runner import decide
+from boxcal.app.fitting.server.runner import decide
 from boxcal.app.registry.records import ActivatePolicy, Decision
 
 HARMLESS = {"severity": "warning", "message": "few samples"}

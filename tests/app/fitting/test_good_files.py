@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from boxcal.app.fitting.check import read_file
-from boxcal.app.fitting.form import FilePart
+from boxcal.app.fitting.worker.check import read_file
+from boxcal.app.fitting.worker.form import FilePart
 from tests.app.fitting.files import (
     LABELS,
     LIMIT,

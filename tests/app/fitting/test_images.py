@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from boxcal.app.fitting.check import read_file
-from boxcal.app.fitting.form import FilePart
-from boxcal.app.fitting.model_pass import run_backbone
-from boxcal.app.fitting.reading import read_validation_data
-from boxcal.app.fitting.validation_set import ValidationSet
+from boxcal.app.fitting.worker.check import read_file
+from boxcal.app.fitting.worker.form import FilePart
+from boxcal.app.fitting.worker.model_pass import run_backbone
+from boxcal.app.fitting.worker.reading import read_validation_data
+from boxcal.app.fitting.worker.validation_set import ValidationSet
 from boxcal.app.http.problems import BoxcalError
 from boxcal.app.settings.service import Settings
 from boxcal.models.digits_data import load_digits_split

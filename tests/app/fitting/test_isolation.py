@@ -20,9 +20,9 @@ from typing import Any
 import httpx
 import pytest
 
-from boxcal.app.fitting.job import Job
 from boxcal.app.fitting.messages import TASK, TableTask
-from boxcal.app.fitting.worker import MODULE, Worker
+from boxcal.app.fitting.server.job import Job
+from boxcal.app.fitting.server.worker_process import MODULE, Worker
 from boxcal.app.registry.records import FitRecord
 from boxcal.models.digits_data import load_digits_split
 from tests.app.fitting.files import parquet
@@ -68,7 +68,7 @@ def test_the_server_never_imports_the_readers_of_uploads(
     readers = {
         f"boxcal.app.fitting.{name}" for name in ("archives", "check", "form", "images", "npz", "parquet")
     }
-    assert "boxcal.app.fitting.worker" in seen["modules"]
+    assert "boxcal.app.fitting.server.worker_process" in seen["modules"]
     assert not readers & set(seen["modules"])
     assert [name for name in seen["modules"] if name.startswith("pyarrow")] == []
     assert (seen["users"], seen["opened"]) == ([], [])
@@ -190,7 +190,7 @@ def test_a_worker_that_dies_costs_its_own_upload_alone(
     jobs, update = served.state.default.fit_jobs, Job.update
     good = validation_npz(50)
     # The worker that is left does the others, however long they take.
-    monkeypatch.setattr("boxcal.app.fitting.worker.IDLE_SECONDS", 3600.0)
+    monkeypatch.setattr("boxcal.app.fitting.server.worker_process.IDLE_SECONDS", 3600.0)
 
     def update_and_end(job: Job, record: FitRecord) -> None:
         if record.stage.startswith(stage) and not job.record.stage.startswith(stage):

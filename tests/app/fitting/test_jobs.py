@@ -15,11 +15,11 @@ import pytest
 from prometheus_client import generate_latest
 
 from boxcal.app.fitting.backbones import BackboneSource
-from boxcal.app.fitting.build import Refits, open_refits
 from boxcal.app.fitting.errors import FitAlreadyOver, FitQueueFull
-from boxcal.app.fitting.jobs import FitJobs
-from boxcal.app.fitting.limits import FitLimits
 from boxcal.app.fitting.messages import BODY_FILE
+from boxcal.app.fitting.server.build import Refits, open_refits
+from boxcal.app.fitting.server.jobs import FitJobs
+from boxcal.app.fitting.server.limits import FitLimits
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.errors import FitNotFound
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, FitRecord, FitState
@@ -72,7 +72,7 @@ def fitting(record: FitRecord) -> bool:
 def fit_workers() -> set[psutil.Process]:
     """Give this process's fit workers; those of services that other test files started are among them."""
     return {
-        child for child in psutil.Process().children() if "boxcal.app.fitting.worker_main" in child.cmdline()
+        child for child in psutil.Process().children() if "boxcal.app.fitting.worker.main" in child.cmdline()
     }
 
 
@@ -172,7 +172,7 @@ def test_the_queue_is_bounded_counts_arriving_uploads_and_says_when_to_come_back
 ) -> None:
     async def scenario(opened: Refits, telemetry: Telemetry) -> None:
         jobs = opened.jobs
-        monkeypatch.setattr("boxcal.app.fitting.slots.MAX_WAITING", 1)
+        monkeypatch.setattr("boxcal.app.fitting.server.slots.MAX_WAITING", 1)
         running = await submit(jobs, SLOW, "ts+pb")
         async with jobs.reserve_slot() as folder:
             with pytest.raises(FitQueueFull, match="1 fits are running or waiting and 1 uploads") as caught:

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from boxcal.app.fitting.label_table import read_labels
 from boxcal.app.fitting.messages import BODY_FILE, ITEMS_FILE, TableTask
+from boxcal.app.fitting.worker.label_table import read_labels
 from boxcal.app.http.problems import BoxcalError
 
 LABELS = ("cat", "dog", "7")

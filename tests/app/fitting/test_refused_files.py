@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from boxcal.app.fitting.validation_set import MIN_SAMPLES
+from boxcal.app.fitting.worker.validation_set import MIN_SAMPLES
 from boxcal.app.http.problems import BoxcalError
 from tests.app.fitting.files import (
     LABELS,

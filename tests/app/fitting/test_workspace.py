@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from boxcal.app.uploads.workspace import Workspace
+from boxcal.app.fitting.server.workspace import Workspace
 
 HOLD = (
-    "import sys, time; from pathlib import Path; from boxcal.app.uploads.workspace import Workspace; "
+    "import sys, time; from pathlib import Path; from boxcal.app.fitting.server.workspace import Workspace; "
     "w = Workspace(Path(sys.argv[1])); (w.new_folder('upload') / 'logits.npy').write_bytes(b'x'); "
     "print(w.name, flush=True); time.sleep(60)"
 )

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from boxcal.app.fitting.worker import WorkerFailed
+from boxcal.app.fitting.server.worker_process import WorkerFailed
 from tests.app.monitoring.traffic import folded, play, stream
 from tests.app.running import Service, running
 

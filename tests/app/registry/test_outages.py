@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from boxcal.app.fitting.runner import WAITING
+from boxcal.app.fitting.server.runner import WAITING
 from boxcal.app.observability import background as tasks
 from boxcal.app.observability.background import background
 from boxcal.app.observability.telemetry import Telemetry

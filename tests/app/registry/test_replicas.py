@@ -17,10 +17,10 @@ import httpx
 import psycopg
 import pytest
 
-from boxcal.app.fitting.build import Refits, open_refits
 from boxcal.app.fitting.errors import FitElsewhere, FitQueueFull
-from boxcal.app.fitting.limits import FitLimits
-from boxcal.app.fitting.shared import SharedSets
+from boxcal.app.fitting.server.build import Refits, open_refits
+from boxcal.app.fitting.server.limits import FitLimits
+from boxcal.app.fitting.server.shared import SharedSets
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.artifacts import ArtifactFiles
 from boxcal.app.registry.errors import DamagedArtifact
@@ -118,7 +118,7 @@ def test_an_activation_that_cannot_be_followed_holds_up_no_fit(tmp_path: Path, u
 def test_a_request_to_cancel_that_its_replica_does_not_read_is_recorded(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("boxcal.app.fitting.jobs.ELSEWHERE_SECONDS", 0.0)
+    monkeypatch.setattr("boxcal.app.fitting.server.jobs.ELSEWHERE_SECONDS", 0.0)
 
     async def scenario() -> None:
         async with replica(tmp_path, url) as opened:
@@ -180,7 +180,7 @@ def test_a_fit_of_the_queue_is_run_by_a_worker_or_cancelled_before(
 
 
 def test_a_queue_that_is_full_refuses(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("boxcal.app.fitting.jobs.MAX_QUEUED", 1)
+    monkeypatch.setattr("boxcal.app.fitting.server.jobs.MAX_QUEUED", 1)
 
     async def scenario() -> None:
         async with replica(tmp_path, url, shared=tmp_path / "shared", queues_only=True) as service:
@@ -296,7 +296,7 @@ def test_old_folders_of_ended_fits_are_removed(tmp_path: Path, monkeypatch: pyte
     shared.sweep({"running"})
     assert len(list(tmp_path.iterdir())) == 3
     vanished.unlink()
-    monkeypatch.setattr("boxcal.app.fitting.shared.ORPHAN_SECONDS", -1.0)
+    monkeypatch.setattr("boxcal.app.fitting.server.shared.ORPHAN_SECONDS", -1.0)
     shared.sweep({"running"})
     assert [folder.name for folder in tmp_path.iterdir()] == ["running.other"]
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from boxcal.app.fitting.worker import Worker
+from boxcal.app.fitting.server.worker_process import Worker
 from boxcal.app.workers.slot import share_of_cores
 
 PROGRAM = """

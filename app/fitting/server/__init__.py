@@ -1,0 +1,1 @@
+"""The server's side of fits: uploads, jobs, the decision about activation. It parses no upload."""

@@ -1,0 +1,155 @@
+"""Puts the registry and the refit path together at start-up, each after what it depends on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
+from boxcal.app.fitting.server.bucket_sets import BucketSets
+from boxcal.app.fitting.server.jobs import FitJobs
+from boxcal.app.fitting.server.limits import FitLimits
+from boxcal.app.fitting.server.shared import SharedSets
+from boxcal.app.fitting.server.workspace import Workspace
+from boxcal.app.observability.background import background
+from boxcal.app.registry.activator import Activator
+from boxcal.app.registry.artifacts import FOLDER, ArtifactFiles, ArtifactObjects
+from boxcal.app.registry.bucket import SCHEME, Bucket
+from boxcal.app.registry.errors import RegistryUnavailable
+from boxcal.app.registry.follower import follow
+from boxcal.app.registry.local_copy import FILE_NAME, LocalCopy
+from boxcal.app.registry.records import BackboneIdentity
+from boxcal.app.registry.store import Registry
+
+if TYPE_CHECKING:
+    from boxcal.app.observability.telemetry import Telemetry
+    from boxcal.models.backbone import Backbone
+
+
+@dataclass(frozen=True, slots=True)
+class Refits:
+    """What the service holds of the refit path.
+
+    Attributes
+    ----------
+    activator
+        `activator.active` is the reference that predictions read.
+    """
+
+    registry: Registry
+    activator: Activator
+    jobs: FitJobs
+
+
+@asynccontextmanager
+async def open_refits(
+    data_dir: Path,
+    url: str,
+    identity: BackboneIdentity,
+    *,
+    backbone: Backbone,
+    source: BackboneSource,
+    limits: FitLimits,
+    telemetry: Telemetry,
+    keep: tuple[int, float] | None = None,
+    migrate: bool = True,
+    shared_dir: Path | str | None = None,
+    queues_only: bool = False,
+    beside: Refits | None = None,
+    name: str = "",
+) -> AsyncIterator[Refits]:
+    """Open the registry, restore the active calibrator and take fits; all is closed in reverse.
+
+    Parameters
+    ----------
+    data_dir
+        Where uploads wait for their fits.
+    url
+        SQLAlchemy URL of the registry.
+    identity, backbone, source
+        What calibrators belong to, the backbone itself, and how another process loads it.
+    limits
+        Of uploads and fits.
+    keep
+        Newest versions and days to keep, as for `Registry.prune`; None to keep every calibrator.
+    migrate
+        Whether to apply missing migrations on PostgreSQL.
+    shared_dir
+        Directory or bucket that the replicas share for validation sets; None if there is none.
+    queues_only
+        Whether fits are left to other processes.
+    beside
+        Another model of this process: they share the database, and fit one after the other.
+    name
+        Of the model, if there are several.
+
+    Raises
+    ------
+    RegistryUnusable, RegistryUnavailable, DamagedArtifact
+        The database cannot be used; it does not answer, and the data folder has no copy of the active
+        calibrator; the active calibrator cannot be read.
+    """
+    async with AsyncExitStack() as stack:
+        workspace = await asyncio.to_thread(Workspace, data_dir)
+        stack.callback(workspace.close)
+        bucket = await asyncio.to_thread(Bucket, str(shared_dir)) if is_bucket(shared_dir) else None
+        files = await asyncio.to_thread(shared_artifacts, shared_dir, bucket)
+        lender = None if beside is None else beside.registry
+        registry = Registry(url, identity, owner=workspace.name, migrate=migrate, files=files, beside=lender)
+        stack.push_async_callback(asyncio.to_thread, registry.close)
+        telemetry.watch_registry(registry.database.contact.silence)
+        copy = (
+            None
+            if registry.database.is_sqlite
+            else LocalCopy(data_dir, identity, f"active-{name}.calibrator" if beside else FILE_NAME)
+        )
+        activator = await registry.run(Activator, registry, identity.num_classes, telemetry, copy)
+        summary = await asyncio.to_thread(BackboneSummary.of, backbone, workspace.folder)
+        shared = shared_sets(shared_dir, bucket, workspace, registry.fits.owner)
+        jobs = FitJobs(
+            registry,
+            activator,
+            workspace,
+            telemetry,
+            source=source,
+            summary=summary,
+            limits=limits,
+            shared=shared,
+            queues_only=queues_only,
+            workers=None if beside is None else beside.jobs.workers,
+        )
+        stack.push_async_callback(jobs.close)
+        with suppress(RegistryUnavailable):
+            await jobs.sweep()
+        following = background(
+            "follower", lambda: follow(registry, activator, jobs.follow, jobs.sweep, keep), telemetry
+        )
+        await stack.enter_async_context(following)
+        yield Refits(registry, activator, jobs)
+
+
+def is_bucket(shared_dir: Path | str | None) -> bool:
+    """Whether replicas share a bucket, not a directory."""
+    return str(shared_dir).startswith(SCHEME)
+
+
+def shared_artifacts(
+    shared_dir: Path | str | None, bucket: Bucket | None
+) -> ArtifactFiles | ArtifactObjects | None:
+    """Return where replicas share artifacts, if they do."""
+    if bucket is not None:
+        return ArtifactObjects(bucket)
+    return None if shared_dir is None else ArtifactFiles(Path(shared_dir) / FOLDER)
+
+
+def shared_sets(
+    shared_dir: Path | str | None, bucket: Bucket | None, workspace: Workspace, owner: str
+) -> SharedSets | BucketSets | None:
+    """Return where replicas share validation sets, if they do."""
+    if bucket is not None:
+        return BucketSets(bucket, workspace.new_folder)
+    return None if shared_dir is None else SharedSets(Path(shared_dir), owner)

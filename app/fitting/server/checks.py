@@ -1,0 +1,126 @@
+"""Lets a worker read what strangers upload: validation sets, and tables of labels.
+
+This worker runs nothing else, so that a check never waits for a fit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from boxcal.app.fitting.backbones import BackboneSummary
+from boxcal.app.fitting.disk_errors import disk_errors_as_problems
+from boxcal.app.fitting.errors import REFUSALS, TABLE_REFUSALS, InvalidUpload
+from boxcal.app.fitting.messages import BODY_FILE, ITEMS_FILE, Checked, CheckTask, Tabled, TableTask
+from boxcal.app.fitting.server.worker_process import TaskRefused, Worker, WorkerFailed
+from boxcal.app.fitting.server.workspace import Workspace
+from boxcal.app.fitting.worker.requirements import reads_of_methods
+from boxcal.app.http.problems import BoxcalError, MalformedBody, NotReady
+
+CHECK_MEMORY_BYTES = 2**30
+GOING_DOWN = "The service is shutting down and takes no more fits."
+
+
+class UploadChecks:
+    """Checks of uploads in a worker.
+
+    Parameters
+    ----------
+    workspace
+        Contains the tables of labels while they are read.
+    summary
+        The backbone, with which an upload is compared.
+    max_bytes
+        Largest total of the arrays of an upload, as stored.
+    closing
+        Set when the service shuts down.
+    worker
+        Reads the files.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        summary: BackboneSummary,
+        max_bytes: int,
+        closing: asyncio.Event,
+        worker: Worker,
+    ) -> None:
+        self._workspace = workspace
+        self._summary = summary
+        self._max_bytes = max_bytes
+        self._closing = closing
+        self.worker = worker
+
+    async def check(
+        self, folder: Path, content_type: str, fields: tuple[str, ...], others: Sequence[tuple[str, str]]
+    ) -> Checked:
+        """Check the body of an upload in a folder, and store its arrays there.
+
+        Parameters
+        ----------
+        fields
+            Names of the form fields that are allowed.
+        others
+            Who else reads the data, and what: `logits`, `features` or `inputs`.
+
+        Raises
+        ------
+        BoxcalError
+            What is wrong with it.
+        """
+        task = CheckTask(
+            folder,
+            content_type,
+            self._summary,
+            await asyncio.to_thread(reads_of_methods),
+            fields,
+            list(others),
+            self._max_bytes,
+            CHECK_MEMORY_BYTES + self._max_bytes,
+        )
+        try:
+            return await self.worker.run(task, Checked)
+        except WorkerFailed as error:
+            raise self.refusal(error, "The file could not be read.") from error
+
+    def refusal(self, error: WorkerFailed, what: str) -> BoxcalError:
+        """Return what to raise where a worker has not done what an upload needs."""
+        if isinstance(error, TaskRefused):
+            return REFUSALS.get(error.problem, InvalidUpload)(str(error))
+        return NotReady(GOING_DOWN) if self._closing.is_set() else InvalidUpload(f"{what} {error}")
+
+    async def read_labels(self, table: bytes | bytearray, max_rows: int, max_bytes: int) -> bytes:
+        """Let a worker turn a table of labels, Parquet or CSV, into the JSON body of `POST /feedback`.
+
+        Raises
+        ------
+        MalformedBody, InvalidParameter, UploadTooLarge
+            It cannot be read, or is too large.
+        NotReady, StorageFull, StorageUnavailable
+            The service is shutting down; the table cannot be written to the disk.
+        """
+        if self._closing.is_set():
+            raise NotReady(GOING_DOWN)
+        folder: Path | None = None
+        try:
+            with disk_errors_as_problems():
+                folder = await asyncio.to_thread(self._workspace.new_folder, f"labels-{secrets.token_hex(8)}")
+                await asyncio.to_thread((folder / BODY_FILE).write_bytes, table)
+            task = TableTask(folder, tuple(self._summary.labels), max_rows, max_bytes, CHECK_MEMORY_BYTES)
+            try:
+                await self.worker.run(task, Tabled)
+            except TaskRefused as error:
+                raise TABLE_REFUSALS.get(error.problem, MalformedBody)(str(error)) from error
+            except WorkerFailed as error:
+                if self._closing.is_set():
+                    raise NotReady(GOING_DOWN) from error
+                raise MalformedBody(f"The table could not be read. {error}") from error
+            with disk_errors_as_problems():
+                return await asyncio.to_thread((folder / ITEMS_FILE).read_bytes)
+        finally:
+            if folder is not None:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)

@@ -1,0 +1,400 @@
+"""The fits of this process, for the routes: takes uploads, and reports, waits for and cancels fits.
+
+`slots` limits the uploads, `checks` lets a worker read them, and `runner` runs the fits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
+from boxcal.app.fitting.disk_errors import disk_errors_as_problems
+from boxcal.app.fitting.errors import FitAlreadyOver, FitElsewhere, FitQueueFull
+from boxcal.app.fitting.fields import FitFields
+from boxcal.app.fitting.messages import BUDGET_SECONDS, RefitOutcome, RefitTask
+from boxcal.app.fitting.server.bucket_sets import BucketSets
+from boxcal.app.fitting.server.checks import GOING_DOWN, UploadChecks
+from boxcal.app.fitting.server.comparisons import Comparisons
+from boxcal.app.fitting.server.job import Job
+from boxcal.app.fitting.server.limits import FitLimits
+from boxcal.app.fitting.server.runner import WAITING, FitRunner
+from boxcal.app.fitting.server.shared import SharedSets
+from boxcal.app.fitting.server.slots import UploadSlots
+from boxcal.app.fitting.server.worker_process import WorkerFailed
+from boxcal.app.fitting.server.workers import Workers
+from boxcal.app.fitting.server.workspace import Workspace
+from boxcal.app.http.problems import NotReady
+from boxcal.app.registry.activator import Activator
+from boxcal.app.registry.audit import SERVICE, Caller
+from boxcal.app.registry.errors import RegistryUnavailable
+from boxcal.app.registry.fits import CANCELLED, INTERRUPTED
+from boxcal.app.registry.records import ActivatePolicy, FitRecord, FitState
+from boxcal.app.registry.store import Registry
+
+if TYPE_CHECKING:
+    from boxcal.app.observability.telemetry import Telemetry
+
+logger = logging.getLogger("boxcal")
+
+ELSEWHERE_SECONDS = 5.0
+POLL_SECONDS = 0.5
+TIDY_SECONDS = 3600.0
+MAX_QUEUED = 64
+"""Fits that may wait for `boxcal worker` processes."""
+
+
+class FitJobs:
+    """The fits of this process that have not ended, and the record of all others.
+
+    Parameters
+    ----------
+    registry, activator
+        Record the results.
+    workspace
+        Contains uploads and validation sets.
+    telemetry
+        Counts the fits that end.
+    source, summary
+        The backbone, as workers load it and as checks compare with it.
+    shared
+        Validation sets that other replicas can read; None if there is no shared storage.
+    queues_only
+        Whether fits are left to other processes, which must share the directory.
+    workers
+        Those of another model, which closes them; None for workers of its own.
+
+    Attributes
+    ----------
+    workers
+        As given, or its own.
+    checks
+        Reads uploads; checks have a worker of their own, so that none waits for a fit.
+    comparisons
+        Compares calibrators and methods on uploads, in one more worker.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        activator: Activator,
+        workspace: Workspace,
+        telemetry: Telemetry,
+        *,
+        source: BackboneSource,
+        summary: BackboneSummary,
+        limits: FitLimits,
+        shared: SharedSets | BucketSets | None = None,
+        queues_only: bool = False,
+        workers: Workers | None = None,
+    ) -> None:
+        self._registry = registry
+        self._activator = activator
+        self._workspace = workspace
+        self._shared = shared
+        self._queues_only = queues_only
+        self._closing = asyncio.Event()
+        self._next_tidy = 0.0
+        self._jobs: dict[str, Job] = {}
+        self._slots = UploadSlots(workspace, self._jobs)
+        self._has_own_workers = workers is None
+        self.workers = workers or Workers.of(limits.seconds, limits.cores)
+        self.checks = UploadChecks(
+            workspace, summary, limits.upload_bytes, self._closing, self.workers.checks
+        )
+        self.comparisons = Comparisons(
+            registry,
+            activator,
+            self.checks,
+            source,
+            memory_bytes=limits.memory_bytes,
+            worker=self.workers.comparisons,
+        )
+        self._runner = FitRunner(
+            registry,
+            activator,
+            telemetry,
+            workers=self.workers,
+            source=source,
+            memory_bytes=limits.memory_bytes,
+            closing=self._closing,
+        )
+
+    async def close(self) -> None:
+        """Stop every fit and check; fits are recorded as interrupted, or left to another replica."""
+        self._closing.set()
+        for job in self._jobs.values():
+            job.stop(FitState.INTERRUPTED, INTERRUPTED)
+        if self._has_own_workers:
+            await self.workers.checks.close()
+            await self.workers.comparisons.close()
+        while self._jobs:
+            await asyncio.wait([job.conclusion for job in self._jobs.values()])
+        if self._has_own_workers:
+            await self.workers.fits.close()
+
+    def reserve_slot(self, client: str = "") -> AbstractAsyncContextManager[Path]:
+        """Reserve a slot and a folder for an upload, as `UploadSlots.reserve`.
+
+        Raises
+        ------
+        NotReady
+            The service is shutting down.
+        """
+        if self._closing.is_set():
+            raise NotReady(GOING_DOWN)
+        return self._slots.reserve(client)
+
+    async def submit(
+        self,
+        folder: Path,
+        content_type: str,
+        caller: Caller = SERVICE,
+        permit: Callable[[ActivatePolicy], None] = lambda _: None,
+    ) -> FitRecord:
+        """Check the request body in a folder of `reserve_slot`, and queue its fit.
+
+        Parameters
+        ----------
+        caller
+            For the audit log.
+        permit
+            Raises if the caller may not start a fit with this policy.
+
+        Raises
+        ------
+        BoxcalError
+            What is wrong with it.
+        NotReady
+            The service is shutting down.
+        """
+        active = self._activator.active.current
+        who = f"the active calibrator, {active.method!r}, which the report compares with"
+        fields = tuple(FitFields.model_fields)
+        checked = await self.checks.check(folder, content_type, fields, [(who, active.calibrator.reads)])
+        permit(checked.activate)
+        if self._closing.is_set():
+            raise NotReady(GOING_DOWN)
+        fit_id = folder.name
+        if self._queues_only and await self._registry.run(self._registry.fits.waiting) >= MAX_QUEUED:
+            raise FitQueueFull(f"{MAX_QUEUED} fits wait for a worker; try again later.")
+        if self._shared is not None:
+            with disk_errors_as_problems():
+                folder = await asyncio.to_thread(self._shared.add, folder, owned=not self._queues_only)
+        try:
+            record = await self._registry.run(
+                self._registry.fits.add,
+                fit_id,
+                checked.method,
+                checked.activate,
+                checked.samples,
+                budget_seconds=checked.budget_seconds,
+                shared=self._shared is not None,
+                owned=not self._queues_only,
+                caller=caller,
+            )
+        except BaseException:
+            await self._leave(folder, is_over=True)
+            raise
+        return record if self._queues_only else self._start(record, folder, checked.budget_seconds)
+
+    def _start(self, record: FitRecord, folder: Path, budget_seconds: float) -> FitRecord:
+        """Queue a fit."""
+        job = self._runner.start(record, folder, budget_seconds, is_shared=self._shared is not None)
+        self._jobs[record.id] = job
+        job.conclusion = asyncio.create_task(self._conclude(job))
+        if self._closing.is_set():
+            job.stop(FitState.INTERRUPTED, INTERRUPTED)
+        return job.record
+
+    async def follow(self) -> None:
+        """Cancel the fits of this process whose cancellation another replica requested.
+
+        Raises
+        ------
+        RegistryUnavailable
+            The database does not answer.
+        """
+        if self._jobs:
+            for fit_id in await self._registry.run(self._registry.fits.cancel_requests):
+                if fit_id in self._jobs:
+                    self._jobs[fit_id].stop(FitState.CANCELLED, CANCELLED)
+
+    async def sweep(self) -> None:
+        """Record that this process is alive; adopt a fit of a process that stopped, or interrupt it.
+
+        Raises
+        ------
+        RegistryUnavailable
+            The database does not answer.
+        """
+        fits, seen = self._registry.fits, self._registry.glances.last
+        if self._jobs:
+            await self._registry.run(fits.keep_alive)
+        living = await asyncio.to_thread(self._workspace.sweep)
+        if seen is None or seen.is_abandoned:
+            await self._adopt(living)
+            await self._registry.run(fits.interrupt_abandoned, living)
+        now = time.monotonic()
+        if self._shared is not None and now >= self._next_tidy:
+            self._next_tidy = now + TIDY_SECONDS
+            unfinished = await self._registry.run(fits.unfinished)
+            await asyncio.to_thread(self._shared.sweep, unfinished)
+
+    async def adopt(self) -> None:
+        """Take the oldest fit that has no owner, or that of a process that stopped, if there is one."""
+        await self._adopt(await asyncio.to_thread(self._workspace.sweep))
+
+    async def _adopt(self, living: set[str]) -> None:
+        fits, shared = self._registry.fits, self._shared
+        if (
+            shared is None
+            or self._queues_only
+            or self.workers.turn.locked()
+            or self._jobs
+            or self._closing.is_set()
+        ):
+            return
+        adopted = await self._registry.run(fits.adopt, living)
+        if adopted is None:
+            return
+        record, former_owner, budget_seconds = adopted
+        try:
+            folder = await asyncio.to_thread(shared.claim, record.id, former_owner)
+        except OSError as error:
+            await self._registry.run(fits.end, record, FitState.INTERRUPTED, f"{INTERRUPTED} {error}")
+            return
+        logger.warning("Fit %s is continued: its owner stopped.", record.id)
+        self._start(record, folder, BUDGET_SECONDS if budget_seconds is None else budget_seconds)
+
+    async def refit(self, write: Callable[[Path], RefitTask]) -> RefitOutcome:
+        """Run a refit in the worker of the fits.
+
+        Parameters
+        ----------
+        write
+            Writes the data into a folder, in a thread, and returns the task.
+
+        Raises
+        ------
+        NotReady, WorkerFailed
+            The service is shutting down; the refit failed.
+        """
+        if self._closing.is_set():
+            raise NotReady(GOING_DOWN)
+        folder = await asyncio.to_thread(self._workspace.new_folder, f"refit-{secrets.token_hex(8)}")
+        try:
+            return await self._runner.refit(await asyncio.to_thread(write, folder))
+        except WorkerFailed as error:
+            if self._closing.is_set():
+                raise NotReady(GOING_DOWN) from error
+            raise
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def get(self, fit_id: str) -> FitRecord:
+        """Return the record of a fit.
+
+        Raises
+        ------
+        FitNotFound
+            No fit has the id.
+        """
+        job = self._jobs.get(fit_id)
+        return job.record if job else await self._registry.run(self._registry.fits.get, fit_id)
+
+    async def list(self, limit: int, before: str | None = None) -> list[FitRecord]:
+        """Return the records of the newest fits, newest first; only fits older than the fit `before`."""
+        records = await self._registry.run(self._registry.fits.list, limit, before)
+        return [self._jobs[record.id].record if record.id in self._jobs else record for record in records]
+
+    async def wait(self, fit_id: str, seconds: float) -> FitRecord:
+        """Wait for a fit to end, but not longer than `seconds`, and return its record."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                async for record in self.watch(fit_id):
+                    if record.state.is_final:
+                        return record
+        return await self.get(fit_id)
+
+    async def watch(self, fit_id: str) -> AsyncIterator[FitRecord]:
+        """Yield the record of a fit, now and after every change, until it has ended.
+
+        Raises
+        ------
+        FitNotFound
+            No fit has the id.
+        """
+        job = self._jobs.get(fit_id)
+        if job:
+            async for record in job.watch():
+                yield record
+        if job is None or job.is_elsewhere:
+            async for record in self._poll(fit_id):
+                yield record
+
+    async def cancel(self, fit_id: str, caller: Caller = SERVICE) -> FitRecord:
+        """Cancel a waiting or running fit; cancelling it again has no effect.
+
+        Raises
+        ------
+        FitNotFound, FitAlreadyOver, FitElsewhere
+            No fit has the id; it has ended; another process runs it.
+        RegistryUnavailable
+            The fit is stopped, but its end cannot be recorded yet.
+        """
+        job = self._jobs.get(fit_id)
+        if job is not None:
+            job.stop(FitState.CANCELLED, CANCELLED, caller)
+            async for record in job.watch():
+                if record.stage == WAITING and not record.state.is_final:
+                    raise RegistryUnavailable(f"Fit {fit_id} ends as soon as the registry answers.")
+        record = await self.get(fit_id)
+        if not record.state.is_final:
+            await self._registry.run(self._registry.fits.request_cancel, fit_id, caller)
+            record = await self.wait(fit_id, ELSEWHERE_SECONDS)
+        if not record.state.is_final:
+            raise FitElsewhere(
+                f"Fit {fit_id} runs in another replica, which has not cancelled it within "
+                f"{ELSEWHERE_SECONDS:.0f} s. The request is recorded."
+            )
+        if record.state is not FitState.CANCELLED:
+            raise FitAlreadyOver(f"Fit {fit_id} is over: it has {record.state}.")
+        return record
+
+    async def _conclude(self, job: Job) -> None:
+        """Wait for the end of a fit, and tell those who watch it."""
+        record = await self._runner.finish(job)
+        await self._leave(job.folder, is_over=not job.is_elsewhere)
+        del self._jobs[record.id]
+        job.update(record)
+        with suppress(RegistryUnavailable):
+            await self.adopt()
+
+    async def _leave(self, folder: Path, *, is_over: bool) -> None:
+        """Remove a validation set unless another process needs it; what cannot be removed is swept later."""
+        if self._shared is None:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            return
+        try:
+            await asyncio.to_thread(self._shared.leave, folder, is_over=is_over)
+        except OSError as error:
+            logger.warning("The validation set in %s was not removed: %s", folder, error)
+
+    async def _poll(self, fit_id: str) -> AsyncIterator[FitRecord]:
+        """Watch a fit that has ended, or that another process runs, in the registry."""
+        last = await self.get(fit_id)
+        yield last
+        while not last.state.is_final:
+            await asyncio.sleep(POLL_SECONDS)
+            record = await self.get(fit_id)
+            if record != last:
+                yield record
+            last = record

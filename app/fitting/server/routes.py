@@ -1,0 +1,339 @@
+"""The HTTP routes `/fit` and `/fits`; `receive` and `FitJobs` do the work."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Protocol
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Depends, Query, Request, Response, status
+from fastapi.sse import EventSourceResponse
+
+from boxcal.app.access.access import HeldKey
+from boxcal.app.access.errors import ConcurrencyLimited, InsufficientScope
+from boxcal.app.access.event_streams import count_event_stream
+from boxcal.app.access.routes import CurrentCaller, CurrentKey
+from boxcal.app.access.scopes import Scope
+from boxcal.app.fitting.disk_errors import StorageFull, StorageUnavailable, UploadStalled, UploadTooLarge
+from boxcal.app.fitting.errors import (
+    FitAlreadyOver,
+    FitElsewhere,
+    FitQueueFull,
+    InvalidUpload,
+    UnknownMethod,
+    UnknownUploadFormat,
+)
+from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
+from boxcal.app.fitting.server.jobs import FitJobs
+from boxcal.app.fitting.server.schemas import Comparison, Fit, Fits
+from boxcal.app.fitting.server.upload import receive
+from boxcal.app.http.current import current_model
+from boxcal.app.http.problems import InvalidParameter, MalformedBody, NotReady, UnsupportedMediaType, problems
+from boxcal.app.predict.routes import unless_disconnected
+from boxcal.app.registry.errors import (
+    CalibratorNotFound,
+    CalibratorPruned,
+    DamagedArtifact,
+    FitNotFound,
+    ForeignCalibrator,
+    RegistryFull,
+    RegistryUnavailable,
+)
+from boxcal.app.registry.records import ActivatePolicy
+from boxcal.app.settings.nearest import hint, nearest
+from boxcal.app.settings.service import Settings
+
+
+class FittedModel(Protocol):
+    """What these routes use of a model."""
+
+    @property
+    def settings(self) -> Settings:
+        """Of the service, with those of this model."""
+
+    @property
+    def fit_jobs(self) -> FitJobs:
+        """Its fits."""
+
+
+CurrentModel = Annotated[FittedModel, Depends(current_model)]
+
+
+router = APIRouter(tags=["fits"])
+
+LONGEST_WAIT_SECONDS = 3600
+
+FIELDS: dict[str, Any] = {
+    "method": {"type": "string", "default": "auto", "description": "A calibration method, or `auto`."},
+    "activate": {
+        "type": "string",
+        "enum": [policy.value for policy in ActivatePolicy],
+        "default": ActivatePolicy.IF_BETTER.value,
+        "description": "Whether to activate the new calibrator.",
+    },
+    "budget_seconds": {
+        "type": "number",
+        "exclusiveMinimum": 0,
+        "maximum": 3600,
+        "default": BUDGET_SECONDS,
+        "description": "Seconds for which `auto` compares methods.",
+    },
+    "scores": {
+        "type": "string",
+        "enum": ["logits", "probabilities"],
+        "description": "What columns of a table hold that are named by class; default: logits.",
+    },
+}
+FILE = {
+    "type": "string",
+    "format": "binary",
+    "description": "`.npz` with `logits` or `probabilities` (N, K), `labels`, and optionally `features` "
+    "(N, D) for the methods that read them; `.parquet`, `.arrow` or `.csv` with the column `label` and "
+    "either `logits` (lists) or one column per class; `.json` with `logits` and `labels`; or a `.zip` of "
+    "images, with one folder per class. Labels are class indices or names. Arrays, tables and documents may "
+    "have `groups` (a column `group`): samples of one group, such as a patient or a video, share a fold. "
+    "They may have `sample_weight`: how much each sample counts, at least 0. A model of features or texts "
+    "also takes what it reads in place of logits: columns of its features or a column `text`, `.npz` with "
+    "`features`, `.json` with `features` or `texts`.",
+}
+NPY_PARTS = ("logits", "probabilities", "labels", "features", "groups", "sample_weight")
+ROWS = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
+GROUPS = {
+    "type": "array",
+    "items": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+    "description": "Samples of one group, such as a patient or a video, share a fold.",
+}
+WEIGHTS = {
+    "type": "array",
+    "items": {"type": "number", "minimum": 0},
+    "description": "How much each sample counts in fits, metrics and the gate.",
+}
+FEATURES = {
+    "type": "array",
+    "items": {"anyOf": [{"type": "array", "items": {}}, {"type": "object", "additionalProperties": True}]},
+    "description": "In place of logits, rows for a model of features: lists, or objects by name. Beside "
+    "logits, what the last layer reads (N, D), for the methods that read it.",
+}
+TEXTS = {
+    "type": "array",
+    "items": {"type": "string"},
+    "description": "For a model of texts, in place of logits.",
+}
+LABELS = {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}
+
+
+def _body(fields: dict[str, Any]) -> dict[str, Any]:
+    form = {
+        "type": "object",
+        "description": "A part `file`, or `.npy` parts `labels` and `logits` or `probabilities`.",
+        "properties": {
+            "file": FILE,
+            **{name: {"type": "string", "format": "binary"} for name in NPY_PARTS},
+            **fields,
+        },
+    }
+    document = {
+        "type": "object",
+        "required": ["labels"],
+        "additionalProperties": False,
+        "properties": {
+            "logits": ROWS,
+            "probabilities": ROWS,
+            "labels": LABELS,
+            "features": FEATURES,
+            "texts": TEXTS,
+            "groups": GROUPS,
+            "sample_weight": WEIGHTS,
+            **fields,
+        },
+    }
+    content = {"multipart/form-data": {"schema": form}, "application/json": {"schema": document}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+UPLOAD_PROBLEMS = (
+    MalformedBody,
+    UploadStalled,
+    UploadTooLarge,
+    UnsupportedMediaType,
+    UnknownUploadFormat,
+    InvalidUpload,
+    InvalidParameter,
+    UnknownMethod,
+    FitQueueFull,
+    NotReady,
+    StorageFull,
+    StorageUnavailable,
+    RegistryUnavailable,
+)
+
+
+def check_policy(key: HeldKey | None, policy: ActivatePolicy) -> None:
+    """Refuse a fit that may activate its calibrator if the key of the request may not activate one.
+
+    Raises
+    ------
+    InsufficientScope
+        The key does not have the scope `activate`.
+    """
+    if key is not None and policy is not ActivatePolicy.NEVER and Scope.ACTIVATE not in key.permits:
+        raise InsufficientScope(
+            f"The API key {key.record.id} does not have the scope activate: it may only start fits with "
+            f"activate=never, not {policy.value}."
+        )
+
+
+QUERY = {"/fit": ("wait", "model"), "/compare": ("versions", "methods", "model")}
+"""What the query strings of the routes with uploads take."""
+
+
+async def no_other_parameters(request: Request) -> None:
+    """Refuse query parameters that nothing reads; those that are fields of the form are often sent there.
+
+    Raises
+    ------
+    InvalidParameter
+        Naming the parameter.
+    """
+    path = request.scope["route"].path
+    known, fields = QUERY[path], FIELDS if path == "/fit" else ("scores",)
+    for name in request.query_params:
+        if name not in known:
+            close = nearest(name, [*known, *fields])
+            if close in fields:
+                place = f"; `{close}` is a field of the form or a member of the JSON body."
+            else:
+                place = hint(name, known) or "."
+            raise InvalidParameter(
+                f"{path} has no query parameter {name!r:.100}{place} The query string takes "
+                f"{' and '.join(f'`{each}`' for each in known)}."
+            )
+
+
+@router.post(
+    "/fit",
+    status_code=status.HTTP_202_ACCEPTED,
+    response_model_exclude_none=True,
+    openapi_extra=_body(FIELDS),
+    dependencies=[Depends(no_other_parameters)],
+    responses={
+        200: {"model": Fit, "description": "The fit ended within `wait` seconds."},
+        **problems(*UPLOAD_PROBLEMS),
+    },
+)
+async def start_fit(
+    request: Request,
+    response: Response,
+    model: CurrentModel,
+    *,
+    caller: CurrentCaller,
+    key: CurrentKey,
+    wait: Annotated[
+        float,
+        Query(
+            ge=0,
+            le=LONGEST_WAIT_SECONDS,
+            description="Maximum number of seconds to wait for the end of the fit.",
+        ),
+    ] = 0,
+) -> Fit:
+    """Fit a calibrator to validation data, evaluate it by cross-fitting, and activate it if it is better."""
+    client = request.client.host if request.client else ""
+    async with model.fit_jobs.reserve_slot(client) as folder:
+        limit = model.settings.max_upload_bytes
+        await receive(request.headers, request.stream(), folder / BODY_FILE, limit)
+        record = await model.fit_jobs.submit(
+            folder, request.headers["content-type"], caller, lambda policy: check_policy(key, policy)
+        )
+    if wait:
+        record = await model.fit_jobs.wait(record.id, wait)
+    if record.state.is_final:
+        response.status_code = status.HTTP_200_OK
+    response.headers["Location"] = f"{request.scope['root_path']}/fits/{record.id}{_query(request)}"
+    return Fit.of(record)
+
+
+def _query(request: Request) -> str:
+    """Return the query string that names the model of a request, if it names one."""
+    name = request.query_params.get("model")
+    return "" if name is None else f"?{urlencode({'model': name})}"
+
+
+@router.post(
+    "/compare",
+    openapi_extra=_body({"scores": FIELDS["scores"]}),
+    dependencies=[Depends(no_other_parameters)],
+    responses=problems(
+        *UPLOAD_PROBLEMS, CalibratorNotFound, CalibratorPruned, ForeignCalibrator, DamagedArtifact
+    ),
+)
+async def compare(
+    request: Request,
+    model: CurrentModel,
+    versions: Annotated[
+        list[Annotated[int, Query(ge=0, le=2**31 - 1)]],
+        Query(max_length=8, description="Versions; the others are compared with the first one."),
+    ] = [],  # noqa: B006 - FastAPI copies it
+    methods: Annotated[
+        list[str], Query(max_length=32, description="Methods, which are cross-fitted on the data.")
+    ] = [],  # noqa: B006
+) -> Comparison:
+    """Evaluate versions, and methods, on one validation set; the differences are paired by sample."""
+    if not versions and not methods:
+        raise InvalidParameter("/compare needs `versions` or `methods` in the query string.")
+    client = request.client.host if request.client else ""
+    chosen = await model.fit_jobs.comparisons.find(list(dict.fromkeys(versions)), methods)
+    async with model.fit_jobs.reserve_slot(client) as folder:
+        limit = model.settings.max_upload_bytes
+        await receive(request.headers, request.stream(), folder / BODY_FILE, limit)
+        work = model.fit_jobs.comparisons.compare(folder, request.headers["content-type"], chosen, methods)
+        return Comparison.model_validate(await unless_disconnected(request, work))
+
+
+@router.get(
+    "/fits", response_model_exclude_none=True, responses=problems(InvalidParameter, RegistryUnavailable)
+)
+async def list_fits(
+    model: CurrentModel,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    before_fit: Annotated[str | None, Query(description="Only fits older than the fit with this id.")] = None,
+) -> Fits:
+    """List fits, newest first."""
+    return Fits(fits=[Fit.of(record) for record in await model.fit_jobs.list(limit, before_fit)])
+
+
+@router.get(
+    "/fits/{fit_id}", response_model_exclude_none=True, responses=problems(FitNotFound, RegistryUnavailable)
+)
+async def get_fit(fit_id: str, model: CurrentModel) -> Fit:
+    """Return the state of a fit."""
+    return Fit.of(await model.fit_jobs.get(fit_id))
+
+
+@router.delete(
+    "/fits/{fit_id}",
+    response_model_exclude_none=True,
+    responses=problems(FitNotFound, FitAlreadyOver, FitElsewhere, RegistryUnavailable, RegistryFull),
+)
+async def cancel_fit(fit_id: str, model: CurrentModel, caller: CurrentCaller) -> Fit:
+    """Cancel a queued or running fit."""
+    return Fit.of(await model.fit_jobs.cancel(fit_id, caller))
+
+
+async def known_fit(fit_id: str, model: CurrentModel) -> str:
+    """Refuse an unknown fit before a stream begins."""
+    await model.fit_jobs.get(fit_id)
+    return fit_id
+
+
+@router.get(
+    "/fits/{fit_id}/events",
+    response_class=EventSourceResponse,
+    response_model_exclude_none=True,
+    responses=problems(FitNotFound, RegistryUnavailable, ConcurrencyLimited),
+    dependencies=[Depends(count_event_stream)],
+)
+async def follow_fit(fit_id: Annotated[str, Depends(known_fit)], model: CurrentModel) -> AsyncIterator[Fit]:
+    """Stream the state of a fit, now and after every change, until it ends."""
+    async for record in model.fit_jobs.watch(fit_id):
+        yield Fit.of(record)

@@ -1,0 +1,256 @@
+"""Runs fits one after the other on the event loop, from the first turn to the record of the end.
+
+A worker process fits. Registry calls run in threads, and are retried while the registry does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from boxcal.app.fitting.backbones import BackboneSource
+from boxcal.app.fitting.messages import FitOutcome, FitTask, RefitOutcome, RefitTask
+from boxcal.app.fitting.server.job import Job, Result
+from boxcal.app.fitting.server.worker_process import WorkerFailed
+from boxcal.app.fitting.server.workers import Workers
+from boxcal.app.registry.activator import Activator
+from boxcal.app.registry.audit import Caller
+from boxcal.app.registry.errors import FitLost, RegistryUnavailable
+from boxcal.app.registry.fits import INTERRUPTED
+from boxcal.app.registry.records import UNCALIBRATED, ActivatePolicy, Decision, FitRecord, FitState
+from boxcal.app.registry.store import Registry
+
+if TYPE_CHECKING:
+    from boxcal.app.observability.telemetry import Telemetry
+
+logger = logging.getLogger("boxcal")
+
+RECORD_SECONDS = 1.0
+RETRY_SECONDS = 2.0
+WAITING = "waiting for the registry"
+SERVICE_FAILED = "The service failed while it ran the fit or recorded its result; see the server log."
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class FitRunner:
+    """Runs one fit at a time; the others wait in the order of their start.
+
+    Parameters
+    ----------
+    registry, activator
+        Record the results.
+    telemetry
+        Counts the fits that end.
+    workers
+        Of the service.
+    source
+        Settings with which the worker loads the backbone.
+    memory_bytes
+        Memory limit of a fit.
+    closing
+        Set when the service stops: registry calls are then no longer retried.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        activator: Activator,
+        telemetry: Telemetry,
+        *,
+        workers: Workers,
+        source: BackboneSource,
+        memory_bytes: int,
+        closing: asyncio.Event,
+    ) -> None:
+        self._registry = registry
+        self._activator = activator
+        self._telemetry = telemetry
+        self._source = source
+        self._memory_bytes = memory_bytes
+        self._closing = closing
+        self._worker = workers.fits
+        self._turn = workers.turn
+
+    def start(self, record: FitRecord, folder: Path, budget_seconds: float, *, is_shared: bool) -> Job:
+        """Put a fit with a checked validation set at the end of the queue; `finish` must be called next."""
+        job = Job(record, folder, budget_seconds, is_shared)
+        job.work = asyncio.create_task(self._fit(job), name=f"fit {record.id}")
+        return job
+
+    async def finish(self, job: Job) -> FitRecord:
+        """Wait for a fit, record how it ended, and return its last record."""
+        try:
+            record = await self._accept(job, await job.work)
+        except asyncio.CancelledError:
+            record = await self._end(job, *(job.ending or (FitState.INTERRUPTED, INTERRUPTED)))
+        except FitLost:
+            record = await self._end(job, FitState.INTERRUPTED, INTERRUPTED)
+        except WorkerFailed as error:
+            record = await self._end(job, FitState.FAILED, str(error))
+        except Exception:
+            logger.exception("Fit %s failed in the service", job.record.id)
+            record = await self._end(job, FitState.FAILED, SERVICE_FAILED)
+        if job.started is not None:
+            self._turn.release()
+        if job.is_elsewhere:
+            return record
+        seconds = time.monotonic() - job.started if job.started is not None else 0.0
+        self._telemetry.fit_ended(record.state.value, record.method, seconds)
+        return record
+
+    async def refit(self, task: RefitTask) -> RefitOutcome:
+        """Run a refit after the fits that began before it.
+
+        Raises
+        ------
+        WorkerFailed
+            As `Worker.run`.
+        """
+        async with self._turn:
+            return await self._worker.run(replace(task, memory_bytes=self._memory_bytes), RefitOutcome)
+
+    async def _fit(self, job: Job) -> Result:
+        """Wait for the turn of a fit, and run it in the worker."""
+        await self._turn.acquire()
+        job.started = time.monotonic()
+        start = asyncio.create_task(self._call(job, self._registry.fits.start, job.record))
+        try:
+            await asyncio.shield(start)
+        finally:
+            job.update(await start)  # also if the fit is cancelled: its end must name the attempt that began
+        active = self._activator.active.current
+        against = known = None
+        if active.version != UNCALIBRATED:
+            against = await self._call(job, self._registry.artifact, active.version)
+            known = (await self._call(job, self._registry.report, active.version)).get("sketch")
+        task = FitTask(
+            job.folder,
+            self._source,
+            job.record.method,
+            against=against,
+            known=known,
+            budget_seconds=job.budget_seconds,
+            memory_bytes=self._memory_bytes,
+        )
+        recorder = asyncio.create_task(self._record_progress(job))
+        try:
+            outcome = await self._worker.run(
+                task,
+                FitOutcome,
+                lambda progress, stage: job.update(replace(job.record, progress=progress, stage=stage)),
+            )
+        finally:
+            recorder.cancel()
+        report = outcome.fitted.report
+        return outcome.fitted, lambda active_version: decide(
+            job.record.activate,
+            is_better=outcome.is_better,
+            reason=report["against"]["reason"],
+            warnings=report["warnings"],
+            compared_with=active.version,
+            active_version=active_version,
+        )
+
+    async def _accept(self, job: Job, result: Result) -> FitRecord:
+        """Record a result and, if `decide` says so, activate it."""
+        fitted, decision = result
+        # The disk may be full; this makes space for the result.
+        await asyncio.to_thread(shutil.rmtree, job.folder, ignore_errors=True)
+        await self._call(job, self._activator.accept, job.record, fitted, decision)
+        return await self._call(job, self._registry.fits.get, job.record.id)
+
+    async def _end(self, job: Job, state: FitState, why: str, canceller: Caller | None = None) -> FitRecord:
+        """Record the end of a fit without a result, or leave it to another process; a failure is logged."""
+        fits = self._registry.fits
+        try:
+            try:
+                if job.is_shared and state is FitState.INTERRUPTED:
+                    job.is_elsewhere = True
+                    return await self._call(job, fits.release, job.record)
+                return await self._call(job, fits.end, job.record, state, why, canceller)
+            except FitLost:  # another process recorded its end, or this one did before a connection broke
+                record = await self._call(job, fits.get, job.record.id)
+                if record.state.is_final or job.is_elsewhere:
+                    return record
+        except RegistryUnavailable as error:
+            logger.warning("The end of fit %s was not recorded: %s", job.record.id, error)
+            if job.is_elsewhere:  # adopted by another process once this one has been silent for a while
+                return job.record
+        except Exception:
+            logger.exception("The end of fit %s could not be recorded", job.record.id)
+        return replace(job.record, state=state, error=why)
+
+    async def _call(self, job: Job, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Call the registry; retry while it does not answer or its disk is full: no result is lost."""
+        while True:
+            try:
+                return await self._registry.run(call, *arguments, **named)
+            except RegistryUnavailable:
+                if self._closing.is_set():
+                    raise
+                job.update(replace(job.record, stage=WAITING))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), RETRY_SECONDS)
+
+    async def _record_progress(self, job: Job) -> None:
+        """Record the progress every second, which also tells other replicas that the fit is alive."""
+        while True:
+            await asyncio.sleep(RECORD_SECONDS)
+            record = job.record
+            try:
+                await self._registry.run(self._registry.fits.advance, record, record.progress, record.stage)
+            except RegistryUnavailable:
+                continue  # the registry logs the outage, once
+            except FitLost:
+                job.stop(FitState.INTERRUPTED, INTERRUPTED)  # another process marked it as interrupted
+
+
+def decide(
+    policy: ActivatePolicy,
+    *,
+    is_better: bool,
+    reason: str,
+    warnings: Sequence[dict[str, Any]],
+    compared_with: int,
+    active_version: int,
+) -> Decision:
+    """Apply the upload's `activate` field.
+
+    Parameters
+    ----------
+    is_better, reason
+        The report's verdict on folds that the fit never saw, against version `compared_with`, and why.
+    warnings
+        Those of the report; a serious one means that the data may not show what the service will meet.
+    compared_with
+        The version that was active when the fit began, which the report compares with.
+    active_version
+        The version active now.
+    """
+    serious = "; ".join(warning["message"] for warning in warnings if warning["severity"] == "serious")
+    if policy is ActivatePolicy.ALWAYS:
+        return Decision(
+            True, f"Activated, as asked{f', despite a serious warning: {serious}' * bool(serious)}."
+        )
+    if policy is ActivatePolicy.NEVER:
+        return Decision(False, "Not activated, as asked.")
+    if active_version != compared_with:
+        return Decision(
+            False,
+            f"Not activated: the fit was compared with version {compared_with}, but version {active_version} "
+            "was activated meanwhile. Activate it yourself, or fit again.",
+        )
+    verdict = f"compared with version {compared_with}, {reason}."
+    if serious:
+        advice = "Correct the data, or activate it yourself." if is_better else f"Nor is it better: {verdict}"
+        return Decision(False, f"Not activated: {serious}. {advice}")
+    return Decision(is_better, f"{'Activated' if is_better else 'Not activated'}: {verdict}")

@@ -1,0 +1,1 @@
+"""The worker process of fits: reads uploads, checks them, fits, compares and draws."""

@@ -1,0 +1,111 @@
+"""A comparison in the worker: versions of the registry, and methods, on one uploaded validation set.
+
+Versions answer every sample as they are; methods are cross-fitted. So all differences are paired by sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from boxcal.app.fitting.messages import Compared, CompareTask, StoredVersion
+from boxcal.app.fitting.worker import requirements
+from boxcal.app.fitting.worker.fit import SEED, read_besides_logits
+from boxcal.app.fitting.worker.validation_set import ValidationSet
+from boxcal.calibrators import Calibrator
+from boxcal.calibrators.checks import KNOWN
+from boxcal.calibrators.data import check_validation_set
+from boxcal.calibrators.duplicates import Sketch, overlap
+from boxcal.calibrators.evaluation.comparison import BASELINE, Comparison, Score, compare_methods
+from boxcal.calibrators.evaluation.verdict import NAMES
+from boxcal.calibrators.threads import one_library_thread
+
+UNCLEAR = "not clearly different"
+
+
+def compare(task: CompareTask, progress: Callable[[float, str], None]) -> Compared:
+    """Evaluate the versions and the methods, and say how the versions differ.
+
+    Raises
+    ------
+    ValueError
+        The data cannot be compared on; says why.
+    """
+    data = ValidationSet(task.folder)
+    calibrators = {
+        name_of(one): Calibrator.from_bytes(one.artifact) for one in task.versions if one.artifact is not None
+    }
+    required_by = {requirements.reads(method): f"the method {method!r}" for method in task.methods}
+    for name, calibrator in calibrators.items():
+        required_by.setdefault(calibrator.reads, name)
+    required_by.setdefault("logits", BASELINE)
+    extras = read_besides_logits(task, data, required_by, progress)
+    logits, labels = data.arrays()
+    with one_library_thread():
+        comparison = compare_methods(
+            task.methods,
+            check_validation_set(
+                torch.from_numpy(logits), torch.from_numpy(labels), **extras, **data.grouping
+            ),
+            calibrators=calibrators,
+            reference=name_of(task.versions[0]) if task.versions else BASELINE,
+            seed=SEED,
+            progress=progress,
+        )
+    sketch = Sketch.of(logits)
+    warnings = [found for one in task.versions if (found := _known(one, sketch)) is not None]
+    return Compared(
+        {
+            **comparison.to_dict(),
+            "sentences": sentences(comparison, list(calibrators)),
+            "warnings": warnings + data.notes,
+        }
+    )
+
+
+def name_of(stored: StoredVersion) -> str:
+    """Name a version as a row of the table."""
+    return BASELINE if stored.artifact is None else f"version {stored.version} ({stored.method})"
+
+
+def sentences(comparison: Comparison, versions: list[str]) -> list[str]:
+    """Say for each version whether it is better than the one it is compared with, and by how much."""
+    return [_sentence(row.method, row.base, row.scores) for row in comparison.rows if row.method in versions]
+
+
+def _sentence(name: str, base: str, scores: dict[str, Score]) -> str:
+    found: dict[str, list[str]] = {word: [] for word in ("clearly lower", "clearly higher", UNCLEAR)}
+    for metric, title in NAMES.items():
+        score = scores[metric]
+        if score.change is None or not score.is_clear:
+            found[UNCLEAR].append(title)
+        else:
+            one = score.change
+            span = f"{one.value:+.4f}, 95 % interval {one.low:+.4f} to {one.high:+.4f}"
+            found["clearly lower" if score.improves else "clearly higher"].append(f"{title} ({span})")
+    parts = [
+        f"{_listed(titles)} {'is' if len(titles) == 1 else 'are'} {word}"
+        for word, titles in found.items()
+        if titles
+    ]
+    return f"{name[0].upper()}{name[1:]}, compared with {base}: {'; '.join(parts)}."
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _known(stored: StoredVersion, sketch: Sketch) -> dict[str, Any] | None:
+    """Warn where a version was fitted to many of the rows."""
+    share = 0.0 if stored.known is None else overlap(sketch, Sketch.read(stored.known))
+    if share < KNOWN:
+        return None
+    return {
+        "code": "known_rows",
+        "severity": "warning",
+        "message": f"about {share:.0%} of the rows are among those that {name_of(stored)} was fitted to, so "
+        "it does worse on new data",
+        "rows": round(share * sketch.count),
+    }

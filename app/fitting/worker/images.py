@@ -1,0 +1,132 @@
+"""Labelled images in place of logits: a zip archive with a folder for each class, and what fits make of it.
+
+The check judges the archive's directory and the first bytes of each image; `model_pass.py` decodes them.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from boxcal.app.fitting.disk_errors import UploadTooLarge
+from boxcal.app.fitting.errors import InvalidUpload
+from boxcal.app.fitting.worker.archives import DAMAGE
+from boxcal.app.fitting.worker.form import FilePart
+from boxcal.app.fitting.worker.validation_set import LISTING, check_count, keep_labels
+from boxcal.models.decoding import decode, image_format
+from boxcal.models.errors import InvalidImage
+
+if TYPE_CHECKING:
+    from boxcal.models.preprocessing import Preprocessing
+
+MAX_IMAGE_BYTES = 32 * 2**20
+HEAD = 16
+
+
+def keep_images(
+    archive: zipfile.ZipFile, place: FilePart, folder: Path, *, classes: Sequence[str], max_bytes: int
+) -> None:
+    """Check an archive, and keep in `folder` where it lies and which images it holds.
+
+    Parameters
+    ----------
+    place
+        Where the archive lies; the fit reads it there, or in `folder` wherever that is moved.
+    classes
+        The backbone's labels: what the folders may be called.
+    max_bytes
+        How large the images may be, unpacked, all together.
+
+    Raises
+    ------
+    InvalidUpload
+        Names the folder or the image that cannot be accepted.
+    UploadTooLarge
+        The images are larger than the limit.
+    """
+    index_of = {label: index for index, label in enumerate(classes)}
+    for entry in archive.infolist():
+        if entry.filename.startswith("/") or ".." in PurePosixPath(entry.filename).parts:
+            raise InvalidUpload(f"The entry {entry.filename!r:.200} lies outside the archive.")
+    entries = [entry for entry in archive.infolist() if not _is_hidden(entry)]
+    total = sum(entry.file_size for entry in entries)
+    if total > max_bytes:
+        raise UploadTooLarge(f"The images unpack to {total:,} bytes; the limit is {max_bytes:,}.")
+    labels = []
+    for entry in entries:
+        label = PurePosixPath(entry.filename).parent.name
+        if label not in index_of:
+            known = ", ".join(repr(one) for one in list(classes)[:10])
+            raise InvalidUpload(
+                f"{entry.filename!r:.200} is in the folder {label!r:.200}, which is no class of the "
+                f"backbone; its {len(classes)} classes begin with {known}."
+            )
+        _check_image(archive, entry)
+        labels.append(index_of[label])
+    check_count(len(labels))
+    names = [entry.filename for entry in entries]
+    path = place.path.name if place.path.parent == folder else str(place.path.absolute())
+    listing = {"path": path, "start": place.start, "length": place.length, "names": names}
+    (folder / LISTING).write_text(json.dumps(listing))
+    keep_labels(folder, np.array(labels), len(classes))
+
+
+def decoded_images(
+    folder: Path, preprocessing: Preprocessing, max_pixels: int, size: int
+) -> Iterator[NDArray[np.float32]]:
+    """Yield the images of a set, decoded, `size` at a time.
+
+    Raises
+    ------
+    ValueError
+        An image cannot be decoded; names it.
+    """
+    batch: list[Any] = []
+    for name, image in _images(folder):
+        try:
+            batch.append(decode(image, preprocessing=preprocessing, max_pixels=max_pixels))
+        except InvalidImage as error:
+            raise ValueError(f"{name}: {error}") from error
+        if len(batch) == size:
+            yield np.stack(batch)
+            batch.clear()
+    if batch:
+        yield np.stack(batch)
+
+
+def _images(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and the bytes of each image, in the order of the labels."""
+    listing = json.loads((folder / LISTING).read_text())
+    place = FilePart(folder / listing["path"], listing["start"], listing["length"])
+    with place as file, zipfile.ZipFile(file) as archive:
+        for name in listing["names"]:
+            try:
+                yield name, archive.read(name)
+            except DAMAGE as error:
+                raise ValueError(f"{name!r} is damaged: {error}.") from error
+
+
+def _is_hidden(entry: zipfile.ZipInfo) -> bool:
+    """Whether it is a folder, or one of the files that file managers leave in archives."""
+    path = PurePosixPath(entry.filename)
+    return entry.is_dir() or "__MACOSX" in path.parts or path.name.startswith(".") or path.name == "Thumbs.db"
+
+
+def _check_image(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
+    if entry.file_size > MAX_IMAGE_BYTES:
+        raise UploadTooLarge(
+            f"{entry.filename!r:.200} has {entry.file_size:,} bytes; an image may have {MAX_IMAGE_BYTES:,}."
+        )
+    try:
+        with archive.open(entry) as image:
+            image_format(image.read(HEAD))
+    except InvalidImage as error:
+        raise InvalidUpload(f"{entry.filename!r:.200}: {error}") from error
+    except (*DAMAGE, ValueError, OSError) as error:
+        raise InvalidUpload(f"{entry.filename!r:.200} is damaged: {error}.") from error

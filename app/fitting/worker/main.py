@@ -1,0 +1,137 @@
+"""The worker process: checks uploads and runs fits, one task at a time, apart from the service.
+
+Tasks arrive and messages leave on one socket. The process yields the processor to predictions, is the first
+that the kernel ends when memory runs out, and ends when the service does, even in the middle of a fit.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from boxcal.app.fitting.disk_errors import full_disk_as_problem
+from boxcal.app.fitting.errors import InvalidUpload
+from boxcal.app.fitting.messages import (
+    REPLY,
+    TASK,
+    Advanced,
+    CheckTask,
+    CompareTask,
+    RefitTask,
+    Refused,
+    Reply,
+    TableTask,
+    Task,
+)
+from boxcal.app.http.problems import BoxcalError, InternalError
+
+NICENESS = 10
+OOM_SCORE = 900  # of 1000: the kernel ends this process before the service
+REPORT_SECONDS = 0.05
+
+
+def main(descriptor: int) -> None:
+    """Do tasks until the service closes the socket with this file descriptor."""
+    # An interrupt from the keyboard is for the service, which then ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(NICENESS)
+    Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
+    line = socket.socket(fileno=descriptor)
+    replies = line.makefile("wb")
+    tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(line.makefile("rb"), tasks), daemon=True).start()
+    while True:
+        _send(replies, _result(tasks.get(), _Reporter(replies)))
+
+
+def _listen(lines: BinaryIO, tasks: queue.SimpleQueue[Task]) -> None:
+    """Pass tasks on, and end the process when the service is gone."""
+    with suppress(ConnectionResetError):  # so it fails where the service has left a message unread
+        for line in lines:
+            tasks.put(TASK.validate_json(line))
+    os._exit(0)
+
+
+def _send(replies: BinaryIO, reply: Reply) -> None:
+    replies.write(REPLY.dump_json(reply) + b"\n")
+    replies.flush()
+
+
+def _result(task: Task, progress: _Reporter) -> Reply:
+    """Do a task; whatever goes wrong in it becomes a message."""
+    try:
+        with full_disk_as_problem():
+            # Imported here, so that the end of the service is noticed while the libraries load.
+            if isinstance(task, CheckTask):
+                from boxcal.app.fitting.worker.check import check  # noqa: PLC0415
+
+                return check(task)
+            if isinstance(task, TableTask):
+                from boxcal.app.fitting.worker.label_table import read_labels  # noqa: PLC0415
+
+                return read_labels(task)
+            if isinstance(task, RefitTask):
+                from boxcal.app.fitting.worker.refit import refit  # noqa: PLC0415
+
+                return refit(task)
+            if isinstance(task, CompareTask):
+                from boxcal.app.fitting.worker.compare import compare  # noqa: PLC0415
+
+                return compare(task, progress)
+            from boxcal.app.fitting.worker.fit import perform  # noqa: PLC0415
+
+            return perform(task, progress)
+    except Exception as error:
+        return _refused(task, error)
+
+
+def _refused(task: Task, error: Exception) -> Refused:
+    if isinstance(error, BoxcalError):
+        return Refused(error.type, error.detail)
+    trace = "".join(traceback.format_exception(error, limit=-8))
+    is_read = isinstance(task, CheckTask | TableTask)
+    if _is_out_of_memory(error):
+        limit = f"{task.memory_bytes:,} bytes" if task.memory_bytes else "this machine"
+        done = "read" if is_read else {"comparison": "compared on"}.get(task.kind, "fitted")
+        detail = f"The file could not be {done} within the memory limit of {limit}."
+        return Refused(InvalidUpload.type, detail, trace)
+    if is_read:
+        detail = f"The file cannot be read: {type(error).__name__}: {error}"[:1000]
+        return Refused(InvalidUpload.type, detail, trace)
+    if isinstance(error, ValueError):
+        return Refused(InvalidUpload.type, str(error))
+    return Refused(InternalError.type, f"{type(error).__name__}: {error}", trace)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # torch raises a RuntimeError where its allocator fails.
+    return isinstance(error, MemoryError) or "allocate memory" in str(error) or "bad_alloc" in str(error)
+
+
+class _Reporter:
+    """Sends progress, at most every `REPORT_SECONDS` within one stage."""
+
+    def __init__(self, replies: BinaryIO) -> None:
+        self._replies = replies
+        self._last = 0.0
+        self._stage = ""
+
+    def __call__(self, fraction: float, stage: str) -> None:
+        now = time.monotonic()
+        if stage == self._stage and now - self._last < REPORT_SECONDS:
+            return
+        self._last, self._stage = now, stage
+        _send(self._replies, Advanced(min(1.0, max(0.0, fraction)), stage))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,227 @@
+"""Reads and fits validation data on this machine as the worker does with uploads, for the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from boxcal.app.client.bodies import pack_images
+from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
+from boxcal.app.fitting.errors import InvalidUpload
+from boxcal.app.fitting.messages import FitTask
+from boxcal.app.fitting.model_inputs import TEXT, ModelInputs
+from boxcal.app.fitting.worker import check, requirements
+from boxcal.app.fitting.worker.form import FilePart
+from boxcal.app.fitting.worker.model_pass import run_backbone
+from boxcal.app.fitting.worker.table_columns import LABEL, choose_columns
+from boxcal.app.fitting.worker.validation_set import ValidationSet, log_probabilities
+from boxcal.app.registry.records import FittedCalibrator
+from boxcal.models.inputs import Inputs, Samples
+from boxcal.models.row_inputs import RowInputs
+
+if TYPE_CHECKING:
+    from boxcal.app.settings.service import Settings
+    from boxcal.models.backbone import Backbone
+
+Floats = npt.NDArray[np.float64]
+SAMPLE_MODELS = ("onnx:", "transformers:")
+"""Formats whose models may read features or texts."""
+NO_LIMIT = 2**62  # the user's own file, on the user's own machine
+
+Progress = Callable[[float, str], None]
+
+
+def read_validation_data(
+    path: Path, folder: Path, settings: Settings, progress: Progress, reads: Collection[str] = ()
+) -> ValidationSet:
+    """Read a file of arrays, a table or images into a checked set that is kept in `folder`.
+
+    Images (a zip archive or a folder, with a folder for each class), rows of features and texts go through
+    the model of the settings; the set then also holds what `reads` names, `features` or `inputs`.
+
+    Raises
+    ------
+    BoxcalError, BackboneError, ValueError
+        Naming the array, the image or the place, and the value that cannot be accepted.
+    """
+    source = BackboneSource.of(settings)
+    data, backbone = _read(path, folder, source)
+    if data.needs_backbone:
+        run_backbone(data, backbone or source.load(), source.max_pixels, progress, reads)
+    return data
+
+
+class ScoreFile:
+    """A Parquet file of logits or probabilities, without labels, read in parts.
+
+    Parameters
+    ----------
+    path
+        Has a list column `logits` or `probabilities`, or one column of logits for each class.
+    classes
+        The class names.
+
+    Attributes
+    ----------
+    rows
+        Of the file.
+
+    Raises
+    ------
+    InvalidUpload
+        Naming the column that is missing or unknown.
+    """
+
+    def __init__(self, path: Path, classes: Sequence[str]) -> None:
+        import pyarrow.parquet as pq  # noqa: PLC0415 - takes long to load
+
+        self._file = pq.ParquetFile(path)
+        names = [name for name in self._file.schema_arrow.names if name != LABEL]
+        self._columns = choose_columns([*names, LABEL], classes, None)
+        self._classes = len(classes)
+        self.rows: int = self._file.metadata.num_rows
+
+    def parts(self, size: int) -> Iterator[tuple[int, Callable[[], Floats]]]:
+        """Yield the number of rows of each part, at most `size`, and a function that returns its logits."""
+        first = 0
+        for batch in self._file.iter_batches(size, columns=list(self._columns.names)):
+            yield len(batch), partial(self._logits, batch, first)
+            first += len(batch)
+
+    def _logits(self, batch: Any, first: int) -> Floats:
+        from boxcal.app.fitting.worker.tables import scores_of_batch  # noqa: PLC0415
+
+        values = scores_of_batch(batch, self._columns, first).astype(np.float64)
+        if values.shape[1] != self._classes:
+            raise InvalidUpload(
+                f"The rows have {values.shape[1]} numbers, the model has {self._classes} classes. Without "
+                f"a model, set BOXCAL_MODEL=logits:{values.shape[1]}."
+            )
+        return log_probabilities(values, first) if self._columns.kind == "probabilities" else values
+
+
+class SampleFile:
+    """A Parquet file of features or texts, without labels, read in parts; other columns are left out.
+
+    Parameters
+    ----------
+    inputs
+        Of the model that reads them.
+
+    Attributes
+    ----------
+    rows
+        Of the file.
+    """
+
+    def __init__(self, path: Path, inputs: Inputs) -> None:
+        import pyarrow.parquet as pq  # noqa: PLC0415 - takes long to load
+
+        self._file = pq.ParquetFile(path)
+        self._inputs = inputs
+        self.rows: int = self._file.metadata.num_rows
+
+    def parts(self, size: int) -> Iterator[tuple[int, Callable[[], Samples]]]:
+        """Yield the number of rows of each part, at most `size`, and a function that returns its samples."""
+        first = 0
+        for batch in self._file.iter_batches(size, columns=_sample_columns(self._inputs)):
+            yield len(batch), partial(self._samples, batch, first)
+            first += len(batch)
+
+    def _samples(self, batch: Any, first: int) -> Samples:
+        from boxcal.app.fitting.worker.samples import features_of, texts_of, tokens_of  # noqa: PLC0415
+
+        if isinstance(self._inputs, RowInputs):
+            return features_of(batch, self._inputs, first)
+        return tokens_of(texts_of(batch, TEXT, first).tolist(), self._inputs, first)
+
+
+def holds_samples(path: Path, inputs: Inputs) -> bool:
+    """Whether a Parquet file has the columns of features, or of texts, that a model reads."""
+    import pyarrow.parquet as pq  # noqa: PLC0415 - takes long to load
+
+    wanted = _sample_columns(inputs)
+    return bool(wanted) and set(wanted) <= set(pq.read_schema(path).names)
+
+
+def _sample_columns(inputs: Inputs) -> list[str]:
+    if isinstance(inputs, RowInputs):
+        return list(inputs.names)
+    return [TEXT] if "text" in inputs.members else []
+
+
+def holds_images(path: Path) -> bool:
+    """Whether the data are images in place of logits."""
+    return path.is_dir() or check.holds_images(FilePart(path, 0, path.stat().st_size))
+
+
+def fit_file(
+    path: Path,
+    folder: Path,
+    settings: Settings,
+    method: str,
+    progress: Progress,
+    *,
+    budget_seconds: float,
+    scores: str | None = None,
+) -> FittedCalibrator:
+    """Fit a method to validation data, judge it on unseen folds and draw the reliability diagram.
+
+    Raises
+    ------
+    BoxcalError, BackboneError, ValueError
+        As `read_validation_data`, or the data cannot be fitted by this method.
+    """
+    from boxcal.app.fitting.worker.fit import perform  # noqa: PLC0415 - matplotlib and the fits take long to load
+
+    source = BackboneSource.of(settings)
+    _read(path, folder, source, scores)
+    return perform(FitTask(folder, source, method, budget_seconds=budget_seconds), progress).fitted
+
+
+def extras_of(
+    data: ValidationSet, wanted: Collection[str], settings: Settings
+) -> tuple[dict[str, Any], list[str]]:
+    """Give the features and inputs that a set holds, as `boxcal.calibrators.fit` takes them.
+
+    Returns
+    -------
+    The arguments, and a sentence for each part that does not belong to the model of the settings.
+    """
+    held = {name for name in wanted if name in requirements.REQUIRED and data.besides(name) is not None}
+    if not held:
+        return {}, []
+    backbone = BackboneSource.of(settings).load()
+    summary = BackboneSummary.of(backbone, data.folder)
+    notes = {name: note for name in held if (note := requirements.missing(name, data, summary))}
+    return requirements.extras(held - notes.keys(), data, backbone), list(notes.values())
+
+
+def _read(
+    path: Path, folder: Path, source: BackboneSource, scores: str | None = None
+) -> tuple[ValidationSet, Backbone | None]:
+    """Check a file, and load the backbone if the file may hold what it reads in place of logits."""
+    if path.is_dir():
+        packed = folder / "images.zip"
+        packed.write_bytes(pack_images(path))
+        path = packed
+    size, are_images = path.stat().st_size, holds_images(path)
+    # Each look into the file has a part of its own, which it closes.
+    has_scores = are_images or check.holds_scores(FilePart(path, 0, size))
+    may_be_samples = source.model.startswith(SAMPLE_MODELS) and not has_scores
+    place = FilePart(path, 0, size)
+    backbone = source.load() if are_images or may_be_samples else None
+    data = check.read_file(
+        place,
+        folder,
+        classes=backbone.labels if are_images and backbone else None,
+        max_bytes=NO_LIMIT,
+        scores=scores,
+        inputs=ModelInputs.of(backbone) if backbone else None,
+    )
+    return data, backbone

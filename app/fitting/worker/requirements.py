@@ -1,0 +1,111 @@
+"""What a method reads besides logits, and whether it can have it: told before a fit begins.
+
+Most methods read logits alone. `fc` and `ta` read features and the backbone's last layer, `nc` the inputs and
+the backbone itself.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from boxcal.app.fitting.backbones import BackboneSummary
+from boxcal.app.fitting.worker.validation_set import ValidationSet
+from boxcal.calibrators.stored import reads_of
+
+if TYPE_CHECKING:
+    from boxcal.models.backbone import Backbone
+
+FEATURES, INPUTS = "features", "inputs"
+REQUIRED = {
+    FEATURES: (
+        "features are needed: an array `features` (N, D) beside `logits` and `labels` in the .npz, or "
+        "labelled images, a folder for each class"
+    ),
+    INPUTS: "the inputs themselves are needed: upload labelled images, a folder for each class",
+}
+COMPARED_ROWS = 64
+DIFFERENCE = 0.02  # of log-probabilities: what half precision leaves
+
+
+def reads(method: str) -> str:
+    """Say what a method reads: `logits`, `features` or `inputs`; `auto` is content with logits."""
+    if (known := "logits" if method == "auto" else reads_of(method)) is not None:
+        return known
+    from boxcal.calibrators.method import parse  # noqa: PLC0415 - imports torch, which a server may do without
+
+    return parse(method).logit_map.reads
+
+
+def reads_of_methods() -> dict[str, str]:
+    """Map the name of each method to what it reads; `auto` is the first. Blocks for some seconds at first.
+
+    The list of methods imports torch. A process that does without asks another one for it.
+    """
+    if "torch" not in sys.modules:
+        return dict(_asked_for())
+    from boxcal.calibrators.method import methods  # noqa: PLC0415
+
+    return {name: reads(name) for name in ("auto", *methods())}
+
+
+@cache
+def _asked_for() -> dict[str, str]:
+    program = (
+        f"import json, torch; from {__name__} import reads_of_methods as each; print(json.dumps(each()))"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)  # noqa: S603
+    found: dict[str, str] = json.loads(answer.stdout)
+    return found
+
+
+def missing(wanted: str, data: ValidationSet, backbone: BackboneSummary) -> str | None:
+    """Say what is missing for methods that read `wanted`; None where nothing is."""
+    if wanted not in {FEATURES, INPUTS}:
+        return None
+    if not backbone.is_open:
+        return f"{wanted} are needed, and the format of {backbone.name} gives logits alone"
+    if wanted == FEATURES and backbone.head is None:
+        return f"features are needed, and {backbone.name} has no linear last layer that reads them"
+    sent = data.besides(wanted)
+    if sent is None:
+        return None if data.holds_images else REQUIRED[wanted]
+    return _misfit(sent, data.arrays()[0], backbone) if wanted == FEATURES else None
+
+
+def extras(wanted: set[str], data: ValidationSet, backbone: Backbone) -> dict[str, Any]:
+    """Give what `boxcal.calibrators.fit` takes besides logits and labels, for methods that read `wanted`."""
+    from boxcal.models.backbone import OpenBackbone  # noqa: PLC0415 - imports torch
+
+    given: dict[str, Any] = {}
+    if isinstance(backbone, OpenBackbone):
+        if FEATURES in wanted:
+            given |= {FEATURES: np.array(data.besides(FEATURES)), "head": backbone.head}
+        if INPUTS in wanted:
+            given |= {INPUTS: np.array(data.besides(INPUTS)), "backbone": backbone.differentiable}
+    return given
+
+
+def _misfit(features: Any, logits: Any, backbone: BackboneSummary) -> str | None:
+    """Say so if the backbone's last layer does not make the logits of the features."""
+    if backbone.head is None:
+        return None
+    head = np.load(backbone.head)
+    weight, bias = head[:, :-1], head[:, -1]
+    if features.shape[1] != weight.shape[1]:
+        return (
+            f"`features` has {features.shape[1]} columns, and {backbone.name} has {weight.shape[1]} features"
+        )
+    rows = slice(0, COMPARED_ROWS)
+    made, sent = features[rows] @ weight.T + bias, np.asarray(logits[rows], dtype=np.float64)
+    made, sent = (values - values.mean(axis=1, keepdims=True) for values in (made, sent))
+    off = np.abs(made - sent).max(axis=1) > DIFFERENCE * (1.0 + np.abs(sent).max(axis=1))
+    if off.any():
+        row = off.argmax()
+        return f"the last layer of {backbone.name} does not make logits[{row}] of features[{row}]"
+    return None

@@ -1,1 +1,0 @@
-"""Uploads: a request body becomes a file on the data disk; nothing in it is parsed."""
