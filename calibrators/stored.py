@@ -29,6 +29,8 @@ MOST_CLASSES = 1_000_000
 
 ADDITIONS = ("pb", "pb-mlp", "lb")
 """What follows the map of a fitted method, as in `ts+pb`."""
+ADJUSTMENT = "em"
+"""The map of an adjustment to other class frequencies, which no method fits."""
 FITTED_BOXES = ("pb-lower", "pb-upper")
 """Further boxes, of plain logits."""
 SUFFIXES = ("+em+ts", "+em", "+bias")
@@ -124,15 +126,15 @@ def stages(stored: Stored) -> Stages | None:
     return Stages(maps, box, sizes.get("D", stored.num_classes))
 
 
-def reads_of(method: str) -> str | None:
-    """Say what a method of `fit` reads; None if it is none of those that have formulas."""
-    first, _, addition = method.partition("+")
-    if method in ADDITIONS or method in FITTED_BOXES:
-        return "logits"
-    formula = FORMULAS.get(first)
-    if formula is None or first == "em" or (addition and first in ("uncalibrated", addition)):
-        return None
-    return formula.reads if not addition or (formula.combines and addition in ADDITIONS) else None
+def reads_of_methods() -> dict[str, str]:
+    """Map each method of `fit` to what it reads: `logits`, `features` or `inputs`. `auto` is the first."""
+    maps = {name: formula for name, formula in FORMULAS.items() if name != ADJUSTMENT}
+    found = {"auto": "logits"} | {name: formula.reads for name, formula in maps.items()}
+    found |= dict.fromkeys(("pb", *FITTED_BOXES, "pb-mlp"), "logits")
+    for name, formula in maps.items():
+        if formula.combines and name != "uncalibrated":
+            found |= {f"{name}+{added}": formula.reads for added in ADDITIONS if added != name}
+    return found
 
 
 class _Parts(NamedTuple):
@@ -159,7 +161,7 @@ def _parts(method: str) -> _Parts | None:
         box = "pb-mlp" if rest.pop() == "pb-mlp" else "pb"
     if first not in FORMULAS or rest not in ([], ["lb"]):
         return None
-    return _Parts((first, *rest, *(["em"] if fitted != method else [])), box)
+    return _Parts((first, *rest, *([ADJUSTMENT] if fitted != method else [])), box)
 
 
 def _places(count: int) -> list[str]:

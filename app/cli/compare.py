@@ -10,11 +10,12 @@ from rich.table import Table
 from boxcal.app.cli.output import Advance, messages, plain_table, progress_bar, screen, write_json
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.fitting.worker.reading import extras_of, read_validation_data
-from boxcal.app.fitting.worker.requirements import FEATURES, reads
+from boxcal.app.fitting.worker.requirements import FEATURES
 from boxcal.calibrators.data import ValidationSet, check_validation_set
 from boxcal.calibrators.evaluation.comparison import PAPERS_METHODS, Comparison, compare_methods
 from boxcal.calibrators.evaluation.tables import LEGEND, TITLES, is_best, mark, markdown, to_csv, value_text
 from boxcal.calibrators.method import parse
+from boxcal.calibrators.stored import reads_of_methods
 
 
 def run(
@@ -30,7 +31,7 @@ def run(
     for name in methods:
         if name != "auto":
             parse(name)  # a mistyped name is told before a large file is read
-    wanted = {reads(name) for name in methods} if methods else {FEATURES}
+    wanted = {reads_of_methods()[name] for name in methods} if methods else {FEATURES}
     with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("reading") as advance:
         fitted_to = _read(file, Path(folder) / "validation", advance, wanted)
         judged_on = None if test is None else _read(test, Path(folder) / "test", advance, wanted)

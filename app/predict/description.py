@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import platform
 from collections.abc import Mapping
 from functools import cache
@@ -14,11 +13,11 @@ import orjson
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
-from boxcal.app.fitting.worker.requirements import reads_of_methods
 from boxcal.app.http.current import current_model, current_state
 from boxcal.app.http.problems import problems
 from boxcal.app.registry.migrations import HEAD
 from boxcal.app.settings.service import Settings
+from boxcal.calibrators.stored import reads_of_methods
 from boxcal.models.backbone import Backbone
 from boxcal.models.inputs import Kind
 
@@ -139,7 +138,7 @@ async def get_model(model: CurrentModel, state: CurrentState) -> ModelDescriptio
 @router.get("/methods", responses=problems())
 async def get_methods() -> Methods:
     """List the methods that `/fit` accepts besides `auto`, and what each needs."""
-    known = await asyncio.to_thread(reads_of_methods)
+    known = reads_of_methods()
     listed = [{"name": name, "reads": reads} for name, reads in known.items() if name != "auto"]
     return Methods(methods=[MethodDescription.model_validate(one) for one in listed])
 

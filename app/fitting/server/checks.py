@@ -17,8 +17,8 @@ from boxcal.app.fitting.errors import REFUSALS, TABLE_REFUSALS, InvalidUpload
 from boxcal.app.fitting.messages import BODY_FILE, ITEMS_FILE, Checked, CheckTask, Tabled, TableTask
 from boxcal.app.fitting.server.worker_process import TaskRefused, Worker, WorkerFailed
 from boxcal.app.fitting.server.workspace import Workspace
-from boxcal.app.fitting.worker.requirements import reads_of_methods
 from boxcal.app.http.problems import BoxcalError, MalformedBody, NotReady
+from boxcal.calibrators.stored import reads_of_methods
 
 CHECK_MEMORY_BYTES = 2**30
 GOING_DOWN = "The service is shutting down and takes no more fits."
@@ -76,7 +76,7 @@ class UploadChecks:
             folder,
             content_type,
             self._summary,
-            await asyncio.to_thread(reads_of_methods),
+            reads_of_methods(),
             fields,
             list(others),
             self._max_bytes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ from boxcal.app.fitting.errors import UnknownMethod
 from boxcal.app.fitting.messages import Compared, CompareTask, StoredVersion
 from boxcal.app.fitting.server.checks import UploadChecks
 from boxcal.app.fitting.server.worker_process import Worker, WorkerFailed
-from boxcal.app.fitting.worker.requirements import reads_of_methods
 from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.active import ServedCalibrator
 from boxcal.app.registry.records import UNCALIBRATED
 from boxcal.app.registry.store import Registry
+from boxcal.calibrators.stored import reads_of_methods
 
 
 class Comparisons:
@@ -61,7 +60,7 @@ class Comparisons:
         UnknownMethod, CalibratorNotFound, ForeignCalibrator, CalibratorPruned, DamagedArtifact
             There is no such method; a version cannot be used.
         """
-        known = await asyncio.to_thread(reads_of_methods)
+        known = reads_of_methods()
         for name in methods:
             if name not in known:
                 raise UnknownMethod(f"There is no method {name!r:.200}; there are {', '.join(known)}.")
@@ -83,7 +82,7 @@ class Comparisons:
         NotReady
             The service is shutting down.
         """
-        known = await asyncio.to_thread(reads_of_methods)
+        known = reads_of_methods()
         others = [(f"the method {name!r}", known[name]) for name in methods]
         others += [(f"version {one.version} ({one.method})", one.reads) for one in versions]
         await self._checks.check(folder, content_type, ("scores",), others)

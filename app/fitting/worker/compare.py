@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from boxcal.app.fitting.messages import Compared, CompareTask, StoredVersion
-from boxcal.app.fitting.worker import requirements
 from boxcal.app.fitting.worker.fit import SEED, read_besides_logits
 from boxcal.app.fitting.worker.validation_set import ValidationSet
 from boxcal.calibrators import Calibrator
@@ -20,6 +19,7 @@ from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.duplicates import Sketch, overlap
 from boxcal.calibrators.evaluation.comparison import BASELINE, Comparison, Score, compare_methods
 from boxcal.calibrators.evaluation.verdict import NAMES
+from boxcal.calibrators.stored import reads_of_methods
 from boxcal.calibrators.threads import one_library_thread
 
 UNCLEAR = "not clearly different"
@@ -37,7 +37,7 @@ def compare(task: CompareTask, progress: Callable[[float, str], None]) -> Compar
     calibrators = {
         name_of(one): Calibrator.from_bytes(one.artifact) for one in task.versions if one.artifact is not None
     }
-    required_by = {requirements.reads(method): f"the method {method!r}" for method in task.methods}
+    required_by = {reads_of_methods()[method]: f"the method {method!r}" for method in task.methods}
     for name, calibrator in calibrators.items():
         required_by.setdefault(calibrator.reads, name)
     required_by.setdefault("logits", BASELINE)

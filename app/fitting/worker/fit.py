@@ -24,6 +24,7 @@ from boxcal.calibrators.errors import MissingDataError
 from boxcal.calibrators.evaluation.reliability import reliability_png, reliability_svg
 from boxcal.calibrators.evaluation.report import report_on
 from boxcal.calibrators.fitting.entry import fit_data
+from boxcal.calibrators.stored import reads_of_methods
 from boxcal.calibrators.threads import one_library_thread
 from boxcal.models.backbone import Backbone
 
@@ -122,7 +123,7 @@ def read_besides_logits(
 
 def _required_by(method: str, data: ValidationSet, against: Calibrator | None) -> dict[str, str]:
     """Say what is read (`logits`, `features`, `inputs`), and by whom."""
-    required_by = {requirements.reads(method): f"the method {method!r}"}
+    required_by = {reads_of_methods()[method]: f"the method {method!r}"}
     if against is not None:
         required_by.setdefault(
             against.reads, f"the active calibrator, {against.method!r}, to compare with it"

@@ -6,17 +6,12 @@ the backbone itself.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from boxcal.app.fitting.backbones import BackboneSummary
 from boxcal.app.fitting.worker.validation_set import ValidationSet
-from boxcal.calibrators.stored import reads_of
 
 if TYPE_CHECKING:
     from boxcal.models.backbone import Backbone
@@ -31,37 +26,6 @@ REQUIRED = {
 }
 COMPARED_ROWS = 64
 DIFFERENCE = 0.02  # of log-probabilities: what half precision leaves
-
-
-def reads(method: str) -> str:
-    """Say what a method reads: `logits`, `features` or `inputs`; `auto` is content with logits."""
-    if (known := "logits" if method == "auto" else reads_of(method)) is not None:
-        return known
-    from boxcal.calibrators.method import parse  # noqa: PLC0415 - imports torch, which a server may do without
-
-    return parse(method).logit_map.reads
-
-
-def reads_of_methods() -> dict[str, str]:
-    """Map the name of each method to what it reads; `auto` is the first. Blocks for some seconds at first.
-
-    The list of methods imports torch. A process that does without asks another one for it.
-    """
-    if "torch" not in sys.modules:
-        return dict(_asked_for())
-    from boxcal.calibrators.method import methods  # noqa: PLC0415
-
-    return {name: reads(name) for name in ("auto", *methods())}
-
-
-@cache
-def _asked_for() -> dict[str, str]:
-    program = (
-        f"import json, torch; from {__name__} import reads_of_methods as each; print(json.dumps(each()))"
-    )
-    answer = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)  # noqa: S603
-    found: dict[str, str] = json.loads(answer.stdout)
-    return found
 
 
 def missing(wanted: str, data: ValidationSet, backbone: BackboneSummary) -> str | None:
