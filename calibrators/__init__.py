@@ -3,6 +3,9 @@
 Names are imported when first used, so that a service which only predicts never loads what only fits need.
 """
 
+if __name__ != "boxcal.calibrators":  # the folder itself, from the folder of the project
+    raise ImportError("import boxcal.calibrators: 'calibrators' would be a second copy of it")
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
