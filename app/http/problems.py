@@ -357,7 +357,8 @@ def describe_validation(errors: Sequence[Any], *prefix: str) -> str:
     """Describe the first pydantic error and quote the offending value."""
     first = errors[0]
     place = ".".join((*prefix, *(str(part) for part in first["loc"])))
-    message = f"{place}: {first['msg']}"
+    wrong = "Input should be an object" if first["type"] == "model_type" else first["msg"]
+    message = f"{place}: {wrong}"
     if first["type"] != "missing" and isinstance(first.get("input"), str | int | float | bool | None):
         message += f", got {first['input']!r:.200}"
     more = len(errors) - 1

@@ -88,24 +88,14 @@ export async function save(path, name) {
   URL.revokeObjectURL(link.href);
 }
 
-export function post(path, body, signal) {
-  if (body === undefined) return ask(path, { method: "POST", signal });
-  return ask(path, {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify(body),
-    signal,
-  });
-}
+export const post = (path, body) =>
+  body === undefined
+    ? ask(path, { method: "POST" })
+    : submit({ path, type: "application/json", body: JSON.stringify(body) });
 
-export function predict(image, options, signal) {
-  return ask(`/predict?options=${encodeURIComponent(JSON.stringify(options))}`, {
-    method: "POST",
-    headers: { "Content-Type": image.type || "image/png" },
-    body: image,
-    signal,
-  });
-}
+/** Send a body of some media type. */
+export const submit = ({ path, type, body }) =>
+  ask(path, { method: "POST", headers: { "Content-Type": type }, body });
 
 /** Upload a form with progress, which fetch cannot report. */
 export function upload(path, form, progress) {
@@ -143,4 +133,16 @@ export async function follow(path, signal, onEvent, more) {
       if (data.length) onEvent(JSON.parse(data.join("\n")));
     }
   }
+}
+
+/** One word of a shell command: nothing between single quotes is expanded. */
+const quoted = (word) => `'${word.replaceAll("'", String.raw`'\''`)}'`;
+
+/** `input` gives an image's file name, or its PNG in base64 if it is an example. */
+export function command({ path, type, body }, { name, png }) {
+  const source =
+    typeof body === "string" ? `printf %s ${quoted(body)} |\n` : png ? `printf %s ${quoted(png)} | base64 -d |\n` : "";
+  const key = hasKey() ? ' -H "X-API-Key: $BOXCAL_API_KEY"' : "";
+  const data = source ? "@-" : quoted(`@./${name}`);
+  return `${source}curl -s ${quoted(url(path).href)}${key} -H ${quoted(`Content-Type: ${type}`)} --data-binary ${data}`;
 }

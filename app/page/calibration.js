@@ -2,7 +2,7 @@
 
 import { get, may, post } from "./api.js";
 import { Compare } from "./compare.js";
-import { ago, h } from "./dom.js";
+import { ago, h, problem } from "./dom.js";
 import { reportCards } from "./report.js";
 
 export const title = "Calibration";
@@ -42,9 +42,7 @@ class Calibration {
   }
 
   refuse(error) {
-    this.detail.replaceChildren(
-      h("div", { class: "card problem", role: "alert" }, h("b", {}, `${error.title}. `), error.message),
-    );
+    this.detail.replaceChildren(problem(error));
   }
 
   drawRail() {
@@ -101,12 +99,7 @@ class Calibration {
       this.notice = h("p", { class: "notice", role: "status" }, said(now));
       dispatchEvent(new Event("boxcal:changed"));
     } catch (error) {
-      this.notice = h(
-        "p",
-        { class: "notice problem", role: "alert" },
-        h("b", {}, `${error.title}. `),
-        error.message,
-      );
+      this.notice = problem(error);
     }
     await this.load();
   }

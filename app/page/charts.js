@@ -25,8 +25,21 @@ function runs(mesh) {
   return found;
 }
 
-const path = (xs, ys) =>
-  xs.map((v, i) => `${i ? "L" : "M"}${x(v).toFixed(1)} ${y(ys[i]).toFixed(1)}`).join("");
+const path = (xs, ys, [px, py] = [x, y]) =>
+  xs.map((v, i) => `${i ? "L" : "M"}${px(v).toFixed(1)} ${py(ys[i]).toFixed(1)}`).join("");
+
+/** The band of a curve, and the curve, without its gaps. */
+function bandAndCurve({ confidence, accuracy, band_low, band_high }, kind, axes) {
+  const parts = runs(confidence).map(([a, b]) => {
+    const cut = (values) => values.slice(a, b);
+    const back = path(cut(confidence).reverse(), cut(band_low).reverse(), axes).replace("M", "L");
+    return {
+      band: s("path", { class: "band", d: `${path(cut(confidence), cut(band_high), axes)}${back}Z` }),
+      line: s("path", { class: `curve ${kind}`, d: path(cut(confidence), cut(accuracy), axes) }),
+    };
+  });
+  return { bands: parts.map(({ band }) => band), lines: parts.map(({ line }) => line) };
+}
 
 /** One reliability diagram with its histogram. `kind` is the colour: before, calibrated or answer. */
 export function reliability(data, { kind, bounds = [], tallest }) {
@@ -38,17 +51,7 @@ export function reliability(data, { kind, bounds = [], tallest }) {
     s("line", { class: "grid", x1: x(v), x2: x(v), y1: y(0), y2: y(1) }),
     s("text", { class: "tick", x: x(0) - 6, y: y(v) + 4, "text-anchor": "end" }, `${100 * v}`),
   ]);
-  const stretches = runs(curve.confidence);
-  const bands = stretches.map(([a, b]) => {
-    const xs = curve.confidence.slice(a, b);
-    return s("path", {
-      class: "band",
-      d: `${path(xs, curve.band_high.slice(a, b))}${path([...xs].reverse(), curve.band_low.slice(a, b).reverse()).replace("M", "L")}Z`,
-    });
-  });
-  const lines = stretches.map(([a, b]) =>
-    s("path", { class: `curve ${kind}`, d: path(curve.confidence.slice(a, b), curve.accuracy.slice(a, b)) }),
-  );
+  const { bands, lines } = bandAndCurve(curve, kind);
   const marks = bins.map((bin) => {
     const place = { cx: x(bin.confidence), cy: y(bin.accuracy), r: 3 + 6 * Math.sqrt(bin.count / samples) };
     const words = `Confidence ${percent(bin.low, 0)} to ${percent(bin.high, 0)}: ${bin.count} samples, ${percent(bin.accuracy)} correct (95 %: ${percent(bin.accuracy_low)} to ${percent(bin.accuracy_high)})`;
@@ -282,30 +285,8 @@ export function small(panel, label) {
   const side = 120,
     at = (v) => 4 + v * side,
     up = (v) => 4 + (1 - v) * side;
-  const line = (curve, kind) =>
-    runs(curve.confidence).map(([a, b]) =>
-      s("path", {
-        class: `curve ${kind}`,
-        d: curve.confidence
-          .slice(a, b)
-          .map((v, i) => `${i ? "L" : "M"}${at(v).toFixed(1)} ${up(curve.accuracy[a + i]).toFixed(1)}`)
-          .join(""),
-      }),
-    );
-  const { curve } = panel.after;
-  const bands = runs(curve.confidence).map(([a, b]) =>
-    s("path", {
-      class: "band",
-      d: `M${curve.confidence
-        .slice(a, b)
-        .map((v, i) => `${at(v).toFixed(1)} ${up(curve.band_high[a + i]).toFixed(1)}`)
-        .join("L")}L${curve.confidence
-        .slice(a, b)
-        .map((v, i) => `${at(v).toFixed(1)} ${up(curve.band_low[a + i]).toFixed(1)}`)
-        .reverse()
-        .join("L")}Z`,
-    }),
-  );
+  const before = bandAndCurve(panel.before.curve, "before", [at, up]),
+    after = bandAndCurve(panel.after.curve, "answer", [at, up]);
   return h(
     "figure",
     {},
@@ -319,10 +300,10 @@ export function small(panel, label) {
         "aria-label": `Reliability of class ${label}`,
       },
       s("rect", { class: "frame", x: 4, y: 4, width: side, height: side }),
-      bands,
+      after.bands,
       s("line", { class: "diagonal", x1: 4, y1: 4 + side, x2: 4 + side, y2: 4 }),
-      line(panel.before.curve, "before"),
-      line(curve, "answer"),
+      before.lines,
+      after.lines,
     ),
   );
 }

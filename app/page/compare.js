@@ -1,7 +1,7 @@
 // Comparison of versions, and of methods, on one validation set that is uploaded: all differences are paired.
 
 import { get, upload } from "./api.js";
-import { acceptDrops, bytes, h, signed } from "./dom.js";
+import { acceptDrops, bytes, h, problem, scroll, signed, table, warnings } from "./dom.js";
 
 const COLUMNS = [
   ["error_rate", "Error rate", true],
@@ -159,27 +159,15 @@ export class Compare {
   }
 
   fail(error) {
-    this.live.replaceChildren(
-      h("div", { class: "problem", role: "alert" }, h("b", {}, `${error.title ?? "Error"}. `), error.message),
-    );
+    this.live.replaceChildren(problem(error));
   }
 
   show(result) {
     const left = Object.entries(result.left_out);
     this.live.replaceChildren(
       ...result.sentences.map((sentence) => h("p", { class: "lead" }, sentence)),
-      ...(result.warnings.length
-        ? [
-            h(
-              "ul",
-              { class: "warnings" },
-              result.warnings.map(({ severity, message }) =>
-                h("li", { class: severity }, h("b", {}, `${severity}: `), message),
-              ),
-            ),
-          ]
-        : []),
-      h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Comparison" }, table(result)),
+      warnings(result.warnings),
+      scroll("Comparison", results(result)),
       h(
         "p",
         { class: "muted small" },
@@ -194,7 +182,7 @@ export class Compare {
 const write = (value, share, digits = share ? 2 : 4) =>
   value === null ? "infinite" : ((share ? 100 : 1) * value).toFixed(digits);
 
-function table({ methods }) {
+function results({ methods }) {
   const best = Object.fromEntries(
     COLUMNS.map(([name, , share]) => [
       name,
@@ -214,21 +202,16 @@ function table({ methods }) {
     );
   };
   const head = COLUMNS.map(([, label, share]) => h("th", { class: "n" }, share ? `${label} %` : label));
-  return h(
-    "table",
-    { class: "papers" },
-    h("thead", {}, h("tr", {}, h("th", {}, ""), head, h("th", { class: "n" }, "changed labels"))),
-    h(
-      "tbody",
-      {},
-      methods.map((row) =>
-        h(
-          "tr",
-          {},
-          h("th", { scope: "row" }, row.method),
-          COLUMNS.map((column) => cell(row, column)),
-          h("td", { class: "n" }, row.changed_labels),
-        ),
+  return table(
+    "papers",
+    [h("th", {}, ""), head, h("th", { class: "n" }, "changed labels")],
+    methods.map((row) =>
+      h(
+        "tr",
+        {},
+        h("th", { scope: "row" }, row.method),
+        COLUMNS.map((column) => cell(row, column)),
+        h("td", { class: "n" }, row.changed_labels),
       ),
     ),
   );

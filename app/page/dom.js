@@ -21,6 +21,33 @@ export const h = (tag, properties, ...children) => fill(document.createElement(t
 export const s = (tag, properties, ...children) =>
   fill(document.createElementNS(SVG, tag), properties, children);
 
+/** What went wrong, and what to do about it. */
+export const problem = ({ title, message }, ...actions) =>
+  h("div", { class: "problem", role: "alert" }, h("b", {}, `${title ?? "Error"}. `), message, actions);
+
+/** Warnings of a fit or comparison, or nothing. */
+export const warnings = (found) =>
+  found?.length
+    ? h(
+        "ul",
+        { class: "warnings" },
+        found.map(({ severity, message }) => h("li", { class: severity }, h("b", {}, `${severity}: `), message)),
+      )
+    : "";
+
+export const table = (kind, head, rows) =>
+  h("table", { class: kind }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows));
+
+/** A part that scrolls sideways, also by keyboard. */
+export const scroll = (name, ...content) =>
+  h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name }, content);
+
+/** Tiles of a name, a value, a unit and whether it is an alarm. */
+export const tiles = (rows) =>
+  rows.map(([name, value, unit, alarm]) =>
+    h("div", { class: alarm ? "tile alarm" : "tile" }, h("span", {}, name), h("b", {}, value), h("small", {}, unit)),
+  );
+
 /** Take the first of the files that are dropped on `target`; `zone` is highlighted while one is over it. */
 export function acceptDrops(target, zone, take) {
   const highlight = (on) => zone.classList.toggle("over", on);

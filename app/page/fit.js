@@ -1,7 +1,7 @@
 // Fit: upload validation data, follow the fit, and list earlier fits.
 
 import { follow, get, may, remove, upload } from "./api.js";
-import { acceptDrops, ago, bytes, h } from "./dom.js";
+import { acceptDrops, ago, bytes, h, problem, scroll, table, warnings } from "./dom.js";
 
 export const title = "Fit";
 
@@ -76,7 +76,7 @@ class Fit {
     );
     this.go = h("button", { type: "button", disabled: true, onclick: () => this.submit() }, "Fit");
     this.live = h("div", { class: "live", "aria-live": "polite" });
-    this.past = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table" });
+    this.past = scroll("Table");
     const form = h(
       "section",
       { class: "card" },
@@ -148,9 +148,7 @@ class Fit {
   }
 
   fail(error) {
-    this.live.replaceChildren(
-      h("div", { class: "problem", role: "alert" }, h("b", {}, `${error.title ?? "Error"}. `), error.message),
-    );
+    this.live.replaceChildren(problem(error));
   }
 
   progress(stage, share, cancel) {
@@ -200,9 +198,6 @@ class Fit {
       return;
     }
     dispatchEvent(new Event("boxcal:changed"));
-    const warnings = (fit.warnings ?? []).map(({ severity, message }) =>
-      h("li", { class: severity }, h("b", {}, `${severity}: `), message),
-    );
     this.live.replaceChildren(
       fit.state === "succeeded"
         ? h(
@@ -213,13 +208,11 @@ class Fit {
             " ",
             h("a", { class: "button", href: `#/calibration/${fit.calibrator}` }, "Open the report"),
           )
-        : h(
-            "div",
-            { class: "problem", role: "alert" },
-            h("b", {}, `The fit has ${fit.state === "failed" ? "failed" : `been ${fit.state}`}. `),
-            fit.error,
-          ),
-      warnings.length ? h("ul", { class: "warnings" }, warnings) : "",
+        : problem({
+            title: `The fit has ${fit.state === "failed" ? "failed" : `been ${fit.state}`}`,
+            message: fit.error,
+          }),
+      warnings(fit.warnings),
     );
     this.list();
   }
@@ -238,11 +231,11 @@ class Fit {
       this.resumed = true;
       this.follow(running.id).catch((error) => this.fail(error));
     }
-    this.past.replaceChildren(fits.length ? table(fits) : h("p", { class: "muted" }, "None yet."));
+    this.past.replaceChildren(fits.length ? fitTable(fits) : h("p", { class: "muted" }, "None yet."));
   }
 }
 
-function table(fits) {
+function fitTable(fits) {
   const seconds = (fit) => ((new Date(fit.finished_at) - new Date(fit.started_at)) / 1000).toFixed(1);
   const row = (fit) =>
     h(
@@ -261,5 +254,5 @@ function table(fits) {
       ),
     );
   const head = ["when", "method", "samples", "duration", "outcome"].map((name) => h("th", {}, name));
-  return h("table", { class: "fits" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, fits.map(row)));
+  return table("fits", head, fits.map(row));
 }

@@ -3,7 +3,7 @@
 import { acceptDrops, h } from "./dom.js";
 
 // Kept while the page is open, so that other views do not reset it.
-const state = { mode: "image", blob: null, name: "", logits: null, text: "" };
+const state = { mode: "image", blob: null, name: "", png: null, logits: null, text: "" };
 
 export class Input {
   /** `changed` is called when there is something new to send, `refuse` with a problem of the logits. */
@@ -97,10 +97,10 @@ export class Input {
     if (!state.blob && !state.logits && examples.length) this.takeExample(examples[0]);
   }
 
-  /** What to send, an image or logits; null if there is nothing. */
+  /** What to send, an image with its file's name or its PNG in base64, or logits; null if there is nothing. */
   value() {
-    const { mode, blob, logits } = state;
-    if (mode === "image") return blob && { blob };
+    const { mode, blob, name, png, logits } = state;
+    if (mode === "image") return blob && { blob, name, png };
     return logits && { logits };
   }
 
@@ -110,14 +110,14 @@ export class Input {
     this.changed();
   }
 
-  take(blob, name) {
-    Object.assign(state, { blob, name });
+  take(blob, name, png = null) {
+    Object.assign(state, { blob, name, png });
     this.setMode("image");
   }
 
   takeExample(example) {
     const raw = Uint8Array.from(atob(example.png), (c) => c.charCodeAt(0));
-    this.take(new Blob([raw], { type: "image/png" }), example.name);
+    this.take(new Blob([raw], { type: "image/png" }), example.name, example.png);
   }
 
   show() {
@@ -143,6 +143,7 @@ export class Input {
       .filter(Boolean);
     const numbers = words.map(Number);
     if (numbers.some((x) => !Number.isFinite(x))) {
+      state.logits = null;
       this.refuse({
         title: "Not a number",
         message: "Logits are finite numbers, separated by commas or spaces.",
@@ -150,6 +151,6 @@ export class Input {
       return;
     }
     state.logits = numbers.length ? numbers : null;
-    if (state.logits) this.changed();
+    this.changed();
   }
 }

@@ -2,7 +2,7 @@
 
 import { follow, get, may, post } from "./api.js";
 import { evidence, key } from "./charts.js";
-import { ago, h, percent, signed } from "./dom.js";
+import { ago, h, percent, problem, scroll, signed, table, tiles } from "./dom.js";
 
 export const title = "Monitor";
 
@@ -29,13 +29,13 @@ export function show(main) {
 class Monitor {
   constructor(main) {
     this.stopper = new AbortController();
-    this.lost = h("p", { class: "problem wide", role: "alert", hidden: true });
-    this.refused = h("p", { class: "problem wide", role: "alert", hidden: true });
+    this.lost = h("div", { class: "wide" });
+    this.refused = h("div", { class: "wide" });
     this.state = h("section", { class: "card wide state", "aria-live": "polite" });
     this.tiles = h("div", { class: "tiles" });
     this.chart = h("div");
     this.change = h("div");
-    this.decisions = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Decisions" });
+    this.decisions = scroll("Decisions");
     this.note = h("input", { id: "note", maxlength: 500, placeholder: "optional: why" });
     const card = (name, ...content) => h("section", { class: "card" }, h("h2", {}, name), ...content);
     main.append(
@@ -97,10 +97,10 @@ class Monitor {
     try {
       [monitor, { decisions }] = await Promise.all([get("/monitor"), get(`/refits?limit=${DECISIONS}`)]);
     } catch (error) {
-      tell(this.lost, error);
+      this.lost.replaceChildren(problem(error));
       return;
     }
-    this.lost.hidden = true;
+    this.lost.replaceChildren();
     if (decisions.length) this.last = Math.max(this.last ?? 0, decisions[0].id);
     this.drawState(monitor);
     this.drawTiles(monitor);
@@ -110,11 +110,11 @@ class Monitor {
   }
 
   async act(path, body) {
-    this.refused.hidden = true;
+    this.refused.replaceChildren();
     try {
       await post(path, body);
     } catch (error) {
-      tell(this.refused, error);
+      this.refused.replaceChildren(problem(error));
       return;
     }
     dispatchEvent(new Event("boxcal:changed"));
@@ -184,7 +184,7 @@ class Monitor {
     const count = (n) => (n ?? 0).toLocaleString("en");
     const sources = Object.entries(log.sources).map(([name, n]) => `${name} ${count(n)}`);
     const span = accuracy && accuracy.low !== undefined && accuracy.low !== null;
-    const tiles = [
+    const rows = [
       ["Labels", count(labels), skipped ? `since the test began; ${count(skipped)} entries of others` : "since the test began"],
       [
         "Expected accuracy",
@@ -208,11 +208,7 @@ class Monitor {
       ["Confidences", drift?.alarm ? "changed" : "as before", "since it became active, without labels", drift?.alarm],
       ["Kept predictions", count(log.rows), sources.length ? sources.slice(0, 2).join(", ") : "for labels that arrive later"],
     ];
-    this.tiles.replaceChildren(
-      ...tiles.map(([name, value, unit, alarm]) =>
-        h("div", { class: alarm ? "tile alarm" : "tile" }, h("span", {}, name), h("b", {}, value), h("small", {}, unit)),
-      ),
-    );
+    this.tiles.replaceChildren(...tiles(rows));
   }
 
   drawChart({ evidence: history, alarms, labels }) {
@@ -271,13 +267,8 @@ class Monitor {
     const head = ["when", "what", "labels", "reason"].map((name) => h("th", { class: name === "labels" ? "n" : "" }, name));
     this.decisions.replaceChildren(
       decisions.length
-        ? h("table", { class: "fits decisions" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, decisions.map(row)))
+        ? table("fits decisions", head, decisions.map(row))
         : h("p", { class: "muted" }, "None yet."),
     );
   }
-}
-
-function tell(place, error) {
-  place.hidden = false;
-  place.replaceChildren(h("b", {}, `${error.title}. `), error.message);
 }

@@ -2,7 +2,7 @@
 
 import { hasKey, save, url } from "./api.js";
 import { intervals, key, reliability, small } from "./charts.js";
-import { bytes, h, percent, signed } from "./dom.js";
+import { bytes, h, percent, scroll, signed, table, warnings } from "./dom.js";
 
 const METRICS = [
   ["error_rate", "Error rate", true],
@@ -28,7 +28,8 @@ export function reportCards(heading, { record, report, against, other }) {
       { class: "card" },
       heading,
       verdict(report),
-      warnings(report),
+      report.why ? h("p", {}, report.why) : "",
+      warnings(report.warnings),
       diagrams(record, report, against, other),
     ),
     metrics(record, report, against, other),
@@ -55,23 +56,6 @@ function verdict(report) {
         ? "NLL is clearly higher."
         : "NLL is not clearly different.",
   );
-}
-
-/** Probable problems of the data, and why `auto` chose this method. */
-function warnings(report) {
-  const found = report.warnings ?? [];
-  return [
-    report.why ? h("p", {}, report.why) : "",
-    found.length
-      ? h(
-          "ul",
-          { class: "warnings" },
-          found.map(({ severity, message }) =>
-            h("li", { class: severity }, h("b", {}, `${severity}: `), message),
-          ),
-        )
-      : "",
-  ];
 }
 
 function limits(report) {
@@ -174,23 +158,16 @@ function metrics(record, report, against, other) {
         : null,
     );
   };
-  const table = h(
-    "table",
-    { class: "metrics short" },
-    h(
-      "thead",
-      {},
-      h(
-        "tr",
-        {},
-        h("td"),
-        h("th", { class: "n" }, other ? `v${against}` : "before"),
-        h("th", { class: "n" }, other ? `v${record.version}` : "after"),
-        h("th", {}, "95 % intervals"),
-        other ? null : h("th", { class: "n" }, "difference, 95 %"),
-      ),
-    ),
-    h("tbody", {}, rows.map(row)),
+  const shown = table(
+    "metrics short",
+    [
+      h("td"),
+      h("th", { class: "n" }, other ? `v${against}` : "before"),
+      h("th", { class: "n" }, other ? `v${record.version}` : "after"),
+      h("th", {}, "95 % intervals"),
+      other ? null : h("th", { class: "n" }, "difference, 95 %"),
+    ],
+    rows.map(row),
   );
   const toggle = h(
     "button",
@@ -199,7 +176,7 @@ function metrics(record, report, against, other) {
       class: "link",
       "aria-expanded": "false",
       onclick: () => {
-        const all = !table.classList.toggle("short");
+        const all = !shown.classList.toggle("short");
         toggle.setAttribute("aria-expanded", all);
         toggle.textContent = all ? "Fewer metrics" : `All ${rows.length} metrics`;
       },
@@ -210,7 +187,7 @@ function metrics(record, report, against, other) {
     "div",
     { class: "card" },
     h("h2", {}, "Metrics"),
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table" }, table),
+    scroll("Table", shown),
     h(
       "div",
       { class: "under" },

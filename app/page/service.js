@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { key, lines } from "./charts.js";
-import { bytes, h, milliseconds, percent } from "./dom.js";
+import { bytes, h, milliseconds, percent, problem, scroll, table, tiles } from "./dom.js";
 
 export const title = "Service";
 
@@ -23,7 +23,7 @@ class Service {
     this.stages = h("div");
     this.rejected = h("div");
     this.confidence = h("div");
-    this.lost = h("p", { class: "problem wide", role: "alert", hidden: true });
+    this.lost = h("div", { class: "wide" });
     const card = (name, ...content) => h("section", { class: "card" }, h("h2", {}, name), ...content);
     main.append(
       h("h1", { class: "visually-hidden" }, "The service"),
@@ -52,10 +52,9 @@ class Service {
     try {
       stats = await get("/stats");
       this.model ??= await get("/model");
-      this.lost.hidden = true;
+      this.lost.replaceChildren();
     } catch (error) {
-      this.lost.hidden = false;
-      this.lost.replaceChildren(h("b", {}, `${error.title}. `), error.message);
+      this.lost.replaceChildren(problem(error));
       return;
     }
     if (!stats.history) return;
@@ -70,7 +69,7 @@ class Service {
     const good = stats.requests_per_second,
       bad = stats.failed_per_second,
       limit = this.model.limits.queue_samples;
-    const tiles = [
+    const rows = [
       ["Requests", (good + bad).toFixed(good + bad < 10 ? 1 : 0), "per second"],
       ["Median latency", milliseconds(stats.p50_ms ?? NaN), "p50"],
       ["99th percentile", milliseconds(stats.p99_ms ?? NaN), "p99"],
@@ -78,17 +77,7 @@ class Service {
       ["Failed", bad ? percent(bad / (good + bad)) : "0 %", "of requests", bad > 0],
       ["Memory", bytes(stats.memory_bytes ?? 0), `${(stats.cores ?? 0).toFixed(2)} cores busy`],
     ];
-    this.tiles.replaceChildren(
-      ...tiles.map(([name, value, unit, alarm]) =>
-        h(
-          "div",
-          { class: alarm ? "tile alarm" : "tile" },
-          h("span", {}, name),
-          h("b", {}, value),
-          h("small", {}, unit),
-        ),
-      ),
-    );
+    this.tiles.replaceChildren(...tiles(rows));
   }
 
   drawCharts({ at, every_seconds: step, history }) {
@@ -150,11 +139,7 @@ class Service {
       ),
     );
     this.stages.replaceChildren(
-      h(
-        "div",
-        { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table" },
-        h("table", { class: "stages" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)),
-      ),
+      scroll("Table", table("stages", head, rows)),
       h(
         "p",
         { class: "muted small" },
@@ -169,16 +154,11 @@ class Service {
     const rows = Object.entries(rejected);
     this.rejected.replaceChildren(
       rows.length
-        ? h(
-            "table",
-            { class: "plain" },
-            h("thead", {}, h("tr", {}, h("th", {}, "reason"), h("th", { class: "n" }, "since the start"))),
-            h(
-              "tbody",
-              {},
-              rows.map(([reason, count]) =>
-                h("tr", {}, h("td", {}, reason), h("td", { class: "n" }, count.toLocaleString("en"))),
-              ),
+        ? table(
+            "plain",
+            [h("th", {}, "reason"), h("th", { class: "n" }, "since the start")],
+            rows.map(([reason, count]) =>
+              h("tr", {}, h("td", {}, reason), h("td", { class: "n" }, count.toLocaleString("en"))),
             ),
           )
         : h("p", { class: "muted" }, "None since the start."),

@@ -1,9 +1,8 @@
 // Try: softmax, calibrated and bounded probabilities of an image or of logits, with bounds to drag.
 
-import { get, hasKey, may, post, predict, url } from "./api.js";
-import { ChosenBounds } from "./bounds.js";
-import { boxSoftmax, softmax, sum, effectiveBox } from "./box.js";
-import { h, milliseconds, percent } from "./dom.js";
+import { command, get, may, submit } from "./api.js";
+import { boxSoftmax, ChosenBounds, effectiveBox, softmax, sum } from "./box.js";
+import { h, milliseconds, percent, problem } from "./dom.js";
 import { Input } from "./input.js";
 import { Track } from "./track.js";
 
@@ -14,8 +13,18 @@ const FEW = 12; // up to so many classes are all shown
 const SHOWN = 8; // of more, so many, and those with bounds of their own
 const AXES = [1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001]; // where the axis may end
 
-// Kept while the page is open, so that other views do not reset it.
-const state = { model: null, version: "active", answer: null, chosen: new ChosenBounds(), pinned: new Set() };
+// Whether the numbers are the answer to the inputs: class and words below them.
+const STATUS = {
+  confirmed: ["sure", "✓ confirmed by the service"],
+  computed: ["unsure", "… computed in the browser, waiting for the service"],
+  asking: ["unsure", "… an earlier answer, waiting for the service"],
+  failed: ["bad", "not confirmed by the service"],
+  infeasible: ["bad", "not sent"],
+};
+const CURRENT = ["confirmed", "computed"]; // the others are dimmed
+
+// Kept while the page is open.
+const state = { model: null, version: "active", chosen: new ChosenBounds(), pinned: new Set() };
 
 export function show(main) {
   const view = new Try(main);
@@ -23,13 +32,22 @@ export function show(main) {
   return () => view.stop();
 }
 
-/** Send an input, an image or logits, with options. */
-const send = ({ blob, logits }, options) =>
-  blob ? predict(blob, options) : post("/calibrate", { logits: [logits], options });
+/** The request for an input, an image or logits, with options. */
+const request = ({ blob, logits }, options) =>
+  blob
+    ? {
+        path: `/predict?options=${encodeURIComponent(JSON.stringify(options))}`,
+        type: blob.type || "image/png",
+        body: blob,
+      }
+    : { path: "/calibrate", type: "application/json", body: JSON.stringify({ logits: [logits], options }) };
+
+/** Options of the request that confirms an answer. */
+const confirmation = (calibrator, bounds) => ({ probabilities: true, top_k: 1, calibrator, bounds });
 
 class Try {
   constructor(main) {
-    this.input = new Input({ changed: () => this.ask(), refuse: (problem) => this.explain(problem) });
+    this.input = new Input({ changed: () => this.ask(), refuse: (problem) => this.withdraw(problem) });
     this.chooser = h("select", {
       id: "which",
       onchange: () => {
@@ -51,29 +69,30 @@ class Try {
       this.input.parts,
       h("label", { class: "field", for: "which" }, h("span", {}, "Calibrator"), this.chooser),
     );
-    const request = h(
+    this.request = h(
       "section",
-      { class: "card request", "aria-label": "The request" },
+      { class: "card request", "aria-label": "The request", hidden: true },
       h("details", {}, h("summary", {}, "Exact bounds as JSON"), this.json),
       h("details", {}, h("summary", {}, "This request as curl"), this.curl),
     );
     this.headline = h("div", { class: "headline", "aria-live": "polite" });
-    this.trouble = h("div", { class: "trouble", role: "alert" });
+    this.trouble = h("div", { class: "trouble" });
     this.rows = h("div", { class: "rows" });
     this.sums = h("p", { class: "sums" });
     this.more = h("div", { class: "more" });
-    this.foot = h("p", { class: "foot" });
-    this.result = h(
-      "section",
-      { class: "card result", "aria-label": "Answer" },
+    this.status = h("span", { role: "status" });
+    this.origin = h("span");
+    this.parts = h(
+      "div",
+      { class: "parts", hidden: true },
       this.headline,
       this.rows,
       this.more,
-      this.trouble,
       this.sums,
-      this.foot,
+      h("p", { class: "foot" }, this.status, this.origin),
     );
-    main.append(h("h1", { class: "visually-hidden" }, "Try the model"), input, this.result, request);
+    this.result = h("section", { class: "card result", "aria-label": "Answer" }, this.parts, this.trouble);
+    main.append(h("h1", { class: "visually-hidden" }, "Try the model"), input, this.result, this.request);
     this.stopper = new AbortController();
     this.input.listen(input, this.stopper.signal);
     this.tracks = new Map();
@@ -81,7 +100,7 @@ class Try {
 
   async start() {
     await Promise.all([this.loadCalibrators(), this.loadModel()]);
-    if (!this.flight) this.ask();
+    if (!this.flight && !this.answer) this.ask();
   }
 
   stop() {
@@ -93,8 +112,10 @@ class Try {
     try {
       const { calibrators } = may("read") ? await get("/calibrators") : { calibrators: [] };
       const named = (c) => (c ? (c.version ? `v${c.version} ${c.method}` : "v0 uncalibrated") : "");
+      const active = calibrators.find((c) => c.active);
+      this.active = active?.version;
       this.chooser.replaceChildren(
-        h("option", { value: "active" }, ["active", named(calibrators.find((c) => c.active))].filter(Boolean).join(": ")),
+        h("option", { value: "active" }, ["active", named(active)].filter(Boolean).join(": ")),
         ...calibrators.map((c) => h("option", { value: c.version }, named(c))),
       );
       this.chooser.value = state.version;
@@ -115,18 +136,45 @@ class Try {
 
   /** Ask the service for the unbounded answer, with what the browser needs to apply any bounds. */
   async ask() {
+    if (!state.model) return;
     const sent = this.input.value();
-    if (!state.model || !sent) return;
+    if (!sent) {
+      this.withdraw();
+      return;
+    }
+    this.stopConfirming();
     const flight = (this.flight = {});
-    const version = state.version === "active" ? "active" : Number(state.version);
-    const options = { probabilities: true, logits: true, explain: true, top_k: 1, calibrator: version };
+    this.trouble.replaceChildren();
+    if (this.answer) this.mark("asking");
     try {
-      const answer = await send(sent, options);
+      const answer = await submit(request(sent, { logits: true, explain: true, ...confirmation(chosenVersion()) }));
       if (this.stopper.signal.aborted || flight !== this.flight) return;
+      this.flight = null;
       this.accept(answer, sent);
     } catch (error) {
-      if (error.name !== "AbortError") this.explain(error);
+      if (flight === this.flight) this.withdraw(error);
     }
+  }
+
+  /** Show no answer, and why. */
+  withdraw(problem) {
+    this.flight = null;
+    this.stopConfirming();
+    this.answer = null;
+    this.parts.hidden = this.request.hidden = true;
+    this.trouble.replaceChildren();
+    this.result.removeAttribute("aria-busy");
+    if (problem) this.explain(problem);
+  }
+
+  /** Say whether the numbers are the answer to the present inputs. */
+  mark(status) {
+    const [kind, words] = STATUS[status];
+    this.status.className = kind;
+    this.status.textContent = words;
+    this.result.setAttribute("aria-busy", status === "asking");
+    this.json.readOnly = status === "asking";
+    this.result.classList.toggle("stale", !CURRENT.includes(status));
   }
 
   accept(answer, sent) {
@@ -135,7 +183,7 @@ class Try {
     const { logits: mapped, lower, upper } = prediction.explain;
     const calibrated = prediction.probabilities;
     const each = (bound) => (typeof bound === "number" ? labels.map(() => bound) : bound);
-    state.answer = {
+    this.answer = {
       calibrator: answer.calibrator,
       labels,
       sent,
@@ -145,20 +193,19 @@ class Try {
       fitted: { lower: each(lower), upper: each(upper) },
       timing: answer.timing_ms,
     };
-    state.answer.order = labels
+    this.answer.order = labels
       .map((_, i) => i)
       .sort((a, b) => calibrated[b] - calibrated[a] || mapped[b] - mapped[a]);
-    this.result.classList.add("ready");
-    this.trouble.replaceChildren();
+    if (state.version === "active" && this.active !== answer.calibrator.version) this.loadCalibrators();
+    this.parts.hidden = this.request.hidden = false;
     this.build();
     const bounded = state.chosen.option(labels) !== undefined; // the answer was asked for without bounds
-    this.update(bounded ? "browser" : "service");
+    this.update(bounded ? "computed" : "confirmed");
     if (bounded) this.confirmSoon(0);
-    else this.stopConfirming();
   }
 
   visible() {
-    const { labels, order, before } = state.answer;
+    const { labels, order, before } = this.answer;
     if (labels.length <= FEW) return order;
     const own = new Set([...state.chosen.own.lower.keys(), ...state.chosen.own.upper.keys(), ...state.pinned]);
     const likely = new Set(order.slice(0, SHOWN));
@@ -167,7 +214,7 @@ class Try {
   }
 
   build() {
-    const { labels, before, calibrated } = state.answer;
+    const { labels, before, calibrated } = this.answer;
     this.tracks.clear();
     const shown = this.visible();
     const largest = Math.max(...shown.flatMap((i) => [before[i], calibrated[i]]));
@@ -211,7 +258,8 @@ class Try {
           if (found >= 0) {
             state.pinned.add(found);
             this.build();
-            this.update("browser");
+            this.update("computed");
+            this.confirmSoon(0);
           }
         },
       });
@@ -223,18 +271,18 @@ class Try {
   /** A handle moved: draw new bars in this frame and confirm with the service later. */
   moved() {
     performance.mark("boxcal-move");
-    this.update("browser");
+    this.update("computed");
     performance.measure("boxcal-move", "boxcal-move");
     this.confirmSoon(CONFIRM_AFTER);
   }
 
-  update(source, exact) {
-    const { before, calibrated, mapped, fitted, labels } = state.answer;
+  update(status, exact) {
+    const { before, calibrated, mapped, fitted, labels } = this.answer;
     const box = state.chosen.box(labels.length);
     const low = sum(box.lower),
       high = sum(box.upper),
       feasible = isFeasible(box);
-    this.result.classList.toggle("stale", !feasible);
+    this.mark(this.flight ? "asking" : feasible ? status : "infeasible");
     if (feasible) {
       const effective = effectiveBox(fitted, box);
       this.now = exact ?? boxSoftmax(mapped, effective.lower, effective.upper);
@@ -246,9 +294,11 @@ class Try {
       track.draw(state.chosen, [before[i], calibrated[i], now[i]], feasible ? this.held(i, now[i], box) : null);
     if (this.rest)
       this.rest.textContent = `${labels.length - this.tracks.size} others together ${percent(sum(now.filter((_, i) => !this.tracks.has(i))))}`;
-    this.say(now, feasible, low, high, source);
-    this.json.value = JSON.stringify(state.chosen.option(labels) ?? {}, null, 1);
-    this.writeCurl();
+    this.say(now, feasible, low, high);
+    const { sent } = this.answer,
+      bounds = state.chosen.option(labels);
+    this.json.value = JSON.stringify(bounds ?? {}, null, 1);
+    this.curl.textContent = command(request(sent, confirmation(chosenVersion(), bounds)), sent);
   }
 
   /** Which effective bound a probability is equal to, "fitted …" if the bound is not the request's; or null. */
@@ -262,8 +312,8 @@ class Try {
     return null;
   }
 
-  say(now, feasible, low, high, source) {
-    const { labels, before, calibrated, mapped, calibrator, timing } = state.answer;
+  say(now, feasible, low, high) {
+    const { labels, before, calibrated, mapped, calibrator, timing } = this.answer;
     const most = Math.max(...now);
     const best = now
       .map((_, i) => i)
@@ -290,13 +340,13 @@ class Try {
     if (!feasible) {
       const tooLow = high < 1;
       this.trouble.replaceChildren(
-        h(
-          "div",
-          { class: "problem" },
-          h("b", {}, "No distribution satisfies these bounds. "),
-          tooLow
-            ? `The upper bounds of the ${K} classes add up to ${part(high)}. They must add up to at least 100 %: ${part(1 - high)} is missing.`
-            : `The lower bounds of the ${K} classes add up to ${part(low)}. They may add up to at most 100 %: ${part(low - 1)} too much.`,
+        problem(
+          {
+            title: "No distribution satisfies these bounds",
+            message: tooLow
+              ? `The upper bounds of the ${K} classes add up to ${part(high)}. They must add up to at least 100 %: ${part(1 - high)} is missing.`
+              : `The lower bounds of the ${K} classes add up to ${part(low)}. They may add up to at most 100 %: ${part(low - 1)} too much.`,
+          },
           h(
             "div",
             { class: "actions" },
@@ -309,9 +359,7 @@ class Try {
                   this.moved();
                 },
               },
-              tooLow
-                ? "Raise the upper bounds to 100 % in total"
-                : "Lower the lower bounds to 100 % in total",
+              tooLow ? "Raise the upper bounds to 100 % in total" : "Lower the lower bounds to 100 % in total",
             ),
             h("button", { type: "button", class: "quiet", onclick: () => this.reset() }, "Remove all bounds"),
           ),
@@ -334,26 +382,12 @@ class Try {
           ]
         : ["Drag the brackets [ ] of a class, or of all classes, to bound the answer."]),
     );
-    if (timing) {
-      const sure =
-        source === "service"
-          ? h("span", { class: "sure" }, "✓ confirmed by the service")
-          : h("span", { class: "unsure" }, "… computed in the browser, waiting for the service");
-      this.foot.replaceChildren(
-        feasible ? sure : h("span", { class: "bad" }, "not sent"),
-        ` · ${calibrator.version ? `v${calibrator.version} ${calibrator.method}` : "uncalibrated"} · `,
-        h(
-          "span",
-          {
-            title: Object.entries(timing)
-              .map(([k, v]) => `${k} ${v} ms`)
-              .join(", "),
-          },
-          `${milliseconds(timing.total)} in the service`,
-        ),
-        this.effective?.relaxed ? " · fitted bounds were relaxed to fit yours" : "",
-      );
-    }
+    const stages = Object.entries(timing).map(([stage, ms]) => `${stage} ${ms} ms`);
+    this.origin.replaceChildren(
+      ` · ${calibrator.version ? `v${calibrator.version} ${calibrator.method}` : "uncalibrated"} · `,
+      h("span", { title: stages.join(", ") }, `${milliseconds(timing.total)} in the service`),
+      this.effective?.relaxed ? " · fitted bounds were relaxed to fit yours" : "",
+    );
   }
 
   reset() {
@@ -361,13 +395,28 @@ class Try {
     this.moved();
   }
 
-  readJson() {
+  /** Take the bounds that are written as JSON; the service refuses what the page cannot read. */
+  async readJson() {
+    this.stopConfirming();
+    const check = (this.confirming = {});
+    const { sent, calibrator, labels } = this.answer;
     try {
-      state.chosen.read(JSON.parse(this.json.value || "{}"), state.answer.labels);
-      this.build();
-      this.moved();
+      const written = JSON.parse(this.json.value || "{}");
+      const chosen = ChosenBounds.read(written, labels);
+      if (chosen) {
+        state.chosen = chosen;
+        this.build();
+        this.moved();
+        return;
+      }
+      this.mark("failed");
+      await submit(request(sent, confirmation(calibrator.version, written)));
+      throw new Error("Bounds are an object with the members lower and upper.");
     } catch (error) {
-      this.explain({ title: "These bounds are not valid", message: error.message });
+      if (check !== this.confirming) return;
+      this.mark("failed");
+      const { message } = error;
+      this.explain({ title: "These bounds are not valid", ...error, message }, () => this.readJson());
     }
   }
 
@@ -382,39 +431,32 @@ class Try {
   }
 
   async confirm() {
-    const { sent, calibrator, labels } = state.answer;
+    if (this.flight) return; // the answer to come is confirmed
+    const { sent, calibrator, labels } = this.answer;
     if (!isFeasible(state.chosen.box(labels.length))) return;
     const flight = (this.confirming = {});
-    const bounds = state.chosen.option(labels);
-    const options = { probabilities: true, top_k: 1, calibrator: calibrator.version, bounds };
     try {
-      const answer = await send(sent, options);
+      const options = confirmation(calibrator.version, state.chosen.option(labels));
+      const answer = await submit(request(sent, options));
       if (this.stopper.signal.aborted || flight !== this.confirming) return;
       const exact = answer.predictions[0].probabilities;
       this.result.dataset.difference = Math.max(...exact.map((p, i) => Math.abs(p - this.now[i])));
       this.effective.relaxed = answer.bounds_relaxed;
-      this.update("service", exact);
+      this.update("confirmed", exact);
     } catch (error) {
-      if (error.name !== "AbortError") this.explain(error);
+      if (flight !== this.confirming) return;
+      this.mark("failed");
+      this.explain(error, () => this.confirm());
     }
   }
 
-  explain(error) {
-    this.trouble.replaceChildren(
-      h("div", { class: "problem" }, h("b", {}, `${error.title ?? "The request failed"}. `), error.message),
-    );
-  }
-
-  writeCurl() {
-    const { sent, labels } = state.answer,
-      bounds = state.chosen.option(labels);
-    const at = (path) => url(path).href.replace("?", "\\?");
-    const options = JSON.stringify({ ...(bounds && { bounds }), top_k: 3 });
-    const key = hasKey() ? ' -H "X-API-Key: $BOXCAL_API_KEY"' : "";
-    this.curl.textContent = sent.blob
-      ? `curl -s ${at("/predict")}${key} \\\n  -F file=@image.png \\\n  -F 'options=${options}'`
-      : `curl -s ${at("/calibrate")}${key} -H 'Content-Type: application/json' -d '{\n  "logits": [[${sent.logits.slice(0, 3).join(", ")}, …]],\n  "options": ${options}}'`;
+  /** Show a problem; `again` is offered where the service may answer later. */
+  explain({ title, message, status }, again = () => this.ask()) {
+    const retry = status === 0 || status === 429 || status >= 500;
+    const button = retry && h("button", { type: "button", onclick: again }, "Ask again");
+    this.trouble.replaceChildren(problem({ title, message }, button && h("div", { class: "actions" }, button)));
   }
 }
 
+const chosenVersion = () => (state.version === "active" ? "active" : Number(state.version));
 const isFeasible = ({ lower, upper }) => sum(lower) <= 1 + 1e-9 && sum(upper) >= 1 - 1e-9;

@@ -104,7 +104,7 @@ def test_logits_are_pasted_and_the_request_is_shown_as_curl(page: Page, page_url
     expect(page.locator(".headline .label")).to_have_text("0")
     expect(page.locator(".sure")).to_be_visible()
     page.get_by_text("This request as curl").click()
-    expect(page.locator("pre.code")).to_contain_text(f"curl -s {page_url}/calibrate")
+    expect(page.locator("pre.code")).to_contain_text(f"curl -s '{page_url}/calibrate'")
 
 
 def test_wrong_logits_are_refused_with_the_services_own_words(
