@@ -11,6 +11,10 @@ PYTEST_WORKERS ?= 2
 # In the order of the folders: the quick tests come last, so that no process waits for a long one of another.
 PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
+# `compat` puts the checkout on sys.path. Otherwise `import boxcal` in the folder that contains a clone named boxcal finds the clone,
+# a folder without __init__.py, before it finds the package.
+EDITABLE := --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
+
 # Of what pip says: each package that it fetches, with its size, and that it unpacks them.
 PACKAGES := sed -un 's/^ *\(Downloading\|Using cached\) /  /p; s/^Installing collected packages.*/Unpacking them/p'
 SHELL := bash
@@ -28,7 +32,7 @@ $(RUNTIME): requirements.lock pyproject.toml
 	@echo "Installing requirements.lock into $(VENV). The first time this takes a few minutes, because PyTorch is large."
 	@$(BIN)/python -m pip install --progress-bar off --require-hashes --requirement requirements.lock | $(PACKAGES)
 	@echo "Installing boxcal"
-	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m pip install $(EDITABLE)
 	@echo "Compiling its loops"
 	@$(BIN)/python -m boxcal.calibrators.warm
 	@touch $@
@@ -49,7 +53,7 @@ coverage: $(DEV) ## Run the test suite and report which lines and branches it re
 $(RAY): requirements-ray.lock pyproject.toml
 	test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
 	$(RAY_VENV)/bin/python -m pip install --quiet --require-hashes --requirement requirements-ray.lock
-	$(RAY_VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(RAY_VENV)/bin/python -m pip install $(EDITABLE)
 	touch $@
 
 ray: $(RAY) ## Install Ray into an environment of its own, .venv-ray

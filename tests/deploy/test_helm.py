@@ -280,12 +280,77 @@ def test_the_manifests_for_ray_are_valid_and_misspelt_members_are_not(packages: 
     assert open_ports == [{8265}, {8000}, {30000}]
 
 
+def test_numbers_are_exact(packages: Path) -> None:
+    """YAML numbers reach a template as floats, of which Helm prints 5e+07."""
+    values = {
+        **VALUES["replicas with PostgreSQL"],
+        "settings": {"MAX_PIXELS": 50_000_000, "TIMEOUT_MS": 0.5, "OPTIMIZE": True, "GRPC_PORT": 9000},
+        "replicas": 1_000_001,
+        "fitWorkers": 2_000_000,
+        "shutdownSeconds": 3_000_000,
+        "preStopSeconds": 4_000_000,
+        "gpus": 1_000_000,
+        "resources": {"requests": {"memory": 8_589_934_592}, "limits": {"memory": 8_589_934_592}},
+        "disruptionBudget": {"maxUnavailable": 5_000_000},
+    }
+    text = json.dumps(rendered(packages, values))
+    assert "e+" not in text
+    deployment = of_kind(json.loads(text), "Deployment")
+    settings = environment(deployment)
+    names = ("MAX_PIXELS", "SHUTDOWN_SECONDS", "TIMEOUT_MS")
+    assert [settings[f"BOXCAL_{name}"] for name in names] == ["50000000", "3000000", "0.5"]
+    assert deployment["spec"]["replicas"] == 1_000_001
+    autoscaling = {"enabled": True, "minReplicas": 1_000_000, "maxReplicas": 2_000_000}
+    scaled = {"database": {"secret": "one"}, "autoscaling": autoscaling}
+    spec = of_kind(rendered(packages, scaled), "HorizontalPodAutoscaler")["spec"]
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (1_000_000, 2_000_000)
+    claim = of_kind(rendered(packages, {"volume": {"size": 8_589_934_592}}), "PersistentVolumeClaim")
+    assert claim["spec"]["resources"]["requests"]["storage"] == 8_589_934_592
+
+
+def test_grpc_is_a_port_of_container_service_and_network_policy(packages: Path) -> None:
+    manifests = rendered(packages, {"settings": {"GRPC_PORT": 9000}})
+    (container,) = of_kind(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert {"name": "grpc", "containerPort": 9000} in container["ports"]
+    ports = of_kind(manifests, "Service")["spec"]["ports"]
+    assert {"name": "grpc", "port": 9000, "targetPort": "grpc"} in ports
+    (rule,) = of_kind(manifests, "NetworkPolicy")["spec"]["ingress"]
+    assert rule["ports"] == [{"port": "http"}, {"port": "grpc"}]
+    (rule,) = of_kind(rendered(packages, {}), "NetworkPolicy")["spec"]["ingress"]
+    assert rule["ports"] == [{"port": "http"}]
+
+
+def test_the_secret_of_alarms_is_a_reference(packages: Path) -> None:
+    values = {"settings": {"ALARM_WEBHOOK": "https://example.org/hook"}, "alarmSecret": "boxcal-alarm"}
+    settings = environment(of_kind(rendered(packages, values), "Deployment"))
+    assert settings["BOXCAL_ALARM_SECRET"] == {"secretKeyRef": {"name": "boxcal-alarm", "key": "key"}}
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"replica": 2}, "additional properties 'replica' not allowed"),
         ({"image": {"tagg": "1"}}, "additional properties 'tagg' not allowed"),
         ({"settings": {"PORT": 9000}}, "invalid propertyName 'PORT'"),
+        ({"settings": {"MAX_PIXEL": 9000}}, "invalid propertyName 'MAX_PIXEL'"),
+        ({"settings": {"ALARM_SECRET": "k" * 32}}, "invalid propertyName 'ALARM_SECRET'"),
+        ({"settings": {"GRPC_PORT": 0}}, "minimum"),
+        (
+            {"tolerations": [{"key": "gpu", "operater": "Exists"}]},
+            "additional properties 'operater' not allowed",
+        ),
+        (
+            {"affinity": {"podAntiAffinity": {"requiredDuringScheduling": []}}},
+            "additional properties 'requiredDuringScheduling' not allowed",
+        ),
+        ({"networkPolicy": {"from": [{"podSelectr": {}}]}}, "additional properties 'podSelectr' not allowed"),
+        (
+            {
+                "database": {"secret": "one"},
+                "autoscaling": {"enabled": True, "minReplicas": 4, "maxReplicas": 3},
+            },
+            "autoscaling.minReplicas is greater than autoscaling.maxReplicas",
+        ),
         ({"fitWorkers": 1}, "fitWorkers need PostgreSQL and shared validation sets"),
         (
             {"sharedClaim": "one", "sharedBucket": {"url": "s3://two"}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 from jsonschema.validators import validator_for
+
+from boxcal.app.settings.service import Settings
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -45,6 +48,17 @@ def test_the_workflow_runs_every_supported_python_and_existing_targets() -> None
     used = [step.removeprefix("make ") for step in steps if step.startswith("make ")]
     assert used
     assert set(used) <= targets
+
+
+def test_the_chart_accepts_every_setting_that_it_does_not_set_itself() -> None:
+    schema = json.loads((ROOT / "deploy" / "helm" / "boxcal" / "values.schema.json").read_text())
+    accepted = set(schema["properties"]["settings"]["propertyNames"]["enum"])
+    rendered = {
+        "HOST", "PORT", "DATA_DIR", "DATABASE_URL", "MIGRATE", "SHARED_DIR",
+        "SHUTDOWN_SECONDS", "ALLOW_ANONYMOUS", "ALARM_SECRET",
+    }  # fmt: skip
+    assert accepted | rendered == {name.upper() for name in Settings.model_fields}
+    assert not accepted & rendered
 
 
 def test_the_citation_names_this_version() -> None:

@@ -1,4 +1,4 @@
-"""The wheel, installed away from the source: its files, its command, its service and the README's Python."""
+"""The wheel and the editable installation: files, command, service and the README's Python."""
 
 from __future__ import annotations
 
@@ -42,27 +42,38 @@ def run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder of the wheel and the source archive, built from a copy of the checkout."""
-    source = tmp_path_factory.mktemp("source")
+def copy_checkout(source: Path) -> Path:
     for package in PACKAGES:
         shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "boxcal", source / "boxcal", symlinks=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
+    return source
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder of the wheel and the source archive, built from a copy of the checkout."""
+    source = copy_checkout(tmp_path_factory.mktemp("source"))
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", source / "dist", cwd=source)
     return source / "dist"
 
 
-@pytest.fixture(scope="module")
-def environment(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel into an empty environment that borrows the dependencies of this one."""
-    home = tmp_path_factory.mktemp("environment")
+def empty_environment(home: Path) -> Path:
+    """Create an environment that borrows the dependencies of this one; give its folder of packages."""
     venv.create(home, symlinks=True)
     packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(home)}))
     # A path in a .pth file brings the packages of a folder, but not its own .pth files: no editable boxcal.
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    folders = [folder for folder in sys.path if folder.endswith("site-packages")]
+    (packages / "dependencies.pth").write_text("\n".join(folders))
+    return packages
+
+
+@pytest.fixture(scope="module")
+def environment(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel into an empty environment."""
+    home = tmp_path_factory.mktemp("environment")
+    packages = empty_environment(home)
     (wheel,) = built.glob("*.whl")
     python = home / "bin" / "python"
     run(
@@ -103,6 +114,18 @@ def test_the_source_archive_holds_every_file(built: Path) -> None:
     with tarfile.open(archive) as packed:
         files = {name.partition("/")[2] for name in packed.getnames()}
     assert source_files() | {"pyproject.toml", "README.md", "LICENSE"} <= files
+
+
+def test_an_editable_clone_is_imported_from_every_folder(tmp_path: Path) -> None:
+    clone = copy_checkout(tmp_path / "boxcal")
+    empty_environment(tmp_path / "environment")
+    python = tmp_path / "environment" / "bin" / "python"
+    (options,) = re.findall(r"^EDITABLE := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    run(sys.executable, "-m", "pip", "--python", python, "install", *options.split(), cwd=clone)
+    (tmp_path / "elsewhere").mkdir()
+    for folder in (tmp_path, clone, tmp_path / "elsewhere"):
+        found = run(python, "-c", "import boxcal; print(boxcal.BoxcalClient, boxcal.__file__)", cwd=folder)
+        assert str(clone / "boxcal" / "__init__.py") in found
 
 
 def test_the_command_shows_its_help(environment: Path, tmp_path: Path) -> None:

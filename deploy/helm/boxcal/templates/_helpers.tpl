@@ -18,13 +18,25 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
+{{- /* Helm reads numbers as float64 and prints 50000000 as 5e+07, which is not an integer to the service. */}}
+{{- define "boxcal.number" -}}
+{{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ printf "%.0f" . }}{{ else }}{{ . }}{{ end }}
+{{- end }}
+
 {{- define "boxcal.environment" -}}
 {{- range $name, $value := .Values.settings }}
 - name: BOXCAL_{{ $name }}
-  value: {{ $value | toString | quote }}
+  value: {{ include "boxcal.number" $value | quote }}
 {{- end }}
 - name: BOXCAL_SHUTDOWN_SECONDS
-  value: {{ .Values.shutdownSeconds | quote }}
+  value: {{ include "boxcal.number" .Values.shutdownSeconds | quote }}
+{{- with .Values.alarmSecret }}
+- name: BOXCAL_ALARM_SECRET
+  valueFrom:
+    secretKeyRef:
+      name: {{ . }}
+      key: key
+{{- end }}
 {{- if .Values.allowAnonymous }}
 - name: BOXCAL_ALLOW_ANONYMOUS
   value: "1"
