@@ -33,7 +33,7 @@ from boxcal.app.settings.model_list import ModelEntry
 from boxcal.app.settings.service import Settings
 from boxcal.app.v2.inference import Models
 from boxcal.app.workers.slot import Slot
-from boxcal.models.backbone import Backbone
+from boxcal.models.backends.backbone import Backbone
 from boxcal.models.errors import BackboneError
 
 

@@ -117,7 +117,7 @@ def images(folder: Path, rows: int, *, small: bool) -> Case:
     paths = sorted(source.iterdir())
 
     def batches(backbone: Any) -> Iterator[Callable[[], dict[str, Array]]]:
-        from boxcal.models.decoding import decode  # noqa: PLC0415
+        from boxcal.models.inputs.decoding import decode  # noqa: PLC0415
 
         def read(chosen: list[Path]) -> dict[str, Array]:
             decoded = [
@@ -289,7 +289,7 @@ def in_a_loop(case: Case, backbone: Any, cores: int) -> None:
 def measure(name: str, rows: int, rounds: int, folder: Path) -> None:
     """Print rates, and the ratio of boxcal's to each of the others."""
     from boxcal.app.cli import bulk  # noqa: PLC0415
-    from boxcal.models.loading import load_backbone  # noqa: PLC0415
+    from boxcal.models.loading.specifications import load_backbone  # noqa: PLC0415
 
     make, usual = CASES[name]
     case, cores = make(folder, rows or usual), len(os.sched_getaffinity(0))

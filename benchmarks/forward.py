@@ -18,7 +18,7 @@ from pathlib import Path
 import onnxruntime
 import torch
 
-from boxcal.models.loading import load_backbone
+from boxcal.models.loading.specifications import load_backbone
 
 BATCHES = (1, 4)
 SECONDS = 4.0

@@ -22,10 +22,10 @@ import torch
 
 from benchmarks.overload import wait_until_ready
 from benchmarks.serving.payloads import free_port
-from boxcal.models.decoding import decode
-from boxcal.models.digits import DigitLevels
+from boxcal.models.backends.digits import DigitLevels
 from boxcal.models.digits_data import load_digits_split
-from boxcal.models.loading import load_backbone
+from boxcal.models.inputs.decoding import decode
+from boxcal.models.loading.specifications import load_backbone
 
 REQUESTS = 300
 

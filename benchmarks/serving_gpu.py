@@ -31,7 +31,7 @@ from benchmarks.serving.load import Phase
 from benchmarks.serving.payloads import Request, for_boxcal, read_images
 from benchmarks.serving.peers.work import prepare
 from benchmarks.serving.running import run_part, serving
-from boxcal.models.loading import load_backbone
+from boxcal.models.loading.specifications import load_backbone
 
 SPEC, PRECISION, BATCH, SIDE = "torchvision:vit_b_16", "bfloat16", 64, 224
 SAMPLES_A_REQUEST = 16

@@ -29,9 +29,9 @@ from boxcal.app.cli.local import Bound, bounds_of, calibrator_of, scores_of
 from boxcal.app.cli.output import Advance, messages, progress_bar
 from boxcal.app.cli.settings import read_settings
 from boxcal.calibrators.array_calibrator import ArrayCalibrator, Box
-from boxcal.models.backbone import Backbone
-from boxcal.models.core_pool import usable_cores
-from boxcal.models.inputs import Samples
+from boxcal.models.backends.backbone import Backbone
+from boxcal.models.backends.core_pool import usable_cores
+from boxcal.models.inputs.base import Samples
 
 AHEAD = 2
 """Tasks for each thread that wait, so that none is idle while results are written."""

@@ -20,8 +20,8 @@ from boxcal.app.cli.local import image_of
 from boxcal.app.fitting.worker.reading import SampleFile, ScoreFile, holds_samples
 from boxcal.app.settings.service import Settings
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
-from boxcal.models.backbone import Backbone
-from boxcal.models.inputs import Samples
+from boxcal.models.backends.backbone import Backbone
+from boxcal.models.inputs.base import Samples
 
 ROWS = 5000
 """Rows of features or logits of a task; the model runs on all of them at once."""

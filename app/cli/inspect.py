@@ -10,8 +10,8 @@ from rich.markup import escape
 
 from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.output import messages, plain_table, screen, write_json
-from boxcal.models.description import describe_model
-from boxcal.models.inspection import inspect_model
+from boxcal.models.loading.description import describe_model
+from boxcal.models.loading.inspection import inspect_model
 
 SHOWN_LABELS = 8
 

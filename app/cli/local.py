@@ -15,10 +15,10 @@ from boxcal.app.client import Answer
 from boxcal.app.http.problems import InvalidBounds
 from boxcal.app.predict.options import BoundsOption, Labels, check_bounds
 from boxcal.calibrators.array_calibrator import ArrayCalibrator, Box, CalibratedRows
-from boxcal.models.backbone import Backbone, OpenBackbone
-from boxcal.models.decoding import decode
+from boxcal.models.backends.backbone import Backbone, OpenBackbone
 from boxcal.models.errors import InvalidImage
-from boxcal.models.inputs import Samples
+from boxcal.models.inputs.base import Samples
+from boxcal.models.inputs.decoding import decode
 
 Bound = float | dict[str, float] | None
 

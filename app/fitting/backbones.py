@@ -13,7 +13,7 @@ from boxcal.app.settings.model_list import entries
 
 if TYPE_CHECKING:
     from boxcal.app.settings.service import Settings
-    from boxcal.models.backbone import Backbone
+    from boxcal.models.backends.backbone import Backbone
 
 HEAD = "head.npy"
 
@@ -58,7 +58,7 @@ class BackboneSource:
         BackboneError
             The weights cannot be read.
         """
-        from boxcal.models.loading import load_backbone  # noqa: PLC0415 - imports torch; a check does not need it
+        from boxcal.models.loading.specifications import load_backbone  # noqa: PLC0415 - imports torch; a check does not need it
 
         return load_backbone(
             self.model,
@@ -81,9 +81,9 @@ class BackboneSummary:
     input_shape
         Of one input.
     inputs
-        Kind of its inputs; see `boxcal.models.inputs.Inputs`.
+        Kind of its inputs; see `boxcal.models.inputs.base.Inputs`.
     is_open
-        Whether it gives features and gradients; see `boxcal.models.backbone.OpenBackbone`.
+        Whether it gives features and gradients; see `boxcal.models.backends.backbone.OpenBackbone`.
     head
         File with the (K, D + 1) weight and bias of its last layer; None where it has none.
     samples
@@ -101,7 +101,7 @@ class BackboneSummary:
     @classmethod
     def of(cls, backbone: Backbone, folder: Path) -> Self:
         """Summarise a loaded backbone; its head is written into `folder`."""
-        from boxcal.models.backbone import OpenBackbone  # noqa: PLC0415 - imports torch
+        from boxcal.models.backends.backbone import OpenBackbone  # noqa: PLC0415 - imports torch
 
         path, is_open = None, isinstance(backbone, OpenBackbone)
         if isinstance(backbone, OpenBackbone) and backbone.head is not None:

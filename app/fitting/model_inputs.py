@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.models.errors import UnusableInput
-from boxcal.models.row_inputs import Column, RowInputs
-from boxcal.models.text_inputs import TextInputs
+from boxcal.models.inputs.rows import Column, RowInputs
+from boxcal.models.inputs.texts import TextInputs
 
 if TYPE_CHECKING:
-    from boxcal.models.backbone import Backbone
+    from boxcal.models.backends.backbone import Backbone
 
 FEATURES: Literal["features"] = "features"
 TEXTS: Literal["texts"] = "texts"

@@ -24,7 +24,7 @@ from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.active import ServedCalibrator
 from boxcal.app.settings.service import Settings
-from boxcal.models.backbone import Backbone
+from boxcal.models.backends.backbone import Backbone
 
 NICENESS = 5
 MEMORY_FACTOR = 16

@@ -20,7 +20,7 @@ from boxcal.app.predict.lanes import Part
 from boxcal.app.predict.options import RequestBounds
 from boxcal.app.registry.active import ServedCalibrator
 from boxcal.calibrators.array_calibrator import Box
-from boxcal.models.backbone import Backbone, OpenBackbone
+from boxcal.models.backends.backbone import Backbone, OpenBackbone
 
 SUM_TOLERANCE = 1e-6
 """Largest accepted distance of a row's sum of probabilities from 1."""

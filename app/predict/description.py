@@ -18,8 +18,8 @@ from boxcal.app.http.problems import problems
 from boxcal.app.registry.migrations import HEAD
 from boxcal.app.settings.service import Settings
 from boxcal.calibrators.stored import reads_of_methods
-from boxcal.models.backbone import Backbone
-from boxcal.models.inputs import Kind
+from boxcal.models.backends.backbone import Backbone
+from boxcal.models.inputs.base import Kind
 
 
 class DescribedModel(Protocol):

@@ -32,10 +32,10 @@ from boxcal.app.predict.bodies import CSV, FORM, IMAGES, TEXT, Posted
 from boxcal.app.predict.lanes import Undecoded
 from boxcal.app.predict.large_json import Fold, Folded
 from boxcal.app.settings.nearest import hint
-from boxcal.models.decoding import check_size, image_size
 from boxcal.models.errors import BackboneError, TooManyPixels
-from boxcal.models.inputs import Inputs as ModelInputs
-from boxcal.models.inputs import Samples
+from boxcal.models.inputs.base import Inputs as ModelInputs
+from boxcal.models.inputs.base import Samples
+from boxcal.models.inputs.decoding import check_size, image_size
 
 MEMBERS: Mapping[str, type | tuple[type, ...]] = {
     "tensor": list, "features": (list, dict), "text": str, "tokens": dict,

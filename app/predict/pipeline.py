@@ -43,7 +43,7 @@ from boxcal.app.predict.large_json import Fold
 from boxcal.app.predict.options import BoundsOption, Labels, Options, RequestBounds, check_bounds
 from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.active import ServedCalibrator
-from boxcal.models.inputs import Inputs as ModelInputs
+from boxcal.models.inputs.base import Inputs as ModelInputs
 
 INLINE_NUMBERS = 16_384
 """Up to this many numbers are processed on the event loop, in well under a millisecond."""

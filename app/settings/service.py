@@ -18,7 +18,7 @@ from boxcal.app.settings import config_file, model_list
 from boxcal.app.settings.nearest import nearest
 
 if TYPE_CHECKING:
-    from boxcal.models.backbone import Backbone
+    from boxcal.models.backends.backbone import Backbone
 
 
 ORIGIN = re.compile(r"https?://[^/\s]+")

@@ -26,9 +26,9 @@ from boxcal.app.predict.options import SIDES, Options
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.settings.nearest import hint
 from boxcal.app.v2.tensors import BYTES, Array
-from boxcal.models.backbone import Backbone
-from boxcal.models.row_inputs import RowInputs
-from boxcal.models.text_inputs import TextInputs
+from boxcal.models.backends.backbone import Backbone
+from boxcal.models.inputs.rows import RowInputs
+from boxcal.models.inputs.texts import TextInputs
 
 CALIBRATOR = ".calibrator"
 OUTPUTS = ("probabilities", "label", "index", "bound", "logits")

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from boxcal.models.digits import load_digits
+from boxcal.models.backends.digits import load_digits
 from boxcal.models.digits_data import load_digits_split
 
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)

@@ -26,7 +26,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.serving.peers.work import Array, Classifier, prepare, softmax_json
-from boxcal.models.onnx_file import OnnxFile
+from boxcal.models.backends.onnx_file import OnnxFile
 
 CORES = os.cpu_count() or 1
 BATCHES = (1, 8, 32)

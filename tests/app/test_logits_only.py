@@ -16,7 +16,7 @@ import pytest
 from boxcal.app.client import Answer, BoxcalClient
 from boxcal.app.client.errors import ClientError
 from boxcal.models.errors import BackboneError
-from boxcal.models.loading import load_backbone
+from boxcal.models.loading.specifications import load_backbone
 from tests.app.running import Service, running
 
 LABELS = ("cat", "dog", "emu")

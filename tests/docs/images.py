@@ -19,7 +19,7 @@ from boxcal.calibrators import Bounds, box_constrained_softmax, fit
 from boxcal.calibrators.evaluation.reliability import reliability_svg
 from boxcal.calibrators.evaluation.report import cross_fitted_report
 from boxcal.models.digits_data import load_digits_split
-from boxcal.models.loading import load_backbone
+from boxcal.models.loading.specifications import load_backbone
 from tests.docs.conversation import ROOT
 
 IMAGES = ROOT / "docs" / "images"

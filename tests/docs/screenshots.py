@@ -18,9 +18,9 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from boxcal.app.client import BoxcalClient
 from boxcal.app.demo import shift as demo_shift
-from boxcal.models.backbone import Backbone
+from boxcal.models.backends.backbone import Backbone
 from boxcal.models.digits_data import GREY_LEVELS, Digits, load_digits_split
-from boxcal.models.loading import load_backbone
+from boxcal.models.loading.specifications import load_backbone
 from tests.app.page.conftest import CHROMIUM
 from tests.app.running import running
 from tests.docs.conversation import ROOT

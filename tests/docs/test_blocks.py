@@ -26,7 +26,7 @@ from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.settings import model_list
 from boxcal.app.settings.service import Settings
 from boxcal.calibrators.checks import check_data
-from boxcal.models.spec import ModelSpec
+from boxcal.models.backends.spec import ModelSpec
 from tests.docs.__main__ import PLAYED
 from tests.docs.conversation import ROOT
 

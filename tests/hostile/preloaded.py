@@ -25,8 +25,8 @@ from boxcal.app.cli.allocator import SETTINGS, TUNABLES
 from tests.app.fitting.service import Service
 
 USED = (
-    "boxcal.app.server", "boxcal.models.digits", "boxcal.calibrators.operator.ranking", "scipy.linalg",
-    "numba.typed", "numba.np.ufunc", "alembic.command", "numpy.ctypeslib",
+    "boxcal.app.server", "boxcal.models.backends.digits", "boxcal.calibrators.operator.ranking",
+    "scipy.linalg", "numba.typed", "numba.np.ufunc", "alembic.command", "numpy.ctypeslib",
 )  # fmt: skip
 """What a service imports until it is ready."""
 

@@ -9,7 +9,7 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from boxcal.models.loading import load_backbone
+from boxcal.models.loading.specifications import load_backbone
 
 CLASSES = 5
 WEIGHT = np.random.default_rng(0).normal(size=(3 * 4 * 4, CLASSES)).astype(np.float32)

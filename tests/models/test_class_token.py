@@ -14,8 +14,8 @@ from numpy.random import Generator, default_rng
 from onnx import TensorProto, helper, numpy_helper
 from torchvision.models import VisionTransformer
 
-from boxcal.models.class_token import take_class_token_early
-from boxcal.models.loading import load_backbone
+from boxcal.models.backends.class_token import take_class_token_early
+from boxcal.models.loading.specifications import load_backbone
 
 TOKENS, WIDTH = 5, 4
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from boxcal.models.torch_backbone import ThreadPerCorePool, padded
+from boxcal.models.backends.torch_backbone import ThreadPerCorePool, padded
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 16, 33])

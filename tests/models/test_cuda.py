@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from boxcal.models.loading import load_backbone
+from boxcal.models.loading.specifications import load_backbone
 from tests.models.files import samples, write_onnx
 
 pytestmark = [

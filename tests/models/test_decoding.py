@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from boxcal.models.decoding import decode
-from boxcal.models.digits import DigitLevels
+from boxcal.models.backends.digits import DigitLevels
 from boxcal.models.errors import InvalidImage, TooManyPixels
-from boxcal.models.preprocessing import ImageClassification, Preprocessing
+from boxcal.models.inputs.decoding import decode
+from boxcal.models.inputs.preprocessing import ImageClassification, Preprocessing
 
 DIGITS = DigitLevels()
 IMAGENET = ImageClassification(resize=64, crop=56, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))

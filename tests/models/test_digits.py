@@ -6,11 +6,11 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from boxcal.models.backbone import Backbone
-from boxcal.models.digits import WEIGHTS, DigitLevels, DigitsTransformer
+from boxcal.models.backends.backbone import Backbone
+from boxcal.models.backends.digits import WEIGHTS, DigitLevels, DigitsTransformer
+from boxcal.models.backends.weights import load_into, read_weights
 from boxcal.models.digits_data import DigitsSplit, load_digits_split
-from boxcal.models.loading import load_backbone
-from boxcal.models.weights import load_into, read_weights
+from boxcal.models.loading.specifications import load_backbone
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_it_describes_itself(digits: Backbone) -> None:
 
 
 def test_the_network_is_torchvisions_vision_transformer(split: DigitsSplit) -> None:
-    from boxcal.models.train_digits import torchvisions_network
+    from boxcal.models.backends.train_digits import torchvisions_network
 
     theirs, ours = torchvisions_network().eval(), DigitsTransformer().eval()
     load_into(theirs, read_weights(WEIGHTS), WEIGHTS)
@@ -107,7 +107,7 @@ def test_the_network_is_torchvisions_vision_transformer(split: DigitsSplit) -> N
 @pytest.mark.long
 def test_training_reproduces_a_network_of_the_same_quality(split: DigitsSplit) -> None:
     """To the last bit on one kind of processor, as `models.train_digits --check` tells; here: as good."""
-    from boxcal.models.train_digits import train
+    from boxcal.models.backends.train_digits import train
 
     threads = torch.get_num_threads()
     try:

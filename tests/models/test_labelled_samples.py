@@ -26,7 +26,7 @@ from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.model_pass import run_backbone
 from boxcal.app.fitting.worker.validation_set import ValidationSet
 from boxcal.app.http.problems import BoxcalError
-from boxcal.models.loading import load_backbone
+from boxcal.models.loading.specifications import load_backbone
 from tests.app.running import running
 from tests.models.test_onnx_exports import CLASSES, TEXTS, declare, linear, of_columns, of_text
 

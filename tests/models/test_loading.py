@@ -11,6 +11,8 @@ import torchvision
 from PIL import Image
 from safetensors.torch import save_file
 
+from boxcal.models.backends.torch_backbone import tensors_fingerprint
+from boxcal.models.backends.torchvision_models import build, classes_of, preprocessing_of
 from boxcal.models.errors import (
     BackboneError,
     UnknownBackbone,
@@ -18,9 +20,7 @@ from boxcal.models.errors import (
     UnusableLabels,
     UnusableWeights,
 )
-from boxcal.models.loading import load_backbone
-from boxcal.models.torch_backbone import tensors_fingerprint
-from boxcal.models.torchvision_models import build, classes_of, preprocessing_of
+from boxcal.models.loading.specifications import load_backbone
 
 
 @pytest.fixture(scope="module")

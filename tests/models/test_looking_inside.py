@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from boxcal.models.backbone import OpenBackbone
+from boxcal.models.backends.backbone import OpenBackbone
+from boxcal.models.backends.torchvision_models import build
 from boxcal.models.errors import UnusableInput
-from boxcal.models.loading import load_backbone
-from boxcal.models.torchvision_models import build
+from boxcal.models.loading.specifications import load_backbone
 
 # The ways torchvision ends a network: `fc`, `classifier`, `head`; digits has `heads`, as ViT-B/16.
 LINEAR = ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5", "digits"]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from boxcal.models.errors import BackboneError
-from boxcal.models.loading import load_backbone
+from boxcal.models.loading.specifications import load_backbone
 from tests.app.running import running
 from tests.models.posting import TOLERANCE, Export, check_answers, check_clients, check_fit
 
@@ -321,7 +321,7 @@ def test_tokens_are_padded_and_checked(tmp_path: Path) -> None:
 def test_an_image_is_squashed_to_height_and_width(tmp_path: Path) -> None:
     from PIL import Image
 
-    from boxcal.models.preprocessing import ImageClassification
+    from boxcal.models.inputs.preprocessing import ImageClassification
 
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (30, 50, 3), dtype=np.uint8))
     squash = ImageClassification(resize=(8, 6), crop=None, mean=(0.5,) * 3, std=(0.5,) * 3)

@@ -11,6 +11,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
+from boxcal.models.backends.onnx_file import weights_alone_quantised
 from boxcal.models.errors import (
     BackboneError,
     UnusableDevice,
@@ -18,9 +19,8 @@ from boxcal.models.errors import (
     UnusablePreprocessing,
     UnusableWeights,
 )
-from boxcal.models.loading import load_backbone
-from boxcal.models.onnx_file import weights_alone_quantised
-from boxcal.models.preprocessing import ImageClassification
+from boxcal.models.inputs.preprocessing import ImageClassification
+from boxcal.models.loading.specifications import load_backbone
 from tests.models.files import CLASSES, COLOUR_SPEC, GREY_SPEC, WEIGHT, declare, load, samples, write_onnx
 
 

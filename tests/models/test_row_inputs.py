@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from boxcal.models.errors import UnusableInput
-from boxcal.models.row_inputs import Column, RowInputs
+from boxcal.models.inputs.rows import Column, RowInputs
 
 TOO_LARGE: dict[str, tuple[float | int, str]] = {
     "float32": (1e39, "3.4028234663852886e+38"),

@@ -27,7 +27,7 @@ from boxcal.app.registry.store import Registry
 
 if TYPE_CHECKING:
     from boxcal.app.observability.telemetry import Telemetry
-    from boxcal.models.backbone import Backbone
+    from boxcal.models.backends.backbone import Backbone
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from boxcal.calibrators.evaluation.report import report_on
 from boxcal.calibrators.fitting.entry import fit_data
 from boxcal.calibrators.stored import reads_of_methods
 from boxcal.calibrators.threads import one_library_thread
-from boxcal.models.backbone import Backbone
+from boxcal.models.backends.backbone import Backbone
 
 Progress = Callable[[float, str], None]
 SEED = 0

@@ -19,11 +19,11 @@ from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.worker.archives import DAMAGE
 from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.validation_set import LISTING, check_count, keep_labels
-from boxcal.models.decoding import decode, image_format
 from boxcal.models.errors import InvalidImage
+from boxcal.models.inputs.decoding import decode, image_format
 
 if TYPE_CHECKING:
-    from boxcal.models.preprocessing import Preprocessing
+    from boxcal.models.inputs.preprocessing import Preprocessing
 
 MAX_IMAGE_BYTES = 32 * 2**20
 HEAD = 16

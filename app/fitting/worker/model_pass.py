@@ -16,7 +16,7 @@ from boxcal.app.fitting.worker.images import decoded_images
 from boxcal.app.fitting.worker.validation_set import ArrayWriter, ValidationSet
 
 if TYPE_CHECKING:
-    from boxcal.models.backbone import Backbone
+    from boxcal.models.backends.backbone import Backbone
 
 BATCH = 32
 BATCH_ON_CPU = 8
@@ -46,7 +46,7 @@ def run_backbone(
     ValueError
         A sample cannot be decoded, or the model fails on it; names it.
     """
-    from boxcal.models.backbone import OpenBackbone  # noqa: PLC0415
+    from boxcal.models.backends.backbone import OpenBackbone  # noqa: PLC0415
 
     samples, what = _batches(data, backbone, max_pixels)
     steps: dict[str, Callable[[Any], Any]] = {"logits": backbone}

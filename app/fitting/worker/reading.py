@@ -21,12 +21,12 @@ from boxcal.app.fitting.worker.model_pass import run_backbone
 from boxcal.app.fitting.worker.table_columns import LABEL, choose_columns
 from boxcal.app.fitting.worker.validation_set import ValidationSet, log_probabilities
 from boxcal.app.registry.records import FittedCalibrator
-from boxcal.models.inputs import Inputs, Samples
-from boxcal.models.row_inputs import RowInputs
+from boxcal.models.inputs.base import Inputs, Samples
+from boxcal.models.inputs.rows import RowInputs
 
 if TYPE_CHECKING:
     from boxcal.app.settings.service import Settings
-    from boxcal.models.backbone import Backbone
+    from boxcal.models.backends.backbone import Backbone
 
 Floats = npt.NDArray[np.float64]
 SAMPLE_MODELS = ("onnx:", "transformers:")

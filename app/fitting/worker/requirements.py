@@ -14,7 +14,7 @@ from boxcal.app.fitting.backbones import BackboneSummary
 from boxcal.app.fitting.worker.validation_set import ValidationSet
 
 if TYPE_CHECKING:
-    from boxcal.models.backbone import Backbone
+    from boxcal.models.backends.backbone import Backbone
 
 FEATURES, INPUTS = "features", "inputs"
 REQUIRED = {
@@ -44,7 +44,7 @@ def missing(wanted: str, data: ValidationSet, backbone: BackboneSummary) -> str 
 
 def extras(wanted: set[str], data: ValidationSet, backbone: Backbone) -> dict[str, Any]:
     """Give what `boxcal.calibrators.fit` takes besides logits and labels, for methods that read `wanted`."""
-    from boxcal.models.backbone import OpenBackbone  # noqa: PLC0415 - imports torch
+    from boxcal.models.backends.backbone import OpenBackbone  # noqa: PLC0415 - imports torch
 
     given: dict[str, Any] = {}
     if isinstance(backbone, OpenBackbone):

@@ -19,9 +19,9 @@ from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.model_inputs import FEATURES, TEXTS, ModelInputs
 from boxcal.app.fitting.worker.validation_set import SAMPLES, Array, check_count, check_size
 from boxcal.models.errors import UnusableInput
-from boxcal.models.inputs import Inputs
-from boxcal.models.row_inputs import Column, RowInputs
-from boxcal.models.text_inputs import TextInputs
+from boxcal.models.inputs.base import Inputs
+from boxcal.models.inputs.rows import Column, RowInputs
+from boxcal.models.inputs.texts import TextInputs
 
 MAX_TEXT_BYTES = 2**20
 

@@ -18,7 +18,7 @@ from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.worker.reading import ScoreFile
 from boxcal.calibrators import Bounds, Calibrator, fit
 from boxcal.models.digits_data import load_digits_split
-from boxcal.models.loading import load_backbone
+from boxcal.models.loading.specifications import load_backbone
 
 LOGITS = np.random.default_rng(3).normal(size=(50, 3)) * 4
 

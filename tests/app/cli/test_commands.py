@@ -11,7 +11,7 @@ import torch
 from boxcal.app.client import BoxcalClient
 from boxcal.calibrators import Calibrator, evaluate
 from boxcal.models.digits_data import Digits
-from boxcal.models.loading import load_backbone
+from boxcal.models.loading.specifications import load_backbone
 from tests.app.cli.conftest import Boxcal
 from tests.app.fitting.validation_data import overconfident
 

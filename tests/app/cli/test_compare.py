@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from boxcal.models.backbone import OpenBackbone
+from boxcal.models.backends.backbone import OpenBackbone
 from boxcal.models.digits_data import load_digits_split
-from boxcal.models.loading import load_backbone
+from boxcal.models.loading.specifications import load_backbone
 from tests.app.cli.conftest import Boxcal
 from tests.app.fitting.validation_data import overconfident
 

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, save
 
 from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.inspect import run
-from boxcal.models.inspection import inspect_model
-from boxcal.models.loading import load_backbone
+from boxcal.models.loading.inspection import inspect_model
+from boxcal.models.loading.specifications import load_backbone
 from tests.models.files import write_onnx
 from tests.models.test_libraries import of_text as text_of_transformers
 from tests.models.test_onnx_exports import linear, of_columns, of_lightgbm, of_scikit_learn, of_text

@@ -6,7 +6,7 @@ import torch
 
 from boxcal.calibrators import evaluate
 from boxcal.models.digits_data import load_digits_split
-from boxcal.models.loading import load_backbone
+from boxcal.models.loading.specifications import load_backbone
 from tests.app.fitting.service import Service
 from tests.app.fitting.validation_data import Floats, npz
 

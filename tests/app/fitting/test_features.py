@@ -14,9 +14,9 @@ from boxcal.app.fitting.worker import requirements
 from boxcal.app.fitting.worker.reading import read_validation_data
 from boxcal.app.settings.service import Settings
 from boxcal.calibrators import Calibrator
-from boxcal.models.backbone import OpenBackbone
+from boxcal.models.backends.backbone import OpenBackbone
 from boxcal.models.digits_data import load_digits_split
-from boxcal.models.loading import load_backbone
+from boxcal.models.loading.specifications import load_backbone
 from tests.app.fitting.service import Service
 from tests.app.fitting.test_images import archive
 from tests.app.fitting.validation_data import Floats, npz, validation_npz

@@ -18,7 +18,7 @@ from boxcal.app.fitting.worker.validation_set import ValidationSet
 from boxcal.app.http.problems import BoxcalError
 from boxcal.app.settings.service import Settings
 from boxcal.models.digits_data import load_digits_split
-from boxcal.models.loading import load_backbone
+from boxcal.models.loading.specifications import load_backbone
 from tests.app.fitting.service import Service
 from tests.models.files import COLOUR_SPEC, declare, write_onnx
 

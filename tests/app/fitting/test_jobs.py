@@ -23,7 +23,7 @@ from boxcal.app.fitting.server.limits import FitLimits
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.errors import FitNotFound
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, FitRecord, FitState
-from boxcal.models.loading import load_backbone
+from boxcal.models.loading.specifications import load_backbone
 from tests.app.fitting.test_images import archive
 from tests.app.fitting.validation_data import CONTENT_TYPE, form, validation_npz
 

@@ -26,7 +26,7 @@ from playwright.sync_api import (
 
 from boxcal.app.client import BoxcalClient
 from boxcal.models.digits_data import Digits
-from boxcal.models.loading import load_backbone
+from boxcal.models.loading.specifications import load_backbone
 from tests.app.running import running
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -25,8 +25,8 @@ from boxcal.app.predict import large_json
 from boxcal.app.predict.arrays import read_rows
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.server import SWITCH_SECONDS
-from boxcal.models import decoding
 from boxcal.models.digits_data import Digits
+from boxcal.models.inputs import decoding
 from tests.app.running import Service
 from tests.hostile.bodies import MIB, json_bodies, npy, png, progressive_jpeg
 

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 from google.protobuf.message import DecodeError
 
-from boxcal.models.class_token import take_class_token_early
+from boxcal.models.backends.class_token import take_class_token_early
 from boxcal.models.errors import UnusableWeights
 
 

@@ -10,11 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from boxcal.models.core_pool import usable_cores
-from boxcal.models.errors import UnusableInput
-from boxcal.models.fingerprints import fingerprint_with
-from boxcal.models.text_inputs import TextInputs
-from boxcal.models.torch_backbone import (
+from boxcal.models.backends.core_pool import usable_cores
+from boxcal.models.backends.fingerprints import fingerprint_with
+from boxcal.models.backends.torch_backbone import (
     PRECISIONS,
     SMALL,
     ThreadPerCorePool,
@@ -22,6 +20,8 @@ from boxcal.models.torch_backbone import (
     resolve_device,
     tensors_fingerprint,
 )
+from boxcal.models.errors import UnusableInput
+from boxcal.models.inputs.texts import TextInputs
 
 
 class TorchTextBackbone:

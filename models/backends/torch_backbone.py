@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from boxcal.models.core_pool import CorePool, usable_cores
-from boxcal.models.cuda_graphs import CudaGraphs
+from boxcal.models.backends.core_pool import CorePool, usable_cores
+from boxcal.models.backends.cuda_graphs import CudaGraphs
+from boxcal.models.backends.fingerprints import fingerprint_with
 from boxcal.models.errors import UnusableDevice, UnusableInput
-from boxcal.models.fingerprints import fingerprint_with
-from boxcal.models.inputs import ImageInputs, Inputs
-from boxcal.models.preprocessing import Preprocessing
+from boxcal.models.inputs.base import ImageInputs, Inputs
+from boxcal.models.inputs.preprocessing import Preprocessing
 
 logger = logging.getLogger("boxcal")
 SMALL = 500_000  # parameters

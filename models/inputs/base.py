@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.models.errors import UnusableInput
-from boxcal.models.preprocessing import Preprocessing
+from boxcal.models.inputs.preprocessing import Preprocessing
 
 MAX_DIMENSIONS = 32
 
@@ -109,7 +109,7 @@ class ImageInputs:
     def decode(self, member: str, value: Any, max_pixels: int) -> Samples:
         """Turn an encoded image, or a tensor of nested lists, into one sample; raises BackboneError."""
         if member == "image" and self.preprocessing is not None:
-            from boxcal.models.decoding import decode  # noqa: PLC0415 - not needed for tensors
+            from boxcal.models.inputs.decoding import decode  # noqa: PLC0415 - not needed for tensors
 
             return decode(value, preprocessing=self.preprocessing, max_pixels=max_pixels)
         return read_tensor(value, self.shape)

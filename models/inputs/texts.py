@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.models.errors import UnusableInput, UnusablePreprocessing
-from boxcal.models.inputs import Kind, Samples
+from boxcal.models.inputs.base import Kind, Samples
 
 MASK = "attention_mask"
 IDS = "input_ids"

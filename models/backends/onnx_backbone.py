@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.models.core_pool import CorePool, split
-from boxcal.models.equivalence import random_batch, same_logits
+from boxcal.models.backends.core_pool import CorePool, split
+from boxcal.models.backends.equivalence import random_batch, same_logits
+from boxcal.models.backends.fingerprints import file_fingerprint, fingerprint_with
+from boxcal.models.backends.onnx_file import OnnxFile
+from boxcal.models.backends.onnx_named import NamedOnnxBackbone, is_named
+from boxcal.models.backends.onnx_outputs import Output
+from boxcal.models.backends.onnx_sessions import Sessions
+from boxcal.models.backends.spec import read_spec
 from boxcal.models.errors import UnusableInput, UnusableWeights
-from boxcal.models.fingerprints import file_fingerprint, fingerprint_with
-from boxcal.models.inputs import ImageInputs, Inputs
-from boxcal.models.onnx_file import OnnxFile
-from boxcal.models.onnx_named import NamedOnnxBackbone, is_named
-from boxcal.models.onnx_outputs import Output
-from boxcal.models.onnx_sessions import Sessions
-from boxcal.models.spec import read_spec
+from boxcal.models.inputs.base import ImageInputs, Inputs
 
 PROBES = 2
 SCALES = (1.0, 30.0)

@@ -1,4 +1,4 @@
-"""Train the `digits` backbone and write its weights: `python -m boxcal.models.train_digits [--check]`.
+"""Train the `digits` backbone: `python -m boxcal.models.backends.train_digits [--check]` writes its weights.
 
 It is trained long, with neither weight decay nor augmentation nor a look at the validation split: it ends
 overconfident, as such networks do, which is what there is to calibrate. One thread and a fixed seed make
@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 from torchvision.models.vision_transformer import VisionTransformer
 
-from boxcal.models.digits import HEADS, LABELS, LAYERS, PATCH, WEIGHTS, WIDTH, DigitsTransformer
+from boxcal.models.backends.digits import HEADS, LABELS, LAYERS, PATCH, WEIGHTS, WIDTH, DigitsTransformer
 from boxcal.models.digits_data import DIGIT_SIDE, Digits, load_digits_split
 
 SEED = 0

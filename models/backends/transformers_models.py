@@ -15,13 +15,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-from boxcal.models.backbone import Backbone
+from boxcal.models.backends.backbone import Backbone
+from boxcal.models.backends.labels import check_labels, read_labels
+from boxcal.models.backends.torch_backbone import TorchBackbone
+from boxcal.models.backends.torch_text import TorchTextBackbone
 from boxcal.models.errors import UnknownBackbone, UnusablePreprocessing, UnusableWeights
-from boxcal.models.labels import check_labels, read_labels
-from boxcal.models.preprocessing import ImageClassification
-from boxcal.models.text_inputs import IDS, MASK, TYPES, TextInputs
-from boxcal.models.torch_backbone import TorchBackbone
-from boxcal.models.torch_text import TorchTextBackbone
+from boxcal.models.inputs.preprocessing import ImageClassification
+from boxcal.models.inputs.texts import IDS, MASK, TYPES, TextInputs
 
 TRANSFORMERS_PACKAGE = (
     "folders of transformers need the package transformers: pip install 'boxcal[transformers]'"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError, WebPImagePlugin
 
 from boxcal.models.errors import InvalidImage, TooManyPixels
-from boxcal.models.preprocessing import Preprocessing
+from boxcal.models.inputs.preprocessing import Preprocessing
 
 # check_size replaces Pillow's own limit; its error names the size and the limit.
 Image.MAX_IMAGE_PIXELS = None

@@ -19,10 +19,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from boxcal.models.backends.fingerprints import file_fingerprint, fingerprint_with
+from boxcal.models.backends.spec import read_spec
+from boxcal.models.backends.torch_backbone import TorchBackbone, resolve_device
 from boxcal.models.errors import UnusableWeights
-from boxcal.models.fingerprints import file_fingerprint, fingerprint_with
-from boxcal.models.spec import read_spec
-from boxcal.models.torch_backbone import TorchBackbone, resolve_device
 
 # The entries of an archive without pickles, below its root folder.
 RAW = re.compile(

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from boxcal.models.backbone import OpenBackbone
-from boxcal.models.loading import load_backbone
-from boxcal.models.preprocessing import ImageClassification
+from boxcal.models.backends.backbone import OpenBackbone
+from boxcal.models.inputs.preprocessing import ImageClassification
+from boxcal.models.loading.specifications import load_backbone
 
 BY_NAME = ("timm", "torchvision")
 RANDOM = "random"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from boxcal.models.inputs import Inputs
-from boxcal.models.preprocessing import Preprocessing
+from boxcal.models.inputs.base import Inputs
+from boxcal.models.inputs.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
     import torch

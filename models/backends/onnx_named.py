@@ -10,15 +10,15 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from boxcal.models.backends.fingerprints import file_fingerprint, fingerprint_with
+from boxcal.models.backends.onnx_file import OnnxFile
+from boxcal.models.backends.onnx_outputs import Output, class_labels
+from boxcal.models.backends.onnx_sessions import Sessions
+from boxcal.models.backends.spec import ModelSpec, read_spec
 from boxcal.models.errors import UnusableInput, UnusablePreprocessing, UnusableWeights
-from boxcal.models.fingerprints import file_fingerprint, fingerprint_with
-from boxcal.models.inputs import Inputs
-from boxcal.models.onnx_file import OnnxFile
-from boxcal.models.onnx_outputs import Output, class_labels
-from boxcal.models.onnx_sessions import Sessions
-from boxcal.models.row_inputs import INTEGERS, Column, RowInputs
-from boxcal.models.spec import ModelSpec, read_spec
-from boxcal.models.text_inputs import IDS, MASK, TextInputs
+from boxcal.models.inputs.base import Inputs
+from boxcal.models.inputs.rows import INTEGERS, Column, RowInputs
+from boxcal.models.inputs.texts import IDS, MASK, TextInputs
 
 DTYPES = {
     "tensor(float)": "float32",

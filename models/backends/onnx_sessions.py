@@ -8,9 +8,9 @@ from typing import Any
 
 import onnxruntime
 
-from boxcal.models.core_pool import usable_cores
+from boxcal.models.backends.core_pool import usable_cores
+from boxcal.models.backends.onnx_file import OnnxFile
 from boxcal.models.errors import UnusableDevice
-from boxcal.models.onnx_file import OnnxFile
 
 CUDA = "CUDAExecutionProvider"
 
@@ -76,7 +76,7 @@ def _has_driver() -> bool:
 
 def _cuda(device: str) -> Any:
     """Return the CUDA device, as torch names it; None where there is none."""
-    from boxcal.models.torch_backbone import resolve_device  # noqa: PLC0415 - only GPUs need torch
+    from boxcal.models.backends.torch_backbone import resolve_device  # noqa: PLC0415 - only GPUs need torch
 
     resolved = resolve_device(device)
     return resolved if resolved.type == "cuda" else None

@@ -14,12 +14,12 @@ from PIL import Image
 from torch import nn
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
-from boxcal.models.equivalence import random_batch, same_logits
+from boxcal.models.backends.equivalence import random_batch, same_logits
+from boxcal.models.backends.labels import check_labels, read_labels
+from boxcal.models.backends.torch_backbone import TorchBackbone
+from boxcal.models.backends.weights import load_into, read_weights
 from boxcal.models.errors import UnknownBackbone, UnusableWeights
-from boxcal.models.labels import check_labels, read_labels
-from boxcal.models.preprocessing import ImageClassification
-from boxcal.models.torch_backbone import TorchBackbone
-from boxcal.models.weights import load_into, read_weights
+from boxcal.models.inputs.preprocessing import ImageClassification
 
 RANDOM = "random"
 RANDOM_SEED = 0

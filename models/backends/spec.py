@@ -34,9 +34,9 @@ from typing import Annotated, Any, Literal
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
 
+from boxcal.models.backends.labels import check_labels, read_labels
 from boxcal.models.errors import UnusablePreprocessing
-from boxcal.models.labels import check_labels, read_labels
-from boxcal.models.preprocessing import ImageClassification
+from boxcal.models.inputs.preprocessing import ImageClassification
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Pixels = Annotated[int, Field(ge=1, le=16384)]

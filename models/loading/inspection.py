@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from boxcal.models.backends.onnx_backbone import DTYPES
+from boxcal.models.backends.onnx_file import OnnxFile
+from boxcal.models.backends.onnx_named import inputs_of, is_named
+from boxcal.models.backends.onnx_outputs import FLOATS, MAPS, class_labels
+from boxcal.models.backends.spec import ModelSpec, read_spec
 from boxcal.models.errors import BackboneError, UnusableWeights
-from boxcal.models.onnx_backbone import DTYPES
-from boxcal.models.onnx_file import OnnxFile
-from boxcal.models.onnx_named import inputs_of, is_named
-from boxcal.models.onnx_outputs import FLOATS, MAPS, class_labels
-from boxcal.models.spec import ModelSpec, read_spec
-from boxcal.models.text_inputs import TextInputs
+from boxcal.models.inputs.texts import TextInputs
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 GREY = {"mean": [0.5], "std": [0.5]}

@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from boxcal.models.backends.spec import ModelSpec
 from boxcal.models.errors import UnusableWeights
-from boxcal.models.spec import ModelSpec
 
 FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)")
 MAPS = ("seq(map(int64,tensor(float)))", "seq(map(string,tensor(float)))")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.models.errors import UnusableInput
-from boxcal.models.inputs import Kind, Samples
+from boxcal.models.inputs.base import Kind, Samples
 
 EXACT = 2**53
 """Integers below this are exact in float64."""

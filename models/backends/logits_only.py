@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from boxcal.models.backends.labels import check_labels, read_lines
 from boxcal.models.errors import UnknownBackbone, UnusableInput
-from boxcal.models.inputs import Inputs, NoInputs
-from boxcal.models.labels import check_labels, read_lines
+from boxcal.models.inputs.base import Inputs, NoInputs
 
 MAX_CLASSES = 1_000_000
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from PIL import Image
 
+from boxcal.models.backends.labels import check_labels, read_labels
+from boxcal.models.backends.torch_backbone import TorchBackbone
+from boxcal.models.backends.weights import load_into, read_weights
 from boxcal.models.errors import UnknownBackbone, UnusablePreprocessing, UnusableWeights
-from boxcal.models.labels import check_labels, read_labels
-from boxcal.models.preprocessing import ImageClassification
-from boxcal.models.torch_backbone import TorchBackbone
-from boxcal.models.weights import load_into, read_weights
+from boxcal.models.inputs.preprocessing import ImageClassification
 
 RANDOM = "random"
 RANDOM_SEED = 0

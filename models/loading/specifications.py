@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from boxcal.models.backbone import Backbone
+from boxcal.models.backends.backbone import Backbone
 from boxcal.models.errors import UnknownBackbone, UnusableDevice, UnusableWeights
 
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -32,8 +32,8 @@ def load_backbone(
     spec
         `digits`, which brings its own weights; `torchvision:NAME` for any classification model of
         torchvision; `timm:NAME` or `timm:NAME?checkpoint=PATH`; `transformers:FOLDER`; `onnx:PATH` or
-        `pt2:PATH` for a model file (`models/spec.py` says what is declared beside it); `logits:K` or `logits`
-        for no model: clients send logits of K classes.
+        `pt2:PATH` for a model file (`backends/spec.py` says what is declared beside it); `logits:K` or
+        `logits` for no model: clients send logits of K classes.
     weights
         For `torchvision:NAME` and `timm:NAME`: path of a `.pth` or `.safetensors` file of the network's
         parameters, or `random`; for torchvision also `DEFAULT` or the name of published weights (downloaded
@@ -65,23 +65,23 @@ def load_backbone(
         raise UnusableDevice(f"{spec!r} carries its own precision; {precision!r} cannot be asked of it.")
     # Each family imports what it needs.
     if spec == "digits":
-        from boxcal.models.digits import load_digits  # noqa: PLC0415
+        from boxcal.models.backends.digits import load_digits  # noqa: PLC0415
 
         return load_digits(labels=labels, device=device, precision=precision)
     if family == "torchvision" and rest:
-        from boxcal.models.torchvision_models import load_torchvision  # noqa: PLC0415
+        from boxcal.models.backends.torchvision_models import load_torchvision  # noqa: PLC0415
 
         return load_torchvision(
             rest, weights=weights, labels=labels, device=device, precision=precision, optimize=optimize
         )
     if family == "timm" and rest:
-        from boxcal.models.timm_models import load_timm  # noqa: PLC0415
+        from boxcal.models.backends.timm_models import load_timm  # noqa: PLC0415
 
         return load_timm(rest, weights=weights, labels=labels, device=device, precision=precision)
     if family in WITH_WEIGHTS and rest:
         return _load_path(family, Path(rest), labels, device, precision, optimize=optimize)
     if family == "logits" and (rest or spec == "logits"):
-        from boxcal.models.logits_only import LogitsOnly  # noqa: PLC0415
+        from boxcal.models.backends.logits_only import LogitsOnly  # noqa: PLC0415
 
         return LogitsOnly(rest, labels=labels)
     raise UnknownBackbone(f"Unknown model {spec!r}: expected {SPECIFICATIONS}.")
@@ -92,13 +92,13 @@ def _load_path(
 ) -> Backbone:
     """Load a file or a folder that has its own weights."""
     if family == "transformers":
-        from boxcal.models.transformers_models import load_transformers  # noqa: PLC0415
+        from boxcal.models.backends.transformers_models import load_transformers  # noqa: PLC0415
 
         return load_transformers(path, labels=labels, device=device, precision=precision)
     if family == "onnx":
-        from boxcal.models.onnx_backbone import load_onnx  # noqa: PLC0415
+        from boxcal.models.backends.onnx_backbone import load_onnx  # noqa: PLC0415
 
         return load_onnx(path, labels=labels, device=device, optimize=optimize)
-    from boxcal.models.exported_programs import load_exported_program  # noqa: PLC0415
+    from boxcal.models.backends.exported_programs import load_exported_program  # noqa: PLC0415
 
     return load_exported_program(path, labels=labels, device=device)
