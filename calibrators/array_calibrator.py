@@ -98,7 +98,7 @@ class ArrayCalibrator:
         if found is None:
             return cls(source.method, source.num_classes, *_modules(data), source)
         first, *others = found.logit_maps
-        box = found.box
+        box, centred = found.box, source.centred and first.formula.reads != "features"
         short = None
         if not others:
             short = plain_rows((first.name, first.parameters), (box.name, box.parameters), source.num_classes)
@@ -107,7 +107,7 @@ class ArrayCalibrator:
             source.num_classes,
             first.formula.reads,
             found.width,
-            lambda rows: _through(found.logit_maps, rows),
+            lambda rows: _through(found.logit_maps, array_ops.centred(rows) if centred else rows),
             lambda rows: box.formula.apply(array_ops, box.parameters, rows),
             short,
             getattr(first.parameters, "input_shift", None),
@@ -190,7 +190,7 @@ def _modules(
 
     def logit_map(rows: Array) -> Array:
         with torch.no_grad():
-            mapped: Array = one.logit_map(torch.from_numpy(rows)).numpy()
+            mapped: Array = one.mapped(torch.from_numpy(rows)).numpy()
         return mapped
 
     def bound_map(rows: Array) -> Box:

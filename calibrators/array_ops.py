@@ -6,9 +6,9 @@ import numpy as np
 from numpy import amax, clip, cos, exp, full_like, log, nan_to_num, sin, stack, tanh, where
 
 __all__ = [
-    "amax", "clip", "constant", "cos", "exp", "full_like", "gather", "largest", "log", "log_sigmoid",
-    "log_softmax", "mean", "nan_to_num", "norm", "search_rows", "sigmoid", "sin", "softmax", "stack", "tanh",
-    "where",
+    "amax", "centred", "clip", "constant", "cos", "exp", "full_like", "gather", "largest", "log",
+    "log_sigmoid", "log_softmax", "mean", "nan_to_num", "norm", "search_rows", "sigmoid", "sin", "softmax",
+    "stack", "tanh", "where",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -42,6 +42,15 @@ def sigmoid(values: Array) -> Array:
 def log_sigmoid(values: Array) -> Array:
     """Log of the logistic function."""
     return np.minimum(values, 0.0) - np.log1p(np.exp(-np.abs(values)))
+
+
+def centred(rows: Array) -> Array:
+    """Give rows less the mean of their finite entries."""
+    finite = np.isfinite(rows)
+    found: Array = rows - np.where(finite, rows, 0.0).sum(axis=1, keepdims=True) / finite.sum(
+        axis=1, keepdims=True
+    )
+    return found
 
 
 def mean(rows: Array) -> Array:

@@ -17,7 +17,7 @@ from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.errors import ArtifactError, CalibrationError
 from boxcal.calibrators.logit_maps.base import LogitMap
 from boxcal.calibrators.method import parse_stored
-from boxcal.calibrators.stored import BOUND_MAP, FORMAT, LOGIT_MAP, VERSION
+from boxcal.calibrators.stored import AS_GIVEN, BOUND_MAP, FORMAT, LOGIT_MAP, VERSION
 from boxcal.calibrators.stored import read as read_stored
 
 
@@ -28,16 +28,17 @@ class Content(NamedTuple):
     logit_map: LogitMap
     bound_map: BoundMap
     num_classes: int
+    centred: bool
 
 
-def write(logit_map: LogitMap, bound_map: BoundMap, spec: dict[str, Any]) -> bytes:
+def write(logit_map: LogitMap, bound_map: BoundMap, spec: dict[str, Any], *, centred: bool = True) -> bytes:
     """Serialise a calibrator's two maps and its spec; equal calibrators give equal bytes."""
     tensors = {
         f"{part}.{name}": value.contiguous()
         for part, module in ((LOGIT_MAP, logit_map), (BOUND_MAP, bound_map))
         for name, value in module.state_dict().items()
     }
-    document = {"format": FORMAT, "version": VERSION, **spec}
+    document = {"format": FORMAT, "version": VERSION if centred else AS_GIVEN, **spec}
     return save(tensors, metadata={"spec": json.dumps(document, sort_keys=True)})
 
 
@@ -67,7 +68,7 @@ def read(data: bytes) -> Content:
         raise ArtifactError(f"the method {name!r} has no tensor {foreign[0]!r}")
     if invalid_reason := logit_map.invalid_reason() or bound_map.invalid_reason():
         raise ArtifactError(invalid_reason)
-    return Content(name, logit_map, bound_map, num_classes)
+    return Content(name, logit_map, bound_map, num_classes, stored.centred)
 
 
 def _take(tensors: dict[str, Tensor], part: str, module: nn.Module) -> set[str]:

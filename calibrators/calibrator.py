@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from boxcal.calibrators import artifact
+from boxcal.calibrators import artifact, tensor_ops
 from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.data import ValidationSet
@@ -59,13 +59,24 @@ class Calibrator:
         Gives the box for a batch; vacuous for methods that learn none.
     num_classes : int
         K, at least 2.
+    centred : bool
+        Whether the logit map reads logits less the mean of their row, so that a number added to a row
+        changes nothing. False for artifacts of version 1, whose maps read the logits as they come.
     """
 
-    def __init__(self, method: str, logit_map: LogitMap, bound_map: BoundMap, num_classes: int) -> None:
+    def __init__(
+        self,
+        method: str,
+        logit_map: LogitMap,
+        bound_map: BoundMap,
+        num_classes: int,
+        *,
+        centred: bool = True,
+    ) -> None:
         self.method = method
         self.logit_map = logit_map.requires_grad_(False).eval()
         self.bound_map = bound_map.requires_grad_(False).eval()
-        self.num_classes = num_classes
+        self.num_classes, self.centred = num_classes, centred
 
     @classmethod
     def uncalibrated(cls, num_classes: int) -> Self:
@@ -156,7 +167,7 @@ class Calibrator:
                 rows = short(wide.detach().contiguous().numpy())
                 probabilities, mapped = (torch.from_numpy(array) for array in rows)
                 return Calibrated(probabilities, mapped, box.lower, box.upper, relaxed)
-        mapped = self.logit_map(wide)
+        mapped = self.mapped(wide)
         effective: Bounds = box(mapped)
         if bounds is not None:
             effective, yielded = effective.yielding_to(bounds, self.num_classes)
@@ -164,9 +175,15 @@ class Calibrator:
         probabilities = box_constrained_softmax(mapped, effective.lower, effective.upper)
         return Calibrated(probabilities, mapped, effective.lower, effective.upper, relaxed)
 
+    def mapped(self, scores: Tensor) -> Tensor:
+        """Give the mapped logits (N, K) of float64 scores, differentiably."""
+        centred = tensor_ops.centred(scores) if self.centred and self.reads != "features" else scores
+        mapped: Tensor = self.logit_map(centred)
+        return mapped
+
     def to_bytes(self) -> bytes:
         """Serialise as safetensors with a JSON spec."""
-        return artifact.write(self.logit_map, self.bound_map, self.spec)
+        return artifact.write(self.logit_map, self.bound_map, self.spec, centred=self.centred)
 
     def to_onnx(self, path: str | os.PathLike[str], *, request_bounds: bool = False) -> None:
         """Write the calibrator as an ONNX model, which onnxruntime runs without boxcal.
@@ -201,7 +218,8 @@ class Calibrator:
         ArtifactError
             If the bytes are damaged, or not a calibrator's.
         """
-        return cls(*artifact.read(data))
+        content = artifact.read(data)
+        return cls(*content[:-1], centred=content.centred)
 
     def __repr__(self) -> str:
         """Return the method and its parameters."""

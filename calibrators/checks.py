@@ -33,8 +33,8 @@ COPIES, MANY_COPIES = 0.01, 0.1
 """Share of rows that repeat another: a warning from the first, serious from the second."""
 CHANCE_ABSENCE = 0.01
 """Probability that some class is absent by chance; below it an absence is serious."""
-RARE = 5
-"""A class with fewer samples is rare."""
+ENOUGH_OF_CLASS = 25
+"""Samples of a class from which its own parameters are better than none, found with thinned classes."""
 EXCESS_ERROR = 0.25
 """How far the error rate may exceed what the probabilities themselves expect, where it is above 1/2."""
 UNRELATED, MANY_UNRELATED = 0.01, 0.03
@@ -142,6 +142,19 @@ def absent_classes(labels: Labels, num_classes: int) -> NDArray[np.int64]:
     return np.flatnonzero(np.bincount(labels, minlength=num_classes) == 0)
 
 
+def rare_classes(labels: Labels, num_classes: int) -> NDArray[np.int64]:
+    """List the classes with fewer labels than their own parameters need, and than chance explains.
+
+    Chance explains a count n of a class if, were all classes equally frequent, some class would have n
+    labels or fewer with a probability above `CHANCE_ABSENCE`: K P(Poisson(N / K) <= n), a bound on it.
+    """
+    from scipy.stats import poisson  # noqa: PLC0415 - only fits need scipy
+
+    counts = np.bincount(labels, minlength=num_classes)
+    by_chance = num_classes * poisson.cdf(counts, len(labels) / num_classes) > CHANCE_ABSENCE
+    return np.flatnonzero((counts < ENOUGH_OF_CLASS) & ~by_chance)
+
+
 def shows_errors(rows: RowFacts, labels: Labels) -> bool:
     """Whether some predicted label is wrong."""
     return bool((rows.predicted != labels).any())
@@ -201,11 +214,13 @@ def _classes(labels: Labels, num_classes: int) -> DataWarning | None:
 def _rare_classes(labels: Labels, num_classes: int) -> DataWarning | None:
     """Find classes with a few samples, unless the set is so small that this is expected."""
     counts = np.bincount(labels, minlength=num_classes)
-    rare = np.flatnonzero((counts > 0) & (counts < RARE))
-    if not len(rare) or len(labels) < 4 * RARE * num_classes:
+    rare = rare_classes(labels, num_classes)
+    rare = rare[counts[rare] > 0]
+    if not len(rare):
         return None
     message = (
-        f"{_named(rare)} fewer than {RARE} samples: methods with parameters per class fit {_them(rare)} badly"
+        f"{_named(rare)} fewer than {ENOUGH_OF_CLASS} samples, far fewer than the others: methods with"
+        f" parameters per class fit {_them(rare)} badly, and `auto` does not consider these methods"
     )
     return DataWarning("rare_classes", "warning", message, int(counts[rare].sum()))
 

@@ -73,8 +73,9 @@ class ValidationSet:
 
     @cached_property
     def scores(self) -> Tensor:
-        """The logits (N, K) in float64: a copy of them all, which is kept, where they are float32."""
-        return self.logits.double()
+        """The logits (N, K) less the mean of their row, in float64: what maps of logits read."""
+        wide = self.logits.to(torch.float64, copy=True)
+        return wide.sub_(wide.mean(dim=1, keepdim=True))
 
     @cached_property
     def facts(self) -> RowFacts:

@@ -23,11 +23,12 @@ class _Graph(nn.Module):
 
     def __init__(self, calibrator: Calibrator) -> None:
         super().__init__()
+        self.calibrator = calibrator
         self.logit_map, self.bound_map = calibrator.logit_map, calibrator.bound_map
         self.num_classes = calibrator.num_classes
 
     def forward(self, scores: Tensor, lower: Tensor | None = None, upper: Tensor | None = None) -> Tensor:
-        mapped = self.logit_map(scores.double())
+        mapped = self.calibrator.mapped(scores.double())
         low, high = self.bound_map.box(mapped)
         if lower is not None and upper is not None:
             low, high, _ = Bounds.meet((low, high), (lower.double(), upper.double()), self.num_classes)

@@ -23,7 +23,8 @@ Tensors = dict[str, Array]
 
 FORMAT = "boxcal-calibrator"
 LOGIT_MAP, BOUND_MAP = "logit_map", "bound_map"
-VERSION = 1
+VERSION, AS_GIVEN = 2, 1
+"""Maps of logits read them less the mean of their row; those of version 1 read them as they are given."""
 LARGEST_HEADER = 1 << 20
 MOST_CLASSES = 1_000_000
 
@@ -60,6 +61,11 @@ class Stored(NamedTuple):
     num_classes: int
     spec: dict[str, Any]
     tensors: Tensors
+
+    @property
+    def centred(self) -> bool:
+        """Whether its map of logits reads them less the mean of their row."""
+        return bool(self.spec["version"] != AS_GIVEN)
 
 
 class Stages(NamedTuple):
@@ -219,8 +225,8 @@ def _method_and_size(spec: dict[str, Any]) -> tuple[str, int]:
     """Check the format, the version, the method and the number of classes."""
     if spec.get("format") != FORMAT:
         raise ArtifactError(f"not a calibrator: the spec's format is {spec.get('format')!r}, not {FORMAT!r}")
-    if spec.get("version") != VERSION:
-        raise ArtifactError(f"calibrator format version {spec.get('version')!r} is not {VERSION}")
+    if spec.get("version") not in (AS_GIVEN, VERSION):
+        raise ArtifactError(f"calibrator format version {spec.get('version')!r} is not 1 to {VERSION}")
     num_classes, name = spec.get("num_classes"), spec.get("method")
     if (
         not isinstance(num_classes, int)

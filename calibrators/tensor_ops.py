@@ -5,9 +5,9 @@ from torch import Tensor, amax, clip, cos, exp, log, nan_to_num, sigmoid, sin, s
 from torch.nn.functional import logsigmoid
 
 __all__ = [
-    "amax", "clip", "constant", "cos", "exp", "full_like", "gather", "largest", "log", "log_sigmoid",
-    "log_softmax", "mean", "nan_to_num", "norm", "search_rows", "sigmoid", "sin", "softmax", "stack", "tanh",
-    "where",
+    "amax", "centred", "clip", "constant", "cos", "exp", "full_like", "gather", "largest", "log",
+    "log_sigmoid", "log_softmax", "mean", "nan_to_num", "norm", "search_rows", "sigmoid", "sin", "softmax",
+    "stack", "tanh", "where",
 ]  # fmt: skip
 
 full_like = torch.full_like
@@ -27,6 +27,12 @@ def log_softmax(logits: Tensor) -> Tensor:
 def softmax(logits: Tensor) -> Tensor:
     """Softmax of each row."""
     return logits.softmax(dim=1)
+
+
+def centred(rows: Tensor) -> Tensor:
+    """Give rows less the mean of their finite entries."""
+    finite = rows.isfinite()
+    return rows - where(finite, rows, 0.0).sum(dim=1, keepdim=True) / finite.sum(dim=1, keepdim=True)
 
 
 def mean(rows: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from boxcal.calibrators.checks import absent_classes, may_miss_classes, shows_errors
+from boxcal.calibrators.checks import absent_classes, may_miss_classes, rare_classes, shows_errors
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.logit_maps.identity import Identity
 from boxcal.calibrators.method import catalogue, parse
@@ -25,7 +25,8 @@ MOST_PARAMETERS, MOST_OF_SMS = 5, 10
 def candidates(data: ValidationSet) -> list[str]:
     """List what the data allow, by number of parameters, networks last, without combinations.
 
-    Methods with parameters per class need enough samples for their parameters, and a sample of every class;
+    Methods with parameters per class need enough samples for their parameters, and of every class: no class
+    may be rare.
     for those that are `SAFE_WITH_FEW`, classes may be absent by chance. Where no predicted label is wrong,
     nothing limits how sharp a method makes the probabilities, and only the unchanged logits are left.
     """
@@ -62,8 +63,10 @@ def by_size(names: Sequence[str], num_classes: int) -> list[str]:
 def _has_enough(name: str, data: ValidationSet) -> bool:
     """Whether there are enough samples for a method with parameters per class to do no harm."""
     K, count = data.num_classes, data.effective
-    parameters = parse(name).num_parameters(K)
-    complete = not len(absent_classes(data.labels.numpy(), K))
+    parameters, labels = parse(name).num_parameters(K), data.labels.numpy()
+    if len(rare_classes(labels, K)):
+        return False
+    complete = not len(absent_classes(labels, K))
     if name not in REGULARISED:
         return complete and count >= SAMPLES_PER_PARAMETER * parameters
     most, needed = MOST_OF_SMS if name == "sms" else MOST_PARAMETERS, SAMPLES_PER_CLASS * K

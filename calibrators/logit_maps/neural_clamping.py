@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from boxcal.calibrators import tensor_ops
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import MissingDataError
 from boxcal.calibrators.logit_maps.base import LogitMap
@@ -42,7 +43,8 @@ class NeuralClamping(LogitMap):
         if self.backbone is None:
             return scores / self.temperature
         shifted = [(batch + self.input_shift).to(batch.dtype) for batch in torch.split(scores, BATCH)]
-        return torch.cat([self.backbone(batch).double() for batch in shifted]) / self.temperature
+        logits = torch.cat([self.backbone(batch).double() for batch in shifted])
+        return tensor_ops.centred(logits) / self.temperature
 
     def parameters_from(self, coordinates: Tensor) -> dict[str, Tensor]:
         """Read the log of the temperature, then the shift."""

@@ -94,7 +94,13 @@ def adjust(
         first, name = first.first, adjusted_method(name)
     second = ClassPriorAdjustment(calibrator.num_classes)
     second.set_parameters({"adjustment_offsets": added, "adjustment_temperature": torch.tensor(divisor)})
-    return Calibrator(name + suffix, Chain(first, second), calibrator.bound_map, calibrator.num_classes)
+    return Calibrator(
+        name + suffix,
+        Chain(first, second),
+        calibrator.bound_map,
+        calibrator.num_classes,
+        centred=calibrator.centred,
+    )
 
 
 def adjust_class_prior(calibrator: Calibrator, source: Array, target: Array) -> Calibrator:

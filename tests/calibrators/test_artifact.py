@@ -22,7 +22,7 @@ def test_the_spec_is_json_for_people() -> None:
 
 
 def with_spec(changes: dict[str, object], tensors: dict[str, torch.Tensor] | None = None) -> bytes:
-    spec = {"format": "boxcal-calibrator", "version": 1, "method": "pb", "num_classes": 4, **changes}
+    spec = {"format": "boxcal-calibrator", "version": 2, "method": "pb", "num_classes": 4, **changes}
     box = {"bound_map.lower": torch.tensor(0.1, dtype=torch.float64)}
     box["bound_map.upper"] = torch.tensor(0.9, dtype=torch.float64)
     return save(box if tensors is None else tensors, metadata={"spec": json.dumps(spec)})

@@ -120,6 +120,21 @@ def test_a_named_method_with_parameters_per_class_is_told_that_a_class_is_missin
     assert {"absent_classes", "no_data_for_class"} <= serious(fit("vector", *without([3])))
 
 
+@pytest.mark.parametrize("few", [1, 5])
+def test_auto_fits_nothing_per_class_where_a_class_has_a_handful_of_labels(few: int) -> None:
+    """Rows of three classes are missing, not rarer: the test set has as many of them as of the others."""
+    logits, labels = drawn(3000, temperature=1.0)
+    logits += np.linspace(-1.0, 1.0, 10)
+    rank = np.array([np.count_nonzero(labels[:row] == labels[row]) for row in range(len(labels))])
+    kept = (labels > 2) | (rank < few)
+    result = fit("auto", logits[kept], labels[kept], budget_seconds=1000)
+    assert not parse(result.method).is_per_class
+    (warning,) = (one for one in result.warnings if one.code == "rare_classes")
+    assert "classes 0, 1, 2 have fewer than 25 samples" in warning.message
+    assert fit("vector", logits[kept], labels[kept]).nll < result.nll
+    assert parse(fit("auto", logits, labels, budget_seconds=1000).method).is_per_class
+
+
 def test_labels_of_other_rows_are_told() -> None:
     logits, labels = drawn(600)
     result = fit("dirichlet", logits, (labels + 1) % 10)
