@@ -37,9 +37,9 @@ class LastLayerMap(LogitMap):
         return self.head_weight.shape[1]
 
     def prepare(self, data: ValidationSet) -> None:
-        """Take the last layer."""
+        """Take the last layer, such that the logits of each row have the mean 0."""
         if data.head is not None:
-            self.head_weight, self.head_bias = data.head
+            self.head_weight, self.head_bias = (part - part.mean(dim=0) for part in data.head)
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], num_classes: int) -> Self:
