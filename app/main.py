@@ -16,7 +16,13 @@ from starlette.types import ASGIApp
 
 from boxcal.app.access import routes as access
 from boxcal.app.access.browsers import BrowserRules
-from boxcal.app.access.errors import (
+from boxcal.app.access.scopes import ROUTES, Level, Requirement
+from boxcal.app.fitting.server import routes as refit
+from boxcal.app.http import documentation, health
+from boxcal.app.http import problem_documents as documents
+from boxcal.app.http import problems as errors
+from boxcal.app.http.middleware import RequestMiddleware
+from boxcal.app.http.problems import (
     ApiKeyExpired,
     ApiKeyRequired,
     ConcurrencyLimited,
@@ -24,11 +30,6 @@ from boxcal.app.access.errors import (
     InvalidApiKey,
     RateLimited,
 )
-from boxcal.app.access.scopes import ROUTES, Level, Requirement
-from boxcal.app.fitting.server import routes as refit
-from boxcal.app.http import documentation, health
-from boxcal.app.http import problems as errors
-from boxcal.app.http.middleware import RequestMiddleware
 from boxcal.app.monitoring import routes as monitoring
 from boxcal.app.observability.logs import RequestLog
 from boxcal.app.observability.telemetry import UNMATCHED, Telemetry
@@ -171,14 +172,14 @@ def require_key(operation: dict[str, Any], requirement: Requirement) -> None:
     operation["security"] = [{name: []} for name in SECURITY_SCHEMES]
     operation["x-required-scope"] = requirement.value
     operation["responses"] |= {
-        str(status): answer for status, answer in errors.problems(*REFUSALS).items() if status != 500
+        str(status): answer for status, answer in documents.problems(*REFUSALS).items() if status != 500
     }
 
 
 def declare_model(operation: dict[str, Any]) -> None:
     """Declare in an operation of the OpenAPI document that the model it is asked for may not exist."""
     if any(one["name"] == "model" for one in operation.get("parameters", ())):
-        missing = errors.problems(errors.ModelNotFound)[errors.ModelNotFound.status]
+        missing = documents.problems(errors.ModelNotFound)[errors.ModelNotFound.status]
         operation["responses"].setdefault(str(errors.ModelNotFound.status), missing)
 
 
@@ -186,8 +187,8 @@ def declare_media_type(path: str, operation: dict[str, Any]) -> None:
     """Declare of which type the errors of an operation are."""
     for status, answer in operation["responses"].items():
         content = answer.get("content", {})
-        if errors.PROBLEM_MEDIA_TYPE in content:
-            changed = {errors.media_type(path): content[errors.PROBLEM_MEDIA_TYPE]}
+        if documents.PROBLEM_MEDIA_TYPE in content:
+            changed = {documents.media_type(path): content[documents.PROBLEM_MEDIA_TYPE]}
             operation["responses"][status] = {**answer, "content": changed}
 
 
@@ -198,17 +199,17 @@ def describe(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         document = generate()
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        schemas["Problem"] = errors.PROBLEM_SCHEMA
+        schemas["Problem"] = documents.PROBLEM_SCHEMA
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
-        declared = errors.problems(errors.InvalidParameter)[errors.InvalidParameter.status]
+        declared = documents.problems(errors.InvalidParameter)[errors.InvalidParameter.status]
         document["components"]["securitySchemes"] = SECURITY_SCHEMES
         for path, operations in document["paths"].items():
             for method, operation in operations.items():
                 require_key(operation, ROUTES[method.upper(), path])
                 declare_model(operation)
                 answer = operation["responses"].get("422", {})
-                if errors.media_type(path) not in answer.get("content", {}):
+                if documents.media_type(path) not in answer.get("content", {}):
                     operation["responses"]["422"] = declared
         documentation.complete(document)
         for path, operations in document["paths"].items():

@@ -13,13 +13,18 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope as AsgiScope
 
-from boxcal.app.access.errors import ApiKeyExpired, ApiKeyRequired, InsufficientScope, InvalidApiKey
 from boxcal.app.access.keys import KEY_LENGTH, PREFIX, SALT_BYTES, KeyRecord, key_of, matches, parts
 from boxcal.app.access.limits import Limiter
 from boxcal.app.access.local_keys import LocalKeys
 from boxcal.app.access.scopes import ROUTES, Level, Requirement, Scope, permitted
 from boxcal.app.access.store import CurrentKeys, KeyStore
-from boxcal.app.registry.errors import RegistryUnavailable
+from boxcal.app.http.problems import (
+    ApiKeyExpired,
+    ApiKeyRequired,
+    InsufficientScope,
+    InvalidApiKey,
+    RegistryUnavailable,
+)
 
 RECORD_SECONDS = 30.0
 """In how many turns of `follow` the last uses of keys are recorded once."""

@@ -11,7 +11,7 @@ import ipaddress
 from functools import lru_cache
 from typing import Final
 
-from boxcal.app.access.errors import CrossOrigin, MisdirectedRequest
+from boxcal.app.http.problems import CrossOrigin, MisdirectedRequest
 from boxcal.app.settings.service import Settings
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from boxcal.app.access.access import Access, follow
 from boxcal.app.access.browsers import is_loopback
-from boxcal.app.access.errors import NoApiKey
 from boxcal.app.access.local_keys import LocalKeys
 from boxcal.app.access.store import KeyStore
+from boxcal.app.http.problems import NoApiKey, RegistryUnavailable
 from boxcal.app.observability.background import background
-from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.store import Registry
 from boxcal.app.settings.service import Settings
 

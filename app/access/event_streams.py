@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator
 from starlette.requests import Request
 
 from boxcal.app.access.access import SCOPE_KEY, HeldKey
-from boxcal.app.access.errors import ConcurrencyLimited
 from boxcal.app.http.budget import descriptor_limit
-from boxcal.app.http.problems import Unavailable
+from boxcal.app.http.problems import ConcurrencyLimited, Unavailable
 
 LARGEST = 1024
 """Streams in all, however many descriptors there are; a client may have a quarter of all streams."""

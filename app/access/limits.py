@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from boxcal.app.access.errors import ConcurrencyLimited, RateLimited
+from boxcal.app.http.problems import ConcurrencyLimited, RateLimited
 
 WINDOW_SECONDS = 60
 

@@ -11,9 +11,9 @@ from pydantic import BaseModel, Field
 from boxcal.app.access.access import SCOPE_KEY, HeldKey
 from boxcal.app.access.scopes import Scope
 from boxcal.app.http.current import current_state
-from boxcal.app.http.problems import InvalidParameter, problems
+from boxcal.app.http.problem_documents import problems
+from boxcal.app.http.problems import InvalidParameter, RegistryUnavailable
 from boxcal.app.registry.audit import Action, AuditRecord, Caller, entries
-from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.store import Registry
 
 

@@ -12,7 +12,7 @@ from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.output import progress_bar
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.client import Answer
-from boxcal.app.http.problems import InvalidBounds
+from boxcal.app.http.problems import BoxcalError
 from boxcal.app.predict.options import BoundsOption, Labels, check_bounds
 from boxcal.calibrators.array_calibrator import ArrayCalibrator, Box, CalibratedRows
 from boxcal.models.backends.backbone import Backbone, OpenBackbone
@@ -68,7 +68,7 @@ def bounds_of(lower: Bound, upper: Bound, labels: Sequence[str]) -> Box | None:
     sides = {name: side for name, side in (("lower", lower), ("upper", upper)) if side is not None}
     try:
         checked = check_bounds(BoundsOption(**sides), Labels(labels))
-    except InvalidBounds as error:
+    except BoxcalError as error:
         raise UsageError(str(error)) from error
     return None if checked is None else (checked.lower, checked.upper)
 

@@ -1,54 +1,15 @@
-"""Errors of an arriving upload and of the data directory, as leaves of the service's error tree.
-
-BoxcalError
-  - UploadStalled            408  the upload is slower than the minimum rate
-  + PayloadTooLarge          413
-  |   - UploadTooLarge       413  more bytes than the limit, as sent or as stored
-  + Unavailable              503
-  |   - StorageUnavailable   503  the data directory cannot be written
-  - StorageFull              507  no space left in the data directory
-"""
+"""Errors of the operating system about the data directory, as problems of the request."""
 
 import errno
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from boxcal.app.http.problems import BoxcalError, PayloadTooLarge, Unavailable
+from boxcal.app.http.problems import StorageFull, StorageUnavailable
 
 logger = logging.getLogger("boxcal")
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class UploadStalled(BoxcalError):
-    """The upload is slower than the minimum rate."""
-
-    status = 408
-    type = "upload-stalled"
-    title = "Upload stalled"
-
-
-class UploadTooLarge(PayloadTooLarge):
-    """The upload has more bytes than the limit, as sent or as stored."""
-
-    type = "upload-too-large"
-    title = "Upload too large"
-
-
-class StorageUnavailable(Unavailable):
-    """The data directory cannot be written; the server log has the reason."""
-
-    type = "storage-unavailable"
-    title = "Storage unavailable"
-
-
-class StorageFull(BoxcalError):
-    """The data directory has no space left."""
-
-    status = 507
-    type = "storage-full"
-    title = "Insufficient storage"
 
 
 @contextmanager

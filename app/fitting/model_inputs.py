@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
-from boxcal.app.fitting.errors import InvalidUpload
+from boxcal.app.http.problems import InvalidUpload
 from boxcal.models.errors import UnusableInput
 from boxcal.models.inputs.rows import Column, RowInputs
 from boxcal.models.inputs.texts import TextInputs

@@ -15,6 +15,9 @@ STATE = "boxcal"
 TELEMETRY = "boxcal.telemetry"
 """The key in the scope of a request of the metrics that count it, if these are not those of the service."""
 
+CLIENT_TIMEOUT = "boxcal.client_timeout"
+"""A key in the scope of a request that sets its timeout itself; the metrics count these apart."""
+
 
 async def current_state(request: Request) -> Any:
     """Return the state of the service that handles a request."""

@@ -5,7 +5,6 @@ The last step of generating the OpenAPI document. The tests send the examples to
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from boxcal.app.http.examples import (
@@ -30,7 +29,8 @@ from boxcal.app.http.examples import (
     SUCCEEDED,
     UNCALIBRATED,
 )
-from boxcal.app.http.problems import PROBLEM_MEDIA_TYPE, BoxcalError
+from boxcal.app.http.problem_documents import PROBLEM_MEDIA_TYPE
+from boxcal.app.http.problems import PROBLEMS, ProblemType
 
 JSON = "application/json"
 
@@ -198,7 +198,7 @@ TAGS = {
 def complete(document: dict[str, Any]) -> None:
     """Add descriptions and examples to an OpenAPI document."""
     document["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
-    titles = {(leaf.status, leaf.title): leaf for leaf in leaves(BoxcalError)}
+    titles = {(one.status, one.title): one for one in PROBLEMS}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             for parameter in operation.get("parameters", []):
@@ -220,22 +220,19 @@ def complete(document: dict[str, Any]) -> None:
                     content[JSON]["example"] = example
                 if PROBLEM_MEDIA_TYPE in content:
                     content[PROBLEM_MEDIA_TYPE]["examples"] = {
-                        leaf.type: {"summary": title, "value": problem(leaf)}
+                        one.type: {"summary": title, "value": example_of(one)}
                         for title in answer["description"].split("; ")
-                        if (leaf := titles.get((int(status), title)))
+                        if (one := titles.get((int(status), title)))
                     }
 
 
-def problem(leaf: type[BoxcalError]) -> dict[str, Any]:
-    """Return an example of an error; the docstring of its class is the detail."""
-    detail = (leaf.__doc__ or leaf.title).partition("\n")[0]
-    kind = f"urn:boxcal:problem:{leaf.type}"
-    text = {"type": kind, "title": leaf.title, "status": leaf.status, "detail": detail, "error": detail}
+def example_of(problem: ProblemType) -> dict[str, Any]:
+    """Return an example of a problem; its meaning is the detail."""
+    text = {
+        "type": f"urn:boxcal:problem:{problem.type}",
+        "title": problem.title,
+        "status": problem.status,
+        "detail": problem.meaning,
+        "error": problem.meaning,
+    }
     return text | {"request_id": "5b0c1f6e00000017"}
-
-
-def leaves(error: type[BoxcalError]) -> Iterator[type[BoxcalError]]:
-    """Yield every subclass of an error."""
-    for child in error.__subclasses__():
-        yield child
-        yield from leaves(child)

@@ -10,7 +10,8 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from boxcal.app.http.current import current_model, current_state
-from boxcal.app.http.problems import NotReady, problems
+from boxcal.app.http.problem_documents import problems
+from boxcal.app.http.problems import NotReady
 from boxcal.app.observability.stats import Collects, Stats
 
 

@@ -27,7 +27,8 @@ from boxcal.app.access.scopes import Level
 from boxcal.app.http import problems as errors
 from boxcal.app.http.body_parts import EXTENSION, BodyParts
 from boxcal.app.http.budget import Budget
-from boxcal.app.http.current import TELEMETRY
+from boxcal.app.http.current import CLIENT_TIMEOUT, TELEMETRY
+from boxcal.app.http.problem_documents import CLIENT_CLOSED, as_problem, document, media_type
 from boxcal.app.observability.logs import current_request_id
 from boxcal.app.observability.telemetry import UNMATCHED, Telemetry
 from boxcal.app.settings.nearest import hint
@@ -276,22 +277,22 @@ class RequestMiddleware:
         """Send the problem that describes an exception."""
         if isinstance(error, ClientDisconnect):
             scope.get(TELEMETRY, self._telemetry).rejected("disconnected")
-            exchange.status = errors.CLIENT_CLOSED
+            exchange.status = CLIENT_CLOSED
             return
         if not isinstance(error, errors.BoxcalError | HTTPException | RequestValidationError):
             logger.error("%s %s failed", scope["method"], _path(scope), exc_info=error)
-        elif isinstance(error, errors.InternalError):
+        elif isinstance(error, errors.BoxcalError) and error.kind in errors.DEFECTS:
             logger.error("%s %s failed: %s", scope["method"], _path(scope), error)
-        problem = errors.Problem.of(self._explained(error, scope))
-        by_client = isinstance(error, errors.DeadlineExceeded) and error.set_by_client
+        problem = as_problem(self._explained(error, scope))
+        by_client = problem.kind is errors.DeadlineExceeded and CLIENT_TIMEOUT in scope
         telemetry: Telemetry = scope.get(TELEMETRY, self._telemetry)
-        telemetry.rejected("client-timeout" if by_client else problem.kind)
+        telemetry.rejected("client-timeout" if by_client else problem.type)
         headers = [
             (name.lower().encode(), value.encode("latin-1")) for name, value in problem.headers.items()
         ]
-        document = [problem.document(current_request_id())]
+        body = [document(problem, current_request_id())]
         request = DirectRequest(scope, send=exchange.send)
-        await request.reply(errors.media_type(_path(scope)), document, headers, problem.status)
+        await request.reply(media_type(_path(scope)), body, headers, problem.status)
 
     def _explained(self, error: Exception, scope: Scope) -> Exception:
         """Describe the errors of the router."""

@@ -1,73 +1,53 @@
-"""The error tree of the service, and the problem documents that describe its errors.
+"""Every problem that a request can have, in one table, and the exceptions that carry them.
 
-    BoxcalError                     500  base class
-      + BadRequest                  400  the request cannot be parsed
-      |   - MalformedBody           400  invalid JSON, multipart form or `.npy` array
-      + NotFound                    404
-      |   - RouteNotFound           404  no route has this path
-      |   - ModelNotFound           404  no model has this name
-      |   - NoModel                 404  the service has no model, and calibrates only
-      + MethodNotAllowed            405
-      + PayloadTooLarge             413
-      |   - BodyTooLarge            413  more bytes than the limit
-      |   - ImageTooLarge           413  more pixels than the limit; checked before decoding
-      |   - TooManySamples          413  more samples in one request than the queue can hold
-      |   - RequestTooLarge         413  the logits and the response would take too much memory
-      + UnsupportedMediaType        415  the route does not accept this content type
-      + InvalidRequest              422  parsed, but not valid; the detail quotes the value
-      |   - InvalidParameter        422  an option or field of the wrong type or out of range
-      |   - InvalidBounds           422  no probability vector satisfies the bounds
-      |   - InvalidLogits           422  logits of the wrong shape, or not finite
-      |   - InvalidInput            422  an image that cannot be decoded, or a tensor of the wrong shape
-      + Unavailable                 503  temporary; the response has a `Retry-After` header
-      |   - NotReady                503  the service is starting or stopping
-      |   - QueueFull               503  the queue holds its maximum number of samples
-      + DeadlineExceeded            504  `timeout_ms` passed before the request was done
-      + InternalError               500  a defect; the server log has the traceback
-          - BackboneFailed          500  the backbone failed, or its logits are not finite
-
-Other packages of `app` define further leaves next to the code that raises them.
+A row of the table is called to make an exception: `raise InvalidParameter("top_k is 0; it is at least 1.")`.
+An exception has a class of its own where somebody catches it.
 """
 
 from __future__ import annotations
 
-import http
-from collections.abc import Mapping, Sequence
+import builtins
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import orjson
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-
-PROBLEM_MEDIA_TYPE = "application/problem+json"
+CHALLENGE = {"WWW-Authenticate": 'Bearer realm="boxcal"'}
+SOON, LATER = {"Retry-After": "1"}, {"Retry-After": "2"}
 
 
-def media_type(path: str) -> str:
-    """Return the media type of an error: clients of the Open Inference Protocol read errors as plain JSON."""
-    return "application/json" if f"{path}/".startswith("/v2/") else PROBLEM_MEDIA_TYPE
+@dataclass(frozen=True, slots=True, eq=False)
+class ProblemType:
+    """A kind of problem that a client can tell apart.
+
+    Attributes
+    ----------
+    status
+        Of the response.
+    type
+        The last part of the document's `type`.
+    title, meaning
+        The title of the document; one sentence for the documentation.
+    headers
+        Of every response with it.
+    error
+        The class of the exception.
+    """
+
+    status: int
+    type: str
+    title: str
+    meaning: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    error: builtins.type[BoxcalError] | None = None
+
+    def __call__(
+        self, detail: str, *, headers: Mapping[str, str] | None = None, retry_after: int | None = None
+    ) -> BoxcalError:
+        """Return an exception; parameters as those of `BoxcalError`."""
+        return (self.error or BoxcalError)(detail, kind=self, headers=headers, retry_after=retry_after)
 
 
-PROBLEM_SCHEMA: dict[str, Any] = {
-    "title": "Problem",
-    "description": "Problem details of a failed request (RFC 9457). `error` has the same text as `detail`.",
-    "type": "object",
-    "required": ["type", "title", "status", "detail", "error", "request_id"],
-    "properties": {
-        "type": {"type": "string", "description": "Identifies the kind of problem."},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {
-            "type": "string",
-            "description": "What was wrong, with the offending value and the limit.",
-        },
-        "error": {"type": "string", "description": "The same as `detail`."},
-        "request_id": {"type": "string", "description": "The same as the header `X-Request-Id`."},
-    },
-}
-
-CLIENT_CLOSED = 499
-"""Status recorded in the metrics when the client disconnected before its response."""
+InternalError = ProblemType(500, "internal-error", "Internal error", "Internal error; see the server log.")
 
 
 class BoxcalError(Exception):
@@ -77,289 +57,285 @@ class BoxcalError(Exception):
     ----------
     detail
         One sentence that says what was wrong and quotes the offending value.
+    kind
+        By default that of the class.
     headers
-        Additional response headers.
+        Of the response, besides those of the kind.
+    retry_after
+        Seconds, if not those of the kind.
     """
 
-    status: ClassVar[int] = 500
-    type: ClassVar[str] = "internal-error"
-    title: ClassVar[str] = "Internal error"
+    default: ClassVar[ProblemType] = InternalError
 
-    def __init__(self, detail: str, *, headers: Mapping[str, str] | None = None) -> None:
+    def __init_subclass__(
+        cls, status: int = 0, kind: str = "", title: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Describe the problem of a class; its docstring is the meaning."""
+        if status:
+            cls.default = ProblemType(status, kind, title, cls.__doc__ or "", headers or {})
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        kind: ProblemType | None = None,
+        headers: Mapping[str, str] | None = None,
+        retry_after: int | None = None,
+    ) -> None:
         super().__init__(detail)
         self.detail = detail
-        self.headers = dict(headers or {})
+        self.kind = kind or self.default
+        self.headers = {**self.kind.headers, **(headers or {})}
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(retry_after)
+
+    @property
+    def status(self) -> int:
+        """Status of the response."""
+        return self.kind.status
+
+    @property
+    def type(self) -> str:
+        """The last part of the document's `type`."""
+        return self.kind.type
 
 
-class InternalError(BoxcalError):
-    """Internal error; see the server log."""
+class FitLost(BoxcalError, status=409, kind="fit-lost", title="The fit belongs to another process"):
+    """The fit has ended, or another process or attempt owns it; nothing was changed."""
 
 
-class BackboneFailed(InternalError):
-    """The backbone failed on an input, or returned logits that cannot be calibrated."""
-
-    type = "backbone-failed"
-    title = "The backbone failed"
+class NothingToRollBack(BoxcalError, status=409, kind="nothing-to-roll-back", title="Nothing to roll back"):
+    """There is no earlier activation to roll back to."""
 
 
-class BadRequest(BoxcalError):
-    """The request cannot be parsed."""
-
-    status = 400
-    type = "bad-request"
-    title = "Bad request"
+class InvalidUpload(BoxcalError, status=422, kind="invalid-upload", title="Invalid validation set"):
+    """The uploaded file contains no valid validation set."""
 
 
-class MalformedBody(BadRequest):
-    """The body does not match its content type."""
-
-    type = "malformed-body"
-    title = "Malformed body"
-
-
-class NotFound(BoxcalError):
-    """The requested resource does not exist."""
-
-    status = 404
-    type = "not-found"
-    title = "Not found"
-
-
-class ModelNotFound(NotFound):
-    """No model has this name, or it has no such version."""
-
-    type = "model-not-found"
-    title = "Model not found"
-
-
-class RouteNotFound(NotFound):
-    """No route has this path."""
-
-    type = "route-not-found"
-    title = "Path not found"
-
-
-class NoModel(NotFound):
-    """The service has no model: it calibrates logits of a model that runs elsewhere."""
-
-    type = "no-model"
-    title = "No model"
-
-
-class MethodNotAllowed(BoxcalError):
-    """The path does not support this HTTP method."""
-
-    status = 405
-    type = "method-not-allowed"
-    title = "Method not allowed"
-
-
-class PayloadTooLarge(BoxcalError):
-    """The request exceeds a size limit."""
-
-    status = 413
-    type = "payload-too-large"
-    title = "Request too large"
-
-
-class BodyTooLarge(PayloadTooLarge):
-    """The body has more bytes than the limit."""
-
-    type = "body-too-large"
-    title = "Body too large"
-
-
-class ImageTooLarge(PayloadTooLarge):
-    """An image has more pixels than the limit. It was not decoded."""
-
-    type = "image-too-large"
-    title = "Image too large"
-
-
-class TooManySamples(PayloadTooLarge):
-    """The request has more samples than the queue can hold."""
-
-    type = "too-many-samples"
-    title = "Too many samples"
-
-
-class RequestTooLarge(PayloadTooLarge):
-    """The logits and the response would take more memory than the limit."""
-
-    type = "request-too-large"
-    title = "The request needs too much memory"
-
-
-class UnsupportedMediaType(BoxcalError):
-    """The route does not accept this content type."""
-
-    status = 415
-    type = "unsupported-media-type"
-    title = "Unsupported content type"
-
-
-class InvalidRequest(BoxcalError):
-    """The request was parsed, but it is not valid."""
-
-    status = 422
-    type = "invalid-request"
-    title = "Invalid request"
-
-
-class InvalidParameter(InvalidRequest):
-    """An option or field has the wrong type or is out of range."""
-
-    type = "invalid-parameter"
-    title = "Invalid parameter"
-
-
-class InvalidBounds(InvalidRequest):
-    """No probability vector satisfies the bounds."""
-
-    type = "invalid-bounds"
-    title = "Invalid bounds"
-
-
-class InvalidLogits(InvalidRequest):
+class InvalidLogits(BoxcalError, status=422, kind="invalid-logits", title="Invalid logits"):
     """The logits have the wrong shape or are not finite."""
 
-    type = "invalid-logits"
-    title = "Invalid logits"
+
+class BackboneFailed(BoxcalError, status=500, kind="backbone-failed", title="The backbone failed"):
+    """The backbone failed on an input, or returned logits that cannot be calibrated."""
 
 
-class InvalidInput(InvalidRequest):
-    """An image cannot be decoded, or a tensor has the wrong shape for the backbone."""
-
-    type = "invalid-input"
-    title = "Invalid input"
-
-
-class Unavailable(BoxcalError):
-    """The service cannot accept the request now; `Retry-After` says when to retry."""
-
-    status = 503
-    type = "unavailable"
-    title = "Service unavailable"
-
-    def __init__(self, detail: str, *, retry_after: int = 1) -> None:
-        super().__init__(detail, headers={"Retry-After": str(retry_after)})
+class RegistryUnavailable(
+    BoxcalError, status=503, kind="registry-unavailable", title="The registry does not answer", headers=LATER
+):
+    """The database does not answer; what is active in memory still serves."""
 
 
-class NotReady(Unavailable):
-    """The service is starting or stopping."""
-
-    type = "not-ready"
-    title = "Service not ready"
+class UnusableCalibrator(BoxcalError):
+    """A version of the calibrator cannot be used: missing, deleted, damaged, or of another backbone."""
 
 
-class QueueFull(Unavailable):
-    """The queue holds its maximum number of samples."""
+BadRequest = ProblemType(400, "bad-request", "Bad request", "The request cannot be parsed.")
+MalformedBody = ProblemType(
+    400, "malformed-body", "Malformed body", "The body does not match its content type."
+)
+ApiKeyExpired = ProblemType(401, "api-key-expired", "API key expired", "The API key has expired.", CHALLENGE)
+ApiKeyRequired = ProblemType(
+    401, "api-key-required", "API key required", "The request has no API key.", CHALLENGE
+)
+InvalidApiKey = ProblemType(
+    401, "invalid-api-key", "Invalid API key", "No valid key has this value, or it was revoked.", CHALLENGE
+)
+CrossOrigin = ProblemType(
+    403, "cross-origin", "Cross-origin request", "A web page of another origin may not send this request."
+)
+InsufficientScope = ProblemType(
+    403,
+    "insufficient-scope",
+    "Insufficient scope",
+    "The API key does not have the scope that the route requires.",
+)
+KeyNotFound = ProblemType(404, "key-not-found", "API key not found", "No API key has this id.")
+ModelNotFound = ProblemType(
+    404, "model-not-found", "Model not found", "No model has this name, or it has no such version."
+)
+NoModel = ProblemType(
+    404,
+    "no-model",
+    "No model",
+    "The service has no model: it calibrates logits of a model that runs elsewhere.",
+)
+RouteNotFound = ProblemType(404, "route-not-found", "Path not found", "No route has this path.")
+CalibratorNotFound = ProblemType(
+    404,
+    "calibrator-not-found",
+    "Calibrator not found",
+    "No calibrator has this version.",
+    error=UnusableCalibrator,
+)
+FitNotFound = ProblemType(404, "fit-not-found", "Fit not found", "No fit has this id.")
+NoReport = ProblemType(
+    404,
+    "no-report",
+    "No report",
+    "The calibrator has no report: it was never fitted.",
+    error=UnusableCalibrator,
+)
+MethodNotAllowed = ProblemType(
+    405, "method-not-allowed", "Method not allowed", "The path does not support this HTTP method."
+)
+UploadStalled = ProblemType(
+    408, "upload-stalled", "Upload stalled", "The upload is slower than the minimum rate."
+)
+FitAlreadyOver = ProblemType(
+    409, "fit-already-over", "Fit already ended", "The fit has ended and cannot be cancelled."
+)
+FitElsewhere = ProblemType(
+    409,
+    "fit-elsewhere",
+    "Fit runs elsewhere",
+    "Another replica runs the fit; only that replica can cancel it.",
+)
+ForeignCalibrator = ProblemType(
+    409,
+    "foreign-calibrator",
+    "Calibrator of another backbone",
+    "The calibrator was fitted to another backbone.",
+    error=UnusableCalibrator,
+)
+TooFewPredictions = ProblemType(
+    409,
+    "too-few-predictions",
+    "Too few predictions",
+    "Too few predictions are kept for an estimate of the class frequencies.",
+)
+CalibratorPruned = ProblemType(
+    410,
+    "calibrator-pruned",
+    "Calibrator pruned",
+    "The artifact and the report of the calibrator were deleted.",
+    error=UnusableCalibrator,
+)
+BodyTooLarge = ProblemType(413, "body-too-large", "Body too large", "The body has more bytes than the limit.")
+ImageTooLarge = ProblemType(
+    413, "image-too-large", "Image too large", "An image has more pixels than the limit. It was not decoded."
+)
+RequestTooLarge = ProblemType(
+    413,
+    "request-too-large",
+    "The request needs too much memory",
+    "The logits and the response would take more memory than the limit.",
+)
+TooManySamples = ProblemType(
+    413, "too-many-samples", "Too many samples", "The request has more samples than the queue can hold."
+)
+UploadTooLarge = ProblemType(
+    413,
+    "upload-too-large",
+    "Upload too large",
+    "The upload has more bytes than the limit, as sent or as stored.",
+)
+UnknownUploadFormat = ProblemType(
+    415,
+    "unknown-upload-format",
+    "Unsupported file format",
+    "The uploaded file has none of the formats that `/fit` reads.",
+)
+UnsupportedMediaType = ProblemType(
+    415, "unsupported-media-type", "Unsupported content type", "The route does not accept this content type."
+)
+MisdirectedRequest = ProblemType(
+    421,
+    "misdirected-request",
+    "Misdirected request",
+    "The `Host` header is not a name of this service (`BOXCAL_ALLOWED_HOSTS`).",
+)
+UnknownMethod = ProblemType(
+    422,
+    "unknown-method",
+    "Unsupported method",
+    "No method has this name, or the upload or backbone does not provide its requirements.",
+)
+InvalidBounds = ProblemType(
+    422, "invalid-bounds", "Invalid bounds", "No probability vector satisfies the bounds."
+)
+InvalidInput = ProblemType(
+    422,
+    "invalid-input",
+    "Invalid input",
+    "An image cannot be decoded, or a tensor has the wrong shape for the backbone.",
+)
+InvalidParameter = ProblemType(
+    422, "invalid-parameter", "Invalid parameter", "An option or field has the wrong type or is out of range."
+)
+ConcurrencyLimited = ProblemType(
+    429,
+    "concurrency-limited",
+    "Concurrency limit exceeded",
+    "The API key has its maximum number of requests in progress.",
+)
+RateLimited = ProblemType(
+    429, "rate-limited", "Rate limit exceeded", "The API key has used its requests per minute."
+)
+NoApiKey = ProblemType(
+    500, "no-api-key", "No API key", "The service would be open to everyone who can reach its address."
+)
+DamagedArtifact = ProblemType(
+    500,
+    "damaged-artifact",
+    "Damaged artifact",
+    "The stored artifact does not match its checksum.",
+    error=UnusableCalibrator,
+)
+RegistryUnusable = ProblemType(
+    500, "registry-unusable", "Registry unusable", "The database cannot be used by this release."
+)
+FitQueueFull = ProblemType(
+    503,
+    "fit-queue-full",
+    "Fit queue full",
+    "Too many fits are waiting, or too many uploads are arriving.",
+    SOON,
+)
+NotReady = ProblemType(503, "not-ready", "Service not ready", "The service is starting or stopping.", SOON)
+QueueFull = ProblemType(
+    503, "queue-full", "Queue full", "The queue holds its maximum number of samples.", SOON
+)
+Unavailable = ProblemType(
+    503,
+    "unavailable",
+    "Service unavailable",
+    "The service cannot accept the request now; `Retry-After` says when to retry.",
+    SOON,
+)
+StorageUnavailable = ProblemType(
+    503,
+    "storage-unavailable",
+    "Storage unavailable",
+    "The data directory cannot be written; the server log has the reason.",
+    SOON,
+)
+DeadlineExceeded = ProblemType(
+    504, "deadline-exceeded", "Timeout exceeded", "The timeout of the request passed before it was done."
+)
+RegistryFull = ProblemType(
+    507,
+    "storage-full",
+    "Insufficient storage",
+    "The disk of the database is full; nothing was changed.",
+    LATER,
+    error=RegistryUnavailable,
+)
+StorageFull = ProblemType(
+    507, "storage-full", "Insufficient storage", "The data directory has no space left."
+)
 
-    type = "queue-full"
-    title = "Queue full"
-
-
-class DeadlineExceeded(BoxcalError):
-    """The timeout of the request passed before it was done.
-
-    Attributes
-    ----------
-    set_by_client
-        Whether the client set the timeout; the metrics count such requests apart.
-    """
-
-    status = 504
-    type = "deadline-exceeded"
-    title = "Timeout exceeded"
-    set_by_client = False
-
-
-BY_STATUS: dict[int, type[BoxcalError]] = {
-    leaf.status: leaf
-    for leaf in (
-        MalformedBody,
-        RouteNotFound,
-        MethodNotAllowed,
-        BodyTooLarge,
-        UnsupportedMediaType,
-        Unavailable,
+PROBLEMS: tuple[ProblemType, ...] = tuple(
+    sorted(
+        dict.fromkeys(
+            (
+                *(one for one in globals().values() if isinstance(one, ProblemType)),
+                *(one.default for one in BoxcalError.__subclasses__()),
+            )
+        ),
+        key=lambda one: (one.status, one.type),
     )
-}
-
-
-def problems(*leaves: type[BoxcalError]) -> dict[int | str, dict[str, Any]]:
-    """Return the `responses=` argument of a route that may raise these errors or fail with an internal error.
-
-    Errors with the same status share one entry.
-    """
-    titles: dict[int, list[str]] = {}
-    declared: tuple[type[BoxcalError], ...] = (*leaves, InternalError)
-    for leaf in declared:
-        known = titles.setdefault(leaf.status, [])
-        if leaf.title not in known:
-            known.append(leaf.title)
-    return {
-        status: {
-            "description": "; ".join(titles[status]),
-            "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
-        }
-        for status in sorted(titles)
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """The members of one RFC 9457 document.
-
-    Attributes
-    ----------
-    kind
-        The last part of the document's `type`.
-    """
-
-    status: int
-    kind: str
-    title: str
-    detail: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, error: Exception) -> Problem:
-        """Describe any exception that a route raises."""
-        if isinstance(error, BoxcalError):
-            return cls(error.status, error.type, error.title, error.detail, error.headers)
-        if isinstance(error, RequestValidationError):
-            return cls.of(InvalidParameter(describe_validation(error.errors())))
-        if isinstance(error, HTTPException):
-            known = BY_STATUS.get(error.status_code)
-            phrase = http.HTTPStatus(error.status_code).phrase
-            kind, title = (known.type, known.title) if known else (phrase.lower().replace(" ", "-"), phrase)
-            return cls(error.status_code, kind, title, str(error.detail), error.headers or {})
-        return cls.of(InternalError("Internal error; see the server log."))
-
-    def document(self, request_id: str) -> bytes:
-        """Write the JSON document for the request with this id."""
-        # The detail quotes the request, which may contain a lone surrogate; UTF-8 cannot encode it.
-        detail = self.detail.encode("utf-8", "backslashreplace").decode()
-        return orjson.dumps(
-            {
-                "type": f"urn:boxcal:problem:{self.kind}",
-                "title": self.title,
-                "status": self.status,
-                "detail": detail,
-                "error": detail,
-                "request_id": request_id,
-            }
-        )
-
-
-def describe_validation(errors: Sequence[Any], *prefix: str) -> str:
-    """Describe the first pydantic error and quote the offending value."""
-    first = errors[0]
-    place = ".".join((*prefix, *(str(part) for part in first["loc"])))
-    wrong = "Input should be an object" if first["type"] == "model_type" else first["msg"]
-    message = f"{place}: {wrong}"
-    if first["type"] != "missing" and isinstance(first.get("input"), str | int | float | bool | None):
-        message += f", got {first['input']!r:.200}"
-    more = len(errors) - 1
-    return message + (f" (and {more} more)" if more else "") + "."
+)
+"""Every problem, by status and type."""
+DEFECTS = (InternalError, BackboneFailed.default)
+"""Problems whose detail the log repeats."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from boxcal.app.http.problems import UnusableCalibrator
 from boxcal.app.monitoring.fold import ActiveVersion
 from boxcal.app.registry.activator import Activator
-from boxcal.app.registry.errors import CalibratorPruned, NoReport
 from boxcal.app.registry.records import Activation
 from boxcal.app.registry.store import Registry
 
@@ -30,7 +30,7 @@ def report_of(registry: Registry, version: int) -> dict[str, Any]:
     """Return the report of a version; {} if it has none or was pruned. Blocks."""
     try:
         return registry.report(version)
-    except (CalibratorPruned, NoReport):
+    except UnusableCalibrator:
         return {}
 
 

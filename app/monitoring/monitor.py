@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, insert, select, text, update
 
+from boxcal.app.http.problems import RegistryUnavailable, UnusableCalibrator
 from boxcal.app.monitoring.active_version import active_version_of
 from boxcal.app.monitoring.answers import Answers
 from boxcal.app.monitoring.events import EventLog, MonitorEvent
@@ -25,13 +26,6 @@ from boxcal.app.monitoring.fold import MonitorFold
 from boxcal.app.monitoring.log import FeedbackLog, Page
 from boxcal.app.monitoring.sentence import sentence
 from boxcal.app.registry.activator import Activator
-from boxcal.app.registry.errors import (
-    CalibratorNotFound,
-    CalibratorPruned,
-    DamagedArtifact,
-    ForeignCalibrator,
-    RegistryUnavailable,
-)
 from boxcal.app.registry.glance import Glance
 from boxcal.app.registry.store import Registry
 from boxcal.app.registry.tables import monitors, utc_now
@@ -196,7 +190,7 @@ class Monitor:
                 for version in held.fold.versions():
                     try:
                         self._activator.load(version)
-                    except (CalibratorPruned, CalibratorNotFound, ForeignCalibrator, DamagedArtifact):
+                    except UnusableCalibrator:
                         held.fold.forget(version)
                 self.events.add(held.connection, held.fold.fold(page.entries))
             return page.more

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from boxcal.app.http.problems import InvalidParameter
+from boxcal.app.http.problems import InvalidParameter, TooFewPredictions
 from boxcal.app.monitoring.active_version import class_prior, report_of
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.registry.active import ServedCalibrator
-from boxcal.app.registry.errors import TooFewPredictions
 from boxcal.app.registry.store import Registry
 from boxcal.calibrators.monitoring.class_prior import (
     FEWEST_ROWS,

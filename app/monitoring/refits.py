@@ -19,13 +19,12 @@ from sqlalchemy import Connection, or_, select, update
 from boxcal.app.fitting.messages import RefitOutcome, RefitTask
 from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.fitting.server.worker_process import WorkerFailed
-from boxcal.app.http.problems import BoxcalError
+from boxcal.app.http.problems import BoxcalError, RegistryUnavailable
 from boxcal.app.monitoring.active_version import class_prior, report_of
 from boxcal.app.monitoring.fold import MonitorFold
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.monitor import Monitor
 from boxcal.app.registry.activator import Activator
-from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.records import UNCALIBRATED, Reason
 from boxcal.app.registry.store import Registry
 from boxcal.app.registry.tables import monitors

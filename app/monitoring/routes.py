@@ -9,19 +9,22 @@ from typing import Annotated, Protocol
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from boxcal.app.access.errors import ConcurrencyLimited
 from boxcal.app.access.event_streams import count_event_stream
-from boxcal.app.fitting.disk_errors import StorageFull, StorageUnavailable, UploadTooLarge
 from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.http.current import current_model
+from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
     BodyTooLarge,
+    ConcurrencyLimited,
     InvalidParameter,
     MalformedBody,
     NotReady,
     QueueFull,
+    RegistryUnavailable,
+    StorageFull,
+    StorageUnavailable,
     UnsupportedMediaType,
-    problems,
+    UploadTooLarge,
 )
 from boxcal.app.monitoring.items import MAX_ITEMS, Read, read_items
 from boxcal.app.monitoring.monitor import Monitor
@@ -39,9 +42,6 @@ from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.predict.bodies import JSON, header, json_object, read_body, unblocked
 from boxcal.app.predict.options import Labels
 from boxcal.app.predict.pipeline import Pipeline
-from boxcal.app.registry.errors import (
-    RegistryUnavailable,
-)
 from boxcal.app.registry.store import Registry
 from boxcal.app.settings.service import Settings
 

@@ -17,8 +17,8 @@ import httpx
 import orjson
 import stamina
 
+from boxcal.app.http.problems import RegistryUnavailable
 from boxcal.app.monitoring.events import EventLog, MonitorEvent
-from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.store import Registry
 from boxcal.calibrators.monitoring.decisions import DecisionKind
 

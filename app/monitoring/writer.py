@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.http.problems import BoxcalError, QueueFull
+from boxcal.app.http.problems import BoxcalError, QueueFull, RegistryUnavailable
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.records import BLOCK_ROWS, ID, Block, Label, Outcome, time_of
-from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.store import Registry
 from boxcal.calibrators.monitoring.stored_logits import HEADER
 

@@ -14,7 +14,8 @@ from typing import Final
 from fastapi import APIRouter
 from starlette.responses import RedirectResponse, Response
 
-from boxcal.app.http.problems import RouteNotFound, problems
+from boxcal.app.http.problem_documents import problems
+from boxcal.app.http.problems import RouteNotFound
 
 router = APIRouter(include_in_schema=False)
 

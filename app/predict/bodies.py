@@ -13,12 +13,8 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 
-from boxcal.app.http.problems import (
-    BadRequest,
-    InvalidParameter,
-    MalformedBody,
-    UnsupportedMediaType,
-)
+from boxcal.app.http.current import CLIENT_TIMEOUT
+from boxcal.app.http.problems import BadRequest, InvalidParameter, MalformedBody, UnsupportedMediaType
 from boxcal.app.predict import large_json
 from boxcal.app.predict import options as request_options
 from boxcal.app.predict.large_json import Body, Fold
@@ -105,22 +101,30 @@ async def read(
         query = _options_in_query(request)
         if len(members) > 1:
             member = _one_of(members, query.pop("scores", member))
-        options = request_options.from_query(query)
+        options = _noted(request, request_options.from_query(query))
     if check_room is not None:
         check_room(options)
     if kind == FORM:
         files, document = await _read_form(request)
-        return Posted(kind, files, member, request_options.from_json(document), sum(map(len, files)))
+        options = _noted(request, request_options.from_json(document))
+        return Posted(kind, files, member, options, sum(map(len, files)))
     body = await read_body(request)
     if kind != JSON:
         return Posted(kind, body if kind == NPY else bytes(body), member, options, len(body))
     parsed = await unblocked(len(body), json_object, body, (*members, "options"), folds)
-    options = request_options.from_json(parsed.get("options"))
+    options = _noted(request, request_options.from_json(parsed.get("options")))
     if member not in parsed:
         member = next((name for name in members if name in parsed), member)
     elif len(parsed) > 2 or (len(parsed) == 2 and "options" not in parsed):
         raise InvalidParameter(f"The body has {' and '.join(map(repr, members))}; give one of them.")
     return Posted(kind, parsed.get(member), member, options, len(body))
+
+
+def _noted(request: Request, options: Options) -> Options:
+    """Note for the metrics whether the client set a timeout."""
+    if options.timeout_ms is not None:
+        request.scope[CLIENT_TIMEOUT] = True
+    return options
 
 
 def _check_defaults(request: Request, members: tuple[str, ...]) -> None:

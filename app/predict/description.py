@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
 from boxcal.app.http.current import current_model, current_state
-from boxcal.app.http.problems import problems
+from boxcal.app.http.problem_documents import problems
 from boxcal.app.registry.migrations import HEAD
 from boxcal.app.settings.service import Settings
 from boxcal.calibrators.stored import reads_of_methods

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from boxcal.app.http.problems import BodyTooLarge, InvalidParameter, MalformedBody
+from boxcal.app.http.problems import BodyTooLarge, BoxcalError, InvalidParameter, MalformedBody
 from boxcal.app.predict.interpreter import release_interpreter
 
 Body = bytes | bytearray
@@ -302,5 +302,5 @@ def _space(body: Body, position: int) -> int:
     return found.end() if found else position
 
 
-def _malformed(position: int) -> MalformedBody:
+def _malformed(position: int) -> BoxcalError:
     return MalformedBody(f"The body is not JSON: unexpected byte or end of data at position {position:,}.")

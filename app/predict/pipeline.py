@@ -155,11 +155,7 @@ class Pipeline:
         """
         if self.inputs.kind == "none":
             raise NoModel(self.inputs.refusal(""))
-        try:
-            self.batcher.check_room(1, time.monotonic() + self._timeout_of(options))
-        except DeadlineExceeded as error:
-            error.set_by_client = options.timeout_ms is not None
-            raise
+        self.batcher.check_room(1, time.monotonic() + self._timeout_of(options))
 
     def memory_for(self, rows: int, options: Options, *, as_json: bool) -> AbstractContextManager[None]:
         """Hold, for a block, the memory that a request is estimated to need until its response is sent.

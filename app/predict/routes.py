@@ -13,10 +13,14 @@ from starlette.responses import Response
 
 from boxcal.app.http.current import model_of
 from boxcal.app.http.middleware import DirectRequest
+from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
     BackboneFailed,
     BodyTooLarge,
+    CalibratorNotFound,
+    DamagedArtifact,
     DeadlineExceeded,
+    ForeignCalibrator,
     ImageTooLarge,
     InvalidBounds,
     InvalidInput,
@@ -26,10 +30,11 @@ from boxcal.app.http.problems import (
     NoModel,
     NotReady,
     QueueFull,
+    RegistryUnavailable,
     RequestTooLarge,
+    TooFewPredictions,
     TooManySamples,
     UnsupportedMediaType,
-    problems,
 )
 from boxcal.app.http.protocol import DISCONNECTION
 from boxcal.app.observability.tracing import STAGES_KEY
@@ -51,13 +56,6 @@ from boxcal.app.predict.inputs import Inputs, inputs_of
 from boxcal.app.predict.large_json import Folded
 from boxcal.app.predict.options import Options
 from boxcal.app.predict.pipeline import Pipeline
-from boxcal.app.registry.errors import (
-    CalibratorNotFound,
-    DamagedArtifact,
-    ForeignCalibrator,
-    RegistryUnavailable,
-    TooFewPredictions,
-)
 
 T = TypeVar("T")
 
@@ -106,11 +104,7 @@ async def predict(request: DirectRequest) -> None:
         )
     as_npy = accepts_npy(request, posted.options)
     with pipeline.memory_for(len(inputs), posted.options, as_json=not as_npy):
-        try:
-            answer = await unless_disconnected(request, pipeline.predict(inputs, posted.options))
-        except DeadlineExceeded as error:
-            error.set_by_client = posted.options.timeout_ms is not None
-            raise
+        answer = await unless_disconnected(request, pipeline.predict(inputs, posted.options))
         await respond(request, pipeline, answer, as_npy=as_npy)
 
 
@@ -147,11 +141,7 @@ async def calibrate(request: DirectRequest) -> None:
     as_npy = accepts_npy(request, posted.options)
     with pipeline.memory_for(rows, posted.options, as_json=not as_npy):
         numbers = max(rows * num_classes, posted.size // 8)
-        try:
-            answer = await pipeline.calibrate(logits, numbers, posted.options, is_array=posted.kind == NPY)
-        except DeadlineExceeded as error:
-            error.set_by_client = posted.options.timeout_ms is not None
-            raise
+        answer = await pipeline.calibrate(logits, numbers, posted.options, is_array=posted.kind == NPY)
         await respond(request, pipeline, answer, as_npy=as_npy)
 
 

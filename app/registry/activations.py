@@ -7,10 +7,10 @@ from typing import Any
 
 from sqlalchemy import Connection, ScalarSelect, insert, select
 
+from boxcal.app.http.problems import ForeignCalibrator, NothingToRollBack
 from boxcal.app.registry import audit
 from boxcal.app.registry.audit import SERVICE, Action, Caller
 from boxcal.app.registry.database import Database
-from boxcal.app.registry.errors import ForeignCalibrator, NothingToRollBack
 from boxcal.app.registry.records import UNCALIBRATED, Activation, BackboneIdentity, CalibratorRecord, Reason
 from boxcal.app.registry.rows import find_record, refuse_pruned
 from boxcal.app.registry.tables import activations, backbones, calibrators, utc_now

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from boxcal.app.http.problems import DamagedArtifact, RegistryUnavailable
 from boxcal.app.registry.active import ActiveCalibrator, ServedCalibrator
 from boxcal.app.registry.audit import SERVICE, Caller
-from boxcal.app.registry.errors import DamagedArtifact, RegistryUnavailable
 from boxcal.app.registry.local_copy import LocalCopy
 from boxcal.app.registry.records import (
     UNCALIBRATED,

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from boxcal.app.registry.errors import RegistryUnusable
+from boxcal.app.http.problems import RegistryUnusable
 
 SCHEME = "s3://"
 

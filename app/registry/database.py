@@ -18,8 +18,8 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from boxcal.app.http.problems import BoxcalError, RegistryFull, RegistryUnavailable, RegistryUnusable
 from boxcal.app.registry.contact import Contact
-from boxcal.app.registry.errors import RegistryFull, RegistryUnavailable, RegistryUnusable
 from boxcal.app.registry.migrations import HEAD, NEW_FILE
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class Database:
             )
         command.upgrade(config, "head")
 
-    def _unusable(self, error: Exception) -> RegistryUnusable:
+    def _unusable(self, error: Exception) -> BoxcalError:
         return RegistryUnusable(f"The registry at {self._shown} cannot be opened: {error}")
 
 

@@ -30,10 +30,10 @@ from sqlalchemy import (
     update,
 )
 
+from boxcal.app.http.problems import FitLost, FitNotFound
 from boxcal.app.registry import audit
 from boxcal.app.registry.audit import SERVICE, Action, Caller
 from boxcal.app.registry.database import Database, Leader
-from boxcal.app.registry.errors import FitLost, FitNotFound
 from boxcal.app.registry.records import UNFINISHED, ActivatePolicy, Decision, FitRecord, FitState
 from boxcal.app.registry.tables import fits, utc_now
 

@@ -6,9 +6,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from boxcal.app.http.problems import BoxcalError
+from boxcal.app.http.problems import BoxcalError, RegistryUnavailable
 from boxcal.app.registry.activator import Activator
-from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.store import Registry
 from boxcal.app.registry.wakeups import Wakeups
 

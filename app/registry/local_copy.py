@@ -10,7 +10,7 @@ from pathlib import Path
 
 import orjson
 
-from boxcal.app.registry.errors import DamagedArtifact
+from boxcal.app.http.problems import DamagedArtifact
 from boxcal.app.registry.records import BackboneIdentity
 
 logger = logging.getLogger("boxcal")

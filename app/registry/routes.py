@@ -10,19 +10,21 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from boxcal.app.access.routes import CurrentCaller
 from boxcal.app.http.current import current_model
-from boxcal.app.http.problems import BoxcalError, InvalidParameter, problems
-from boxcal.app.registry.activator import Activator
-from boxcal.app.registry.active import ActiveCalibrator
-from boxcal.app.registry.errors import (
+from boxcal.app.http.problem_documents import problems
+from boxcal.app.http.problems import (
     CalibratorNotFound,
     CalibratorPruned,
     DamagedArtifact,
     ForeignCalibrator,
+    InvalidParameter,
     NoReport,
     NothingToRollBack,
+    ProblemType,
     RegistryFull,
     RegistryUnavailable,
 )
+from boxcal.app.registry.activator import Activator
+from boxcal.app.registry.active import ActiveCalibrator
 from boxcal.app.registry.records import Activation
 from boxcal.app.registry.schemas import Activated, Activations, Calibrator, Calibrators
 from boxcal.app.registry.store import Registry
@@ -59,7 +61,7 @@ Version = Annotated[
 ]
 
 
-def part(path: str, media_type: str, description: str, *errors: type[BoxcalError]) -> Decorator:
+def part(path: str, media_type: str, description: str, *errors: ProblemType) -> Decorator:
     """Declare a route that answers with one part of a calibrator, as JSON or as bytes."""
     schema = (
         {"type": "object"} if media_type == "application/json" else {"type": "string", "format": "binary"}

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from boxcal.app.registry.errors import CalibratorNotFound, CalibratorPruned
+from boxcal.app.http.problems import CalibratorNotFound, CalibratorPruned
 from boxcal.app.registry.records import BackboneIdentity, CalibratorRecord
 from boxcal.app.registry.tables import backbones, calibrators
 

@@ -11,14 +11,11 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, insert, select, true
 
+from boxcal.app.http.problems import DamagedArtifact, NoReport
 from boxcal.app.registry.activations import ActivationLog
 from boxcal.app.registry.artifacts import SharedArtifacts
 from boxcal.app.registry.audit import SERVICE
 from boxcal.app.registry.database import Database
-from boxcal.app.registry.errors import (
-    DamagedArtifact,
-    NoReport,
-)
 from boxcal.app.registry.fits import FitLog
 from boxcal.app.registry.glance import Glances
 from boxcal.app.registry.records import (

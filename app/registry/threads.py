@@ -8,9 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from boxcal.app.http.problems import RegistryUnavailable
 from boxcal.app.registry.contact import Contact
 from boxcal.app.registry.database import CONNECTIONS
-from boxcal.app.registry.errors import RegistryUnavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -24,6 +24,7 @@ from boxcal.app.access.limits import Limiter
 from boxcal.app.access.scopes import Level, Requirement, Scope
 from boxcal.app.http.budget import Budget
 from boxcal.app.http.problems import (
+    DEFECTS,
     BoxcalError,
     DeadlineExceeded,
     InternalError,
@@ -148,7 +149,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
                 limiter = self._access.admit(headers, requirement).limiter
             yield
         except BoxcalError as error:
-            if isinstance(error, InternalError):
+            if error.kind in DEFECTS:
                 logger.error("gRPC failed: %s", error)
             code = STATUS.get(HTTPStatus(error.status), grpc.StatusCode.INTERNAL)
             await context.abort(code, error.detail)

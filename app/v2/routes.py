@@ -18,7 +18,9 @@ from fastapi import APIRouter, Depends
 
 from boxcal.app.http.current import TELEMETRY, current_state
 from boxcal.app.http.middleware import DirectRequest
+from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
+    CalibratorNotFound,
     DeadlineExceeded,
     InvalidInput,
     InvalidParameter,
@@ -26,14 +28,13 @@ from boxcal.app.http.problems import (
     ModelNotFound,
     NotReady,
     QueueFull,
+    RegistryUnavailable,
     RequestTooLarge,
-    problems,
 )
 from boxcal.app.predict import large_json
 from boxcal.app.predict.bodies import COPIED, header, read_body, read_tensors, unblocked
 from boxcal.app.predict.large_json import Body
 from boxcal.app.predict.routes import unless_disconnected
-from boxcal.app.registry.errors import CalibratorNotFound, RegistryUnavailable
 from boxcal.app.v2.inference import CALIBRATOR, Answered, Asked, class_count
 from boxcal.app.v2.served import ProtocolModel, ProtocolState
 from boxcal.app.v2.tensors import datatype_of, from_binary, from_json, read_shape, view_of

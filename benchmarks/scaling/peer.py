@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from boxcal.app.registry.errors import FitLost
+from boxcal.app.http.problems import FitLost
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, Decision, FittedCalibrator
 from boxcal.app.registry.store import Registry
 

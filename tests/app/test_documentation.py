@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from boxcal.app.http import documentation, examples
-from boxcal.app.http.problems import PROBLEM_MEDIA_TYPE
+from boxcal.app.http.problem_documents import PROBLEM_MEDIA_TYPE
 from tests.app.fitting.validation_data import validation_npz
 
 Document = dict[str, Any]

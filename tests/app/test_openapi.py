@@ -16,7 +16,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from boxcal.app.http.problems import media_type
+from boxcal.app.http.problem_documents import media_type
 from tests.app.fitting.validation_data import validation_npz
 from tests.app.running import Service
 

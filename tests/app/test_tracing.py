@@ -18,6 +18,7 @@ from boxcal.app.main import create_app
 from boxcal.app.observability import tracing
 from boxcal.app.settings.service import Settings
 from boxcal.models.digits_data import Digits
+from tests.app.raising import raises_problem
 from tests.app.running import running
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -91,5 +92,5 @@ def test_without_an_endpoint_nothing_is_traced(monkeypatch: pytest.MonkeyPatch) 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(InvalidParameter, match=r"pip install 'boxcal\[otel\]'"):
+    with raises_problem(InvalidParameter, match=r"pip install 'boxcal\[otel\]'"):
         create_app(Settings())

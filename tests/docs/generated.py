@@ -11,8 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic.fields import FieldInfo
 
 from benchmarks.monitoring.page import TABLES as MONITORING
-from boxcal.app.http.documentation import leaves
-from boxcal.app.http.problems import BoxcalError
+from boxcal.app.http.problems import PROBLEMS
 from boxcal.app.main import create_app
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.settings.service import Settings
@@ -89,10 +88,7 @@ def problems() -> str:
     """List every problem type with its status and meaning."""
     return table(
         ["status", "type", "meaning"],
-        (
-            [str(leaf.status), f"`{leaf.type}`", (leaf.__doc__ or "").partition("\n")[0]]
-            for leaf in sorted(leaves(BoxcalError), key=lambda leaf: (leaf.status, leaf.type))
-        ),
+        ([str(one.status), f"`{one.type}`", one.meaning] for one in PROBLEMS),
     )
 
 

@@ -23,6 +23,7 @@ from boxcal.app.client import BoxcalClient
 from boxcal.app.http.problems import InvalidInput
 from boxcal.app.v2.tensors import from_json
 from boxcal.models.digits_data import Digits
+from tests.app.raising import raises_problem
 from tests.app.running import Service, running
 
 LOGITS = np.random.default_rng(6).normal(size=(5, 10)) * 3
@@ -275,7 +276,7 @@ def test_strings_of_unequal_length_take_no_more_memory_than_they_have_bytes() ->
     strings = ["x" * 100_000] + ["y"] * 2000
     tracemalloc.start()
     try:
-        with pytest.raises(InvalidInput, match="one of the type str"):
+        with raises_problem(InvalidInput, match="one of the type str"):
             from_json("logits", "FP64", (2001,), strings)
         _, peak = tracemalloc.get_traced_memory()
     finally:

@@ -15,11 +15,11 @@ from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.fitting.server.limits import FitLimits
 from boxcal.app.fitting.server.shared import SharedSets
 from boxcal.app.fitting.server.workspace import Workspace
+from boxcal.app.http.problems import RegistryUnavailable
 from boxcal.app.observability.background import background
 from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.artifacts import FOLDER, ArtifactFiles, ArtifactObjects
 from boxcal.app.registry.bucket import SCHEME, Bucket
-from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.follower import follow
 from boxcal.app.registry.local_copy import FILE_NAME, LocalCopy
 from boxcal.app.registry.records import BackboneIdentity

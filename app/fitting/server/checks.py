@@ -13,15 +13,28 @@ from pathlib import Path
 
 from boxcal.app.fitting.backbones import BackboneSummary
 from boxcal.app.fitting.disk_errors import disk_errors_as_problems
-from boxcal.app.fitting.errors import REFUSALS, TABLE_REFUSALS, InvalidUpload
 from boxcal.app.fitting.messages import BODY_FILE, ITEMS_FILE, Checked, CheckTask, Tabled, TableTask
 from boxcal.app.fitting.server.worker_process import TaskRefused, Worker, WorkerFailed
 from boxcal.app.fitting.server.workspace import Workspace
-from boxcal.app.http.problems import BoxcalError, MalformedBody, NotReady
+from boxcal.app.http.problems import (
+    BoxcalError,
+    InvalidParameter,
+    InvalidUpload,
+    MalformedBody,
+    NotReady,
+    StorageFull,
+    UnknownMethod,
+    UnknownUploadFormat,
+    UploadTooLarge,
+)
 from boxcal.calibrators.stored import reads_of_methods
 
 CHECK_MEMORY_BYTES = 2**30
 GOING_DOWN = "The service is shutting down and takes no more fits."
+TABLE_REFUSALS = {one.type: one for one in (MalformedBody, InvalidParameter, UploadTooLarge, StorageFull)}
+"""What reading a table of labels can refuse."""
+REFUSALS = {one.type: one for one in (*TABLE_REFUSALS.values(), UnknownUploadFormat, UnknownMethod)}
+"""What the check of an upload can refuse, besides an invalid one."""
 
 
 class UploadChecks:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from boxcal.app.fitting.backbones import BackboneSource
-from boxcal.app.fitting.errors import UnknownMethod
 from boxcal.app.fitting.messages import Compared, CompareTask, StoredVersion
 from boxcal.app.fitting.server.checks import UploadChecks
 from boxcal.app.fitting.server.worker_process import Worker, WorkerFailed
+from boxcal.app.http.problems import UnknownMethod
 from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.active import ServedCalibrator
 from boxcal.app.registry.records import UNCALIBRATED

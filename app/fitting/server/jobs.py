@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.disk_errors import disk_errors_as_problems
-from boxcal.app.fitting.errors import FitAlreadyOver, FitElsewhere, FitQueueFull
 from boxcal.app.fitting.fields import FitFields
 from boxcal.app.fitting.messages import BUDGET_SECONDS, RefitOutcome, RefitTask
 from boxcal.app.fitting.server.bucket_sets import BucketSets
@@ -31,10 +30,9 @@ from boxcal.app.fitting.server.slots import UploadSlots
 from boxcal.app.fitting.server.worker_process import WorkerFailed
 from boxcal.app.fitting.server.workers import Workers
 from boxcal.app.fitting.server.workspace import Workspace
-from boxcal.app.http.problems import NotReady
+from boxcal.app.http.problems import FitAlreadyOver, FitElsewhere, FitQueueFull, NotReady, RegistryUnavailable
 from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.audit import SERVICE, Caller
-from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.fits import CANCELLED, INTERRUPTED
 from boxcal.app.registry.records import ActivatePolicy, FitRecord, FitState
 from boxcal.app.registry.store import Registry

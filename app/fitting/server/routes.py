@@ -10,35 +10,41 @@ from fastapi import APIRouter, Depends, Query, Request, Response, status
 from fastapi.sse import EventSourceResponse
 
 from boxcal.app.access.access import HeldKey
-from boxcal.app.access.errors import ConcurrencyLimited, InsufficientScope
 from boxcal.app.access.event_streams import count_event_stream
 from boxcal.app.access.routes import CurrentCaller, CurrentKey
 from boxcal.app.access.scopes import Scope
-from boxcal.app.fitting.disk_errors import StorageFull, StorageUnavailable, UploadStalled, UploadTooLarge
-from boxcal.app.fitting.errors import (
-    FitAlreadyOver,
-    FitElsewhere,
-    FitQueueFull,
-    InvalidUpload,
-    UnknownMethod,
-    UnknownUploadFormat,
-)
 from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
 from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.fitting.server.schemas import Comparison, Fit, Fits
 from boxcal.app.fitting.server.upload import receive
 from boxcal.app.http.current import current_model
-from boxcal.app.http.problems import InvalidParameter, MalformedBody, NotReady, UnsupportedMediaType, problems
-from boxcal.app.predict.routes import unless_disconnected
-from boxcal.app.registry.errors import (
+from boxcal.app.http.problem_documents import problems
+from boxcal.app.http.problems import (
     CalibratorNotFound,
     CalibratorPruned,
+    ConcurrencyLimited,
     DamagedArtifact,
+    FitAlreadyOver,
+    FitElsewhere,
     FitNotFound,
+    FitQueueFull,
     ForeignCalibrator,
+    InsufficientScope,
+    InvalidParameter,
+    InvalidUpload,
+    MalformedBody,
+    NotReady,
     RegistryFull,
     RegistryUnavailable,
+    StorageFull,
+    StorageUnavailable,
+    UnknownMethod,
+    UnknownUploadFormat,
+    UnsupportedMediaType,
+    UploadStalled,
+    UploadTooLarge,
 )
+from boxcal.app.predict.routes import unless_disconnected
 from boxcal.app.registry.records import ActivatePolicy
 from boxcal.app.settings.nearest import hint, nearest
 from boxcal.app.settings.service import Settings

@@ -20,9 +20,9 @@ from boxcal.app.fitting.messages import FitOutcome, FitTask, RefitOutcome, Refit
 from boxcal.app.fitting.server.job import Job, Result
 from boxcal.app.fitting.server.worker_process import WorkerFailed
 from boxcal.app.fitting.server.workers import Workers
+from boxcal.app.http.problems import FitLost, RegistryUnavailable
 from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.audit import Caller
-from boxcal.app.registry.errors import FitLost, RegistryUnavailable
 from boxcal.app.registry.fits import INTERRUPTED
 from boxcal.app.registry.records import UNCALIBRATED, ActivatePolicy, Decision, FitRecord, FitState
 from boxcal.app.registry.store import Registry

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from boxcal.app.fitting.disk_errors import disk_errors_as_problems
-from boxcal.app.fitting.errors import FitQueueFull
 from boxcal.app.fitting.server.job import Job
 from boxcal.app.fitting.server.workspace import Workspace
+from boxcal.app.http.problems import FitQueueFull
 
 MAX_WAITING = 8
 """How many fits and arriving uploads may wait beside the fit that runs."""

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from starlette.requests import ClientDisconnect
 
-from boxcal.app.fitting.disk_errors import UploadStalled, UploadTooLarge, disk_errors_as_problems
-from boxcal.app.http.problems import MalformedBody, UnsupportedMediaType
+from boxcal.app.fitting.disk_errors import disk_errors_as_problems
+from boxcal.app.http.problems import MalformedBody, UnsupportedMediaType, UploadStalled, UploadTooLarge
 
 WRITE_BYTES = 2**20
 CONTENT_TYPES = ("multipart/form-data", "application/json")

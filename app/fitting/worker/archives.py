@@ -12,8 +12,7 @@ import zipfile
 import zlib
 from typing import IO
 
-from boxcal.app.fitting.disk_errors import UploadTooLarge
-from boxcal.app.fitting.errors import InvalidUpload
+from boxcal.app.http.problems import InvalidUpload, UploadTooLarge
 
 MAX_DIRECTORY_BYTES = 16 * 2**20
 LOCAL_HEADER_BYTES = 30

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from boxcal.app.fitting.errors import InvalidUpload, UnknownMethod, UnknownUploadFormat
 from boxcal.app.fitting.fields import FitFields
 from boxcal.app.fitting.messages import BODY_FILE, Checked, CheckTask
 from boxcal.app.fitting.model_inputs import ModelInputs
@@ -24,6 +23,7 @@ from boxcal.app.fitting.worker.json_arrays import ARRAYS, SCORES, read_arrays, r
 from boxcal.app.fitting.worker.memory import limit_memory
 from boxcal.app.fitting.worker.npz import read_npy, read_npz
 from boxcal.app.fitting.worker.validation_set import ValidationSet, check_size
+from boxcal.app.http.problems import InvalidUpload, UnknownMethod, UnknownUploadFormat
 
 START_BYTES = 4096
 NPY_MAGIC = b"\x93NUM"

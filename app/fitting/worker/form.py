@@ -15,9 +15,8 @@ from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
 
-from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.fields import FitFields
-from boxcal.app.http.problems import MalformedBody
+from boxcal.app.http.problems import InvalidUpload, MalformedBody
 
 MAX_PARTS = 8
 MAX_HEADER_BYTES = 8192

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.fitting.disk_errors import UploadTooLarge
-from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.worker.archives import DAMAGE
 from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.validation_set import LISTING, check_count, keep_labels
+from boxcal.app.http.problems import InvalidUpload, UploadTooLarge
 from boxcal.models.errors import InvalidImage
 from boxcal.models.inputs.decoding import decode, image_format
 

@@ -12,8 +12,6 @@ from typing import IO, Any
 import numpy as np
 import orjson
 
-from boxcal.app.fitting.disk_errors import UploadTooLarge
-from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.model_inputs import FEATURES, TEXTS, ModelInputs, either_of
 from boxcal.app.fitting.worker.labels import as_indices, check_shape
 from boxcal.app.fitting.worker.memory import room
@@ -28,7 +26,7 @@ from boxcal.app.fitting.worker.validation_set import (
     keep_weights,
     refuse_weights,
 )
-from boxcal.app.http.problems import MalformedBody
+from boxcal.app.http.problems import InvalidUpload, MalformedBody, UploadTooLarge
 from boxcal.app.predict.arrays import read_rows
 from boxcal.app.settings.nearest import hint
 from boxcal.models.errors import UnusableInput

@@ -14,10 +14,9 @@ from typing import IO, Any
 
 import orjson
 
-from boxcal.app.fitting.disk_errors import UploadTooLarge
 from boxcal.app.fitting.messages import BODY_FILE, ITEMS_FILE, Tabled, TableTask
 from boxcal.app.fitting.worker.memory import limit_memory
-from boxcal.app.http.problems import InvalidParameter, MalformedBody
+from boxcal.app.http.problems import InvalidParameter, MalformedBody, UploadTooLarge
 
 COLUMNS = ("id", "label", "propensity", "source", "key", "logits")
 ROWS_AT_ONCE = 1000

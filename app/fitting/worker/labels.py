@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.worker.validation_set import Array
+from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.settings.nearest import hint
 
 Indices = npt.NDArray[np.int64]

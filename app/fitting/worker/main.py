@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from boxcal.app.fitting.disk_errors import full_disk_as_problem
-from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.messages import (
     REPLY,
     TASK,
@@ -32,7 +31,7 @@ from boxcal.app.fitting.messages import (
     TableTask,
     Task,
 )
-from boxcal.app.http.problems import BoxcalError, InternalError
+from boxcal.app.http.problems import BoxcalError, InternalError, InvalidUpload
 
 NICENESS = 10
 OOM_SCORE = 900  # of 1000: the kernel ends this process before the service
@@ -103,12 +102,12 @@ def _refused(task: Task, error: Exception) -> Refused:
         limit = f"{task.memory_bytes:,} bytes" if task.memory_bytes else "this machine"
         done = "read" if is_read else {"comparison": "compared on"}.get(task.kind, "fitted")
         detail = f"The file could not be {done} within the memory limit of {limit}."
-        return Refused(InvalidUpload.type, detail, trace)
+        return Refused(InvalidUpload.default.type, detail, trace)
     if is_read:
         detail = f"The file cannot be read: {type(error).__name__}: {error}"[:1000]
-        return Refused(InvalidUpload.type, detail, trace)
+        return Refused(InvalidUpload.default.type, detail, trace)
     if isinstance(error, ValueError):
-        return Refused(InvalidUpload.type, str(error))
+        return Refused(InvalidUpload.default.type, str(error))
     return Refused(InternalError.type, f"{type(error).__name__}: {error}", trace)
 
 

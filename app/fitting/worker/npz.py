@@ -15,7 +15,6 @@ from typing import IO, Any
 
 import numpy as np
 
-from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.model_inputs import FEATURES, TEXTS, ModelInputs, either_of, naming_samples
 from boxcal.app.fitting.worker.archives import DAMAGE
 from boxcal.app.fitting.worker.form import FilePart
@@ -35,6 +34,7 @@ from boxcal.app.fitting.worker.validation_set import (
     refuse_weights,
     stored_dtype,
 )
+from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.settings.nearest import hint
 
 NAMES = ("logits", "probabilities", "labels", FEATURES, GROUPS, SAMPLE_WEIGHT)

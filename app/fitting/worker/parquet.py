@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.worker.labels import as_indices
 from boxcal.app.fitting.worker.validation_set import (
     SAMPLE_WEIGHT,
@@ -26,6 +25,7 @@ from boxcal.app.fitting.worker.validation_set import (
     refuse_weights,
     stored_dtype,
 )
+from boxcal.app.http.problems import InvalidUpload
 
 BATCH_BYTES = 8 * 2**20
 PAGE_BYTES = 2**20

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from boxcal.app.client.bodies import pack_images
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
-from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.messages import FitTask
 from boxcal.app.fitting.model_inputs import TEXT, ModelInputs
 from boxcal.app.fitting.worker import check, requirements
@@ -20,6 +19,7 @@ from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.model_pass import run_backbone
 from boxcal.app.fitting.worker.table_columns import LABEL, choose_columns
 from boxcal.app.fitting.worker.validation_set import ValidationSet, log_probabilities
+from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.registry.records import FittedCalibrator
 from boxcal.models.inputs.base import Inputs, Samples
 from boxcal.models.inputs.rows import RowInputs

@@ -14,10 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import ipc, types
 
-from boxcal.app.fitting.disk_errors import UploadTooLarge
-from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.model_inputs import FEATURES, TEXTS, ModelInputs
 from boxcal.app.fitting.worker.validation_set import SAMPLES, Array, check_count, check_size
+from boxcal.app.http.problems import InvalidUpload, UploadTooLarge
 from boxcal.models.errors import UnusableInput
 from boxcal.models.inputs.base import Inputs
 from boxcal.models.inputs.rows import Column, RowInputs

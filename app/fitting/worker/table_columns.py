@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.model_inputs import FEATURES, TEXTS, ModelInputs
 from boxcal.app.fitting.worker.validation_set import SAMPLE_WEIGHT, refuse_weights
+from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.settings.nearest import hint
 
 LABEL = "label"

@@ -19,7 +19,6 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 from pyarrow import ipc
 
-from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.model_inputs import TEXTS, ModelInputs, naming_samples
 from boxcal.app.fitting.worker.labels import as_indices
 from boxcal.app.fitting.worker.memory import room
@@ -37,6 +36,7 @@ from boxcal.app.fitting.worker.validation_set import (
     keep_labels,
     keep_weights,
 )
+from boxcal.app.http.problems import InvalidUpload
 
 BLOCK_BYTES = 4 * 2**20
 ROOM_BYTES = 256 * 2**20

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from boxcal.app.fitting.disk_errors import UploadTooLarge
-from boxcal.app.fitting.errors import InvalidUpload
+from boxcal.app.http.problems import InvalidUpload, UploadTooLarge
 
 LISTING = "images.json"
 SAMPLES = "samples.arrow"

@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from boxcal.app.access.browsers import BrowserRules, is_loopback
-from boxcal.app.access.errors import MisdirectedRequest
+from boxcal.app.http.problems import MisdirectedRequest
 from boxcal.app.settings.service import Settings
+from tests.app.raising import raises_problem
 from tests.app.running import Service, running
 
 PARTNER = "https://partner.example"
@@ -120,7 +121,7 @@ def test_the_setting_of_names(settings: dict[str, str], host: bytes, is_accepted
     if is_accepted:
         rules.check("GET", host, b"", b"")
     else:
-        with pytest.raises(MisdirectedRequest):
+        with raises_problem(MisdirectedRequest):
             rules.check("GET", host, b"", b"")
 
 

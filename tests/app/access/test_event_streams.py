@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from boxcal.app.access.errors import ConcurrencyLimited
 from boxcal.app.access.event_streams import EventStreams
-from boxcal.app.http.problems import Unavailable
+from boxcal.app.http.problems import ConcurrencyLimited, Unavailable
 from tests.app.fitting.service import Service
+from tests.app.raising import raises_problem
 
 FEW = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))"
 STREAM = b"GET /monitor/events HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -75,9 +75,9 @@ def test_streams_are_limited_per_client_and_in_all() -> None:
     for client in "abcd":
         for _ in range(4):
             streams.enter(client)
-    with pytest.raises(ConcurrencyLimited, match="has 4 event streams open"):
+    with raises_problem(ConcurrencyLimited, match="has 4 event streams open"):
         streams.enter("a")
-    with pytest.raises(Unavailable, match="All 16 event streams") as caught:
+    with raises_problem(Unavailable, match="All 16 event streams") as caught:
         streams.enter("e")
     assert caught.value.headers["Retry-After"] == "10"
     streams.leave("a")

@@ -11,10 +11,10 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from boxcal.app.access.errors import NoApiKey
 from boxcal.app.access.scopes import Scope
 from boxcal.app.access.store import KeyStore
 from boxcal.app.client import BoxcalClient, ForbiddenError, UnauthorizedError
+from boxcal.app.http.problems import NoApiKey
 from boxcal.app.main import declared_statuses
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.tables import api_keys
@@ -23,6 +23,7 @@ from boxcal.app.state import build
 from tests.app.access.conftest import TESTER, Guarded, sqlite_url
 from tests.app.access.waiting import until
 from tests.app.cli.conftest import Boxcal, boxcal  # noqa: F401 - a fixture
+from tests.app.raising import raises_problem
 from tests.app.running import running
 
 KEY = re.compile(r"boxcal_[0-9a-f]{16}_[A-Za-z0-9_-]{43}")
@@ -123,7 +124,7 @@ def test_the_first_key_ends_anonymous_use_and_its_revocation_does_not_restore_it
 async def test_another_address_than_loopback_needs_a_key(tmp_path: Path) -> None:
     telemetry = Telemetry(declared_statuses([]))
     settings = Settings(data_dir=tmp_path, host="0.0.0.0")  # noqa: S104 - nothing listens
-    with pytest.raises(NoApiKey, match="boxcal keys create"):
+    with raises_problem(NoApiKey, match="boxcal keys create"):
         async with build(settings, telemetry):
             raise AssertionError("it started")
     async with build(settings.model_copy(update={"allow_anonymous": True}), Telemetry({})) as state:

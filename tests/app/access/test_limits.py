@@ -7,12 +7,13 @@ import socket
 import httpx
 import pytest
 
-from boxcal.app.access.errors import RateLimited
 from boxcal.app.access.limits import Limiter
 from boxcal.app.access.scopes import Scope
 from boxcal.app.client import BoxcalClient, RetryPolicy, TooManyRequestsError
+from boxcal.app.http.problems import RateLimited
 from tests.app.access.conftest import TESTER, Guarded
 from tests.app.access.waiting import until
+from tests.app.raising import raises_problem
 
 LOGITS = b'{"logits": [[1, 2, 3, 4, 5, 6, 7, 8, 9, 0]]}'
 
@@ -71,13 +72,13 @@ def test_the_bucket_refills_steadily_up_to_the_quota(monkeypatch: pytest.MonkeyP
     limiter = Limiter(60, None)
     for _ in range(60):
         limiter.enter()
-    with pytest.raises(RateLimited) as refused:
+    with raises_problem(RateLimited) as refused:
         limiter.enter()
     assert refused.value.headers["Retry-After"] == "1"
     now = 2.5
     limiter.enter()
     limiter.enter()
-    with pytest.raises(RateLimited):
+    with raises_problem(RateLimited):
         limiter.enter()
     now = 1e6
     limiter.enter()

@@ -14,8 +14,8 @@ from PIL import Image
 
 from boxcal.app.cli import bulk, bulk_sources
 from boxcal.app.cli.failures import UsageError
-from boxcal.app.fitting.errors import InvalidUpload
 from boxcal.app.fitting.worker.reading import ScoreFile
+from boxcal.app.http.problems import InvalidUpload
 from boxcal.calibrators import Bounds, Calibrator, fit
 from boxcal.models.digits_data import load_digits_split
 from boxcal.models.loading.specifications import load_backbone

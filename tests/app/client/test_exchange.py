@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from boxcal.app.access.errors import ConcurrencyLimited, RateLimited
 from boxcal.app.client import (
     AnswerTimeoutError,
     AsyncBoxcalClient,
@@ -22,8 +21,7 @@ from boxcal.app.client import (
     UnreadableAnswerError,
 )
 from boxcal.app.client.exchange import REFUSED_BEFORE_WORK
-from boxcal.app.fitting.errors import FitQueueFull
-from boxcal.app.http.problems import NotReady, QueueFull
+from boxcal.app.http.problems import ConcurrencyLimited, FitQueueFull, NotReady, QueueFull, RateLimited
 from tests.app.client.both import Ask
 from tests.app.client.scripted import Reply, scripted
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 from prometheus_client import generate_latest
 
+from boxcal.app.http.problems import CalibratorNotFound, DamagedArtifact, UnusableCalibrator
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.activator import KEPT, Activator, check, read
-from boxcal.app.registry.errors import CalibratorNotFound, DamagedArtifact
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, Decision, FittedCalibrator
 from boxcal.app.registry.store import Registry
 from boxcal.calibrators import Calibrator, fit
 from tests.app.fitting.validation_data import overconfident
+from tests.app.raising import raises_problem
 
 DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
 LOGITS, LABELS = overconfident()
@@ -72,17 +73,17 @@ def test_activating_and_rolling_back_swap_the_reference(registry: Registry, arti
 def test_what_cannot_answer_never_comes_into_force(registry: Registry, artifact: bytes) -> None:
     activator = Activator(registry, 10, Telemetry({}))
     for wrong in (artifact[:-1], b"", Calibrator.uncalibrated(9).to_bytes()):
-        with pytest.raises(DamagedArtifact):
+        with raises_problem(DamagedArtifact):
             accept(activator, registry, wrong, activate=True)
         assert [record.version for record in registry.list()] == [0]
         assert activator.active.current.version == registry.activations.active().version == 0
-    with pytest.raises(CalibratorNotFound):
+    with raises_problem(CalibratorNotFound):
         activator.activate(1)
 
 
 def test_a_calibrator_whose_answers_are_no_probabilities_is_refused(artifact: bytes) -> None:
     calibrator = replace(read(artifact, 10), plain=None, logit_map=lambda rows: np.full_like(rows, np.nan))
-    with pytest.raises((DamagedArtifact, ValueError)):
+    with pytest.raises((UnusableCalibrator, ValueError)):
         check(calibrator, 10)
 
 

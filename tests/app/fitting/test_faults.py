@@ -15,16 +15,16 @@ from typing import Any
 import httpx
 import pytest
 
-from boxcal.app.fitting.disk_errors import StorageFull, StorageUnavailable
-from boxcal.app.fitting.errors import FitAlreadyOver, FitQueueFull
 from boxcal.app.fitting.server.build import Refits
 from boxcal.app.fitting.server.slots import MAX_PER_CLIENT
+from boxcal.app.http.problems import FitAlreadyOver, FitQueueFull, StorageFull, StorageUnavailable
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.records import FitState
 from tests.app.fitting.service import Service
 from tests.app.fitting.test_hostile import left_behind
 from tests.app.fitting.test_jobs import QUICK, ended, run, submit, until
 from tests.app.fitting.validation_data import CONTENT_TYPE, validation_npz
+from tests.app.raising import raises_problem
 
 DISK_BYTES = 12 * 2**20
 
@@ -63,7 +63,7 @@ def test_a_cancel_that_meets_the_start_or_the_result_leaves_the_next_fit_alone(t
         cancelling = asyncio.create_task(jobs.cancel(late))
         await asyncio.sleep(0)
         go.set()
-        with pytest.raises(FitAlreadyOver, match="it has succeeded"):
+        with raises_problem(FitAlreadyOver, match="it has succeeded"):
             await asyncio.wait_for(cancelling, 60)
 
         def fails(*_: object) -> Any:
@@ -90,7 +90,7 @@ def test_slots_are_released_whatever_goes_wrong(tmp_path: Path) -> None:
 
             workspace.new_folder = fails  # type: ignore[method-assign]
             for _turn in range(12):
-                with pytest.raises(error, match="made to fail"):
+                with raises_problem(error, match="made to fail"):
                     async with jobs.reserve_slot("one"):
                         raise AssertionError("a folder was made")
         workspace.new_folder = make  # type: ignore[method-assign]
@@ -103,7 +103,7 @@ def test_slots_are_released_whatever_goes_wrong(tmp_path: Path) -> None:
 async def hold(jobs: Any, client: str, count: int) -> int:
     """Hold `count` slots of one client: one more is refused, and another client is served."""
     if count == 0:
-        with pytest.raises(FitQueueFull, match=f"{MAX_PER_CLIENT} uploads are arriving from {client}"):
+        with raises_problem(FitQueueFull, match=f"{MAX_PER_CLIENT} uploads are arriving from {client}"):
             async with jobs.reserve_slot(client):
                 pass
         async with jobs.reserve_slot("another"):

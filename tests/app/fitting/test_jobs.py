@@ -15,17 +15,17 @@ import pytest
 from prometheus_client import generate_latest
 
 from boxcal.app.fitting.backbones import BackboneSource
-from boxcal.app.fitting.errors import FitAlreadyOver, FitQueueFull
 from boxcal.app.fitting.messages import BODY_FILE
 from boxcal.app.fitting.server.build import Refits, open_refits
 from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.fitting.server.limits import FitLimits
+from boxcal.app.http.problems import FitAlreadyOver, FitNotFound, FitQueueFull
 from boxcal.app.observability.telemetry import Telemetry
-from boxcal.app.registry.errors import FitNotFound
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, FitRecord, FitState
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.fitting.test_images import archive
 from tests.app.fitting.validation_data import CONTENT_TYPE, form, validation_npz
+from tests.app.raising import raises_problem
 
 SOURCE = BackboneSource("digits", None, None, "cpu", "float32", 10**6)
 DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
@@ -127,9 +127,9 @@ def test_a_fit_is_cancelled_while_it_waits_and_while_it_runs(tmp_path: Path) -> 
         assert (await jobs.cancel(running)).state is FitState.CANCELLED
         assert (await jobs.cancel(running)).state is FitState.CANCELLED
         assert (await until(jobs, last, ended)).state is FitState.SUCCEEDED
-        with pytest.raises(FitAlreadyOver, match=f"Fit {last} is over: it has succeeded"):
+        with raises_problem(FitAlreadyOver, match=f"Fit {last} is over: it has succeeded"):
             await jobs.cancel(last)
-        with pytest.raises(FitNotFound):
+        with raises_problem(FitNotFound):
             await jobs.cancel("nonesuch")
         assert [record.version for record in opened.registry.list()] == [1, 0]
         assert b'boxcal_fits_total{state="cancelled"} 2.0' in generate_latest(telemetry.registry)
@@ -175,12 +175,12 @@ def test_the_queue_is_bounded_counts_arriving_uploads_and_says_when_to_come_back
         monkeypatch.setattr("boxcal.app.fitting.server.slots.MAX_WAITING", 1)
         running = await submit(jobs, SLOW, "ts+pb")
         async with jobs.reserve_slot() as folder:
-            with pytest.raises(FitQueueFull, match="1 fits are running or waiting and 1 uploads") as caught:
+            with raises_problem(FitQueueFull, match="1 fits are running or waiting and 1 uploads") as caught:
                 await submit(jobs, QUICK)
             assert int(caught.value.headers["Retry-After"]) >= 1
         assert not folder.exists()
         waiting = await submit(jobs, QUICK)
-        with pytest.raises(FitQueueFull):
+        with raises_problem(FitQueueFull):
             await submit(jobs, QUICK)
         await jobs.cancel(waiting)
         again = await submit(jobs, QUICK)
@@ -217,7 +217,7 @@ def test_waiting_ends_with_the_fit_or_with_the_time(tmp_path: Path) -> None:
         await until(opened.jobs, fit_id, fitting)
         await opened.jobs.cancel(fit_id)
         assert {record.state for record in await asyncio.gather(*waiters)} == {FitState.CANCELLED}
-        with pytest.raises(FitNotFound):
+        with raises_problem(FitNotFound):
             await opened.jobs.wait("nonesuch", 1)
 
     run(tmp_path, scenario)

@@ -12,6 +12,7 @@ from boxcal.app.monitoring import items
 from boxcal.app.monitoring.items import read_items
 from boxcal.app.predict.options import Labels
 from boxcal.calibrators.monitoring.stored_logits import unpack
+from tests.app.raising import raises_problem
 
 LABELS = Labels(["cat", "dog", "7"])
 ID = "01936d8f2b7c4d0e9a5f6b1c2d3e4f50"
@@ -65,13 +66,13 @@ def test_a_malformed_item_is_named_and_the_others_are_read(item: Any, says: str)
 
 @pytest.mark.parametrize("sent", [None, {}, [], "items"])
 def test_items_must_be_a_list(sent: Any) -> None:
-    with pytest.raises(InvalidParameter, match="items must be a list"):
+    with raises_problem(InvalidParameter, match="items must be a list"):
         read_items(sent, LABELS)
 
 
 def test_the_number_of_items_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(items, "MAX_ITEMS", 2)
-    with pytest.raises(InvalidParameter, match="more than 2 items"):
+    with raises_problem(InvalidParameter, match="more than 2 items"):
         read_items([{}] * 3, LABELS)
 
 

@@ -14,10 +14,18 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from boxcal.app.http.problems import DeadlineExceeded, InternalError, InvalidInput, QueueFull, TooManySamples
+from boxcal.app.http.problems import (
+    BackboneFailed,
+    BoxcalError,
+    DeadlineExceeded,
+    InvalidInput,
+    QueueFull,
+    TooManySamples,
+)
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.batcher import Batcher
 from boxcal.app.predict.lanes import Finished, Part, Undecoded
+from tests.app.raising import raises_problem
 
 pytestmark = pytest.mark.anyio
 
@@ -141,10 +149,10 @@ async def test_samples_decoded_in_a_lane_fail_alone_and_not_at_all_once_expired(
         device.gate.set()
         assert values(await first) == [2.5]
         assert values(await others[0]) == [4.5]
-        with pytest.raises(InvalidInput, match="negative"):
+        with raises_problem(InvalidInput, match="negative"):
             await others[1]
         assert values(await others[2]) == [8.5]
-        with pytest.raises(InvalidInput):
+        with raises_problem(InvalidInput):
             await batcher.run(sample(-1.0), 0.5)
         assert (await batcher.run(sample(6.0), 0.5)).decode > 0
     assert device.batches == [[1], [2, 4], [6]]
@@ -189,9 +197,14 @@ async def test_a_sample_the_backbone_cannot_take_fails_alone() -> None:
         device.gate.set()
         await first
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    assert isinstance(outcomes[2], InternalError)
+    assert isinstance(outcomes[2], BackboneFailed)
     good = [outcome for outcome in outcomes if isinstance(outcome, Finished)]
     assert [values(outcome) for outcome in good] == [[2 * n, 2 * n + 20] for n in (1, 2, 4)]
+
+
+def kind_of(outcome: object) -> object:
+    """Return the type of a problem."""
+    return outcome.kind if isinstance(outcome, BoxcalError) else outcome
 
 
 async def test_a_request_whose_rows_cannot_be_finished_fails_alone() -> None:
@@ -207,7 +220,7 @@ async def test_a_request_whose_rows_cannot_be_finished_fails_alone() -> None:
         device.gate.set()
         await first
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    assert isinstance(outcomes[1], InvalidInput)
+    assert kind_of(outcomes[1]) is InvalidInput
     assert [values(outcome) for outcome in outcomes if isinstance(outcome, Finished)] == [[3], [9]]
     assert len(device.batches) == 2
 
@@ -250,7 +263,7 @@ async def test_an_expired_request_is_told_at_once_and_not_worked_on() -> None:
         await until(lambda: len(device.batches) == 1)
         late = asyncio.create_task(batcher.run(rows(2), 0.0, time.monotonic() + 0.05))
         patient = asyncio.create_task(batcher.run(rows(3), 0.0, time.monotonic() + 600))
-        with pytest.raises(DeadlineExceeded):
+        with raises_problem(DeadlineExceeded):
             await late  # though the backbone is still busy with the first
         device.gate.set()
         assert values(await patient) == [6]
@@ -263,7 +276,7 @@ async def test_a_place_is_held_until_the_answer_and_given_back() -> None:
         with batcher.reserve_slot(2):
             assert batcher.held == 2
             with (
-                pytest.raises(QueueFull, match="2 samples are waiting and at most 3 may") as refused,
+                raises_problem(QueueFull, match="2 samples are waiting and at most 3 may") as refused,
                 batcher.reserve_slot(2),
             ):
                 pass
@@ -271,7 +284,7 @@ async def test_a_place_is_held_until_the_answer_and_given_back() -> None:
             with batcher.reserve_slot(1):
                 assert batcher.held == 3
         assert batcher.held == 0
-        with pytest.raises(TooManySamples, match="holds 4 samples"), batcher.reserve_slot(4):
+        with raises_problem(TooManySamples, match="holds 4 samples"), batcher.reserve_slot(4):
             pass
 
 
@@ -281,13 +294,13 @@ async def test_a_request_that_would_come_too_late_is_refused_at_once() -> None:
     device = Device()
     batcher: Doubling = Batcher(device.forward, device.finish, batch_sizer=batch_sizer, max_queue_samples=100)
     with batcher.reserve_slot(4, time.monotonic() + 1):
-        with pytest.raises(QueueFull, match="longer than the request's timeout") as refused:
+        with raises_problem(QueueFull, match="longer than the request's timeout") as refused:
             batcher.reserve_slot(1, time.monotonic() + 1).__enter__()
         assert refused.value.headers["Retry-After"] == "2"
         with batcher.reserve_slot(1, time.monotonic() + 3):
             pass
         for too_short in (0.4, 0.0, -1.0):  # not even alone
-            with pytest.raises(DeadlineExceeded, match="timeout"):
+            with raises_problem(DeadlineExceeded, match="timeout"):
                 batcher.reserve_slot(1, time.monotonic() + too_short).__enter__()
     await asyncio.to_thread(batcher.close)
 
@@ -303,7 +316,7 @@ async def test_samples_that_cannot_be_read_do_not_end_the_batcher_before_its_fir
     )
     requests = [batcher.run(Undecoded(damaged), 0.0) for _ in range(20)]
     results = await asyncio.gather(*requests, return_exceptions=True)
-    assert {type(result) for result in results} == {InvalidInput}
+    assert {kind_of(result) for result in results} == {InvalidInput}
     assert batcher.failure is None
     await asyncio.to_thread(batcher.close)
 
@@ -389,7 +402,7 @@ async def test_many_requests_of_every_kind_at_once(passes: int) -> None:
             sent = rows(*(number + rng.integers(0, 2, size=rng.integers(1, 5)) * 1000.0))
             try:
                 finished = await batcher.run(sent, 1.0, time.monotonic() + 30)
-            except InternalError:
+            except BoxcalError:
                 assert device.broken & set(sent[:, 0].tolist())
             else:
                 assert values(finished) == [2 * float(v) + 1 for v in sent[:, 0]]

@@ -21,6 +21,7 @@ from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.calibrator import Calibrator
 from boxcal.calibrators.logit_maps.identity import Identity
+from tests.app.raising import raises_problem
 
 SIZES = st.one_of(st.integers(2, 12), st.sampled_from([100, 257, 1000]))
 
@@ -156,7 +157,7 @@ def test_fitted_bounds_yield_and_say_so() -> None:
 )
 def test_bounds_that_cannot_be_met_are_refused_by_name(sent: dict[str, Any], words: str) -> None:
     options = request_options.from_json({"bounds": sent})
-    with pytest.raises(InvalidBounds) as refused:
+    with raises_problem(InvalidBounds) as refused:
         request_options.check_bounds(options.bounds, Labels(["class 0", "class 1", "class 2"]))
     assert words in refused.value.detail
 

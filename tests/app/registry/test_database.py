@@ -17,10 +17,11 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 from sqlalchemy.exc import IntegrityError
 
+from boxcal.app.http.problems import RegistryUnusable
 from boxcal.app.registry.database import CONNECTIONS, NEXT, Database
-from boxcal.app.registry.errors import RegistryUnusable
 from boxcal.app.registry.migrations import HEAD
 from boxcal.app.registry.tables import metadata
+from tests.app.raising import raises_problem
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_a_newer_database_is_refused_by_name(url: str, tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "deep" / "boxcal.db") as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
-    with pytest.raises(RegistryUnusable, match="revision '9999', written by a newer release"):
+    with raises_problem(RegistryUnusable, match="revision '9999', written by a newer release"):
         Database(url).open()
 
 
@@ -157,17 +158,17 @@ def test_a_newer_database_is_refused_by_name(url: str, tmp_path: Path) -> None:
     ],
 )
 def test_an_unusable_url_is_refused_in_words(url: str, message: str) -> None:
-    with pytest.raises(RegistryUnusable, match=message):
+    with raises_problem(RegistryUnusable, match=message):
         Database(url)
 
 
 def test_a_password_is_not_shown() -> None:
-    with pytest.raises(RegistryUnusable) as caught:
+    with raises_problem(RegistryUnusable) as caught:
         Database("nonesuch://user:secret@host/name")
     assert "secret" not in caught.value.detail
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "boxcal.db").write_bytes(b"something else entirely" * 100)
-    with pytest.raises(RegistryUnusable, match="file is not a database"):
+    with raises_problem(RegistryUnusable, match="file is not a database"):
         Database(f"sqlite:///{tmp_path / 'boxcal.db'}").open()

@@ -19,8 +19,8 @@ import psutil
 import psycopg
 import pytest
 
+from boxcal.app.http.problems import RegistryUnavailable
 from boxcal.app.registry.database import CONNECTIONS
-from boxcal.app.registry.errors import RegistryUnavailable
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, Decision, FitState, FittedCalibrator
 from boxcal.app.registry.store import Registry
 from tests.app.registry.pgbouncer import pgbouncer
@@ -32,7 +32,7 @@ FITTED = FittedCalibrator("ts", b"bytes", {"method": "ts"}, {"warnings": []}, b"
 REPLICA = """
 import sys
 from datetime import UTC, datetime
-from boxcal.app.registry.errors import FitLost
+from boxcal.app.http.problems import FitLost
 from boxcal.app.registry.records import ActivatePolicy, Decision
 from tests.app.registry.test_faults import DIGITS, FITTED
 from boxcal.app.registry.store import Registry

@@ -10,14 +10,15 @@ import pytest
 from prometheus_client import generate_latest
 
 from boxcal.app.fitting.server.runner import WAITING
+from boxcal.app.http.problems import DamagedArtifact, RegistryUnavailable
 from boxcal.app.observability import background as tasks
 from boxcal.app.observability.background import background
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.audit import Action, Caller, entries
-from boxcal.app.registry.errors import DamagedArtifact, RegistryUnavailable
 from boxcal.app.registry.local_copy import FILE_NAME, LocalCopy
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, FitState
 from tests.app.fitting.test_jobs import DIGITS, QUICK, SLOW, ended, submit, until
+from tests.app.raising import raises_problem
 from tests.app.registry.postgresql import PostgreSQL
 from tests.app.registry.test_replicas import replica
 
@@ -120,7 +121,7 @@ def test_the_copy_is_of_one_backbone_and_is_checked(tmp_path: Path) -> None:
     assert LocalCopy(tmp_path, BackboneIdentity("digits", "cd" * 32, DIGITS.labels)).read() is None
     file = tmp_path / FILE_NAME
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(DamagedArtifact, match="SHA-256 differs"):
+    with raises_problem(DamagedArtifact, match="SHA-256 differs"):
         copy.read()
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 

@@ -10,12 +10,13 @@ from alembic.migration import MigrationContext
 from sqlalchemy.exc import ProgrammingError
 
 from boxcal.app.cli import main
+from boxcal.app.http.problems import RegistryUnusable
 from boxcal.app.registry.database import Database
-from boxcal.app.registry.errors import RegistryUnusable
 from boxcal.app.registry.migrations import HEAD
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, Decision, FitState, FittedCalibrator
 from boxcal.app.registry.store import Registry
 from boxcal.app.registry.tables import metadata
+from tests.app.raising import raises_problem
 from tests.app.registry.postgresql import PostgreSQL
 
 DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
@@ -112,7 +113,7 @@ def test_a_start_does_not_migrate_where_that_is_off(
 ) -> None:
     url = postgresql.new_database()
     registry = Registry(url, DIGITS, owner="me", migrate=False)
-    with pytest.raises(RegistryUnusable, match=r"BOXCAL_MIGRATE is off. Run `boxcal migrate` first"):
+    with raises_problem(RegistryUnusable, match=r"BOXCAL_MIGRATE is off. Run `boxcal migrate` first"):
         registry.list()
     monkeypatch.setenv("BOXCAL_DATABASE_URL", url)
     monkeypatch.setattr("sys.argv", ["boxcal", "migrate"])

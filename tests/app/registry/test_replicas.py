@@ -17,13 +17,12 @@ import httpx
 import psycopg
 import pytest
 
-from boxcal.app.fitting.errors import FitElsewhere, FitQueueFull
 from boxcal.app.fitting.server.build import Refits, open_refits
 from boxcal.app.fitting.server.limits import FitLimits
 from boxcal.app.fitting.server.shared import SharedSets
+from boxcal.app.http.problems import DamagedArtifact, FitElsewhere, FitQueueFull
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.artifacts import ArtifactFiles
-from boxcal.app.registry.errors import DamagedArtifact
 from boxcal.app.registry.fits import MAX_ATTEMPTS
 from boxcal.app.registry.records import ActivatePolicy, Decision, FitRecord, FitState, FittedCalibrator
 from boxcal.app.registry.store import Registry
@@ -31,6 +30,7 @@ from boxcal.calibrators import Calibrator
 from tests.app.fitting.service import Service
 from tests.app.fitting.test_jobs import BACKBONE, DIGITS, QUICK, SLOW, SOURCE, ended, submit, until
 from tests.app.fitting.validation_data import CONTENT_TYPE, form
+from tests.app.raising import raises_problem
 
 ARTIFACT = Calibrator.uncalibrated(10).to_bytes()
 FITTED = FittedCalibrator("ts", ARTIFACT, {}, {"warnings": []}, b"<svg/>", b"png", 7)
@@ -125,7 +125,7 @@ def test_a_request_to_cancel_that_its_replica_does_not_read_is_recorded(
             opened.registry.fits.owner = "stopped"
             opened.registry.fits.add("fit", "ts", ActivatePolicy.NEVER, 7)
             opened.registry.fits.owner = "me"
-            with pytest.raises(FitElsewhere, match="The request is recorded"):
+            with raises_problem(FitElsewhere, match="The request is recorded"):
                 await opened.jobs.cancel("fit")
             opened.registry.fits.owner = "stopped"
             assert opened.registry.fits.cancel_requests() == ["fit"]
@@ -185,7 +185,7 @@ def test_a_queue_that_is_full_refuses(tmp_path: Path, url: str, monkeypatch: pyt
     async def scenario() -> None:
         async with replica(tmp_path, url, shared=tmp_path / "shared", queues_only=True) as service:
             await submit(service.jobs, QUICK)
-            with pytest.raises(FitQueueFull, match="1 fits wait for a worker"):
+            with raises_problem(FitQueueFull, match="1 fits wait for a worker"):
                 await submit(service.jobs, QUICK)
 
     asyncio.run(scenario())
@@ -203,7 +203,7 @@ def test_artifacts_are_read_from_the_shared_directory(tmp_path: Path, url: str) 
         connection.exec_driver_sql("UPDATE calibrators SET artifact = 'other'")
     assert other.artifact(version) == ARTIFACT
     file.write_bytes(b"damaged")
-    with pytest.raises(DamagedArtifact):
+    with raises_problem(DamagedArtifact):
         other.artifact(version)
     for registry in (one, other):
         registry.close()
@@ -304,6 +304,7 @@ def test_old_folders_of_ended_fits_are_removed(tmp_path: Path, monkeypatch: pyte
 PRELUDE = """
 from datetime import timedelta
 from boxcal.app.registry import fits
+from tests.app.raising import raises_problem
 fits.ADOPTED_AFTER = timedelta(seconds=3)
 """
 

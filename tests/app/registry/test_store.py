@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from boxcal.app.registry.errors import (
+from boxcal.app.http.problems import (
     CalibratorNotFound,
     CalibratorPruned,
     DamagedArtifact,
@@ -31,6 +31,7 @@ from boxcal.app.registry.records import (
     Reason,
 )
 from boxcal.app.registry.store import Registry
+from tests.app.raising import raises_problem
 
 DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
 OTHERS = [
@@ -150,7 +151,7 @@ def test_another_backbone_refuses_a_calibrator(
     foreign = opened(path, other)
     assert foreign.activations.active().version == 0
     assert [record.version for record in foreign.list()] == [1, 0]
-    with pytest.raises(
+    with raises_problem(
         ForeignCalibrator, match=r"Calibrator 1 belongs to the backbone 'digits' \(10 classes"
     ):
         foreign.activations.activate(1)
@@ -161,15 +162,15 @@ def test_another_backbone_refuses_a_calibrator(
 
 
 def test_what_is_not_there_is_named(registry: Registry) -> None:
-    with pytest.raises(CalibratorNotFound, match="no calibrator 5; the newest is 0"):
+    with raises_problem(CalibratorNotFound, match="no calibrator 5; the newest is 0"):
         registry.get(5)
-    with pytest.raises(CalibratorNotFound):
+    with raises_problem(CalibratorNotFound):
         registry.activations.activate(5)
-    with pytest.raises(NoReport, match="never fitted"):
+    with raises_problem(NoReport, match="never fitted"):
         registry.report(0)
-    with pytest.raises(NoReport):
+    with raises_problem(NoReport):
         registry.artifact(0)
-    with pytest.raises(FitNotFound, match="'nope'"):
+    with raises_problem(FitNotFound, match="'nope'"):
         registry.fits.get("nope")
 
 
@@ -179,7 +180,7 @@ def test_other_bytes_than_were_recorded_are_refused(registry: Registry, path: Pa
         connection.execute("DROP TRIGGER calibrators_no_update")
         connection.execute("UPDATE calibrators SET artifact = x'00'")
     connection.close()
-    with pytest.raises(DamagedArtifact, match="calibrator 1 does not have its SHA-256"):
+    with raises_problem(DamagedArtifact, match="calibrator 1 does not have its SHA-256"):
         registry.artifact(1)
 
 
@@ -313,10 +314,10 @@ def test_pruning_keeps_the_newest_the_active_and_the_last_ones(
     record = registry.get(1)
     assert (record.method, record.size, record.spec) == ("ts", None, None)
     for call in (registry.artifact, registry.report, registry.activations.activate):
-        with pytest.raises(CalibratorPruned, match="Calibrator 1 was pruned at 20"):
+        with raises_problem(CalibratorPruned, match="Calibrator 1 was pruned at 20"):
             call(versions[0])
     assert registry.activations.rollback().version == 3
-    with pytest.raises(CalibratorPruned, match="Calibrator 2"):
+    with raises_problem(CalibratorPruned, match="Calibrator 2"):
         registry.activations.rollback()
     for own in (registry, other):
         own.close()

@@ -1,0 +1,130 @@
+"""How problems appear in responses and in the OpenAPI document: RFC 9457 documents."""
+
+from __future__ import annotations
+
+import http
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from boxcal.app.http.problems import (
+    BodyTooLarge,
+    BoxcalError,
+    InternalError,
+    InvalidParameter,
+    MalformedBody,
+    MethodNotAllowed,
+    ProblemType,
+    RouteNotFound,
+    Unavailable,
+    UnsupportedMediaType,
+)
+
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+CLIENT_CLOSED = 499
+"""Status recorded in the metrics when the client disconnected before its response."""
+PROBLEM_SCHEMA: dict[str, Any] = {
+    "title": "Problem",
+    "description": "Problem details of a failed request (RFC 9457). `error` has the same text as `detail`.",
+    "type": "object",
+    "required": ["type", "title", "status", "detail", "error", "request_id"],
+    "properties": {
+        "type": {"type": "string", "description": "Identifies the kind of problem."},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {
+            "type": "string",
+            "description": "What was wrong, with the offending value and the limit.",
+        },
+        "error": {"type": "string", "description": "The same as `detail`."},
+        "request_id": {"type": "string", "description": "The same as the header `X-Request-Id`."},
+    },
+}
+
+
+BY_STATUS = {
+    one.status: one
+    for one in (
+        MalformedBody,
+        RouteNotFound,
+        MethodNotAllowed,
+        BodyTooLarge,
+        UnsupportedMediaType,
+        Unavailable,
+    )
+}
+
+
+def kind_of(problem: ProblemType | type[BoxcalError]) -> ProblemType:
+    """Return a row of the table, or that of a class."""
+    return problem if isinstance(problem, ProblemType) else problem.default
+
+
+def media_type(path: str) -> str:
+    """Return the media type of an error: clients of the Open Inference Protocol read errors as plain JSON."""
+    return "application/json" if f"{path}/".startswith("/v2/") else PROBLEM_MEDIA_TYPE
+
+
+def problems(*declared: ProblemType | type[BoxcalError]) -> dict[int | str, dict[str, Any]]:
+    """Return the `responses=` argument of a route that may have these problems or an internal error.
+
+    Problems with the same status share one entry.
+    """
+    titles: dict[int, list[str]] = {}
+    for kind in map(kind_of, (*declared, InternalError)):
+        known = titles.setdefault(kind.status, [])
+        if kind.title not in known:
+            known.append(kind.title)
+    return {
+        status: {
+            "description": "; ".join(titles[status]),
+            "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+        for status in sorted(titles)
+    }
+
+
+def as_problem(error: Exception) -> BoxcalError:
+    """Describe any exception that a route raises."""
+    if isinstance(error, BoxcalError):
+        return error
+    if isinstance(error, RequestValidationError):
+        return InvalidParameter(describe_validation(error.errors()))
+    if isinstance(error, HTTPException):
+        known = BY_STATUS.get(error.status_code)
+        phrase = http.HTTPStatus(error.status_code).phrase
+        kind, title = (known.type, known.title) if known else (phrase.lower().replace(" ", "-"), phrase)
+        row = ProblemType(error.status_code, kind, title, "")
+        return row(str(error.detail), headers=error.headers)
+    return InternalError("Internal error; see the server log.")
+
+
+def document(problem: BoxcalError, request_id: str) -> bytes:
+    """Write the document of a problem for the request with this id."""
+    # The detail quotes the request, which may contain a lone surrogate; UTF-8 cannot encode it.
+    detail = problem.detail.encode("utf-8", "backslashreplace").decode()
+    return orjson.dumps(
+        {
+            "type": f"urn:boxcal:problem:{problem.type}",
+            "title": problem.kind.title,
+            "status": problem.status,
+            "detail": detail,
+            "error": detail,
+            "request_id": request_id,
+        }
+    )
+
+
+def describe_validation(errors: Sequence[Any], *prefix: str) -> str:
+    """Describe the first pydantic error and quote the offending value."""
+    first = errors[0]
+    place = ".".join((*prefix, *(str(part) for part in first["loc"])))
+    wrong = "Input should be an object" if first["type"] == "model_type" else first["msg"]
+    message = f"{place}: {wrong}"
+    if first["type"] != "missing" and isinstance(first.get("input"), str | int | float | bool | None):
+        message += f", got {first['input']!r:.200}"
+    more = len(errors) - 1
+    return message + (f" (and {more} more)" if more else "") + "."
