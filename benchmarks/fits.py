@@ -1,13 +1,12 @@
 """Compares the times of fits with alternatives in one run; prints a Markdown table.
 
-    python -m benchmarks.fits [--only ts,pb,recipe,auto,memory,dpb] [--data FILE...]
+    python -m benchmarks.fits [--only ts,pb,recipe,auto,memory]
 
 The data are overconfident logits drawn from a known model. Temperature scaling is compared with that of
 scikit-learn, and probability bounding with the paper's recipe: Adam for 500 epochs in batches of 256, on the
 authors' operator if `bcsoftmax` is installed (github.com/neonnnnn/torchbcsoftmax). A few steps of the recipe
 are timed with few rows and extrapolated, because the time of a step is linear in its rows. All steps are also
-run from each of several starts with the closed-form gradient, to determine the final likelihoods. The part
-`dpb` fits once and writes the report, whose five folds are fitted too, for the samples of all FILEs together.
+run from each of several starts with the closed-form gradient, to determine the final likelihoods.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -30,9 +28,7 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 from torch import Tensor
 
-from benchmarks.optima import read
-from boxcal.calibrators import FitResult, fit
-from boxcal.calibrators.evaluation.report import cross_fitted_report
+from boxcal.calibrators import fit
 from boxcal.calibrators.operator.uniform import SortedRows
 
 SAMPLES = 10_000
@@ -198,27 +194,12 @@ def peak(num_samples: int, num_classes: int) -> None:
     print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
 
 
-def dual(files: Sequence[Path] = (), num_classes: int = 1000) -> None:
-    """Time `dpb` with its report, on the clock and on the processor."""
-    logits, labels = overconfident(SAMPLES, num_classes)
-    if files:
-        logits, labels = (torch.cat(part)[:SAMPLES] for part in zip(*map(read, files), strict=True))
-    fit("dpb", logits[:300], labels[:300])
-    for name, work in (("dpb", fit), ("report of dpb", cross_fitted_report)):
-        wall, processor = time.perf_counter(), time.process_time()
-        result = work("dpb", logits.float(), labels)
-        wall, processor = time.perf_counter() - wall, time.process_time() - processor
-        note = f"NLL {result.nll:.6f}" if isinstance(result, FitResult) else "-"
-        row(name, logits.shape[1], f"{wall:.1f} s, {processor:.1f} s of processor", note, "-")
-
-
 PARTS: dict[str, Callable[[], None]] = {
     "ts": temperature,
     "pb": bounds,
     "recipe": recipe,
     "auto": automatic,
     "memory": memory,
-    "dpb": dual,
 }
 
 
@@ -228,7 +209,6 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default=",".join(PARTS))
-    parser.add_argument("--data", nargs="*", type=Path, default=[], help="real data for the part dpb")
     options = parser.parse_args()
     torch.set_num_threads(1)
     small = overconfident(100, 4)
@@ -237,7 +217,7 @@ def main() -> None:
     row("fit", "K", f"N = {SAMPLES:,}", "beside it", "times faster")
     row(*["---"] * 5)
     for name in options.only.split(","):
-        dual(options.data) if name == "dpb" else PARTS[name]()
+        PARTS[name]()
 
 
 if __name__ == "__main__":

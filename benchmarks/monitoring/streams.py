@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.paper.sets import read
-from boxcal.calibrators import Calibrator, fit
+from boxcal.calibrators import fit
 
 Array = np.ndarray[Any, Any]
 
@@ -21,20 +21,14 @@ class Answers:
 
     Attributes
     ----------
-    logits, raw, law
-        (N, K): logits, their softmax, and the answers of `ts`.
-    labels
-        (N,) the true ones.
+    law
+        (N, K) probabilities.
     prior
         (K,) mean answer to the validation split.
     """
 
     name: str
-    calibrator: Calibrator
-    logits: Array
-    raw: Array
     law: Array
-    labels: Array
     prior: Array
 
     @classmethod
@@ -44,11 +38,7 @@ class Answers:
         calibrator = fit("ts", validation.scores, validation.labels).calibrator
         return cls(
             folder.name,
-            calibrator,
-            test.scores.numpy(),
-            test.scores.softmax(1).numpy(),
             calibrator(test.scores).numpy(),
-            test.labels.numpy(),
             calibrator(validation.scores).mean(0).numpy(),
         )
 
@@ -128,47 +118,11 @@ def sharpened(temperature: float) -> Draw:
     return stream
 
 
-def drifting(temperature: float) -> Draw:
-    """Give the stream whose answers grow too confident slowly, up to a temperature at its end."""
-
-    def stream(answers: Answers, count: int, random: np.random.Generator) -> Stream:
-        index = _anywhere(answers, count, random)
-        powers = 1.0 / np.linspace(1.0, temperature, count)[:, None]
-        law = np.maximum(answers.law[index], 1e-300) ** powers
-        law /= law.sum(1, keepdims=True)
-        return Stream(index, law, drawn(law, random))
-
-    return stream
-
-
 def shifted(answers: Answers, count: int, random: np.random.Generator) -> Stream:
     """Draw from other class frequencies, uniform among all (Dirichlet with parameters 1)."""
-    return shifted_by(random.dirichlet(np.ones(answers.size)) * answers.size)(answers, count, random)
-
-
-def shifted_by(factors: Array) -> Draw:
-    """Give the stream whose class frequencies are multiplied by factors (K,)."""
-
-    def stream(answers: Answers, count: int, random: np.random.Generator) -> Stream:
-        weights = answers.law @ factors
-        index = random.choice(len(answers.law), count, p=weights / weights.sum())
-        law = answers.law[index] * factors
-        law /= law.sum(1, keepdims=True)
-        return Stream(index, law, drawn(law, random))
-
-    return stream
-
-
-def redefined(answers: Answers, count: int, random: np.random.Generator) -> Stream:
-    """Draw from another meaning of the labels: a fifth of the classes are called by the next one's name."""
-    index = _anywhere(answers, count, random)
-    law = redefined_law(answers.law)[index]
+    factors = random.dirichlet(np.ones(answers.size)) * answers.size
+    weights = answers.law @ factors
+    index = random.choice(len(answers.law), count, p=weights / weights.sum())
+    law = answers.law[index] * factors
+    law /= law.sum(1, keepdims=True)
     return Stream(index, law, drawn(law, random))
-
-
-def redefined_law(law: Array) -> Array:
-    """Rotate the names of the first fifth of the classes (at least 2)."""
-    names = np.arange(law.shape[1])
-    names[: max(2, law.shape[1] // 5)] = np.roll(names[: max(2, law.shape[1] // 5)], 1)
-    rows: Array = law[:, names]
-    return rows

@@ -1,1 +1,1 @@
-"""The paper's experiment on real sets: `python -m benchmarks.paper DATA` writes `docs/results.md`."""
+"""The paper's experiment on real sets: `python -m benchmarks.paper DATA` prints the tables of the results."""

@@ -1,14 +1,14 @@
-"""The paper's experiment: `python -m benchmarks.paper DATA...` fits and writes `docs/results.md`.
+"""The paper's experiment: `python -m benchmarks.paper DATA...` fits and prints the tables of docs/results.md.
 
     python -m benchmarks.paper DATA... [--only NAME...] [--splits 10] [--minutes 180] [--page]
     python -m benchmarks.paper --runtime
 
 DATA is a folder with a folder per data set, `NAME/val.npz` and `NAME/test.npz`. Each method is fitted to the
 given validation set and evaluated on the given test set; then on nine random redistributions of both. Every
-result is stored at once in `docs/results/NAME.json`, and a run computes only what is missing. A method is not
-fitted again to a set once its fits have taken `LONG` seconds there. The page is written from all that is
-stored; `--page` does only that. `--runtime` measures the run time of the operator, within two minutes, and
-draws the figure `docs/images/runtime.svg`; a whole run does it first unless it is stored.
+result is stored at once in `benchmarks/results/paper`, and a run computes only what is missing. A method is
+not fitted again to a set once its fits have taken `LONG` seconds there. `--page` prints the tables of all
+that is stored. `--runtime` measures the run time of the operator, within two minutes, and draws the figure
+`docs/images/runtime.svg`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from typing import Any
 
 from benchmarks.paper.cells import Cell, run
 from benchmarks.paper.page import page
-from benchmarks.paper.runtime import run as run_time
+from benchmarks.paper.runtime import measure, plot
 from benchmarks.paper.sets import DATA_SETS, SPLITS, DataSet, split
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import MissingDataError
 from boxcal.calibrators.fitting.fitted import Fitted
 
-FOLDER = Path(__file__).parents[2] / "docs" / "results"
-PAGE = FOLDER.parent / "results.md"
-RUN_TIME, FIGURE = FOLDER / "runtime.json", PAGE.parent / "images" / "runtime.svg"
+FOLDER = Path(__file__).parents[1] / "results" / "paper"
+FIGURE = Path(__file__).parents[2] / "docs" / "images" / "runtime.svg"
 LONG = 120.0
 
 
@@ -67,7 +66,7 @@ class Store:
         self.document["cells"].append(cell.to_dict())
         head = {name: value for name, value in self.document.items() if name != "cells"}
         cells = ",\n".join(json.dumps(one) for one in self.document["cells"])
-        FOLDER.mkdir(exist_ok=True)
+        FOLDER.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(".tmp")
         partial.write_text(json.dumps(head, indent=1)[:-2] + f',\n "cells": [\n{cells}\n ]\n}}\n')
         partial.replace(self.path)
@@ -98,7 +97,7 @@ def run_split(folder: Path, data_set: DataSet, seed: int, deadline: float) -> No
 
 
 def main() -> None:
-    """Run the available sets, one split of each after the other, and write the page."""
+    """Run the available sets, one split of each after the other, and print the tables."""
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -106,12 +105,11 @@ def main() -> None:
     arguments.add_argument("--only", nargs="*", help="names of data sets (default: all)")
     arguments.add_argument("--splits", type=int, default=SPLITS)
     arguments.add_argument("--minutes", type=float, default=180.0, help="time after which no fit starts")
-    arguments.add_argument("--page", action="store_true", help="write the page without fits")
+    arguments.add_argument("--page", action="store_true", help="print the tables without fits")
     arguments.add_argument("--runtime", action="store_true", help="measure the operator's run time only")
     options = arguments.parse_args()
-    if options.runtime or not (options.page or RUN_TIME.exists()):
-        run_time(RUN_TIME, FIGURE)
     if options.runtime:
+        plot(measure(), FIGURE)
         return
     deadline = time.monotonic() + (0 if options.page else 60 * options.minutes)
     for seed in range(options.splits):
@@ -124,8 +122,8 @@ def main() -> None:
     documents = [Store(data_set).document for data_set in DATA_SETS]
     documents = [one for one in documents if one["cells"]]
     if not documents:
-        sys.exit(f"no data set in {options.data} and no recorded results: nothing to write")
-    PAGE.write_text(page(documents))
+        sys.exit(f"no data set in {options.data} and no recorded results: nothing to print")
+    print(page(documents))
 
 
 if __name__ == "__main__":

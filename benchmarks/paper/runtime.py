@@ -6,7 +6,6 @@ every class of every row, float32. The naive baseline bisects the normaliser. On
 
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -105,11 +104,3 @@ def plot(document: dict[str, Any], path: Path) -> None:
     panels[0].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
-
-
-def run(stored: Path, figure: Path) -> None:
-    """Measure, keep the times and draw them."""
-    document = measure()
-    stored.parent.mkdir(exist_ok=True)
-    stored.write_text(json.dumps(document, indent=1) + "\n")
-    plot(document, figure)

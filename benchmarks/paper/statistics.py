@@ -11,7 +11,6 @@ import numpy as np
 from scipy.stats import t
 
 METRICS = ("error_rate", "smooth_ece", "ece_mass", "ece_width", "nll", "brier")
-ERRORS = ("smooth_ece", "ece_mass", "ece_width")
 BASELINE = "uncalibrated"
 CONFIDENCE = 0.975
 SLACK = 5e-5
@@ -85,11 +84,6 @@ class Results:
         half = float(t.ppf(CONFIDENCE, len(values) - 1)) * error
         mean = float(values.mean())
         return Difference(mean, mean - half, mean + half)
-
-    @property
-    def is_overconfident(self) -> bool:
-        """Whether the confidence without calibration exceeds the accuracy by 3 % or more."""
-        return float(self.document["confidence_beyond_accuracy"]) >= 0.03
 
 
 def base_of(method: str) -> str:

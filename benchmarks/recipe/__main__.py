@@ -30,14 +30,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.optima import read
+from benchmarks.paper.sets import read
 from benchmarks.recipe.model import INPUTS, STARTS, Recipe
 from benchmarks.recipe.training import BATCH, EPOCHS, TIMED_STEPS, losses_of, seconds_by_autograd, train
 from boxcal.calibrators import box_constrained_softmax, fit, threads
 from boxcal.calibrators.threads import one_library_thread
 
 METHODS = "pb-mlp,ts+pb-mlp,pts,pts+pb-mlp,dirichlet+pb-mlp"
-STORE = Path(__file__).parents[1] / "results" / "recipe.tmp"
+STORE = Path(__file__).parents[1] / "results" / "recipe"
 SMALLER = 50
 """Classes above which `dirichlet` is run from one start only."""
 LARGE, FEW_ROWS = 500, 16
@@ -45,6 +45,12 @@ LARGE, FEW_ROWS = 500, 16
 
 Labelled = tuple[Tensor, Tensor]
 """Logits and labels."""
+
+
+def labelled(path: Path) -> Labelled:
+    """Read logits and labels of a file."""
+    data = read(path)
+    return data.scores, data.labels
 
 
 def strength_of(method: str, val: Labelled) -> float:
@@ -144,7 +150,7 @@ def main() -> None:
     parser.add_argument("--store", type=Path, default=STORE, help="folder of the results")
     options = parser.parse_args()
     runs = {"recipe": run_recipe, "boxcal": run_boxcal}
-    options.store.mkdir(exist_ok=True)
+    options.store.mkdir(parents=True, exist_ok=True)
     methods = options.methods.split(",")
     if options.only != "times":
         print(
@@ -153,7 +159,7 @@ def main() -> None:
         )
         print("|---|---|---|---|---|---|")
         for folder, method in itertools.product(options.folders, methods):
-            data = read(folder / "val.npz"), read(folder / "test.npz")
+            data = labelled(folder / "val.npz"), labelled(folder / "test.npz")
             stored = {side: options.store / f"{folder.name}-{method}-{side}.npz" for side in runs}
             for side in [options.only] if options.only else runs:
                 if not stored[side].exists():
@@ -167,7 +173,7 @@ def main() -> None:
         )
         print("|---|---|---|---|---|---|")
         for folder, method in itertools.product(options.folders, methods):
-            print(times(folder.name, method, read(folder / "val.npz")), flush=True)
+            print(times(folder.name, method, labelled(folder / "val.npz")), flush=True)
 
 
 if __name__ == "__main__":

@@ -70,12 +70,12 @@ def test_ray_has_the_private_names_in_use() -> None:
 def test_requests_are_answered_as_under_uvicorn_and_outlast_replicas_and_nodes() -> None:
     if os.geteuid() != 0 or not is_installed() or shutil.which("unshare") is None:
         pytest.skip("needs root, PostgreSQL and network namespaces")
-    command = [sys.executable, "-m", "benchmarks.scaling", "ray", "--parts", "routes", "kill", "lose"]
+    command = [sys.executable, "-m", "tests.deploy.ray.cluster"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "\n0 differences from the answers under uvicorn" in done.stdout, done.stdout
-    rows = re.findall(r"^\| (.+?) \| [\d,]+ \| (\d+) \| ([\d.]+) \|", done.stdout, re.MULTILINE)
+    rows = re.findall(r"^\| (.+?) \| [\d,]+ \| (\d+) \| ([\d.]+) \|$", done.stdout, re.MULTILINE)
     assert {name for name, *_ in rows} == set(MOST)
     for name, failed, last in rows:
         assert int(failed) <= MOST[name], done.stdout

@@ -10,7 +10,6 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic.fields import FieldInfo
 
-from benchmarks.monitoring.page import TABLES as MONITORING
 from boxcal.app.http.problems import PROBLEMS
 from boxcal.app.main import create_app
 from boxcal.app.observability.telemetry import Telemetry
@@ -125,5 +124,4 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "alerts": alerts,
     "routes": routes,
     "problems": problems,
-    **MONITORING,
 }

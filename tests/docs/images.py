@@ -3,6 +3,7 @@
 digit.png        the handwritten digit of the examples, from the test split
 reliability.svg  the digits model before and after the default fit, cross-fitted on its validation split
 bounds.svg       one prediction: as softmax gives it, inside fitted bounds, inside a request's as well
+monitoring-evidence.svg  the evidence on a stream whose answers become too confident half-way
 """
 
 import tempfile
@@ -18,6 +19,8 @@ from boxcal.app.demo.__main__ import SHOWN_DIGIT
 from boxcal.calibrators import Bounds, box_constrained_softmax, fit
 from boxcal.calibrators.evaluation.reliability import reliability_svg
 from boxcal.calibrators.evaluation.report import cross_fitted_report
+from boxcal.calibrators.monitoring.calibration_test import CalibrationTest
+from boxcal.calibrators.monitoring.figure import Trace, draw
 from boxcal.models.digits_data import load_digits_split
 from boxcal.models.loading.specifications import load_backbone
 from tests.docs.conversation import ROOT
@@ -36,6 +39,7 @@ def main() -> None:
     split = load_digits_split()
     (IMAGES / "digit.png").write_bytes(split.test.png(SHOWN_DIGIT))
     (IMAGES / "bounds.svg").write_bytes(bounds_image())
+    (IMAGES / "monitoring-evidence.svg").write_bytes(evidence_image())
     logits = load_backbone("digits", device="cpu")(torch.from_numpy(split.validation.levels))
     method = fit("auto", logits, split.validation.labels).method
     report = cross_fitted_report(method, logits, split.validation.labels)
@@ -55,6 +59,29 @@ def bounds_image() -> bytes:
         draw_stage(axes, title, box)
     figure.axes[0].set_ylabel("probability", color=INK)
     return svg(figure)
+
+
+def evidence_image() -> bytes:
+    """Draw a stream whose answers become too confident half-way."""
+    random = np.random.default_rng(7)
+    logits = random.normal(size=(8000, 10))
+    logits[np.arange(8000), random.integers(0, 10, 8000)] += random.exponential(4.0, 8000)
+    temperature = np.where(np.arange(8000) < 4000, 1.0, 1.6)[:, None]
+    labels = (logits / temperature + random.gumbel(size=logits.shape)).argmax(axis=1)
+    rows = np.exp(logits - logits.max(1, keepdims=True))
+    rows /= rows.sum(1, keepdims=True)
+    test, trace = CalibrationTest(10), Trace()
+    for first in range(0, 8000, 50):
+        piece = slice(first, first + 50)
+        test.update(rows[piece], labels[piece])
+        strict, material = test.log_evidence
+        trace.labels.append(first + 50)
+        trace.strict.append(strict)
+        trace.material.append(material)
+        if test.alarms[0] and not trace.marks:
+            trace.marks.append((first + 50, "strict alarm"))
+    trace.confidence, trace.right = [rows.max(1)], [rows.argmax(1) == labels]
+    return draw(trace)
 
 
 def draw_stage(axes: Axes, title: str, box: Bounds) -> None:

@@ -1,4 +1,4 @@
-"""Processes on one port, measured by wrk: `workers [--mosec PYTHON]`.
+"""Processes on one port, measured by wrk: `python -m benchmarks.workers [--mosec PYTHON]`.
 
 Every server gets the same bodies on the same connections, in turns; the medians over the rounds are printed,
 after one that is not counted. `--mosec` names an interpreter that has mosec, numpy, onnxruntime, orjson and
@@ -23,13 +23,12 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.scaling.servers import require
 from benchmarks.serving.contestants import CONTESTANTS, OURS, TASKS, Task
 from benchmarks.serving.limits import images_as_served
 from benchmarks.serving.payloads import Request, free_port, random_logits, read_images
 from benchmarks.serving.peers.work import CROP, RESIZE
 
-PEERS = Path(__file__).parents[1] / "serving" / "peers"
+PEERS = Path(__file__).parent / "serving" / "peers"
 SCRIPT = """
 local bodies = {{}}
 for number = 1, {count} do
@@ -43,6 +42,12 @@ request = function()
   return wrk.format("POST", "{path}", {{["Content-Type"] = "{media_type}"}}, bodies[number])
 end
 """
+
+
+def require(condition: bool, found: object) -> None:
+    """Stop the measurement if something did not do what it should."""
+    if not condition:
+        raise RuntimeError(f"unexpected: {found}")
 
 
 @contextmanager
@@ -158,9 +163,9 @@ def measure(task: Task, options: argparse.Namespace, folder: Path) -> dict[str, 
     return found
 
 
-def main(arguments: Sequence[str]) -> None:
+def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling workers", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.workers", description=__doc__)
     parser.add_argument("--mosec", help="interpreter of an environment with mosec")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--connections", type=int, default=16)
@@ -169,7 +174,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     for name in ("model", "labels", "images"):
         parser.add_argument(f"--{name}", type=Path)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     print("| task | server, processes | requests per second | of mosec | of the offline loop |")
     print("| --- | --- | ---: | ---: | ---: |")
     with tempfile.TemporaryDirectory(prefix="boxcal-workers-") as name:
@@ -187,3 +192,7 @@ def main(arguments: Sequence[str]) -> None:
             for server, rate in rates.items():
                 shares = ("-" if one is None else f"{rate / one:.2f}" for one in (peer, offline))
                 print(f"| {task} | {server} | {rate:,.1f} | {' | '.join(shares)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

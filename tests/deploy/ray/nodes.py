@@ -1,4 +1,4 @@
-"""Two Ray nodes on this machine: `ray_nodes CORES`; each line `again` replaces the second one.
+"""Two Ray nodes on this machine: `nodes CORES`; each line `again` replaces the second one.
 
 Runs in the environment of Ray (`make ray`), in a network namespace that has the loopback alone.
 """

@@ -1,0 +1,1 @@
+"""Ray Serve on two nodes of one machine, for the tests of `boxcal.app.cluster`."""
