@@ -35,15 +35,15 @@ def draw(count: int, classes: int, temperature: float, zeros: float, seed: int) 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("temperature", "zeros", "least", "most"),
-    [(1.0, 0.0, 0, 1), (1.5, 0.0, 38, 40), (1.0, 0.02, 0, 1)],
+    [(1.0, 0.0, 0, 1), (1.5, 0.0, 14, 15), (1.0, 0.02, 0, 1)],
     ids=["calibrated", "overconfident", "zeros"],
 )
 def test_the_gate_activates_what_is_better_and_nothing_else(
     temperature: float, zeros: float, least: int, most: int
 ) -> None:
-    """Of 40 sets; `ts` answers zeros with a temperature that harms Brier score and smooth ECE."""
+    """Of 15 sets; `ts` answers zeros with a temperature that harms Brier score and smooth ECE."""
     activated = sum(
-        cross_fitted_report("ts", *draw(300, 10, temperature, zeros, seed)).is_better for seed in range(40)
+        cross_fitted_report("ts", *draw(300, 10, temperature, zeros, seed)).is_better for seed in range(15)
     )
     assert least <= activated <= most
 
