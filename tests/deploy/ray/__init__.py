@@ -1,1 +1,1 @@
-"""Ray Serve on two nodes of one machine, for the tests of `boxcal.app.cluster`."""
+"""Ray Serve on two nodes of one machine, for the tests of `boxcal.app.protocols.ray`."""
