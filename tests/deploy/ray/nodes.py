@@ -9,14 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ray.cluster_utils import Cluster
-
 STORE_BYTES = 100 * 2**20
 PREFIX = "node "
 """Of the line that says that both run."""
 
 
-def node(cluster: Cluster, cores: int, **more: Any) -> Any:
+def node(cluster: Any, cores: int, **more: Any) -> Any:
     """Start a node."""
     return cluster.add_node(
         num_cpus=cores, object_store_memory=STORE_BYTES, node_ip_address="127.0.0.1", **more
@@ -30,6 +28,8 @@ def raylet(one: Any) -> int:
 
 def main(cores: int) -> None:
     """Start both nodes and give the second one's process; for each line start another in its place."""
+    from ray.cluster_utils import Cluster
+
     Path("/tmp/ray").mkdir(exist_ok=True)  # noqa: S108 - Ray's own
     cluster = Cluster()
     node(cluster, cores, include_dashboard=True, dashboard_port=8265)
