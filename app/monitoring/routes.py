@@ -39,7 +39,7 @@ from boxcal.app.monitoring.schemas import (
 )
 from boxcal.app.monitoring.writer import FeedbackWriter
 from boxcal.app.observability.telemetry import Telemetry
-from boxcal.app.predict.bodies import JSON, header, json_object, read_body, unblocked
+from boxcal.app.predict.bodies import JSON, header, json_object, read_body, read_json, unblocked
 from boxcal.app.predict.options import Labels
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.registry.store import Registry
@@ -107,8 +107,10 @@ async def give_feedback(request: Request, model: CurrentModel) -> Feedback:
         sent = f"{kind!r:.100}" if kind else "missing"
         accepted = ", ".join((JSON, *TABLES))
         raise UnsupportedMediaType(f"The content type is {sent}; this route accepts {accepted}.")
-    body = await read_body(request)
-    if kind in TABLES:
+    if kind == JSON:
+        body = await read_json(request, TABLES)
+    else:
+        body = await read_body(request)
         body = await model.fit_jobs.checks.read_labels(body, MAX_ITEMS, model.settings.max_body_bytes)
     labels, malformed = await unblocked(len(body), _read, body, model.pipeline.labels)
     outcome = await model.feedback.label(labels)

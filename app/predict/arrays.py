@@ -66,14 +66,12 @@ def write_npy(values: NDArray[Any]) -> list[bytes]:
 
 
 def read_rows(
-    rows: Any, num_classes: int, name: str = "logits", first: int = 0, *, check_finite: bool = True
+    rows: Any, num_classes: int, name: str = "logits", *, check_finite: bool = True
 ) -> NDArray[np.float64]:
     """Read the rows of a JSON document as logits or probabilities (N, K); empties `rows`.
 
     Parameters
     ----------
-    first
-        Position of the first row in the document.
     check_finite
         As `check_scores` takes it.
 
@@ -86,7 +84,7 @@ def read_rows(
         raise InvalidLogits(f"{name} is {_kind(rows)}; it must be a list of rows of {num_classes} numbers.")
     if not rows:
         raise InvalidLogits(f"{name} holds no row.")
-    for position, row in enumerate(rows, first):
+    for position, row in enumerate(rows):
         if not isinstance(row, list):
             raise InvalidLogits(
                 f"{name}[{position}] is {_kind(row)}; each row must be a list of {num_classes} numbers."
@@ -102,9 +100,9 @@ def read_rows(
         try:
             struct.pack_into(numbers, values.data, position * values.strides[0], *row)
         except (struct.error, OverflowError):
-            raise InvalidLogits(_not_a_number(f"{name}[{first + position}]", row)) from None
+            raise InvalidLogits(_not_a_number(f"{name}[{position}]", row)) from None
         rows[position] = None  # frees the row here and not all rows at once
-    return finite(values, name, first) if check_finite else values
+    return finite(values, name) if check_finite else values
 
 
 def check_scores(
@@ -132,8 +130,8 @@ def check_scores(
     return finite(wide, name) if check_finite else wide
 
 
-def finite(values: NDArray[np.float64], name: str, first: int = 0) -> NDArray[np.float64]:
-    """Return values (N, K) if they are finite; `first` is the position of the first row in the document.
+def finite(values: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+    """Return values (N, K) if they are finite.
 
     Raises
     ------
@@ -152,9 +150,7 @@ def finite(values: NDArray[np.float64], name: str, first: int = 0) -> NDArray[np
     is_finite = np.isfinite(values)
     if not is_finite.all():
         row, column = np.unravel_index(int(is_finite.argmin()), values.shape)
-        raise InvalidLogits(
-            f"{name}[{first + row}][{column}] is {values[row, column]}; {name} must be finite."
-        )
+        raise InvalidLogits(f"{name}[{row}][{column}] is {values[row, column]}; {name} must be finite.")
     return values
 
 

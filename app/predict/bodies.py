@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,10 +14,14 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 
 from boxcal.app.http.current import CLIENT_TIMEOUT
-from boxcal.app.http.problems import BadRequest, InvalidParameter, MalformedBody, UnsupportedMediaType
-from boxcal.app.predict import large_json
+from boxcal.app.http.problems import (
+    BadRequest,
+    BodyTooLarge,
+    InvalidParameter,
+    MalformedBody,
+    UnsupportedMediaType,
+)
 from boxcal.app.predict import options as request_options
-from boxcal.app.predict.large_json import Body, Fold
 from boxcal.app.predict.options import Options
 
 IMAGES = ("image/jpeg", "image/png", "image/webp")
@@ -28,6 +32,13 @@ CSV = "text/csv"
 TEXT = "text/plain"
 PREDICT_TYPES = (*IMAGES, FORM, JSON, NPY, CSV, TEXT)
 CALIBRATE_TYPES = (JSON, NPY)
+V2 = "binary tensors to /v2"
+JSON_BYTES = 4 * 2**20
+"""Of a JSON body. One call parses it, for which no other thread runs: 40 ms."""
+QUICK_BYTES = 64 * 1024
+"""Parsed on the event loop, in a millisecond."""
+MAX_CONTAINERS = 250_000
+"""Lists and objects of a JSON body: an empty one has 2 bytes, and takes 70."""
 NAN_LIMIT = 2**20
 """Bodies up to this size that are JSON except for NaN are parsed again to name the number."""
 LOGITS, PROBABILITIES = "logits", "probabilities"
@@ -38,6 +49,7 @@ COPIED = 2**20
 SCORES = (LOGITS, PROBABILITIES)
 """What `/calibrate` takes: a member of a JSON body, or the query parameter `scores` with an array."""
 
+Body = bytes | bytearray
 T = TypeVar("T")
 
 
@@ -50,8 +62,7 @@ class Posted:
     kind
         The content type.
     content
-        The body's bytes; of JSON and forms, its inputs: the member that the route names, or the files. A long
-        list in a large JSON body is `Folded`.
+        The body's bytes; of JSON and forms, its inputs: the member that the route names, or the files.
     member
         The member of a JSON body that holds the inputs, or its equivalent for other bodies.
     size
@@ -68,7 +79,7 @@ class Posted:
 async def read(
     request: Request,
     kinds: tuple[str, ...],
-    folds: Mapping[str, Fold],
+    members: tuple[str, ...],
     check_room: Callable[[Options], None] | None = None,
 ) -> Posted:
     """Read a body and the options, which JSON and forms hold and other bodies have in the query string.
@@ -77,9 +88,9 @@ async def read(
     ----------
     kinds
         The content types that the route accepts.
-    folds
-        By the names that the inputs may have in a JSON body, of which it has one: what becomes of them where
-        they are a long list. Of several names, the query parameter `scores` chooses one for an array.
+    members
+        Names that the inputs may have in a JSON body, of which it has one. Of several, the query parameter
+        `scores` chooses one for an array.
     check_room
         Called before any byte of the body is read, with the options as far as they are known; may refuse.
 
@@ -94,8 +105,7 @@ async def read(
         raise UnsupportedMediaType(f"The content type is {sent}; this route accepts {', '.join(kinds)}.")
     holds_options = kind in (JSON, FORM)
     if holds_options and request.scope["query_string"]:
-        _check_defaults(request, tuple(folds))
-    members = tuple(folds)
+        _check_defaults(request, members)
     options, member = request_options.DEFAULT, members[0]
     if not holds_options and request.scope["query_string"]:
         query = _options_in_query(request)
@@ -108,10 +118,11 @@ async def read(
         files, document = await _read_form(request)
         options = _noted(request, request_options.from_json(document))
         return Posted(kind, files, member, options, sum(map(len, files)))
-    body = await read_body(request)
     if kind != JSON:
+        body = await read_body(request)
         return Posted(kind, body if kind == NPY else bytes(body), member, options, len(body))
-    parsed = await unblocked(len(body), json_object, body, (*members, "options"), folds)
+    body = await read_json(request, [*(other for other in kinds if other not in (JSON, CSV, TEXT)), V2])
+    parsed = await unblocked(len(body), json_object, body, (*members, "options"))
     options = _noted(request, request_options.from_json(parsed.get("options")))
     if member not in parsed:
         member = next((name for name in members if name in parsed), member)
@@ -158,8 +169,8 @@ def _one_of(members: tuple[str, ...], name: str) -> str:
 
 
 async def unblocked(size: int, work: Callable[..., T], *arguments: Any) -> T:
-    """Call `work` directly for up to `large_json.PIECE` bytes, in a thread for more."""
-    if size <= large_json.PIECE:
+    """Call `work` directly for up to `QUICK_BYTES` bytes, in a thread for more."""
+    if size <= QUICK_BYTES:
         return work(*arguments)
     return await asyncio.to_thread(work, *arguments)
 
@@ -173,15 +184,35 @@ def header(request: Request, name: bytes) -> str:
     return ""
 
 
-async def read_body(request: Request) -> Body:
+async def read_json(request: Request, others: Sequence[str]) -> Body:
+    """Receive a whole JSON body.
+
+    Parameters
+    ----------
+    others
+        In which forms larger data can be sent.
+
+    Raises
+    ------
+    MalformedBody, BodyTooLarge
+        It is empty; it is larger than JSON may be.
+    """
+    refusal = f"A JSON body has at most {JSON_BYTES:,} bytes; send more as {' or '.join(others)}."
+    announced = header(request, b"content-length")
+    if announced.isdecimal() and int(announced[:20]) > JSON_BYTES:
+        raise BodyTooLarge(refusal)
+    return await read_body(request, JSON_BYTES, refusal)
+
+
+async def read_body(request: Request, limit: int | None = None, refusal: str = "") -> Body:
     """Receive a whole body.
 
     Raises
     ------
-    MalformedBody
-        It is empty.
+    MalformedBody, BodyTooLarge
+        It is empty; it has more bytes than `limit`, with `refusal` as the detail.
     """
-    chunks = await _chunks(request)
+    chunks = await _chunks(request, limit, refusal)
     return chunks[0] if len(chunks) == 1 else await _joined(chunks)
 
 
@@ -205,9 +236,10 @@ async def _joined(chunks: list[bytes]) -> bytearray:
     return join(chunks) if sum(map(len, chunks)) <= COPIED else await asyncio.to_thread(join, chunks)
 
 
-async def _chunks(request: Request) -> list[bytes]:
+async def _chunks(request: Request, limit: int | None = None, refusal: str = "") -> list[bytes]:
     """Receive a body that is not empty."""
     chunks: list[bytes] = []
+    size = 0
     more = True
     while more:
         message = await request.receive()
@@ -215,15 +247,33 @@ async def _chunks(request: Request) -> list[bytes]:
             raise ClientDisconnect
         if chunk := message.get("body", b""):
             chunks.append(chunk)
+            size += len(chunk)
+            if limit is not None and size > limit:
+                raise BodyTooLarge(refusal)
         more = message.get("more_body", False)
     if not chunks:
         raise MalformedBody("The body is empty.")
     return chunks
 
 
-def json_object(
-    body: Body, members: tuple[str, ...], folds: Mapping[str, Fold] | None = None
-) -> Mapping[str, Any]:
+def parse_json(body: Body | memoryview) -> Any:
+    """Parse a JSON document; blocks.
+
+    Raises
+    ------
+    orjson.JSONDecodeError, BodyTooLarge
+        It is not JSON; it has more lists and objects than a body may have.
+    """
+    if len(body) > QUICK_BYTES:
+        whole = bytes(body) if isinstance(body, memoryview) else body
+        if (containers := whole.count(b"[") + whole.count(b"{")) > MAX_CONTAINERS:
+            raise BodyTooLarge(
+                f"The JSON body has about {containers:,} lists and objects; the limit is {MAX_CONTAINERS:,}."
+            )
+    return orjson.loads(body)
+
+
+def json_object(body: Body, members: tuple[str, ...]) -> Mapping[str, Any]:
     """Parse a JSON object that has these members and no others.
 
     Raises
@@ -232,7 +282,7 @@ def json_object(
         It is not JSON; it is no object, or has other members.
     """
     try:
-        document = large_json.parse(body, folds)
+        document = parse_json(body)
     except orjson.JSONDecodeError as error:
         document = _with_nan(body)
         if document is None:

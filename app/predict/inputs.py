@@ -9,7 +9,6 @@ import asyncio
 import binascii
 import csv
 import io
-import math
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,10 +26,8 @@ from boxcal.app.http.problems import (
     InvalidParameter,
     TooManySamples,
 )
-from boxcal.app.predict import large_json
 from boxcal.app.predict.bodies import CSV, FORM, IMAGES, TEXT, Posted
 from boxcal.app.predict.lanes import Undecoded
-from boxcal.app.predict.large_json import Fold, Folded
 from boxcal.app.settings.nearest import hint
 from boxcal.models.errors import BackboneError, TooManyPixels
 from boxcal.models.inputs.base import Inputs as ModelInputs
@@ -93,8 +90,6 @@ def inputs_of(posted: Posted, limit: int, members: Sequence[str]) -> list[Input]
     if posted.kind == CSV:
         return _csv_rows(posted.content, limit)
     sent = posted.content
-    if isinstance(sent, Folded):
-        return [item for part in sent.parts for item in part]
     if not isinstance(sent, list) or not sent:
         raise InvalidParameter(f"inputs must be a list of at least one of {_written(members)}.")
     if len(sent) > limit:
@@ -104,42 +99,9 @@ def inputs_of(posted: Posted, limit: int, members: Sequence[str]) -> list[Input]
     return [_input(item, f"inputs[{n}]", members) for n, item in enumerate(sent)]
 
 
-def inputs_fold(limit: int, inputs: ModelInputs) -> Fold:
-    """Read the inputs of a large JSON body as they are parsed.
-
-    Parameters
-    ----------
-    limit
-        Most inputs of a request.
-    inputs
-        Decodes the tensors.
-    """
-
-    def of_run(run: list[Any], first: int) -> list[Input]:
-        if first + len(run) > limit:
-            raise TooManySamples(f"The request holds more samples than the queue takes, {limit}.")
-        return [decoded(item, f"inputs[{position}]") for position, item in enumerate(run, first)]
-
-    def decoded(item: Any, name: str) -> Input:
-        sent = _input(item, name, inputs.members)
-        if sent.member != "tensor" or sent.member not in inputs.members:
-            return sent
-        try:
-            return Input(sent.member, inputs.decode(sent.member, sent.value, 0))
-        except BackboneError as error:
-            raise InvalidInput(f"{name}: {error}") from error
-
-    has_tensors = "tensor" in inputs.members
-    return Fold(of_run, math.prod(inputs.shape) if has_tensors else large_json.MAX_VALUES)
-
-
 def _input(item: Any, name: str, members: Sequence[str]) -> Input:
-    if isinstance(item, dict):
-        if len(item) == 1 and isinstance(text := item.get("image"), str | memoryview):
-            return Input("image", from_base64(text, name))
-        item = {
-            key: large_json.text_of(one) if isinstance(one, memoryview) else one for key, one in item.items()
-        }
+    if isinstance(item, dict) and len(item) == 1 and isinstance(text := item.get("image"), str):
+        return Input("image", from_base64(text, name))
     if isinstance(item, dict) and len(item) == 1:
         member, value = next(iter(item.items()))
         if isinstance(value, MEMBERS.get(member, ())):
@@ -191,24 +153,18 @@ def _decoded(body: bytes) -> str:
         raise InvalidInput(f"The text is not UTF-8: {error}.") from error
 
 
-def from_base64(text: str | memoryview, name: str) -> bytes:
-    """Decode an image in base64 in pieces, so that other threads can run between.
+def from_base64(text: str, name: str) -> bytes:
+    """Decode an image in base64.
 
     Raises
     ------
     InvalidInput
         It is not base64; `name` names the input.
     """
-    piece = 4 * large_json.PIECE
-    decoded = []
     try:
-        for start in range(0, len(text), piece):
-            decoded.append(binascii.a2b_base64(text[start : start + piece], strict_mode=True))
-            if start + piece < len(text) and len(decoded[-1]) != piece // 4 * 3:
-                raise ValueError("excess data after padding")
+        return binascii.a2b_base64(text, strict_mode=True)
     except ValueError as error:
         raise InvalidInput(f"{name}: The image is not base64: {error}.") from error
-    return b"".join(decoded)
 
 
 class InputDecoder:
@@ -349,8 +305,6 @@ class InputDecoder:
         return width * height
 
     def _sample(self, sent: Input, name: str) -> Samples:
-        if isinstance(sent.value, np.ndarray):  # decoded as the body was parsed
-            return sent.value
         with _naming(name):
             return self._inputs.decode(sent.member, sent.value, self._max_pixels)
 

@@ -27,9 +27,7 @@ from boxcal.app.http.problems import (
 )
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.predict.answers import CalibratedAnswer, Rows
-from boxcal.app.predict.arrays import read_rows
 from boxcal.app.predict.batcher import Batcher
-from boxcal.app.predict.bodies import SCORES
 from boxcal.app.predict.calibration import (
     CalibrationRequest,
     Scoring,
@@ -38,8 +36,7 @@ from boxcal.app.predict.calibration import (
     is_quick,
     shifted,
 )
-from boxcal.app.predict.inputs import InputDecoder, Inputs, inputs_fold
-from boxcal.app.predict.large_json import Fold
+from boxcal.app.predict.inputs import InputDecoder, Inputs
 from boxcal.app.predict.options import BoundsOption, Labels, Options, RequestBounds, check_bounds
 from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.active import ServedCalibrator
@@ -96,8 +93,6 @@ class Pipeline:
     ----------
     inputs
         As given.
-    inputs_folds, scores_folds
-        Read the inputs and the scores of large JSON bodies, by the name of the member.
     """
 
     def __init__(
@@ -135,8 +130,6 @@ class Pipeline:
         self._bounds = bounds
         self._memory = Budget("bytes", max_memory_bytes)
         self._decoder = InputDecoder(inputs, pool, threads=threads, max_pixels=max_pixels, in_lanes=is_on_cpu)
-        self.inputs_folds = {"inputs": inputs_fold(batcher.max_queue_samples, inputs)}
-        self.scores_folds = {name: _rows_fold(name, len(labels)) for name in SCORES}
 
     @property
     def active_version(self) -> int:
@@ -324,10 +317,6 @@ class Pipeline:
         ids = self._keep(requested.served.version, rows.logits) if options.feedback else None
         seconds["total"] = time.perf_counter() - arrived
         return CalibratedAnswer(self.model, self.labels.names, requested.served, rows, options, seconds, ids)
-
-
-def _rows_fold(name: str, num_classes: int) -> Fold:
-    return Fold(lambda run, first: read_rows(run, num_classes, name, first), num_classes)
 
 
 def _size(bounds: BoundsOption) -> int:

@@ -48,12 +48,12 @@ from boxcal.app.predict.bodies import (
     LOGITS,
     NPY,
     PREDICT_TYPES,
+    SCORES,
     header,
     read,
     unblocked,
 )
 from boxcal.app.predict.inputs import Inputs, inputs_of
-from boxcal.app.predict.large_json import Folded
 from boxcal.app.predict.options import Options
 from boxcal.app.predict.pipeline import Pipeline
 
@@ -94,7 +94,7 @@ router = APIRouter(tags=["predict"])
 async def predict(request: DirectRequest) -> None:
     """Classify images, tensors, rows of features or texts, inside the bounds that the request sets."""
     pipeline = model_of(request).pipeline
-    posted = await read(request, PREDICT_TYPES, pipeline.inputs_folds, pipeline.check_room)
+    posted = await read(request, PREDICT_TYPES, ("inputs",), pipeline.check_room)
     if posted.kind == NPY:
         inputs: Inputs = np.atleast_1d(read_npy(posted.content))
     else:
@@ -119,20 +119,15 @@ async def calibrate(request: DirectRequest) -> None:
     """Calibrate logits or probabilities of a model that runs elsewhere, inside the bounds given."""
     pipeline = model_of(request).pipeline
     num_classes = len(pipeline.labels)
-    posted = await read(request, CALIBRATE_TYPES, pipeline.scores_folds)
+    posted = await read(request, CALIBRATE_TYPES, SCORES)
     content = read_npy(posted.content) if posted.kind == NPY else posted.content
-    if isinstance(content, Folded):
-        rows = content.count
-    else:
-        rows = len(content) if isinstance(content, list) or getattr(content, "ndim", 0) == 2 else 0
+    rows = len(content) if isinstance(content, list) or getattr(content, "ndim", 0) == 2 else 0
 
     def logits(check_finite: bool) -> Float64Array:
         check_finite |= posted.member != LOGITS
         if posted.kind == NPY:
             scores = check_scores(content, num_classes, posted.member, check_finite=check_finite)
             dtype = content.dtype
-        elif isinstance(content, Folded):
-            scores, dtype = np.concatenate(content.parts), DOUBLE
         else:
             scores = read_rows(content, num_classes, posted.member, check_finite=check_finite)
             dtype = DOUBLE

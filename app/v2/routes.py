@@ -20,6 +20,7 @@ from boxcal.app.http.current import TELEMETRY, current_state
 from boxcal.app.http.middleware import DirectRequest
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
+    BodyTooLarge,
     CalibratorNotFound,
     DeadlineExceeded,
     InvalidInput,
@@ -31,9 +32,17 @@ from boxcal.app.http.problems import (
     RegistryUnavailable,
     RequestTooLarge,
 )
-from boxcal.app.predict import large_json
-from boxcal.app.predict.bodies import COPIED, header, read_body, read_tensors, unblocked
-from boxcal.app.predict.large_json import Body
+from boxcal.app.predict.bodies import (
+    COPIED,
+    JSON_BYTES,
+    QUICK_BYTES,
+    Body,
+    header,
+    parse_json,
+    read_json,
+    read_tensors,
+    unblocked,
+)
 from boxcal.app.predict.routes import unless_disconnected
 from boxcal.app.v2.inference import CALIBRATOR, Answered, Asked, class_count
 from boxcal.app.v2.served import ProtocolModel, ProtocolState
@@ -49,6 +58,7 @@ HEADER_LENGTH = b"inference-header-content-length"
 JSON, BINARY = "application/json", "application/octet-stream"
 INFER = re.compile(r"/v2/models/(?P<model>.+?)(?:/versions/(?P<version>[^/]*))?/infer")
 MAX_TENSORS = 1000
+BINARY_TENSORS = "binary tensors (`binary_data_size`)"
 LONGEST_NUMBER = 9
 """Digits of a length of JSON that is read."""
 REPEATED = 4096
@@ -56,6 +66,7 @@ REPEATED = 4096
 INFER_ERRORS = (
     MalformedBody,
     ModelNotFound,
+    BodyTooLarge,
     RequestTooLarge,
     InvalidInput,
     InvalidParameter,
@@ -154,7 +165,7 @@ async def infer(request: DirectRequest) -> None:
     if length.isascii() and length.isdecimal() and len(length) <= LONGEST_NUMBER:
         body: Body | memoryview = await read_tensors(request, int(length))
     else:
-        body = await read_body(request)
+        body = await read_json(request, [BINARY_TENSORS])
     asked, head = await unblocked(parsed_size(body, length), read_request, body, length, model, version)
     served = state.v2_model(model)
     if served.telemetry is not state.telemetry:
@@ -185,7 +196,7 @@ def named(path: str) -> tuple[str, str]:
 def parsed_size(body: Body | memoryview, length: str) -> int:
     """Return how many bytes of a request are parsed, and not only viewed as numbers."""
     head = len(body) if isinstance(body, bytes | bytearray) else int(length)
-    if len(body) > COPIED or head > large_json.PIECE or b"BYTES" in bytes(body[:head]):
+    if len(body) > COPIED or head > QUICK_BYTES or b"BYTES" in bytes(body[:head]):
         return len(body)
     return head
 
@@ -260,6 +271,8 @@ def read_request(body: Body | memoryview, length: str, model: str, version: str)
             f"Inference-Header-Content-Length is {length!r:.50}; the body has {len(body)} bytes."
         )
     position = int(length) if length else len(body)
+    if position > JSON_BYTES:
+        raise BodyTooLarge(f"The JSON part has at most {JSON_BYTES:,} bytes; send more as {BINARY_TENSORS}.")
     # Clients that send binary data repeat the same JSON.
     is_known = length and position <= REPEATED
     head = (
@@ -296,7 +309,7 @@ def read_head(text: Body) -> Head:
         What is wrong with it.
     """
     try:
-        document = large_json.parse(text)
+        document = parse_json(text)
     except orjson.JSONDecodeError as error:
         raise MalformedBody(f"The request is not JSON: {error}.") from error
     if not isinstance(document, dict) or not isinstance(document.get("inputs"), list):

@@ -50,18 +50,18 @@ def progressive_jpeg(scans: int) -> bytes:
 
 
 def json_bodies() -> Iterator[tuple[str, str, bytes, set[int]]]:
-    """Large JSON documents, the path they are posted to and the statuses they may have."""
-    count = 31 * MIB
+    """Nearly the largest JSON that is read, the path it is posted to and the statuses it may have."""
+    count = 4 * MIB - 100
     options = b",".join(b'"k%d":1' % n for n in range(count // 12))
     yield "unknown options", "/calibrate", b'{"logits":[[0]],"options":{%b}}' % options, {413, 422}
     few = b",".join(b'"k%d":1' % n for n in range(90_000))
     yield "some unknown options", "/calibrate", b'{"logits":[[0]],"options":{%b}}' % few, {422}
     inputs = b",".join([b'{"tensor": [0.25]}'] * (count // 24))
     yield "inputs", "/predict", b'{"inputs":[%b]}' % inputs, {413, 422}
-    some = b",".join([b'{"tensor": [0.25]}'] * 100_000)
+    some = b",".join([b'{"tensor": [0.25]}'] * 50_000)
     yield "some inputs", "/predict", b'{"inputs":[%b]}' % some, {413, 422}
     row = orjson.dumps([0.123456789] * 10)
-    yield "logits", "/calibrate", b'{"logits":[%b]}' % b",".join([row] * 60_000), {200}
+    yield "logits", "/calibrate", b'{"logits":[%b]}' % b",".join([row] * 28_000), {200}
     yield "one row", "/calibrate", b'{"logits":[[%b]]}' % b",".join([b"0.125"] * (count // 6)), {413, 422}
     labels = b",".join(b'"label %d": 0.5' % n for n in range(30_000))
     yield "labels", "/calibrate", b'{"logits":[[0]],"options":{"bounds":{"upper":{%b}}}}' % labels, {422}

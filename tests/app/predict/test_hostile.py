@@ -5,12 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import struct
-import sys
-import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,13 +13,9 @@ import numpy as np
 import orjson
 import pytest
 
-from boxcal.app.http.problems import BoxcalError
 from boxcal.app.http.responses import Answer
 from boxcal.app.observability.free_memory import FreeMemory, resident_bytes
-from boxcal.app.predict import large_json
-from boxcal.app.predict.arrays import read_rows
 from boxcal.app.predict.batch_sizer import BatchSizer
-from boxcal.app.server import SWITCH_SECONDS
 from boxcal.models.digits_data import Digits
 from boxcal.models.inputs import decoding
 from tests.app.running import Service
@@ -177,79 +168,29 @@ def test_long_strings_that_are_not_utf_8_are_refused(http: httpx.Client, member:
         assert refused.status_code in (400, 422), refused.text
 
 
-def test_a_thread_that_parses_lets_others_run() -> None:
-    """Counted is its own processor time, without that in which this thread waited for a processor."""
-    row = orjson.dumps(np.random.default_rng(0).normal(size=10).tolist())
-    body = b'{"logits":[%b]}' % b",".join([row] * 150_000)
-    fold = large_json.Fold(lambda run, first: read_rows(run, 10, "logits", first), 10)
-    thread = threading.Thread(target=large_json.parse, args=(body, {"logits": fold}))
-    scheduled = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
-    turns = []
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        thread.start()
-        clock = time.pthread_getcpuclockid(thread.ident or 0)
-        while thread.is_alive():
-            with suppress(OSError):  # it has just ended
-                turns.append((time.clock_gettime(clock), 1e-9 * int(scheduled.read_text().split()[1])))
-            time.sleep(0.0005)
-    finally:
-        sys.setswitchinterval(interval)
-    ran, waited = np.diff(turns, axis=0).T
-    assert (ran - waited).max() < 0.015, np.sort(ran - waited)[-5:]
-
-
-def test_pieces_are_parsed_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_json, "PIECE", 100)
-    monkeypatch.setattr(large_json, "MAX_DEPTH", 100)
-    rng = np.random.default_rng(0)
-
-    def value(depth: int) -> Any:
-        kind = rng.integers(0, 4 if depth < 6 else 2)
-        if kind < 2:
-            leaves = [1, 2.5, -3e-7, None, True, 'a"b\\', "[{,}]", "x" * int(rng.integers(0, 200))]
-            return leaves[rng.integers(len(leaves))]
-        if kind == 2:
-            return [value(depth + 1) for _ in range(rng.integers(0, 10))]
-        return {f'k{n}"': value(depth + 1) for n in range(rng.integers(0, 8))}
-
-    def whole_run(run: list[Any]) -> list[Any]:
-        """Decode the long strings of large items."""
-        for item in run:
-            if isinstance(item, dict):
-                for name, value in item.items():
-                    item[name] = large_json.text_of(value) if isinstance(value, memoryview) else value
-        return run
-
-    def parsed(body: bytes | bytearray) -> Any:
-        """Parse with a fold, and put its runs together again."""
-        fold = large_json.Fold(lambda run, first: (first, whole_run(run)), 10**9)
-        document = large_json.parse(body, dict.fromkeys(['k0"', 'k1"'], fold))
-        for name, value in document.items() if isinstance(document, dict) else ():
-            if isinstance(value, large_json.Folded):
-                items: list[Any] = []
-                for first, run in value.parts:
-                    assert first == len(items)
-                    items += run
-                assert value.count == len(items)
-                document[name] = items
-        return document
-
-    def outcome(parse: Callable[[bytes], Any], body: bytes) -> Any:
-        try:
-            return parse(body)
-        except (BoxcalError, orjson.JSONDecodeError):
-            return "refused"
-
-    for number in range(300):
-        whole = value(0)
-        body = orjson.dumps(whole, option=orjson.OPT_INDENT_2 if number % 3 else 0)
-        assert large_json.parse(body) == parsed(bytearray(body)) == whole
-        damaged = bytearray(body)
-        damaged[rng.integers(len(body))] = b'[]{},:" 1a\\'[rng.integers(11)]
-        assert outcome(large_json.parse, bytes(damaged)) == outcome(orjson.loads, bytes(damaged))
-        assert outcome(parsed, bytes(damaged)) == outcome(orjson.loads, bytes(damaged))
+@pytest.mark.parametrize(
+    ("path", "others"),
+    [
+        (
+            "/predict",
+            "image/jpeg or image/png or image/webp or multipart/form-data or application/x-npy or binary",
+        ),
+        ("/calibrate", "application/x-npy or binary tensors to /v2"),
+        ("/v2/models/digits.calibrator/infer", "binary tensors (`binary_data_size`)"),
+        ("/feedback", "text/csv"),
+    ],
+)
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_json_has_at_most_four_mebibytes(
+    http: httpx.Client, path: str, others: str, is_announced: bool
+) -> None:
+    body = b'{"inputs":[' + b" " * 4 * MIB + b"]}"
+    content = body if is_announced else iter([body[: 3 * MIB], body[3 * MIB :]])
+    refused = http.post(path, content=content, headers=JSON)
+    assert refused.status_code == 413, refused.text
+    assert refused.json()["type"] == "urn:boxcal:problem:body-too-large"
+    assert "at most 4,194,304 bytes; send more as " in refused.json()["detail"]
+    assert others in refused.json()["detail"]
 
 
 def test_a_small_body_with_a_huge_response_is_refused(service: Service) -> None:
