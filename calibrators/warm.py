@@ -13,7 +13,7 @@ from boxcal.calibrators.fitting.entry import fit
 from boxcal.calibrators.monitoring.calibration_test import CalibrationTest
 from boxcal.calibrators.monitoring.drift import DriftTest
 from boxcal.calibrators.monitoring.duel import Duel
-from boxcal.calibrators.monitoring.metrics import Metrics
+from boxcal.calibrators.monitoring.metrics import RunningMetrics
 from boxcal.calibrators.monitoring.stored_logits import pack
 from boxcal.calibrators.monitoring.traffic_sample import TrafficSample
 from boxcal.calibrators.operator.box_softmax import box_constrained_softmax
@@ -46,7 +46,7 @@ def warm() -> None:
 def _warm_monitoring(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> None:
     CalibrationTest(CLASSES).update(probabilities, labels)
     Duel(CLASSES).update(probabilities, probabilities, labels)
-    Metrics(CLASSES).update(probabilities, labels)
+    RunningMetrics(CLASSES).update(probabilities, labels)
     DriftTest(probabilities.max(1)).update(probabilities.max(1))
     TrafficSample().choose(np.arange(ROWS), np.arange(ROWS))
 

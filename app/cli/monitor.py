@@ -12,11 +12,13 @@ from rich.markup import escape
 from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.output import messages, plain_table, progress_bar, screen, write_json
 from boxcal.app.cli.prediction_log import UNLABELLED, Array, PredictionLog, read
-from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold
-from boxcal.app.monitoring.records import NONE, Entries
+from boxcal.app.monitoring.document import document_of
+from boxcal.app.monitoring.fold import MonitorFold
+from boxcal.app.monitoring.records import NONE, entries
+from boxcal.app.monitoring.versions import ActiveVersion
 from boxcal.calibrators import Calibrator
 from boxcal.calibrators.monitoring.candidates import candidates, mean_nll
-from boxcal.calibrators.monitoring.decisions import Decision, DecisionKind
+from boxcal.calibrators.monitoring.decisions import DecisionKind, LoopDecision
 from boxcal.calibrators.monitoring.figure import Trace, draw
 from boxcal.calibrators.monitoring.refit_loop import INTERVAL
 from boxcal.calibrators.monitoring.stored_logits import pack
@@ -80,7 +82,7 @@ class Replay:
         self.versions = {0: (calibrator, prior)}
         self.gap, self.refit = gap, refit
         self.fold = MonitorFold(calibrator.num_classes, self._calibrate, self._active(0), refits=refit)
-        self.decisions: list[Decision] = []
+        self.decisions: list[LoopDecision] = []
         self.trace = Trace()
 
     def run(self, log: PredictionLog, advance: Any) -> None:
@@ -107,7 +109,7 @@ class Replay:
         end = int(labelled[place]) + 1 if place < len(labelled) else len(log.labels)
         return min(end, first + UNLABELLED_AT_ONCE)
 
-    def _answer(self, logits: Array, labels: Array) -> list[Decision]:
+    def _answer(self, logits: Array, labels: Array) -> list[LoopDecision]:
         loop, decided = self.fold.loop, []
         if request := loop.request:
             champion, prior = self.versions[request.champion]
@@ -153,7 +155,7 @@ class Replay:
             {"kind": one.kind.value, "at": one.at, "sentence": one.sentence, "evidence": dict(one.evidence)}
             for one in self.decisions
         ]
-        document = self.fold.document([str(k) for k in range(size)])
+        document = document_of(self.fold, [str(k) for k in range(size)])
         return {"predictions": predictions, **document, "decisions": decisions}
 
 
@@ -169,16 +171,14 @@ def _calibrator(path: Path | None, log: PredictionLog) -> Calibrator:
     return loaded
 
 
-def _entries(log: PredictionLog, first: int, last: int) -> Entries:
-    count, labels = last - first, log.labels[first:last]
-    return Entries(
-        seq=np.arange(first, last) + 1,
-        versions=np.full(count, NONE, np.int32),
-        moments=np.arange(first, last) if log.times is None else log.times[first:last],
-        logits=pack(log.logits[first:last]),
+def _entries(log: PredictionLog, first: int, last: int) -> Array:
+    labels = log.labels[first:last]
+    return entries(
+        np.arange(first, last) + 1,
+        np.full(last - first, NONE),
+        np.arange(first, last) if log.times is None else log.times[first:last],
+        pack(log.logits[first:last]),
         labels=np.where(labels == UNLABELLED, NONE, labels),
-        propensities=np.ones(count),
-        are_predictions=np.ones(count, np.bool_),
     )
 
 

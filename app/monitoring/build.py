@@ -13,7 +13,7 @@ from boxcal.app.monitoring.events import EventLog
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.monitor import Monitor
 from boxcal.app.monitoring.prior import PriorAdjustments
-from boxcal.app.monitoring.refits import Refits
+from boxcal.app.monitoring.refits import RefitRunner
 from boxcal.app.monitoring.writer import FeedbackWriter
 from boxcal.app.observability.background import background
 from boxcal.app.registry.activator import Activator
@@ -64,7 +64,7 @@ async def open_monitoring(
         Whether this process folds the log, refits and calls the webhook; otherwise another one on this
         machine does.
     """
-    log = FeedbackLog(registry.database, registry.backbone_id, settings.feedback_rows, folds=folds)
+    log = FeedbackLog(registry.database, registry.backbone_id, settings.feedback_rows)
     events = EventLog(registry.database, registry.backbone_id)
     monitor = Monitor(
         registry,
@@ -89,7 +89,7 @@ async def open_monitoring(
             wake_webhook = webhook.wake
             await stack.enter_async_context(background("webhook", webhook.run, telemetry))
 
-        refits = Refits(
+        refits = RefitRunner(
             registry,
             activator,
             jobs,
@@ -100,13 +100,13 @@ async def open_monitoring(
         )
         stack.push_async_callback(refits.close)
 
-        async def after_turn() -> None:
+        async def after_step() -> None:
             if folds and settings.auto_refit != "off":
                 await refits.step()
             if wake_webhook is not None:
                 wake_webhook()
 
-        await stack.enter_async_context(background("monitor", lambda: monitor.run(after_turn), telemetry))
+        await stack.enter_async_context(background("monitor", lambda: monitor.run(after_step), telemetry))
         yield Monitoring(writer, monitor, PriorAdjustments(registry, log))
 
 

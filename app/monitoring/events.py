@@ -12,14 +12,14 @@ from sqlalchemy import Connection, ScalarSelect, func, insert, or_, select, true
 
 from boxcal.app.registry.database import Database
 from boxcal.app.registry.tables import monitor_events, utc_now
-from boxcal.calibrators.monitoring.decisions import Decision
+from boxcal.calibrators.monitoring.decisions import LoopDecision
 
 CLAIM_SECONDS = 120.0
 """After this long a delivery that another process claimed counts as failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class MonitorEvent:
+class StoredEvent:
     """One event.
 
     Attributes
@@ -50,9 +50,9 @@ class EventLog:
     def __init__(self, database: Database, backbone_id: ScalarSelect[int]) -> None:
         self._database = database
         self._backbone_id = backbone_id
-        self._own = monitor_events.c.backbone_id == backbone_id
+        self._is_event = monitor_events.c.backbone_id == backbone_id
 
-    def add(self, connection: Connection, decisions: Iterable[Decision]) -> None:
+    def add(self, connection: Connection, decisions: Iterable[LoopDecision]) -> None:
         """Add decisions in the transaction that saves the state behind them."""
         for decision in decisions:
             document = {
@@ -68,26 +68,28 @@ class EventLog:
         values = {"kind": kind, "document": document, "created_at": utc_now()}
         connection.execute(insert(monitor_events).values(backbone_id=self._backbone_id, **values))
 
-    def newest(self, limit: int, before: int | None = None) -> list[MonitorEvent]:
+    def newest(self, limit: int, before: int | None = None) -> list[StoredEvent]:
         """At most `limit` events, newest first; only those older than the event `before`."""
         older = true() if before is None else monitor_events.c.id < before
         return self._read(older, limit, newest_first=True)
 
-    def after(self, last: int, limit: int = 100) -> list[MonitorEvent]:
+    def after(self, last: int, limit: int = 100) -> list[StoredEvent]:
         """At most `limit` events behind the event `last`, oldest first."""
         return self._read(monitor_events.c.id > last, limit, newest_first=False)
 
     def last(self) -> int:
         """Return the id of the newest event; 0 if there is none."""
         with self._database.read() as connection:
-            newest = connection.execute(select(func.max(monitor_events.c.id)).where(self._own)).scalar()
+            newest = connection.execute(select(func.max(monitor_events.c.id)).where(self._is_event)).scalar()
             return newest or 0
 
-    def claim(self, kinds: Iterable[str]) -> MonitorEvent | None:
+    def claim(self, kinds: Iterable[str]) -> StoredEvent | None:
         """Claim the oldest undelivered event of these kinds; other processes then leave it alone."""
         now = time.time()
         free = or_(monitor_events.c.claimed_at.is_(None), monitor_events.c.claimed_at < now - CLAIM_SECONDS)
-        open_ = self._own & monitor_events.c.kind.in_(list(kinds)) & monitor_events.c.delivered_at.is_(None)
+        open_ = (
+            self._is_event & monitor_events.c.kind.in_(list(kinds)) & monitor_events.c.delivered_at.is_(None)
+        )
         with self._database.read() as connection:
             if connection.execute(select(monitor_events.c.id).where(open_, free).limit(1)).first() is None:
                 return None
@@ -99,22 +101,22 @@ class EventLog:
                 .values(claimed_at=now)
                 .returning(*_columns)
             ).one_or_none()
-        return None if claimed is None else MonitorEvent(*claimed)
+        return None if claimed is None else StoredEvent(*claimed)
 
-    def delivered(self, event: MonitorEvent) -> None:
+    def delivered(self, event: StoredEvent) -> None:
         """Record that an event was delivered."""
         with self._database.write() as connection:
             connection.execute(
                 update(monitor_events).where(monitor_events.c.id == event.id).values(delivered_at=time.time())
             )
 
-    def _read(self, condition: Any, limit: int, *, newest_first: bool) -> list[MonitorEvent]:
+    def _read(self, condition: Any, limit: int, *, newest_first: bool) -> list[StoredEvent]:
         order = monitor_events.c.id.desc() if newest_first else monitor_events.c.id
         with self._database.read() as connection:
             rows = connection.execute(
-                select(*_columns).where(self._own, condition).order_by(order).limit(limit)
+                select(*_columns).where(self._is_event, condition).order_by(order).limit(limit)
             )
-            return [MonitorEvent(*row) for row in rows]
+            return [StoredEvent(*row) for row in rows]
 
 
 _columns = [monitor_events.c[name] for name in ("id", "kind", "created_at", "document")]

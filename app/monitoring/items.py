@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from boxcal.app.http.problems import InvalidParameter
-from boxcal.app.monitoring.records import Label, Problem
+from boxcal.app.monitoring.records import ItemProblem, Label
 from boxcal.app.predict.options import Labels
 from boxcal.calibrators.monitoring.stored_logits import pack
 
@@ -19,7 +19,7 @@ LONGEST_SOURCE = 64
 LONGEST_KEY = 200
 MEMBERS = {"id", "label", "propensity", "source", "logits", "key"}
 
-Read = tuple[list[Label], list[Problem]]
+Read = tuple[list[Label], list[ItemProblem]]
 
 
 class _Malformed(Exception):
@@ -39,14 +39,14 @@ def read_items(items: Any, labels: Labels) -> Read:
     if len(items) > MAX_ITEMS:
         raise InvalidParameter(f"The request has more than {MAX_ITEMS:,} items, which is the limit.")
     found: list[Label] = []
-    problems: list[Problem] = []
+    problems: list[ItemProblem] = []
     for index, item in enumerate(items):
         try:
             found.append(_item(index, item, labels))
         except _Malformed as error:
             sent = item.get("id") if isinstance(item, dict) else None
             shown = sent[:64] if isinstance(sent, str) else None
-            problems.append(Problem(index, shown, "malformed", f"items[{index}]: {error}"))
+            problems.append(ItemProblem(index, shown, "malformed", f"items[{index}]: {error}"))
     return found, problems
 
 
@@ -77,8 +77,8 @@ def _item(index: int, item: Any, labels: Labels) -> Label:
         raise _Malformed(
             f"key is {item['key']!r:.100}; it is printable text of up to {LONGEST_KEY} characters"
         )
-    own = "key-" + hashlib.sha256(item["key"].encode()).hexdigest()[:32]
-    return Label(index, own, label, propensity, source, _logits(item["logits"], len(labels)))
+    digest = "key-" + hashlib.sha256(item["key"].encode()).hexdigest()[:32]
+    return Label(index, digest, label, propensity, source, _logits(item["logits"], len(labels)))
 
 
 def _label(value: Any, labels: Labels) -> int:

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, bindparam, insert, select, update
 
-from boxcal.app.monitoring.records import BLOCK_DIGITS, ID, Block, Label, Outcome, Problem, time_of
+from boxcal.app.monitoring.records import (
+    BLOCK_DIGITS,
+    ID,
+    ItemProblem,
+    Label,
+    Outcome,
+    PredictionBlock,
+    time_of,
+)
 from boxcal.app.registry.tables import feedback, feedback_blocks
 
 IDS_PER_QUERY = 500
@@ -18,7 +26,7 @@ BLOCKS_PER_QUERY = 16
 
 _RELABEL = (
     update(feedback)
-    .where(feedback.c.backbone_id == bindparam("backbone"), feedback.c.id == bindparam("own"))
+    .where(feedback.c.backbone_id == bindparam("backbone"), feedback.c.id == bindparam("key"))
     .values(latest_label=bindparam("latest_label"))
 )
 
@@ -65,7 +73,7 @@ class LogTransaction:
         self.seq = seq
         self.added = 0
 
-    def missing(self, blocks: Sequence[Block]) -> list[Block]:
+    def missing(self, blocks: Sequence[PredictionBlock]) -> list[PredictionBlock]:
         """Return the blocks that are not stored."""
         stored: set[str] = set()
         for start in range(0, len(blocks), IDS_PER_QUERY):
@@ -76,15 +84,15 @@ class LogTransaction:
             stored.update(self._connection.execute(found).scalars())
         return [block for block in blocks if block.id not in stored]
 
-    def add(self, blocks: Iterable[Block]) -> None:
+    def add(self, blocks: Iterable[PredictionBlock]) -> None:
         """Append predictions."""
         rows = []
         for block in blocks:
             self.seq += block.rows
             self.added += block.rows
-            own = {"backbone_id": self._backbone_id, "id": block.id, "seq": self.seq, "row_count": block.rows}
-            columns = zip(("versions", "moments", "logits"), block.columns(), strict=True)
-            rows.append(own | {name: column.data.cast("B") for name, column in columns})
+            row = {"backbone_id": self._backbone_id, "id": block.id, "seq": self.seq, "row_count": block.rows}
+            columns = block.columns().items()
+            rows.append(row | {name: column.data.cast("B") for name, column in columns})
         if rows:
             self._connection.execute(insert(feedback_blocks), rows)
 
@@ -108,7 +116,7 @@ class LogTransaction:
         if latest == label.label:
             outcome.duplicates += 1
         elif latest is not None:
-            key = {"backbone": self._backbone_id, "own": label.id}
+            key = {"backbone": self._backbone_id, "key": label.id}
             self._relabelled[label.id] = {**key, "latest_label": label.label}
             self._latest[label.id] = label.label
             outcome.conflicts += 1
@@ -151,9 +159,9 @@ class LogTransaction:
             for row in self._connection.execute(found):
                 self._latest[row.id] = row.latest_label
         places: dict[str, list[int]] = {}
-        for own in unseen:
-            if own not in self._latest and ID.fullmatch(own):
-                places.setdefault(own[:BLOCK_DIGITS], []).append(int(own[BLOCK_DIGITS:], 16))
+        for key in unseen:
+            if key not in self._latest and ID.fullmatch(key):
+                places.setdefault(key[:BLOCK_DIGITS], []).append(int(key[BLOCK_DIGITS:], 16))
         wanted = list(places)
         for start in range(0, len(wanted), BLOCKS_PER_QUERY):
             blocks = select(feedback_blocks).where(
@@ -170,20 +178,21 @@ class LogTransaction:
         size, first = len(logits) // block.row_count, block.seq - block.row_count + 1
         for place in places:
             if place < block.row_count:
-                own, start = f"{block.id}{place:08x}", place * size
-                self._predicted[own] = _Prediction(
+                key, start = f"{block.id}{place:08x}", place * size
+                self._predicted[key] = _Prediction(
                     first + place,
                     versions[place].item(),
                     moments[place].item(),
                     logits[start : start + size],
                 )
 
-    def _missing(self, label: Label) -> Problem:
+    def _missing(self, label: Label) -> ItemProblem:
         """Say whether a prediction was deleted or never known."""
         if ID.fullmatch(label.id) and time_of(label.id) < self._oldest_kept():
             detail = f"Prediction {label.id} is older than the oldest one that is kept."
-            return Problem(label.index, label.id, "expired", detail)
-        return Problem(label.index, label.id[:64], "unknown", f"No prediction has the id {label.id!r:.100}.")
+            return ItemProblem(label.index, label.id, "expired", detail)
+        detail = f"No prediction has the id {label.id!r:.100}."
+        return ItemProblem(label.index, label.id[:64], "unknown", detail)
 
     def _oldest_kept(self) -> float:
         """Return when the oldest block kept was begun; 0 if none was ever deleted."""

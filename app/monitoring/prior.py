@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from boxcal.app.http.problems import InvalidParameter, TooFewPredictions
-from boxcal.app.monitoring.active_version import class_prior, report_of
 from boxcal.app.monitoring.log import FeedbackLog
+from boxcal.app.monitoring.versions import class_prior_of
 from boxcal.app.registry.active import ServedCalibrator
 from boxcal.app.registry.store import Registry
 from boxcal.calibrators.monitoring.class_prior import (
@@ -45,7 +45,7 @@ class PriorAdjustments:
     def __init__(self, registry: Registry, log: FeedbackLog) -> None:
         self._registry = registry
         self._log = log
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._made: dict[int, tuple[float, ServedCalibrator]] = {}
 
     async def adjusted(self, served: ServedCalibrator) -> ServedCalibrator:
@@ -65,7 +65,7 @@ class PriorAdjustments:
                 f"The calibrator {served.version} (`{served.method}`) reads {served.reads}; "
                 "`prior_adjustment` needs one that reads logits."
             )
-        async with self._turn:
+        async with self._lock:
             until, made = self._made.get(served.version, (0.0, served))
             if time.monotonic() >= until:
                 made = await self._registry.run(self._adjust, served)
@@ -82,7 +82,7 @@ class PriorAdjustments:
                 f"Prior adjustment of calibrator {served.version} needs {FEWEST_ROWS:,} of its predictions "
                 f"with the option `feedback`; {len(logits):,} are kept."
             )
-        known = class_prior(report_of(self._registry, served.version))
+        known = class_prior_of(self._registry, served.version)
         source: Array = np.ones(num_classes) if known is None else known
         source = np.maximum(source / source.sum(), SMALLEST_FREQUENCY)
         rows = served.calibrator(np.asarray(logits, np.float64))

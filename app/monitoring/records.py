@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +26,7 @@ Reason = Literal["unknown", "expired", "malformed"]
 Array = NDArray[Any]
 
 
-class Block:
+class PredictionBlock:
     """Predictions that one process made one after another, and that are stored together.
 
     Parameters
@@ -55,9 +54,7 @@ class Block:
         self._logits = np.empty((most_rows, HEADER + num_classes), np.int16)
 
     def add(self, version: int, logits: NDArray[np.float64], now: float) -> list[str]:
-        """Add the predictions of a request.
-
-        They are rounded at once, while they are in the processor's cache.
+        """Add the predictions of a request; their logits are packed at once, while they are in the cache.
 
         Parameters
         ----------
@@ -79,19 +76,14 @@ class Block:
         pack_into(logits if logits.flags.carray else logits.copy(), self._logits[first:last])
         return [block + place for place in _PLACES[first:last]]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it has reserved."""
-        return self._logits.nbytes
-
-    def columns(self) -> tuple[Array, Array, Array]:
-        """Return what is stored: versions (int32), times (float64), packed logits (int16)."""
+    def columns(self) -> dict[str, Array]:
+        """Return what is stored: `versions` (int32), `moments` (float64), packed `logits` (int16)."""
         counts, versions, moments = zip(*self._requests, strict=True)
-        return (
-            np.repeat(np.array(versions, np.int32), counts),
-            np.repeat(np.array(moments, np.float64), counts),
-            self._logits[: self.rows],
-        )
+        return {
+            "versions": np.repeat(np.array(versions, np.int32), counts),
+            "moments": np.repeat(np.array(moments, np.float64), counts),
+            "logits": self._logits[: self.rows],
+        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +115,7 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ItemProblem:
     """Why an item was not used."""
 
     index: int
@@ -152,81 +144,54 @@ class Outcome:
     accepted: int = 0
     duplicates: int = 0
     conflicts: int = 0
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[ItemProblem] = field(default_factory=list)
 
     def count(self, reason: Reason) -> int:
         """Count the problems of one kind."""
         return sum(problem.reason == reason for problem in self.problems)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Entries:
-    """N entries of the log, in its order, as the monitor folds them.
+def entries(
+    seq: Array,
+    versions: Array,
+    moments: Array,
+    logits: Array,
+    *,
+    labels: Array | int = NONE,
+    propensities: Array | float = 1.0,
+    are_predictions: Array | bool = True,
+) -> Array:
+    """Return N entries of the log as the monitor folds them, a structured array (N,).
 
-    Attributes
+    Parameters
     ----------
     seq
-        (N,) int64, their places.
+        (N,) places in the log.
     versions
-        (N,) int32, the calibrators that answered; `NONE` where this service made no prediction.
+        (N,) calibrators that answered; `NONE` where this service made no prediction.
     moments
-        (N,) float64, when the predictions were made, in seconds since 1970.
+        (N,) when the predictions were made, in seconds since 1970.
     logits
         (N, 4 + K) int16, as they are stored (`stored_logits.pack`).
     labels
-        (N,) int64; `NONE` for a prediction whose label is not known at this place.
+        (N,); `NONE` for a prediction whose label is not known at this place.
     propensities
-        (N,) float64 with which the labelled ones were chosen; 1 where it is not known.
+        (N,) with which the labelled ones were chosen; 1 where it is not known.
     are_predictions
-        (N,) bool, whether the prediction itself is at this place, and not only its label.
+        (N,) whether the prediction itself is at this place, and not only its label.
     """
-
-    seq: Array
-    versions: Array
-    moments: Array
-    logits: Array
-    labels: Array
-    propensities: Array
-    are_predictions: Array
-
-    def __len__(self) -> int:
-        return len(self.seq)
-
-    def take(self, which: Array | slice) -> Entries:
-        """Return some of them."""
-        return Entries(*(column[which] for column in self._columns()))
-
-    def until(self, place: int) -> Entries:
-        """Return those up to a place."""
-        return self.take(slice(int(np.searchsorted(self.seq, place, "right"))))
-
-    def _columns(self) -> list[Array]:
-        return [getattr(self, column.name) for column in fields(self)]
-
-    @classmethod
-    def join(cls, parts: Iterable[Entries]) -> Entries:
-        """Merge entries by their places."""
-        some = [part for part in parts if len(part)]
-        if len(some) < 2:
-            return some[0] if some else cls.none()
-        columns = zip(*(part._columns() for part in some), strict=True)
-        joined = cls(*map(np.concatenate, columns))
-        return joined.take(np.argsort(joined.seq))
-
-    @classmethod
-    def none(cls) -> Entries:
-        """Return no entry."""
-        seq, versions = np.empty(0, np.int64), np.empty(0, np.int32)
-        return predictions(seq, versions, np.empty(0), np.empty((0, 0), np.int16))
+    columns = {
+        "seq": ("i8", seq), "version": ("i4", versions), "moment": ("f8", moments), "label": ("i8", labels),
+        "propensity": ("f8", propensities), "is_prediction": ("?", are_predictions),
+    }  # fmt: skip
+    kinds: list[Any] = [(name, kind) for name, (kind, _) in columns.items()]
+    found = np.empty(len(seq), [*kinds, ("logits", "i2", logits.shape[1:])])
+    for name, (_, values) in columns.items():
+        found[name] = values
+    found["logits"] = logits
+    return found
 
 
-def predictions(seq: Array, versions: Array, moments: Array, logits: Array) -> Entries:
-    """Return entries without labels."""
-    count = len(seq)
-    labels, ones = np.full(count, NONE, np.int64), np.ones(count)
-    return Entries(seq, versions, moments, logits, labels, ones, np.ones(count, np.bool_))
-
-
-def time_of(own: str) -> float:
+def time_of(prediction_id: str) -> float:
     """Return when the block of an id was begun, in seconds since 1970."""
-    return int(own[:12], 16) / 1000.0
+    return int(prediction_id[:12], 16) / 1000.0

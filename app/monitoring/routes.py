@@ -35,7 +35,7 @@ from boxcal.app.monitoring.schemas import (
     Feedback,
     MonitorEvent,
     MonitorState,
-    Refits,
+    RefitDecisions,
 )
 from boxcal.app.monitoring.writer import FeedbackWriter
 from boxcal.app.observability.telemetry import Telemetry
@@ -158,7 +158,7 @@ async def follow_monitor(
         Header(pattern=r"^\d{1,9}$", description="Continue behind this event; default: the newest."),
     ] = None,
 ) -> AsyncIterator[ServerSentEvent]:
-    """Stream alarms, refits, duels and activations as they are recorded."""
+    """Stream alarms, refits and activations as they are recorded."""
     last = int(last_event_id) if last_event_id is not None else None
     yield ServerSentEvent(comment="open")  # sends the head of the response before there is an event
     with suppress(RegistryUnavailable):  # the client reconnects and continues
@@ -173,7 +173,7 @@ async def list_refits(
     before_event: Annotated[
         int | None, Query(ge=0, le=2**31 - 1, description="Only decisions older than this one.")
     ] = None,
-) -> Refits:
-    """List what the monitor decided about alarms, refits, duels and activations, with its evidence."""
+) -> RefitDecisions:
+    """List what the monitor decided about alarms, refits and activations, with its evidence."""
     found = await model.registry.run(model.monitor.events.newest, limit, before_event)
-    return Refits(decisions=[MonitorEvent.of(event) for event in found])
+    return RefitDecisions(decisions=[MonitorEvent.of(event) for event in found])

@@ -120,7 +120,7 @@ class Alarm(BaseModel):
     alpha: float = Field(description="Largest probability of a false alarm, ever.")
 
 
-class EvidenceHistory(BaseModel):
+class EvidenceSeries(BaseModel):
     """The log evidence of both tests since they began, at up to 128 numbers of labels."""
 
     labels: list[int] = Field(description="Labels since the test began.")
@@ -191,7 +191,7 @@ class MonitorState(BaseModel):
         description="`strict`: calibration is not exact; a refit begins. `material`: a recalibration would "
         "recover more than .005 nats a label; a person should look.",
     )
-    evidence: EvidenceHistory | None = Field(None, description="How the evidence came about.")
+    evidence: EvidenceSeries | None = Field(None, description="How the evidence came about.")
     diagnosis: MonitorDiagnosis | None = None
     metrics: dict[str, float | None] | None = Field(
         None, description="Metrics of the labels since the calibrator became active; NLL with an interval."
@@ -226,12 +226,12 @@ class MonitorEvent(BaseModel):
     evidence: dict[str, Any]
 
     @classmethod
-    def of(cls, event: events.MonitorEvent) -> Self:
+    def of(cls, event: events.StoredEvent) -> Self:
         """Return the schema of an event."""
         return cls(id=event.id, kind=event.kind, created_at=event.created_at, **event.document)
 
 
-class Refits(BaseModel):
+class RefitDecisions(BaseModel):
     """Decisions, newest first."""
 
     decisions: list[MonitorEvent]

@@ -18,7 +18,7 @@ import orjson
 import stamina
 
 from boxcal.app.http.problems import RegistryUnavailable
-from boxcal.app.monitoring.events import EventLog, MonitorEvent
+from boxcal.app.monitoring.events import EventLog, StoredEvent
 from boxcal.app.registry.store import Registry
 from boxcal.calibrators.monitoring.decisions import DecisionKind
 
@@ -85,7 +85,7 @@ class Webhook:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
 
-    async def _deliver(self, client: httpx.AsyncClient, event: MonitorEvent) -> bool:
+    async def _deliver(self, client: httpx.AsyncClient, event: StoredEvent) -> bool:
         body = orjson.dumps(
             {
                 "id": event.id,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from boxcal.app.http.problems import BoxcalError, QueueFull, RegistryUnavailable
 from boxcal.app.monitoring.log import FeedbackLog
-from boxcal.app.monitoring.records import BLOCK_ROWS, ID, Block, Label, Outcome, time_of
+from boxcal.app.monitoring.records import BLOCK_ROWS, ID, Label, Outcome, PredictionBlock, time_of
 from boxcal.app.registry.store import Registry
 from boxcal.calibrators.monitoring.stored_logits import HEADER
 
@@ -51,7 +51,7 @@ PAUSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Request:
+class _PendingLabels:
     """Labels, and the future of those who wait until they are stored."""
 
     labels: Sequence[Label]
@@ -93,13 +93,13 @@ class FeedbackWriter:
         self._log = log
         self._telemetry = telemetry
         self._on_labels = on_labels
-        self._blocks: list[Block] = []
-        self._open: Block | None = None
+        self._blocks: list[PredictionBlock] = []
+        self._open: PredictionBlock | None = None
         self._forgotten = 0
         self._num_classes = num_classes
         self._row_bytes = BYTES * (HEADER + num_classes)
         self._block_rows = max(1, min(BLOCK_ROWS, BLOCK_BYTES // self._row_bytes, log.max_rows // BLOCKS))
-        self._requests: list[_Request] = []
+        self._requests: list[_PendingLabels] = []
         self._pending = 0
         self.attempts = 0
         self._uncertain = False
@@ -112,9 +112,9 @@ class FeedbackWriter:
         if len(logits) <= most:
             return self._block(len(logits), now).add(version, logits, now)
         parts = [logits[start : start + most] for start in range(0, len(logits), most)]
-        return [own for part in parts for own in self._block(len(part), now).add(version, part, now)]
+        return [key for part in parts for key in self._block(len(part), now).add(version, part, now)]
 
-    def _block(self, count: int, now: float) -> Block:
+    def _block(self, count: int, now: float) -> PredictionBlock:
         """Return a block with room for some predictions."""
         block = self._open
         if block is not None and block.rows + count <= self._block_rows and now < block.began + BLOCK_SECONDS:
@@ -125,11 +125,11 @@ class FeedbackWriter:
             self._forgotten, rows = self._forgotten + oldest, rows - oldest
         if rows * self._row_bytes > MAX_PENDING_BYTES:
             self._telemetry.feedback("dropped", count)
-            return Block(self._num_classes, count)
+            return PredictionBlock(self._num_classes, count)
         if rows * self._row_bytes > KEEP_BYTES:
             self._soon.set()
         self._wake.set()
-        block = self._open = Block(self._num_classes, self._block_rows)
+        block = self._open = PredictionBlock(self._num_classes, self._block_rows)
         self._blocks.append(block)
         return block
 
@@ -208,7 +208,7 @@ class FeedbackWriter:
     async def _store(self, labels: Sequence[Label]) -> Outcome:
         if self._pending + len(labels) > MAX_PENDING:
             raise QueueFull(f"{self._pending:,} labels wait to be stored; the limit is {MAX_PENDING:,}.")
-        request = _Request(labels, asyncio.get_running_loop().create_future())
+        request = _PendingLabels(labels, asyncio.get_running_loop().create_future())
         self._pending += len(labels)
         self._requests.append(request)
         self._wake.set()

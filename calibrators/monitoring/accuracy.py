@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from boxcal.calibrators.monitoring.state import Array, Fold
+from boxcal.calibrators.monitoring.state import Array, StatefulFold
 
 FEWEST_LABELS = 50
 """Labels from which an interval is given."""
@@ -19,7 +19,7 @@ QUANTILE = NormalDist().inv_cdf(0.5 + LEVEL / 2.0)
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectedAccuracy:
+class AccuracyEstimate:
     """An estimate of the share of right answers.
 
     Attributes
@@ -37,7 +37,7 @@ class ExpectedAccuracy:
     high: float | None
 
 
-class Accuracy(Fold):
+class Accuracy(StatefulFold):
     """Folds confidences of all answers, and whether the labelled ones were right.
 
     `mean(c, all) + mean(right - c, labelled)`: prediction-powered inference (Angelopoulos et al. 2023). The
@@ -78,21 +78,21 @@ class Accuracy(Fold):
         self.sums[3:6] += (len(c), w.sum(), (w * gap).sum())
         self.sums[6:] += (v.sum(), (v * gap).sum(), (v * gap**2).sum(), (v * c * (1.0 - c)).sum())
 
-    def result(self) -> ExpectedAccuracy | None:
+    def result(self) -> AccuracyEstimate | None:
         """Return the estimate; None before the first answer."""
         count, total, squares, labels, weight, weighted, *second, spread = self.sums
         if not count:
             return None
         mean = total / count
         if labels < FEWEST_LABELS:
-            return ExpectedAccuracy(_clip(mean + self.validation_gap), "validation", None, None)
+            return AccuracyEstimate(_clip(mean + self.validation_gap), "validation", None, None)
         gap = weighted / weight
         value = mean + gap
         # sum of w^2 (g - gap)^2, at least that of answers whose confidence is right
         variance = max(second[2] - 2.0 * gap * second[1] + gap**2 * second[0], spread) / weight**2
         variance += max(squares / count - mean**2, 0.0) / count
         radius = QUANTILE * math.sqrt(variance)
-        return ExpectedAccuracy(_clip(value), "labels", _clip(value - radius), _clip(value + radius))
+        return AccuracyEstimate(_clip(value), "labels", _clip(value - radius), _clip(value + radius))
 
 
 def _clip(value: float) -> float:

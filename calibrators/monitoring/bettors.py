@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from boxcal.calibrators.monitoring.reductions import largest_of
 from boxcal.calibrators.operator.compiling import compiled
 from boxcal.calibrators.operator.cpu_loops import SUMMING, total_of
+from boxcal.calibrators.operator.cpu_math import bits, from_bits, select
 
 Array = np.ndarray[Any, Any]
 
@@ -258,7 +258,11 @@ def observe(probabilities: Array, source: Array, counts: Array, progress: Array,
     pseudo, inverse = PRIOR_COUNT * size, 1.0 / source
     for n in range(probabilities.shape[0]):
         p, total = probabilities[n], total_of(counts)
-        confidences[n] = largest_of(p)
+        largest = bits(p[0])  # of numbers of at least 0, which sort as their bits do
+        for k in range(1, size):
+            value = bits(p[k])
+            largest = select(value > largest, value, largest)
+        confidences[n] = from_bits(largest)
         mass = _posterior_mass(p, counts, inverse, pseudo)
         progress[TRAFFIC] = _clip_traffic(progress[TRAFFIC] + math.log(mass / (total + pseudo)))
         share = 1.0 / mass

@@ -36,13 +36,15 @@ from boxcal.calibrators.monitoring.bettors import (
     TOP_LABEL,
 )
 from boxcal.calibrators.monitoring.class_prior import SMALLEST_FREQUENCY
-from boxcal.calibrators.monitoring.state import Array, Fold, check_rows
+from boxcal.calibrators.monitoring.state import Array, StatefulFold, check_rows
 
 STRICT_ALPHA = 0.01
 MATERIAL_ALPHA = 0.05
 TOLERANCE = 0.005
 """Recoverable NLL in nats a label below which the material test stays silent."""
 
+HISTORY_STEP = 50
+HISTORY_POINTS = 128
 NAMED_CLASSES = 5
 OVERCONFIDENT = {1 + j for j, eighths in enumerate(POWERS) if eighths < 8} | set(range(FIRST_FLOOR, BIASES))
 """The tempered and floor bettors that gain where the answers are too confident."""
@@ -78,7 +80,34 @@ class Diagnosis:
     recoverable_nll_lower: float
 
 
-class CalibrationTest(Fold):
+class EvidenceHistory(StatefulFold):
+    """Log E of both tests after every 50 labels; with 128 points every other one is dropped, and so on."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("kept", "progress")
+
+    def __init__(self) -> None:
+        self.kept = np.zeros((HISTORY_POINTS, 3))
+        self.progress = np.array([HISTORY_STEP, 0])  # labels from point to point, and the number of points
+
+    def add(self, before: int, evidence: Array) -> None:
+        """Add log E (N, 2) after each of N labels, which follow `before` others."""
+        first = HISTORY_STEP - 1 - before % HISTORY_STEP
+        for n in range(first, len(evidence), HISTORY_STEP):
+            step, size = self.progress
+            if (before + n + 1) % step:
+                continue
+            self.kept[size] = before + n + 1, *evidence[n]
+            self.progress[1] += 1
+            if size + 1 == HISTORY_POINTS:
+                self.kept[: HISTORY_POINTS // 2] = self.kept[1::2].copy()
+                self.progress[:] = 2 * step, HISTORY_POINTS // 2
+
+    def points(self) -> Array:
+        """Return (n, 3): the number of labels, and log E of the strict and of the material test."""
+        return self.kept[: self.progress[1]]
+
+
+class CalibrationTest(StatefulFold):
     """Tests p = law of the label, on labels in prediction order.
 
     Parameters
@@ -114,6 +143,10 @@ class CalibrationTest(Fold):
         self.progress[TAIL] = 1.0
         self.gains = np.zeros(BETTORS)
         self.largest = np.zeros(2)
+        self.history = EvidenceHistory()
+
+    def _parts(self) -> dict[str, StatefulFold]:
+        return {"history": self.history}
 
     def update(self, probabilities: Array, labels: Array) -> Array:
         """Bet on (N,) labels of rows (N, K) without request bounds, in prediction order.
@@ -123,14 +156,14 @@ class CalibrationTest(Fold):
         ndarray
             (N, 2) log E of the strict and of the material test after each label.
         """
-        rows, own = check_rows(probabilities, labels, self.num_classes)
-        evidence = np.empty((len(own), 2))
+        rows, truth = check_rows(probabilities, labels, self.num_classes)
+        before, evidence = self.count, np.empty((len(truth), 2))
         bettors.fold(
-            rows, own, prior_shares(), self.class_prior, self.weights, self.by_class, self.few,
+            rows, truth, prior_shares(), self.class_prior, self.weights, self.by_class, self.few,
             self.bins, self.tolerance, self.progress, self.gains, evidence,
         )  # fmt: skip
-        if len(own):
-            np.maximum(self.largest, evidence.max(0), out=self.largest)
+        np.maximum(self.largest, evidence.max(0, initial=0.0), out=self.largest)
+        self.history.add(before, evidence)
         return evidence
 
     def observe(self, probabilities: Array) -> Array:

@@ -1,9 +1,9 @@
-"""What the refit loop asks for, is told and decides; every decision has one plain sentence."""
+"""What the refit loop asks for and decides; every decision has one plain sentence."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
@@ -45,7 +45,7 @@ class DecisionKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Decision:
+class LoopDecision:
     """What the loop decided or was told.
 
     Attributes
@@ -66,7 +66,7 @@ class Decision:
     @property
     def sentence(self) -> str:
         """The decision and its reason, for people."""
-        return SENTENCES[self.kind](self.champion, self.evidence)
+        return sentence_of(self.kind, self.champion, self.evidence)
 
 
 @dataclass(frozen=True)
@@ -86,99 +86,60 @@ class Proposal:
     rollback: bool
 
 
-def _alarm(champion: int, evidence: Mapping[str, Any]) -> str:
-    return (
-        f"Version {champion} is no longer calibrated: {CHANGES[evidence['diagnosis']]}"
-        f"{_since(evidence)} (evidence {odds(evidence['log_evidence'])})."
-    )
+SENTENCES = {
+    DecisionKind.ALARM: "Version {champion} is no longer calibrated: {change}{since} (evidence {odds}).",
+    DecisionKind.MATERIAL_ALARM: (
+        "Version {champion} is so far from calibrated that a refit is worthwhile: {change}{since};"
+        " a recalibration would lower the NLL by about {recoverable_nll:.3f} nats a label."
+    ),
+    DecisionKind.REFIT: (
+        "A refit was started on the {labels:,} labels since the change of version {champion}."
+    ),
+    DecisionKind.CANDIDATE: (
+        "`{candidate}`, version {version}, is the best of {candidates} candidates: NLL {nll:.4f}, version"
+        " {champion} {champion_nll:.4f}; labels that arrive from now on decide between the two."
+    ),
+    DecisionKind.NO_CANDIDATE: (
+        "Version {champion} stays: its NLL on the labels since the change, {champion_nll:.4f}, is not above"
+        " that of the best candidate, {nll:.4f}."
+    ),
+    DecisionKind.DUEL_WON: (
+        "Version {version} is better than version {champion}: its NLL was lower by {gain:.4f} nats on"
+        " {labels:,} new labels. Activate it."
+    ),
+    DecisionKind.DUEL_LOST: (
+        "Version {champion} stays: the NLL of version {version} was higher by {loss:.4f} nats on {labels:,}"
+        " new labels."
+    ),
+    DecisionKind.DUEL_UNDECIDED: (
+        "Version {champion} stays: {labels:,} new labels did not show that version {version} is better."
+    ),
+    DecisionKind.ROLLBACK: (
+        "Version {version}, which was active before, is better than version {champion} again: its NLL was"
+        " lower by {gain:.4f} nats on {labels:,} labels. Return to it."
+    ),
+    DecisionKind.ACTIVATED: "Version {champion} was activated; its test begins anew.",
+    DecisionKind.DISMISSED: "Version {champion} stays: the activation of version {version} was declined.",
+}
 
 
-def _material_alarm(champion: int, evidence: Mapping[str, Any]) -> str:
-    return (
-        f"Version {champion} is so far from calibrated that a refit is worthwhile:"
-        f" {CHANGES[evidence['diagnosis']]}{_since(evidence)}; a recalibration would lower the NLL by about"
-        f" {evidence['recoverable_nll']:.3f} nats a label."
-    )
+_FAILED = "Version {champion} stays: the refit failed ({reason})."
 
 
-def _since(evidence: Mapping[str, Any]) -> str:
-    return f" for about {evidence['labels_since_change']:,} labels" if evidence["labels_since_change"] else ""
+def sentence_of(kind: DecisionKind, champion: int, evidence: Mapping[str, Any]) -> str:
+    """Say a decision and its reason, for people; `champion` is the active version."""
+    values = dict(evidence, champion=champion)
+    if "log_evidence" in values:
+        since = values["labels_since_change"]
+        values["change"], values["odds"] = CHANGES[values["diagnosis"]], _odds(values["log_evidence"])
+        values["since"] = f" for about {since:,} labels" if since else ""
+    if "gain" in values:
+        values["loss"] = -values["gain"]
+    return (_FAILED if "reason" in values else SENTENCES[kind]).format_map(values)
 
 
-def _refit(champion: int, evidence: Mapping[str, Any]) -> str:
-    return f"A refit was started on the {evidence['labels']:,} labels since the change of version {champion}."
-
-
-def _candidate(champion: int, evidence: Mapping[str, Any]) -> str:
-    return (
-        f"`{evidence['candidate']}`, version {evidence['version']}, is the best of {evidence['candidates']}"
-        f" candidates: NLL {evidence['nll']:.4f}, version {champion} {evidence['champion_nll']:.4f};"
-        " labels that arrive from now on decide between the two."
-    )
-
-
-def _no_candidate(champion: int, evidence: Mapping[str, Any]) -> str:
-    if "reason" in evidence:
-        return f"Version {champion} stays: the refit failed ({evidence['reason']})."
-    return (
-        f"Version {champion} stays: its NLL on the labels since the change, {evidence['champion_nll']:.4f},"
-        f" is not above that of the best candidate, {evidence['nll']:.4f}."
-    )
-
-
-def _duel_won(champion: int, evidence: Mapping[str, Any]) -> str:
-    return (
-        f"Version {evidence['version']} is better than version {champion}: its NLL was lower by"
-        f" {evidence['gain']:.4f} nats on {evidence['labels']:,} new labels. Activate it."
-    )
-
-
-def _duel_lost(champion: int, evidence: Mapping[str, Any]) -> str:
-    return (
-        f"Version {champion} stays: the NLL of version {evidence['version']} was higher by"
-        f" {-evidence['gain']:.4f} nats on {evidence['labels']:,} new labels."
-    )
-
-
-def _duel_undecided(champion: int, evidence: Mapping[str, Any]) -> str:
-    return (
-        f"Version {champion} stays: {evidence['labels']:,} new labels did not show that version"
-        f" {evidence['version']} is better."
-    )
-
-
-def _rollback(champion: int, evidence: Mapping[str, Any]) -> str:
-    return (
-        f"Version {evidence['version']}, which was active before, is better than version {champion} again:"
-        f" its NLL was lower by {evidence['gain']:.4f} nats on {evidence['labels']:,} labels. Return to it."
-    )
-
-
-def _activated(champion: int, _: Mapping[str, Any]) -> str:
-    return f"Version {champion} was activated; its test begins anew."
-
-
-def _dismissed(champion: int, evidence: Mapping[str, Any]) -> str:
-    return f"Version {champion} stays: the activation of version {evidence['version']} was declined."
-
-
-def odds(log_evidence: float) -> str:
+def _odds(log_evidence: float) -> str:
     """Write evidence as odds, `4,800 : 1`."""
     if log_evidence > math.log(1e6):
         return f"1e{log_evidence / math.log(10):.0f} : 1"
     return f"{math.exp(log_evidence):,.0f} : 1"
-
-
-SENTENCES: Mapping[DecisionKind, Callable[[int, Mapping[str, Any]], str]] = {
-    DecisionKind.ALARM: _alarm,
-    DecisionKind.MATERIAL_ALARM: _material_alarm,
-    DecisionKind.REFIT: _refit,
-    DecisionKind.CANDIDATE: _candidate,
-    DecisionKind.NO_CANDIDATE: _no_candidate,
-    DecisionKind.DUEL_WON: _duel_won,
-    DecisionKind.DUEL_LOST: _duel_lost,
-    DecisionKind.DUEL_UNDECIDED: _duel_undecided,
-    DecisionKind.ROLLBACK: _rollback,
-    DecisionKind.ACTIVATED: _activated,
-    DecisionKind.DISMISSED: _dismissed,
-}

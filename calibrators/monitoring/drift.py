@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from boxcal.calibrators.monitoring.state import Array, Fold
+from boxcal.calibrators.monitoring.state import Array, StatefulFold
 from boxcal.calibrators.operator.compiling import compiled
 from boxcal.calibrators.operator.cpu_loops import total_of
 
@@ -25,7 +25,7 @@ FORGET = 0.9995
 ALPHA = 0.01
 
 
-class DriftTest(Fold):
+class DriftTest(StatefulFold):
     """Tests whether confidences are exchangeable with those of the validation data.
 
     Parameters

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from boxcal.calibrators.monitoring.state import Array, Fold, check_rows
+from boxcal.calibrators.monitoring.state import Array, StatefulFold, check_rows
 from boxcal.calibrators.operator.compiling import compiled
 
 FLOOR = 1e-4
@@ -32,7 +32,7 @@ class Winner(StrEnum):
     UNDECIDED = "undecided"
 
 
-class Duel(Fold):
+class Duel(StatefulFold):
     """Decides between two calibrators on the same labels; each side wins wrongly with probability alpha / 2.
 
     Parameters

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from boxcal.calibrators.monitoring.state import Array, Fold, check_rows
+from boxcal.calibrators.monitoring.state import Array, StatefulFold, check_rows
 from boxcal.calibrators.operator.compiling import compiled
 
 FLOOR = 1e-4
@@ -20,7 +20,7 @@ ALPHA = 0.05
 
 @dataclass(frozen=True, slots=True)
 class StreamedMetrics:
-    """Metrics of the labels so far.
+    """RunningMetrics of the labels so far.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class StreamedMetrics:
     ece_if_calibrated: float
 
 
-class Metrics(Fold):
+class RunningMetrics(StatefulFold):
     """Folds rows (N, K) and labels (N,) into metrics.
 
     The interval is the predictable-mixture empirical-Bernstein sequence of Waudby-Smith and Ramdas,
@@ -95,7 +95,7 @@ class Metrics(Fold):
 
 @compiled
 def _bernstein(losses: Array, log_level: float, sequence: Array) -> None:
-    """Fold losses in [0, 1] into the interval, `sequence[3:5]`.
+    """StatefulFold losses in [0, 1] into the interval, `sequence[3:5]`.
 
     It is not intersected with the earlier ones: the mean may have changed since.
 

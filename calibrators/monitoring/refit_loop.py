@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from boxcal.calibrators.monitoring.calibration_test import CalibrationTest
-from boxcal.calibrators.monitoring.decisions import Decision, DecisionKind, Phase, Proposal, RefitRequest
+from boxcal.calibrators.monitoring.decisions import DecisionKind, LoopDecision, Phase, Proposal, RefitRequest
 from boxcal.calibrators.monitoring.duel import Duel, Winner
-from boxcal.calibrators.monitoring.state import Array, Fold
+from boxcal.calibrators.monitoring.state import Array, StatefulFold
 
 FEWEST_LABELS = 1000
 """Labels since the change from which a refit is asked for."""
@@ -33,10 +33,10 @@ COOL_DOWN = 1000
 INTERVAL = 50
 """Decisions are made after every so many labels, so they do not depend on the sizes of updates."""
 
-STANDING = 3
+EARLIER = 3
 """Earlier versions that a rollback may return to."""
 
-STANDING_ALPHA = 0.01
+ROLLBACK_ALPHA = 0.01
 """Of each of their duels, which follow one another without end."""
 
 NO_VERSION = -1
@@ -45,11 +45,11 @@ Calibrate = Callable[[int, Array], Array]
 """Gives the probabilities (N, K) of a version for logits (N, K), without request bounds."""
 
 
-PHASE, SEEN, CHAMPION, CHALLENGER, FIRST, LAST, QUIET_UNTIL, TOLD_STRICT, TOLD_MATERIAL = range(9)
+PHASE, SEEN, CHAMPION, CHALLENGER, FIRST, LAST, QUIET_UNTIL, SAID_STRICT, SAID_MATERIAL = range(9)
 """Entries of `numbers`."""
 
 
-class RefitLoop(Fold):
+class RefitLoop(StatefulFold):
     """Folds labelled logits in prediction order into decisions about the active calibrator.
 
     Parameters
@@ -71,7 +71,7 @@ class RefitLoop(Fold):
         The calibration test of the active version.
     duel
         The challenger against the active version.
-    standing
+    earlier_duels
         Earlier versions against the active one.
     """
 
@@ -91,20 +91,20 @@ class RefitLoop(Fold):
         self.fewest_labels = fewest_labels
         self.numbers = np.zeros(9, np.int64)
         self.numbers[[CHAMPION, CHALLENGER]] = version, NO_VERSION
-        self.earlier = np.full(STANDING, NO_VERSION, np.int64)
+        self.earlier = np.full(EARLIER, NO_VERSION, np.int64)
         self.test = CalibrationTest(num_classes, class_prior)
         self.duel = Duel(num_classes)
-        self.standing = self._standing_duels()
+        self.earlier_duels = self._new_duels()
 
-    def _parts(self) -> dict[str, Fold]:
-        standing = {f"standing{index}": duel for index, duel in enumerate(self.standing)}
-        return {"test": self.test, "duel": self.duel, **standing}
+    def _parts(self) -> dict[str, StatefulFold]:
+        earlier = {f"earlier{index}": duel for index, duel in enumerate(self.earlier_duels)}
+        return {"test": self.test, "duel": self.duel, **earlier}
 
-    def _standing_duels(self) -> list[Duel]:
-        return [self._standing_duel() for _ in range(STANDING)]
+    def _new_duels(self) -> list[Duel]:
+        return [self._new_duel() for _ in range(EARLIER)]
 
-    def _standing_duel(self) -> Duel:
-        return Duel(self.num_classes, alpha=STANDING_ALPHA)
+    def _new_duel(self) -> Duel:
+        return Duel(self.num_classes, alpha=ROLLBACK_ALPHA)
 
     @property
     def phase(self) -> Phase:
@@ -147,18 +147,18 @@ class RefitLoop(Fold):
         version = int(self.numbers[CHALLENGER])
         return Proposal(version, version in self.earlier)
 
-    def update(self, logits: Array, labels: Array) -> list[Decision]:
-        """Fold (N,) labels of logits (N, K), in prediction order.
+    def update(self, logits: Array, labels: Array) -> list[LoopDecision]:
+        """StatefulFold (N,) labels of logits (N, K), in prediction order.
 
         All labels are folded, also those after a decision: the loop goes on with the active version until it
         is told of another.
         """
-        decisions: list[Decision] = []
-        rows, own = np.asarray(logits), np.asarray(labels)
+        decisions: list[LoopDecision] = []
+        rows, truth = np.asarray(logits), np.asarray(labels)
         first = 0
-        while first < len(own):
-            last = min(len(own), first + INTERVAL - self.seen % INTERVAL)
-            self._fold(rows[first:last], own[first:last])
+        while first < len(truth):
+            last = min(len(truth), first + INTERVAL - self.seen % INTERVAL)
+            self._fold(rows[first:last], truth[first:last])
             first = last
             if self.seen % INTERVAL == 0:
                 decisions += self._decide()
@@ -169,12 +169,12 @@ class RefitLoop(Fold):
         self.test.update(answers, labels)
         if self.phase is Phase.DUEL:
             self.duel.update(answers, self.calibrate(int(self.numbers[CHALLENGER]), logits), labels)
-        for version, duel in zip(self.earlier.tolist(), self.standing, strict=True):
+        for version, duel in zip(self.earlier.tolist(), self.earlier_duels, strict=True):
             if version != NO_VERSION:
                 duel.update(answers, self.calibrate(version, logits), labels)
         self.numbers[SEEN] += len(labels)
 
-    def _decide(self) -> list[Decision]:
+    def _decide(self) -> list[LoopDecision]:
         decisions = self._new_alarms()
         rollback = self._rollback_if_due()
         if rollback:
@@ -185,14 +185,14 @@ class RefitLoop(Fold):
             decisions += self._end_duel_if_due()
         return decisions
 
-    def _new_alarms(self) -> list[Decision]:
+    def _new_alarms(self) -> list[LoopDecision]:
         found = []
-        kinds = {TOLD_STRICT: DecisionKind.ALARM, TOLD_MATERIAL: DecisionKind.MATERIAL_ALARM}
-        for raised, largest, (told, kind) in zip(
+        kinds = {SAID_STRICT: DecisionKind.ALARM, SAID_MATERIAL: DecisionKind.MATERIAL_ALARM}
+        for raised, largest, (said, kind) in zip(
             self.test.alarms, self.test.largest.tolist(), kinds.items(), strict=True
         ):
-            if raised and not self.numbers[told]:
-                self.numbers[told] = 1
+            if raised and not self.numbers[said]:
+                self.numbers[said] = 1
                 diagnosis = self.test.diagnosis()
                 evidence = {
                     "diagnosis": diagnosis.kind,
@@ -205,7 +205,7 @@ class RefitLoop(Fold):
                 found.append(self._decision(kind, evidence))
         return found
 
-    def _refit_if_due(self) -> list[Decision]:
+    def _refit_if_due(self) -> list[LoopDecision]:
         since = self.test.diagnosis().since
         if not self.test.alarms[0] or self.seen < self.numbers[QUIET_UNTIL] or since < self.fewest_labels:
             return []
@@ -214,7 +214,7 @@ class RefitLoop(Fold):
 
     def fitted(
         self, version: int, *, name: str, nll: float, champion_nll: float, compared: int = 1
-    ) -> Decision:
+    ) -> LoopDecision:
         """Tell the result of the fit that `request` asked for; the duel begins, or not.
 
         Parameters
@@ -245,7 +245,7 @@ class RefitLoop(Fold):
         self.numbers[[PHASE, CHALLENGER]] = Phase.DUEL, version
         return self._decision(DecisionKind.CANDIDATE, evidence)
 
-    def not_fitted(self, reason: str) -> Decision:
+    def not_fitted(self, reason: str) -> LoopDecision:
         """Tell that the fit failed; after the cool-down the loop asks again.
 
         Raises
@@ -257,7 +257,7 @@ class RefitLoop(Fold):
         self._rest()
         return self._decision(DecisionKind.NO_CANDIDATE, {"reason": reason})
 
-    def _end_duel_if_due(self) -> list[Decision]:
+    def _end_duel_if_due(self) -> list[LoopDecision]:
         winner, count = self.duel.winner, self.duel.count
         fitted_to = int(self.numbers[LAST] - self.numbers[FIRST])
         evidence = _evidence(self.duel, int(self.numbers[CHALLENGER]))
@@ -270,19 +270,19 @@ class RefitLoop(Fold):
         kind = DecisionKind.DUEL_LOST if winner is Winner.CHAMPION else DecisionKind.DUEL_UNDECIDED
         return [self._decision(kind, evidence)]
 
-    def _rollback_if_due(self) -> Decision | None:
+    def _rollback_if_due(self) -> LoopDecision | None:
         if self.phase not in {Phase.WATCHING, Phase.DUEL}:
             return None
-        for index, duel in enumerate(self.standing):
+        for index, duel in enumerate(self.earlier_duels):
             if duel.winner is Winner.CHALLENGER:
                 version = int(self.earlier[index])
                 self.numbers[[PHASE, CHALLENGER]] = Phase.PROPOSED, version
                 return self._decision(DecisionKind.ROLLBACK, _evidence(duel, version))
             if duel.winner is Winner.CHAMPION or duel.count >= LONGEST_DUEL:
-                self.standing[index] = self._standing_duel()
+                self.earlier_duels[index] = self._new_duel()
         return None
 
-    def activated(self, version: int, class_prior: Array | None = None) -> Decision:
+    def activated(self, version: int, class_prior: Array | None = None) -> LoopDecision:
         """Tell that a version is active now, whoever activated it; its test begins anew.
 
         Parameters
@@ -292,10 +292,10 @@ class RefitLoop(Fold):
         """
         if version != self.champion:
             others = [one for one in self.earlier.tolist() if one not in {version, NO_VERSION}]
-            kept = [self.champion, *others][:STANDING]
-            self.earlier[:] = [*kept, *[NO_VERSION] * (STANDING - len(kept))]
+            kept = [self.champion, *others][:EARLIER]
+            self.earlier[:] = [*kept, *[NO_VERSION] * (EARLIER - len(kept))]
             self.numbers[CHAMPION] = version
-            self.standing = self._standing_duels()
+            self.earlier_duels = self._new_duels()
         self.begin_test(class_prior)
         self._rest()
         return self._decision(DecisionKind.ACTIVATED, {"version": version})
@@ -309,15 +309,15 @@ class RefitLoop(Fold):
             As for `activated`.
         """
         self.test = CalibrationTest(self.num_classes, class_prior, tolerance=self.test.tolerance)
-        self.numbers[[TOLD_STRICT, TOLD_MATERIAL]] = 0
+        self.numbers[[SAID_STRICT, SAID_MATERIAL]] = 0
 
     def forget(self, version: int) -> None:
         """Stop comparing with an earlier version."""
         for index in np.flatnonzero(self.earlier == version):
             self.earlier[index] = NO_VERSION
-            self.standing[index] = self._standing_duel()
+            self.earlier_duels[index] = self._new_duel()
 
-    def dismissed(self) -> Decision:
+    def dismissed(self) -> LoopDecision:
         """Tell that the proposal was declined; after a cool-down the loop goes on.
 
         Raises
@@ -328,7 +328,7 @@ class RefitLoop(Fold):
         self._expect(Phase.PROPOSED, "nothing was proposed")
         version = int(self.numbers[CHALLENGER])
         if version in self.earlier:
-            self.standing = self._standing_duels()
+            self.earlier_duels = self._new_duels()
         self._rest()
         return self._decision(DecisionKind.DISMISSED, {"version": version})
 
@@ -340,8 +340,8 @@ class RefitLoop(Fold):
         if self.phase is not phase:
             raise ValueError(f"{message}: the loop is in the phase {self.phase.name.lower()}")
 
-    def _decision(self, kind: DecisionKind, evidence: Mapping[str, Any]) -> Decision:
-        return Decision(kind, self.seen, self.champion, evidence)
+    def _decision(self, kind: DecisionKind, evidence: Mapping[str, Any]) -> LoopDecision:
+        return LoopDecision(kind, self.seen, self.champion, evidence)
 
 
 def _evidence(duel: Duel, version: int) -> dict[str, Any]:

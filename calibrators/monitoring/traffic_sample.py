@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from boxcal.calibrators.monitoring.drift import uniform
-from boxcal.calibrators.monitoring.state import Array, Fold
+from boxcal.calibrators.monitoring.state import Array, StatefulFold
 from boxcal.calibrators.operator.compiling import compiled
 
 PER_SECOND = 2000.0
@@ -22,7 +22,7 @@ RESERVE = 50_000.0
 """So many more are read at once where there were few before; half of it before the first one is left out."""
 
 
-class TrafficSample(Fold):
+class TrafficSample(StatefulFold):
     """Chooses predictions at random, the fewer the faster they come."""
 
     STATE: ClassVar[tuple[str, ...]] = ("reserve",)

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from boxcal.app.client import BoxcalClient
 from boxcal.app.monitoring.log import FeedbackLog
-from boxcal.app.monitoring.records import NONE, Block, Entries, Label, time_of
+from boxcal.app.monitoring.records import NONE, Array, Label, PredictionBlock, time_of
 from boxcal.app.registry import database
 from boxcal.app.registry.records import BackboneIdentity
 from boxcal.app.registry.store import Registry
@@ -33,9 +33,9 @@ def predicted(client: httpx.Client, rows: Any = ROWS) -> list[str]:
     return [prediction["id"] for prediction in answer["predictions"]]
 
 
-def made(rows: Any, now: float = 0.0, began: float | None = None) -> tuple[Block, list[str]]:
+def made(rows: Any, now: float = 0.0, began: float | None = None) -> tuple[PredictionBlock, list[str]]:
     """Give a block of predictions, and their ids."""
-    block = Block(np.shape(rows)[1])
+    block = PredictionBlock(np.shape(rows)[1])
     if began is not None:
         block.id = f"{int(began * 1000):012x}{block.id[12:]}"
     return block, block.add(0, np.asarray(rows), now or time.time())
@@ -164,9 +164,9 @@ def direct(n: int) -> Label:
     return Label(0, f"key-{n}", 2, logits=pack(np.zeros((1, 3))).tobytes())
 
 
-def shown(entries: Entries) -> list[tuple[int, int | None]]:
-    labels = [None if label == NONE else label for label in entries.labels.tolist()]
-    return list(zip(entries.seq.tolist(), labels, strict=True))
+def shown(entries: Array) -> list[tuple[int, int | None]]:
+    labels = [None if label == NONE else label for label in entries["label"].tolist()]
+    return list(zip(entries["seq"].tolist(), labels, strict=True))
 
 
 def test_the_oldest_predictions_are_deleted_and_their_ids_expire(data_dir: Path) -> None:
@@ -178,13 +178,13 @@ def test_the_oldest_predictions_are_deleted_and_their_ids_expire(data_dir: Path)
         last.append(ids[3])
     with registry.database.read() as connection:
         assert log.position(connection) == (20, 8)
-        assert log.after(connection, 0, 100).entries.seq.tolist() == list(range(13, 21))
+        assert log.after(connection, 0, 100)[0]["seq"].tolist() == list(range(13, 21))
     (outcome,) = log.write([], [[Label(n, own, 1) for n, own in enumerate(last)]])
     assert (outcome.accepted, outcome.count("expired"), outcome.count("unknown")) == (2, 3, 0)
     log.write([], [[direct(n)] for n in range(4)])
     with registry.database.read() as connection:
         assert log.position(connection) == (26, 8)  # of one block, and those that came with their label
-        found = log.after(connection, 0, 100).entries
+        found = log.after(connection, 0, 100)[0]
         assert shown(found)[4:] == [(22, 1), (23, 2), (24, 2), (25, 2), (26, 2)]
     registry.close()
 
@@ -205,10 +205,10 @@ def test_only_as_many_predictions_as_asked_for_are_kept_whatever_their_order(dat
         kept += range(seq + 1, seq + count + 1)
         seq += count
         with registry.database.read() as connection:
-            found = log.after(connection, 0, 1000).entries
+            found = log.after(connection, 0, 1000)[0]
             assert log.position(connection) == (seq, len(found))
         assert 17 < len(found) <= 20 or len(kept) < 18
-        assert found.seq.tolist() == kept[-len(found) :]
+        assert found["seq"].tolist() == kept[-len(found) :]
     registry.close()
 
 
@@ -223,20 +223,6 @@ def test_what_is_too_much_to_keep_is_never_stored_and_expires(data_dir: Path) ->
         assert f"{predictions}{len(ids):.1f}" in client.get("/metrics").text
 
 
-def test_what_this_process_stored_is_not_read_again(data_dir: Path) -> None:
-    registry, log = opened(data_dir)
-    recent = FeedbackLog(registry.database, registry.backbone_id, 100, folds=True)
-    blocks = [made(np.random.default_rng(n).normal(0, 3, (n + 1, 3)))[0] for n in range(4)]
-    recent.write(blocks, [])
-    with registry.database.read() as connection:
-        expected = log.after(connection, 1, 100).entries
-        for _ in range(2):  # from memory, then from the database
-            found = recent.after(connection, 1, 100).entries
-            for name in ("seq", "versions", "moments", "logits", "labels"):
-                assert np.array_equal(getattr(found, name), getattr(expected, name))
-    registry.close()
-
-
 def test_predictions_that_were_stored_by_a_failed_attempt_are_not_stored_twice(data_dir: Path) -> None:
     registry, log = opened(data_dir)
     (one, _), (two, _) = made(np.zeros((4, 3))), made(np.zeros((2, 3)))
@@ -249,19 +235,19 @@ def test_predictions_that_were_stored_by_a_failed_attempt_are_not_stored_twice(d
 
 def test_what_is_copied_to_a_label_is_what_was_predicted(data_dir: Path) -> None:
     registry, log = opened(data_dir)
-    block = Block(3)
+    block = PredictionBlock(3)
     rows = np.random.default_rng(0).normal(0, 3, (6, 3))
     rows[4] += 1e6
     ids = [*block.add(1, rows[:2], 10.0), *block.add(2, rows[2:5], 11.0), *block.add(1, rows[5:], 12.0)]
     log.write([block], [])
     log.write([], [[Label(n, ids[own], 1, 0.5 if own else None) for n, own in enumerate((4, 0, 5))]])
     with registry.database.read() as connection:
-        entries = log.after(connection, 0, 100).entries
-        assert log.after(connection, 6, 100).entries.seq.tolist() == [7, 8, 9]
-    assert entries.versions.tolist() == [1, 1, 2, 2, 2, 1, 2, 1, 1]
-    assert entries.moments.tolist() == [10.0, 10.0, 11.0, 11.0, 11.0, 12.0, 11.0, 10.0, 12.0]
-    assert entries.propensities.tolist() == [*[1.0] * 6, 0.5, 1.0, 0.5]
-    assert unpack(entries.logits) == pytest.approx(rows[[*range(6), 4, 0, 5]], abs=0.01)
+        entries = log.after(connection, 0, 100)[0]
+        assert log.after(connection, 6, 100)[0]["seq"].tolist() == [7, 8, 9]
+    assert entries["version"].tolist() == [1, 1, 2, 2, 2, 1, 2, 1, 1]
+    assert entries["moment"].tolist() == [10.0, 10.0, 11.0, 11.0, 11.0, 12.0, 11.0, 10.0, 12.0]
+    assert entries["propensity"].tolist() == [*[1.0] * 6, 0.5, 1.0, 0.5]
+    assert unpack(entries["logits"]) == pytest.approx(rows[[*range(6), 4, 0, 5]], abs=0.01)
     registry.close()
 
 
@@ -272,21 +258,20 @@ def test_a_page_of_the_log_ends_where_both_kinds_of_entries_are_known(data_dir: 
         log.write([block], [[Label(0, ids[0], 1)]])
     log.write([], [[direct(0)]])
     with registry.database.read() as connection:
-        page = log.after(connection, 0, 100)
-        whole = shown(page.entries)
-        assert not page.more
+        found, more = log.after(connection, 0, 100)
+        whole = shown(found)
+        assert not more
         assert [seq for seq, _ in whole] == list(range(1, 22))
         assert [seq for seq, label in whole if label is not None] == [4, 8, 12, 16, 20, 21]
         for limit in (2, 3, 7):
             read: list[tuple[int, int | None]] = []
             more = True
             while more:
-                page = log.after(connection, read[-1][0] if read else 0, limit)
-                read += shown(page.entries)
-                more = page.more
+                found, more = log.after(connection, read[-1][0] if read else 0, limit)
+                read += shown(found)
             assert read == whole
-            assert not log.goes_on(connection, 21)
-            assert log.goes_on(connection, 20)
+            assert not log.has_entries_after(connection, 21)
+            assert log.has_entries_after(connection, 20)
     registry.close()
 
 
@@ -321,7 +306,7 @@ def test_while_the_database_is_locked_feedback_is_refused_and_predictions_are_ke
 
 
 def test_ids_are_unique_and_say_when_they_were_made() -> None:
-    ids = [own for _ in range(100) for own in Block(10).add(0, ROWS, 0.0)]
+    ids = [own for _ in range(100) for own in PredictionBlock(10).add(0, ROWS, 0.0)]
     assert len(set(ids)) == 4000
     assert {len(own) for own in ids} == {32}
     assert all(abs(time_of(own) - time.time()) < 60 for own in ids)

@@ -1,17 +1,15 @@
 """The fold over the log: the same to the last bit however the log is cut, and wherever it is resumed."""
 
-import math
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold
-from boxcal.app.monitoring.history import MOST_POINTS, EvidenceHistory
-from boxcal.app.monitoring.records import NONE, Block, Entries, predictions
-from boxcal.app.monitoring.sentence import sentence
+from boxcal.app.monitoring.document import document_of, meaning_of
+from boxcal.app.monitoring.fold import MonitorFold
+from boxcal.app.monitoring.records import NONE, Array, PredictionBlock, entries
+from boxcal.app.monitoring.versions import ActiveVersion
 from boxcal.calibrators.monitoring.stored_logits import pack
 from boxcal.calibrators.operator import box_constrained_softmax
 from boxcal.calibrators.plain_rows import PlainRows
@@ -28,7 +26,7 @@ def active(version: int = 1, activation: int = 1) -> ActiveVersion:
     return ActiveVersion(version, "ts", activation, np.full(CLASSES, 0.1), 0.0, reads_logits=True)
 
 
-def log(count: int, temperature: float = 1.0, version: int = 1, start: float = 0.0) -> Entries:
+def log(count: int, temperature: float = 1.0, version: int = 1, start: float = 0.0) -> Array:
     """Predictions whose labels arrive ten entries later, and some that never get one."""
     logits, labels = stream(count, temperature)
     rows: list[tuple[int, bool]] = []
@@ -37,18 +35,17 @@ def log(count: int, temperature: float = 1.0, version: int = 1, start: float = 0
         if n >= 10 and n % 7:
             rows.append((n - 10, False))
     which, are_predictions = np.array([n for n, _ in rows]), np.array([made for _, made in rows])
-    return Entries(
-        seq=np.arange(1, len(rows) + 1),
-        versions=np.full(len(rows), version, np.int32),
-        moments=start + which,
-        logits=pack(logits[which]),
+    return entries(
+        np.arange(1, len(rows) + 1),
+        np.full(len(rows), version),
+        start + which,
+        pack(logits[which]),
         labels=np.where(are_predictions, NONE, np.array(labels)[which]),
-        propensities=np.ones(len(rows)),
         are_predictions=are_predictions,
     )
 
 
-def whole(events: Entries) -> MonitorFold:
+def whole(events: Array) -> MonitorFold:
     fold = MonitorFold(CLASSES, answers, active(), refits=True)
     fold.fold(events)
     return fold
@@ -60,12 +57,10 @@ def test_logits_with_a_common_offset_give_the_evidence_of_those_without(offset: 
     logits, labels = stream(3000)
     found = []
     for shift in (0.0, offset):
-        block = Block(CLASSES, len(logits))
+        block = PredictionBlock(CLASSES, len(logits))
         block.add(1, logits + shift, 0.0)
-        versions, moments, packed = block.columns()
-        made = predictions(np.arange(1, len(logits) + 1), versions, moments, packed)
-        made.labels[:] = labels
-        found.append(whole(made).document("0123456789"))
+        made = entries(np.arange(1, len(logits) + 1), **block.columns(), labels=np.array(labels))
+        found.append(document_of(whole(made), "0123456789"))
     calm, shifted = found
     assert not shifted["alarms"]["strict"]["alarm"]
     assert shifted["alarms"]["strict"]["log_evidence"] == pytest.approx(
@@ -79,8 +74,8 @@ def same(one: MonitorFold, other: MonitorFold) -> None:
     assert mine.keys() == theirs.keys()
     for name, value in mine.items():
         assert value.tobytes() == theirs[name].tobytes(), name
-    assert one.history.points == other.history.points
-    assert one.document("0123456789")["alarms"] == other.document("0123456789")["alarms"]
+    assert one.loop.test.history.points().tolist() == other.loop.test.history.points().tolist()
+    assert document_of(one, "0123456789")["alarms"] == document_of(other, "0123456789")["alarms"]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -91,35 +86,21 @@ def test_a_log_may_be_cut_and_resumed_anywhere(seed: int) -> None:
     start = 0
     while start < len(events):
         stop = start + int(rng.integers(1, 200))
-        fold.fold(events.take(slice(start, stop)))
+        fold.fold(events[start:stop])
         fold = MonitorFold.from_bytes(fold.to_bytes(), CLASSES, answers, refits=True)
         start = stop
     same(fold, whole(events))
     assert fold.seq == len(events)
 
 
-def test_the_history_of_the_evidence_stays_small_and_ends_with_the_test() -> None:
-    history = EvidenceHistory()
-    for part in history.parts(20_000, 0):
-        history.note(part.stop, (part.stop / 1000.0, -math.inf))
-    document = history.document()
-    assert len(document["labels"]) < MOST_POINTS
-    assert document["labels"][-1] > 19_500
-    assert {after - before for before, after in pairwise(document["labels"])} == {history.step}
-    assert document["strict"] == [round(n / 1000.0, 3) for n in document["labels"]]
-    assert set(document["material"]) == {None}
-    fold = whole(log(300))
-    assert fold.history.points
-    fold.acknowledge("2026-11-22T00:00:00+00:00")
-    assert fold.document("0123456789")["evidence"]["labels"] == []
-
-
 def test_one_sentence_says_what_the_document_means() -> None:
-    assert sentence({}).startswith("No label has arrived")
+    assert meaning_of({}).startswith("No label has arrived")
     classes = "0123456789"
-    assert "not enough labels" in sentence(whole(log(30)).document(classes))
-    assert sentence(whole(log(800)).document(classes)).startswith("Version 1 is calibrated as far as ")
-    assert "worthwhile: the answers are too confident" in sentence(whole(log(1500, 2.5)).document(classes))
+    assert "not enough labels" in meaning_of(document_of(whole(log(30)), classes))
+    assert meaning_of(document_of(whole(log(800)), classes)).startswith("Version 1 is calibrated as far as ")
+    assert "worthwhile: the answers are too confident" in meaning_of(
+        document_of(whole(log(1500, 2.5)), classes)
+    )
 
 
 def test_entries_of_other_versions_are_counted_and_not_tested() -> None:
@@ -136,24 +117,24 @@ def test_the_shift_is_found_dated_and_described() -> None:
     assert fold.loop.test.alarms == (False, False)
     decisions = fold.fold(shifted)
     assert {decision.kind.value for decision in decisions} >= {"alarm", "material_alarm", "refit"}
-    document = fold.document("0123456789")
+    document = document_of(fold, "0123456789")
     assert document["alarms"]["material"]["alarm"]
     assert document["diagnosis"]["kind"] == "overconfident"
     assert document["diagnosis"]["recoverable_nll"] > document["diagnosis"]["recoverable_nll_lower"] > 0.005
     assert 1700 < document["diagnosis"]["began_at"] < 2300
     request = fold.loop.request
     assert request is not None
-    assert shifted.seq[request.last - request.first - 200] < fold.refit_seq <= shifted.seq[-1]
+    assert shifted["seq"][request.last - request.first - 200] < fold.refit_seq <= shifted["seq"][-1]
 
 
 def test_expected_accuracy_is_by_labels_once_there_are_enough() -> None:
     events = log(1000)
     fold = MonitorFold(CLASSES, answers, active(), refits=True)
-    fold.fold(events.take(slice(40)))
+    fold.fold(events[:40])
     early = fold.expected_accuracy()
     assert early is not None
     assert (early.basis, early.low) == ("validation", None)
-    fold.fold(events.take(slice(40, None)))
+    fold.fold(events[40:])
     late = fold.expected_accuracy()
     assert late is not None
     logits, labels = stream(1000)
@@ -168,20 +149,20 @@ def test_acknowledging_begins_the_test_anew() -> None:
     fold = whole(log(800, 3.0))
     assert fold.loop.test.alarms[0]
     fold.acknowledge("2026-11-22T00:00:00+00:00")
-    assert fold.document("0123456789")["alarms"]["strict"]["alarm"] is False
-    assert fold.document("0123456789")["acknowledged_at"] == "2026-11-22T00:00:00+00:00"
+    assert document_of(fold, "0123456789")["alarms"]["strict"]["alarm"] is False
+    assert document_of(fold, "0123456789")["acknowledged_at"] == "2026-11-22T00:00:00+00:00"
     decisions = fold.fold(log(800, 3.0))
     assert "alarm" in {decision.kind.value for decision in decisions}
 
 
-def test_another_activation_begins_anew_and_keeps_the_former_as_a_standing_challenger() -> None:
+def test_another_activation_begins_anew_and_keeps_the_former_for_a_rollback() -> None:
     fold = whole(log(300))
     fold.activated(active(2, 2))
     assert fold.loop.champion == 2
-    assert 1 in fold.versions()
+    assert fold.loop.earlier_versions == [1]
     assert fold.metrics.result().count == 0
-    fold.forget(1)
-    assert fold.versions() == set()
+    fold.loop.forget(1)
+    assert fold.loop.earlier_versions == []
 
 
 def test_without_refits_an_alarm_asks_for_nothing() -> None:
@@ -189,7 +170,7 @@ def test_without_refits_an_alarm_asks_for_nothing() -> None:
     decisions = fold.fold(log(2500, 3.0))
     assert {decision.kind.value for decision in decisions} == {"alarm", "material_alarm"}
     fold.activated(active(2, 2))
-    assert fold.versions() == set()
+    assert fold.loop.earlier_versions == []
 
 
 def test_the_answers_are_those_of_the_operator() -> None:

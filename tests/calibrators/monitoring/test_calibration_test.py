@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from boxcal.calibrators.monitoring import bettors
-from boxcal.calibrators.monitoring.calibration_test import TOLERANCE, CalibrationTest, prior_shares
+from boxcal.calibrators.monitoring.calibration_test import (
+    TOLERANCE,
+    CalibrationTest,
+    EvidenceHistory,
+    prior_shares,
+)
 from tests.calibrators.monitoring.streams import answers, drawn, normalised
 
 THRESHOLD = -math.log(0.05)
@@ -201,3 +206,13 @@ def test_a_state_of_another_size_is_refused() -> None:
         CalibrationTest(2).load_state_dict({})
     with pytest.raises(ValueError, match="prior probabilities"):
         CalibrationTest(2, np.array([1.0, -1.0]))
+
+
+def test_the_history_of_the_evidence_stays_small() -> None:
+    history = EvidenceHistory()
+    log_evidence = np.repeat(np.arange(1, 20_001)[:, None] / 1000.0, 2, axis=1)
+    for start in range(0, 20_000, 70):
+        history.add(start, log_evidence[start : start + 70])
+    points = history.points()
+    assert points[:, 0].tolist() == list(range(200, 20_001, 200))
+    assert points[:, 1] == pytest.approx(points[:, 0] / 1000.0)

@@ -9,7 +9,7 @@ from boxcal.calibrators.evaluation.metrics import evaluate
 from boxcal.calibrators.monitoring.accuracy import Accuracy
 from boxcal.calibrators.monitoring.class_prior import estimate_class_prior
 from boxcal.calibrators.monitoring.drift import DriftTest
-from boxcal.calibrators.monitoring.metrics import Metrics
+from boxcal.calibrators.monitoring.metrics import RunningMetrics
 from tests.calibrators.monitoring.streams import answers, drawn, normalised
 
 
@@ -17,7 +17,7 @@ def test_streamed_metrics_agree_with_those_of_the_whole() -> None:
     random = np.random.default_rng(0)
     rows = answers(random, 3000)
     labels = drawn(rows, random)
-    metrics = Metrics(10)
+    metrics = RunningMetrics(10)
     for first in range(0, 3000, 700):
         metrics.update(rows[first : first + 700], labels[first : first + 700])
     result, whole = metrics.result(), evaluate(rows, labels)
@@ -27,7 +27,7 @@ def test_streamed_metrics_agree_with_those_of_the_whole() -> None:
     assert result.nll == pytest.approx(whole.nll, rel=1e-3)
     assert result.ece == pytest.approx(whole.ece_width, rel=1e-9)
     assert result.nll_low < result.nll < result.nll_high
-    assert math.isnan(Metrics(10).result().nll)
+    assert math.isnan(RunningMetrics(10).result().nll)
 
 
 def test_the_interval_of_the_nll_covers_at_every_time() -> None:
@@ -39,7 +39,7 @@ def test_the_interval_of_the_nll_covers_at_every_time() -> None:
     missed = 0
     for _ in range(100):
         rows = population[random.integers(0, 2000, 1500)]
-        metrics = Metrics(10)
+        metrics = RunningMetrics(10)
         metrics.update(rows, drawn(rows, random))
         missed += not metrics.result().nll_low <= truth <= metrics.result().nll_high
     assert missed <= 10
@@ -50,7 +50,7 @@ def test_ece_of_calibrated_answers_is_what_it_says_it_would_be() -> None:
     seen, said = [], []
     for _ in range(50):
         rows = answers(random, 2000)
-        metrics = Metrics(10)
+        metrics = RunningMetrics(10)
         metrics.update(rows, drawn(rows, random))
         seen.append(metrics.result().ece)
         said.append(metrics.result().ece_if_calibrated)

@@ -18,7 +18,7 @@ from boxcal.calibrators.monitoring.candidates import (
     candidates,
     mean_nll,
 )
-from boxcal.calibrators.monitoring.decisions import Decision, DecisionKind, Phase
+from boxcal.calibrators.monitoring.decisions import DecisionKind, LoopDecision, Phase
 from boxcal.calibrators.monitoring.duel import Winner
 from boxcal.calibrators.monitoring.refit_loop import RefitLoop
 from tests.calibrators.monitoring.streams import Array, answers, drawn, normalised
@@ -32,7 +32,7 @@ class Service:
     def __init__(self) -> None:
         self.versions = {0: (Calibrator.uncalibrated(10), FREQUENCIES)}
         self.loop = self.new_loop()
-        self.decisions: list[Decision] = []
+        self.decisions: list[LoopDecision] = []
         self.logits, self.labels = np.empty((0, 10)), np.empty(0, np.int64)
 
     def new_loop(self) -> RefitLoop:
@@ -136,7 +136,7 @@ def test_pieces_of_any_size_and_a_restored_state_give_the_same_decisions() -> No
     decisions, states = [], []
     for piece in (1500, 50, 37):
         service = Service()
-        found: list[Decision] = []
+        found: list[LoopDecision] = []
         for first in range(0, 1500, piece):
             loop = service.new_loop()
             loop.load_state_dict(service.loop.state_dict())
@@ -210,7 +210,7 @@ def test_a_version_that_is_forgotten_is_not_returned_to() -> None:
         if loop.phase is Phase.FITTING:
             break
     loop.update(*stream(19, 800))
-    assert (loop.phase, loop.standing[0].winner) == (Phase.FITTING, Winner.CHALLENGER)
+    assert (loop.phase, loop.earlier_duels[0].winner) == (Phase.FITTING, Winner.CHALLENGER)
     loop.forget(0)
     loop.not_fitted("the worker ended")
     decided = loop.update(*stream(20, 50))
