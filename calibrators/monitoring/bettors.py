@@ -132,6 +132,12 @@ def fold(  # noqa: PLR0915, PLR0917, PLR0912 - one loop over rows, which compile
         for k in range(size):
             total_count += by_class[TRAFFIC_COUNT, k]
         pseudo = PRIOR_COUNT * size
+        # Normalisers of what the bettors propose, in one pass over the classes:
+        #   sums[j] = sum_k p_k^beta_j              tempered, beta_j = POWERS[j] / 8, by powers of p^(1/8)
+        #   first_k = p_k exp(b_k)                  biases b
+        #   second_k = p_k^(1 + s) exp(c_k)         biases c beside a slope 1 + s
+        #   posterior_k = p_k target_k / source_k   class frequencies of the recent traffic
+        #   target_k = (count_k + pseudo source_k) / (sum_k count_k + pseudo)
         for k in range(size):
             value = max(p[k], TINY)
             if value > confidence:
@@ -156,6 +162,8 @@ def fold(  # noqa: PLR0915, PLR0917, PLR0912 - one loop over rows, which compile
             z_first += first[k]
             z_second += second[k]
             z_posterior += posterior[k]
+        # Likelihood ratios x_j = q_j(y) / p(y) of the bettors that propose a whole distribution q_j:
+        #   p^beta / sum(p^beta), (1 - eps) p + eps / K, and the three above divided by their sums.
         p_y = max(p[y], TINY)
         x[NO_CHANGE] = 1.0
         for j in range(len(POWERS)):
@@ -165,18 +173,23 @@ def fold(  # noqa: PLR0915, PLR0917, PLR0912 - one loop over rows, which compile
         x[BIASES] = first[y] / (z_first * p_y)
         x[BIASES_AND_TEMPERATURE] = second[y] / (z_second * p_y)
         x[CLASS_PRIOR] = posterior[y] / (z_posterior * p_y)
+        # Those that only change the probability c of the predicted class, logit l = log(c / (1 - c)), to
+        #   sigmoid((1 + s) l + o), sigmoid(l + o of the predicted class), sigmoid(l + o of the bin of c)
+        # and scale the others alike: x = q / c if the prediction is right, else (1 - q) / (1 - c).
         hit = 1.0 if y == top else 0.0
         confidence = min(max(confidence, 1e-9), 1.0 - 1e-9)
         logit = math.log(confidence / (1.0 - confidence))
         bin_index = 0
         while bin_index < len(BIN_EDGES) and confidence >= BIN_EDGES[bin_index]:
             bin_index += 1
-        q_top = 1.0 / (1.0 + math.exp(-((1.0 + few[TOP_SLOPE]) * logit + few[TOP_OFFSET])))
-        q_class = 1.0 / (1.0 + math.exp(-(logit + by_class[CLASS_OFFSET, top])))
-        q_bin = 1.0 / (1.0 + math.exp(-(logit + bins[BIN_OFFSET, bin_index])))
+        q_top = _sigmoid((1.0 + few[TOP_SLOPE]) * logit + few[TOP_OFFSET])
+        q_class = _sigmoid(logit + by_class[CLASS_OFFSET, top])
+        q_bin = _sigmoid(logit + bins[BIN_OFFSET, bin_index])
         x[TOP_LABEL] = q_top / confidence if hit else (1.0 - q_top) / (1.0 - confidence)
         x[PREDICTED_CLASS] = q_class / confidence if hit else (1.0 - q_class) / (1.0 - confidence)
         x[CONFIDENCE_BIN] = q_bin / confidence if hit else (1.0 - q_bin) / (1.0 - confidence)
+        # The bet: D = log sum_j v_j min(x_j, CAP), where v are the weights with that of the class prior
+        # multiplied by the likelihood ratio of the traffic, exp(progress[TRAFFIC]), and normalised.
         progress[TRAFFIC] = _clip_traffic(progress[TRAFFIC] + math.log(z_posterior))
         ratio = 0.0
         for j in range(BETTORS):
@@ -184,9 +197,12 @@ def fold(  # noqa: PLR0915, PLR0917, PLR0912 - one loop over rows, which compile
             ratio += weights[j] * x[j]
         more = (math.exp(progress[TRAFFIC]) - 1.0) * weights[CLASS_PRIOR]
         gain = math.log((ratio + more * x[CLASS_PRIOR]) / (1.0 + more))
+        # Bayes' rule, and a share of the prior: w_j <- (1 - SHARE) w_j x_j / sum(w x) + SHARE shares_j
         for j in range(BETTORS):
             weights[j] = (1.0 - SHARE) * weights[j] * x[j] / ratio + SHARE * shares[j]
-        # A mixture over start times: a start at the t-th label has the prior mass that the tail loses there.
+        # A mixture over start times t with the prior mass T(t - 1) - T(t), T(t) = log 2 / log(2 + t):
+        #   E_t = sum_s (T(s - 1) - T(s)) exp(D_s + ... + D_t) + T(t)
+        # The second test bets with D - tolerance.
         progress[SEEN] += 1.0
         tail = math.log(2.0) / math.log(2.0 + progress[SEEN])
         log_start = math.log(progress[TAIL] - tail)
@@ -195,6 +211,7 @@ def fold(  # noqa: PLR0915, PLR0917, PLR0912 - one loop over rows, which compile
         progress[MATERIAL] = gain - tolerance + np.logaddexp(progress[MATERIAL], log_start)
         evidence[n, 0] = np.logaddexp(progress[STRICT], math.log(tail))
         evidence[n, 1] = np.logaddexp(progress[MATERIAL], math.log(tail))
+        # The present run of gains (a CUSUM): run <- max(0, run + D), and what each bettor gained in it.
         if progress[RUN] + gain > 0.0:
             progress[RUN] += gain
             progress[RUN_COUNT] += 1.0
@@ -203,29 +220,27 @@ def fold(  # noqa: PLR0915, PLR0917, PLR0912 - one loop over rows, which compile
         else:
             progress[RUN] = progress[RUN_COUNT] = 0.0
             gains[:] = 0.0
-        # What follows learns from the label, for the bets to come.
+        # What follows learns from the label, for the bets to come. Biases: the gradient of -log q(y) is
+        # q_k - 1{k = y}, its curvature q_k (1 - q_k). Counts of classes: c <- PRIOR_FORGET c + posterior
         mean = slope = curvature = 0.0
         for k in range(size):
             mean += second[k] / z_second * log_p[k]
         for k in range(size):
             q, target = first[k] / z_first, 1.0 if k == y else 0.0
-            by_class[BIAS_CURVATURE, k] = FORGET * by_class[BIAS_CURVATURE, k] + q * (1.0 - q)
-            by_class[BIAS, k] -= (q - target + (1.0 - FORGET) * STRENGTH * by_class[BIAS, k]) / (
-                by_class[BIAS_CURVATURE, k] + STRENGTH
-            )
+            _learn(by_class, BIAS, k, q - target, q * (1.0 - q))
             q = second[k] / z_second
             slope += (q - target) * log_p[k]
             curvature += q * (log_p[k] - mean) ** 2
-            by_class[JOINT_CURVATURE, k] = FORGET * by_class[JOINT_CURVATURE, k] + q * (1.0 - q)
-            by_class[JOINT_BIAS, k] -= (q - target + (1.0 - FORGET) * STRENGTH * by_class[JOINT_BIAS, k]) / (
-                by_class[JOINT_CURVATURE, k] + STRENGTH
-            )
+            _learn(by_class, JOINT_BIAS, k, q - target, q * (1.0 - q))
             by_class[TRAFFIC_COUNT, k] = (
                 PRIOR_FORGET * by_class[TRAFFIC_COUNT, k] + posterior[k] / z_posterior
             )
+        # The slope: gradient sum_k (q_k - 1{k = y}) log p_k, curvature the variance of log p under q.
         few[SLOPE_CURVATURE] = FORGET * few[SLOPE_CURVATURE] + curvature
         few[SLOPE] -= (slope + (1.0 - FORGET) * STRENGTH * few[SLOPE]) / (few[SLOPE_CURVATURE] + STRENGTH)
         few[SLOPE] = min(max(few[SLOPE], -0.9), 4.0)
+        # Slope and offset of the top label by one Newton step: (A, B; B, C) sums q (1 - q) (l, 1) (l, 1)^T,
+        # the gradient is (q - hit) (l, 1).
         error, spread = q_top - hit, q_top * (1.0 - q_top)
         few[TOP_A] = FORGET * few[TOP_A] + spread * logit * logit
         few[TOP_B] = FORGET * few[TOP_B] + spread * logit
@@ -237,19 +252,30 @@ def fold(  # noqa: PLR0915, PLR0917, PLR0912 - one loop over rows, which compile
         few[TOP_SLOPE] -= (c * by_slope - b * by_offset) / determinant
         few[TOP_OFFSET] -= (a * by_offset - b * by_slope) / determinant
         few[TOP_SLOPE] = min(max(few[TOP_SLOPE], -0.9), 4.0)
-        by_class[CLASS_CURVATURE, top] = FORGET * by_class[CLASS_CURVATURE, top] + q_class * (1.0 - q_class)
-        by_class[CLASS_OFFSET, top] -= (
-            q_class - hit + (1.0 - FORGET) * STRENGTH * by_class[CLASS_OFFSET, top]
-        ) / (by_class[CLASS_CURVATURE, top] + STRENGTH)
-        bins[BIN_CURVATURE, bin_index] = FORGET * bins[BIN_CURVATURE, bin_index] + q_bin * (1.0 - q_bin)
-        bins[BIN_OFFSET, bin_index] -= (
-            q_bin - hit + (1.0 - FORGET) * STRENGTH * bins[BIN_OFFSET, bin_index]
-        ) / (bins[BIN_CURVATURE, bin_index] + STRENGTH)
+        _learn(by_class, CLASS_OFFSET, top, q_class - hit, q_class * (1.0 - q_class))
+        _learn(bins, BIN_OFFSET, bin_index, q_bin - hit, q_bin * (1.0 - q_bin))
+
+
+@njit(error_model="numpy")
+def _sigmoid(value: float) -> float:
+    return 1.0 / (1.0 + math.exp(-value))
+
+
+@njit(error_model="numpy")
+def _learn(table: Array, row: int, place: int, gradient: float, curvature: float) -> None:
+    """Take one Newton step with forgetting, for a parameter in `row` whose curvature is in the next row.
+
+    h <- FORGET h + curvature;  w <- w - (gradient + (1 - FORGET) STRENGTH w) / (h + STRENGTH)
+    """
+    table[row + 1, place] = FORGET * table[row + 1, place] + curvature
+    table[row, place] -= (gradient + (1.0 - FORGET) * STRENGTH * table[row, place]) / (
+        table[row + 1, place] + STRENGTH
+    )
 
 
 @compiled
 def observe(probabilities: Array, source: Array, counts: Array, progress: Array, confidences: Array) -> None:
-    """Learn the class frequencies of traffic from rows (N, K) without labels.
+    """Learn the class frequencies of traffic from rows (N, K) without labels, as `fold` does.
 
     `counts` (K,) and the entry `TRAFFIC` of `progress` are updated; `confidences` (N,) gets the largest
     probability of each row.
@@ -285,4 +311,5 @@ def _posterior_mass(p: Array, counts: Array, inverse: Array, pseudo: float) -> f
 
 @compiled
 def _clip_traffic(value: float) -> float:
+    """Keep the log factor of `MOST_TRAFFIC` in its range: a CUSUM begins anew at 0."""
     return min(max(value, 0.0), MOST_TRAFFIC)

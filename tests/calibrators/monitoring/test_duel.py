@@ -18,6 +18,18 @@ def test_the_better_side_wins_whichever_it_is() -> None:
         assert (duel.gain > 0) == (winner is Winner.CHALLENGER)
 
 
+def test_a_side_wins_at_evidence_of_40() -> None:
+    """Wrong decisions have the probability .05, half of it on each side."""
+    random = np.random.default_rng(4)
+    law = answers(random, 400)
+    sharp, labels = normalised(law**2), drawn(law, random)
+    decided = int(np.argmax(Duel(10).update(sharp, law, labels)[:, 0] >= 3.68888))
+    for count, winner in ((decided, Winner.UNDECIDED), (decided + 1, Winner.CHALLENGER)):
+        duel = Duel(10)
+        duel.update(sharp[:count], law[:count], labels[:count])
+        assert duel.winner is winner
+
+
 def test_equal_sides_are_seldom_decided() -> None:
     """Each side moves the same mass from one of two equally likely classes: both lose the same on average."""
     decided = 0

@@ -19,7 +19,7 @@ from boxcal.calibrators.monitoring.candidates import (
     mean_nll,
 )
 from boxcal.calibrators.monitoring.decisions import DecisionKind, LoopDecision, Phase
-from boxcal.calibrators.monitoring.duel import Winner
+from boxcal.calibrators.monitoring.duel import Duel, Winner
 from boxcal.calibrators.monitoring.refit_loop import RefitLoop
 from tests.calibrators.monitoring.streams import Array, answers, drawn, normalised
 
@@ -197,6 +197,21 @@ def test_a_worse_or_equal_challenger_does_not_win(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(refit_loop, "LONGEST_DUEL", 400)
     decided = loop.update(*stream(15, 400, 0.5))
     assert [decision.kind.value for decision in decided] == ["duel_undecided"]
+
+
+def test_an_earlier_version_is_returned_to_at_evidence_of_200() -> None:
+    """Each of these duels follows another, so they decide wrongly with a probability of .01 only."""
+    service = Service()
+    service.versions[1] = adjust(service.versions[0][0], np.zeros(10), 1.4), FREQUENCIES
+    service.loop.activated(1, FREQUENCIES)
+    logits, labels = stream(21, 2000)
+    sides = [service.calibrate(version, logits) for version in (1, 0)]
+    evidence = Duel(10).update(sides[0], sides[1], labels)[:, 0]
+    returned = next(d for d in service.loop.update(logits, labels) if d.kind is DecisionKind.ROLLBACK)
+    assert returned.evidence["alpha"] == 0.01
+    reached = int(np.argmax(evidence >= 5.2983))
+    assert np.argmax(evidence >= 2.3026) < reached - 50
+    assert returned.at == 50 * (reached // 50 + 1)
 
 
 def test_a_version_that_is_forgotten_is_not_returned_to() -> None:
