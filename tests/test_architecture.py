@@ -287,7 +287,7 @@ def test_the_command_line_uses_public_parts_only() -> None:
     allowed |= {"boxcal.app.protocols.ray.serve_config", "boxcal.app.settings.config_file"}
     allowed |= {"boxcal.app.predict.options", "boxcal.app.http.problems"}
     allowed |= {"boxcal.app.access", "boxcal.app.registry.audit"}
-    allowed |= {"boxcal.app.monitoring.fold", "boxcal.app.monitoring.records"}
+    allowed |= {f"boxcal.app.monitoring.{part}" for part in ("document", "fold", "records")}
     allowed |= {"boxcal.calibrators", "boxcal.models"}
     imported = {
         node.module

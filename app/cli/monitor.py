@@ -13,9 +13,8 @@ from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.output import messages, plain_table, progress_bar, screen, write_json
 from boxcal.app.cli.prediction_log import UNLABELLED, Array, PredictionLog, read
 from boxcal.app.monitoring.document import document_of
-from boxcal.app.monitoring.fold import MonitorFold
+from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold
 from boxcal.app.monitoring.records import NONE, entries
-from boxcal.app.monitoring.versions import ActiveVersion
 from boxcal.calibrators import Calibrator
 from boxcal.calibrators.monitoring.candidates import candidates, mean_nll
 from boxcal.calibrators.monitoring.decisions import DecisionKind, LoopDecision

@@ -7,15 +7,15 @@ Predictions go to the expected accuracy and the drift test.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from boxcal.app.monitoring.records import NONE, Array
-from boxcal.app.monitoring.versions import ActiveVersion, Matrix
 from boxcal.calibrators.monitoring.accuracy import Accuracy, AccuracyEstimate
 from boxcal.calibrators.monitoring.decisions import LoopDecision, Phase
 from boxcal.calibrators.monitoring.drift import DriftTest
@@ -31,7 +31,32 @@ NEVER = 2**62
 NUMBERS_AT_ONCE = 2**15
 """Logits of predictions that are calibrated together: what is made of them stays in the processor's cache."""
 
+Matrix = NDArray[np.float64]
 Calibrate = Callable[[int, Matrix], Matrix]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ActiveVersion:
+    """A calibrator as the monitor tests it.
+
+    Attributes
+    ----------
+    activation
+        Number of the activation that made it active.
+    class_prior
+        (K,) its mean answer to the data that it was fitted to; None where it is not known.
+    validation_gap
+        Accuracy less mean confidence on those data.
+    reads_logits
+        Whether its answers follow from logits; the monitor can test no other.
+    """
+
+    version: int
+    method: str
+    activation: int
+    class_prior: Matrix | None
+    validation_gap: float
+    reads_logits: bool
 
 
 class MonitorFold(StatefulFold):

@@ -3,45 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from boxcal.app.http.problems import UnusableCalibrator
+from boxcal.app.monitoring.fold import ActiveVersion, Matrix
 from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.records import Activation
 from boxcal.app.registry.store import Registry
 
-Matrix = NDArray[np.float64]
-
 KEPT_ROWS = 4096
 """A row is asked for when it is predicted, when it is labelled, and by each part of the fold."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ActiveVersion:
-    """A calibrator as the monitor tests it.
-
-    Attributes
-    ----------
-    activation
-        Number of the activation that made it active.
-    class_prior
-        (K,) its mean answer to the data that it was fitted to; None where it is not known.
-    validation_gap
-        Accuracy less mean confidence on those data.
-    reads_logits
-        Whether its answers follow from logits; the monitor can test no other.
-    """
-
-    version: int
-    method: str
-    activation: int
-    class_prior: Matrix | None
-    validation_gap: float
-    reads_logits: bool
 
 
 def active_version_of(registry: Registry, activator: Activator, activation: Activation) -> ActiveVersion:

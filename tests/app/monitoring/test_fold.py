@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from boxcal.app.monitoring.document import document_of, meaning_of
-from boxcal.app.monitoring.fold import MonitorFold
+from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold
 from boxcal.app.monitoring.records import NONE, Array, PredictionBlock, entries
-from boxcal.app.monitoring.versions import ActiveVersion
 from boxcal.calibrators.monitoring.stored_logits import pack
 from boxcal.calibrators.operator import box_constrained_softmax
 from boxcal.calibrators.plain_rows import PlainRows
