@@ -38,6 +38,7 @@ from boxcal.app.page import routes as page
 from boxcal.app.predict import description
 from boxcal.app.predict import routes as predict
 from boxcal.app.registry import routes as registry
+from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 from boxcal.app.state import lifespan
 from boxcal.app.v2 import routes as v2
@@ -95,7 +96,7 @@ class Application(FastAPI):
             direct=predict.ENDPOINTS,
             direct_patterns=[(v2.INFER, v2.infer)],
             documents=DOCUMENTS,
-            max_body_bytes=settings.max_body_bytes,
+            max_body_bytes=limits.MAX_BODY_BYTES,
             unlimited={"/fit", "/compare"},
             browsers=BrowserRules(settings),
             root_path=settings.root_path,

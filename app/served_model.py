@@ -29,8 +29,8 @@ from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.active import ActiveCalibrator
 from boxcal.app.registry.records import BackboneIdentity
 from boxcal.app.registry.store import Registry
-from boxcal.app.settings.model_list import ModelEntry
-from boxcal.app.settings.service import Settings
+from boxcal.app.settings import limits
+from boxcal.app.settings.service import ModelEntry, Settings
 from boxcal.app.v2.inference import Models
 from boxcal.app.workers.slot import Slot
 from boxcal.models.backends.backbone import Backbone
@@ -138,7 +138,7 @@ async def opened(
                 backbone=backbone,
                 source=source,
                 limits=FitLimits.of(settings, slot.cores if slot else None),
-                keep=(settings.keep_versions, settings.keep_days) if settings.keep_versions else None,
+                keep=(settings.keep_versions, limits.KEEP_DAYS) if settings.keep_versions else None,
                 migrate=settings.migrate == "on",
                 shared_dir=settings.shared_dir or (settings.data_dir / "fits" if slot else None),
                 queues_only=settings.fits == "queue" or not leads,

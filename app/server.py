@@ -17,6 +17,7 @@ from boxcal.app.access.tls import CertificateReloader
 from boxcal.app.http.protocol import IDLE_SECONDS, LimitedProtocol
 from boxcal.app.main import create_app
 from boxcal.app.observability.logs import log_config
+from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 from boxcal.app.workers.slot import Slot
 
@@ -45,7 +46,7 @@ def server_config(settings: Settings, slot: Slot | None = None) -> uvicorn.Confi
     """
     return uvicorn.Config(
         create_app(settings, slot),
-        host=settings.host,
+        host=settings.address,
         port=settings.port,
         uds=None if settings.uds is None else str(settings.uds),
         loop="uvloop",
@@ -57,7 +58,7 @@ def server_config(settings: Settings, slot: Slot | None = None) -> uvicorn.Confi
         server_header=False,
         # Longer than clients and proxies keep idle connections, so that none is closed as a request arrives.
         timeout_keep_alive=round(IDLE_SECONDS),
-        timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)),
+        timeout_graceful_shutdown=max(1, round(limits.SHUTDOWN_SECONDS)),
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
         ssl_ca_certs=str(settings.tls_client_ca) if settings.tls_client_ca else None,

@@ -22,7 +22,7 @@ from boxcal.app.observability.stats import Collects
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.predict.device import Device
 from boxcal.app.served_model import ServedModel, naming, opened
-from boxcal.app.settings import model_list
+from boxcal.app.settings import limits
 from boxcal.app.settings.nearest import hint
 from boxcal.app.settings.service import Settings
 from boxcal.app.workers.metrics import SharedMetrics
@@ -105,7 +105,7 @@ class LifespanState(TypedDict):
 async def build(settings: Settings, telemetry: Telemetry, slot: Slot | None = None) -> AsyncIterator[State]:
     """Load, check and warm up every part after those that it depends on; close them in reverse order."""
     async with AsyncExitStack() as stack:
-        entries = model_list.entries(settings)
+        entries = settings.entries()
         several = len(entries) > 1
         counted = [telemetry.of_model(ROUTES_OF_MODELS) if several else telemetry for _ in entries]
         collected: Collects = telemetry.registry
@@ -157,7 +157,7 @@ def open_grpc(state: State, settings: Settings) -> AbstractAsyncContextManager[i
         raise InternalError(
             f"BOXCAL_GRPC_PORT needs the package {error.name}: pip install 'boxcal[grpc]'."
         ) from error
-    return serving(state, settings.host, settings.grpc_port or 0, settings.max_body_bytes)
+    return serving(state, settings.address, settings.grpc_port or 0, limits.MAX_BODY_BYTES)
 
 
 @asynccontextmanager

@@ -38,6 +38,8 @@ VALID_EVERY = 50
 MAX_SHOWN = 30
 SCHEMATHESIS_CONFIG = Path(__file__).parent / "hostile" / "schemathesis.toml"
 PRELUDE = f"""
+from boxcal.app.settings import limits
+limits.TIMEOUT_SECONDS = {DEFAULT_SECONDS}
 from boxcal.app.http import protocol
 protocol.IDLE_SECONDS = protocol.HEAD_SECONDS = protocol.STALL_SECONDS = {LIMIT_SECONDS}
 """
@@ -103,7 +105,7 @@ class Fuzzer:
 
 def fuzz(count: int, seed: int, folder: Path) -> list[str]:
     """Run the fuzzer and schemathesis against a new service; gives what was wrong."""
-    with Service(folder, prelude=PRELUDE, timeout_ms=str(1000 * DEFAULT_SECONDS)) as service:
+    with Service(folder, prelude=PRELUDE) as service:
         document = service.client.get("/openapi.json").json()
         fuzzer = Fuzzer(service.url, seed, document)
         with asyncio.Runner() as runner:

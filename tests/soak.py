@@ -203,7 +203,11 @@ def main() -> int:
     parser.add_argument("minutes", type=float)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="boxcal-soak-") as name:
-        with Service(Path(name), keep_versions="5", keep_days="0") as service:
+        with Service(
+            Path(name),
+            keep_versions="5",
+            prelude="from boxcal.app.settings import limits; limits.KEEP_DAYS = 0.0",
+        ) as service:
             soak = Soak(service, 60 * given.minutes)
             asyncio.run(soak.run())
             grown = growth(soak.samples)

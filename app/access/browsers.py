@@ -40,7 +40,7 @@ class BrowserRules:
     def __init__(self, settings: Settings) -> None:
         hosts = settings.allowed_host_names
         if not hosts:
-            hosts = (*LOOPBACK_NAMES, settings.host) if is_loopback(settings.host) else (ANY,)
+            hosts = (*LOOPBACK_NAMES, settings.address) if is_loopback(settings.address) else (ANY,)
         self._hosts = frozenset(name.lower() for name in hosts)
         self._origins = frozenset(origin.encode() for origin in settings.cors_origin_list)
         # Clients send the same few values, which are checked once; the number of those kept is bounded.

@@ -31,7 +31,7 @@ async def open_access(settings: Settings, registry: Registry, telemetry: Telemet
         The database does not answer, and the data folder has no copy of the keys.
     """
     copy = None if registry.database.is_sqlite else LocalKeys(settings.data_dir)
-    is_open_to_others = not is_loopback(settings.host)
+    is_open_to_others = not is_loopback(settings.address)
     store = KeyStore(registry.database)
     access = await registry.run(Access, store, copy, is_open_to_others=is_open_to_others)
     if settings.allow_anonymous:

@@ -28,6 +28,7 @@ from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.local import Bound, bounds_of, calibrator_of, scores_of
 from boxcal.app.cli.output import Advance, messages, progress_bar
 from boxcal.app.cli.settings import read_settings
+from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.calibrators.array_calibrator import ArrayCalibrator, Box
 from boxcal.models.backends.backbone import Backbone
 from boxcal.models.backends.core_pool import usable_cores
@@ -53,7 +54,7 @@ def run(source: Path, output: Path, *, lower: Bound, upper: Bound, calibrator: s
         Naming the image, the column or the value that is wrong.
     """
     settings = read_settings()
-    backbone = settings.load_backbone()
+    backbone = BackboneSource.of(settings).load()
     loaded = calibrator_of(calibrator, backbone.num_classes)
     bounds = bounds_of(lower, upper, backbone.labels)
     opened = source_of(source, backbone, loaded, settings, _model(backbone, loaded))

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.local import image_of
 from boxcal.app.fitting.worker.reading import SampleFile, ScoreFile, holds_samples
+from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.models.backends.backbone import Backbone
@@ -98,7 +99,7 @@ def source_of(
     given = settings.max_batch_size if "max_batch_size" in settings.model_fields_set else None
     if path.is_dir():
         size = given or (IMAGE_BATCH if backbone.device == "cpu" else IMAGES)
-        return _images(path, backbone, settings.max_pixels, size, run)
+        return _images(path, backbone, limits.MAX_PIXELS, size, run)
     _, digest = _sizes_of(path.parent, [path.name])
     if holds_samples(path, backbone.inputs):
         samples = SampleFile(path, backbone.inputs)

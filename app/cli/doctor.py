@@ -15,6 +15,8 @@ from boxcal.app.cli.local import bounds_of
 from boxcal.app.cli.output import screen, write_json
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.cli.starting import check_port
+from boxcal.app.fitting.backbones import BackboneSource
+from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 
 DATABASE_SECONDS = 5
@@ -58,7 +60,7 @@ def loaded(name: str, settings: Settings, lower: Any, upper: Any) -> str:
         It cannot be served; of several models, the message names it.
     """
     try:
-        backbone = settings.load_backbone()
+        backbone = BackboneSource.of(settings).load()
         sides = [
             dict(zip(backbone.labels, side, strict=True)) if isinstance(side, list) else side
             for side in (lower, upper)
@@ -92,9 +94,6 @@ def disk(settings: Settings) -> str:
     if not os.access(existing, os.W_OK | os.X_OK):
         raise PermissionError(f"{existing} is not writable")
     free = shutil.disk_usage(existing).free
-    if free < settings.max_upload_bytes:
-        raise OSError(
-            f"{existing} has {free:,} bytes free; an upload may have BOXCAL_MAX_UPLOAD_BYTES = "
-            f"{settings.max_upload_bytes:,}"
-        )
+    if free < limits.MAX_UPLOAD_BYTES:
+        raise OSError(f"{existing} has {free:,} bytes free; an upload may have {limits.MAX_UPLOAD_BYTES:,}")
     return f"{existing} is writable and has {free / 2**30:.1f} GiB free"

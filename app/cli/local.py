@@ -12,8 +12,10 @@ from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.output import progress_bar
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.client import Answer
+from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.http.problems import BoxcalError
 from boxcal.app.predict.options import BoundsOption, Labels, check_bounds
+from boxcal.app.settings import limits
 from boxcal.calibrators.array_calibrator import ArrayCalibrator, Box, CalibratedRows
 from boxcal.models.backends.backbone import Backbone, OpenBackbone
 from boxcal.models.errors import InvalidImage
@@ -34,7 +36,7 @@ def predict(
         Naming the image, the bound or the file that is wrong.
     """
     settings = read_settings()
-    backbone = settings.load_backbone()
+    backbone = BackboneSource.of(settings).load()
     bounds = bounds_of(lower, upper, backbone.labels)
     loaded = calibrator_of(calibrator, backbone.num_classes)
     started = time.perf_counter()
@@ -42,7 +44,7 @@ def predict(
     with progress_bar("predicting") as advance:
         for first in range(0, len(images), settings.max_batch_size):
             batch = images[first : first + settings.max_batch_size]
-            inputs = [image_of(path, backbone, settings.max_pixels) for path in batch]
+            inputs = [image_of(path, backbone, limits.MAX_PIXELS) for path in batch]
             scores.append(scores_of(backbone, loaded, np.stack(inputs)))
             advance((first + len(batch)) / len(images), "")
     calibrated = loaded.calibrate(np.concatenate(scores), bounds)

@@ -44,9 +44,9 @@ def check_port(settings: Settings) -> str:
             raise CannotStart(f"{folder}, the folder of the socket, is not writable")
         found = f"{settings.uds} can be created"
     else:
-        address = f"{settings.host}:{settings.port}"
+        address = f"{settings.address}:{settings.port}"
         try:
-            _listen(settings.host, settings.port)
+            _listen(settings.address, settings.port)
         except OSError as error:
             if (served := running_model(settings)) is not None:
                 raise CannotStart(
@@ -56,9 +56,9 @@ def check_port(settings: Settings) -> str:
         found = f"{address} is free"
     if settings.grpc_port is None:
         return found
-    address = f"{settings.host}:{settings.grpc_port}"
+    address = f"{settings.address}:{settings.grpc_port}"
     try:
-        _listen(settings.host, settings.grpc_port)
+        _listen(settings.address, settings.grpc_port)
     except OSError as error:
         raise CannotStart(f"cannot listen on {address} for gRPC: {error.strerror or error}") from error
     return f"{found}; {address} is free for gRPC"
@@ -75,7 +75,7 @@ def running_model(settings: Settings) -> str | None:
     from boxcal.app.client.clients import ONCE  # noqa: PLC0415
     from boxcal.app.client.errors import ClientError  # noqa: PLC0415
 
-    host = LOOPBACK.get(settings.host, settings.host)
+    host = LOOPBACK.get(settings.address, settings.address)
     try:
         with BoxcalClient(f"http://{host}:{settings.port}", timeout=SERVICE_SECONDS) as client:
             return client.send(calls.ready(), ONCE).model

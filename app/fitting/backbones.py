@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from boxcal.app.fitting.model_inputs import ModelInputs
-from boxcal.app.settings.model_list import entries
 
 if TYPE_CHECKING:
     from boxcal.app.settings.service import Settings
@@ -20,34 +19,24 @@ HEAD = "head.npy"
 
 @dataclass(frozen=True, slots=True)
 class BackboneSource:
-    """The settings that load the backbone of the service; small enough to be sent to another process.
-
-    Attributes
-    ----------
-    max_pixels
-        Most pixels of an image that is decoded.
-    """
+    """The settings that load the backbone of the service; small enough to be sent to another process."""
 
     model: str
     weights: str | None
     labels: Path | None
     device: str
     precision: str
-    max_pixels: int
-    optimize: bool = True
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """Take it from the service's settings; of several models, the first."""
-        settings = entries(settings)[0].settings
+        settings = settings.entries()[0].settings
         return cls(
             settings.model,
             settings.weights,
             settings.labels,
             settings.device,
             settings.precision,
-            settings.max_pixels,
-            settings.optimize == "on",
         )
 
     def load(self) -> Backbone:
@@ -66,7 +55,6 @@ class BackboneSource:
             labels=self.labels,
             device=self.device,
             precision=self.precision,
-            optimize=self.optimize,
         )
 
 

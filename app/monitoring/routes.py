@@ -43,6 +43,7 @@ from boxcal.app.predict.bodies import JSON, header, json_object, read_body, read
 from boxcal.app.predict.options import Labels
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.registry.store import Registry
+from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 
 
@@ -111,7 +112,7 @@ async def give_feedback(request: Request, model: CurrentModel) -> Feedback:
         body = await read_json(request, TABLES)
     else:
         body = await read_body(request)
-        body = await model.fit_jobs.checks.read_labels(body, MAX_ITEMS, model.settings.max_body_bytes)
+        body = await model.fit_jobs.checks.read_labels(body, MAX_ITEMS, limits.MAX_BODY_BYTES)
     labels, malformed = await unblocked(len(body), _read, body, model.pipeline.labels)
     outcome = await model.feedback.label(labels)
     outcome.problems = sorted([*outcome.problems, *malformed], key=lambda problem: problem.index)

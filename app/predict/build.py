@@ -23,6 +23,7 @@ from boxcal.app.predict.options import BoundsOption, Labels, RequestBounds, chec
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.active import ServedCalibrator
+from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 from boxcal.models.backends.backbone import Backbone
 
@@ -68,33 +69,34 @@ async def open_pipeline(
     batcher: Batcher[CalibrationRequest, Rows] = Batcher(
         scoring,
         calibrate_batch,
-        batch_sizer=BatchSizer(settings.max_batch_size, settings.latency_target_ms / 1e3, backbone.passes),
-        max_queue_samples=settings.max_queue_samples,
+        batch_sizer=BatchSizer(settings.max_batch_size, limits.BATCH_SECONDS, backbone.passes),
+        max_queue_samples=limits.MAX_QUEUE_SAMPLES,
         on_batch=telemetry.batch,
         on_thread=lower_thread_priority,
         turns=turns,
     )
     telemetry.watch_queue(lambda: batcher.held)
     telemetry.watch_device(lambda: batcher.device_seconds)
-    with ThreadPoolExecutor(
-        settings.decode_threads, thread_name_prefix="decode", initializer=lower_thread_priority
-    ) as pool:
+    is_on_cpu = backbone.device == "cpu"
+    # Decoding for a GPU may use every core; on a CPU the passes need them.
+    threads = 2 if is_on_cpu else max(2, os.cpu_count() or 1)
+    with ThreadPoolExecutor(threads, thread_name_prefix="decode", initializer=lower_thread_priority) as pool:
         pipeline = Pipeline(
             model=name,
             labels=labels,
             inputs=backbone.inputs,
-            max_pixels=settings.max_pixels,
+            max_pixels=limits.MAX_PIXELS,
             activator=activator,
             batcher=batcher,
             scoring=scoring,
             pool=pool,
-            threads=settings.decode_threads,
-            is_on_cpu=backbone.device == "cpu",
+            threads=threads,
+            is_on_cpu=is_on_cpu,
             telemetry=telemetry,
             keep=keep,
             adjusted=adjusted,
-            timeout_seconds=settings.timeout_ms / 1e3,
-            max_memory_bytes=MEMORY_FACTOR * settings.max_body_bytes,
+            timeout_seconds=limits.TIMEOUT_SECONDS,
+            max_memory_bytes=MEMORY_FACTOR * limits.MAX_BODY_BYTES,
             bounds=checked,
         )
         try:

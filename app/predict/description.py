@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from boxcal.app.http.current import current_model, current_state
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.registry.migrations import HEAD
+from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 from boxcal.calibrators.stored import reads_of_methods
 from boxcal.models.backends.backbone import Backbone
@@ -114,7 +115,7 @@ RELEASE = Release(version=version("boxcal"), registry=HEAD, python=platform.pyth
 @router.get("/model", responses=problems())
 async def get_model(model: CurrentModel, state: CurrentState) -> ModelDescription:
     """Describe the model: labels, limits and accepted formats."""
-    backbone, settings = model.backbone, model.settings
+    backbone = model.backbone
     return ModelDescription(
         name=model.name,
         models=list(state.models),
@@ -125,11 +126,11 @@ async def get_model(model: CurrentModel, state: CurrentState) -> ModelDescriptio
         formats=list(IMAGE_FORMATS) if backbone.preprocessing else [],
         device=str(backbone.device),
         limits=Limits(
-            body_bytes=settings.max_body_bytes,
-            upload_bytes=settings.max_upload_bytes,
-            pixels=settings.max_pixels,
-            queue_samples=settings.max_queue_samples,
-            timeout_ms=settings.timeout_ms,
+            body_bytes=limits.MAX_BODY_BYTES,
+            upload_bytes=limits.MAX_UPLOAD_BYTES,
+            pixels=limits.MAX_PIXELS,
+            queue_samples=limits.MAX_QUEUE_SAMPLES,
+            timeout_ms=1e3 * limits.TIMEOUT_SECONDS,
         ),
         examples=list(examples(backbone.name)),
     )

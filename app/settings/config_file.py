@@ -37,10 +37,11 @@ def read(path: Path, known: Collection[str]) -> dict[str, Any]:
         found = load(path)
     except ValueError as error:
         raise ConfigFileError(str(error)) from error
+    if isinstance(found.get("models"), dict) and "model" not in found:
+        del found["models"]
+        found["model"] = str(path)
     for name in sorted(set(found) - set(known)):
         raise ConfigFileError(f"{path}: {name} is not a setting{hint(name, known)}")
-    if isinstance(found.get("models"), dict):
-        found["models"] = str(path)
     return found
 
 

@@ -1,6 +1,6 @@
-"""The models that the settings name: the one of `BOXCAL_MODEL`, or those of `BOXCAL_MODELS`.
+"""Several models in one service, as `BOXCAL_MODEL` lists them.
 
-`BOXCAL_MODELS` is `NAME=MODEL,...`, or a `.toml` file with a table for each model, which may also set what is
+The list is `NAME=MODEL,...`, or a `.toml` file with a table for each model, which may also set what is
 its own: its labels, its queue, its share of the device and its bounds. In a config file these are the tables
 `[models.NAME]`.
 """
@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from boxcal.app.settings import config_file
-
-if TYPE_CHECKING:
-    from boxcal.app.settings.service import Settings
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 RESERVED = ".calibrator"
@@ -43,50 +39,19 @@ class ModelTable(BaseModel):
     labels: Path | None = None
     device: str | None = None
     precision: Literal["float32", "bfloat16", "float16"] | None = None
-    optimize: Literal["on", "off"] | None = None
     max_batch_size: int | None = Field(None, ge=1)
-    max_queue_samples: int | None = Field(None, ge=1)
-    latency_target_ms: float | None = Field(None, gt=0)
     share: float = Field(1.0, gt=0, allow_inf_nan=False)
     lower: Any = 0.0
     upper: Any = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class ModelEntry:
-    """One model of the service.
-
-    Attributes
-    ----------
-    name
-        Empty if only `BOXCAL_MODEL` is set: the model then has the name of its backbone.
-    settings
-        Of the service, with those of this model.
-    share, lower, upper
-        As for `ModelTable`.
-    """
-
-    name: str
-    settings: Settings
-    share: float = 1.0
-    lower: Any = 0.0
-    upper: Any = 1.0
-
-
-def entries(settings: Settings) -> list[ModelEntry]:
-    """List the models of the settings; the first one is the default."""
-    if settings.models is None:
-        return [ModelEntry("", settings)]
-    found = []
-    for name, table in read(settings.models).items():
-        own = table.model_dump(exclude={"share", "lower", "upper"}, exclude_none=True)
-        of_model = settings.model_copy(update={**own, "models": None})
-        found.append(ModelEntry(name, of_model, table.share, table.lower, table.upper))
-    return found
+def is_list(text: str) -> bool:
+    """Whether `BOXCAL_MODEL` lists models, and is not one: a model may have `=` only behind its `:`."""
+    return text.endswith(".toml") or ("=" in text and ":" not in text.partition("=")[0])
 
 
 def read(text: str) -> Mapping[str, ModelTable]:
-    """Read `BOXCAL_MODELS`.
+    """Read a list of models.
 
     Raises
     ------

@@ -3,8 +3,9 @@
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import (
@@ -17,10 +18,7 @@ from pydantic_settings import (
 from boxcal.app.settings import config_file, model_list
 from boxcal.app.settings.nearest import nearest
 
-if TYPE_CHECKING:
-    from boxcal.models.backends.backbone import Backbone
-
-
+UNIX = "unix:"
 ORIGIN = re.compile(r"https?://[^/\s]+")
 
 
@@ -32,7 +30,8 @@ class Settings(BaseSettings):
     model: str = Field(
         default="digits",
         description="Model: `digits`, `torchvision:NAME`, `timm:NAME`, `transformers:FOLDER`, `onnx:PATH` or "
-        "`pt2:PATH`; without a model, `logits:K` for K classes, or `logits` with `BOXCAL_LABELS`.",
+        "`pt2:PATH`; without a model, `logits:K` for K classes, or `logits` with `BOXCAL_LABELS`. Several: "
+        "`NAME=MODEL,...`, or a `.toml` file with a table for each; the first one is the default.",
     )
     weights: str | None = Field(
         default=None,
@@ -41,21 +40,15 @@ class Settings(BaseSettings):
     labels: Path | None = Field(
         default=None, description="File with one class label per line; replaces the labels of the model."
     )
-    models: str | None = Field(
-        default=None,
-        description="Several models in one process, instead of `BOXCAL_MODEL`: `NAME=MODEL,...`, or a "
-        "`.toml` file with a table for each. The first one is the default.",
-    )
     device: str = Field(default="auto", description="Device: `auto`, `cpu`, `cuda` or `cuda:N`.")
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         default="float32", description="Floating-point type of the backbone."
     )
-    optimize: Literal["on", "off"] = Field(
-        default="on",
-        description="Optimise vision transformers; the logits are checked at startup.",
-    )
 
-    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address to listen on, or `unix:PATH` for a socket instead of a port.",
+    )
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 selects a free port.")
     allow_anonymous: bool = Field(
         default=False,
@@ -87,9 +80,6 @@ class Settings(BaseSettings):
         le=65535,
         description="Port of the Open Inference Protocol over gRPC (extra `grpc`); 0 selects a free port. "
         "Default: no gRPC.",
-    )
-    uds: Path | None = Field(
-        default=None, description="Unix socket to listen on, instead of the address and the port."
     )
     root_path: str = Field(
         default="",
@@ -128,31 +118,12 @@ class Settings(BaseSettings):
         ge=1,
         description="Newest calibrators per model to keep; older ones are pruned. Default: all.",
     )
-    keep_days: float = Field(
-        default=30, ge=0, description="Days for which calibrators that were active are not pruned."
-    )
 
     max_batch_size: int = Field(
         default=32, ge=1, description="Maximum number of samples in one forward pass."
     )
-    max_queue_samples: int = Field(
-        default=1024, ge=1, description="Maximum number of samples in the queue and in progress."
-    )
-    max_body_bytes: int = Field(
-        default=32 * 2**20, ge=1, description="Maximum request body in bytes, except `/fit`."
-    )
-    max_upload_bytes: int = Field(default=2**30, ge=1, description="Maximum request body of `/fit` in bytes.")
     fit_memory_bytes: int = Field(
         default=8 * 2**30, ge=2**28, description="Memory in bytes that one fit may allocate."
-    )
-    fit_timeout_seconds: float = Field(default=3600, gt=0, description="Time limit of one fit in seconds.")
-    max_pixels: int = Field(default=50_000_000, ge=1, description="Maximum number of pixels in one image.")
-    decode_threads: int = Field(default=2, ge=1, description="Number of threads that decode images.")
-    timeout_ms: float = Field(
-        default=30_000, gt=0, description="Default timeout of a request in milliseconds."
-    )
-    latency_target_ms: float = Field(
-        default=100, gt=0, description="Target for the duration of one batch in milliseconds."
     )
     feedback_rows: int = Field(
         default=50_000, ge=1, description="Predictions to keep for feedback; older ones are deleted."
@@ -165,9 +136,6 @@ class Settings(BaseSettings):
     )
     alarm_secret: SecretStr | None = Field(
         default=None, description="Key of the signatures of `BOXCAL_ALARM_WEBHOOK`; required with it."
-    )
-    shutdown_seconds: float = Field(
-        default=20.0, gt=0, description="Seconds to finish open requests after SIGTERM."
     )
     log_format: Literal["text", "json"] = Field(default="text", description="Format of log lines on stderr.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
@@ -212,17 +180,22 @@ class Settings(BaseSettings):
             raise ValueError("grpc_port is 0; several processes need one port")
         return self
 
-    @field_validator("models")
+    @field_validator("model")
     @classmethod
-    def _can_be_read(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is not None:
+    def _can_be_read(cls, value: str) -> str:
+        if model_list.is_list(value):
             model_list.read(value)
-            for name in ("model", "weights", "labels"):
-                if info.data.get(name) != cls.model_fields[name].default:
+        return value
+
+    @model_validator(mode="after")
+    def _models_have_their_files(self) -> Self:
+        if model_list.is_list(self.model):
+            for name in ("weights", "labels"):
+                if getattr(self, name) is not None:
                     raise ValueError(
                         f"BOXCAL_{name.upper()} is of one model; a `.toml` file can set `{name}` for each"
                     )
-        return value
+        return self
 
     @field_validator("tls_key")
     @classmethod
@@ -240,6 +213,16 @@ class Settings(BaseSettings):
         return value
 
     @property
+    def uds(self) -> Path | None:
+        """The Unix socket to listen on; None for the address and the port."""
+        return Path(self.host.removeprefix(UNIX)) if self.host.startswith(UNIX) else None
+
+    @property
+    def address(self) -> str:
+        """The address to listen on; beside a Unix socket, gRPC listens on the loopback interface."""
+        return "127.0.0.1" if self.uds is not None else self.host
+
+    @property
     def allowed_host_names(self) -> tuple[str, ...]:
         """The entries of `allowed_hosts`."""
         return _entries(self.allowed_hosts)
@@ -254,21 +237,37 @@ class Settings(BaseSettings):
         """The SQLAlchemy URL of the registry: `database_url`, or SQLite in `data_dir`."""
         return self.database_url or f"sqlite:///{(self.data_dir / 'boxcal.sqlite3').absolute()}"
 
-    def entries(self) -> list[model_list.ModelEntry]:
+    def entries(self) -> list["ModelEntry"]:
         """List the models; the first one is the default."""
-        return model_list.entries(self)
+        if not model_list.is_list(self.model):
+            return [ModelEntry("", self)]
+        found = []
+        for name, table in model_list.read(self.model).items():
+            values = table.model_dump(exclude={"share", "lower", "upper"}, exclude_none=True)
+            of_model = self.model_copy(update=values)
+            found.append(ModelEntry(name, of_model, table.share, table.lower, table.upper))
+        return found
 
-    def load_backbone(self) -> "Backbone":
-        """Load the model of these settings; of several, the first.
 
-        Raises
-        ------
-        BackboneError
-            It cannot be loaded; the message names the file, shape, key or value.
-        """
-        from boxcal.app.fitting.backbones import BackboneSource  # noqa: PLC0415 - imports numpy
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """One model of the service.
 
-        return BackboneSource.of(self).load()
+    Attributes
+    ----------
+    name
+        Empty if only `BOXCAL_MODEL` is set: the model then has the name of its backbone.
+    settings
+        Of the service, with those of this model.
+    share, lower, upper
+        As for `ModelTable`.
+    """
+
+    name: str
+    settings: Settings
+    share: float = 1.0
+    lower: Any = 0.0
+    upper: Any = 1.0
 
 
 def _entries(text: str | None) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from boxcal.app.observability.logs import log_config
+from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 from boxcal.app.workers.metrics import keep_counts
 from boxcal.app.workers.table import ProcessTable
@@ -225,10 +226,10 @@ def open_listener(settings: Settings) -> socket.socket:
         opened.bind(str(settings.uds))
         settings.uds.chmod(0o666)
     else:
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        family = socket.AF_INET6 if ":" in settings.address else socket.AF_INET
         opened = socket.socket(family)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        opened.bind((settings.host, settings.port))
+        opened.bind((settings.address, settings.port))
     opened.listen(BACKLOG)
     return opened
 
@@ -267,7 +268,7 @@ def supervise(settings: Settings) -> None:
         )
         return Process(popen, row, time.monotonic())
 
-    supervisor = Supervisor(settings.workers, spawn, folder, settings.shutdown_seconds + EXTRA_SECONDS)
+    supervisor = Supervisor(settings.workers, spawn, folder, limits.SHUTDOWN_SECONDS + EXTRA_SECONDS)
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, lambda *_: setattr(supervisor, "must_stop", True))
     signal.signal(signal.SIGHUP, lambda *_: setattr(supervisor, "must_replace", True))

@@ -33,7 +33,7 @@ def same_logits(name: str, original: Any, rewritten: Any, eps: float = 0.0) -> b
         return True
     logger.warning(
         "%s is served as it is: rewritten to compute less, its logits differ by %.2g of the largest, "
-        "more than %.2g. BOXCAL_OPTIMIZE=off does not try.",
+        "more than %.2g.",
         name, difference, limit,
     )  # fmt: skip
     return False

@@ -1,4 +1,4 @@
-"""`BOXCAL_MODELS`: what it may say, and what is refused with the reason."""
+"""Lists of models in `BOXCAL_MODEL`: what they may say, and what is refused with the reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from boxcal.app.settings.model_list import entries
 from boxcal.app.settings.service import Settings
 
 FILE = """
@@ -24,9 +23,9 @@ max_batch_size = 4
 
 
 def test_a_list_gives_each_model_its_name_and_the_settings_of_the_service() -> None:
-    settings = Settings(models="a=digits, b=timm:resnet18?checkpoint=x.pth", max_batch_size=7)
+    settings = Settings(model="a=digits, b=timm:resnet18?checkpoint=x.pth", max_batch_size=7)
     found = [
-        (one.name, one.settings.model, one.settings.max_batch_size, one.share) for one in entries(settings)
+        (one.name, one.settings.model, one.settings.max_batch_size, one.share) for one in settings.entries()
     ]
     assert found == [("a", "digits", 7, 1.0), ("b", "timm:resnet18?checkpoint=x.pth", 7, 1.0)]
 
@@ -34,7 +33,7 @@ def test_a_list_gives_each_model_its_name_and_the_settings_of_the_service() -> N
 def test_a_file_sets_what_each_model_has_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(FILE)
-    small, big = entries(Settings(models=str(path)))
+    small, big = Settings(model=str(path)).entries()
     assert (small.name, small.share, small.upper, small.settings.max_batch_size) == ("small", 3.0, 0.9, 32)
     assert (big.settings.model, big.settings.weights, big.settings.max_batch_size) == (
         "torchvision:resnet18", "random", 4,
@@ -42,15 +41,14 @@ def test_a_file_sets_what_each_model_has_of_its_own(tmp_path: Path) -> None:
 
 
 def test_without_a_list_there_is_the_one_model() -> None:
-    (only,) = entries(Settings(model="logits:3"))
+    (only,) = Settings(model="logits:3").entries()
     assert (only.name, only.settings.model) == ("", "logits:3")
 
 
 @pytest.mark.parametrize(
     ("models", "reason"),
     [
-        ("", "names no model"),
-        ("digits", "'digits' is not NAME=MODEL"),
+        ("a=digits,digits", "'digits' is not NAME=MODEL"),
         ("a=digits,a=digits", "'a' names two models"),
         ("a/b=digits", "'a/b' cannot name a model"),
         ("a.calibrator=digits", "cannot name a model"),
@@ -59,7 +57,7 @@ def test_without_a_list_there_is_the_one_model() -> None:
 )
 def test_a_list_that_cannot_be_read_is_refused(models: str, reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
-        Settings(models=models)
+        Settings(model=models)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +74,9 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, content: str, rea
     path = tmp_path / "models.toml"
     path.write_text(content)
     with pytest.raises(ValidationError, match=reason):
-        Settings(models=str(path))
+        Settings(model=str(path))
 
 
 def test_settings_of_one_model_are_refused_beside_a_list() -> None:
     with pytest.raises(ValidationError, match="BOXCAL_LABELS is of one model"):
-        Settings(models="a=digits", labels=Path("labels.txt"))
+        Settings(model="a=digits", labels=Path("labels.txt"))

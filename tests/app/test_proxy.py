@@ -13,7 +13,7 @@ import pytest
 
 from boxcal.app.client import AsyncBoxcalClient, BoxcalClient
 from boxcal.app.client.clients import DEFAULT_TIMEOUT
-from boxcal.app.settings.service import Settings
+from boxcal.app.settings import limits
 from tests.app.fitting.validation_data import validation_npz
 from tests.app.running import running
 
@@ -41,7 +41,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
     socket = tmp_path / "boxcal.sock"
     program = "from boxcal.app.cli import main; main()"
     command = [sys.executable, "-c", program, "serve", "--model", "logits:3", "--data-dir", str(tmp_path)]
-    with subprocess.Popen(command, env={**os.environ, "BOXCAL_UDS": str(socket)}) as process:
+    with subprocess.Popen(command, env={**os.environ, "BOXCAL_HOST": f"unix:{socket}"}) as process:
         try:
             with (
                 httpx.Client(transport=httpx.HTTPTransport(uds=str(socket))) as http,
@@ -77,4 +77,4 @@ async def test_the_asynchronous_client_too() -> None:
 
 
 def test_the_client_waits_longer_than_the_service() -> None:
-    assert Settings.model_fields["timeout_ms"].default / 1e3 < DEFAULT_TIMEOUT
+    assert limits.TIMEOUT_SECONDS < DEFAULT_TIMEOUT

@@ -148,6 +148,7 @@ def test_a_model_that_is_not_there_stops_the_start_with_its_name(tmp_path: Path)
     assert "Traceback" not in ended.stderr
 
 
+HURRIED = f"from boxcal.app.settings import limits; limits.SHUTDOWN_SECONDS = 3; {START}"
 HALF_OPEN = (
     b"POST /predict HTTP/1.1\r\nhost: localhost\r\n"
     b"content-type: image/png\r\ncontent-length: 1000\r\n\r\nhalf"
@@ -155,7 +156,7 @@ HALF_OPEN = (
 
 
 def test_half_open_requests_do_not_delay_the_end_and_leave_no_tracebacks(tmp_path: Path) -> None:
-    with started(tmp_path, BOXCAL_SHUTDOWN_SECONDS="3") as process, ExitStack() as stack:
+    with started(tmp_path, HURRIED) as process, ExitStack() as stack:
         address = ("127.0.0.1", httpx.URL(process.url).port or 0)
         lines = [stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(40)]
         for line in lines:

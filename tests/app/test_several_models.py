@@ -79,7 +79,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         assert registry.activations.activate(added).version == 1
     file = folder / "models.toml"
     file.write_text(FILE)
-    with running(folder, models=str(file), grpc_port=free_port()) as service:
+    with running(folder, model=str(file), grpc_port=free_port()) as service:
         yield service
 
 
@@ -235,7 +235,7 @@ def refused(folder: Path, models: str) -> str:
     """Return why a service with these models does not start."""
 
     async def start() -> None:
-        settings = Settings(data_dir=folder / "data", models=models, device="cpu")
+        settings = Settings(data_dir=folder / "data", model=models, device="cpu")
         async with build(settings, Telemetry({})):
             pass
 

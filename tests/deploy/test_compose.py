@@ -102,7 +102,7 @@ def test_compose_passes_on_every_setting_that_the_image_does_not_have() -> None:
         ("boxcal-gpu", {}, "torchvision:vit_b_16 DEFAULT bfloat16"),
         ("boxcal-gpu", {"BOXCAL_WEIGHTS": "/models/v.pth"}, "torchvision:vit_b_16 /models/v.pth bfloat16"),
         ("boxcal-gpu", {"BOXCAL_MODEL": "onnx:/models/m.onnx"}, "onnx:/models/m.onnx"),
-        ("boxcal-gpu", {"BOXCAL_MODELS": "a=digits"}, None),
+        ("boxcal-gpu", {"BOXCAL_MODEL": "a=digits"}, "a=digits"),
         ("boxcal-gpu", {"BOXCAL_CONFIG": "/models/boxcal.toml"}, None),
     ],
 )

@@ -284,10 +284,9 @@ def test_numbers_are_exact(packages: Path) -> None:
     """YAML numbers reach a template as floats, of which Helm prints 5e+07."""
     values = {
         **VALUES["replicas with PostgreSQL"],
-        "settings": {"MAX_PIXELS": 50_000_000, "TIMEOUT_MS": 0.5, "OPTIMIZE": True, "GRPC_PORT": 9000},
+        "settings": {"FEEDBACK_ROWS": 50_000_000, "FIT_MEMORY_BYTES": 8_589_934_592, "GRPC_PORT": 9000},
         "replicas": 1_000_001,
         "fitWorkers": 2_000_000,
-        "shutdownSeconds": 3_000_000,
         "preStopSeconds": 4_000_000,
         "gpus": 1_000_000,
         "resources": {"requests": {"memory": 8_589_934_592}, "limits": {"memory": 8_589_934_592}},
@@ -297,8 +296,8 @@ def test_numbers_are_exact(packages: Path) -> None:
     assert "e+" not in text
     deployment = of_kind(json.loads(text), "Deployment")
     settings = environment(deployment)
-    names = ("MAX_PIXELS", "SHUTDOWN_SECONDS", "TIMEOUT_MS")
-    assert [settings[f"BOXCAL_{name}"] for name in names] == ["50000000", "3000000", "0.5"]
+    names = ("FEEDBACK_ROWS", "FIT_MEMORY_BYTES")
+    assert [settings[f"BOXCAL_{name}"] for name in names] == ["50000000", "8589934592"]
     assert deployment["spec"]["replicas"] == 1_000_001
     autoscaling = {"enabled": True, "minReplicas": 1_000_000, "maxReplicas": 2_000_000}
     scaled = {"database": {"secret": "one"}, "autoscaling": autoscaling}

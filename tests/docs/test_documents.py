@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from boxcal.app.predict.options import Options
+from boxcal.app.settings.service import Settings
 from boxcal.calibrators import methods
 from tests.deploy import processes
 from tests.docs.__main__ import PLAYED
@@ -63,6 +64,13 @@ def test_every_generated_part_is_in_a_document() -> None:
     """A marker that is removed or misspelt would keep a part from being updated."""
     found = [name for document in PLAYED for _, name, _ in GENERATED.findall((ROOT / document).read_text())]
     assert sorted(found) == sorted(PARTS)
+
+
+def test_every_setting_has_a_line_that_says_when_to_change_it() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text().partition("When to change them")[2]
+    assert re.findall(r"^\| `BOXCAL_(\w+)` \| \S", text, re.MULTILINE) == [
+        name.upper() for name in Settings.model_fields
+    ]
 
 
 def test_every_option_is_in_the_table_of_options() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from boxcal.app.settings import limits
+
 if TYPE_CHECKING:
     from boxcal.app.settings.service import Settings
 
@@ -33,4 +35,4 @@ class FitLimits:
     @classmethod
     def of(cls, settings: Settings, cores: frozenset[int] | None = None) -> Self:
         """Return the limits of the service's settings."""
-        return cls(settings.max_upload_bytes, settings.fit_memory_bytes, settings.fit_timeout_seconds, cores)
+        return cls(limits.MAX_UPLOAD_BYTES, settings.fit_memory_bytes, limits.FIT_SECONDS, cores)

@@ -18,7 +18,6 @@ from boxcal.app.fitting.server.limits import FitLimits
 from boxcal.app.observability.logs import log_config
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.records import BackboneIdentity
-from boxcal.app.settings.model_list import entries
 from boxcal.app.settings.service import Settings
 
 logger = logging.getLogger("boxcal")
@@ -35,7 +34,7 @@ async def work(settings: Settings, stop: asyncio.Event) -> None:
     async with AsyncExitStack() as stack:
         first: Refits | None = None
         others: list[BackboneIdentity] = []
-        for entry in entries(settings):
+        for entry in settings.entries():
             source = BackboneSource.of(entry.settings)
             backbone = await asyncio.to_thread(source.load)
             identity = BackboneIdentity(backbone.name, backbone.fingerprint, tuple(backbone.labels))

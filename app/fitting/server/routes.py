@@ -46,6 +46,7 @@ from boxcal.app.http.problems import (
 )
 from boxcal.app.predict.routes import unless_disconnected
 from boxcal.app.registry.records import ActivatePolicy
+from boxcal.app.settings import limits
 from boxcal.app.settings.nearest import hint, nearest
 from boxcal.app.settings.service import Settings
 
@@ -246,7 +247,7 @@ async def start_fit(
     """Fit a calibrator to validation data, evaluate it by cross-fitting, and activate it if it is better."""
     client = request.client.host if request.client else ""
     async with model.fit_jobs.reserve_slot(client) as folder:
-        limit = model.settings.max_upload_bytes
+        limit = limits.MAX_UPLOAD_BYTES
         await receive(request.headers, request.stream(), folder / BODY_FILE, limit)
         record = await model.fit_jobs.submit(
             folder, request.headers["content-type"], caller, lambda policy: check_policy(key, policy)
@@ -290,7 +291,7 @@ async def compare(
     client = request.client.host if request.client else ""
     chosen = await model.fit_jobs.comparisons.find(list(dict.fromkeys(versions)), methods)
     async with model.fit_jobs.reserve_slot(client) as folder:
-        limit = model.settings.max_upload_bytes
+        limit = limits.MAX_UPLOAD_BYTES
         await receive(request.headers, request.stream(), folder / BODY_FILE, limit)
         work = model.fit_jobs.comparisons.compare(folder, request.headers["content-type"], chosen, methods)
         return Comparison.model_validate(await unless_disconnected(request, work))

@@ -17,6 +17,7 @@ from boxcal.app.fitting.worker.memory import limit_memory
 from boxcal.app.fitting.worker.model_pass import run_backbone
 from boxcal.app.fitting.worker.validation_set import ValidationSet
 from boxcal.app.registry.records import FittedCalibrator
+from boxcal.app.settings import limits
 from boxcal.calibrators import Calibrator
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.duplicates import Sketch
@@ -117,7 +118,7 @@ def read_besides_logits(
     backbone = task.source.load()
     limit_memory(task.memory_bytes)
     if data.needs_backbone:
-        run_backbone(data, backbone, task.source.max_pixels, progress, required_by)
+        run_backbone(data, backbone, limits.MAX_PIXELS, progress, required_by)
     return _extras(required_by, data, backbone)
 
 

@@ -21,6 +21,7 @@ from boxcal.app.fitting.worker.table_columns import LABEL, choose_columns
 from boxcal.app.fitting.worker.validation_set import ValidationSet, log_probabilities
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.registry.records import FittedCalibrator
+from boxcal.app.settings import limits
 from boxcal.models.inputs.base import Inputs, Samples
 from boxcal.models.inputs.rows import RowInputs
 
@@ -52,7 +53,7 @@ def read_validation_data(
     source = BackboneSource.of(settings)
     data, backbone = _read(path, folder, source)
     if data.needs_backbone:
-        run_backbone(data, backbone or source.load(), source.max_pixels, progress, reads)
+        run_backbone(data, backbone or source.load(), limits.MAX_PIXELS, progress, reads)
     return data
 
 

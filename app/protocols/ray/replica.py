@@ -21,6 +21,7 @@ from boxcal.app.observability.logs import log_config
 from boxcal.app.protocols.ray.asgi import Direct, ServedApp
 from boxcal.app.protocols.ray.settings import ongoing_limit, replica_settings
 from boxcal.app.server import SWITCH_SECONDS
+from boxcal.app.settings import limits
 
 NAME = "boxcal"
 CHECK_SECONDS = 2.0
@@ -68,7 +69,7 @@ def application(args: dict[str, Any]) -> Any:
     deployment = serve.deployment(
         name=NAME,
         max_ongoing_requests=ongoing_limit(settings),
-        graceful_shutdown_timeout_s=settings.shutdown_seconds,
+        graceful_shutdown_timeout_s=limits.SHUTDOWN_SECONDS,
         health_check_period_s=CHECK_SECONDS,
         # Ray Serve formats a line of each request even where it is not written, unless the level is higher.
         logging_config={"enable_access_log": False, "log_level": "WARNING"},

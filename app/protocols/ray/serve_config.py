@@ -79,7 +79,7 @@ class Application(Strict):
             given = deployment.max_ongoing_requests
             if given is not None and given < least:
                 raise ValueError(
-                    f"max_ongoing_requests is {given}; below {least} (max_queue_samples and 64) Ray Serve "
+                    f"max_ongoing_requests is {given}; below {least} (the queues and 64) Ray Serve "
                     "holds requests back instead of the service's own queue"
                 )
         return self

@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from boxcal.app.settings import model_list
+from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 
 EVERY_ADDRESS = "0.0.0.0"  # noqa: S104 - others reach every replica through the cluster's proxies
 OTHER_REQUESTS = 64
 """Uploads, streams of events and waits for fits, which the queue of predictions does not count."""
-OF_THE_CLUSTER = ("host", "port", "uds", "workers", "grpc_port", "tls_cert", "tls_key", "tls_client_ca")
+OF_THE_CLUSTER = ("host", "port", "workers", "grpc_port", "tls_cert", "tls_key", "tls_client_ca")
 OF_SECRETS = ("database_url", "alarm_secret")
 
 
@@ -57,4 +57,4 @@ def replica_settings(args: Mapping[str, Any]) -> Settings:
 
 def ongoing_limit(settings: Settings) -> int:
     """Return how many requests a replica may have at once: its own queue shall refuse the next, not Ray's."""
-    return settings.max_queue_samples * len(model_list.entries(settings)) + OTHER_REQUESTS
+    return limits.MAX_QUEUE_SAMPLES * len(settings.entries()) + OTHER_REQUESTS

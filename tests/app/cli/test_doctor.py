@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from boxcal.app.settings import limits
 from boxcal.app.settings.service import unknown_variable
 from tests.app.cli.conftest import Boxcal
 
@@ -36,12 +37,12 @@ def test_doctor_finds_nothing_wrong_and_changes_nothing(boxcal: Boxcal, tmp_path
 def test_doctor_loads_every_model_and_names_the_one_that_cannot_be_served(
     boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("BOXCAL_MODELS", "a=digits,b=logits:3")
+    monkeypatch.setenv("BOXCAL_MODEL", "a=digits,b=logits:3")
     expected = "a: 10 classes on cpu; b: no model; /calibrate takes logits of 3 classes"
     assert checks(boxcal, 0)["model"] == (True, expected)
     file = tmp_path / "models.toml"
     file.write_text("[a]\nmodel = 'digits'\n[b]\nmodel = 'logits:3'\nupper = 0.2")
-    monkeypatch.setenv("BOXCAL_MODELS", str(file))
+    monkeypatch.setenv("BOXCAL_MODEL", str(file))
     ok, found = checks(boxcal, 1)["model"]
     assert not ok
     assert found.startswith("b: ")
@@ -54,7 +55,7 @@ def test_doctor_reports_every_failure(
     (tmp_path / "broken.sqlite3").write_text("this is not a database, it is a text file")
     monkeypatch.setenv("BOXCAL_MODEL", "onnx:nowhere.onnx")
     monkeypatch.setenv("BOXCAL_DATABASE_URL", f"sqlite:///{tmp_path}/broken.sqlite3")
-    monkeypatch.setenv("BOXCAL_MAX_UPLOAD_BYTES", str(2**62))
+    monkeypatch.setattr(limits, "MAX_UPLOAD_BYTES", 2**62)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setenv("BOXCAL_PORT", str(port))
@@ -62,7 +63,7 @@ def test_doctor_reports_every_failure(
     assert [ok for ok, _ in found.values()] == [False] * 4
     assert "nowhere.onnx does not exist" in found["model"][1]
     assert "not a database" in found["registry"][1]
-    assert "BOXCAL_MAX_UPLOAD_BYTES" in found["disk"][1]
+    assert "an upload may have 4,611,686,018,427,387,904" in found["disk"][1]
     assert f"cannot listen on 127.0.0.1:{port}" in found["port"][1]
 
 

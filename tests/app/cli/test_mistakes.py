@@ -82,9 +82,9 @@ def test_a_calibrator_of_another_model(boxcal: Boxcal, image: Path, tmp_path: Pa
 def test_settings_are_named_as_they_are_set(
     boxcal: Boxcal, image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("BOXCAL_MAX_PIXELS", "many")
-    assert "BOXCAL_MAX_PIXELS" in refused(boxcal, 2, "predict", image)
-    monkeypatch.delenv("BOXCAL_MAX_PIXELS")
+    monkeypatch.setenv("BOXCAL_MAX_BATCH_SIZE", "many")
+    assert "BOXCAL_MAX_BATCH_SIZE" in refused(boxcal, 2, "predict", image)
+    monkeypatch.delenv("BOXCAL_MAX_BATCH_SIZE")
     monkeypatch.setenv("BOXCAL_MODEL", "nosuch")
     assert "nosuch" in refused(boxcal, 2, "predict", image)
 

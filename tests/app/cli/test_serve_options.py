@@ -20,7 +20,7 @@ CONFIG = """
 port = {port}
 max_batch_size = 7
 labels = "names.txt"
-keep_days = 1.5
+fit_memory_bytes = 300000000
 allow_anonymous = true
 """
 MODELS = """
@@ -60,8 +60,8 @@ def test_options_come_before_the_environment_and_that_before_the_config_file(
     (file := tmp_path / "boxcal.toml").write_text(CONFIG.format(port=taken))
     monkeypatch.setenv("BOXCAL_CONFIG", str(file))
     monkeypatch.setenv("BOXCAL_MAX_BATCH_SIZE", "8")
-    read = Settings(keep_days=2)
-    assert (read.port, read.max_batch_size, read.keep_days) == (taken, 8, 2)
+    read = Settings(feedback_rows=2)
+    assert (read.port, read.max_batch_size, read.feedback_rows) == (taken, 8, 2)
     assert (read.labels, read.allow_anonymous) == (Path("names.txt"), True)
     monkeypatch.setenv("BOXCAL_CONFIG", "")
     message = f"cannot listen on 127.0.0.1:{taken}: Address already in use"
@@ -107,7 +107,7 @@ def test_a_config_file_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatc
     ("arguments", "reason"),
     [
         (("--port", "70000"), "--port: Input should be less than or equal to 65535, got 70000"),
-        (("--models", "a=digits,b"), "--models: Value error, 'b' is not NAME=MODEL"),
+        (("--model", "a=digits,b"), "--model: Value error, 'b' is not NAME=MODEL"),
         (("--precision", "int8"), "'int8' is not one of"),
         (("--modle", "digits"), "No such option: --modle"),
         (("--alarm-webhook", "http://x"), "error: alarm_webhook needs alarm_secret"),

@@ -27,7 +27,7 @@ from tests.app.fitting.test_images import archive
 from tests.app.fitting.validation_data import CONTENT_TYPE, form, validation_npz
 from tests.app.raising import raises_problem
 
-SOURCE = BackboneSource("digits", None, None, "cpu", "float32", 10**6)
+SOURCE = BackboneSource("digits", None, None, "cpu", "float32")
 DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
 BACKBONE = load_backbone("digits", device="cpu")
 QUICK = validation_npz(200)

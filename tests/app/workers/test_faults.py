@@ -19,7 +19,7 @@ from tests.app.workers.test_service import processes, ready, wait
 
 HALF = (
     b"POST /calibrate HTTP/1.1\r\nhost: localhost\r\n"
-    b"content-type: application/json\r\ncontent-length: 9\r\n\r\n["
+    b'content-type: application/json\r\ncontent-length: 20\r\n\r\n{"logits":'
 )
 HANG = "import signal, sys\nsignal.signal(signal.SIGUSR2, lambda *_: exec('while True: pass'))\n"
 
@@ -28,7 +28,7 @@ HANG = "import signal, sys\nsignal.signal(signal.SIGUSR2, lambda *_: exec('while
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder: Path = tmp_path_factory.mktemp("faults")
     (folder / "sitecustomize.py").write_text(HANG)  # a signal that stops the event loop, not the threads
-    one = Service(folder, workers="2", model="logits:3", shutdown_seconds="5")
+    one = Service(folder, workers="2", model="logits:3")
     one.environment["PYTHONPATH"] = os.pathsep.join([str(folder), one.environment.get("PYTHONPATH", "")])
     with one:
         wait(lambda: len(ready(one)) == 2)
@@ -87,5 +87,7 @@ def test_after_sigterm_connections_are_refused_at_once_and_waiting_ones_answered
         assert psutil.pid_exists(service.process.pid)
         assert set(outcomes[-5:]) == {"refused"}
         assert set(outcomes) <= {"answered", "refused"}
+        for line in busy:
+            line.sendall(b"[[1,2,3]]}")
+        assert {line.recv(12) for line in busy} == {b"HTTP/1.1 200"}
         assert service.wait() == 0
-        assert {line.recv(12) for line in busy} == {b"HTTP/1.1 503"}

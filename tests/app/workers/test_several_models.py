@@ -29,7 +29,7 @@ def started(folder: Path, **settings: str) -> Service:
     """Write the list of models, and describe a service of two processes."""
     folder.mkdir(exist_ok=True)
     (file := folder / "models.toml").write_text(FILE)
-    return Service(folder, workers=str(PROCESSES), models=str(file), device="cpu", **settings)
+    return Service(folder, workers=str(PROCESSES), model=str(file), device="cpu", **settings)
 
 
 @pytest.fixture(scope="module")

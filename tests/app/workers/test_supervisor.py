@@ -246,5 +246,5 @@ def test_connections_that_arrive_together_are_shared_and_the_last_are_accepted(t
 def test_options_reach_the_processes(tmp_path: Path) -> None:
     given = workers.environment(Settings(data_dir=tmp_path, alarm_webhook=None, model="logits:3"))
     assert (given["BOXCAL_MODEL"], given["BOXCAL_DATA_DIR"]) == ("logits:3", str(tmp_path))
-    with workers.open_listener(Settings(uds=tmp_path / "socket")) as opened:
+    with workers.open_listener(Settings(host=f"unix:{tmp_path}/socket")) as opened:
         assert opened.getsockname() == str(tmp_path / "socket")

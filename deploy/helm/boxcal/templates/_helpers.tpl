@@ -28,8 +28,6 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - name: BOXCAL_{{ $name }}
   value: {{ include "boxcal.number" $value | quote }}
 {{- end }}
-- name: BOXCAL_SHUTDOWN_SECONDS
-  value: {{ include "boxcal.number" .Values.shutdownSeconds | quote }}
 {{- with .Values.alarmSecret }}
 - name: BOXCAL_ALARM_SECRET
   valueFrom:

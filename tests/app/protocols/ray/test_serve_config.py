@@ -14,7 +14,6 @@ import yaml
 
 from boxcal.app.protocols.ray.serve_config import read_config
 from boxcal.app.protocols.ray.settings import ongoing_limit, replica_settings
-from boxcal.app.settings.service import Settings
 from tests.app.cli.conftest import Boxcal, boxcal
 
 __all__ = ["boxcal"]
@@ -77,9 +76,9 @@ def test_a_replica_needs_the_shared_registry_and_refuses_requests_itself(
     monkeypatch.setenv("BOXCAL_HOST", "127.0.0.1")
     settings = replica_settings(args)
     assert (settings.model, settings.database_url, settings.host) == ("logits:4", DATABASE, "0.0.0.0")  # noqa: S104
-    assert ongoing_limit(settings) == Settings().max_queue_samples + 64
-    several = replica_settings({"models": "one=logits:4,other=logits:2", "data_dir": "/tmp/boxcal"})  # noqa: S108
-    assert ongoing_limit(several) == 2 * Settings().max_queue_samples + 64
+    assert ongoing_limit(settings) == 1024 + 64
+    several = replica_settings({"model": "one=logits:4,other=logits:2", "data_dir": "/tmp/boxcal"})  # noqa: S108
+    assert ongoing_limit(several) == 2048 + 64
 
 
 class Cluster(BaseHTTPRequestHandler):
