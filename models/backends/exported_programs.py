@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from boxcal.models.backends.fingerprints import file_fingerprint, fingerprint_with
 from boxcal.models.backends.spec import read_spec
 from boxcal.models.backends.torch_backbone import TorchBackbone, resolve_device
-from boxcal.models.errors import UnusableWeights
+from boxcal.models.errors import BackboneError
 
 # The entries of an archive without pickles, below its root folder.
 RAW = re.compile(
@@ -44,18 +44,18 @@ def load_exported_program(path: Path, *, labels: Path | None, device: str) -> To
         The file is missing, damaged, holds pickled objects, or does not fit its declaration.
     """
     if not path.is_file():
-        raise UnusableWeights(f"The model file {path} does not exist.")
+        raise BackboneError(f"The model file {path} does not exist.")
     archive = path.read_bytes()
     refuse_pickles(archive, path)
     program = _read(archive, path)
     shape, classes = _signature(program, path)
     spec = read_spec(path)
     if spec.outputs != "logits":
-        raise UnusableWeights(f"{path}: export the logits; probabilities are not taken from a program.")
+        raise BackboneError(f"{path}: export the logits; probabilities are not taken from a program.")
     preprocessing = spec.preprocessing_for(shape[1:], path)
     input_shape = preprocessing.input_shape if preprocessing else tuple(size or 0 for size in shape[1:])
     if 0 in input_shape:
-        raise UnusableWeights(
+        raise BackboneError(
             f"{path} reads inputs of free sizes {shape[1:]}; declare a preprocessing in "
             f"{path.with_suffix('.json').name}, or export it with fixed ones."
         )
@@ -98,7 +98,7 @@ def _read(archive: bytes, path: Path) -> ExportedProgram:
 
     Raises
     ------
-    UnusableWeights
+    BackboneError
         With the reason that torch logs.
     """
     with zipfile.ZipFile(io.BytesIO(archive)) as files:
@@ -118,7 +118,7 @@ def _read(archive: bytes, path: Path) -> ExportedProgram:
         return torch.export.load(io.BytesIO(archive))
     except Exception as error:  # the reader raises errors of many kinds
         reason = reasons[0] if reasons else str(error)
-        raise UnusableWeights(f"{path} is not a program of this torch: {reason}"[:1000]) from error
+        raise BackboneError(f"{path} is not a program of this torch: {reason}"[:1000]) from error
     finally:
         logger.removeHandler(heard)
 
@@ -140,7 +140,7 @@ def refuse_pickles(archive: bytes, path: Path) -> None:
 
     Raises
     ------
-    UnusableWeights
+    BackboneError
         Naming the entry that is something else.
     """
     try:
@@ -149,21 +149,21 @@ def refuse_pickles(archive: bytes, path: Path) -> None:
             # Of entries with one name, torch may read another one than the one that is checked here.
             for entry, times in Counter(map(str.lower, names)).items():
                 if times > 1:
-                    raise UnusableWeights(f"{path} has {times} entries named {entry}; it was not loaded.")
+                    raise BackboneError(f"{path} has {times} entries named {entry}; it was not loaded.")
             for entry in names:
                 name = entry.partition("/")[2]
                 if CONFIG.fullmatch(name):
                     for key, payload in json.loads(files.read(entry))["config"].items():
                         if payload["use_pickle"]:
-                            raise UnusableWeights(f"{path}: {key} is pickled; it was not loaded.")
+                            raise BackboneError(f"{path}: {key} is pickled; it was not loaded.")
                 elif name == SAMPLE_INPUTS:
                     torch.load(io.BytesIO(files.read(entry)), weights_only=True)
                 elif not RAW.fullmatch(name):
-                    raise UnusableWeights(f"{path}: {entry} is more than tensors; it was not loaded.")
-    except UnusableWeights:
+                    raise BackboneError(f"{path}: {entry} is more than tensors; it was not loaded.")
+    except BackboneError:
         raise
     except Exception as error:  # a damaged zip file, JSON document or pickle
-        raise UnusableWeights(f"{path} is not a readable .pt2 archive: {error}") from error
+        raise BackboneError(f"{path} is not a readable .pt2 archive: {error}") from error
 
 
 def _batch_sizes(program: ExportedProgram) -> tuple[int, int | None]:
@@ -196,7 +196,7 @@ def _signature(program: ExportedProgram, path: Path) -> tuple[tuple[int | None, 
         or made.ndim != 2
         or not isinstance(made.shape[1], int)
     ):
-        raise UnusableWeights(
+        raise BackboneError(
             f"{path}: expected one float32 input (N, ...) and one output (N, K), found "
             f"{[tuple(v.shape) for v in inputs if isinstance(v, torch.Tensor)]} and "
             f"{[tuple(v.shape) for v in outputs if isinstance(v, torch.Tensor)]}."

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from boxcal.models.errors import UnusableLabels
+from boxcal.models.errors import BackboneError
 
 
 def read_labels(path: Path, num_classes: int) -> tuple[str, ...]:
@@ -14,7 +14,7 @@ def read_labels(path: Path, num_classes: int) -> tuple[str, ...]:
 
     Raises
     ------
-    UnusableLabels
+    BackboneError
         The file cannot be read, a line is empty, or the number of lines is not K.
     """
     return check_labels(read_lines(path), num_classes, str(path))
@@ -25,13 +25,13 @@ def read_lines(path: Path) -> list[str]:
 
     Raises
     ------
-    UnusableLabels
+    BackboneError
         The file cannot be read.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UnusableLabels(f"The labels file {path} cannot be read: {error}.") from error
+        raise BackboneError(f"The labels file {path} cannot be read: {error}.") from error
     return [line.strip() for line in lines]
 
 
@@ -43,20 +43,20 @@ def check_labels(labels: Sequence[str], num_classes: int, source: str) -> tuple[
 
     Raises
     ------
-    UnusableLabels
+    BackboneError
         Naming the line or the counts that do not fit.
     """
     if len(labels) != num_classes:
-        raise UnusableLabels(f"{source} has {len(labels)} labels, but the model has {num_classes} classes.")
+        raise BackboneError(f"{source} has {len(labels)} labels, but the model has {num_classes} classes.")
     if "" in labels:
-        raise UnusableLabels(f"{source}: label {labels.index('') + 1} is empty.")
+        raise BackboneError(f"{source}: label {labels.index('') + 1} is empty.")
     counts: Counter[str] = Counter()
     distinct = []
     for label in labels:
         counts[label] += 1
         distinct.append(label if counts[label] == 1 else f"{label} ({counts[label]})")
     if repeated := [label for label, count in Counter(distinct).items() if count > 1]:
-        raise UnusableLabels(
+        raise BackboneError(
             f"{source}: the label {repeated[0]!r} repeats, even with repeated names numbered."
         )
     return tuple(distinct)

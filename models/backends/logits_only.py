@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from boxcal.models.backends.labels import check_labels, read_lines
-from boxcal.models.errors import UnknownBackbone, UnusableInput
+from boxcal.models.errors import BackboneError, UnusableInput
 from boxcal.models.inputs.base import Inputs, NoInputs
 
 MAX_CLASSES = 1_000_000
@@ -26,9 +26,9 @@ class LogitsOnly:
 
     Raises
     ------
-    UnknownBackbone
+    BackboneError
         There is neither K nor a labels file, or K is not a number of at least 2.
-    UnusableLabels
+    BackboneError
         The labels file cannot be read, or does not have K labels.
     """
 
@@ -39,14 +39,14 @@ class LogitsOnly:
 
     def __init__(self, size: str, *, labels: Path | None) -> None:
         if not size and labels is None:
-            raise UnknownBackbone(
+            raise BackboneError(
                 "BOXCAL_MODEL=logits needs the labels of the classes (BOXCAL_LABELS) or their number, as in "
                 "logits:1000."
             )
         found = None if labels is None else read_lines(labels)
         digits = size or str(len(found or ()))
         if not (digits.isascii() and digits.isdecimal() and 2 <= int(digits[:9]) <= MAX_CLASSES):
-            raise UnknownBackbone(
+            raise BackboneError(
                 f"A model of {digits!r:.50} classes: K in logits:K is a number from 2 to {MAX_CLASSES:,}."
             )
         num_classes = int(digits[:9])

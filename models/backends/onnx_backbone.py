@@ -22,7 +22,7 @@ from boxcal.models.backends.onnx_named import NamedOnnxBackbone, is_named
 from boxcal.models.backends.onnx_outputs import Output
 from boxcal.models.backends.onnx_sessions import Sessions
 from boxcal.models.backends.spec import read_spec
-from boxcal.models.errors import UnusableInput, UnusableWeights
+from boxcal.models.errors import BackboneError, UnusableInput
 from boxcal.models.inputs.base import ImageInputs, Inputs
 
 PROBES = 2
@@ -93,7 +93,7 @@ class OnnxBackbone:
         inputs = session.get_inputs()
         if len(inputs) != 1 or inputs[0].type not in DTYPES or len(inputs[0].shape) < 2:
             found = ", ".join(f"{entry.name} {entry.type} {entry.shape}" for entry in inputs)
-            raise UnusableWeights(
+            raise BackboneError(
                 f"{path}: expected one input of floats with a batch dimension, found {found}."
             )
         self._input = inputs[0].name
@@ -158,7 +158,7 @@ class OnnxBackbone:
         if self.preprocessing is not None:
             return self.preprocessing.input_shape
         if None in shape:
-            raise UnusableWeights(
+            raise BackboneError(
                 f"{self._path} reads inputs of free sizes {shape}; declare a preprocessing in "
                 f"{self._path.with_suffix('.json').name}, or export it with fixed ones."
             )

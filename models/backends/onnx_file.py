@@ -12,7 +12,7 @@ import onnxruntime
 from google.protobuf.message import DecodeError
 
 from boxcal.models.backends.class_token import take_class_token_early
-from boxcal.models.errors import UnusableWeights
+from boxcal.models.errors import BackboneError
 
 
 class OnnxFile:
@@ -32,13 +32,13 @@ class OnnxFile:
 
     Raises
     ------
-    UnusableWeights
+    BackboneError
         If the file is absent; on opening, if it is damaged.
     """
 
     def __init__(self, path: Path, *, optimize: bool = True) -> None:
         if not path.is_file():
-            raise UnusableWeights(f"The model file {path} does not exist.")
+            raise BackboneError(f"The model file {path} does not exist.")
         self._path = path
         self.rewritten = False
         self.external: list[Path] = []
@@ -73,7 +73,7 @@ class OnnxFile:
             source = self._graph if self.rewritten else str(self._path)
             session = onnxruntime.InferenceSession(source, options, providers=providers)
         except Exception as error:  # onnxruntime's errors have no common base class
-            raise UnusableWeights(f"{self._path} is not a usable ONNX model: {error}") from error
+            raise BackboneError(f"{self._path} is not a usable ONNX model: {error}") from error
         session._model_bytes = None  # only needed to change providers; as large as the weights
         return session
 

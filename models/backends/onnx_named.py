@@ -15,7 +15,7 @@ from boxcal.models.backends.onnx_file import OnnxFile
 from boxcal.models.backends.onnx_outputs import Output, class_labels
 from boxcal.models.backends.onnx_sessions import Sessions
 from boxcal.models.backends.spec import ModelSpec, read_spec
-from boxcal.models.errors import UnusableInput, UnusablePreprocessing, UnusableWeights
+from boxcal.models.errors import BackboneError, UnusableInput
 from boxcal.models.inputs.base import Inputs
 from boxcal.models.inputs.rows import INTEGERS, Column, RowInputs
 from boxcal.models.inputs.texts import IDS, MASK, TextInputs
@@ -67,7 +67,7 @@ class NamedOnnxBackbone:
         try:
             probes = [self._run(session, batch) for batch in self._probes()]
         except Exception as error:  # onnxruntime's errors have no common base class
-            raise UnusableWeights(f"{path}: the trial run failed: {error}"[:1000]) from error
+            raise BackboneError(f"{path}: the trial run failed: {error}"[:1000]) from error
         num_classes = self._output.check(probes)
         found = self._output.keys or class_labels(file.model)
         if found is not None and len(found) != num_classes:
@@ -130,7 +130,7 @@ def inputs_of(entries: Sequence[Any], model: onnx.ModelProto | None, spec: Model
 
     Raises
     ------
-    UnusablePreprocessing, UnusableWeights
+    BackboneError
         The declaration does not fit; the number of features is not known.
     """
     dtypes = [DTYPES[entry.type] for entry in entries]
@@ -141,7 +141,7 @@ def inputs_of(entries: Sequence[Any], model: onnx.ModelProto | None, spec: Model
         tokenizer = path.with_name(spec.tokenizer) if spec.tokenizer else beside
         lengths = [size for entry in entries if isinstance(size := entry.shape[1], int)]
         if unknown := next((name for name in spec.pad or {} if name not in names), None):
-            raise UnusablePreprocessing(f"{path}: pad names {unknown!r}, which is no input of the model.")
+            raise BackboneError(f"{path}: pad names {unknown!r}, which is no input of the model.")
         return TextInputs(
             names,
             dtypes,
@@ -155,7 +155,7 @@ def inputs_of(entries: Sequence[Any], model: onnx.ModelProto | None, spec: Model
         width = entry.shape[1]
         if not isinstance(width, int):
             if len(entries) > 1 or not spec.features:
-                raise UnusableWeights(
+                raise BackboneError(
                     f"{path}: the input {entry.name} takes any number of features; declare their names as "
                     f'"features" in {path.with_suffix(".json").name}.'
                 )
@@ -190,7 +190,7 @@ def _feature_names(columns: Sequence[Column], spec: ModelSpec, path: Path) -> li
     count = sum(column.width for column in columns)
     if spec.features is not None:
         if len(set(spec.features)) != count or len(spec.features) != count:
-            raise UnusablePreprocessing(
+            raise BackboneError(
                 f"{path}: features has {len(spec.features)} names, of which {len(set(spec.features))} are "
                 f"different; the model reads {count} features."
             )

@@ -15,7 +15,7 @@ import onnx
 from numpy.typing import NDArray
 
 from boxcal.models.backends.spec import ModelSpec
-from boxcal.models.errors import UnusableWeights
+from boxcal.models.errors import BackboneError
 
 FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)")
 MAPS = ("seq(map(int64,tensor(float)))", "seq(map(string,tensor(float)))")
@@ -45,7 +45,7 @@ class Output:
 
     Raises
     ------
-    UnusableWeights
+    BackboneError
         The output cannot be chosen without a declaration, or is none of the model's.
     """
 
@@ -54,11 +54,9 @@ class Output:
         types = {entry.name: entry.type for entry in entries}
         self.name = spec.output if spec.output is not None else _only(types, path)
         if self.name not in types:
-            raise UnusableWeights(
-                f"{path} has no output {self.name!r}; it has the outputs {', '.join(types)}."
-            )
+            raise BackboneError(f"{path} has no output {self.name!r}; it has the outputs {', '.join(types)}.")
         if types[self.name] not in (*FLOATS, *MAPS):
-            raise UnusableWeights(
+            raise BackboneError(
                 f"{path}: the output {self.name} has the type {types[self.name]}; scores are floats."
             )
         self._is_map = types[self.name] in MAPS
@@ -104,7 +102,7 @@ class Output:
 
         Raises
         ------
-        UnusableWeights
+        BackboneError
             It is not what is declared, or cannot be calibrated.
         """
         if self._is_map:
@@ -112,12 +110,12 @@ class Output:
         scores = np.concatenate([self.scores(raw) for raw in probes])
         where = f"{self._path}: the output {self.name}"
         if scores.ndim != 2:
-            raise UnusableWeights(f"{where} has shape {tuple(scores.shape)}, expected (N, K).")
+            raise BackboneError(f"{where} has shape {tuple(scores.shape)}, expected (N, K).")
         if self._has_one_column:
             self._check_sigmoid(scores, where)
             return 2
         if scores.shape[1] < 2:
-            raise UnusableWeights(
+            raise BackboneError(
                 f'{where} has shape {tuple(scores.shape)}, expected (N, K). Declare "activation": "sigmoid" '
                 "if it is the probability of the second of two classes."
             )
@@ -125,28 +123,28 @@ class Output:
         within = bool((scores >= 0).all() and (scores <= 1).all())
         sums_to_one = bool((scores >= 0).all() and np.abs(scores.sum(1) - 1).max() < 1e-3)
         if sums_to_one and not self._holds_probabilities:
-            raise UnusableWeights(
+            raise BackboneError(
                 f"{where} sums to 1: it seems to hold probabilities. Export the logits, or declare "
                 '"outputs": "probabilities".'
             )
         if within and not sums_to_one and len(scores) > 1:
-            raise UnusableWeights(
+            raise BackboneError(
                 f"{where} lies between 0 and 1 for random inputs of any size and does not sum to 1 (but to "
                 f"{float(scores[0].sum()):.4g}): {scores.shape[1]} independent sigmoids, each with its own "
                 "question (multi-label). Classes that exclude each other are needed."
             )
         if self._holds_probabilities and not sums_to_one:
-            raise UnusableWeights(f"{where} does not sum to 1, but is declared to hold probabilities.")
+            raise BackboneError(f"{where} does not sum to 1, but is declared to hold probabilities.")
         return int(scores.shape[1])
 
     def _check_sigmoid(self, scores: Scores, where: str) -> None:
         if scores.shape[1] != 1:
-            raise UnusableWeights(
+            raise BackboneError(
                 f"{where} has {scores.shape[1]} columns; with the activation sigmoid it has one, the "
                 "probability of the second class."
             )
         if self._holds_probabilities and not bool(((scores >= 0) & (scores <= 1)).all()):
-            raise UnusableWeights(
+            raise BackboneError(
                 f"{where} is {float(scores.max()):.4g} for a random input, no sigmoid. Declare also "
                 '"outputs": "logits" if the sigmoid is not part of the model.'
             )
@@ -171,7 +169,7 @@ def _only(types: dict[str, str], path: Path) -> str:
     others = [name for name, kind in types.items() if kind not in (*FLOATS, *MAPS, *LABELS)]
     if len(scores) == 1 and not others:
         return scores[0]
-    raise UnusableWeights(
+    raise BackboneError(
         f"{path} has the outputs {', '.join(types)}; call the one to serve 'logits', or declare it as "
         f'"output" in {path.with_suffix(".json").name}.'
     )

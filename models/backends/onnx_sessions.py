@@ -10,7 +10,7 @@ import onnxruntime
 
 from boxcal.models.backends.core_pool import usable_cores
 from boxcal.models.backends.onnx_file import OnnxFile
-from boxcal.models.errors import UnusableDevice
+from boxcal.models.errors import BackboneError
 
 CUDA = "CUDAExecutionProvider"
 
@@ -47,7 +47,7 @@ class Sessions:
                 self.device = str(resolved)
                 return
             if device != "auto":
-                raise UnusableDevice(f"onnxruntime cannot run {path} on {device!r}.")
+                raise BackboneError(f"onnxruntime cannot run {path} on {device!r}.")
         threads = sorted({usable_cores(), 1})
         opened: list[Any] = [file.session(["CPUExecutionProvider"], threads=n) for n in threads]
         self.beside, self.alone = opened[0], opened[-1]

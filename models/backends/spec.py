@@ -35,7 +35,7 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
 
 from boxcal.models.backends.labels import check_labels, read_labels
-from boxcal.models.errors import UnusablePreprocessing
+from boxcal.models.errors import BackboneError
 from boxcal.models.inputs.preprocessing import ImageClassification
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -86,18 +86,18 @@ class ModelSpec(BaseModel):
 
         Raises
         ------
-        UnusablePreprocessing
+        BackboneError
             The declared crop and channels are not an input of that shape.
         """
         if (declared := self.preprocessing) is None:
             return None
         if not len(declared.mean) == len(declared.std) in {1, 3}:
-            raise UnusablePreprocessing(
+            raise BackboneError(
                 f"{path}: mean has {len(declared.mean)} numbers and std {len(declared.std)}; "
                 "each needs one for grey or three for colour."
             )
         if isinstance(declared.resize, int) == (declared.crop is None):
-            raise UnusablePreprocessing(
+            raise BackboneError(
                 f"{path}: preprocessing.crop: a short side (`resize`: a number) needs a `crop`, and a height "
                 f"and width (`resize`: [H, W]) have none; got {declared.resize} and {declared.crop}."
             )
@@ -115,7 +115,7 @@ class ModelSpec(BaseModel):
                 return preprocessing
         made = (len(declared.mean), *preprocessing.size)
         read = tuple("any" if size is None else size for size in shape)
-        raise UnusablePreprocessing(
+        raise BackboneError(
             f"{path}: the declared preprocessing makes {' x '.join(map(str, made))}, but the model reads "
             f"{read}."
         )
@@ -142,7 +142,7 @@ def read_spec(path: Path, metadata: Mapping[str, str] | None = None) -> ModelSpe
 
     Raises
     ------
-    UnusablePreprocessing
+    BackboneError
         It is not JSON, or a member is unknown or of the wrong kind.
     """
     beside = path.with_suffix(".json")
@@ -156,7 +156,5 @@ def read_spec(path: Path, metadata: Mapping[str, str] | None = None) -> ModelSpe
         source = beside if beside.is_file() else f"the metadata of {path}"
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the document"
-        raise UnusablePreprocessing(
-            f"{source}: {place}: {first['msg']}, got {first['input']!r:.200}."
-        ) from error
+        raise BackboneError(f"{source}: {place}: {first['msg']}, got {first['input']!r:.200}.") from error
     return ModelSpec()

@@ -13,7 +13,7 @@ from PIL import Image
 from boxcal.models.backends.labels import check_labels, read_labels
 from boxcal.models.backends.torch_backbone import TorchBackbone
 from boxcal.models.backends.weights import load_into, read_weights
-from boxcal.models.errors import UnknownBackbone, UnusablePreprocessing, UnusableWeights
+from boxcal.models.errors import BackboneError
 from boxcal.models.inputs.preprocessing import ImageClassification
 
 RANDOM = "random"
@@ -41,13 +41,13 @@ def load_timm(
     try:
         import timm  # noqa: PLC0415 - an optional package
     except ImportError as error:
-        raise UnknownBackbone(f"timm:{name}: {TIMM_PACKAGE}.") from error
+        raise BackboneError(f"timm:{name}: {TIMM_PACKAGE}.") from error
     name, weights = _checkpoint(name, weights)
     if not timm.is_model(name):
         near = ", ".join(difflib.get_close_matches(name, timm.list_models(), n=3))
-        raise UnknownBackbone(f"timm has no model {name!r}.{f' Did you mean {near}?' if near else ''}")
+        raise BackboneError(f"timm has no model {name!r}.{f' Did you mean {near}?' if near else ''}")
     if weights is None:
-        raise UnusableWeights(
+        raise BackboneError(
             f"timm:{name} needs weights: timm:{name}?checkpoint=PATH or BOXCAL_WEIGHTS, the path of a .pth "
             f"or .safetensors file, or {RANDOM!r}."
         )
@@ -77,9 +77,9 @@ def _checkpoint(name: str, weights: str | None) -> tuple[str, str | None]:
     if not query:
         return name, weights
     if key != "checkpoint" or not path:
-        raise UnknownBackbone(f"timm:{name}?{query}: expected `?checkpoint=PATH`.")
+        raise BackboneError(f"timm:{name}?{query}: expected `?checkpoint=PATH`.")
     if weights is not None:
-        raise UnusableWeights(f"Weights are given twice: checkpoint={path} and {weights}.")
+        raise BackboneError(f"Weights are given twice: checkpoint={path} and {weights}.")
     return name, path
 
 
@@ -100,7 +100,7 @@ def _preprocessing(timm: Any, name: str, network: Any) -> ImageClassification:
 
     Raises
     ------
-    UnusablePreprocessing
+    BackboneError
         Naming the member of the configuration.
     """
     found = timm.data.resolve_data_config({}, model=network)
@@ -108,12 +108,12 @@ def _preprocessing(timm: Any, name: str, network: Any) -> ImageClassification:
     mode, share = found["crop_mode"], found["crop_pct"]
     mean, std = tuple(map(float, found["mean"])), tuple(map(float, found["std"]))
     if channels not in {1, 3} or len(mean) != channels or len(std) != channels:
-        raise UnusablePreprocessing(f"timm:{name} reads {channels} channels; images have 1 or 3.")
+        raise BackboneError(f"timm:{name} reads {channels} channels; images have 1 or 3.")
     interpolation = Image.Resampling[found["interpolation"].upper()]
     if mode == "squash" and share == 1:
         return ImageClassification((height, width), None, mean, std, interpolation)
     if mode != "center" or height != width:
-        raise UnusablePreprocessing(
+        raise BackboneError(
             f"timm:{name} is preprocessed with crop_mode {mode!r}, crop_pct {share} and input_size "
             f"{found['input_size']}; export it to ONNX and declare its preprocessing."
         )

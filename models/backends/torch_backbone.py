@@ -18,7 +18,7 @@ from torch import nn
 from boxcal.models.backends.core_pool import CorePool, usable_cores
 from boxcal.models.backends.cuda_graphs import CudaGraphs
 from boxcal.models.backends.fingerprints import fingerprint_with
-from boxcal.models.errors import UnusableDevice, UnusableInput
+from boxcal.models.errors import BackboneError, UnusableInput
 from boxcal.models.inputs.base import ImageInputs, Inputs
 from boxcal.models.inputs.preprocessing import Preprocessing
 
@@ -229,16 +229,16 @@ def padded(batch: torch.Tensor, smallest: int) -> torch.Tensor:
 
 
 def resolve_device(device: str) -> torch.device:
-    """Turn `auto`, `cpu`, `cuda` or `cuda:N` into an available device, or raise UnusableDevice."""
+    """Turn `auto`, `cpu`, `cuda` or `cuda:N` into an available device, or raise BackboneError."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise UnusableDevice(f"Unknown device {device!r}: expected 'auto', 'cpu', 'cuda' or 'cuda:N'.")
+        raise BackboneError(f"Unknown device {device!r}: expected 'auto', 'cpu', 'cuda' or 'cuda:N'.")
     resolved = torch.device(device)
     if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise UnusableDevice(f"Device {device!r} was asked for, but torch finds no usable CUDA device here.")
+        raise BackboneError(f"Device {device!r} was asked for, but torch finds no usable CUDA device here.")
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
-        raise UnusableDevice(
+        raise BackboneError(
             f"Device {device!r} was asked for, but there are only {torch.cuda.device_count()} CUDA devices."
         )
     return resolved

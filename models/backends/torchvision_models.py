@@ -18,7 +18,7 @@ from boxcal.models.backends.equivalence import random_batch, same_logits
 from boxcal.models.backends.labels import check_labels, read_labels
 from boxcal.models.backends.torch_backbone import TorchBackbone
 from boxcal.models.backends.weights import load_into, read_weights
-from boxcal.models.errors import UnknownBackbone, UnusableWeights
+from boxcal.models.errors import BackboneError
 from boxcal.models.inputs.preprocessing import ImageClassification
 
 RANDOM = "random"
@@ -52,13 +52,13 @@ def load_torchvision(
     if name not in known:
         known = [model for model in known if model[:3] == name[:3]]
         hint = f" Did you mean one of {', '.join(known)}?" if known else ""
-        raise UnknownBackbone(f"torchvision has no classification model {name!r}.{hint}")
+        raise BackboneError(f"torchvision has no classification model {name!r}.{hint}")
     # Weights without an ImageNet head are for detectors.
     published = [entry for entry in torchvision.models.get_model_weights(name) if entry.meta["categories"]]
     described = torchvision.models.get_model_weights(name).DEFAULT
     names = {entry.name: entry for entry in published} | {"DEFAULT": described}
     if weights is None:
-        raise UnusableWeights(
+        raise BackboneError(
             f"torchvision:{name} needs weights (BOXCAL_WEIGHTS): the path of a .pth or .safetensors file, "
             f"{', '.join(names)} (downloaded), or {RANDOM!r}."
         )
@@ -73,7 +73,7 @@ def load_torchvision(
     else:
         path = Path(weights)
         if not path.suffix and not path.exists():
-            raise UnusableWeights(
+            raise BackboneError(
                 f"torchvision:{name} has no weights {weights!r}: expected the path of a .pth or .safetensors "
                 f"file, {', '.join(names)} or {RANDOM!r}."
             )
@@ -189,7 +189,7 @@ def _download(entry: Any) -> dict[str, torch.Tensor]:
             progress=True, check_hash=True, map_location="cpu", weights_only=True
         )
     except (urllib.error.URLError, ssl.SSLError, TimeoutError, RuntimeError, OSError) as error:
-        raise UnusableWeights(
+        raise BackboneError(
             f"{entry} could not be downloaded from {entry.url}: {error}. Fetch it elsewhere and set "
             "BOXCAL_WEIGHTS to the file."
         ) from error

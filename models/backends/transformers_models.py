@@ -19,7 +19,7 @@ from boxcal.models.backends.backbone import Backbone
 from boxcal.models.backends.labels import check_labels, read_labels
 from boxcal.models.backends.torch_backbone import TorchBackbone
 from boxcal.models.backends.torch_text import TorchTextBackbone
-from boxcal.models.errors import UnknownBackbone, UnusablePreprocessing, UnusableWeights
+from boxcal.models.errors import BackboneError
 from boxcal.models.inputs.preprocessing import ImageClassification
 from boxcal.models.inputs.texts import IDS, MASK, TYPES, TextInputs
 
@@ -55,12 +55,12 @@ def load_transformers(folder: Path, *, labels: Path | None, device: str, precisi
     try:
         import transformers  # noqa: PLC0415 - an optional package
     except ImportError as error:
-        raise UnknownBackbone(f"transformers:{folder}: {TRANSFORMERS_PACKAGE}.") from error
+        raise BackboneError(f"transformers:{folder}: {TRANSFORMERS_PACKAGE}.") from error
     if not (folder / "config.json").is_file():
-        raise UnusableWeights(f"The folder {folder} has no config.json.")
+        raise BackboneError(f"The folder {folder} has no config.json.")
     config = _read(folder / "config.json")
     if config.get("problem_type") not in {None, "single_label_classification"}:
-        raise UnusableWeights(
+        raise BackboneError(
             f"{folder}: the problem_type is {config['problem_type']!r}; boxcal calibrates classes of which "
             "exactly one is true."
         )
@@ -76,14 +76,14 @@ def load_transformers(folder: Path, *, labels: Path | None, device: str, precisi
             output_loading_info=True,
         )
     except Exception as error:  # its errors have no common class
-        raise UnusableWeights(f"{folder} cannot be loaded as a classifier: {error}"[:1000]) from error
+        raise BackboneError(f"{folder} cannot be loaded as a classifier: {error}"[:1000]) from error
     if missing := sorted(report["missing_keys"]):
-        raise UnusableWeights(
+        raise BackboneError(
             f"{folder}: the weights miss {', '.join(missing[:3])}; it was saved without its head."
         )
     num_classes = int(network.config.num_labels)
     if num_classes < 2:
-        raise UnusableWeights(f"{folder} returns one number, a regression; a classifier has 2 or more.")
+        raise BackboneError(f"{folder} returns one number, a regression; a classifier has 2 or more.")
     given: dict[str, Any] = {
         "labels": _labels(network.config.id2label, labels, num_classes, folder),
         "device": device,
@@ -102,15 +102,15 @@ def image_preprocessing(path: Path) -> ImageClassification:
 
     Raises
     ------
-    UnusablePreprocessing
+    BackboneError
         Naming the member.
     """
     found = _read(path)
     for member in ("do_resize", "do_rescale", "do_normalize"):
         if not found.get(member, True):
-            raise UnusablePreprocessing(f"{path}: {member} is false; boxcal resizes, scales and normalises.")
+            raise BackboneError(f"{path}: {member} is false; boxcal resizes, scales and normalises.")
     if abs(float(found.get("rescale_factor", 1 / 255)) - 1 / 255) > 1e-9 or found.get("do_pad"):
-        raise UnusablePreprocessing(f"{path}: rescale_factor must be 1/255, and do_pad false.")
+        raise BackboneError(f"{path}: rescale_factor must be 1/255, and do_pad false.")
     resize, crop = _sizes(found, path)
     return ImageClassification(
         resize,
@@ -140,10 +140,8 @@ def _sizes(found: dict[str, Any], path: Path) -> tuple[int | tuple[int, int], in
         if (
             size.get("height") == size.get("width") is not None and square
         ):  # resized to a square, then cropped
-            raise UnusablePreprocessing(f"{path}: a resize to {size} with a crop to {crop} is not supported.")
-    raise UnusablePreprocessing(
-        f"{path}: the size {size} with the crop {crop if cropped else None} is unknown."
-    )
+            raise BackboneError(f"{path}: a resize to {size} with a crop to {crop} is not supported.")
+    raise BackboneError(f"{path}: the size {size} with the crop {crop if cropped else None} is unknown.")
 
 
 def _text_inputs(folder: Path, config: dict[str, Any]) -> TextInputs:
@@ -181,5 +179,5 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UnusableWeights(f"{path} is no readable JSON document: {error}") from error
+        raise BackboneError(f"{path} is no readable JSON document: {error}") from error
     return document

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from boxcal.models.errors import UnusableWeights
+from boxcal.models.errors import BackboneError
 
 SHOWN = 3
 
@@ -19,11 +19,11 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
 
     Raises
     ------
-    UnusableWeights
+    BackboneError
         The file is missing, of another kind, damaged, or holds anything but named tensors.
     """
     if not path.is_file():
-        raise UnusableWeights(f"The weights file {path} does not exist.")
+        raise BackboneError(f"The weights file {path} does not exist.")
     if path.suffix == ".safetensors":
         from safetensors import SafetensorError  # noqa: PLC0415
         from safetensors.torch import load_file  # noqa: PLC0415
@@ -31,25 +31,23 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
         try:
             return load_file(path)
         except (SafetensorError, OSError) as error:
-            raise UnusableWeights(f"{path} is not a readable safetensors file: {error}") from error
+            raise BackboneError(f"{path} is not a readable safetensors file: {error}") from error
     if path.suffix not in {".pth", ".pt"}:
-        raise UnusableWeights(
-            f"{path}: weights are read from .safetensors, .pth or .pt, not {path.suffix!r}."
-        )
+        raise BackboneError(f"{path}: weights are read from .safetensors, .pth or .pt, not {path.suffix!r}.")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
-        raise UnusableWeights(
+        raise BackboneError(
             f"{path} holds more than tensors or is damaged; it was not unpickled. Save the state_dict()."
         ) from error
     except (RuntimeError, OSError, EOFError, ValueError) as error:
-        raise UnusableWeights(f"{path} is not a readable PyTorch file: {error}") from error
+        raise BackboneError(f"{path} is not a readable PyTorch file: {error}") from error
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]
     if not isinstance(content, dict) or not all(
         isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in content.items()
     ):
-        raise UnusableWeights(f"{path} holds no state_dict: expected a dictionary of named tensors.")
+        raise BackboneError(f"{path} holds no state_dict: expected a dictionary of named tensors.")
     return content
 
 
@@ -58,7 +56,7 @@ def load_into(network: nn.Module, weights: Mapping[str, torch.Tensor], path: Pat
 
     Raises
     ------
-    UnusableWeights
+    BackboneError
         Naming the first keys that are missing, unknown or of another shape.
     """
     expected = network.state_dict()
@@ -68,15 +66,15 @@ def load_into(network: nn.Module, weights: Mapping[str, torch.Tensor], path: Pat
     }
     parts = [f"{what} {_some(keys)}" for what, keys in wrong.items() if keys]
     if parts:
-        raise UnusableWeights(f"{path} does not fit the network: it {' and '.join(parts)}.")
+        raise BackboneError(f"{path} does not fit the network: it {' and '.join(parts)}.")
     for key, value in expected.items():
         if weights[key].shape != value.shape:
-            raise UnusableWeights(
+            raise BackboneError(
                 f"{path} does not fit the network: {key} has shape {tuple(weights[key].shape)}, "
                 f"expected {tuple(value.shape)}."
             )
         if value.is_floating_point() and not weights[key].is_floating_point():
-            raise UnusableWeights(f"{path}: {key} has dtype {weights[key].dtype}, expected {value.dtype}.")
+            raise BackboneError(f"{path}: {key} has dtype {weights[key].dtype}, expected {value.dtype}.")
     network.load_state_dict(weights)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.models.errors import UnusableInput, UnusablePreprocessing
+from boxcal.models.errors import BackboneError, UnusableInput
 from boxcal.models.inputs.base import Kind, Samples
 
 MASK = "attention_mask"
@@ -42,7 +42,7 @@ class TextInputs:
 
     Raises
     ------
-    UnusablePreprocessing
+    BackboneError
         The tokenizer cannot be read, or the package is not installed.
     """
 
@@ -179,11 +179,11 @@ def open_tokenizer(path: Path, max_length: int) -> Any:
     try:
         import tokenizers  # noqa: PLC0415 - an optional package
     except ImportError as error:
-        raise UnusablePreprocessing(f"{path}: {TEXT_PACKAGE}.") from error
+        raise BackboneError(f"{path}: {TEXT_PACKAGE}.") from error
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # its errors have no common class
-        raise UnusablePreprocessing(f"{path} is no readable tokenizer.json: {error}") from error
+        raise BackboneError(f"{path} is no readable tokenizer.json: {error}") from error
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_length)
     return tokenizer

@@ -14,7 +14,7 @@ from boxcal.models.backends.onnx_file import OnnxFile
 from boxcal.models.backends.onnx_named import inputs_of, is_named
 from boxcal.models.backends.onnx_outputs import FLOATS, MAPS, class_labels
 from boxcal.models.backends.spec import ModelSpec, read_spec
-from boxcal.models.errors import BackboneError, UnusableWeights
+from boxcal.models.errors import BackboneError
 from boxcal.models.inputs.texts import TextInputs
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -66,7 +66,7 @@ def inspect_model(path: Path) -> Inspection:
 
     Raises
     ------
-    UnusableWeights
+    BackboneError
         The file does not exist or cannot be opened.
     """
     file = OnnxFile(path, optimize=False)
@@ -116,7 +116,7 @@ def _trial(
         return dict(inputs.batch(inputs.blank(2)))
     if len(entries) != 1 or entries[0].type not in DTYPES or len(entries[0].shape) != 4:
         found = ", ".join(f"{entry.name} {entry.type} {entry.shape}" for entry in entries)
-        raise UnusableWeights(f"No trial run is known for these inputs: {found}.")
+        raise BackboneError(f"No trial run is known for these inputs: {found}.")
     count, *sizes = (size if isinstance(size, int) and size > 0 else None for size in entries[0].shape)
     last = sizes[2] in (1, 3) and sizes[0] not in (1, 3)
     channels = (sizes[2] if last else sizes[0]) or 3

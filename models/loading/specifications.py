@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from boxcal.models.backends.backbone import Backbone
-from boxcal.models.errors import UnknownBackbone, UnusableDevice, UnusableWeights
+from boxcal.models.errors import BackboneError
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 MODEL_FILES = ("onnx", "pt2")
@@ -55,14 +55,14 @@ def load_backbone(
         If anything does not fit; the message names the file, shape, key or value.
     """
     if precision not in PRECISIONS:
-        raise UnusableDevice(f"Unknown precision {precision!r}: expected one of {', '.join(PRECISIONS)}.")
+        raise BackboneError(f"Unknown precision {precision!r}: expected one of {', '.join(PRECISIONS)}.")
     family, _, rest = spec.partition(":")
     if weights is not None and family == "logits":
-        raise UnusableWeights(f"{spec!r} is no model; {weights!r} cannot be used with it.")
+        raise BackboneError(f"{spec!r} is no model; {weights!r} cannot be used with it.")
     if weights is not None and (spec == "digits" or family in WITH_WEIGHTS):
-        raise UnusableWeights(f"{spec!r} brings its own weights; {weights!r} cannot be used with it.")
+        raise BackboneError(f"{spec!r} brings its own weights; {weights!r} cannot be used with it.")
     if precision != "float32" and family in MODEL_FILES:
-        raise UnusableDevice(f"{spec!r} carries its own precision; {precision!r} cannot be asked of it.")
+        raise BackboneError(f"{spec!r} carries its own precision; {precision!r} cannot be asked of it.")
     # Each family imports what it needs.
     if spec == "digits":
         from boxcal.models.backends.digits import load_digits  # noqa: PLC0415
@@ -84,7 +84,7 @@ def load_backbone(
         from boxcal.models.backends.logits_only import LogitsOnly  # noqa: PLC0415
 
         return LogitsOnly(rest, labels=labels)
-    raise UnknownBackbone(f"Unknown model {spec!r}: expected {SPECIFICATIONS}.")
+    raise BackboneError(f"Unknown model {spec!r}: expected {SPECIFICATIONS}.")
 
 
 def _load_path(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from boxcal.models.errors import UnusableWeights
+from boxcal.models.errors import BackboneError
 from tests.models.files import CLASSES, COLOUR_SPEC, WEIGHT, declare, load, samples
 
 
@@ -99,7 +99,7 @@ def test_pickles_in_exported_programs_are_never_read(programs: Path, tmp_path: P
     }
     for name, changes in traps.items():
         path = altered(programs / "free.pt2", tmp_path / f"{name}.pt2", changes)
-        with pytest.raises(UnusableWeights, match=str(path)):
+        with pytest.raises(BackboneError, match=str(path)):
             load(path)
         assert not witness.exists()
     unchanged = altered(programs / "free.pt2", tmp_path / "unchanged.pt2", {})
@@ -124,7 +124,7 @@ def test_entries_with_one_name_are_refused_before_torch_reads_them(
             new.writestr(entry, old.read(entry))
         if not is_first:
             new.writestr(*another)
-    with pytest.raises(UnusableWeights, match="has 2 entries named"):
+    with pytest.raises(BackboneError, match="has 2 entries named"):
         load(path)
     assert not witness.exists()
 
@@ -134,10 +134,10 @@ def test_damaged_exported_programs_are_refused(programs: Path, tmp_path: Path) -
     for name, content in (("text", b"no zip"), ("cut", whole[: len(whole) // 2]), ("empty", b"")):
         path = tmp_path / f"{name}.pt2"
         path.write_bytes(content)
-        with pytest.raises(UnusableWeights, match=rf"{name}\.pt2 is not a readable \.pt2 archive"):
+        with pytest.raises(BackboneError, match=rf"{name}\.pt2 is not a readable \.pt2 archive"):
             load(path)
-    with pytest.raises(UnusableWeights, match=r"absent\.pt2 does not exist"):
+    with pytest.raises(BackboneError, match=r"absent\.pt2 does not exist"):
         load(tmp_path / "absent.pt2")
     broken = altered(programs / "free.pt2", tmp_path / "broken.pt2", {"models/model.json": b"{}"})
-    with pytest.raises(UnusableWeights, match=r"broken\.pt2 is not a program of this torch"):
+    with pytest.raises(BackboneError, match=r"broken\.pt2 is not a program of this torch"):
         load(broken)

@@ -15,10 +15,6 @@ from boxcal.models.backends.torch_backbone import tensors_fingerprint
 from boxcal.models.backends.torchvision_models import build, classes_of, preprocessing_of
 from boxcal.models.errors import (
     BackboneError,
-    UnknownBackbone,
-    UnusableDevice,
-    UnusableLabels,
-    UnusableWeights,
 )
 from boxcal.models.loading.specifications import load_backbone
 
@@ -99,9 +95,9 @@ def test_labels_come_from_a_file(folder: Path) -> None:
 def test_wrong_labels_are_refused(lines: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "labels.txt"
     file.write_text(lines)
-    with pytest.raises(UnusableLabels, match=message):
+    with pytest.raises(BackboneError, match=message):
         load_backbone("digits", labels=file)
-    with pytest.raises(UnusableLabels, match=r"absent\.txt cannot be read"):
+    with pytest.raises(BackboneError, match=r"absent\.txt cannot be read"):
         load_backbone("digits", labels=tmp_path / "absent.txt")
 
 
@@ -113,7 +109,7 @@ def test_repeated_names_are_numbered(tmp_path: Path) -> None:
 
 
 def test_random_weights_only_by_name_and_always_the_same() -> None:
-    with pytest.raises(UnusableWeights, match=r"needs weights.*IMAGENET1K_V1.*'random'"):
+    with pytest.raises(BackboneError, match=r"needs weights.*IMAGENET1K_V1.*'random'"):
         load_backbone("torchvision:squeezenet1_1")
     before = torch.random.get_rng_state()
     one = load_backbone("torchvision:squeezenet1_1", weights="random", device="cpu")
@@ -165,39 +161,36 @@ def broken(folder: Path, network: torch.nn.Module) -> dict[str, tuple[Path, str]
 
 def test_damaged_weights_are_refused_by_name(folder: Path, network: torch.nn.Module) -> None:
     for path, message in broken(folder, network).values():
-        with pytest.raises(UnusableWeights, match=message) as caught:
+        with pytest.raises(BackboneError, match=message) as caught:
             load_backbone("torchvision:squeezenet1_1", weights=str(path), device="cpu")
         assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "message"),
     [
-        ({"spec": "digit"}, UnknownBackbone, "Unknown model 'digit'"),
-        ({"spec": "torchvision:"}, UnknownBackbone, "Unknown model 'torchvision:'"),
-        ({"spec": "torchvision:vit_b_17"}, UnknownBackbone, "'vit_b_17'.*Did you mean one of vit_b_16"),
-        ({"spec": "torchvision:raft_large"}, UnknownBackbone, "no classification model 'raft_large'"),
+        ({"spec": "digit"}, "Unknown model 'digit'"),
+        ({"spec": "torchvision:"}, "Unknown model 'torchvision:'"),
+        ({"spec": "torchvision:vit_b_17"}, "'vit_b_17'.*Did you mean one of vit_b_16"),
+        ({"spec": "torchvision:raft_large"}, "no classification model 'raft_large'"),
         (
             {"spec": "torchvision:vit_b_16", "weights": "V3"},
-            UnusableWeights,
             "no weights 'V3'.*IMAGENET1K_V1",
         ),
-        ({"spec": "digits", "weights": "random"}, UnusableWeights, "brings its own"),
-        ({"spec": "digits", "device": "tpu"}, UnusableDevice, "Unknown device 'tpu'"),
-        ({"spec": "digits", "device": "meta"}, UnusableDevice, "Unknown device 'meta'"),
-        ({"spec": "digits", "precision": "float8"}, UnusableDevice, "Unknown precision 'float8'"),
+        ({"spec": "digits", "weights": "random"}, "brings its own"),
+        ({"spec": "digits", "device": "tpu"}, "Unknown device 'tpu'"),
+        ({"spec": "digits", "device": "meta"}, "Unknown device 'meta'"),
+        ({"spec": "digits", "precision": "float8"}, "Unknown precision 'float8'"),
     ],
 )
-def test_what_cannot_be_built_is_refused_by_name(
-    options: dict[str, Any], error: type[BackboneError], message: str
-) -> None:
-    with pytest.raises(error, match=message):
+def test_what_cannot_be_built_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BackboneError, match=message):
         load_backbone(**options)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_is_refused_where_there_is_none() -> None:
-    with pytest.raises(UnusableDevice, match="'cuda' was asked for"):
+    with pytest.raises(BackboneError, match="'cuda' was asked for"):
         load_backbone("digits", device="cuda")
 
 
