@@ -55,9 +55,7 @@ CIRCLES: list[set[str]] = [
     {"calibrator", "onnx_export"},
 ]
 WITHOUT_FLOOR: set[str] = {
-    "app.activation",
     "app.served_model",
-    "app.uploads",
     "app.v2",
 }
 NAMED_TWICE: set[str] = {

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.local import image_of
-from boxcal.app.fitting.worker.reading import SampleFile, ScoreFile, holds_samples
+from boxcal.app.fitting.worker.reading import RowFile
 from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
@@ -101,17 +101,17 @@ def source_of(
         size = given or (IMAGE_BATCH if backbone.device == "cpu" else IMAGES)
         return _images(path, backbone, limits.MAX_PIXELS, size, run)
     _, digest = _sizes_of(path.parent, [path.name])
-    if holds_samples(path, backbone.inputs):
-        samples = SampleFile(path, backbone.inputs)
-        if backbone.inputs.kind == "texts":
-            return _rows(samples, TEXTS, partial(_of_texts, run, given or TEXT_BATCH), digest)
-        return _rows(samples, given or ROWS, run, digest)
+    file = RowFile(path, backbone)
+    if file.has_samples and backbone.inputs.kind == "texts":
+        return _rows(file, TEXTS, partial(_of_texts, run, given or TEXT_BATCH), digest)
+    if file.has_samples:
+        return _rows(file, given or ROWS, run, digest)
     if calibrator.reads != "logits":
         raise UsageError(f"{calibrator.method!r} reads {calibrator.reads}, but {path} has logits alone")
-    return _rows(ScoreFile(path, backbone.labels), ROWS, _unchanged, digest)
+    return _rows(file, ROWS, _unchanged, digest)
 
 
-def _rows(file: ScoreFile | SampleFile, size: int, scores: Callable[[Any], Scores], digest: str) -> Source:
+def _rows(file: RowFile, size: int, scores: Callable[[Any], Scores], digest: str) -> Source:
     tasks = (Task(count, partial(_read_then, read, scores)) for count, read in file.parts(size))
     return Source(file.rows, size, 4, tasks, digest)
 

@@ -115,9 +115,9 @@ def arrow_of_zeros() -> bytes:
 
 HUGE = np.full((50, K), np.longdouble("1e4000"))
 HOSTILE: dict[str, tuple[int, str, Callable[[], bytes]]] = {
-    "more rows announced": (422, "60 rows, but the column `label` holds 50", lambda: announcing(60)),
-    "fewer rows announced": (422, "holds 500 numbers in 30 rows", lambda: announcing(30)),
-    "lists of zeros": (422, "holds 5,000,000 numbers in 30 rows; it must hold 10 in each", long_lists),
+    "more rows announced": (422, "60 rows, but there are 50", lambda: announcing(60)),
+    "fewer rows announced": (422, "30 rows, but there are 50", lambda: announcing(30)),
+    "lists of zeros": (422, "a list of 4999710; it must have 10", long_lists),
     "lists of zeros, hidden": (422, "", lambda: long_lists(300)),
     "column name, not UTF-8": (
         422, "", lambda: parquet(xxxx=pa.array([0] * 50)).replace(b"xxxx", b"\xff\xfe\xff\xfe"),
@@ -153,8 +153,8 @@ HOSTILE: dict[str, tuple[int, str, Callable[[], bytes]]] = {
     "features, infinite": (
         422, r"features\[3, 1\] is inf", lambda: with_features(changed(LOGITS, (3, 1), np.inf)),
     ),
-    "arrow of zeros": (422, "more memory than|unpack to", arrow_of_zeros),
-    "JSON of lists": (413, "more than 24 times its size in memory|unpack to", empty_lists),
+    "arrow of zeros": (422, "more memory than", arrow_of_zeros),
+    "JSON of lists": (422, "1200001 rows but `labels` has 1", empty_lists),
     "CSV of one line": (422, "is no class of the model", lambda: b"label," + b"1" * 3_000_000),
     "CSV of columns": (422, "columns; the limit is", many_columns),
     "longdouble": (

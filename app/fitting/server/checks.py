@@ -29,7 +29,8 @@ from boxcal.app.http.problems import (
 )
 from boxcal.calibrators.stored import reads_of_methods
 
-CHECK_MEMORY_BYTES = 2**30
+CHECK_MEMORY_BYTES = 256 * 2**20
+"""Memory of a check beside the arrays; most of it is address space that threads of libraries reserve."""
 GOING_DOWN = "The service is shutting down and takes no more fits."
 TABLE_REFUSALS = {one.type: one for one in (MalformedBody, InvalidParameter, UploadTooLarge, StorageFull)}
 """What reading a table of labels can refuse."""
@@ -93,7 +94,7 @@ class UploadChecks:
             fields,
             list(others),
             self._max_bytes,
-            CHECK_MEMORY_BYTES + self._max_bytes,
+            CHECK_MEMORY_BYTES + 2 * self._max_bytes,
         )
         try:
             return await self.worker.run(task, Checked)
@@ -123,7 +124,9 @@ class UploadChecks:
             with disk_errors_as_problems():
                 folder = await asyncio.to_thread(self._workspace.new_folder, f"labels-{secrets.token_hex(8)}")
                 await asyncio.to_thread((folder / BODY_FILE).write_bytes, table)
-            task = TableTask(folder, tuple(self._summary.labels), max_rows, max_bytes, CHECK_MEMORY_BYTES)
+            task = TableTask(
+                folder, tuple(self._summary.labels), max_rows, max_bytes, CHECK_MEMORY_BYTES + 2 * max_bytes
+            )
             try:
                 await self.worker.run(task, Tabled)
             except TaskRefused as error:

@@ -17,12 +17,14 @@ from boxcal.app.fitting.messages import BODY_FILE, Checked, CheckTask
 from boxcal.app.fitting.model_inputs import ModelInputs
 from boxcal.app.fitting.worker import requirements
 from boxcal.app.fitting.worker.archives import open_archive
+from boxcal.app.fitting.worker.arrays import NAMES, SCORES, read_npy, read_npz
+from boxcal.app.fitting.worker.documents import read_json, read_object
 from boxcal.app.fitting.worker.form import FilePart, read_form
 from boxcal.app.fitting.worker.images import keep_images
-from boxcal.app.fitting.worker.json_arrays import ARRAYS, SCORES, read_arrays, read_object
 from boxcal.app.fitting.worker.memory import limit_memory
-from boxcal.app.fitting.worker.npz import read_npy, read_npz
-from boxcal.app.fitting.worker.validation_set import ValidationSet, check_size
+from boxcal.app.fitting.worker.table_arrays import read_table
+from boxcal.app.fitting.worker.tables import table_kind
+from boxcal.app.fitting.worker.validation_set import Expected, ValidationSet, check_size
 from boxcal.app.http.problems import InvalidUpload, UnknownMethod, UnknownUploadFormat
 
 START_BYTES = 4096
@@ -58,9 +60,7 @@ def check(task: CheckTask) -> Checked:
                     inputs=backbone.samples,
                 )
             else:
-                read_npy(
-                    files, task.folder, classes=classes, max_bytes=task.max_bytes, inputs=backbone.samples
-                )
+                read_npy(files, task.folder, Expected(classes, task.max_bytes, backbone.samples))
                 data = ValidationSet(task.folder)
     if data.holds_images and backbone.inputs != "images":
         raise InvalidUpload(f"The file holds images, which {backbone.name} does not read; send its logits.")
@@ -90,17 +90,11 @@ def _read_json(body: Path, task: CheckTask) -> tuple[FitFields, ValidationSet]:
         document = read_object(file, body.stat().st_size)
     given = {name: document.pop(name) for name in task.fields if name in document}
     for name in document:
-        if name not in ARRAYS:
+        if name not in NAMES:
             FitFields.of({name: document[name]}, task.fields)  # names the nearest field
     fields = FitFields.of(given, task.fields)
     _check_method(fields, task)
-    read_arrays(
-        document,
-        task.folder,
-        classes=task.backbone.labels,
-        max_bytes=task.max_bytes,
-        inputs=task.backbone.samples,
-    )
+    read_json(document, task.folder, Expected(task.backbone.labels, task.max_bytes, task.backbone.samples))
     return fields, ValidationSet(task.folder)
 
 
@@ -138,30 +132,23 @@ def read_file(
     UnknownUploadFormat, InvalidUpload, UploadTooLarge
         Names the array, the image, the place and the value that cannot be accepted.
     """
+    expected = Expected(classes, max_bytes, inputs, scores)
     buffered = io.BufferedReader(file)
     start = buffered.peek(START_BYTES)[:START_BYTES]
-    magic = start[:4]
-    if magic[:2] == b"PK":
+    if start[:2] == b"PK":
         with open_archive(buffered) as archive:
             if _is_of_images(archive):
                 keep_images(archive, file, folder, classes=classes or (), max_bytes=max_bytes)
             else:
-                read_npz(archive, folder, classes=classes, max_bytes=max_bytes, inputs=inputs)
+                read_npz(archive, folder, expected)
     elif start.lstrip()[:1] == b"{":
         document = read_object(buffered, file.length)
-        read_arrays(document, folder, classes=classes, max_bytes=max_bytes, inputs=inputs)
-    elif (kind := _table(start)) is not None:
-        from boxcal.app.fitting.worker import parquet, tables  # noqa: PLC0415 - pyarrow takes long to load
-
-        if kind == "parquet" and inputs is None and parquet.has_lists(buffered):
-            parquet.read_parquet(buffered, folder, classes=classes, max_bytes=max_bytes)
-        else:
-            tables.read_table(
-                buffered, kind, folder, classes=classes, max_bytes=max_bytes, scores=scores, inputs=inputs
-            )
+        read_json(document, folder, expected)
+    elif (kind := table_kind(start)) is not None:
+        read_table(buffered, kind, folder, expected)
     else:
-        begins = f"it begins with {magic!r}" if magic else "it is empty"
-        if magic == NPY_MAGIC:
+        begins = f"it begins with {start[:4]!r}" if start else "it is empty"
+        if start[:4] == NPY_MAGIC:
             begins = "it is one .npy array; send the parts `logits` and `labels`"
         raise UnknownUploadFormat(
             f"The file is neither .npz nor .parquet, .arrow, .csv or .json, nor a .zip of images: {begins}."
@@ -185,24 +172,6 @@ def holds_scores(file: FilePart) -> bool:
             return not {f"{name}.npy" for name in SCORES}.isdisjoint(archive.namelist())
     except InvalidUpload:
         return False
-
-
-def _table(start: bytes) -> str | None:
-    """Name the kind of table that begins with these bytes."""
-    if start[:4] == b"PAR1":
-        return "parquet"
-    if start[:6] == b"ARROW1":
-        return "arrow"
-    if start[:4] == b"\xff\xff\xff\xff":
-        return "arrows"
-    return "csv" if is_csv(start) else None
-
-
-def is_csv(start: bytes) -> bool:
-    """Whether a file that begins with these bytes may be CSV: text, whose first line names columns."""
-    line = start.partition(b"\n")[0].rstrip(b"\r")
-    printable = all(byte >= 32 or byte == 9 for byte in line)
-    return b"label" in line and printable and any(mark in line for mark in b",;\t")
 
 
 def _is_of_images(archive: zipfile.ZipFile) -> bool:

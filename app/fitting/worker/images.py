@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from boxcal.app.fitting.worker.archives import DAMAGE
 from boxcal.app.fitting.worker.form import FilePart
-from boxcal.app.fitting.worker.validation_set import LISTING, check_count, keep_labels
+from boxcal.app.fitting.worker.validation_set import LISTING, keep_labels
 from boxcal.app.http.problems import InvalidUpload, UploadTooLarge
 from boxcal.models.errors import InvalidImage
 from boxcal.models.inputs.decoding import decode, image_format
@@ -68,7 +68,6 @@ def keep_images(
             )
         _check_image(archive, entry)
         labels.append(index_of[label])
-    check_count(len(labels))
     names = [entry.filename for entry in entries]
     path = place.path.name if place.path.parent == folder else str(place.path.absolute())
     listing = {"path": path, "start": place.start, "length": place.length, "names": names}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from boxcal.app.fitting.worker.validation_set import Array
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.settings.nearest import hint
 
+Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 
 

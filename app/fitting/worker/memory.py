@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -18,23 +16,6 @@ def limit_memory(allowance: int | None) -> None:
     limits = [_mapped() + allowance] if allowance is not None else []
     limits += [hard] if hard != resource.RLIM_INFINITY else []
     resource.setrlimit(resource.RLIMIT_AS, (min(limits, default=hard), hard))
-
-
-@contextmanager
-def room(allowance: int) -> Iterator[None]:
-    """Let this process map at most `allowance` bytes more while the block runs, if it has a memory limit.
-
-    A process without a limit reads the files of its own user.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if soft == resource.RLIM_INFINITY:
-        yield
-        return
-    resource.setrlimit(resource.RLIMIT_AS, (min(soft, _mapped() + allowance), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _mapped() -> int:

@@ -13,6 +13,7 @@ import numpy as np
 
 from boxcal.app.fitting.model_inputs import FEATURES, ModelInputs
 from boxcal.app.fitting.worker.images import decoded_images
+from boxcal.app.fitting.worker.samples import kept_samples
 from boxcal.app.fitting.worker.validation_set import ArrayWriter, ValidationSet
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ def run_backbone(
                         raise named from error
                     raise
                 if kept not in writers:
-                    shape = (count, *block.shape[1:])
-                    writers[kept] = stack.enter_context(ArrayWriter(data.folder, kept, shape, block.dtype))
+                    writer = ArrayWriter(data.folder, kept, block.shape[1:], block.dtype)
+                    writers[kept] = stack.enter_context(writer)
                 writers[kept].append(block)
             done += len(batch)
             progress(done / count, stage)
@@ -85,8 +86,6 @@ def _batches(data: ValidationSet, backbone: Backbone, max_pixels: int) -> tuple[
     inputs = ModelInputs.of(backbone)
     if inputs is None:
         raise ValueError(f"{backbone.name} reads neither features nor texts; upload its logits.")
-    from boxcal.app.fitting.worker.samples import kept_samples  # noqa: PLC0415 - pyarrow takes long to load
-
     is_rows = inputs.member == FEATURES
     kept = kept_samples(data.folder, backbone.inputs, ROWS if is_rows else size)
     return kept, "rows" if is_rows else "texts"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,17 +13,19 @@ import numpy.typing as npt
 from boxcal.app.client.bodies import pack_images
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.messages import FitTask
-from boxcal.app.fitting.model_inputs import TEXT, ModelInputs
+from boxcal.app.fitting.model_inputs import TEXTS, ModelInputs
 from boxcal.app.fitting.worker import check, requirements
+from boxcal.app.fitting.worker.columns import LABEL, choose_columns
 from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.model_pass import run_backbone
-from boxcal.app.fitting.worker.table_columns import LABEL, choose_columns
+from boxcal.app.fitting.worker.samples import tokens_of
+from boxcal.app.fitting.worker.table_arrays import samples_of_batch, scores_of_batch
+from boxcal.app.fitting.worker.tables import open_table, readable
 from boxcal.app.fitting.worker.validation_set import ValidationSet, log_probabilities
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.registry.records import FittedCalibrator
 from boxcal.app.settings import limits
-from boxcal.models.inputs.base import Inputs, Samples
-from boxcal.models.inputs.rows import RowInputs
+from boxcal.models.inputs.base import Samples
 
 if TYPE_CHECKING:
     from boxcal.app.settings.service import Settings
@@ -57,20 +59,23 @@ def read_validation_data(
     return data
 
 
-class ScoreFile:
-    """A Parquet file of logits or probabilities, without labels, read in parts.
+class RowFile:
+    """A Parquet file of scores, features or texts, without labels, read in parts.
 
     Parameters
     ----------
     path
-        Has a list column `logits` or `probabilities`, or one column of logits for each class.
-    classes
-        The class names.
+        Has a list column `logits` or `probabilities`, one column of logits for each class, or the columns
+        that the model reads.
+    backbone
+        The model.
 
     Attributes
     ----------
     rows
         Of the file.
+    has_samples
+        Whether it has what the model reads, and no scores.
 
     Raises
     ------
@@ -78,82 +83,37 @@ class ScoreFile:
         Naming the column that is missing or unknown.
     """
 
-    def __init__(self, path: Path, classes: Sequence[str]) -> None:
-        import pyarrow.parquet as pq  # noqa: PLC0415 - takes long to load
+    def __init__(self, path: Path, backbone: Backbone) -> None:
+        self._backbone, self._samples = backbone, ModelInputs.of(backbone)
+        with readable("parquet"):
+            self._table = open_table(path, "parquet")
+        wanted = set() if self._samples is None else set(self._samples.table_columns)
+        self.has_samples = bool(wanted) and wanted <= set(self._table.names)
+        self.rows = self._table.rows or 0
+        if not self.has_samples:
+            names = [name for name in self._table.names if name != LABEL]
+            self._columns = choose_columns([*names, LABEL], backbone.labels, None)
 
-        self._file = pq.ParquetFile(path)
-        names = [name for name in self._file.schema_arrow.names if name != LABEL]
-        self._columns = choose_columns([*names, LABEL], classes, None)
-        self._classes = len(classes)
-        self.rows: int = self._file.metadata.num_rows
-
-    def parts(self, size: int) -> Iterator[tuple[int, Callable[[], Floats]]]:
-        """Yield the number of rows of each part, at most `size`, and a function that returns its logits."""
+    def parts(self, size: int) -> Iterator[tuple[int, Callable[[], Any]]]:
+        """Yield the number of rows of each part, at most `size`, and a function that returns its rows."""
         first = 0
-        for batch in self._file.iter_batches(size, columns=list(self._columns.names)):
-            yield len(batch), partial(self._logits, batch, first)
+        names = self._samples.table_columns if self.has_samples and self._samples else self._columns.names
+        for batch in self._table.batches(names, (), size):
+            yield len(batch), partial(self._read, batch, first)
             first += len(batch)
 
-    def _logits(self, batch: Any, first: int) -> Floats:
-        from boxcal.app.fitting.worker.tables import scores_of_batch  # noqa: PLC0415
-
+    def _read(self, batch: Any, first: int) -> Samples | Floats:
+        if self.has_samples and self._samples:
+            samples = samples_of_batch(batch, self._samples, first)
+            is_text = self._samples.member == TEXTS
+            return tokens_of(samples.tolist(), self._backbone.inputs, first) if is_text else samples
         values = scores_of_batch(batch, self._columns, first).astype(np.float64)
-        if values.shape[1] != self._classes:
+        if values.shape[1] != self._backbone.num_classes:
             raise InvalidUpload(
-                f"The rows have {values.shape[1]} numbers, the model has {self._classes} classes. Without "
-                f"a model, set BOXCAL_MODEL=logits:{values.shape[1]}."
+                f"The rows have {values.shape[1]} numbers, the model has {self._backbone.num_classes} "
+                f"classes. Without a model, set BOXCAL_MODEL=logits:{values.shape[1]}."
             )
         return log_probabilities(values, first) if self._columns.kind == "probabilities" else values
-
-
-class SampleFile:
-    """A Parquet file of features or texts, without labels, read in parts; other columns are left out.
-
-    Parameters
-    ----------
-    inputs
-        Of the model that reads them.
-
-    Attributes
-    ----------
-    rows
-        Of the file.
-    """
-
-    def __init__(self, path: Path, inputs: Inputs) -> None:
-        import pyarrow.parquet as pq  # noqa: PLC0415 - takes long to load
-
-        self._file = pq.ParquetFile(path)
-        self._inputs = inputs
-        self.rows: int = self._file.metadata.num_rows
-
-    def parts(self, size: int) -> Iterator[tuple[int, Callable[[], Samples]]]:
-        """Yield the number of rows of each part, at most `size`, and a function that returns its samples."""
-        first = 0
-        for batch in self._file.iter_batches(size, columns=_sample_columns(self._inputs)):
-            yield len(batch), partial(self._samples, batch, first)
-            first += len(batch)
-
-    def _samples(self, batch: Any, first: int) -> Samples:
-        from boxcal.app.fitting.worker.samples import features_of, texts_of, tokens_of  # noqa: PLC0415
-
-        if isinstance(self._inputs, RowInputs):
-            return features_of(batch, self._inputs, first)
-        return tokens_of(texts_of(batch, TEXT, first).tolist(), self._inputs, first)
-
-
-def holds_samples(path: Path, inputs: Inputs) -> bool:
-    """Whether a Parquet file has the columns of features, or of texts, that a model reads."""
-    import pyarrow.parquet as pq  # noqa: PLC0415 - takes long to load
-
-    wanted = _sample_columns(inputs)
-    return bool(wanted) and set(wanted) <= set(pq.read_schema(path).names)
-
-
-def _sample_columns(inputs: Inputs) -> list[str]:
-    if isinstance(inputs, RowInputs):
-        return list(inputs.names)
-    return [TEXT] if "text" in inputs.members else []
 
 
 def holds_images(path: Path) -> bool:

@@ -7,7 +7,9 @@ not grow with the upload, and written by `write`, so that a full disk is an erro
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,23 +17,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from boxcal.app.fitting.model_inputs import ModelInputs
+from boxcal.app.fitting.worker.labels import as_indices
+from boxcal.app.fitting.worker.samples import SAMPLES, SampleWriter
 from boxcal.app.http.problems import InvalidUpload, UploadTooLarge
 
 LISTING = "images.json"
-SAMPLES = "samples.arrow"
 MIN_SAMPLES = 20
-BLOCK_BYTES = 8 * 2**20
 ROUNDING = 1e-3  # float16 rows of a thousand classes sum to 1 no better than this
 ROW_SUM_TOLERANCE = 1e-2
 NOTES = "notes.json"
-UNKNOWN_ROWS = -1
-"""In place of N where the number of rows is known only at the end."""
 SAMPLE_WEIGHT = "sample_weight"
 WEIGHTS = ("sample_weights", "weight", "weights")
 GROUPS = "groups"
 MIN_GROUPS = 2
 
 Array = npt.NDArray[Any]
+Batch = Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,27 +94,27 @@ class ArrayWriter:
 
     Parameters
     ----------
-    shape, dtype
-        Of the whole array; the first size may be `UNKNOWN_ROWS`.
+    row_shape
+        Shape of one row.
     """
 
-    def __init__(self, folder: Path, name: str, shape: tuple[int, ...], dtype: Any) -> None:
+    def __init__(self, folder: Path, name: str, row_shape: tuple[int, ...], dtype: Any) -> None:
         self._dtype = np.dtype(dtype)
         self._file = (folder / f"{name}.npy").open("wb")
-        self._shape, self._rows = shape, 0
-        self._write_header(shape)
+        self._row_shape, self._rows = row_shape, 0
+        self._write_header()
 
     def __enter__(self) -> ArrayWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._shape[0] == UNKNOWN_ROWS:
-            self._file.seek(0)
-            self._write_header((self._rows, *self._shape[1:]))
+        self._file.seek(0)
+        self._write_header()
         self._file.close()
 
-    def _write_header(self, shape: tuple[int, ...]) -> None:
-        """Write the header; numpy pads it so that its length does not depend on the first size."""
+    def _write_header(self) -> None:
+        """Write the header; numpy pads it so that its length does not depend on the number of rows."""
+        shape = (self._rows, *self._row_shape)
         header = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(self._file, header)
 
@@ -127,40 +129,76 @@ def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32 if dtype.kind == "f" and dtype.itemsize <= 4 else np.float64)
 
 
-def keep(
-    folder: Path, name: str, shape: tuple[int, int], dtype: np.dtype[Any], blocks: Iterable[Array]
-) -> None:
-    """Check rows of real numbers and write them into `folder` as `logits` or `features`.
+@dataclass(frozen=True)
+class Expected:
+    """What an upload is compared with.
+
+    Attributes
+    ----------
+    classes
+        The K class names of the backbone; None to accept any K.
+    max_bytes
+        How large the arrays may be, all together, unpacked and converted.
+    inputs
+        Of a model of features or texts, which may be sent in place of logits.
+    scores
+        What columns of a table hold that are named by class: `logits` unless given.
+    """
+
+    classes: Sequence[str] | None
+    max_bytes: int
+    inputs: ModelInputs | None = None
+    scores: str | None = None
+
+
+def keep_set(folder: Path, batches: Iterable[Batch], member: str, expected: Expected) -> None:
+    """Check the samples of an upload, and write them into `folder`.
 
     Parameters
     ----------
-    name
-        `logits`, `features`, or `probabilities`, whose logarithms are kept as `logits`.
-    shape
-        (N, K) or (N, D); N may be `UNKNOWN_ROWS`.
-    dtype
-        Of the blocks.
-    blocks
-        Together N rows.
+    batches
+        Arrays of the same number of rows by name: `member`, `labels`, and perhaps `features`, `groups` and
+        `sample_weight`.
+    member
+        `logits`, `probabilities`, whose logarithms are kept as `logits`, or what the model reads instead.
 
     Raises
     ------
-    InvalidUpload
+    InvalidUpload, UploadTooLarge
         Names the array, the place and the value that cannot be accepted.
     """
-    is_probabilities = name == "probabilities"
-    kept, first, scaled = stored_dtype(dtype), 0, 0
-    with ArrayWriter(folder, "logits" if is_probabilities else name, shape, kept) as out:
-        for block in blocks:
-            # Infinities of the conversion are found in its result.
-            with np.errstate(over="ignore"):
-                values = block.astype(kept)
-            _check_finite(name, values, block, first)
-            if is_probabilities:
-                values, off = _logarithms(values, first)
-                scaled += off
-            out.append(values)
-            first += len(block)
+    classes, inputs = expected.classes, expected.inputs
+    beside: dict[str, list[Array]] = {"labels": [], GROUPS: [], SAMPLE_WEIGHT: []}
+    sizes, rows, scaled, width = Counter[str](), 0, 0, 0 if classes is None else len(classes)
+    with ExitStack() as stack:
+        writers: dict[str, Any] = {}
+        for batch in batches:
+            for name, block in batch.items():
+                if name == "labels":
+                    beside[name].append(as_indices(block, classes, rows))
+                elif name in beside:
+                    beside[name].append(block)
+                elif inputs is not None and name == member == inputs.member:
+                    writer = writers.get(name) or stack.enter_context(SampleWriter(folder, inputs))
+                    sizes[name] += writer.append(block)
+                    writers[name] = writer
+                else:
+                    width = _check_width(name, block, width) if name == member else width
+                    kept, off = _kept(name, block, rows)
+                    if name not in writers:
+                        stored = "logits" if name == "probabilities" else name
+                        writer = ArrayWriter(folder, stored, block.shape[1:], stored_dtype(block.dtype))
+                        writers[name] = stack.enter_context(writer)
+                    writers[name].append(kept)
+                    sizes[name], scaled = sizes[name] + kept.nbytes, scaled + off
+            rows += len(batch["labels"])
+            check_size({**sizes, "labels": 8 * rows}, expected.max_bytes)
+    check_count(rows)
+    _keep(folder, "labels", _checked_labels(np.concatenate(beside["labels"]), width))
+    if beside[GROUPS]:
+        _keep(folder, GROUPS, _numbered(np.concatenate(beside[GROUPS])))
+    if beside[SAMPLE_WEIGHT]:
+        _keep(folder, SAMPLE_WEIGHT, _checked_weights(np.concatenate(beside[SAMPLE_WEIGHT])))
     if scaled:
         message = (
             f"the probabilities of {scaled:,} samples sum to 1 only within {ROW_SUM_TOLERANCE:g}; they were "
@@ -168,18 +206,45 @@ def keep(
         )
         note = {"code": "probabilities_scaled", "severity": "warning", "message": message, "rows": scaled}
         (folder / NOTES).write_text(json.dumps([note]))
-    if shape[0] not in (first, UNKNOWN_ROWS):
-        raise InvalidUpload(f"`{name}` announces {shape[0]:,} rows, but {first:,} are there.")
 
 
 def keep_labels(folder: Path, labels: Array, num_classes: int) -> None:
-    """Check labels (N,), and write them into `folder`.
+    """Write the labels (N,) of images into `folder`."""
+    check_count(len(labels))
+    _keep(folder, "labels", _checked_labels(labels, num_classes))
 
-    Raises
-    ------
-    InvalidUpload
-        Names the place and the value that cannot be accepted.
-    """
+
+def _keep(folder: Path, name: str, values: Array) -> None:
+    with ArrayWriter(folder, name, (), values.dtype) as out:
+        out.append(values)
+
+
+def _check_width(name: str, block: Array, expected: int) -> int:
+    """Return K, or refuse rows of another number of classes than expected; 0 accepts any."""
+    if expected and block.shape[1] != expected:
+        raise InvalidUpload(
+            f"`{name}` has {block.shape[1]} columns; the backbone served here has {expected} classes."
+        )
+    return int(block.shape[1])
+
+
+def _kept(name: str, block: Array, first: int) -> tuple[Array, int]:
+    """Convert rows of real numbers, and count those whose probabilities were scaled."""
+    with np.errstate(over="ignore"):  # infinities of the conversion are found in its result
+        values = block.astype(stored_dtype(block.dtype))
+    if not np.isfinite(values).all():
+        row, column = (int(index) for index in np.argwhere(~np.isfinite(values))[0])
+        range_ = "" if not np.isfinite(block[row, column]) else f" in {values.dtype}"
+        raise InvalidUpload(
+            f"{name}[{first + row}, {column}] is {block[row, column]!s}; every value must be finite{range_}."
+        )
+    if name != "probabilities":
+        return values, 0
+    logarithms, scaled = _logarithms(values, first)
+    return logarithms.astype(values.dtype), scaled
+
+
+def _checked_labels(labels: Array, num_classes: int) -> Array:
     wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if wrong.size:
         row = int(wrong[0])
@@ -187,109 +252,22 @@ def keep_labels(folder: Path, labels: Array, num_classes: int) -> None:
             f"labels[{row}] is {labels[row]}; class indices go from 0 to {num_classes - 1}"
             f"{_others(wrong.size - 1, 'label')}."
         )
-    with ArrayWriter(folder, "labels", labels.shape, np.int64) as out:
-        out.append(labels)
+    return labels
 
 
-def keep_groups(folder: Path, groups: Array, samples: int) -> None:
-    """Write the groups (N,), which may be numbers or texts, as numbers into `folder`.
-
-    Raises
-    ------
-    InvalidUpload
-        They have another shape, or all samples belong to one group.
-    """
-    if groups.shape not in {(samples,), (samples, 1)}:
-        raise InvalidUpload(f"`groups` must have the shape ({samples},), got {groups.shape}.")
-    names, numbers = np.unique(groups.ravel(), return_inverse=True)
+def _numbered(groups: Array) -> Array:
+    """Replace the groups (N,), which may be numbers or texts, by numbers."""
+    names, numbers = np.unique(groups, return_inverse=True)
     if len(names) < MIN_GROUPS:
         raise InvalidUpload(
             f"All samples belong to the group {names[0].item()!r:.100}; a fit is judged on groups that it "
             "has not seen."
         )
-    with ArrayWriter(folder, GROUPS, numbers.shape, np.int64) as out:
-        out.append(numbers)
+    return numbers.astype(np.int64)
 
 
-def blocks_of(array: Array) -> Iterator[Array]:
-    """Split rows (N, M) into blocks of about `BLOCK_BYTES`."""
-    rows = max(1, BLOCK_BYTES // max(1, array.itemsize * array.shape[1]))
-    for first in range(0, len(array), rows):
-        yield np.asarray(array[first : first + rows])
-
-
-def check_shapes(
-    name: str, scores: tuple[int, ...], labels: tuple[int, ...], num_classes: int | None
-) -> None:
-    """Refuse shapes that are no validation set of this backbone, before anything large is read."""
-    if len(scores) != 2:
-        raise InvalidUpload(f"`{name}` must have the shape (N, {num_classes or 'K'}), got {scores}.")
-    if num_classes is not None and scores[1] != num_classes:
-        raise InvalidUpload(
-            f"`{name}` has {scores[1]} columns; the backbone served here has {num_classes} classes."
-        )
-    if scores[0] != labels[0]:
-        raise InvalidUpload(f"`{name}` has {scores[0]} rows but `labels` has {labels[0]} values.")
-    check_count(scores[0])
-
-
-def check_count(samples: int) -> None:
-    """Refuse a validation set of fewer than `MIN_SAMPLES` samples."""
-    if samples < MIN_SAMPLES:
-        raise InvalidUpload(
-            f"The validation set has {samples} sample{'' if samples == 1 else 's'}; a fit that is judged on "
-            f"unseen folds needs at least {MIN_SAMPLES}."
-        )
-
-
-def check_kind(name: str, dtype: np.dtype[Any]) -> None:
-    """Refuse arrays that do not hold numbers of the kind expected."""
-    if name == "labels":
-        if dtype.kind not in "iufUS" or not dtype.itemsize:
-            raise InvalidUpload(f"`labels` must hold class indices or names, got the dtype {dtype}.")
-    elif name == GROUPS:
-        if dtype.kind not in "iufUS" or not dtype.itemsize:
-            raise InvalidUpload(f"`groups` must hold numbers or texts, got the dtype {dtype}.")
-    elif dtype.kind not in ("f" if name == "probabilities" else "fiu") or not dtype.itemsize:
-        raise InvalidUpload(f"`{name}` must hold real numbers, got the dtype {dtype}.")
-
-
-def check_size(sizes: dict[str, int], max_bytes: int) -> None:
-    """Refuse arrays that would take more than `max_bytes` together; `sizes` are bytes by name."""
-    total = sum(sizes.values())
-    if total > max_bytes:
-        names = ", ".join(f"`{name}`" for name in sizes)
-        raise UploadTooLarge(f"The arrays {names} unpack to {total:,} bytes; the limit is {max_bytes:,}.")
-
-
-def _check_finite(name: str, values: Array, sent: Array, first: int) -> None:
-    if np.isfinite(values).all():
-        return
-    row, column = (int(index) for index in np.argwhere(~np.isfinite(values))[0])
-    range_ = "" if not np.isfinite(sent[row, column]) else f" in {values.dtype}"
-    raise InvalidUpload(
-        f"{name}[{first + row}, {column}] is {sent[row, column]!s}; every value must be finite{range_}."
-    )
-
-
-def refuse_weights(names: Sequence[str]) -> None:
-    """Refuse weights by another name than `sample_weight`, under which nothing would read them."""
-    for name in names:
-        if name.lower() in WEIGHTS:
-            raise InvalidUpload(f"`{name}` is not read; send the weights of samples as `{SAMPLE_WEIGHT}`.")
-
-
-def keep_weights(folder: Path, weights: Array, samples: int) -> None:
-    """Check the weights (N,), and write them into `folder`.
-
-    Raises
-    ------
-    InvalidUpload
-        Names the place and the value that cannot be accepted.
-    """
-    if weights.shape not in {(samples,), (samples, 1)}:
-        raise InvalidUpload(f"`{SAMPLE_WEIGHT}` must have the shape ({samples},), got {weights.shape}.")
-    values = weights.ravel().astype(np.float64)
+def _checked_weights(weights: Array) -> Array:
+    values = weights.astype(np.float64)
     wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if wrong.size:
         row = int(wrong[0])
@@ -302,8 +280,31 @@ def keep_weights(folder: Path, weights: Array, samples: int) -> None:
             f"`{SAMPLE_WEIGHT}` is above 0 for {np.count_nonzero(values)} samples; a fit needs at least "
             f"{MIN_SAMPLES}."
         )
-    with ArrayWriter(folder, SAMPLE_WEIGHT, values.shape, np.float64) as out:
-        out.append(values)
+    return values
+
+
+def check_count(samples: int) -> None:
+    """Refuse a validation set of fewer than `MIN_SAMPLES` samples."""
+    if samples < MIN_SAMPLES:
+        raise InvalidUpload(
+            f"The validation set has {samples} sample{'' if samples == 1 else 's'}; a fit that is judged on "
+            f"unseen folds needs at least {MIN_SAMPLES}."
+        )
+
+
+def check_size(sizes: dict[str, int], max_bytes: int) -> None:
+    """Refuse arrays that would take more than `max_bytes` together; `sizes` are bytes by name."""
+    total = sum(sizes.values())
+    if total > max_bytes:
+        names = ", ".join(f"`{name}`" for name in sizes)
+        raise UploadTooLarge(f"The arrays {names} unpack to {total:,} bytes; the limit is {max_bytes:,}.")
+
+
+def refuse_weights(names: Sequence[str]) -> None:
+    """Refuse weights by another name than `sample_weight`, under which nothing would read them."""
+    for name in names:
+        if name.lower() in WEIGHTS:
+            raise InvalidUpload(f"`{name}` is not read; send the weights of samples as `{SAMPLE_WEIGHT}`.")
 
 
 def log_probabilities(block: Array, first: int = 0) -> Array:

@@ -14,11 +14,11 @@ from PIL import Image
 
 from boxcal.app.cli import bulk, bulk_sources
 from boxcal.app.cli.failures import UsageError
-from boxcal.app.fitting.worker.reading import ScoreFile
+from boxcal.app.fitting.worker.reading import RowFile
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.calibrators import Bounds, Calibrator, fit
 from boxcal.models.digits_data import load_digits_split
-from boxcal.models.loading.specifications import load_backbone
+from boxcal.models.loading import load_backbone
 
 LOGITS = np.random.default_rng(3).normal(size=(50, 3)) * 4
 
@@ -78,16 +78,16 @@ def test_a_stopped_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     arguments: dict[str, Any] = {"lower": None, "upper": None, "calibrator": None}
     computed: list[int] = []
     stopped: list[bool] = []
-    scored = ScoreFile._logits
+    scored = RowFile._read
 
-    def stops(self: ScoreFile, batch: Any, first: int) -> Any:
+    def stops(self: RowFile, batch: Any, first: int) -> Any:
         if first == 20 and not stopped:
             stopped.append(True)
             raise KeyboardInterrupt
         computed.append(first)
         return scored(self, batch, first)
 
-    monkeypatch.setattr(ScoreFile, "_logits", stops)
+    monkeypatch.setattr(RowFile, "_read", stops)
     with pytest.raises(KeyboardInterrupt):
         bulk.run(given, output, **arguments)
     assert not output.exists()

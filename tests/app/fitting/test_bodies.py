@@ -74,7 +74,7 @@ UNKNOWN: dict[str, tuple[str, dict[str, Any], str]] = {
     "npy part": (
         "/fit",
         {"files": {"logits": ("l", npy(LOGITS)), "label": ("y", npy(LABELS))}},
-        "needs `labels` and either",
+        "has a member 'label'; did you mean 'labels'?",
     ),
     "two files": (
         "/fit",

@@ -32,12 +32,11 @@ def parquet_of(columns: dict[str, Any]) -> bytes:
 
 
 def test_csv(tmp_path: Path) -> None:
-    body = b"\xef\xbb\xbfid,label,propensity,source\na,dog,0.5,\n\na,1,,me\na,7,,\na,1\na,1,x,\n"
+    body = b"\xef\xbb\xbfid,label,propensity,source\na,dog,0.5,\n\na,1,,me\na,7,,\n\na,1,x,\n"
     assert converted(tmp_path, body) == [
         {"id": "a", "label": "dog", "propensity": 0.5},
         {"id": "a", "label": 1, "source": "me"},
         {"id": "a", "label": "7"},  # the name of a class
-        ["a", "1"],
         {"id": "a", "label": 1, "propensity": "x"},
     ]
 
@@ -64,12 +63,13 @@ def test_parquet(tmp_path: Path) -> None:
         (b"label\n1\n", "it needs label and id"),
         (b"id,label,other\na,1,2\n", "other"),
         (b"id,label,label\na,1,2\n", "label"),
-        (b"\xff\xfe", "not CSV"),
-        (b'id,label\n"a,1\n', "not CSV"),
+        (b"\xff\xfe", "no readable .csv"),
+        (b'id,label\n"a,1\n', "no readable .csv"),
+        (b"id,label\na,1\na\n", "no readable .csv.*Expected 2 columns, got 1"),
         (b"id,label\n" + b"a,1\n" * 101, "more than 100 rows"),
         (b"id,label\n" + b"a" * 10_000 + b",1\n", "more than 10,000 bytes"),
-        (b"id,label\n" + b"a" * 10_001 + b",1\n", "not CSV"),
-        (b"PAR1 and something else", "no readable Parquet"),
+        (b"id,label\n" + b"a" * 10_001 + b",1\n", "more than 10,000 bytes"),
+        (b"PAR1 and something else", "no readable .parquet"),
         (parquet_of({"id": ["a"], "label": [1.5]}), "The column `label` has the type double"),
         (parquet_of({"id": [1], "label": [1]}), "The column `id` has the type int64"),
         (parquet_of({"key": ["a"], "label": [1], "logits": ["1"]}), "The column `logits`"),

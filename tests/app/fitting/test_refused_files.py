@@ -112,7 +112,7 @@ BAD: dict[str, tuple[int, str, Callable[[], bytes]]] = {
     ),
     "unknown array": (
         422,
-        r"holds the array 'featurs', which nothing reads; did you mean 'features'\?",
+        r"has a member 'featurs'; did you mean 'features'\?",
         lambda: npz(logits=LOGITS, labels=LABELS, featurs=LOGITS),
     ),
     "one group": (
@@ -162,7 +162,7 @@ BAD: dict[str, tuple[int, str, Callable[[], bytes]]] = {
         "one-hot",
         lambda: document(logits=LOGITS.tolist(), labels=np.eye(K)[LABELS].tolist()),
     ),
-    "JSON, no list": (422, "must be lists", lambda: document(logits=7, labels=[1])),
+    "JSON, no list": (422, "`logits` of the document must be a list", lambda: document(logits=7, labels=[1])),
     "JSON, ragged": (
         422,
         r"logits\[49\] has 2 numbers",

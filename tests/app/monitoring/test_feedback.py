@@ -102,7 +102,7 @@ def test_a_damaged_table_is_refused_and_the_next_one_is_read(client: httpx.Clien
     headers = {"content-type": "application/vnd.apache.parquet"}
     refused = client.post("/feedback", content=b"PAR1" * 100, headers=headers)
     assert refused.status_code == 400
-    assert "Parquet" in refused.json()["detail"]
+    assert "no readable .parquet" in refused.json()["detail"]
     body = f"id,label\n{predicted(client)[0]},1\n"
     answer = client.post("/feedback", content=body, headers={"content-type": "text/csv"}).json()
     assert counts(answer) == {"accepted": 1}
@@ -116,7 +116,7 @@ def test_a_damaged_table_is_refused_and_the_next_one_is_read(client: httpx.Clien
         ("application/json", b'{"items": [{"id": "\\ud800", "label": 1}]}', 400, "not JSON"),
         ("application/json", b'{"items": []}', 422, "at least one object"),
         ("application/json", b'{"item": []}', 422, "'item'"),
-        ("text/csv", b"id;label\n", 400, "columns"),
+        ("text/csv", b"ident,label\n", 400, "columns"),
     ],
 )
 def test_what_is_no_feedback_is_refused(

@@ -1,0 +1,236 @@
+"""Turns the columns of a table into the arrays of a validation set, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from boxcal.app.fitting.model_inputs import FEATURES, TEXT, TEXTS, ModelInputs, naming_samples
+from boxcal.app.fitting.worker.columns import LABEL, Columns, choose_columns
+from boxcal.app.fitting.worker.labels import as_indices
+from boxcal.app.fitting.worker.tables import BATCH_ROWS, open_table, readable
+from boxcal.app.fitting.worker.validation_set import (
+    GROUPS,
+    SAMPLE_WEIGHT,
+    Array,
+    Batch,
+    Expected,
+    check_size,
+    keep_set,
+)
+from boxcal.app.http.problems import InvalidUpload
+from boxcal.models.inputs.rows import Column
+
+
+def read_table(file: IO[bytes], kind: str, folder: Path, expected: Expected) -> None:
+    """Check a table, of a kind of `table_kind`, and keep it in `folder`.
+
+    Raises
+    ------
+    InvalidUpload, UploadTooLarge
+        Names the column, the row and the value that cannot be accepted.
+    """
+    with readable(kind):
+        table = open_table(file, kind)
+        columns = choose_columns(table.names, expected.classes, expected.scores, expected.inputs)
+        check_size({LABEL: 8 * (table.rows or 0)}, expected.max_bytes)
+        numbers = () if columns.is_list or columns.has_samples else columns.names
+        batches = table.batches(columns.read, numbers, BATCH_ROWS)
+        arrays = _arrays(batches, columns, expected.inputs)
+        keep_set(folder, arrays, columns.kind, replace(expected, classes=columns.classes))
+
+
+def _arrays(
+    batches: Iterator[pa.RecordBatch], columns: Columns, inputs: ModelInputs | None
+) -> Iterator[Batch]:
+    """Convert the batches of a table to arrays by name."""
+    first = width = 0
+    for batch in batches:
+        if columns.has_samples and inputs is not None:
+            with naming_samples():
+                block = samples_of_batch(batch, inputs, first)
+        else:
+            block = scores_of_batch(batch, columns, first, width)
+            width = block.shape[1]
+        found = {columns.kind: block, "labels": _labels(batch.column(LABEL), columns.classes, first)}
+        if columns.group:
+            found[GROUPS] = _groups(batch.column(columns.group), columns.group, first)
+        if columns.weight:
+            found[SAMPLE_WEIGHT] = _weights(batch.column(columns.weight), first)
+        yield found
+        first += len(batch)
+    if not first:
+        raise InvalidUpload("The table has no rows.")
+
+
+def scores_of_batch(batch: pa.RecordBatch, columns: Columns, first: int, width: int = 0) -> Array:
+    """Return the scores (n, K) of a batch of rows, the first of which has the number `first`.
+
+    Raises
+    ------
+    InvalidUpload
+        Naming the column and the row that cannot be accepted; a row that has not `width` numbers, if given.
+    """
+    if columns.is_list:
+        return _lists(batch.column(columns.names[0]), columns.names[0], first, width)
+    parts = []
+    for name in columns.names:
+        column = batch.column(name)
+        if not (types.is_floating(column.type) or types.is_integer(column.type)):
+            raise InvalidUpload(f"The column {name!r:.100} must hold numbers, got {column.type}.")
+        parts.append(_complete(column, name, first).to_numpy(zero_copy_only=False))
+    return np.stack(parts, axis=1)
+
+
+def samples_of_batch(batch: pa.RecordBatch, inputs: ModelInputs, first: int) -> Array:
+    """Read the rows of features (n, D), or the texts (n,), of a batch of a table.
+
+    Raises
+    ------
+    InvalidUpload, UnusableInput
+        Naming the column, or the row and the value, that the model does not read.
+    """
+    if inputs.member == TEXTS:
+        column = _decoded(batch.column(TEXT))
+        if not _is_text(column.type):
+            raise InvalidUpload(f"The column `{TEXT}` must hold texts, got {column.type}.")
+        return np.asarray(_complete(column, TEXT, first).to_numpy(zero_copy_only=False))
+    rows = inputs.rows
+    columns = [
+        _feature(batch.column(name), column, name, first)
+        for column, name in zip(rows.by_feature, rows.names, strict=True)
+    ]
+    return rows.of_columns(columns, first, FEATURES)
+
+
+def _lists(column: Any, name: str, first: int, width: int) -> Array:
+    """Bring a column of lists to (n, K), or name the first row of another length than `width`."""
+    kind = _complete(column, name, first).type
+    if _is_text(kind):
+        return _written_lists(column, name, first, width)
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if not is_list or not pa.types.is_floating(kind.value_type):
+        raise InvalidUpload(f"The column `{name}` must hold lists of floats, got {kind}.")
+    lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
+    _check_lengths(lengths, name, first, width or int(lengths[0]))
+    values = column.flatten()
+    if values.null_count:
+        row, place = divmod(_first_null(values), int(lengths[0]))
+        raise InvalidUpload(f"{name}[{first + row}, {place}] is missing.")
+    array: Array = values.to_numpy(zero_copy_only=False)
+    return array.reshape(len(column), -1)
+
+
+def _written_lists(column: Any, name: str, first: int, width: int) -> Array:
+    """Read lists that a text file writes as `[1.5, -2.0]`."""
+    rows = []
+    for position, text in enumerate(column.to_pylist()):
+        try:
+            row = np.array(orjson.loads(text), np.float64)
+        except (orjson.JSONDecodeError, TypeError, ValueError):
+            raise InvalidUpload(f"{name}[{first + position}] is {text!r:.100}, no list of numbers.") from None
+        if row.ndim != 1:
+            raise InvalidUpload(f"{name}[{first + position}] is {text!r:.100}, no list of numbers.")
+        rows.append(row)
+    _check_lengths(np.array([len(row) for row in rows]), name, first, width or len(rows[0]))
+    return np.stack(rows)
+
+
+def _check_lengths(lengths: Array, name: str, first: int, width: int) -> None:
+    wrong = np.flatnonzero(lengths != width)
+    if wrong.size or width < 2:
+        row = int(wrong[0]) if wrong.size else 0
+        raise InvalidUpload(
+            f"{name}[{first + row}] is a list of {lengths[row]}; it must have {max(2, width)} numbers, one "
+            "for each class."
+        )
+
+
+def _labels(column: Any, classes: Sequence[str] | None, first: int) -> Array:
+    column = _complete(_decoded(column), LABEL, first)
+    kind = column.type
+    if not (_is_text(kind) or types.is_integer(kind) or types.is_floating(kind)):
+        raise InvalidUpload(f"The column `{LABEL}` must hold class indices or names, got {kind}.")
+    return as_indices(np.asarray(column.to_numpy(zero_copy_only=False)), classes, first)
+
+
+def _groups(column: Any, name: str, first: int) -> Array:
+    column = _complete(_decoded(column), name, first)
+    if not (_is_text(column.type) or types.is_integer(column.type)):
+        raise InvalidUpload(f"The column `{name}` must hold integers or texts, got {column.type}.")
+    values = np.asarray(column.to_numpy(zero_copy_only=False))
+    return values.astype(np.int64 if values.dtype.kind in "iu" else str)
+
+
+def _weights(column: Any, first: int) -> Array:
+    kind = _complete(column, SAMPLE_WEIGHT, first).type
+    if not (types.is_floating(kind) or types.is_integer(kind) or _is_text(kind)):
+        raise InvalidUpload(f"The column `{SAMPLE_WEIGHT}` must hold numbers, got {kind}.")
+    return np.asarray(pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False))
+
+
+def _feature(column: Any, wanted: Column, name: str, first: int) -> Array:
+    """Return the values of one feature: strings, or float64 with NaN for missing ones."""
+    column = _decoded(column)
+    kind = column.type
+    if wanted.is_text and not _is_text(kind):
+        raise InvalidUpload(f"The column {name!r:.100} must hold strings, got {kind}.")
+    if not wanted.is_text:
+        if _is_text(kind):
+            return _numbers(column, name, first)
+        if not (
+            types.is_floating(kind)
+            or types.is_integer(kind)
+            or types.is_boolean(kind)
+            or types.is_decimal(kind)
+            or types.is_null(kind)
+        ):
+            raise InvalidUpload(f"The column {name!r:.100} must hold numbers, got {kind}.")
+        column = pc.cast(column, pa.float64(), safe=False)
+    return np.asarray(column.to_numpy(zero_copy_only=False))
+
+
+def _numbers(column: Any, name: str, first: int) -> Array:
+    """Read numbers that a text file writes; an empty cell is a missing value."""
+    trimmed = pc.utf8_trim_whitespace(column)
+    present = pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, trimmed.type), trimmed)
+    try:
+        return np.asarray(pc.cast(present, pa.float64()).to_numpy(zero_copy_only=False))
+    except pa.ArrowInvalid:
+        pass
+    numbers = np.full(len(column), np.nan)
+    for row, text in enumerate(present.to_pylist()):
+        try:
+            numbers[row] = np.nan if text is None else float(text)
+        except ValueError:
+            raise InvalidUpload(
+                f"{FEATURES}[{first + row}]: The feature {name!r:.100} is {text!r:.100}; it is a number."
+            ) from None
+    return numbers
+
+
+def _decoded(column: Any) -> Any:
+    return column.dictionary_decode() if types.is_dictionary(column.type) else column
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _complete(column: Any, name: str, first: int) -> Any:
+    """Return a column, or name its first row without a value."""
+    if column.null_count:
+        raise InvalidUpload(f"{name}[{first + _first_null(column)}] is missing.")
+    return column
+
+
+def _first_null(column: Any) -> int:
+    return int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
