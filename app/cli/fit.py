@@ -15,13 +15,13 @@ from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.metrics import metrics_table
 from boxcal.app.cli.output import messages, plain_table, progress_bar, screen, write_json
 from boxcal.app.client import BoxcalClient
-from boxcal.app.client.results import ActivatePolicy
+from boxcal.app.schemas.fits import ActivatePolicy
 
 Scores = Literal["logits", "probabilities"]
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FinishedFit:
     """What a fit gives, wherever it ran; `fit` is the service's record of it, empty where none took part."""
 
     method: str
@@ -75,7 +75,7 @@ def run(
         _show(fitted)
 
 
-def _page(fitted: Fitted) -> bytes:
+def _page(fitted: FinishedFit) -> bytes:
     from boxcal.calibrators.evaluation.html_report import html_report  # noqa: PLC0415 - rarely needed
 
     version, decision = fitted.fit.get("calibrator"), str(fitted.fit.get("decision") or "")
@@ -94,7 +94,7 @@ def _packed(file: Path, labels: Path, scores: Scores | None, folder: Path) -> Pa
     return packed
 
 
-def _here(file: Path, method: str, budget_seconds: float, scores: Scores | None) -> Fitted:
+def _here(file: Path, method: str, budget_seconds: float, scores: Scores | None) -> FinishedFit:
     from boxcal.app.cli.settings import read_settings  # noqa: PLC0415
     from boxcal.app.fitting.worker.reading import fit_file  # noqa: PLC0415 - imports torch
     from boxcal.calibrators.method import parse  # noqa: PLC0415
@@ -111,16 +111,16 @@ def _here(file: Path, method: str, budget_seconds: float, scores: Scores | None)
             budget_seconds=budget_seconds,
             scores=scores,
         )
-    return Fitted(fitted.method, fitted.report, fitted.artifact, fitted.reliability_svg, {})
+    return FinishedFit(fitted.method, fitted.report, fitted.artifact, fitted.reliability_svg, {})
 
 
-def _through_service(file: Path, url: str, **options: Any) -> Fitted:
+def _through_service(file: Path, url: str, **options: Any) -> FinishedFit:
     with BoxcalClient(url) as client:
         queued = client.fit(file, **options)
         with progress_bar("fitting") as advance:
             done = client.wait_for_fit(queued.id, lambda fit: advance(fit.progress, fit.stage or ""))
         version = done.version
-        return Fitted(
+        return FinishedFit(
             client.calibrator(version).method,
             client.report(version),
             client.artifact(version),
@@ -137,7 +137,7 @@ def _candidates_table(candidates: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _show(fitted: Fitted) -> None:
+def _show(fitted: FinishedFit) -> None:
     report = fitted.report
     unseen = f"judged on {report['samples']} samples, each unseen by the fit that calibrated it"
     screen.print(f"[bold]{escape(fitted.method)}[/], {unseen}", soft_wrap=True)

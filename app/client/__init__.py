@@ -1,12 +1,29 @@
 """A typed client of the service, blocking and for asyncio; the public names of its modules."""
 
-from boxcal.app.client import clients, errors, results
+from boxcal.app.client import clients, errors
 from boxcal.app.client.clients import *  # noqa: F403
 from boxcal.app.client.errors import *  # noqa: F403
 from boxcal.app.client.exchange import RetryPolicy
-from boxcal.app.client.results import *  # noqa: F403
+from boxcal.app.schemas.calibrators import Activated, BackboneName, CalibratorDocument
+from boxcal.app.schemas.fits import Fit, FitWarning
+from boxcal.app.schemas.health import Health
+from boxcal.app.schemas.monitoring import Feedback, FeedbackProblem
+from boxcal.app.schemas.predictions import Answer, CalibratorName, LabelProbability, Prediction
 
-__all__ = ["RetryPolicy"]
+__all__ = [
+    "Activated",
+    "Answer",
+    "BackboneName",
+    "CalibratorDocument",
+    "CalibratorName",
+    "Feedback",
+    "FeedbackProblem",
+    "Fit",
+    "FitWarning",
+    "Health",
+    "LabelProbability",
+    "Prediction",
+    "RetryPolicy",
+]
 __all__ += clients.__all__
 __all__ += errors.__all__
-__all__ += results.__all__

@@ -14,20 +14,12 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
-from boxcal.app.client.bodies import (
-    ValidationData,
-    float_array,
-    upload_part,
-)
+from boxcal.app.client.bodies import ValidationData, float_array, upload_part
 from boxcal.app.client.exchange import Call
-from boxcal.app.client.results import (
-    ActivatePolicy,
-    Activation,
-    CalibratorRecord,
-    Feedback,
-    Fit,
-    Health,
-)
+from boxcal.app.schemas.calibrators import Activated, CalibratorDocument
+from boxcal.app.schemas.fits import ActivatePolicy, Fit
+from boxcal.app.schemas.health import Health
+from boxcal.app.schemas.monitoring import Feedback
 
 Result = TypeVar("Result", bound=BaseModel)
 
@@ -209,15 +201,15 @@ def fit_events(fit_id: str) -> Call[None]:
     return Call("GET", f"/fits/{fit_id}/events", lambda _: None)
 
 
-def calibrators(limit: int = 100, before: int | None = None) -> Call[list[CalibratorRecord]]:
+def calibrators(limit: int = 100, before: int | None = None) -> Call[list[CalibratorDocument]]:
     """List calibrators, newest first; only versions lower than `before` (`GET /calibrators`)."""
-    parse = _list_of(CalibratorRecord, "calibrators")
+    parse = _list_of(CalibratorDocument, "calibrators")
     return Call("GET", "/calibrators", parse, {"params": _page(limit, before_version=before)})
 
 
-def calibrator(version: int) -> Call[CalibratorRecord]:
+def calibrator(version: int) -> Call[CalibratorDocument]:
     """Describe one calibrator (`GET /calibrators/{n}`)."""
-    return Call("GET", f"/calibrators/{version}", _one(CalibratorRecord))
+    return Call("GET", f"/calibrators/{version}", _one(CalibratorDocument))
 
 
 def report(version: int) -> Call[dict[str, Any]]:
@@ -286,14 +278,14 @@ def artifact(version: int) -> Call[bytes]:
     return Call("GET", f"/calibrators/{version}/artifact", _content)
 
 
-def activate(version: int) -> Call[Activation]:
+def activate(version: int) -> Call[Activated]:
     """Activate a calibrator (`POST /calibrators/{n}/activate`)."""
-    return Call("POST", f"/calibrators/{version}/activate", _one(Activation), has_effect=True)
+    return Call("POST", f"/calibrators/{version}/activate", _one(Activated), has_effect=True)
 
 
-def rollback() -> Call[Activation]:
+def rollback() -> Call[Activated]:
     """Activate the calibrator before the active one (`POST /calibrators/rollback`)."""
-    return Call("POST", "/calibrators/rollback", _one(Activation), has_effect=True)
+    return Call("POST", "/calibrators/rollback", _one(Activated), has_effect=True)
 
 
 def live() -> Call[Health]:

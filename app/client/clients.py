@@ -21,7 +21,8 @@ from boxcal.app.client import calls, predictions
 from boxcal.app.client.errors import AnswerTimeoutError, ClientError, FitNotSucceededError, InvalidUrlError
 from boxcal.app.client.exchange import Call, RetryPolicy, attempts, parsed, transport_error
 from boxcal.app.client.following import SILENCE_SECONDS, Following
-from boxcal.app.client.results import Fit, Health
+from boxcal.app.schemas.fits import Fit
+from boxcal.app.schemas.health import Health
 
 __all__ = ["DEFAULT_URL", "AsyncBoxcalClient", "BoxcalClient"]
 

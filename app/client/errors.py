@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from boxcal.app.client.results import Fit
+    from boxcal.app.schemas.fits import Fit
 
 __all__ = [
     "AnswerTimeoutError",

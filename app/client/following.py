@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-from boxcal.app.client.results import Fit
+from boxcal.app.schemas.fits import Fit
 
 STREAM_FAILURES = 3
 SILENCE_SECONDS = 45.0  # a stream that is silent for longer is closed

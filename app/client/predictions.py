@@ -20,7 +20,7 @@ from boxcal.app.client.bodies import (
     tensors_body,
 )
 from boxcal.app.client.exchange import Call
-from boxcal.app.client.results import Answer
+from boxcal.app.schemas.predictions import Answer
 
 
 def predict(*images: ImageSource, **options: Unpack[AnswerOptions]) -> Call[Answer]:

@@ -52,6 +52,7 @@ QUEUED: dict[str, Any] = {
     "method": "auto",
     "activate": "if_better",
     "samples": 539,
+    "warnings": [],
     "created_at": "2026-11-21T02:51:59.353524Z",
 }
 RUNNING = QUEUED | {
@@ -71,7 +72,6 @@ SUCCEEDED = RUNNING | {
         "significantly lower than with `uncalibrated`, and neither Brier score nor smooth ECE is "
         "significantly higher."
     ),
-    "warnings": [],
     "finished_at": "2026-11-21T02:52:11.334803Z",
 }
 CANCELLED = RUNNING | {

@@ -2,17 +2,17 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Protocol
 
 from fastapi import APIRouter, Depends
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from boxcal.app.http.current import current_model, current_state
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import NotReady
 from boxcal.app.observability.stats import Collects, Stats
+from boxcal.app.schemas.health import Live, Ready
 
 
 class ReadyVersion(Protocol):
@@ -75,21 +75,6 @@ CurrentState = Annotated[ObservedState, Depends(current_state)]
 
 
 router = APIRouter(tags=["monitoring"])
-
-
-class Live(BaseModel):
-    """The process is alive."""
-
-    status: Literal["live"] = "live"
-
-
-class Ready(BaseModel):
-    """The service is ready for predictions."""
-
-    status: Literal["ready"] = "ready"
-    model: str = Field(description="The default model.")
-    calibrator: int = Field(description="The version of its active calibrator.")
-    models: dict[str, int] = Field(description="The version of the active calibrator of every model.")
 
 
 @router.get("/health/live", responses=problems())

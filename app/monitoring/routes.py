@@ -26,23 +26,24 @@ from boxcal.app.http.problems import (
     UnsupportedMediaType,
     UploadTooLarge,
 )
+from boxcal.app.monitoring.events import StoredEvent
 from boxcal.app.monitoring.items import MAX_ITEMS, Read, read_items
 from boxcal.app.monitoring.monitor import Monitor
-from boxcal.app.monitoring.schemas import (
-    BODY,
-    TABLES,
-    AcknowledgeRequest,
-    Feedback,
-    MonitorEvent,
-    MonitorState,
-    RefitDecisions,
-)
+from boxcal.app.monitoring.schemas import BODY, TABLES
 from boxcal.app.monitoring.writer import FeedbackWriter
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.predict.bodies import JSON, header, json_object, read_body, read_json, unblocked
 from boxcal.app.predict.options import Labels
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.registry.store import Registry
+from boxcal.app.schemas.monitoring import (
+    AcknowledgeRequest,
+    Feedback,
+    FeedbackProblem,
+    MonitorEvent,
+    MonitorState,
+    RefitDecisions,
+)
 from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 
@@ -83,6 +84,7 @@ CurrentModel = Annotated[MonitoredModel, Depends(current_model)]
 
 
 router = APIRouter(tags=["feedback"])
+SHOWN_PROBLEMS = 100
 
 
 @router.post(
@@ -120,7 +122,16 @@ async def give_feedback(request: Request, model: CurrentModel) -> Feedback:
         model.telemetry.feedback(result, getattr(outcome, result))
     for reason in ("unknown", "expired", "malformed"):
         model.telemetry.feedback(reason, outcome.count(reason))
-    return Feedback.of(outcome)
+    return Feedback(
+        seq=outcome.seq,
+        accepted=outcome.accepted,
+        duplicates=outcome.duplicates,
+        conflicts=outcome.conflicts,
+        unknown=outcome.count("unknown"),
+        expired=outcome.count("expired"),
+        malformed=outcome.count("malformed"),
+        problems=tuple(map(FeedbackProblem.model_validate, outcome.problems[:SHOWN_PROBLEMS])),
+    )
 
 
 def _read(body: bytes | bytearray, labels: Labels) -> Read:
@@ -164,7 +175,12 @@ async def follow_monitor(
     yield ServerSentEvent(comment="open")  # sends the head of the response before there is an event
     with suppress(RegistryUnavailable):  # the client reconnects and continues
         async for event in model.monitor.follow(last):
-            yield ServerSentEvent(data=MonitorEvent.of(event), event=event.kind, id=str(event.id))
+            yield ServerSentEvent(data=decision(event), event=event.kind, id=str(event.id))
+
+
+def decision(event: StoredEvent) -> MonitorEvent:
+    """Describe an event of the monitor."""
+    return MonitorEvent(id=event.id, kind=event.kind, created_at=event.created_at, **event.document)
 
 
 @router.get("/refits", responses=problems(InvalidParameter, RegistryUnavailable))
@@ -177,4 +193,4 @@ async def list_refits(
 ) -> RefitDecisions:
     """List what the monitor decided about alarms, refits and activations, with its evidence."""
     found = await model.registry.run(model.monitor.events.newest, limit, before_event)
-    return RefitDecisions(decisions=[MonitorEvent.of(event) for event in found])
+    return RefitDecisions(decisions=tuple(decision(event) for event in found))

@@ -22,8 +22,8 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-from boxcal.app.http.responses import STAGES
 from boxcal.app.observability.metric_types import FastHistogram, ReadCounter
+from boxcal.app.schemas.predictions import STAGES
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 FIT_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)

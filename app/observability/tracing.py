@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from boxcal.app.http.problems import InvalidParameter
-from boxcal.app.http.responses import STAGES
+from boxcal.app.schemas.predictions import STAGES
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -12,10 +12,10 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from boxcal.app.http.responses import STAGES
 from boxcal.app.predict.interpreter import release_interpreter
 from boxcal.app.predict.options import Options
 from boxcal.app.registry.active import ServedCalibrator
+from boxcal.app.schemas.predictions import STAGES
 
 Float64Array = NDArray[np.float64]
 
@@ -92,7 +92,7 @@ class Rows:
 
 @dataclass(eq=False)
 class CalibratedAnswer:
-    """The result of one request; `boxcal.app.http.responses.Answer` defines the document that it becomes.
+    """The result of one request; `schemas.predictions.Answer` defines the document that it becomes.
 
     Attributes
     ----------

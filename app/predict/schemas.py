@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from boxcal.app.http.responses import Answer
 from boxcal.app.predict.bodies import CSV, FORM, IMAGES, JSON, LOGITS, NPY, SCORES, TEXT
 from boxcal.app.predict.options import Options
+from boxcal.app.schemas.predictions import Answer
 
 BINARY = {"type": "string", "format": "binary"}
 INTEGER = {"type": "integer", "minimum": 0}

@@ -25,9 +25,15 @@ from boxcal.app.http.problems import (
 )
 from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.active import ActiveCalibrator
-from boxcal.app.registry.records import Activation
-from boxcal.app.registry.schemas import Activated, Activations, Calibrator, Calibrators
+from boxcal.app.registry.records import Activation, CalibratorRecord
 from boxcal.app.registry.store import Registry
+from boxcal.app.schemas.calibrators import (
+    Activated,
+    Activations,
+    BackboneName,
+    CalibratorDocument,
+    Calibrators,
+)
 
 
 class RegisteredModel(Protocol):
@@ -61,6 +67,38 @@ Version = Annotated[
 ]
 
 
+def described(record: CalibratorRecord, active: int) -> CalibratorDocument:
+    """Describe a calibrator, given the active version."""
+    own = record.backbone
+    backbone = None
+    if own is not None:
+        backbone = BackboneName(
+            name=own.name, num_classes=own.num_classes, fingerprint=own.fingerprint, model=own.model or None
+        )
+    return CalibratorDocument(
+        version=record.version,
+        method=record.method,
+        active=record.version == active,
+        backbone=backbone,
+        spec=record.spec,
+        samples=record.samples,
+        sha256=record.sha256,
+        size=record.size,
+        created_at=record.created_at if backbone else None,
+        pruned_at=record.pruned_at,
+    )
+
+
+def activated(activation: Activation) -> Activated:
+    """Describe an activation."""
+    return Activated(
+        version=activation.version,
+        method=activation.method,
+        reason=activation.reason.value,
+        activated_at=activation.created_at,
+    )
+
+
 def part(path: str, media_type: str, description: str, *errors: ProblemType) -> Decorator:
     """Declare a route that answers with one part of a calibrator, as JSON or as bytes."""
     schema = (
@@ -88,7 +126,7 @@ async def list_calibrators(
     own = "model" in request.query_params
     records = await model.registry.run(model.registry.list, limit, before_version, own=own)
     active = model.active.current.version
-    return Calibrators(calibrators=[Calibrator.of(record, active) for record in records])
+    return Calibrators(calibrators=tuple(described(record, active) for record in records))
 
 
 @router.post(
@@ -99,7 +137,7 @@ async def list_calibrators(
 )
 async def rollback(model: CurrentModel, caller: CurrentCaller) -> Activated:
     """Activate the previous calibrator; a second call goes back by one more."""
-    return Activated.of(await model.registry.run(model.activator.rollback, caller))
+    return activated(await model.registry.run(model.activator.rollback, caller))
 
 
 @router.get(
@@ -107,10 +145,10 @@ async def rollback(model: CurrentModel, caller: CurrentCaller) -> Activated:
     response_model_exclude_none=True,
     responses=problems(CalibratorNotFound, InvalidParameter, RegistryUnavailable),
 )
-async def get_calibrator(version: Version, model: CurrentModel) -> Calibrator:
+async def get_calibrator(version: Version, model: CurrentModel) -> CalibratorDocument:
     """Return one calibrator."""
     record = await model.registry.run(model.registry.get, version)
-    return Calibrator.of(record, model.active.current.version)
+    return described(record, model.active.current.version)
 
 
 @part("report", "application/json", "The report.")
@@ -179,7 +217,7 @@ async def get_artifact(version: Version, model: CurrentModel) -> Response:
 )
 async def activate(version: Version, model: CurrentModel, caller: CurrentCaller) -> Activated:
     """Activate a calibrator; if it is already active, nothing changes."""
-    return Activated.of(await model.registry.run(model.activator.activate, version, caller=caller))
+    return activated(await model.registry.run(model.activator.activate, version, caller=caller))
 
 
 @history.get("/activations", responses=problems(InvalidParameter, RegistryUnavailable))
@@ -196,4 +234,4 @@ async def list_activations(
         return model.registry.activations.list(limit), target
 
     found, target = await model.registry.run(read)
-    return Activations(activations=[Activated.of(one) for one in found], rollback_to=target)
+    return Activations(activations=tuple(map(activated, found)), rollback_to=target)

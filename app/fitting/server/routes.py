@@ -15,7 +15,6 @@ from boxcal.app.access.routes import CurrentCaller, CurrentKey
 from boxcal.app.access.scopes import Scope
 from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
 from boxcal.app.fitting.server.jobs import FitJobs
-from boxcal.app.fitting.server.schemas import Comparison, Fit, Fits
 from boxcal.app.fitting.server.upload import receive
 from boxcal.app.http.current import current_model
 from boxcal.app.http.problem_documents import problems
@@ -46,6 +45,7 @@ from boxcal.app.http.problems import (
 )
 from boxcal.app.predict.routes import unless_disconnected
 from boxcal.app.registry.records import ActivatePolicy
+from boxcal.app.schemas.fits import ComparisonDocument, Fit, Fits
 from boxcal.app.settings import limits
 from boxcal.app.settings.nearest import hint, nearest
 from boxcal.app.settings.service import Settings
@@ -257,7 +257,7 @@ async def start_fit(
     if record.state.is_final:
         response.status_code = status.HTTP_200_OK
     response.headers["Location"] = f"{request.scope['root_path']}/fits/{record.id}{_query(request)}"
-    return Fit.of(record)
+    return Fit.model_validate(record)
 
 
 def _query(request: Request) -> str:
@@ -284,7 +284,7 @@ async def compare(
     methods: Annotated[
         list[str], Query(max_length=32, description="Methods, which are cross-fitted on the data.")
     ] = [],  # noqa: B006
-) -> Comparison:
+) -> ComparisonDocument:
     """Evaluate versions, and methods, on one validation set; the differences are paired by sample."""
     if not versions and not methods:
         raise InvalidParameter("/compare needs `versions` or `methods` in the query string.")
@@ -294,7 +294,7 @@ async def compare(
         limit = limits.MAX_UPLOAD_BYTES
         await receive(request.headers, request.stream(), folder / BODY_FILE, limit)
         work = model.fit_jobs.comparisons.compare(folder, request.headers["content-type"], chosen, methods)
-        return Comparison.model_validate(await unless_disconnected(request, work))
+        return ComparisonDocument.model_validate(await unless_disconnected(request, work))
 
 
 @router.get(
@@ -306,7 +306,7 @@ async def list_fits(
     before_fit: Annotated[str | None, Query(description="Only fits older than the fit with this id.")] = None,
 ) -> Fits:
     """List fits, newest first."""
-    return Fits(fits=[Fit.of(record) for record in await model.fit_jobs.list(limit, before_fit)])
+    return Fits(fits=tuple(map(Fit.model_validate, await model.fit_jobs.list(limit, before_fit))))
 
 
 @router.get(
@@ -314,7 +314,7 @@ async def list_fits(
 )
 async def get_fit(fit_id: str, model: CurrentModel) -> Fit:
     """Return the state of a fit."""
-    return Fit.of(await model.fit_jobs.get(fit_id))
+    return Fit.model_validate(await model.fit_jobs.get(fit_id))
 
 
 @router.delete(
@@ -324,7 +324,7 @@ async def get_fit(fit_id: str, model: CurrentModel) -> Fit:
 )
 async def cancel_fit(fit_id: str, model: CurrentModel, caller: CurrentCaller) -> Fit:
     """Cancel a queued or running fit."""
-    return Fit.of(await model.fit_jobs.cancel(fit_id, caller))
+    return Fit.model_validate(await model.fit_jobs.cancel(fit_id, caller))
 
 
 async def known_fit(fit_id: str, model: CurrentModel) -> str:
@@ -343,4 +343,4 @@ async def known_fit(fit_id: str, model: CurrentModel) -> str:
 async def follow_fit(fit_id: Annotated[str, Depends(known_fit)], model: CurrentModel) -> AsyncIterator[Fit]:
     """Stream the state of a fit, now and after every change, until it ends."""
     async for record in model.fit_jobs.watch(fit_id):
-        yield Fit.of(record)
+        yield Fit.model_validate(record)

@@ -18,6 +18,7 @@ from boxcal.app.cli.failures import UsageError
 from boxcal.app.client import Fit, FitNotSucceededError
 from boxcal.calibrators import Calibrator
 from tests.app.cli.conftest import Boxcal
+from tests.app.client.scripted import FIT
 from tests.app.fitting.service import free_port
 
 COMMAND = Path(sys.executable).with_name("boxcal")
@@ -109,7 +110,8 @@ def test_a_fit_that_fails_is_work_that_failed(
     """A service cannot be made to fail a good fit at will; what the client then raises is raised here."""
 
     def fail(*_: object, **__: object) -> None:
-        raise FitNotSucceededError(Fit(id="f", state="interrupted", error="the service stopped"))
+        ended = {**FIT, "state": "interrupted", "error": "the service stopped"}
+        raise FitNotSucceededError(Fit.model_validate(ended))
 
     monkeypatch.setattr("boxcal.app.cli.fit.run", fail)
     assert "fit f interrupted: the service stopped" in refused(boxcal, 1, "fit", image)

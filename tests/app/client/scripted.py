@@ -8,6 +8,18 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+FIT = {
+    "id": "f",
+    "state": "running",
+    "progress": 0.5,
+    "stage": "fit",
+    "method": "ts",
+    "activate": "if_better",
+    "samples": 539,
+    "created_at": "2026-11-21T02:51:59Z",
+}
+"""The state of a fit, as the service sends it."""
+
 
 @dataclass(frozen=True)
 class Reply:

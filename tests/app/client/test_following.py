@@ -7,13 +7,13 @@ import pytest
 
 from boxcal.app.client import FitNotSucceededError, NotFoundError
 from tests.app.client.both import Ask
-from tests.app.client.scripted import Reply, scripted
+from tests.app.client.scripted import FIT, Reply, scripted
 
 STREAM = {"content-type": "text/event-stream; charset=utf-8"}
 
 
 def state(progress: float, name: str = "running", **more: Any) -> dict[str, Any]:
-    return {"id": "f", "state": name, "progress": progress, "stage": "fit", **more}
+    return {**FIT, "state": name, "progress": progress, **more}
 
 
 def events(*states: dict[str, Any], comment: str = ": ping\r\n\r\n") -> Reply:

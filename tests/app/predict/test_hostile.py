@@ -13,9 +13,9 @@ import numpy as np
 import orjson
 import pytest
 
-from boxcal.app.http.responses import Answer
 from boxcal.app.observability.free_memory import FreeMemory, resident_bytes
 from boxcal.app.predict.batch_sizer import BatchSizer
+from boxcal.app.schemas.predictions import Answer
 from boxcal.models.digits_data import Digits
 from boxcal.models.inputs import decoding
 from tests.app.running import Service

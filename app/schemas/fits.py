@@ -1,16 +1,17 @@
-"""Schemas of fits in the HTTP API."""
-
-from __future__ import annotations
+"""Documents of fits and comparisons."""
 
 from datetime import datetime
-from typing import Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
-from boxcal.app.registry.records import ActivatePolicy, FitRecord, FitState
+from boxcal.app.schemas.document import Document
+
+ActivatePolicy = Literal["if_better", "always", "never"]
+FitState = Literal["queued", "running", "succeeded", "failed", "cancelled", "interrupted"]
 
 
-class FitWarning(BaseModel):
+class FitWarning(Document):
     """A probable problem of the data of a fit, or of its method for these data."""
 
     code: str = Field(description="Stable identifier, for example `duplicates`.")
@@ -21,10 +22,8 @@ class FitWarning(BaseModel):
     rows: int = Field(description="Number of affected rows.")
 
 
-class Fit(BaseModel):
+class Fit(Document):
     """The state of a fit; members without a value are omitted."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     id: str
     state: FitState
@@ -38,19 +37,28 @@ class Fit(BaseModel):
     calibrator: int | None = Field(None, description="Version of the new calibrator.")
     activated: bool | None = Field(None, description="Whether this version was activated.")
     decision: str | None = Field(None, description="Reason for this decision.")
-    warnings: list[FitWarning] | None = Field(None, description="Probable problems of the data.")
+    warnings: Annotated[tuple[FitWarning, ...], BeforeValidator(lambda found: found or ())] = Field(
+        (), description="Probable problems of the data."
+    )
     error: str | None = Field(None, description="Why the fit failed, was cancelled or was interrupted.")
     created_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
 
-    @classmethod
-    def of(cls, record: FitRecord) -> Self:
-        """Return the schema of a record."""
-        return cls.model_validate(record)
+    @property
+    def done(self) -> bool:
+        """Whether the state can no longer change."""
+        return self.state not in ("queued", "running")
+
+    @property
+    def version(self) -> int:
+        """The calibrator of a fit that succeeded; ValueError for any other."""
+        if self.calibrator is None:
+            raise ValueError(f"fit {self.id} is {self.state} and has no calibrator")
+        return self.calibrator
 
 
-class Interval(BaseModel):
+class DifferenceInterval(Document):
     """A difference with its 95 % interval; null where it is infinite."""
 
     value: float | None
@@ -58,41 +66,41 @@ class Interval(BaseModel):
     high: float | None
 
 
-class Score(BaseModel):
+class ComparedMetric(Document):
     """One metric of one row."""
 
     value: float | None
     standard_error: float | None
-    change: Interval | None = Field(
+    change: DifferenceInterval | None = Field(
         description="This row less its base, paired by sample: below 0 is better."
     )
     improves: bool | None = Field(description="Whether it is lower than that of the base.")
     clear: bool = Field(description="Whether the interval does not contain 0.")
 
 
-class ComparedRow(BaseModel):
+class ComparedRow(Document):
     """A version, which is evaluated as it is, or a method, which is cross-fitted."""
 
     method: str
     base: str | None = Field(description="The row that it is compared with.")
-    metrics: dict[str, Score]
+    metrics: dict[str, ComparedMetric]
     changed_labels: int = Field(description="Samples whose label is not that of the logits.")
     fit_seconds: float
 
 
-class Comparison(BaseModel):
+class ComparisonDocument(Document):
     """Versions and methods on the same samples."""
 
-    sentences: list[str] = Field(description="How each version differs from the one it is compared with.")
-    warnings: list[FitWarning]
+    sentences: tuple[str, ...] = Field(description="How each version differs from its reference.")
+    warnings: tuple[FitWarning, ...]
     fit_samples: int = Field(description="N.")
     classes: int
     folds: int
-    methods: list[ComparedRow]
+    methods: tuple[ComparedRow, ...]
     left_out: dict[str, str] = Field(description="Methods that could not be fitted, and why.")
 
 
-class Fits(BaseModel):
+class Fits(Document):
     """Recent fits, newest first."""
 
-    fits: list[Fit]
+    fits: tuple[Fit, ...]

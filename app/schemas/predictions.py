@@ -1,19 +1,11 @@
-"""Documents that the service returns for predictions: the one definition of their names and types.
-
-The OpenAPI document declares these models, the client parses responses with them, and a test compares them
-with what the server writes. This module imports pydantic alone, so the client needs no server.
-"""
+"""Documents of `/predict` and `/calibrate`; a test compares them with what the server writes."""
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from typing_extensions import TypedDict
 
-
-class Document(BaseModel):
-    """A frozen response; members that a newer service adds are kept in `model_extra`."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
+from boxcal.app.schemas.document import Document
 
 
 class CalibratorName(Document):
