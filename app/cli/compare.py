@@ -12,7 +12,7 @@ from boxcal.app.cli.settings import read_settings
 from boxcal.app.fitting.worker.reading import extras_of, read_validation_data
 from boxcal.app.fitting.worker.requirements import FEATURES
 from boxcal.calibrators.data import ValidationSet, check_validation_set
-from boxcal.calibrators.evaluation.comparison import PAPERS_METHODS, Comparison, compare_methods
+from boxcal.calibrators.evaluation.comparison import PAPERS_METHODS, MethodComparison, compare_methods
 from boxcal.calibrators.evaluation.tables import LEGEND, TITLES, is_best, mark, markdown, to_csv, value_text
 from boxcal.calibrators.method import parse
 from boxcal.calibrators.stored import reads_of_methods
@@ -57,7 +57,7 @@ def _read(file: Path, folder: Path, advance: Advance, wanted: set[str]) -> Valid
     return check_validation_set(logits, labels, **extras, **data.grouping)
 
 
-def _show(comparison: Comparison) -> None:
+def _show(comparison: MethodComparison) -> None:
     judged = (
         f"judged on {comparison.test_samples} others"
         if comparison.test_samples
@@ -72,7 +72,7 @@ def _show(comparison: Comparison) -> None:
         messages.print(f"[dim]left out: {escape(method)} ({escape(reason)})")
 
 
-def _table(comparison: Comparison) -> Table:
+def _table(comparison: MethodComparison) -> Table:
     table = plain_table("method", *TITLES.values())
     for row in comparison.rows:
         cells = []

@@ -20,7 +20,7 @@ from boxcal.calibrators import Calibrator
 from boxcal.calibrators.evaluation.crossfit import answers_of
 from boxcal.calibrators.evaluation.judgement import Judgement, compare, judge
 from boxcal.calibrators.evaluation.outcomes import outcomes, with_weights
-from boxcal.calibrators.evaluation.rows import SoftmaxRows
+from boxcal.calibrators.evaluation.rows import softmax_rows
 
 ROWS_PER_REQUEST = 1000
 
@@ -36,7 +36,7 @@ def run(file: Path, *, calibrator: str | None, url: str | None, as_json: bool) -
         logits, labels = data.arrays()
         weights = data.grouping.get("sample_weight", np.ones(len(labels)))
     name, probabilities, predicted = _calibrated(logits, calibrator, url)
-    before = judge(with_weights(outcomes(SoftmaxRows(torch.from_numpy(logits)), labels), weights))
+    before = judge(with_weights(outcomes(softmax_rows(torch.from_numpy(logits)), labels), weights))
     document: dict[str, Any] = {"samples": len(labels), "classes": logits.shape[1], "calibrator": name}
     if probabilities is None:
         document["metrics"] = before.to_dict()

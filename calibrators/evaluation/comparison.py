@@ -21,7 +21,14 @@ from boxcal.calibrators.calibrator import Calibrator
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import InvalidDataError, MissingDataError
 from boxcal.calibrators.evaluation.bootstrap import Estimate
-from boxcal.calibrators.evaluation.crossfit import FOLDS, Progress, answers_on, cross_fit, fit_set
+from boxcal.calibrators.evaluation.crossfit import (
+    FOLDS,
+    CalibratedAnswers,
+    Progress,
+    answers_on,
+    cross_fit,
+    fit_set,
+)
 from boxcal.calibrators.evaluation.judgement import Judgement, compare, judge
 from boxcal.calibrators.evaluation.outcomes import Outcomes, outcomes
 from boxcal.calibrators.evaluation.toplabel import BinnedError, SmoothError
@@ -59,7 +66,7 @@ _SLACK = 5e-5  # smaller changes are invisible in two decimals of a percentage, 
 
 
 @dataclass(frozen=True)
-class Score:
+class MetricScore:
     """One metric of one method: value, standard error, and paired difference to the base method."""
 
     value: float
@@ -100,7 +107,7 @@ class MethodScores:
     method, base : str
         The method, or the name of a calibrator, and what it is compared with; the base is empty for
         `uncalibrated`.
-    scores : dict of Score
+    scores : dict of MetricScore
         By metric.
     changed_labels : int
         Test samples whose predicted label differs from that of the logits.
@@ -110,13 +117,13 @@ class MethodScores:
 
     method: str
     base: str
-    scores: dict[str, Score]
+    scores: dict[str, MetricScore]
     changed_labels: int
     seconds: float
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class MethodComparison:
     """Methods x metrics.
 
     Attributes
@@ -179,7 +186,7 @@ def compare_methods(
     folds: int = FOLDS,
     seed: int = 0,
     progress: Progress | None = None,
-) -> Comparison:
+) -> MethodComparison:
     """Fit and evaluate methods, and evaluate calibrators, on the same data.
 
     Parameters
@@ -221,7 +228,8 @@ def compare_methods(
         started = time.perf_counter()
         try:
             if method in calibrators:
-                whole, groups = _answers_as_it_is(calibrators[method], target, folds=folds, seed=seed)
+                whole = _outcomes(answers_on(calibrators[method], target), target)
+                groups = [whole.rows(kept) for kept in _all_but_one(len(target), folds, seed)]
             else:
                 whole, groups = _answers(method, validation, test, folds=folds, seed=seed, progress=part)
         except MissingDataError as error:
@@ -235,13 +243,13 @@ def compare_methods(
         difference = compare(judged[method], judged[base]) if base in judged else {}
         spread = _jackknife(groups)
         scores = {
-            name: Score(judged[method].estimates[name].value, spread[name], difference.get(name))
+            name: MetricScore(judged[method].estimates[name].value, spread[name], difference.get(name))
             for name in METRICS
         }
         changed = int((whole.predicted != plain).sum())
         rows.append(MethodScores(method, base, scores, changed, seconds))
     tell(1.0, "done")
-    return Comparison(
+    return MethodComparison(
         len(validation),
         0 if test is None else len(test),
         validation.num_classes,
@@ -283,13 +291,7 @@ def _answers(
     """Return the outcomes to evaluate, and those of each group of the jackknife."""
     if test is None:
         answers = cross_fit(method, validation, folds=folds, seed=seed, progress=progress)
-        whole = outcomes(
-            answers.rows,
-            validation.labels,
-            answers.predicted,
-            validation.groups,
-            weights=validation.row_weights,
-        )
+        whole = _outcomes(answers, validation)
         return whole, [whole.rows(kept) for kept in _all_but_one(len(validation), folds, seed)]
     whole = _fitted(method, validation, test, seed, _share(progress, 0, folds))
     groups = []
@@ -302,15 +304,6 @@ def _answers(
     return whole, groups
 
 
-def _answers_as_it_is(
-    calibrator: Calibrator, data: ValidationSet, *, folds: int, seed: int
-) -> tuple[Outcomes, list[Outcomes]]:
-    """As `_answers`, without a fit."""
-    answers = answers_on(calibrator, data)
-    whole = outcomes(answers.rows, data.labels, answers.predicted, data.groups, weights=data.row_weights)
-    return whole, [whole.rows(kept) for kept in _all_but_one(len(data), folds, seed)]
-
-
 def _share(progress: Progress, number: int, folds: int) -> Progress:
     """Progress of fit `number` of folds + 1."""
     name = "all samples" if number == 0 else f"without fold {number} of {folds}"
@@ -320,8 +313,11 @@ def _share(progress: Progress, number: int, folds: int) -> Progress:
 def _fitted(
     method: str, validation: ValidationSet, test: ValidationSet, seed: int, progress: Progress
 ) -> Outcomes:
-    answers = answers_on(fit_set(method, validation, seed=seed, progress=progress), test)
-    return outcomes(answers.rows, test.labels, answers.predicted, test.groups, weights=test.row_weights)
+    return _outcomes(answers_on(fit_set(method, validation, seed=seed, progress=progress), test), test)
+
+
+def _outcomes(answers: CalibratedAnswers, data: ValidationSet) -> Outcomes:
+    return outcomes(answers.rows, data.labels, answers.predicted, data.groups, weights=data.row_weights)
 
 
 def _all_but_one(count: int, folds: int, seed: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
@@ -332,10 +328,8 @@ def _all_but_one(count: int, folds: int, seed: int) -> list[np.ndarray[Any, np.d
 
 def _jackknife(groups: Sequence[Outcomes]) -> dict[str, float]:
     """Return the standard error of each metric from its values without each group (Shao and Tu 1995)."""
-    table = [[value(group) for value in _VALUES.values()] for group in groups]
-    values = np.array(table, dtype=np.float64)
-    if not np.isfinite(values).all():
-        values = np.where(np.isfinite(values).all(axis=0), values, np.nan)
+    values = np.array([[value(group) for value in _VALUES.values()] for group in groups])
+    values = np.where(np.isfinite(values).all(axis=0), values, np.nan)
     share = (len(groups) - 1) / len(groups)
     spread = np.sqrt(share * ((values - values.mean(axis=0)) ** 2).sum(axis=0))
     return dict(zip(_VALUES, spread.tolist(), strict=True))

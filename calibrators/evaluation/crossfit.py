@@ -1,6 +1,6 @@
 """Cross-fitting: calibrated answers for every validation sample, each from a fit that never saw it.
 
-A checked validation set goes in; `Answers` come out, which the report and the comparison of methods judge.
+A checked validation set goes in; answers come out, which the report and the comparison of methods judge.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from boxcal.calibrators.calibrator import Calibrated, Calibrator
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE, Tell, silent
-from boxcal.calibrators.evaluation.rows import CalibratedRows, HeldRows, JoinedRows, Rows, is_plain
+from boxcal.calibrators.evaluation.rows import (
+    ProbabilityRows,
+    calibrated_rows,
+    is_plain,
+    joined_rows,
+    kept_rows,
+)
 from boxcal.calibrators.folds import fold_masks
 from boxcal.calibrators.threads import over_blocks
 
@@ -28,12 +34,12 @@ Progress = Callable[[float, str], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
+class CalibratedAnswers:
     """A calibrator's answers to N samples, and how often its bounds held them.
 
     Attributes
     ----------
-    rows : Rows
+    rows : ProbabilityRows
         The probabilities (N, K).
     predicted : int64 (N,)
         The largest probability; ties go to the larger calibrated logit.
@@ -47,7 +53,7 @@ class Answers:
         Smallest, mean and largest effective bound.
     """
 
-    rows: Rows
+    rows: ProbabilityRows
     predicted: Tensor
     ties: int
     lower_samples: int
@@ -60,8 +66,6 @@ class Answers:
     @property
     def probabilities(self) -> Tensor:
         """All the probabilities, float64 (N, K)."""
-        if isinstance(self.rows, HeldRows):
-            return torch.from_numpy(self.rows.array)
         return torch.from_numpy(self.rows.at(slice(None)))
 
     def bounds(self) -> dict[str, Any]:
@@ -87,26 +91,26 @@ def predicted_labels(answer: Calibrated) -> Tensor:
     return answer.logits.masked_fill(answer.probabilities < largest, -torch.inf).argmax(dim=1)
 
 
-def answers_of(calibrator: Calibrator, scores: Tensor, tell: Tell = silent) -> Answers:
+def answers_of(calibrator: Calibrator, scores: Tensor, tell: Tell = silent) -> CalibratedAnswers:
     """Ask a calibrator for all rows of what it reads, (N, K) logits or (N, D) features, a block at a time."""
     count = len(scores)
-    held = None if is_plain(calibrator) else np.empty((count, calibrator.num_classes))
+    kept = None if is_plain(calibrator) else np.empty((count, calibrator.num_classes))
 
-    def work(part: slice) -> Answers:
+    def work(part: slice) -> CalibratedAnswers:
         answer = calibrator.calibrate(scores[part])
-        if held is not None:
-            held[part] = answer.probabilities.numpy()
+        if kept is not None:
+            kept[part] = answer.probabilities.numpy()
         return _block_answers(answer)
 
     blocks = []
     for block in over_blocks(work, count, ROWS_AT_ONCE):
         blocks.append(block)
         tell(min(1.0, len(blocks) * ROWS_AT_ONCE / count))
-    rows = HeldRows(held) if held is not None else CalibratedRows(calibrator, scores)
+    rows = kept_rows(kept) if kept is not None else calibrated_rows(calibrator, scores)
     return pooled(blocks, rows, torch.cat([block.predicted for block in blocks]))
 
 
-def answers_on(calibrator: Calibrator, data: ValidationSet, tell: Tell = silent) -> Answers:
+def answers_on(calibrator: Calibrator, data: ValidationSet, tell: Tell = silent) -> CalibratedAnswers:
     """Ask a calibrator for all samples of a set: it reads their logits, features or shifted inputs.
 
     Raises
@@ -124,7 +128,7 @@ def cross_fit(
     folds: int = FOLDS,
     seed: int = 0,
     progress: Progress | None = None,
-) -> Answers:
+) -> CalibratedAnswers:
     """Calibrate each fold of the samples by a fit on the other folds.
 
     Parameters
@@ -150,7 +154,7 @@ def cross_fit(
     masks = fold_masks(data, folds, seed)
     fold_of, place_in = np.empty((2, len(data)), dtype=np.int64)
     predicted = torch.empty(len(data), dtype=torch.int64)
-    blocks, parts = list[Answers](), list[Rows]()
+    blocks, parts = list[CalibratedAnswers](), list[ProbabilityRows]()
     for place, unseen in enumerate(masks):
 
         def tell(fraction: float, stage: str, place: int = place) -> None:
@@ -162,14 +166,14 @@ def cross_fit(
         block = answers_on(calibrator, data.rows(unseen), _calibrating(_share(tell, 0.9, 1.0)))
         inside = torch.nonzero(unseen)[:, 0].numpy()
         fold_of[inside], predicted[unseen] = place, block.predicted
-        if isinstance(block.rows, HeldRows):
+        if is_plain(calibrator):
+            parts.append(calibrated_rows(calibrator, data.logits))
+            place_in[inside] = inside
+        else:
             parts.append(block.rows)
             place_in[inside] = np.arange(len(inside))
-        else:
-            parts.append(CalibratedRows(calibrator, data.logits))
-            place_in[inside] = inside
         blocks.append(block)
-    return pooled(blocks, JoinedRows(parts, fold_of, place_in), predicted)
+    return pooled(blocks, joined_rows(parts, fold_of, place_in), predicted)
 
 
 def _share(tell: Progress, begin: float, end: float) -> Progress:
@@ -188,13 +192,13 @@ def fit_set(method: str, data: ValidationSet, *, seed: int, progress: Progress |
     return fit_data(method, data, seed=seed, progress=progress).calibrator
 
 
-def _block_answers(answer: Calibrated) -> Answers:
+def _block_answers(answer: Calibrated) -> CalibratedAnswers:
     probabilities = answer.probabilities
     at_lower = (probabilities == answer.lower) & (answer.lower > 0)
     at_upper = (probabilities == answer.upper) & (answer.upper < 1)
     shared = (probabilities == probabilities.amax(dim=1, keepdim=True)).sum(dim=1) > 1
-    return Answers(
-        rows=HeldRows(probabilities.numpy()[:0]),
+    return CalibratedAnswers(
+        rows=kept_rows(np.empty((0, probabilities.shape[1]))),
         predicted=predicted_labels(answer),
         ties=int(shared.sum()),
         lower_samples=int(at_lower.any(dim=1).sum()),
@@ -210,7 +214,9 @@ def _span(bound: Tensor) -> tuple[float, float, float]:
     return float(bound.min()), float(bound.mean()), float(bound.max())
 
 
-def pooled(blocks: Sequence[Answers], rows: Rows, predicted: Tensor) -> Answers:
+def pooled(
+    blocks: Sequence[CalibratedAnswers], rows: ProbabilityRows, predicted: Tensor
+) -> CalibratedAnswers:
     """Join the counts of blocks of samples; `rows` and `predicted` are of all samples."""
     sizes = np.array([len(block.predicted) for block in blocks], dtype=np.float64)
 
@@ -221,7 +227,7 @@ def pooled(blocks: Sequence[Answers], rows: Rows, predicted: Tensor) -> Answers:
         low, mean, high = np.array([getattr(block, name) for block in blocks]).T
         return float(low.min()), float(np.average(mean, weights=sizes)), float(high.max())
 
-    return Answers(
+    return CalibratedAnswers(
         rows,
         predicted,
         total("ties"),

@@ -15,16 +15,7 @@ from torch import Tensor
 
 from boxcal.calibrators.data import as_array, check_labels, check_weights
 from boxcal.calibrators.errors import InvalidDataError
-from boxcal.calibrators.evaluation.rows import (
-    CalibratedRows,
-    HeldRows,
-    Indices,
-    JoinedRows,
-    Matrix,
-    Rows,
-    SoftmaxRows,
-    SomeRows,
-)
+from boxcal.calibrators.evaluation.rows import Indices, Matrix, ProbabilityRows, kept_rows, some_rows
 from boxcal.calibrators.threads import over_blocks
 
 Vector = NDArray[np.float64]
@@ -58,7 +49,7 @@ class Outcomes:
         Index of the predicted label.
     labels : int64 (N,)
         Index of the true label.
-    probabilities : Rows
+    probabilities : ProbabilityRows
         The probabilities (N, K), not copied.
     groups : int64 (N,) or None
         Samples of one group are not independent.
@@ -72,7 +63,7 @@ class Outcomes:
     brier: Vector
     predicted: Indices
     labels: Indices
-    probabilities: Rows
+    probabilities: ProbabilityRows
     groups: Indices | None = None
     weights: Vector | None = None
 
@@ -85,7 +76,7 @@ class Outcomes:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name == "probabilities":
-                value = SomeRows(value, index)
+                value = some_rows(value, index)
             elif value is not None:
                 value = value[index]
             kept[field.name] = value
@@ -108,7 +99,7 @@ class Outcomes:
 
 
 def outcomes(
-    probabilities: ArrayLike | Tensor | Rows,
+    probabilities: ArrayLike | Tensor | ProbabilityRows,
     labels: ArrayLike | Tensor,
     predicted: Any = None,
     groups: Tensor | None = None,
@@ -121,7 +112,7 @@ def outcomes(
     Parameters
     ----------
     probabilities
-        Rows that sum to 1.
+        ProbabilityRows that sum to 1.
     labels
         Class indices below K.
     predicted
@@ -194,16 +185,16 @@ def _of_mean_1(weights: Vector) -> Vector:
     return scaled
 
 
-def _rows(probabilities: Any) -> Rows:
+def _rows(probabilities: Any) -> ProbabilityRows:
     """Take an (N, K) matrix, or what computes its rows."""
-    if isinstance(probabilities, HeldRows | SoftmaxRows | CalibratedRows | JoinedRows | SomeRows):
+    if isinstance(probabilities, ProbabilityRows):
         return probabilities
     array = as_array(probabilities, "probabilities")
     if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] < 2:
         raise InvalidDataError(
             f"probabilities must have shape (N, K) with K of at least 2, not {array.shape}"
         )
-    return HeldRows(array)
+    return kept_rows(array)
 
 
 def _check_rows(rows: Matrix, start: int) -> None:

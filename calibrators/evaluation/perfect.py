@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from boxcal.calibrators.evaluation import loops
 from boxcal.calibrators.evaluation.classwise import ClassCells, cell_indices
 from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE, Outcomes, Tell, Vector, silent
 from boxcal.calibrators.evaluation.rows import Indices, Matrix
@@ -20,8 +21,6 @@ def perfect_metrics(
     scored: Outcomes, cells: ClassCells, *, draws: int = LABEL_DRAWS, seed: int = 0, tell: Tell = silent
 ) -> dict[str, Vector]:
     """Return the values (draws,) of each metric of the whole vector, with new labels for each draw."""
-    from boxcal.calibrators.evaluation import loops  # noqa: PLC0415 - numba loads when needed
-
     rng = np.random.default_rng([seed, 2])
     samples = len(scored)
     nll, brier, right = np.zeros(draws), np.zeros(draws), np.zeros(draws)

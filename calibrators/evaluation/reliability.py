@@ -14,7 +14,7 @@ from boxcal.calibrators.evaluation.bins import bin_edges, bin_indices
 from boxcal.calibrators.evaluation.bootstrap import LEVEL, proportion_estimate
 from boxcal.calibrators.evaluation.classwise import ClassCells
 from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE, Outcomes, Tell, Vector, silent
-from boxcal.calibrators.evaluation.rows import Indices, Matrix, Rows
+from boxcal.calibrators.evaluation.rows import Indices, Matrix, ProbabilityRows
 from boxcal.calibrators.evaluation.smooth import Confidences, SmoothedResiduals, grid_size
 from boxcal.calibrators.threads import in_order, over_blocks
 
@@ -175,7 +175,7 @@ def class_reliability(
     return result
 
 
-def _columns(rows: Rows, classes: Indices) -> Matrix:
+def _columns(rows: ProbabilityRows, classes: Indices) -> Matrix:
     """Return the probabilities of some classes, (N, n)."""
     parts = over_blocks(lambda part: rows.at(part)[:, classes], rows.shape[0], ROWS_AT_ONCE)
     return np.concatenate(list(parts))

@@ -20,11 +20,18 @@ from boxcal.calibrators.data import FEWEST_SAMPLES, ValidationSet, check_validat
 from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.bootstrap import DRAWS, LEVEL, Estimate, Resamples
-from boxcal.calibrators.evaluation.crossfit import FOLDS, Answers, Progress, answers_on, cross_fit, fit_set
+from boxcal.calibrators.evaluation.crossfit import (
+    FOLDS,
+    CalibratedAnswers,
+    Progress,
+    answers_on,
+    cross_fit,
+    fit_set,
+)
 from boxcal.calibrators.evaluation.judgement import Judgement, compare, judge, verdict
 from boxcal.calibrators.evaluation.outcomes import Tell, outcomes
 from boxcal.calibrators.evaluation.reliability import class_reliability, reliability_data
-from boxcal.calibrators.evaluation.rows import Rows, SoftmaxRows
+from boxcal.calibrators.evaluation.rows import ProbabilityRows, softmax_rows
 from boxcal.calibrators.evaluation.theory import SmoothCalibrationBound, smooth_calibration_bound
 from boxcal.calibrators.evaluation.verdict import Verdict
 from boxcal.calibrators.method import BOUND_MAPS
@@ -74,7 +81,7 @@ class Report:
         After minus before, paired, by metric; below 0 is better.
     changed_labels : int
         Samples whose predicted label is another after calibration.
-    answers : Answers
+    answers : CalibratedAnswers
         The cross-fitted probabilities, and how often bounds held them.
     reliability : dict
         Data of the reliability diagrams `before` and `after`, and of single `classes`.
@@ -99,7 +106,7 @@ class Report:
     after: Judgement
     difference: dict[str, Estimate]
     changed_labels: int
-    answers: Answers
+    answers: CalibratedAnswers
     reliability: dict[str, Any]
     against: Against
     warnings: list[DataWarning]
@@ -235,7 +242,7 @@ def report_on(
     answers = cross_fit(method, data, folds=folds, seed=seed, progress=_steps(tell, 0.0, _FITTED))
     resamples = Resamples(len(data), seed=seed, groups=None if data.groups is None else data.groups.numpy())
 
-    def judged(rows: Rows, predicted: Any, begin: float, end: float, whose: str) -> Judgement:
+    def judged(rows: ProbabilityRows, predicted: Any, begin: float, end: float, whose: str) -> Judgement:
         stage = f"judging {whose}"
         tell(begin, stage)
 
@@ -248,7 +255,7 @@ def report_on(
         return judge(scored, seed=seed, resamples=resamples, tell=share(0.1, 1.0))
 
     middle = (_FITTED + _JUDGED) / 2 if against is None else (2 * _FITTED + _JUDGED) / 3
-    before = judged(SoftmaxRows(data.logits), data.facts.predicted, _FITTED, middle, "the logits")
+    before = judged(softmax_rows(data.logits), data.facts.predicted, _FITTED, middle, "the logits")
     last = _JUDGED if against is None else (_FITTED + 2 * _JUDGED) / 3
     after = judged(answers.rows, answers.predicted, middle, last, "the new calibrator")
     difference = compare(after, before)

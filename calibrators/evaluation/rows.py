@@ -6,8 +6,9 @@ each time, so that no float64 array of all the probabilities exists.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,88 +22,49 @@ Matrix = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 
-class Rows(Protocol):
-    """Probabilities of the shape (N, K)."""
+@dataclass(frozen=True, eq=False)
+class ProbabilityRows:
+    """Probabilities of the shape (N, K); `at(part)` returns some rows, (n, K) float64."""
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, K)."""
-        ...
-
-    def at(self, part: slice | Indices) -> Matrix:
-        """Return some rows, (n, K) float64."""
-        ...
+    shape: tuple[int, int]
+    at: Callable[[slice | Indices], Matrix]
 
 
-class HeldRows:
-    """Probabilities that are kept in an array of any dtype."""
+def kept_rows(array: NDArray[Any]) -> ProbabilityRows:
+    """Take probabilities that are kept in an array (N, K) of any dtype."""
+    return ProbabilityRows(array.shape, lambda part: array[part].astype(np.float64))
 
-    def __init__(self, array: NDArray[Any]) -> None:
-        self.array = array
-        self.shape: tuple[int, int] = array.shape
 
-    def at(self, part: slice | Indices) -> Matrix:
-        """Return some rows in float64."""
-        rows: Matrix = self.array[part].astype(np.float64)
+def softmax_rows(logits: Tensor) -> ProbabilityRows:
+    """Compute the softmax of logits (N, K), in float64."""
+    shape = logits.shape[0], logits.shape[1]
+    return ProbabilityRows(shape, lambda part: torch.softmax(logits[part].double(), dim=1).numpy())
+
+
+def calibrated_rows(calibrator: Calibrator, logits: Tensor) -> ProbabilityRows:
+    """Compute what a calibrator gives for logits (N, K); `is_plain`, so no row depends on the others."""
+    shape = logits.shape[0], logits.shape[1]
+    return ProbabilityRows(shape, lambda part: calibrator(logits[part]).numpy())
+
+
+def joined_rows(parts: Sequence[ProbabilityRows], of: Indices, place: Indices) -> ProbabilityRows:
+    """Let row n be row `place[n]` of `parts[of[n]]`."""
+    num_classes = parts[0].shape[1]
+
+    def at(part: slice | Indices) -> Matrix:
+        sources, places = of[part], place[part]
+        rows = np.empty((len(sources), num_classes))
+        for number in np.unique(sources):
+            inside = sources == number
+            rows[inside] = parts[number].at(places[inside])
         return rows
 
-
-class SoftmaxRows:
-    """The softmax of logits (N, K), in float64."""
-
-    def __init__(self, logits: Tensor) -> None:
-        self._logits = logits
-        self.shape = logits.shape[0], logits.shape[1]
-
-    def at(self, part: slice | Indices) -> Matrix:
-        """Compute some rows."""
-        rows: Matrix = torch.softmax(self._logits[part].double(), dim=1).numpy()
-        return rows
+    return ProbabilityRows((len(of), num_classes), at)
 
 
-class CalibratedRows:
-    """The probabilities that a calibrator gives for logits (N, K).
-
-    It must be one temperature and one box, as `is_plain` says: its rows do not depend on each other.
-    """
-
-    def __init__(self, calibrator: Calibrator, logits: Tensor) -> None:
-        self._calibrator, self._logits = calibrator, logits
-        self.shape = logits.shape[0], logits.shape[1]
-
-    def at(self, part: slice | Indices) -> Matrix:
-        """Compute some rows."""
-        rows: Matrix = self._calibrator(self._logits[part]).numpy()
-        return rows
-
-
-class JoinedRows:
-    """Row n is row `place[n]` of `parts[of[n]]`."""
-
-    def __init__(self, parts: Sequence[Rows], of: Indices, place: Indices) -> None:
-        self._parts, self._of, self._place = parts, of, place
-        self.shape = len(of), parts[0].shape[1]
-
-    def at(self, part: slice | Indices) -> Matrix:
-        """Collect some rows."""
-        of, place = self._of[part], self._place[part]
-        rows = np.empty((len(of), self.shape[1]))
-        for number in np.unique(of):
-            inside = of == number
-            rows[inside] = self._parts[number].at(place[inside])
-        return rows
-
-
-class SomeRows:
-    """Some rows of others."""
-
-    def __init__(self, rows: Rows, index: Indices) -> None:
-        self._rows, self._index = rows, index
-        self.shape = len(index), rows.shape[1]
-
-    def at(self, part: slice | Indices) -> Matrix:
-        """Return some of them."""
-        return self._rows.at(self._index[part])
+def some_rows(rows: ProbabilityRows, index: Indices) -> ProbabilityRows:
+    """Take some rows of others."""
+    return ProbabilityRows((len(index), rows.shape[1]), lambda part: rows.at(index[part]))
 
 
 def is_plain(calibrator: Calibrator) -> bool:

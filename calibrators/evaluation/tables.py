@@ -6,7 +6,7 @@ import csv
 import io
 import math
 
-from boxcal.calibrators.evaluation.comparison import METRICS, Comparison, Score
+from boxcal.calibrators.evaluation.comparison import METRICS, MethodComparison, MetricScore
 
 TITLES = {
     "error_rate": "Error rate %",
@@ -24,14 +24,14 @@ LEGEND = (
 _IN_PERCENT = {"error_rate", "smooth_ece", "ece_mass", "ece_width"}
 
 
-def mark(score: Score) -> str:
+def mark(score: MetricScore) -> str:
     """Return the sign of improvement or degradation over the base method; empty without a change."""
     if score.improves is None:
         return ""
     return (IMPROVED if score.improves else DEGRADED) + (CLEAR if score.is_clear else "")
 
 
-def value_text(metric: str, score: Score) -> str:
+def value_text(metric: str, score: MetricScore) -> str:
     """Format a score with its standard error: percentages with two decimals, other metrics with four."""
     scale, decimals = (100, 2) if metric in _IN_PERCENT else (1, 4)
     if not math.isfinite(score.value):
@@ -40,13 +40,13 @@ def value_text(metric: str, score: Score) -> str:
     return f"{scale * score.value:.{decimals}f} ({error})"
 
 
-def is_best(comparison: Comparison, metric: str, score: Score) -> bool:
+def is_best(comparison: MethodComparison, metric: str, score: MetricScore) -> bool:
     """Whether a score is the lowest of its column in the digits shown."""
-    best = Score(comparison.best(metric), score.standard_error, None)
+    best = MetricScore(comparison.best(metric), score.standard_error, None)
     return value_text(metric, score) == value_text(metric, best)
 
 
-def markdown(comparison: Comparison) -> str:
+def markdown(comparison: MethodComparison) -> str:
     """Return the table in Markdown, one row per method and one column per metric."""
     lines = [
         "| method | " + " | ".join(TITLES[name] for name in METRICS) + " | changed labels | fits, s |",
@@ -64,7 +64,7 @@ def markdown(comparison: Comparison) -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_csv(comparison: Comparison) -> str:
+def to_csv(comparison: MethodComparison) -> str:
     """Return the table as CSV, one row per method and metric, with unrounded numbers."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")

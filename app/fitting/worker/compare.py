@@ -17,7 +17,7 @@ from boxcal.calibrators import Calibrator
 from boxcal.calibrators.checks import KNOWN
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.duplicates import Sketch, overlap
-from boxcal.calibrators.evaluation.comparison import BASELINE, Comparison, Score, compare_methods
+from boxcal.calibrators.evaluation.comparison import BASELINE, MethodComparison, MetricScore, compare_methods
 from boxcal.calibrators.evaluation.verdict import NAMES
 from boxcal.calibrators.stored import reads_of_methods
 from boxcal.calibrators.threads import one_library_thread
@@ -70,12 +70,12 @@ def name_of(stored: StoredVersion) -> str:
     return BASELINE if stored.artifact is None else f"version {stored.version} ({stored.method})"
 
 
-def sentences(comparison: Comparison, versions: list[str]) -> list[str]:
+def sentences(comparison: MethodComparison, versions: list[str]) -> list[str]:
     """Say for each version whether it is better than the one it is compared with, and by how much."""
     return [_sentence(row.method, row.base, row.scores) for row in comparison.rows if row.method in versions]
 
 
-def _sentence(name: str, base: str, scores: dict[str, Score]) -> str:
+def _sentence(name: str, base: str, scores: dict[str, MetricScore]) -> str:
     found: dict[str, list[str]] = {word: [] for word in ("clearly lower", "clearly higher", UNCLEAR)}
     for metric, title in NAMES.items():
         score = scores[metric]

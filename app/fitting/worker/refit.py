@@ -18,7 +18,7 @@ from boxcal.calibrators.evaluation.judgement import compare, judge, verdict
 from boxcal.calibrators.evaluation.outcomes import outcomes
 from boxcal.calibrators.evaluation.reliability import reliability_png, reliability_svg
 from boxcal.calibrators.evaluation.report import NO_BIAS, Against, Report, reliability_of
-from boxcal.calibrators.evaluation.rows import SoftmaxRows
+from boxcal.calibrators.evaluation.rows import softmax_rows
 from boxcal.calibrators.monitoring.candidates import Candidate, candidates, mean_nll
 
 SEED = 0
@@ -83,7 +83,7 @@ def _report(calibrator: Calibrator, champion: Calibrator, logits: Any, labels: A
     """Judge a calibrator on the labels that it was fitted to; the duel judges it on later ones."""
     data = check_validation_set(logits, labels)
     answers, active = answers_on(calibrator, data), answers_on(champion, data)
-    before = judge(outcomes(SoftmaxRows(data.logits), labels, data.facts.predicted), seed=SEED)
+    before = judge(outcomes(softmax_rows(data.logits), labels, data.facts.predicted), seed=SEED)
     after, other = (
         judge(outcomes(one.rows, labels, one.predicted), seed=SEED, resamples=before.resamples)
         for one in (answers, active)

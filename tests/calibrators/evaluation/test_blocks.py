@@ -3,14 +3,16 @@
 The expected numbers were computed by 70ed12c, which kept float64 arrays of all logits and probabilities.
 """
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
 
 from boxcal.calibrators import fit
 from boxcal.calibrators.data import check_validation_set
+from boxcal.calibrators.evaluation.crossfit import answers_on
 from boxcal.calibrators.evaluation.report import report_on
-from boxcal.calibrators.evaluation.rows import HeldRows
 
 ROWS, CLASSES = 6000, 50
 EXPECTED = {
@@ -82,10 +84,20 @@ def test_a_report_in_blocks_has_the_numbers_of_one_over_all_rows() -> None:
         assert metric["difference"]["value"] == pytest.approx(difference, rel=1e-12, abs=1e-12), name
     assert data.logits.dtype is torch.float32
     assert "scores" not in vars(data)  # nothing has asked for a float64 copy
-    assert not isinstance(report.answers.rows, HeldRows)
     fractions = [fraction for fraction, _ in found]
     assert fractions == sorted(fractions)
     assert len(found) > 100
+
+
+def test_the_answers_of_one_temperature_are_not_kept() -> None:
+    data = check_validation_set(*(np.concatenate([part] * 10) for part in drawn()))
+    calibrator = fit("ts", data.logits[:ROWS], data.labels[:ROWS]).calibrator
+    tracemalloc.start()
+    answers = answers_on(calibrator, data)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert answers.rows.shape == (10 * ROWS, CLASSES)
+    assert most < 4 * 10 * ROWS * CLASSES  # half of the float64 array
 
 
 def test_answers_of_folds_are_those_of_their_calibrators() -> None:

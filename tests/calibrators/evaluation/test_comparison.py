@@ -11,7 +11,7 @@ import torch
 from boxcal.calibrators import evaluate, fit
 from boxcal.calibrators.data import ValidationSet, check_validation_set
 from boxcal.calibrators.errors import InvalidDataError, UnknownMethodError
-from boxcal.calibrators.evaluation.comparison import METRICS, Comparison, base_of, compare_methods
+from boxcal.calibrators.evaluation.comparison import METRICS, MethodComparison, base_of, compare_methods
 from boxcal.calibrators.evaluation.tables import markdown, to_csv
 from tests.calibrators.evaluation.simulation import softmax
 
@@ -24,18 +24,18 @@ def data(count: int, seed: int, sharpness: float = 2.5, classes: int = 4) -> Val
 
 
 @pytest.fixture(scope="module")
-def comparison() -> Comparison:
+def comparison() -> MethodComparison:
     return compare_methods(["pb", "ts+pb", "fc", "pb-upper"], data(500, 1), data(800, 2))
 
 
-def test_bases_come_along_and_what_cannot_be_fitted_is_named(comparison: Comparison) -> None:
+def test_bases_come_along_and_what_cannot_be_fitted_is_named(comparison: MethodComparison) -> None:
     assert [row.method for row in comparison.rows] == ["uncalibrated", "pb", "ts", "ts+pb", "pb-upper"]
     assert [row.base for row in comparison.rows] == ["", "uncalibrated", "uncalibrated", "ts", "uncalibrated"]
     assert list(comparison.left_out) == ["fc"]
     assert "features" in comparison.left_out["fc"]
 
 
-def test_values_are_those_of_a_fit_on_all_validation_samples(comparison: Comparison) -> None:
+def test_values_are_those_of_a_fit_on_all_validation_samples(comparison: MethodComparison) -> None:
     validation, test = data(500, 1), data(800, 2)
     calibrator = fit("ts", validation.scores, validation.labels).calibrator
     expected = evaluate(calibrator(test.scores), test.labels)
@@ -45,7 +45,7 @@ def test_values_are_those_of_a_fit_on_all_validation_samples(comparison: Compari
     assert row.changed_labels == 0
 
 
-def test_improvements_are_marked_as_such(comparison: Comparison) -> None:
+def test_improvements_are_marked_as_such(comparison: MethodComparison) -> None:
     ts = next(row for row in comparison.rows if row.method == "ts")
     assert ts.scores["nll"].improves
     assert ts.scores["nll"].is_clear
@@ -56,7 +56,7 @@ def test_improvements_are_marked_as_such(comparison: Comparison) -> None:
     assert "**" in lines["ts"] + lines["ts+pb"]
 
 
-def test_csv_and_json_hold_the_numbers(comparison: Comparison) -> None:
+def test_csv_and_json_hold_the_numbers(comparison: MethodComparison) -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv(comparison))))
     assert len(rows) == 5 * len(METRICS)
     document = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
