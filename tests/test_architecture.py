@@ -55,7 +55,6 @@ CIRCLES: list[set[str]] = [
     {"calibrator", "onnx_export"},
 ]
 WITHOUT_FLOOR: set[str] = {
-    "app.served_model",
     "app.v2",
 }
 NAMED_TWICE: set[str] = {

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client.core import Metric
 
-from boxcal.app.observability.stats import Collects
 from boxcal.app.observability.telemetry import Telemetry
 
 OF_SERVICE = ("process_", "boxcal_process_", "boxcal_registry_", "boxcal_background_restarts")
@@ -47,30 +46,3 @@ class MetricsOfModels:
                         sample._replace(labels={**sample.labels, "model": name}) for sample in metric.samples
                     ]
         return found.values()
-
-
-class MetricsOfOne:
-    """The metrics of one of several models, as if there were no other.
-
-    Parameters
-    ----------
-    collected
-        The metrics of all models.
-    name
-        Of the model.
-    """
-
-    def __init__(self, collected: Collects, name: str) -> None:
-        self._collected = collected
-        self._name = name
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the series of the model, without its name, and those of the process."""
-        for metric in self._collected.collect():
-            is_process = metric.name.startswith("process_")
-            metric.samples = [
-                sample._replace(labels={k: v for k, v in sample.labels.items() if k != "model"})
-                for sample in metric.samples
-                if is_process or sample.labels.get("model") == self._name
-            ]
-            yield metric

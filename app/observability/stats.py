@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -63,16 +63,19 @@ class Stats:
     ----------
     registry
         The metrics of the service.
+    model
+        Of several models the one that is summarised, by the label `model`.
     """
 
-    def __init__(self, registry: Collects) -> None:
+    def __init__(self, registry: Collects, model: str | None = None) -> None:
         self._registry = registry
+        self._model = model
         self._readings: deque[Reading] = deque(maxlen=READINGS + 1)
         self.response = b"{}"
 
     def read(self) -> None:
         """Read the metrics once and prepare the response; blocks for some milliseconds."""
-        self._readings.append(read(self._registry.collect(), time.time()))
+        self._readings.append(read(self._registry.collect(), time.time(), self._model))
         self.response = orjson.dumps(self._summary())
 
     async def run(self) -> None:
@@ -129,32 +132,41 @@ class Stats:
         }
 
 
-def read(metrics: Iterable[Metric], at: float) -> Reading:
+def read(metrics: Iterable[Metric], at: float, model: str | None = None) -> Reading:
     """Pick from the metrics what the summary needs."""
     reading = Reading(at)
+    for name, labels, value in _samples(metrics, model):
+        match name:
+            case "boxcal_request_seconds_bucket" if labels["route"] in ROUTES:
+                if labels["status"] < FIRST_ERROR_STATUS:
+                    _add(reading.answered, labels, value)
+            case "boxcal_request_seconds_count" if labels["route"] in ROUTES:
+                if labels["status"] >= FIRST_ERROR_STATUS:
+                    reading.failed += value
+            case "boxcal_stage_seconds_bucket" if labels["stage"] in STAGES:
+                _add(reading.stages.setdefault(labels["stage"], {}), labels, value)
+            case "boxcal_batch_size_bucket":
+                _add(reading.batches, labels, value)
+            case "boxcal_confidence_bucket":
+                _add(reading.confidence, labels, value)
+            case "boxcal_rejected_total":
+                reading.rejected[labels["reason"]] = value
+            case "boxcal_bound_hits_total":
+                reading.bound_hits[labels["side"]] = value
+            case _ if not labels:
+                reading.values[name] = value
+    return reading
+
+
+def _samples(metrics: Iterable[Metric], model: str | None) -> Iterator[tuple[str, Mapping[str, str], float]]:
+    """Give the samples of the process and of a model, without its label; all if there is one model."""
     for metric in metrics:
         for sample in metric.samples:
-            labels, value = sample.labels, sample.value
-            match sample.name:
-                case "boxcal_request_seconds_bucket" if labels["route"] in ROUTES:
-                    if labels["status"] < FIRST_ERROR_STATUS:
-                        _add(reading.answered, labels, value)
-                case "boxcal_request_seconds_count" if labels["route"] in ROUTES:
-                    if labels["status"] >= FIRST_ERROR_STATUS:
-                        reading.failed += value
-                case "boxcal_stage_seconds_bucket" if labels["stage"] in STAGES:
-                    _add(reading.stages.setdefault(labels["stage"], {}), labels, value)
-                case "boxcal_batch_size_bucket":
-                    _add(reading.batches, labels, value)
-                case "boxcal_confidence_bucket":
-                    _add(reading.confidence, labels, value)
-                case "boxcal_rejected_total":
-                    reading.rejected[labels["reason"]] = value
-                case "boxcal_bound_hits_total":
-                    reading.bound_hits[labels["side"]] = value
-                case name if not labels:
-                    reading.values[name] = value
-    return reading
+            if model is None or metric.name.startswith("process_"):
+                yield sample.name, sample.labels, sample.value
+            elif sample.labels.get("model") == model:
+                labels = {name: value for name, value in sample.labels.items() if name != "model"}
+                yield sample.name, labels, sample.value
 
 
 def _add(buckets: Buckets, labels: Mapping[str, str], value: float) -> None:
@@ -217,9 +229,8 @@ def _short(value: float, digits: int = 4) -> float | None:
 
 
 @asynccontextmanager
-async def open_stats(registry: Collects) -> AsyncIterator[Stats]:
+async def keep_reading(stats: Stats) -> AsyncIterator[Stats]:
     """Read the metrics for as long as the service runs."""
-    stats = Stats(registry)
     task = asyncio.create_task(stats.run(), name="stats")
     try:
         yield stats

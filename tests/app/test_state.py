@@ -11,8 +11,7 @@ from boxcal.app.http.health import ObservedModel, ObservedState
 from boxcal.app.monitoring.routes import MonitoredModel
 from boxcal.app.predict.description import DescribedModel, DescribedState
 from boxcal.app.registry.routes import RegisteredModel
-from boxcal.app.served_model import ServedModel
-from boxcal.app.state import State
+from boxcal.app.state import ServedModel, State
 from boxcal.app.v2.served import ProtocolModel, ProtocolState
 
 
