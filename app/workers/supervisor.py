@@ -33,8 +33,8 @@ logger = logging.getLogger("boxcal")
 
 BACKLOG = 2048
 TICK_SECONDS = 0.05
-HANG_TICKS = 80
-"""An event loop that does not run for so many ticks of the supervisor (4 s) hangs.
+HANG_TICKS = 120
+"""An event loop that does not run for so many ticks of the supervisor (6 s) hangs.
 
 Ticks are counted, and not time: after a pause of the whole machine every heartbeat is old.
 """

