@@ -76,8 +76,6 @@ NAMED_TWICE: set[str] = {
     "_Request",
 }
 LONG = {
-    "clients",
-    "commands",
     "comparison",
     "cpu_loops",
     "fitter",

@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from boxcal.app.access.scopes import Scope
 from boxcal.app.cli.failures import EXIT_CODES, failure_of
 
 cli = typer.Typer(
@@ -247,79 +246,6 @@ def monitor(
     from boxcal.app.cli.monitor import run
 
     run(file, calibrator=calibrator, validation=validation, refit=refit, plot=plot, as_json=as_json)
-
-
-@cli.command()
-def prune(
-    *,
-    keep_versions: Annotated[int, typer.Option(min=1, help="Newest calibrators of each model to keep.")],
-    keep_days: Annotated[
-        float, typer.Option(min=0, help="Days for which calibrators that were active are kept.")
-    ] = 30,
-    as_json: Json = False,
-) -> None:
-    """Delete artifacts and reports of old calibrators from the registry; their entries stay."""
-    from boxcal.app.cli.prune import run
-
-    run(keep_versions, keep_days, as_json=as_json)
-
-
-keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys in the registry.")
-cli.add_typer(keys, name="keys")
-
-
-@keys.command("create")
-def create_key(
-    name: Annotated[str, typer.Argument(help="Name of the key, for example of the program that uses it.")],
-    *,
-    scope: Annotated[
-        list[Scope],
-        typer.Option(help="What the key permits; can be repeated. `admin` permits everything."),
-    ],
-    expires_days: Annotated[
-        float | None, typer.Option(min=0, help="Days until the key expires.", show_default=False)
-    ] = None,
-    per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Requests per minute to each replica.", show_default=False)
-    ] = None,
-    concurrency: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Requests in progress at the same time in each replica.", show_default=False
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Write the key to this new file, which only you can read. If the file exists, nothing is "
-            "created.",
-        ),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Create an API key and print it; it cannot be shown again."""
-    options = locals()
-    from boxcal.app.cli.keys import create
-
-    create(**options)
-
-
-@keys.command("list")
-def list_keys(*, as_json: Json = False) -> None:
-    """List all API keys, without their secrets."""
-    from boxcal.app.cli.keys import show
-
-    show(as_json=as_json)
-
-
-@keys.command("revoke")
-def revoke_key(key_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the key.")]) -> None:
-    """Revoke an API key; running services refuse it within seconds."""
-    from boxcal.app.cli.keys import revoke
-
-    revoke(key_id)
 
 
 @cli.command()

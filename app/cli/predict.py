@@ -1,5 +1,6 @@
 """`boxcal predict`: calibrated probabilities of images, from a service or from the model on this machine."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +8,6 @@ from typing import Any
 
 from rich.markup import escape
 
-from boxcal.app.cli.bounds import read_bounds
 from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.output import messages, plain_table, screen, write_json
 from boxcal.app.client import Answer, BoxcalClient
@@ -92,3 +92,39 @@ def _show(images: Sequence[Path], answer: Answer, url: str | None) -> None:
         f"[dim]{escape(answer.model)}, {version}{answer.calibrator.method}"
         + ("; fitted bounds were relaxed" if answer.bounds_relaxed else "")
     )
+
+
+def read_bounds(side: str, typed: Sequence[str]) -> float | dict[str, float] | None:
+    """Read the values of `--lower` or `--upper`: one number for all classes, or any number of LABEL=NUMBER.
+
+    Raises
+    ------
+    UsageError
+        Quoting what cannot be read, what is given twice, or a number beside labels.
+    """
+    named: dict[str, float] = {}
+    overall: float | None = None
+    for text in typed:
+        label, equals, value = text.rpartition("=")
+        number = _number(side, text, value)
+        if not equals:
+            if overall is not None:
+                raise UsageError(f"--{side} is given twice for all classes: {overall:g} and {number:g}")
+            overall = number
+        elif label in named:
+            raise UsageError(f"--{side} is given twice for {label!r}: {named[label]:g} and {number:g}")
+        else:
+            named[label] = number
+    if overall is not None and named:
+        raise UsageError(f"--{side} takes one number for all classes or LABEL=NUMBER, not both: {typed!r}")
+    return named or overall
+
+
+def _number(side: str, text: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        raise UsageError(f"--{side} {text!r}: {value!r} is not a number") from None
+    if not math.isfinite(number):
+        raise UsageError(f"--{side} {text!r}: {value!r} is not a probability")
+    return number

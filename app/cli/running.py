@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from boxcal.app.cli.commands import Config, cli
+from boxcal.app.access.scopes import Scope
+from boxcal.app.cli.commands import Config, Json, cli
 from boxcal.app.cli.setting_options import SettingsCommand
 
 
@@ -49,9 +50,91 @@ def worker(*, config: Config = None) -> None:
 @cli.command()
 def migrate(*, config: Config = None) -> None:
     """Update the tables of the registry that BOXCAL_DATABASE_URL or BOXCAL_DATA_DIR selects."""
-    from boxcal.app.cli.migrate import run
+    from boxcal.app.cli.output import screen
+    from boxcal.app.cli.settings import read_settings
+    from boxcal.app.registry.maintenance import migrate as run
 
-    run(config)
+    screen.print(f"The registry has the tables of revision {run(read_settings(config).registry_url)}.")
+
+
+@cli.command()
+def prune(
+    *,
+    keep_versions: Annotated[int, typer.Option(min=1, help="Newest calibrators of each model to keep.")],
+    keep_days: Annotated[
+        float, typer.Option(min=0, help="Days for which calibrators that were active are kept.")
+    ] = 30,
+    as_json: Json = False,
+) -> None:
+    """Delete artifacts and reports of old calibrators from the registry; their entries stay."""
+    from boxcal.app.cli.output import screen, write_json
+    from boxcal.app.cli.settings import read_settings
+    from boxcal.app.registry.maintenance import prune_and_compact
+
+    url = read_settings().registry_url
+    pruned = prune_and_compact(url, keep_versions=keep_versions, keep_days=keep_days)
+    if as_json:
+        write_json({"pruned": pruned})
+    else:
+        screen.print(f"Pruned {len(pruned)} calibrators: {', '.join(map(str, pruned)) or 'none'}.")
+
+
+keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys in the registry.")
+cli.add_typer(keys, name="keys")
+
+
+@keys.command("create")
+def create_key(
+    name: Annotated[str, typer.Argument(help="Name of the key, for example of the program that uses it.")],
+    *,
+    scope: Annotated[
+        list[Scope],
+        typer.Option(help="What the key permits; can be repeated. `admin` permits everything."),
+    ],
+    expires_days: Annotated[
+        float | None, typer.Option(min=0, help="Days until the key expires.", show_default=False)
+    ] = None,
+    per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Requests per minute to each replica.", show_default=False)
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Requests in progress at the same time in each replica.", show_default=False
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write the key to this new file, which only you can read. If the file exists, nothing is "
+            "created.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Create an API key and print it; it cannot be shown again."""
+    options = locals()
+    from boxcal.app.cli.keys import create
+
+    create(**options)
+
+
+@keys.command("list")
+def list_keys(*, as_json: Json = False) -> None:
+    """List all API keys, without their secrets."""
+    from boxcal.app.cli.keys import show
+
+    show(as_json=as_json)
+
+
+@keys.command("revoke")
+def revoke_key(key_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the key.")]) -> None:
+    """Revoke an API key; running services refuse it within seconds."""
+    from boxcal.app.cli.keys import revoke
+
+    revoke(key_id)
 
 
 @cli.command()

@@ -7,10 +7,8 @@ arguments and documentation for both clients.
 import asyncio
 import functools
 import inspect
-import os
-import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -18,88 +16,21 @@ import httpx
 from httpx_sse import SSEError, aconnect_sse, connect_sse
 
 from boxcal.app.client import calls, predictions
-from boxcal.app.client.errors import AnswerTimeoutError, ClientError, FitNotSucceededError, InvalidUrlError
+from boxcal.app.client.base import DEFAULT_URL, ClientBase, succeeded, until
+from boxcal.app.client.errors import ClientError
 from boxcal.app.client.exchange import Call, RetryPolicy, attempts, parsed, transport_error
-from boxcal.app.client.following import SILENCE_SECONDS, Following
+from boxcal.app.client.following import Following
 from boxcal.app.schemas.fits import Fit
 from boxcal.app.schemas.health import Health
 
 __all__ = ["DEFAULT_URL", "AsyncBoxcalClient", "BoxcalClient"]
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-DEFAULT_TIMEOUT = 35.0
-"""Five seconds longer than the service's default."""
 READY_PAUSE = 0.1
 ONCE = RetryPolicy(retries=0)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class _Client:
-    """What both clients know: where the service is, how long to wait, and when to retry."""
-
-    _open: Callable[..., Any]
-
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        api_key: str | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-        retries: RetryPolicy | None = None,
-        headers: Mapping[str, str] | None = None,
-        verify: ssl.SSLContext | bool = True,
-        http_client: Any = None,
-        model: str | None = None,
-    ) -> None:
-        try:
-            parsed_url = httpx.URL(url)
-        except httpx.InvalidURL as error:
-            raise InvalidUrlError(f"{url!r} is not a URL: {error}") from error
-        if parsed_url.scheme not in ("http", "https") or not parsed_url.host:
-            raise InvalidUrlError(f"{url!r} is not the URL of a service, such as {DEFAULT_URL}")
-        self._url, self._timeout, self._retries = url.rstrip("/"), timeout, retries or RetryPolicy()
-        key = api_key or os.environ.get("BOXCAL_API_KEY", "")
-        self._headers = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
-        self._model = {} if model is None else {"model": model}
-        self._owns_client = http_client is None
-        self._http = self._open(verify=verify) if http_client is None else http_client
-
-    def _arguments(self, call: Call[Any]) -> dict[str, Any]:
-        """Keyword arguments of httpx for one call."""
-        timeout = httpx.Timeout(self._timeout, read=self._timeout + call.extra_seconds)
-        given = dict(call.arguments)
-        if self._model:
-            given["params"] = {**given.get("params", {}), **self._model}
-        if self._headers:
-            given["headers"] = {**self._headers, **given.get("headers", {})}
-        return {"method": call.method, "url": self._url + call.path, "timeout": timeout, **given}
-
-    def _stream_arguments(self, fit_id: str) -> dict[str, Any]:
-        """Keyword arguments of httpx for the event stream of a fit."""
-        call = calls.fit_events(fit_id)
-        return self._arguments(call) | {"timeout": httpx.Timeout(self._timeout, read=SILENCE_SECONDS)}
-
-    def _not_ready(self, seconds: float) -> AnswerTimeoutError:
-        return AnswerTimeoutError(f"{self._url} was not ready within {seconds:g} s")
-
-
-def _until(seconds: float) -> Iterator[None]:
-    """Yield at once, and again as long as the time is not over."""
-    end = time.monotonic() + seconds
-    yield
-    while time.monotonic() < end:
-        yield
-
-
-def _succeeded(fit: Fit | None) -> Fit:
-    if fit is None:
-        raise AssertionError("following a fit ends with its final state")
-    if fit.state != "succeeded":
-        raise FitNotSucceededError(fit)
-    return fit
 
 
 def _blocking(build: Callable[P, Call[T]]) -> Callable[Concatenate["BoxcalClient", P], T]:
@@ -128,7 +59,7 @@ def _documented(method: F, build: Callable[..., Any]) -> F:
     return method
 
 
-class BoxcalClient(_Client):
+class BoxcalClient(ClientBase):
     """A blocking client of a running service; safe to share between threads.
 
     Parameters
@@ -241,19 +172,19 @@ class BoxcalClient(_Client):
         last = None
         for last in self.follow(fit_id):
             on_progress(last)
-        return _succeeded(last)
+        return succeeded(last)
 
     def wait_until_ready(self, seconds: float = 60.0) -> Health:
         """Wait for the service to be ready; AnswerTimeoutError when it is not ready in time."""
         cause = None
-        for _ in _until(seconds):
+        for _ in until(seconds):
             try:
                 if (health := self.send(calls.ready(), ONCE)).ready:
                     return health
             except ClientError as error:
                 cause = error
             time.sleep(READY_PAUSE)
-        raise self._not_ready(seconds) from cause
+        raise self.not_ready(seconds) from cause
 
     def close(self) -> None:
         """Close the connections."""
@@ -267,7 +198,7 @@ class BoxcalClient(_Client):
         self.close()
 
 
-class AsyncBoxcalClient(_Client):
+class AsyncBoxcalClient(ClientBase):
     """A client of a running service for asyncio; the same methods as `BoxcalClient`, awaited."""
 
     _open = httpx.AsyncClient
@@ -342,19 +273,19 @@ class AsyncBoxcalClient(_Client):
         last = None
         async for last in self.follow(fit_id):
             on_progress(last)
-        return _succeeded(last)
+        return succeeded(last)
 
     async def wait_until_ready(self, seconds: float = 60.0) -> Health:
         """Wait for the service to be ready; AnswerTimeoutError when it is not ready in time."""
         cause = None
-        for _ in _until(seconds):
+        for _ in until(seconds):
             try:
                 if (health := await self.send(calls.ready(), ONCE)).ready:
                     return health
             except ClientError as error:
                 cause = error
             await asyncio.sleep(READY_PAUSE)
-        raise self._not_ready(seconds) from cause
+        raise self.not_ready(seconds) from cause
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -2,7 +2,7 @@
 
 glibc keeps much of what a large request frees, above and between small blocks that stay: the memory of the
 process grows with every new mix of large bodies. `malloc_trim` returns free pages in milliseconds, and with
-`cli/allocator.py` all of them. Whoever needs them again pays for that, so it is called rarely. It is called
+`cli/quick_start.py` all of them. Whoever needs them again pays for that, so it is called rarely. It is called
 also where nothing has grown: what was in use at one call is free at the next, in the same memory.
 """
 

@@ -21,7 +21,7 @@ from typing import Self
 
 import psutil
 
-from boxcal.app.cli.allocator import SETTINGS, TUNABLES
+from boxcal.app.cli.quick_start import SETTINGS, TUNABLES
 from tests.app.fitting.service import Service
 
 USED = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from boxcal.app.cli.allocator import SETTINGS, TUNABLES
+from boxcal.app.cli.quick_start import SETTINGS, TUNABLES
 from tests.app.fitting.service import Service
 
 GRANTS = Path("/sys/kernel/mm/transparent_hugepage/enabled")
