@@ -352,7 +352,7 @@ def test_bulk_prediction_of_tables(
     backbone = request.getfixturevalue(model)
     monkeypatch.setattr(bulk_sources, "ROWS", 20)
     monkeypatch.setattr(bulk_sources, "TEXTS", 20)
-    monkeypatch.setattr("boxcal.app.settings.service.Settings.load_backbone", lambda _: backbone)
+    monkeypatch.setattr("boxcal.app.fitting.backbones.BackboneSource.load", lambda _: backbone)
     frame, source, output = table(backbone), tmp_path / "in.parquet", tmp_path / "out.parquet"
     source.write_bytes(as_parquet(frame.assign(id=1)))
     assert bulk.run(source, output, lower=None, upper=None, calibrator=None) == COUNT
