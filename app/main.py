@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.routing import APIRoute
 from starlette.applications import Starlette
@@ -22,6 +22,7 @@ from boxcal.app.http import documentation, health
 from boxcal.app.http import problem_documents as documents
 from boxcal.app.http import problems as errors
 from boxcal.app.http.middleware import RequestMiddleware
+from boxcal.app.http.plain_routes import PlainRoutes
 from boxcal.app.http.problems import (
     ApiKeyExpired,
     ApiKeyRequired,
@@ -56,8 +57,9 @@ CORS_RESPONSE_HEADERS = (
     "Retry-After",
     "X-Request-Id",
 )
+PLAIN_ROUTES = (*predict.routes, *v2.infer_routes)
+"""The most frequent ones, which are tried first."""
 ROUTERS = (
-    predict.router,
     refit.router,
     monitoring.router,
     registry.router,
@@ -90,11 +92,9 @@ class Application(FastAPI):
         """Return the application's outermost layer."""
         settings: Settings = self.state.settings
         answering: ASGIApp = RequestMiddleware(
-            AsyncExitStackMiddleware(self.router),
+            PlainRoutes(AsyncExitStackMiddleware(self.router), PLAIN_ROUTES),
             all_routes(self),
             self.state.telemetry,
-            direct=predict.ENDPOINTS,
-            direct_patterns=[(v2.INFER, v2.infer)],
             documents=DOCUMENTS,
             max_body_bytes=limits.MAX_BODY_BYTES,
             unlimited={"/fit", "/compare"},
@@ -131,7 +131,9 @@ def create_app(settings: Settings | None = None, slot: Slot | None = None) -> Fa
         The place of this process, if several serve.
     """
     settings = settings or Settings()
-    measured = Telemetry(declared_statuses(ROUTERS))
+    measured = Telemetry(
+        declared_statuses([*PLAIN_ROUTES, *(route for router in ROUTERS for route in router.routes)])
+    )
     app = Application(
         title="boxcal",
         summary="Calibrated classifier probabilities inside the hard bounds that each request sets.",
@@ -148,20 +150,20 @@ def create_app(settings: Settings | None = None, slot: Slot | None = None) -> Fa
     app.state.slot = slot
     app.state.telemetry = measured
     app.state.trace_provider = provider_from_environment()
+    app.router.routes[:0] = PLAIN_ROUTES
     for router in ROUTERS:
         app.include_router(router)
     describe(app)
     return app
 
 
-def declared_statuses(routers: Sequence[APIRouter]) -> dict[str, set[int]]:
+def declared_statuses(routes: Iterable[BaseRoute]) -> dict[str, set[int]]:
     """List the statuses of each route, so that every series exists from the start."""
     statuses: dict[str, set[int]] = {UNMATCHED: {400, 404, 405, 503}, **{path: {200} for path in DOCUMENTS}}
-    for router in routers:
-        for route in router.routes:
-            if isinstance(route, APIRoute):
-                codes = {int(code) for code in route.responses} | {route.status_code or 200}
-                statuses.setdefault(route.path_format, set()).update(codes)
+    for route in routes:
+        if isinstance(route, APIRoute):
+            codes = {int(code) for code in route.responses} | {route.status_code or 200}
+            statuses.setdefault(route.path_format, set()).update(codes)
     return statuses
 
 

@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope as AsgiScope
@@ -177,43 +176,18 @@ class Requirements:
     ----------
     routes
         Every route of the service, in the order in which they are tried.
-    direct
-        Paths whose POST requests are answered without routing.
-    direct_patterns
-        More of them, by a pattern of their paths, with the endpoint, which is also that of a route. A pattern
-        may match paths that the route does not.
     """
 
-    def __init__(
-        self,
-        routes: Sequence[BaseRoute],
-        direct: Collection[str],
-        direct_patterns: Sequence[tuple[re.Pattern[str], object]],
-    ) -> None:
+    def __init__(self, routes: Sequence[BaseRoute]) -> None:
         self._routes = routes
-        self._direct = {path: ROUTES.get(("POST", path), Scope.ADMIN) for path in direct}
-        self._direct_patterns = [
-            (pattern, next(route for route in routes if getattr(route, "endpoint", None) is endpoint))
-            for pattern, endpoint in direct_patterns
-        ]
 
     def of(self, scope: AsgiScope) -> Requirement:
         """Return the requirement of a request; paths without a route require a key, but no scope."""
-        if scope["method"] == "POST" and (requirement := self._direct.get(scope["path"])) is not None:
-            return requirement
-        route = self._route(scope)
+        route = next((route for route in self._routes if route.matches(scope)[0] is Match.FULL), None)
         if route is None:
             return Level.KEY
         scope["route"] = route  # the label of the request in the metrics, also if it is refused
         return ROUTES.get((scope["method"], getattr(route, "path_format", "")), Scope.ADMIN)
-
-    def _route(self, scope: AsgiScope) -> BaseRoute | None:
-        """Return the route whose endpoint will answer a request."""
-        if scope["method"] == "POST":
-            for pattern, route in self._direct_patterns:
-                if pattern.fullmatch(scope["path"]):
-                    return route
-        return next((route for route in self._routes if route.matches(scope)[0] is Match.FULL), None)
 
 
 async def follow(

@@ -1,22 +1,16 @@
-"""The first layer of the application: measures, checks and limits every request, and renders every error.
-
-It also calls the endpoints of the hot routes directly. FastAPI's routing and dependencies would cost half as
-much again as a small request (docs/benchmarks.md has the figure). They are routes of the application all the
-same, and so part of its OpenAPI document.
-"""
+"""The first layer of the application: measures, checks and limits every request, and renders every error."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from http import HTTPStatus
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,9 +19,9 @@ from boxcal.app.access.browsers import BrowserRules
 from boxcal.app.access.limits import Limiter
 from boxcal.app.access.scopes import Level
 from boxcal.app.http import problems as errors
-from boxcal.app.http.body_parts import EXTENSION, BodyParts
 from boxcal.app.http.budget import Budget
 from boxcal.app.http.current import CLIENT_TIMEOUT, TELEMETRY
+from boxcal.app.http.plain_routes import DirectRequest
 from boxcal.app.http.problem_documents import CLIENT_CLOSED, as_problem, document, media_type
 from boxcal.app.observability.logs import current_request_id
 from boxcal.app.observability.telemetry import UNMATCHED, Telemetry
@@ -38,46 +32,6 @@ logger = logging.getLogger("boxcal")
 
 SMALL_BODY = 256 * 1024
 """Bytes of each body that the limit on all bodies does not count; so large bodies do not block small ones."""
-CHUNK = 256 * 1024
-"""Bytes of a long response that are sent at once; the next wait until the client has read most of them."""
-JOINED = 64 * 1024
-"""Bytes of a response whose pieces are joined: less work than to send several."""
-AT_ONCE = 1024 * 1024
-"""Bytes of a response that is sent as a whole: while it lies in the cache, with one call of the system."""
-
-
-class DirectRequest(Request):
-    """A request whose endpoint sends the response itself."""
-
-    async def reply(
-        self,
-        media_type: str,
-        body: Sequence[bytes | memoryview],
-        headers: Sequence[tuple[bytes, bytes]] = (),
-        status: int = 200,
-    ) -> None:
-        """Send a whole response, whose body is the concatenation of at least one piece."""
-        length = sum(map(len, body))
-        if len(body) > 1 and length <= JOINED:
-            body = [b"".join(body)]
-        fixed = [(b"content-length", b"%d" % length), (b"content-type", media_type.encode())]
-        await self._send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
-        if length <= AT_ONCE and EXTENSION in self.scope.get("extensions", ()):
-            whole = body[0] if len(body) == 1 else BodyParts([*body], length)
-            await self._send({"type": "http.response.body", "body": whole})
-            return
-        sent = 0
-        for piece in body:
-            view = piece if len(piece) <= CHUNK else memoryview(piece)  # parts of a view are no copies
-            for start in range(0, max(1, len(piece)), CHUNK):
-                part = view[start : start + CHUNK]
-                sent += len(part)
-                await self._send({"type": "http.response.body", "body": part, "more_body": sent < length})
-                if sent < length:
-                    await asyncio.sleep(0)  # a client that reads quickly would never let others run
-
-
-Endpoint = Callable[[DirectRequest], Awaitable[None]]
 
 
 class Exchange:
@@ -151,20 +105,16 @@ class Exchange:
 
 
 class RequestMiddleware:
-    """Measures and checks requests, limits bodies, calls direct endpoints, and renders errors.
+    """Measures and checks requests, limits bodies, and renders errors.
 
     Parameters
     ----------
     app
-        Handles everything except the direct endpoints.
+        Handles requests.
     routes
         All of them; they have the methods that a path supports.
     telemetry
         Counts requests and problems.
-    direct
-        Endpoints by path; each handles POST.
-    direct_patterns
-        More of them, by a pattern of their paths; each also is a route.
     documents
         Paths that are no routes of FastAPI's; each is its own label in the metrics.
     max_body_bytes
@@ -183,8 +133,6 @@ class RequestMiddleware:
         routes: Sequence[BaseRoute],
         telemetry: Telemetry,
         *,
-        direct: Mapping[str, Endpoint],
-        direct_patterns: Sequence[tuple[re.Pattern[str], Endpoint]],
         documents: Collection[str],
         max_body_bytes: int,
         unlimited: Collection[str],
@@ -195,15 +143,13 @@ class RequestMiddleware:
         self._lifespan = StartupErrorReporter(app)
         self._routes = routes
         self._telemetry = telemetry
-        self._direct = direct
-        self._direct_patterns = direct_patterns
-        self._labels = {*documents, *direct}
+        self._labels = documents
         self._max_body_bytes = max_body_bytes
         self._unlimited = unlimited
         self._root_path = root_path
         self._bodies = Budget("bytes of bodies", 8 * max_body_bytes)
         self._browsers = browsers
-        self._requirements = Requirements(routes, direct, direct_patterns)
+        self._requirements = Requirements(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -224,11 +170,7 @@ class RequestMiddleware:
                 routed = {**scope, "method": "GET"}
             if scope["state"]["boxcal"].access.is_required:
                 limiter = self._admit(routed, exchange)
-            endpoint = self._endpoint(scope)
-            if endpoint is None:
-                await self._app(routed, exchange.receive, exchange.send)
-            else:
-                await endpoint(DirectRequest(scope, exchange.receive, exchange.send))
+            await self._app(routed, exchange.receive, exchange.send)
         except asyncio.CancelledError:  # the server is stopping and does not wait any longer
             if not exchange.status:
                 await self._fail(errors.NotReady("The service stopped during the request."), scope, exchange)
@@ -257,15 +199,6 @@ class RequestMiddleware:
         if key.limiter is not None:
             exchange.headers = key.limiter.headers()
         return key.limiter
-
-    def _endpoint(self, scope: Scope) -> Endpoint | None:
-        """Find the direct endpoint of a request."""
-        path = scope["path"]
-        if scope["method"] != "POST" or path in self._direct:
-            return self._direct[path] if scope["method"] == "POST" else None
-        return next(
-            (endpoint for pattern, endpoint in self._direct_patterns if pattern.fullmatch(path)), None
-        )
 
     def _below_root(self, scope: Scope) -> Scope:
         path: str = scope["path"]

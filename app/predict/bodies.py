@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from boxcal.app.http.current import CLIENT_TIMEOUT
 from boxcal.app.http.problems import (
     BadRequest,
     BodyTooLarge,
+    BoxcalError,
     InvalidParameter,
     MalformedBody,
     UnsupportedMediaType,
@@ -32,7 +34,11 @@ CSV = "text/csv"
 TEXT = "text/plain"
 PREDICT_TYPES = (*IMAGES, FORM, JSON, NPY, CSV, TEXT)
 CALIBRATE_TYPES = (JSON, NPY)
-V2 = "binary tensors to /v2"
+JSON_ALTERNATIVES = {
+    PREDICT_TYPES: (*IMAGES, FORM, NPY, "binary tensors to /v2"),
+    CALIBRATE_TYPES: (NPY, "binary tensors to /v2"),
+}
+"""In which forms a route takes more than a JSON body may have."""
 JSON_BYTES = 4 * 2**20
 """Of a JSON body. One call parses it, for which no other thread runs: 40 ms."""
 QUICK_BYTES = 64 * 1024
@@ -110,7 +116,9 @@ async def read(
     if not holds_options and request.scope["query_string"]:
         query = _options_in_query(request)
         if len(members) > 1:
-            member = _one_of(members, query.pop("scores", member))
+            member = query.pop("scores", member)
+            if member not in members:
+                raise InvalidParameter(f"scores is {member!r:.100}; it must be {' or '.join(members)}.")
         options = _noted(request, request_options.from_query(query))
     if check_room is not None:
         check_room(options)
@@ -121,7 +129,7 @@ async def read(
     if kind != JSON:
         body = await read_body(request)
         return Posted(kind, body if kind == NPY else bytes(body), member, options, len(body))
-    body = await read_json(request, [*(other for other in kinds if other not in (JSON, CSV, TEXT)), V2])
+    body = await read_json(request, JSON_ALTERNATIVES[kinds])
     parsed = await unblocked(len(body), json_object, body, (*members, "options"))
     options = _noted(request, request_options.from_json(parsed.get("options")))
     if member not in parsed:
@@ -162,12 +170,6 @@ def _options_in_query(request: Request) -> dict[str, str]:
     return query
 
 
-def _one_of(members: tuple[str, ...], name: str) -> str:
-    if name not in members:
-        raise InvalidParameter(f"scores is {name!r:.100}; it must be {' or '.join(members)}.")
-    return name
-
-
 async def unblocked(size: int, work: Callable[..., T], *arguments: Any) -> T:
     """Call `work` directly for up to `QUICK_BYTES` bytes, in a thread for more."""
     if size <= QUICK_BYTES:
@@ -197,22 +199,28 @@ async def read_json(request: Request, others: Sequence[str]) -> Body:
     MalformedBody, BodyTooLarge
         It is empty; it is larger than JSON may be.
     """
-    refusal = f"A JSON body has at most {JSON_BYTES:,} bytes; send more as {' or '.join(others)}."
     announced = header(request, b"content-length")
     if announced.isdecimal() and int(announced[:20]) > JSON_BYTES:
-        raise BodyTooLarge(refusal)
-    return await read_body(request, JSON_BYTES, refusal)
+        raise _too_large(others)
+    chunks = await _chunks(request, JSON_BYTES)
+    if sum(map(len, chunks)) > JSON_BYTES:
+        raise _too_large(others)
+    return chunks[0] if len(chunks) == 1 else await _joined(chunks)
 
 
-async def read_body(request: Request, limit: int | None = None, refusal: str = "") -> Body:
+def _too_large(others: Sequence[str]) -> BoxcalError:
+    return BodyTooLarge(f"A JSON body has at most {JSON_BYTES:,} bytes; send more as {' or '.join(others)}.")
+
+
+async def read_body(request: Request) -> Body:
     """Receive a whole body.
 
     Raises
     ------
-    MalformedBody, BodyTooLarge
-        It is empty; it has more bytes than `limit`, with `refusal` as the detail.
+    MalformedBody
+        It is empty.
     """
-    chunks = await _chunks(request, limit, refusal)
+    chunks = await _chunks(request)
     return chunks[0] if len(chunks) == 1 else await _joined(chunks)
 
 
@@ -236,8 +244,8 @@ async def _joined(chunks: list[bytes]) -> bytearray:
     return join(chunks) if sum(map(len, chunks)) <= COPIED else await asyncio.to_thread(join, chunks)
 
 
-async def _chunks(request: Request, limit: int | None = None, refusal: str = "") -> list[bytes]:
-    """Receive a body that is not empty."""
+async def _chunks(request: Request, limit: float = math.inf) -> list[bytes]:
+    """Receive a body that is not empty, or what comes until it is larger than a limit."""
     chunks: list[bytes] = []
     size = 0
     more = True
@@ -248,9 +256,7 @@ async def _chunks(request: Request, limit: int | None = None, refusal: str = "")
         if chunk := message.get("body", b""):
             chunks.append(chunk)
             size += len(chunk)
-            if limit is not None and size > limit:
-                raise BodyTooLarge(refusal)
-        more = message.get("more_body", False)
+        more = message.get("more_body", False) and size <= limit
     if not chunks:
         raise MalformedBody("The body is empty.")
     return chunks

@@ -7,12 +7,11 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 import numpy as np
-from fastapi import APIRouter
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from boxcal.app.http.current import model_of
-from boxcal.app.http.middleware import DirectRequest
+from boxcal.app.http.plain_routes import DirectRequest, PlainRoute
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
     BackboneFailed,
@@ -78,19 +77,6 @@ COMMON = (
 )
 
 
-router = APIRouter(tags=["predict"])
-
-
-@router.post(
-    "/predict",
-    response_model=None,
-    response_class=Response,
-    openapi_extra=schemas.predict_body(),
-    responses={
-        **schemas.ANSWER,
-        **problems(*COMMON, NoModel, InvalidInput, ImageTooLarge, TooManySamples, BackboneFailed),
-    },
-)
 async def predict(request: DirectRequest) -> None:
     """Classify images, tensors, rows of features or texts, inside the bounds that the request sets."""
     pipeline = model_of(request).pipeline
@@ -108,13 +94,6 @@ async def predict(request: DirectRequest) -> None:
         await respond(request, pipeline, answer, as_npy=as_npy)
 
 
-@router.post(
-    "/calibrate",
-    response_model=None,
-    response_class=Response,
-    openapi_extra=schemas.calibrate_body(),
-    responses={**schemas.ANSWER, **problems(*COMMON, InvalidLogits)},
-)
 async def calibrate(request: DirectRequest) -> None:
     """Calibrate logits or probabilities of a model that runs elsewhere, inside the bounds given."""
     pipeline = model_of(request).pipeline
@@ -140,8 +119,27 @@ async def calibrate(request: DirectRequest) -> None:
         await respond(request, pipeline, answer, as_npy=as_npy)
 
 
-ENDPOINTS = {"/predict": predict, "/calibrate": calibrate}
-"""Routes that the middleware calls directly."""
+routes = (
+    PlainRoute(
+        "/predict",
+        predict,
+        tags=["predict"],
+        response_class=Response,
+        openapi_extra=schemas.predict_body(),
+        responses={
+            **schemas.ANSWER,
+            **problems(*COMMON, NoModel, InvalidInput, ImageTooLarge, TooManySamples, BackboneFailed),
+        },
+    ),
+    PlainRoute(
+        "/calibrate",
+        calibrate,
+        tags=["predict"],
+        response_class=Response,
+        openapi_extra=schemas.calibrate_body(),
+        responses={**schemas.ANSWER, **problems(*COMMON, InvalidLogits)},
+    ),
+)
 
 
 def accepts_npy(request: Request, options: Options) -> bool:

@@ -5,7 +5,6 @@ Clients send JSON with any content type or none, so that the body alone decides 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -17,7 +16,7 @@ import orjson
 from fastapi import APIRouter, Depends
 
 from boxcal.app.http.current import TELEMETRY, current_state
-from boxcal.app.http.middleware import DirectRequest
+from boxcal.app.http.plain_routes import DirectRequest, PlainRoute
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
     BodyTooLarge,
@@ -56,7 +55,6 @@ CurrentState = Annotated[ProtocolState, Depends(current_state)]
 EXTENSIONS = ("binary_tensor_data", "classification", "model_repository", "statistics")
 HEADER_LENGTH = b"inference-header-content-length"
 JSON, BINARY = "application/json", "application/octet-stream"
-INFER = re.compile(r"/v2/models/(?P<model>.+?)(?:/versions/(?P<version>[^/]*))?/infer")
 MAX_TENSORS = 1000
 BINARY_TENSORS = "binary tensors (`binary_data_size`)"
 LONGEST_NUMBER = 9
@@ -152,15 +150,10 @@ async def repository_index(state: CurrentState) -> list[dict[str, str]]:
     ]
 
 
-@router.post("/v2/models/{model}/infer", response_model=None, responses=problems(*INFER_ERRORS))
-@router.post(
-    "/v2/models/{model}/versions/{version}/infer", response_model=None, responses=problems(*INFER_ERRORS)
-)
 async def infer(request: DirectRequest) -> None:
-    """Answer one inference request; called by the middleware for paths that match `INFER`."""
+    """Answer one inference request."""
     state: ProtocolState = request.scope["state"]["boxcal"]
-    model, version = named(request.scope["path"])
-    request.scope.setdefault("route", INFER_ROUTE)  # for the label in the metrics
+    model, version = request.path_params["model"], request.path_params.get("version", "")
     length = header(request, HEADER_LENGTH)
     if length.isascii() and length.isdecimal() and len(length) <= LONGEST_NUMBER:
         body: Body | memoryview = await read_tensors(request, int(length))
@@ -181,16 +174,10 @@ async def infer(request: DirectRequest) -> None:
     await request.reply(BINARY if header_length else JSON, content, headers)
 
 
-INFER_ROUTE = next(route for route in router.routes if getattr(route, "endpoint", None) is infer)
-
-
-@lru_cache(maxsize=64)
-def named(path: str) -> tuple[str, str]:
-    """Return the model and the version, perhaps empty, that the path of an inference names."""
-    found = INFER.fullmatch(path)
-    if found is None:
-        raise ModelNotFound("The path names no model.")
-    return found["model"], found["version"] or ""
+infer_routes = tuple(
+    PlainRoute(path, infer, include_in_schema=False, responses=problems(*INFER_ERRORS))
+    for path in ("/v2/models/{model:path}/versions/{version}/infer", "/v2/models/{model:path}/infer")
+)
 
 
 def parsed_size(body: Body | memoryview, length: str) -> int:

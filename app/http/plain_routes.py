@@ -1,0 +1,110 @@
+"""Routes whose endpoint reads the request and sends the response itself, without FastAPI's dependencies.
+
+They are in the OpenAPI document like all others, generated from the same models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from boxcal.app.http.body_parts import EXTENSION, BodyParts
+
+CHUNK = 256 * 1024
+"""Bytes of a long response that are sent at once; the next wait until the client has read most of them."""
+JOINED = 64 * 1024
+"""Bytes of a response whose pieces are joined: less work than to send several."""
+AT_ONCE = 1024 * 1024
+"""Bytes of a response that is sent as a whole: while it lies in the cache, with one call of the system."""
+
+
+class DirectRequest(Request):
+    """A request whose endpoint sends the response itself."""
+
+    async def reply(
+        self,
+        media_type: str,
+        body: Sequence[bytes | memoryview],
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        status: int = 200,
+    ) -> None:
+        """Send a whole response, whose body is the concatenation of at least one piece."""
+        length = sum(map(len, body))
+        if len(body) > 1 and length <= JOINED:
+            body = [b"".join(body)]
+        fixed = [(b"content-length", b"%d" % length), (b"content-type", media_type.encode())]
+        await self._send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
+        if length <= AT_ONCE and EXTENSION in self.scope.get("extensions", ()):
+            whole = body[0] if len(body) == 1 else BodyParts([*body], length)
+            await self._send({"type": "http.response.body", "body": whole})
+            return
+        sent = 0
+        for piece in body:
+            view = piece if len(piece) <= CHUNK else memoryview(piece)  # parts of a view are no copies
+            for start in range(0, max(1, len(piece)), CHUNK):
+                part = view[start : start + CHUNK]
+                sent += len(part)
+                await self._send({"type": "http.response.body", "body": part, "more_body": sent < length})
+                if sent < length:
+                    await asyncio.sleep(0)  # a client that reads quickly would never let others run
+
+
+Endpoint = Callable[[DirectRequest], Awaitable[None]]
+
+
+class PlainRoute(APIRoute):
+    """A route for POST whose endpoint is called without FastAPI's dependencies.
+
+    Parameters
+    ----------
+    described
+        Of the operation in the OpenAPI document, as for FastAPI's routes.
+    """
+
+    def __init__(self, path: str, endpoint: Endpoint, **described: Any) -> None:
+        super().__init__(
+            path,
+            endpoint,
+            methods=["POST"],
+            response_model=None,
+            generate_unique_id_function=lambda route: route.name,
+            **described,
+        )
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            await endpoint(DirectRequest(scope, receive, send))
+
+        self.app = answer
+
+
+class PlainRoutes:
+    """Answers requests to plain routes; others go to the application, which has these routes too.
+
+    Its router would cost a small request another tenth.
+
+    Parameters
+    ----------
+    app
+        The application.
+    routes
+        In the order in which they are tried.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Sequence[PlainRoute]) -> None:
+        self._app = app
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope.get("method") == "POST":
+            for route in self._routes:
+                if (found := route.path_regex.match(scope["path"])) is not None:
+                    scope["route"], scope["path_params"] = route, found.groupdict()
+                    await route.app(scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
