@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.calibrators.evaluation import loops
 from boxcal.calibrators.evaluation.bins import NUM_BINS
 from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE, Outcomes, Tell, Vector, silent
 from boxcal.calibrators.evaluation.rows import Indices
@@ -28,6 +27,8 @@ _EDGES = np.linspace(0.0, 1.0, NUM_BINS + 1)[1:-1]
 
 def cell_indices(rows: Matrix) -> Indices:
     """Return the cell k * 15 + m of each probability (n, K): class k, bin m of equal width."""
+    from boxcal.calibrators.evaluation import loops  # noqa: PLC0415 - numba loads when needed
+
     cells = np.empty(rows.shape, dtype=np.int64)
     loops.fill_cells(rows, _EDGES, cells)
     return cells
@@ -45,6 +46,8 @@ class ClassCells:
     """
 
     def __init__(self, scored: Outcomes, tell: Tell = silent) -> None:
+        from boxcal.calibrators.evaluation import loops  # noqa: PLC0415 - numba loads when needed
+
         self.samples, self.num_classes = scored.probabilities.shape
         cells = self.num_classes * NUM_BINS
         self.count, self.mass, self.hits = np.zeros(cells), np.zeros(cells), np.zeros(cells)

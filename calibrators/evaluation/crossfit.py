@@ -162,8 +162,8 @@ def cross_fit(
                 progress((place + fraction) / len(masks), f"fold {place + 1} of {len(masks)}: {stage}")
 
         tell(0.0, "fitting")
-        calibrator = fit_set(method, data.rows(~unseen), seed=seed, progress=_share(tell, 0.0, 0.9))
-        block = answers_on(calibrator, data.rows(unseen), _calibrating(_share(tell, 0.9, 1.0)))
+        calibrator = fit_set(method, data.rows(~unseen), seed=seed, progress=share_of(tell, 0.0, 0.9))
+        block = answers_on(calibrator, data.rows(unseen), _calibrating(share_of(tell, 0.9, 1.0)))
         inside = torch.nonzero(unseen)[:, 0].numpy()
         fold_of[inside], predicted[unseen] = place, block.predicted
         if is_plain(calibrator):
@@ -176,7 +176,7 @@ def cross_fit(
     return pooled(blocks, joined_rows(parts, fold_of, place_in), predicted)
 
 
-def _share(tell: Progress, begin: float, end: float) -> Progress:
+def share_of(tell: Progress, begin: float, end: float) -> Progress:
     """Give the progress of one step its share of the whole."""
     return lambda fraction, stage: tell(begin + (end - begin) * fraction, stage)
 

@@ -140,16 +140,16 @@ def outcomes(
         _check_rows(rows, part.start)
         picked = rows.argmax(axis=1) if chosen is None else chosen[part]
         each = np.arange(len(rows))
-        own = rows[each, truth[part]]
-        return picked, rows[each, picked], own, np.einsum("nk,nk->n", rows, rows) - 2 * own + 1
+        at_label = rows[each, truth[part]]
+        return picked, rows[each, picked], at_label, np.einsum("nk,nk->n", rows, rows) - 2 * at_label + 1
 
     parts = []
     for part in over_blocks(work, count, ROWS_AT_ONCE):
         parts.append(part)
         tell(min(1.0, len(parts) * ROWS_AT_ONCE / count))
-    label, confidence, own, brier = (np.concatenate(column) for column in zip(*parts, strict=True))
+    label, confidence, at_label, brier = (np.concatenate(column) for column in zip(*parts, strict=True))
     with np.errstate(divide="ignore"):
-        nll = -np.log(own)
+        nll = -np.log(at_label)
     return Outcomes(
         confidence=confidence,
         correct=(label == truth).astype(np.float64),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from boxcal.calibrators.evaluation import loops
 from boxcal.calibrators.evaluation.classwise import ClassCells, cell_indices
 from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE, Outcomes, Tell, Vector, silent
 from boxcal.calibrators.evaluation.rows import Indices, Matrix
@@ -21,6 +20,8 @@ def perfect_metrics(
     scored: Outcomes, cells: ClassCells, *, draws: int = LABEL_DRAWS, seed: int = 0, tell: Tell = silent
 ) -> dict[str, Vector]:
     """Return the values (draws,) of each metric of the whole vector, with new labels for each draw."""
+    from boxcal.calibrators.evaluation import loops  # noqa: PLC0415 - numba loads when needed
+
     rng = np.random.default_rng([seed, 2])
     samples = len(scored)
     nll, brier, right = np.zeros(draws), np.zeros(draws), np.zeros(draws)
@@ -38,8 +39,8 @@ def perfect_metrics(
         right = labels == scored.predicted[part, None]
         if scored.weights is None:
             return np.log(of_label).sum(axis=0), squares.sum(axis=0), right.sum(axis=0), place
-        own = scored.weights[part]
-        return own @ np.log(of_label), own @ squares, own @ right, place
+        weights = scored.weights[part]
+        return weights @ np.log(of_label), weights @ squares, weights @ right, place
 
     starts = range(0, samples, ROWS_AT_ONCE)
     parts = (slice(start, min(start + ROWS_AT_ONCE, samples)) for start in starts)

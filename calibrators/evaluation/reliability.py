@@ -82,14 +82,14 @@ def _bins(confidence: Vector, correct: Vector, weights: Vector | None) -> list[d
     result = []
     for number in np.unique(index):
         inside = index == number
-        own = None if weights is None else weights[inside]
-        accuracy = proportion_estimate(correct[inside], own)
+        inside_weights = None if weights is None else weights[inside]
+        accuracy = proportion_estimate(correct[inside], inside_weights)
         result.append(
             {
                 "low": float(edges[number]),
                 "high": float(edges[number + 1]),
                 "count": int(inside.sum()),
-                "confidence": _mean(confidence[inside], own),
+                "confidence": _mean(confidence[inside], inside_weights),
                 "accuracy": accuracy.value,
                 "accuracy_low": accuracy.low,
                 "accuracy_high": accuracy.high,

@@ -27,6 +27,7 @@ from boxcal.calibrators.evaluation.crossfit import (
     answers_on,
     cross_fit,
     fit_set,
+    share_of,
 )
 from boxcal.calibrators.evaluation.judgement import Judgement, compare, judge, verdict
 from boxcal.calibrators.evaluation.outcomes import Tell, outcomes
@@ -239,7 +240,7 @@ def report_on(
         raise InvalidDataError(f"a report needs at least {FEWEST_SAMPLES + 1} samples, not N = {len(data)}")
     tell = progress or _silent
     folds = min(folds, len(data))
-    answers = cross_fit(method, data, folds=folds, seed=seed, progress=_steps(tell, 0.0, _FITTED))
+    answers = cross_fit(method, data, folds=folds, seed=seed, progress=share_of(tell, 0.0, _FITTED))
     resamples = Resamples(len(data), seed=seed, groups=None if data.groups is None else data.groups.numpy())
 
     def judged(rows: ProbabilityRows, predicted: Any, begin: float, end: float, whose: str) -> Judgement:
@@ -289,7 +290,7 @@ def report_on(
         difference=difference,
         changed_labels=changed,
         answers=answers,
-        reliability=reliability_of(before, after, seed, _steps(tell, _CHECKED, 1.0)),
+        reliability=reliability_of(before, after, seed, share_of(tell, _CHECKED, 1.0)),
         against=comparison,
         warnings=warnings,
         sketch=sketch,
@@ -319,11 +320,6 @@ def reliability_of(
         tell=lambda fraction: tell(0.2 + 0.8 * fraction, stage),
     )
     return found
-
-
-def _steps(tell: Progress, begin: float, end: float) -> Progress:
-    """Map the progress of one step onto its share of the whole."""
-    return lambda fraction, stage: tell(begin + (end - begin) * fraction, stage)
 
 
 def _smooth_bound(method: str, data: ValidationSet, seed: int) -> SmoothCalibrationBound | None:

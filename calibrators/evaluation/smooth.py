@@ -12,7 +12,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.calibrators.evaluation import loops
 from boxcal.calibrators.evaluation.outcomes import Vector
 from boxcal.calibrators.evaluation.rows import Indices
 
@@ -66,6 +65,8 @@ class Confidences:
 
     def to_grid(self, values: Matrix, cells: int) -> Matrix:
         """Distribute the values (N, R) of the samples to their neighbouring grid points: (cells, R)."""
+        from boxcal.calibrators.evaluation import loops  # noqa: PLC0415 - numba loads when needed
+
         grid = np.zeros((cells, values.shape[1]))
         loops.add_to_grid(*self.places(cells), values, grid)
         return grid
@@ -77,6 +78,8 @@ class Confidences:
         -------
         The grid (cells, 1 + draws); the first column is of `correct`.
         """
+        from boxcal.calibrators.evaluation import loops  # noqa: PLC0415 - numba loads when needed
+
         left, share = self.places(cells)
         drawn = np.zeros((cells, draws))
         counts = np.ones(len(left)) if self.weights is None else self.weights

@@ -13,7 +13,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.calibrators.evaluation import loops
 from boxcal.calibrators.evaluation.bins import NUM_BINS, Binning, bin_edges, bin_indices
 from boxcal.calibrators.evaluation.outcomes import Outcomes, Vector
 from boxcal.calibrators.evaluation.smooth import Confidences, SmoothedResiduals
@@ -50,6 +49,8 @@ class _Groups:
 
     def sums(self, values: Matrix) -> Matrix:
         """Sum values (N, R) over each group: (groups, R)."""
+        from boxcal.calibrators.evaluation import loops  # noqa: PLC0415 - numba loads when needed
+
         result = np.zeros((len(self.counts), values.shape[1]))
         loops.add_by_group(self._groups, values, result)
         return result
@@ -167,6 +168,8 @@ class KolmogorovSmirnovError(TopLabelError):
 
     def _errors(self, residuals: Matrix) -> Vector:
         """Return the KS error (R,) that each column of residuals (N, R) would give."""
+        from boxcal.calibrators.evaluation import loops  # noqa: PLC0415 - numba loads when needed
+
         largest = np.empty(residuals.shape[1])
         loops.largest_running_sums(self._order, self._is_last, residuals, largest)
         result: Vector = largest / len(residuals)

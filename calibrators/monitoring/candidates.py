@@ -143,32 +143,32 @@ def candidates(
     uniform = np.full(champion.num_classes, 1.0 / champion.num_classes)
     known = uniform if class_prior is None else class_prior
     source = np.maximum(known / known.sum(), SMALLEST_FREQUENCY)
-    scores, own = torch.as_tensor(logits, dtype=torch.float64), torch.as_tensor(labels, dtype=torch.int64)
+    scores, truth = torch.as_tensor(logits, dtype=torch.float64), torch.as_tensor(labels, dtype=torch.int64)
     everything = scores if traffic is None else torch.as_tensor(traffic, dtype=torch.float64)
     mapped = champion.calibrate(scores).logits
     found = []
 
     def add(calibrator: Calibrator, parameters: int) -> None:
         rows = calibrator(scores)
-        nll = nll_of(rows, own)
+        nll = nll_of(rows, truth)
         prior = rows.mean(0).numpy()
-        found.append(Candidate(calibrator, nll, parameters, nll + parameters / len(own), prior))
+        found.append(Candidate(calibrator, nll, parameters, nll + parameters / len(truth), prior))
 
-    add(fit("ts", scores, own).calibrator, 1)
+    add(fit("ts", scores, truth).calibrator, 1)
     if len(everything) >= FEWEST_ROWS:
         target = estimate_class_prior(champion(everything).numpy(), source)
         add(adjust_class_prior(champion, source, target), 0)
         # The class frequencies of miscalibrated answers are wrong: first a temperature, and one after.
-        tempered = adjust(champion, np.zeros(len(source)), best_temperature(ValidationSet(mapped, own))[0])
+        tempered = adjust(champion, np.zeros(len(source)), best_temperature(ValidationSet(mapped, truth))[0])
         target = estimate_class_prior(tempered(everything).numpy(), source)
         shifted = adjust_class_prior(tempered, source, target)
-        last = best_temperature(ValidationSet(shifted.calibrate(scores).logits, own))[0]
+        last = best_temperature(ValidationSet(shifted.calibrate(scores).logits, truth))[0]
         add(adjust(shifted, np.zeros(len(source)), last, suffix="+em+ts"), 1)
-    if len(own) >= BIAS_LABELS_PER_CLASS * len(source):
-        offsets, temperature = _bias(mapped, own)
+    if len(truth) >= BIAS_LABELS_PER_CLASS * len(source):
+        offsets, temperature = _bias(mapped, truth)
         add(adjust(champion, offsets, temperature, suffix="+bias"), len(source) + 1)
     for version, (calibrator, prior) in (earlier or {}).items():
-        nll = mean_nll(calibrator, scores, own)
+        nll = mean_nll(calibrator, scores, truth)
         found.append(Candidate(calibrator, nll, 0, nll, uniform if prior is None else prior, version))
     return sorted(found, key=lambda candidate: candidate.score)
 
@@ -180,8 +180,8 @@ def mean_nll(calibrator: Calibrator, logits: Array | Tensor, labels: Array | Ten
 
 def nll_of(probabilities: Tensor, labels: Tensor) -> float:
     """Mean NLL in nats of labels (N,) by float64 probabilities (N, K)."""
-    own = probabilities.gather(1, labels[:, None])
-    return float(-own.clamp_min(torch.finfo(torch.float64).tiny).log().mean())
+    truth = probabilities.gather(1, labels[:, None])
+    return float(-truth.clamp_min(torch.finfo(torch.float64).tiny).log().mean())
 
 
 def _bias(mapped: Tensor, labels: Tensor) -> tuple[Array, float]:

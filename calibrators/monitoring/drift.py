@@ -69,6 +69,9 @@ def _bins(confidences: Array) -> Array:
 
 @compiled
 def _fold(bins: Array, counts: Array, bets: Array, progress: Array, evidence: Array) -> None:
+    # p-value: (confidences in bins below + a random share of those in its bin, itself included) / all.
+    # Bet: the share of past p-values in the bin of this one times the number of bins, forgotten slowly.
+    # log E: the mixture over start times of `bettors.fold`.
     total = 1.0
     for b in range(counts.shape[0]):
         total += counts[b]

@@ -60,10 +60,10 @@ class Duel(StatefulFold):
         ndarray
             (N, 2) log evidence that the challenger and that the champion is better, after each label.
         """
-        p, own = check_rows(champion, labels, self.num_classes)
+        p, truth = check_rows(champion, labels, self.num_classes)
         q, _ = check_rows(challenger, labels, self.num_classes)
-        evidence = np.empty((len(own), 2))
-        _fold(p, q, own, np.array(STAKES), self.wealth, self.sums, evidence)
+        evidence = np.empty((len(truth), 2))
+        _fold(p, q, truth, np.array(STAKES), self.wealth, self.sums, evidence)
         if not self.decided[0]:
             reached = np.argwhere(evidence >= math.log(2.0 / self.alpha))
             if len(reached):
@@ -97,19 +97,22 @@ def _fold(  # noqa: PLR0917 - compiled loops take arrays by position
     evidence: Array,
 ) -> None:
     size = champion.shape[1]
+    # For each label y, with D = log q(y) / p(y) >= -B and B = max_k log p_k / q_k known before it:
+    #   wealth_j <- wealth_j (1 + min(stake_j, 0.9 / B) D),  E = mean_j wealth_j
+    # The champion bets on -D in the same way.
     for n in range(labels.shape[0]):
-        highest, lowest, own = -math.inf, math.inf, 0.0
+        highest, lowest, at_label = -math.inf, math.inf, 0.0
         for k in range(size):
             p = (1.0 - FLOOR) * champion[n, k] + FLOOR / size
             q = (1.0 - FLOOR) * challenger[n, k] + FLOOR / size
             difference = math.log(q / p)
             highest, lowest = max(highest, difference), min(lowest, difference)
             if k == labels[n]:
-                own = difference
+                at_label = difference
         sums[0] += 1.0
-        sums[1] += own
+        sums[1] += at_label
         for side in range(2):
-            gain, bound = (own, -lowest) if side == 0 else (-own, highest)
+            gain, bound = (at_label, -lowest) if side == 0 else (-at_label, highest)
             limit = LARGEST_STAKE / bound if bound > 0.0 else math.inf
             largest = -math.inf
             for j in range(stakes.shape[0]):

@@ -60,18 +60,19 @@ class RunningMetrics(StatefulFold):
 
     def update(self, probabilities: Array, labels: Array) -> None:
         """Add (N,) labels of rows (N, K)."""
-        rows, own = check_rows(probabilities, labels, self.num_classes)
-        index = np.arange(len(own))
+        rows, truth = check_rows(probabilities, labels, self.num_classes)
+        index = np.arange(len(truth))
         top = rows.argmax(1)
-        confidence, right = rows[index, top], top == own
-        self.sums[0] += len(own)
+        confidence, right = rows[index, top], top == truth
+        self.sums[0] += len(truth)
         self.sums[1] += (~right).sum()
-        self.sums[2] += (rows**2).sum() - 2.0 * rows[index, own].sum() + len(own)
-        losses = -np.log((1.0 - FLOOR) * rows[index, own] + FLOOR / self.num_classes)
+        self.sums[2] += (rows**2).sum() - 2.0 * rows[index, truth].sum() + len(truth)
+        losses = -np.log((1.0 - FLOOR) * rows[index, truth] + FLOOR / self.num_classes)
         self.sums[3] += losses.sum()
         _bernstein(losses / self.largest_nll, math.log(2.0 / ALPHA), self.sums[4:])
         bins = np.clip(np.ceil(confidence * NUM_BINS).astype(int) - 1, 0, NUM_BINS - 1)
-        for row, values in enumerate((np.ones(len(own)), confidence, right, confidence * (1.0 - confidence))):
+        variance = confidence * (1.0 - confidence)
+        for row, values in enumerate((np.ones(len(truth)), confidence, right, variance)):
             self.bins[row] += np.bincount(bins, values, NUM_BINS)
 
     def result(self) -> StreamedMetrics:
@@ -102,6 +103,10 @@ def _bernstein(losses: Array, log_level: float, sequence: Array) -> None:
     `sequence` holds the sums of stakes, of stakes times losses and of penalties, the interval, the sums of
     losses and of squared deviations, and the count.
     """
+    # With the mean m and the variance s^2 of the t - 1 losses before, begun with 1/2 and 1/4:
+    #   stake = min(1/2, sqrt(2 log(2 / alpha) / (s^2 t log(t + 1))))
+    #   centre = sum(stake x) / sum(stake)
+    #   radius = (log(2 / alpha) + sum((x - m)^2 (-log(1 - stake) - stake))) / sum(stake)
     for n in range(losses.shape[0]):
         seen = sequence[7]
         mean = (0.5 + sequence[5]) / (seen + 1.0)

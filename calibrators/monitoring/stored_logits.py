@@ -54,7 +54,7 @@ def pack_into(logits: Array, packed: Array) -> None:
     """Fill `packed` (N, 4 + K) int16 with logits (N, K) float64, no NaN; both C-contiguous."""
     header = np.empty(2, np.float32)
     for n in range(logits.shape[0]):
-        row, own = logits[n], packed[n]
+        row, stored = logits[n], packed[n]
         high, low = _extremes(row)
         high = min(max(high, -_LARGEST_LOGIT), _LARGEST_LOGIT)
         header[0] = high
@@ -65,8 +65,8 @@ def pack_into(logits: Array, packed: Array) -> None:
         if spread > _LARGEST_HALF:
             scale = 2.0 ** math.ceil(math.log2(spread / _LARGEST_HALF))
         header[1] = scale
-        own[:HEADER] = header.view(np.int16)
-        _round(row, offset, 1.0 / scale, own[HEADER:])
+        stored[:HEADER] = header.view(np.int16)
+        _round(row, offset, 1.0 / scale, stored[HEADER:])
 
 
 @compiled
@@ -75,9 +75,9 @@ def _unpack_into(packed: Array, logits: Array) -> None:
     for n in range(packed.shape[0]):
         header = packed[n, :HEADER].view(np.float32)
         offset, scale = np.float64(header[0]), np.float64(header[1])
-        row, own = logits[n], packed[n, HEADER:]
+        row, stored = logits[n], packed[n, HEADER:]
         for k in range(row.shape[0]):
-            half = np.int64(own[k])
+            half = np.int64(stored[k])
             size = half & _HALF_ABSOLUTE
             value = select(size < _HALF_NORMAL, size * _HALF_SUBNORMAL, from_bits((size << _DROPPED) + _BIAS))
             row[k] = offset + scale * select(half < 0, -value, value)
