@@ -107,19 +107,6 @@ def test_logits_are_pasted_and_the_request_is_shown_as_curl(page: Page, page_url
     expect(page.locator("pre.code")).to_contain_text(f"curl -s '{page_url}/calibrate'")
 
 
-def test_wrong_logits_are_refused_with_the_services_own_words(
-    page: Page, page_url: str, problems: Problems
-) -> None:
-    problems.expected = "status of 422"
-    open_try(page, page_url)
-    page.get_by_text("Logits", exact=True).click()
-    area = page.get_by_label("Logits", exact=True).last
-    area.fill("1, two")
-    expect(page.locator(".trouble")).to_contain_text("Logits are finite numbers")
-    area.fill("1, 2, 3")
-    expect(page.locator(".trouble")).to_contain_text("3")
-
-
 def test_an_image_file_is_chosen(page: Page, page_url: str) -> None:
     open_try(page, page_url)
     page.locator("#image").set_input_files(Path(__file__).parents[3] / "docs" / "images" / "digit.png")
