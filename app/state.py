@@ -18,9 +18,8 @@ from boxcal.app.access.access import Access
 from boxcal.app.access.build import open_access
 from boxcal.app.access.event_streams import EventStreams
 from boxcal.app.fitting.backbones import BackboneSource
-from boxcal.app.fitting.server.build import Refits, open_refits
+from boxcal.app.fitting.server.build import FitService, open_refits
 from boxcal.app.fitting.server.jobs import FitJobs
-from boxcal.app.fitting.server.limits import FitLimits
 from boxcal.app.http.problems import BoxcalError, InternalError, ModelNotFound, NotReady
 from boxcal.app.monitoring.build import open_monitoring
 from boxcal.app.monitoring.monitor import Monitor
@@ -71,7 +70,7 @@ class ServedModel:
     settings: Settings
     telemetry: Telemetry
     backbone: Backbone
-    refits: Refits
+    refits: FitService
     feedback: FeedbackWriter
     monitor: Monitor
     pipeline: Pipeline
@@ -153,7 +152,8 @@ async def opened(
                 identity.apart_from([other.registry.backbone for other in others], entry.name),
                 backbone=backbone,
                 source=source,
-                limits=FitLimits.of(settings, slot.cores if slot else None),
+                memory_bytes=settings.fit_memory_bytes,
+                cores=slot.cores if slot else None,
                 keep=(settings.keep_versions, limits.KEEP_DAYS) if settings.keep_versions else None,
                 migrate=settings.migrate == "on",
                 shared_dir=settings.shared_dir or (settings.data_dir / "fits" if slot else None),

@@ -70,9 +70,7 @@ NAMED_TWICE: set[str] = {
     "Place",
     "PlainRows",
     "Problem",
-    "Refits",
     "Rows",
-    "ValidationSet",
     "_Request",
 }
 LONG = {
@@ -257,6 +255,14 @@ def test_the_folders_are_imported_as_parts_of_boxcal(module: str) -> None:
     )
     assert done.returncode == 1
     assert f"ImportError: import boxcal.{module.split('.', maxsplit=1)[0]}" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("side", "other"), [("server", "worker"), ("worker", "server")])
+def test_the_two_processes_of_fits_share_their_messages_alone(side: str, other: str) -> None:
+    prefixes = f"boxcal.app.fitting.{side}", f"boxcal.app.fitting.{other}"
+    sources = [name for name in modules() if name.startswith(prefixes[0])]
+    assert len(sources) > 5
+    assert not {name for name in sources if any(one.startswith(prefixes[1]) for one in imports(name))}
 
 
 def test_the_command_line_uses_public_parts_only() -> None:

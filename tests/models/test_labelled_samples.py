@@ -24,7 +24,7 @@ from boxcal.app.fitting.model_inputs import ModelInputs
 from boxcal.app.fitting.worker.check import read_file
 from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.model_pass import run_backbone
-from boxcal.app.fitting.worker.validation_set import ValidationSet
+from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.http.problems import BoxcalError
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.running import running
@@ -56,7 +56,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load_backbone(f"onnx:{path}", device="cpu")
 
 
-def read(data: bytes, folder: Path, backbone: Any, **options: Any) -> ValidationSet:
+def read(data: bytes, folder: Path, backbone: Any, **options: Any) -> StoredSet:
     (folder / "body").write_bytes(data)
     part = FilePart(folder / "body", 0, len(data))
     arguments = {"classes": backbone.labels, "max_bytes": 10**6, "inputs": ModelInputs.of(backbone)}

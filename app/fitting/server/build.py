@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.server.bucket_sets import BucketSets
 from boxcal.app.fitting.server.jobs import FitJobs
-from boxcal.app.fitting.server.limits import FitLimits
 from boxcal.app.fitting.server.shared import SharedSets
 from boxcal.app.fitting.server.workspace import Workspace
 from boxcal.app.http.problems import RegistryUnavailable
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Refits:
+class FitService:
     """What the service holds of the refit path.
 
     Attributes
@@ -53,15 +52,16 @@ async def open_refits(
     *,
     backbone: Backbone,
     source: BackboneSource,
-    limits: FitLimits,
+    memory_bytes: int,
     telemetry: Telemetry,
     keep: tuple[int, float] | None = None,
     migrate: bool = True,
     shared_dir: Path | str | None = None,
     queues_only: bool = False,
-    beside: Refits | None = None,
+    beside: FitService | None = None,
+    cores: Collection[int] | None = None,
     name: str = "",
-) -> AsyncIterator[Refits]:
+) -> AsyncIterator[FitService]:
     """Open the registry, restore the active calibrator and take fits; all is closed in reverse.
 
     Parameters
@@ -72,8 +72,8 @@ async def open_refits(
         SQLAlchemy URL of the registry.
     identity, backbone, source
         What calibrators belong to, the backbone itself, and how another process loads it.
-    limits
-        Of uploads and fits.
+    memory_bytes, cores
+        What a fit may allocate, and the cores on which the workers run.
     keep
         Newest versions and days to keep, as for `Registry.prune`; None to keep every calibrator.
     migrate
@@ -117,7 +117,8 @@ async def open_refits(
             telemetry,
             source=source,
             summary=summary,
-            limits=limits,
+            memory_bytes=memory_bytes,
+            cores=cores,
             shared=shared,
             queues_only=queues_only,
             workers=None if beside is None else beside.jobs.workers,
@@ -129,7 +130,7 @@ async def open_refits(
             "follower", lambda: follow(registry, activator, jobs.follow, jobs.sweep, keep), telemetry
         )
         await stack.enter_async_context(following)
-        yield Refits(registry, activator, jobs)
+        yield FitService(registry, activator, jobs)
 
 
 def is_bucket(shared_dir: Path | str | None) -> bool:

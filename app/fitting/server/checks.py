@@ -27,6 +27,7 @@ from boxcal.app.http.problems import (
     UnknownUploadFormat,
     UploadTooLarge,
 )
+from boxcal.app.settings import limits
 from boxcal.calibrators.stored import reads_of_methods
 
 CHECK_MEMORY_BYTES = 256 * 2**20
@@ -47,8 +48,6 @@ class UploadChecks:
         Contains the tables of labels while they are read.
     summary
         The backbone, with which an upload is compared.
-    max_bytes
-        Largest total of the arrays of an upload, as stored.
     closing
         Set when the service shuts down.
     worker
@@ -59,13 +58,11 @@ class UploadChecks:
         self,
         workspace: Workspace,
         summary: BackboneSummary,
-        max_bytes: int,
         closing: asyncio.Event,
         worker: Worker,
     ) -> None:
         self._workspace = workspace
         self._summary = summary
-        self._max_bytes = max_bytes
         self._closing = closing
         self.worker = worker
 
@@ -93,8 +90,8 @@ class UploadChecks:
             reads_of_methods(),
             fields,
             list(others),
-            self._max_bytes,
-            CHECK_MEMORY_BYTES + 2 * self._max_bytes,
+            limits.MAX_UPLOAD_BYTES,
+            CHECK_MEMORY_BYTES + 2 * limits.MAX_UPLOAD_BYTES,
         )
         try:
             return await self.worker.run(task, Checked)

@@ -10,7 +10,7 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,12 +23,10 @@ from boxcal.app.fitting.server.bucket_sets import BucketSets
 from boxcal.app.fitting.server.checks import GOING_DOWN, UploadChecks
 from boxcal.app.fitting.server.comparisons import Comparisons
 from boxcal.app.fitting.server.job import Job
-from boxcal.app.fitting.server.limits import FitLimits
 from boxcal.app.fitting.server.runner import WAITING, FitRunner
 from boxcal.app.fitting.server.shared import SharedSets
 from boxcal.app.fitting.server.slots import UploadSlots
-from boxcal.app.fitting.server.worker_process import WorkerFailed
-from boxcal.app.fitting.server.workers import Workers
+from boxcal.app.fitting.server.worker_process import WorkerFailed, Workers
 from boxcal.app.fitting.server.workspace import Workspace
 from boxcal.app.http.problems import FitAlreadyOver, FitElsewhere, FitQueueFull, NotReady, RegistryUnavailable
 from boxcal.app.registry.activator import Activator
@@ -62,12 +60,16 @@ class FitJobs:
         Counts the fits that end.
     source, summary
         The backbone, as workers load it and as checks compare with it.
+    memory_bytes
+        Memory that a fit may allocate.
     shared
         Validation sets that other replicas can read; None if there is no shared storage.
     queues_only
         Whether fits are left to other processes, which must share the directory.
     workers
         Those of another model, which closes them; None for workers of its own.
+    cores
+        On which its workers run; None for those of this process.
 
     Attributes
     ----------
@@ -88,10 +90,11 @@ class FitJobs:
         *,
         source: BackboneSource,
         summary: BackboneSummary,
-        limits: FitLimits,
+        memory_bytes: int,
         shared: SharedSets | BucketSets | None = None,
         queues_only: bool = False,
         workers: Workers | None = None,
+        cores: Collection[int] | None = None,
     ) -> None:
         self._registry = registry
         self._activator = activator
@@ -103,16 +106,14 @@ class FitJobs:
         self._jobs: dict[str, Job] = {}
         self._slots = UploadSlots(workspace, self._jobs)
         self._has_own_workers = workers is None
-        self.workers = workers or Workers.of(limits.seconds, limits.cores)
-        self.checks = UploadChecks(
-            workspace, summary, limits.upload_bytes, self._closing, self.workers.checks
-        )
+        self.workers = workers or Workers.of(cores)
+        self.checks = UploadChecks(workspace, summary, self._closing, self.workers.checks)
         self.comparisons = Comparisons(
             registry,
             activator,
             self.checks,
             source,
-            memory_bytes=limits.memory_bytes,
+            memory_bytes=memory_bytes,
             worker=self.workers.comparisons,
         )
         self._runner = FitRunner(
@@ -121,7 +122,7 @@ class FitJobs:
             telemetry,
             workers=self.workers,
             source=source,
-            memory_bytes=limits.memory_bytes,
+            memory_bytes=memory_bytes,
             closing=self._closing,
         )
 

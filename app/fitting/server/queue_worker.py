@@ -13,8 +13,7 @@ from contextlib import AsyncExitStack
 from logging.config import dictConfig
 
 from boxcal.app.fitting.backbones import BackboneSource
-from boxcal.app.fitting.server.build import Refits, open_refits
-from boxcal.app.fitting.server.limits import FitLimits
+from boxcal.app.fitting.server.build import FitService, open_refits
 from boxcal.app.observability.logs import log_config
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.records import BackboneIdentity
@@ -32,7 +31,7 @@ async def work(settings: Settings, stop: asyncio.Event) -> None:
         The registry or the model cannot be opened.
     """
     async with AsyncExitStack() as stack:
-        first: Refits | None = None
+        first: FitService | None = None
         others: list[BackboneIdentity] = []
         for entry in settings.entries():
             source = BackboneSource.of(entry.settings)
@@ -46,7 +45,7 @@ async def work(settings: Settings, stop: asyncio.Event) -> None:
                     identity,
                     backbone=backbone,
                     source=source,
-                    limits=FitLimits.of(settings),
+                    memory_bytes=settings.fit_memory_bytes,
                     telemetry=Telemetry({}),
                     migrate=settings.migrate == "on",
                     shared_dir=settings.shared_dir,

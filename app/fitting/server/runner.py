@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.messages import FitOutcome, FitTask, RefitOutcome, RefitTask
 from boxcal.app.fitting.server.job import Job, Result
-from boxcal.app.fitting.server.worker_process import WorkerFailed
-from boxcal.app.fitting.server.workers import Workers
+from boxcal.app.fitting.server.worker_process import WorkerFailed, Workers
 from boxcal.app.http.problems import FitLost, RegistryUnavailable
 from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.audit import Caller

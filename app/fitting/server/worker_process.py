@@ -1,4 +1,4 @@
-"""Controls a worker process, which runs one task at a time.
+"""Controls the worker processes, each of which runs one task at a time.
 
 The process starts with the first task and is kept for 60 s after each, because loading the libraries takes
 longer than most tasks. A task that is cancelled or exceeds its time limit ends the process.
@@ -14,7 +14,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Collection
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Self, TypeVar
 
 from boxcal.app.fitting.messages import (
     REPLY,
@@ -29,6 +30,7 @@ from boxcal.app.fitting.messages import (
     Tabled,
     Task,
 )
+from boxcal.app.settings import limits
 
 logger = logging.getLogger("boxcal")
 
@@ -37,6 +39,8 @@ TUNABLES = "GLIBC_TUNABLES"
 THREADS = max(1, (os.cpu_count() or 1) // 2)
 IDLE_SECONDS = 60.0
 MAX_REPLY_BYTES = 2**28
+CHECK_SECONDS = 120.0
+COMPARE_SECONDS = 300.0
 
 
 Answer = TypeVar("Answer", Checked, Tabled, FitOutcome, RefitOutcome, Compared)
@@ -171,6 +175,32 @@ class Worker:
         await asyncio.sleep(IDLE_SECONDS)
         async with self._turn:
             await self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """One process each for checks, fits and comparisons, so that none waits for another kind.
+
+    Attributes
+    ----------
+    turn
+        Held by the fit that runs.
+    """
+
+    checks: Worker
+    fits: Worker
+    comparisons: Worker
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @classmethod
+    def of(cls, cores: Collection[int] | None = None) -> Self:
+        """Return workers whose processes start with the first task.
+
+        They run on `cores`, or on those of this process.
+        """
+        seconds = (CHECK_SECONDS, limits.FIT_SECONDS, COMPARE_SECONDS)
+        checks, fits, comparisons = (Worker(limit, cores) for limit in seconds)
+        return cls(checks, fits, comparisons)
 
 
 def _spawn(descriptor: int) -> subprocess.Popen[bytes]:

@@ -24,7 +24,7 @@ from boxcal.app.fitting.worker.images import keep_images
 from boxcal.app.fitting.worker.memory import limit_memory
 from boxcal.app.fitting.worker.table_arrays import read_table
 from boxcal.app.fitting.worker.tables import table_kind
-from boxcal.app.fitting.worker.validation_set import Expected, ValidationSet, check_size
+from boxcal.app.fitting.worker.validation_set import Expected, StoredSet, check_size
 from boxcal.app.http.problems import InvalidUpload, UnknownMethod, UnknownUploadFormat
 
 START_BYTES = 4096
@@ -61,7 +61,7 @@ def check(task: CheckTask) -> Checked:
                 )
             else:
                 read_npy(files, task.folder, Expected(classes, task.max_bytes, backbone.samples))
-                data = ValidationSet(task.folder)
+                data = StoredSet(task.folder)
     if data.holds_images and backbone.inputs != "images":
         raise InvalidUpload(f"The file holds images, which {backbone.name} does not read; send its logits.")
     required_by = {task.methods[fields.method]: f"the method {fields.method!r}"}
@@ -85,7 +85,7 @@ def is_json(content_type: str) -> bool:
     return content_type.partition(";")[0].strip().lower() == "application/json"
 
 
-def _read_json(body: Path, task: CheckTask) -> tuple[FitFields, ValidationSet]:
+def _read_json(body: Path, task: CheckTask) -> tuple[FitFields, StoredSet]:
     with body.open("rb") as file:
         document = read_object(file, body.stat().st_size)
     given = {name: document.pop(name) for name in task.fields if name in document}
@@ -95,7 +95,7 @@ def _read_json(body: Path, task: CheckTask) -> tuple[FitFields, ValidationSet]:
     fields = FitFields.of(given, task.fields)
     _check_method(fields, task)
     read_json(document, task.folder, Expected(task.backbone.labels, task.max_bytes, task.backbone.samples))
-    return fields, ValidationSet(task.folder)
+    return fields, StoredSet(task.folder)
 
 
 def _check_method(fields: FitFields, task: CheckTask) -> None:
@@ -113,7 +113,7 @@ def read_file(
     max_bytes: int,
     scores: str | None = None,
     inputs: ModelInputs | None = None,
-) -> ValidationSet:
+) -> StoredSet:
     """Check a file of arrays, a table, a document or images, and keep in `folder` what a fit reads.
 
     Parameters
@@ -153,7 +153,7 @@ def read_file(
         raise UnknownUploadFormat(
             f"The file is neither .npz nor .parquet, .arrow, .csv or .json, nor a .zip of images: {begins}."
         )
-    return ValidationSet(folder)
+    return StoredSet(folder)
 
 
 def holds_images(file: FilePart) -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from boxcal.app.fitting.messages import Compared, CompareTask, StoredVersion
 from boxcal.app.fitting.worker.fit import SEED, read_besides_logits
-from boxcal.app.fitting.worker.validation_set import ValidationSet
+from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.calibrators import Calibrator
 from boxcal.calibrators.checks import KNOWN
 from boxcal.calibrators.data import check_validation_set
@@ -33,7 +33,7 @@ def compare(task: CompareTask, progress: Callable[[float, str], None]) -> Compar
     ValueError
         The data cannot be compared on; says why.
     """
-    data = ValidationSet(task.folder)
+    data = StoredSet(task.folder)
     calibrators = {
         name_of(one): Calibrator.from_bytes(one.artifact) for one in task.versions if one.artifact is not None
     }

@@ -15,7 +15,7 @@ from boxcal.app.fitting.messages import CompareTask, FitOutcome, FitTask
 from boxcal.app.fitting.worker import requirements
 from boxcal.app.fitting.worker.memory import limit_memory
 from boxcal.app.fitting.worker.model_pass import run_backbone
-from boxcal.app.fitting.worker.validation_set import ValidationSet
+from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.registry.records import FittedCalibrator
 from boxcal.app.settings import limits
 from boxcal.calibrators import Calibrator
@@ -43,7 +43,7 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
     ValueError
         The data cannot be fitted by this method; says why.
     """
-    data = ValidationSet(task.folder)
+    data = StoredSet(task.folder)
     begin = BACKBONE if data.needs_backbone else 0.0
     against = None if task.against is None else Calibrator.from_bytes(task.against)
     required_by = _required_by(task.method, data, against)
@@ -102,7 +102,7 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
 
 
 def read_besides_logits(
-    task: FitTask | CompareTask, data: ValidationSet, required_by: dict[str, str], progress: Progress
+    task: FitTask | CompareTask, data: StoredSet, required_by: dict[str, str], progress: Progress
 ) -> dict[str, Any]:
     """Limit the memory, run the backbone if that is needed, and give what else is read, as `fit` takes it.
 
@@ -122,7 +122,7 @@ def read_besides_logits(
     return _extras(required_by, data, backbone)
 
 
-def _required_by(method: str, data: ValidationSet, against: Calibrator | None) -> dict[str, str]:
+def _required_by(method: str, data: StoredSet, against: Calibrator | None) -> dict[str, str]:
     """Say what is read (`logits`, `features`, `inputs`), and by whom."""
     required_by = {reads_of_methods()[method]: f"the method {method!r}"}
     if against is not None:
@@ -134,7 +134,7 @@ def _required_by(method: str, data: ValidationSet, against: Calibrator | None) -
     return required_by
 
 
-def _extras(required_by: dict[str, str], data: ValidationSet, backbone: Backbone) -> dict[str, Any]:
+def _extras(required_by: dict[str, str], data: StoredSet, backbone: Backbone) -> dict[str, Any]:
     """Give what the method, and the calibrator it is compared with, read besides logits."""
     summary = BackboneSummary.of(backbone, data.folder)
     for wanted, who in required_by.items():

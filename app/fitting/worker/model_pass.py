@@ -14,7 +14,7 @@ import numpy as np
 from boxcal.app.fitting.model_inputs import FEATURES, ModelInputs
 from boxcal.app.fitting.worker.images import decoded_images
 from boxcal.app.fitting.worker.samples import kept_samples
-from boxcal.app.fitting.worker.validation_set import ArrayWriter, ValidationSet
+from boxcal.app.fitting.worker.validation_set import ArrayWriter, StoredSet
 
 if TYPE_CHECKING:
     from boxcal.models.backends.backbone import Backbone
@@ -27,7 +27,7 @@ ROWS = 256
 
 
 def run_backbone(
-    data: ValidationSet,
+    data: StoredSet,
     backbone: Backbone,
     max_pixels: int,
     progress: Callable[[float, str], None],
@@ -76,7 +76,7 @@ def run_backbone(
             progress(done / count, stage)
 
 
-def _batches(data: ValidationSet, backbone: Backbone, max_pixels: int) -> tuple[Iterator[Any], str]:
+def _batches(data: StoredSet, backbone: Backbone, max_pixels: int) -> tuple[Iterator[Any], str]:
     """Give the samples of a set in batches, and what they are called."""
     size = BATCH_ON_CPU if backbone.device == "cpu" else BATCH
     if data.holds_images:

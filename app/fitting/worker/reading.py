@@ -21,7 +21,7 @@ from boxcal.app.fitting.worker.model_pass import run_backbone
 from boxcal.app.fitting.worker.samples import tokens_of
 from boxcal.app.fitting.worker.table_arrays import samples_of_batch, scores_of_batch
 from boxcal.app.fitting.worker.tables import open_table, readable
-from boxcal.app.fitting.worker.validation_set import ValidationSet, log_probabilities
+from boxcal.app.fitting.worker.validation_set import StoredSet, log_probabilities
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.registry.records import FittedCalibrator
 from boxcal.app.settings import limits
@@ -41,7 +41,7 @@ Progress = Callable[[float, str], None]
 
 def read_validation_data(
     path: Path, folder: Path, settings: Settings, progress: Progress, reads: Collection[str] = ()
-) -> ValidationSet:
+) -> StoredSet:
     """Read a file of arrays, a table or images into a checked set that is kept in `folder`.
 
     Images (a zip archive or a folder, with a folder for each class), rows of features and texts go through
@@ -146,7 +146,7 @@ def fit_file(
 
 
 def extras_of(
-    data: ValidationSet, wanted: Collection[str], settings: Settings
+    data: StoredSet, wanted: Collection[str], settings: Settings
 ) -> tuple[dict[str, Any], list[str]]:
     """Give the features and inputs that a set holds, as `boxcal.calibrators.fit` takes them.
 
@@ -165,7 +165,7 @@ def extras_of(
 
 def _read(
     path: Path, folder: Path, source: BackboneSource, scores: str | None = None
-) -> tuple[ValidationSet, Backbone | None]:
+) -> tuple[StoredSet, Backbone | None]:
     """Check a file, and load the backbone if the file may hold what it reads in place of logits."""
     if path.is_dir():
         packed = folder / "images.zip"

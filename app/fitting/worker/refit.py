@@ -8,7 +8,7 @@ import numpy as np
 
 from boxcal.app.fitting.messages import RefitOutcome, RefitTask
 from boxcal.app.fitting.worker.memory import limit_memory
-from boxcal.app.fitting.worker.validation_set import ValidationSet
+from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.registry.records import FittedCalibrator
 from boxcal.calibrators import Calibrator
 from boxcal.calibrators.checks import DataWarning
@@ -33,7 +33,7 @@ def refit(task: RefitTask) -> RefitOutcome:
         The data cannot be fitted.
     """
     limit_memory(task.memory_bytes)
-    logits, labels = ValidationSet(task.folder).arrays()
+    logits, labels = StoredSet(task.folder).arrays()
     num_classes = logits.shape[1]
     champion = _calibrator(task.champion, num_classes)
     earlier = {

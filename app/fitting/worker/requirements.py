@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from boxcal.app.fitting.backbones import BackboneSummary
-from boxcal.app.fitting.worker.validation_set import ValidationSet
+from boxcal.app.fitting.worker.validation_set import StoredSet
 
 if TYPE_CHECKING:
     from boxcal.models.backends.backbone import Backbone
@@ -28,7 +28,7 @@ COMPARED_ROWS = 64
 DIFFERENCE = 0.02  # of log-probabilities: what half precision leaves
 
 
-def missing(wanted: str, data: ValidationSet, backbone: BackboneSummary) -> str | None:
+def missing(wanted: str, data: StoredSet, backbone: BackboneSummary) -> str | None:
     """Say what is missing for methods that read `wanted`; None where nothing is."""
     if wanted not in {FEATURES, INPUTS}:
         return None
@@ -42,7 +42,7 @@ def missing(wanted: str, data: ValidationSet, backbone: BackboneSummary) -> str 
     return _misfit(sent, data.arrays()[0], backbone) if wanted == FEATURES else None
 
 
-def extras(wanted: set[str], data: ValidationSet, backbone: Backbone) -> dict[str, Any]:
+def extras(wanted: set[str], data: StoredSet, backbone: Backbone) -> dict[str, Any]:
     """Give what `boxcal.calibrators.fit` takes besides logits and labels, for methods that read `wanted`."""
     from boxcal.models.backends.backbone import OpenBackbone  # noqa: PLC0415 - imports torch
 

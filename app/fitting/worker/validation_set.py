@@ -37,7 +37,7 @@ Batch = Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
-class ValidationSet:
+class StoredSet:
     """N samples of K logits, or images, rows or texts, and one label each, all checked.
 
     Attributes

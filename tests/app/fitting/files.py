@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from boxcal.app.fitting.worker.check import read_file
 from boxcal.app.fitting.worker.form import FilePart
-from boxcal.app.fitting.worker.validation_set import ValidationSet
+from boxcal.app.fitting.worker.validation_set import StoredSet
 from tests.app.fitting.validation_data import overconfident
 
 K = 10
@@ -25,7 +25,7 @@ PROBABILITIES = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
 
 def read_bytes(
     data: bytes, folder: Path, max_bytes: int = LIMIT, classes: Sequence[str] = "0123456789"
-) -> ValidationSet:
+) -> StoredSet:
     """Read a file that is a part of another one."""
     (folder / "body").write_bytes(b"before" + data + b"after")
     part = FilePart(folder / "body", len(b"before"), len(data))

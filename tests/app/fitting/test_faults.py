@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from boxcal.app.fitting.server.build import Refits
+from boxcal.app.fitting.server.build import FitService
 from boxcal.app.fitting.server.slots import MAX_PER_CLIENT
 from boxcal.app.http.problems import FitAlreadyOver, FitQueueFull, StorageFull, StorageUnavailable
 from boxcal.app.observability.telemetry import Telemetry
@@ -30,7 +30,7 @@ DISK_BYTES = 12 * 2**20
 
 
 def test_a_cancel_that_meets_the_start_or_the_result_leaves_the_next_fit_alone(tmp_path: Path) -> None:
-    async def scenario(opened: Refits, _: Telemetry) -> None:
+    async def scenario(opened: FitService, _: Telemetry) -> None:
         jobs, fits = opened.jobs, opened.registry.fits
         reached, go = threading.Event(), threading.Event()
 
@@ -80,7 +80,7 @@ def test_a_cancel_that_meets_the_start_or_the_result_leaves_the_next_fit_alone(t
 
 
 def test_slots_are_released_whatever_goes_wrong(tmp_path: Path) -> None:
-    async def scenario(opened: Refits, _: Telemetry) -> None:
+    async def scenario(opened: FitService, _: Telemetry) -> None:
         jobs, workspace = opened.jobs, opened.jobs._slots._workspace
         make = workspace.new_folder
         for number, error in ((errno.ENOSPC, StorageFull), (errno.EACCES, StorageUnavailable)):

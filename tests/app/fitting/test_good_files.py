@@ -44,7 +44,6 @@ GOOD: dict[str, Callable[[], bytes]] = {
     "arrow": lambda: arrow(stream=False),
     "arrow, stream": lambda: arrow(stream=True),
     "arrow, compressed": lambda: arrow(compression="zstd"),
-    "arrow, by class": lambda: arrow(by_class()),
     "CSV": lambda: csv(by_class()),
     "CSV, other order and delimiter": lambda: csv(by_class(reverse=True), delimiter=";"),
     "CSV, Windows": lambda: csv(by_class()).replace(b"\n", b"\r\n"),
@@ -80,7 +79,6 @@ GROUPED: dict[str, Callable[[], bytes]] = {
     "npz, numbers": lambda: npz(logits=LOGITS, labels=LABELS, groups=np.arange(50)[:, None] // 4 * 7),
     "JSON": lambda: document(logits=LOGITS.tolist(), labels=LABELS.tolist(), groups=PATIENTS.tolist()),
     "CSV": lambda: csv(by_class().append_column("group", pa.array(PATIENTS))),
-    "CSV, list column": lambda: csv(written_lists().append_column("groups", pa.array(PATIENTS))),
     "parquet": lambda: parquet(group=pa.array(PATIENTS).dictionary_encode()),
     "parquet, by class": lambda: written(by_class().append_column("group", pa.array(np.arange(50) // 4))),
     "arrow": lambda: arrow(by_class().append_column("groups", pa.array(PATIENTS))),
@@ -102,8 +100,6 @@ WEIGHTED: dict[str, Callable[[], bytes]] = {
     "JSON": lambda: document(logits=LOGITS.tolist(), labels=LABELS.tolist(), sample_weight=WEIGHTS.tolist()),
     "CSV": lambda: csv(by_class().append_column("sample_weight", pa.array(WEIGHTS))),
     "parquet": lambda: parquet(sample_weight=pa.array(WEIGHTS)),
-    "parquet, by class": lambda: written(by_class().append_column("sample_weight", pa.array(WEIGHTS))),
-    "arrow": lambda: arrow(by_class().append_column("sample_weight", pa.array(WEIGHTS))),
 }
 
 

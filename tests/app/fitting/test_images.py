@@ -14,7 +14,7 @@ from boxcal.app.fitting.worker.check import read_file
 from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.model_pass import run_backbone
 from boxcal.app.fitting.worker.reading import read_validation_data
-from boxcal.app.fitting.worker.validation_set import ValidationSet
+from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.http.problems import BoxcalError
 from boxcal.app.settings.service import Settings
 from boxcal.models.digits_data import load_digits_split
@@ -42,7 +42,7 @@ def archive(**extra: bytes) -> bytes:
     return file.getvalue()
 
 
-def read(data: bytes, folder: Path) -> ValidationSet:
+def read(data: bytes, folder: Path) -> StoredSet:
     (folder / "body").write_bytes(data)
     found = read_file(FilePart(folder / "body", 0, len(data)), folder, classes=CLASSES, max_bytes=10**6)
     assert found.holds_images
@@ -79,7 +79,7 @@ def test_a_set_of_images_may_be_moved(tmp_path: Path) -> None:
     """Replicas share validation sets in a folder of their own."""
     (tmp_path / "upload").mkdir()
     read(archive(), tmp_path / "upload")
-    moved = ValidationSet((tmp_path / "upload").rename(tmp_path / "shared"))
+    moved = StoredSet((tmp_path / "upload").rename(tmp_path / "shared"))
     run_backbone(moved, BACKBONE, 10**6, lambda *_: None)
     assert len(moved.arrays()[0]) == COUNT
 

@@ -16,9 +16,8 @@ from prometheus_client import generate_latest
 
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.messages import BODY_FILE
-from boxcal.app.fitting.server.build import Refits, open_refits
+from boxcal.app.fitting.server.build import FitService, open_refits
 from boxcal.app.fitting.server.jobs import FitJobs
-from boxcal.app.fitting.server.limits import FitLimits
 from boxcal.app.http.problems import FitAlreadyOver, FitNotFound, FitQueueFull
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, FitRecord, FitState
@@ -35,12 +34,11 @@ SLOW = validation_npz(5000)
 
 
 @asynccontextmanager
-async def refits(folder: Path) -> AsyncIterator[tuple[Refits, Telemetry]]:
+async def refits(folder: Path) -> AsyncIterator[tuple[FitService, Telemetry]]:
     telemetry = Telemetry({})
     url = f"sqlite:///{folder / 'boxcal.db'}"
-    limits = FitLimits(10**7, 2**32, 600)
     async with open_refits(
-        folder, url, DIGITS, backbone=BACKBONE, source=SOURCE, limits=limits, telemetry=telemetry
+        folder, url, DIGITS, backbone=BACKBONE, source=SOURCE, memory_bytes=2**32, telemetry=telemetry
     ) as opened:
         yield opened, telemetry
 
@@ -76,7 +74,7 @@ def fit_workers() -> set[psutil.Process]:
     }
 
 
-def run(folder: Path, scenario: Callable[[Refits, Telemetry], Awaitable[None]]) -> None:
+def run(folder: Path, scenario: Callable[[FitService, Telemetry], Awaitable[None]]) -> None:
     async def whole() -> None:
         others = fit_workers()
         async with refits(folder) as (opened, telemetry):
@@ -89,7 +87,7 @@ def run(folder: Path, scenario: Callable[[Refits, Telemetry], Awaitable[None]]) 
 
 
 def test_fits_run_one_after_the_other_and_tell_how_far_they_are(tmp_path: Path) -> None:
-    async def scenario(opened: Refits, telemetry: Telemetry) -> None:
+    async def scenario(opened: FitService, telemetry: Telemetry) -> None:
         jobs = opened.jobs
         first = await submit(jobs, QUICK, activate=ActivatePolicy.ALWAYS)
         second = await submit(jobs, QUICK, "pb", ActivatePolicy.IF_BETTER)
@@ -115,7 +113,7 @@ def test_fits_run_one_after_the_other_and_tell_how_far_they_are(tmp_path: Path) 
 
 
 def test_a_fit_is_cancelled_while_it_waits_and_while_it_runs(tmp_path: Path) -> None:
-    async def scenario(opened: Refits, telemetry: Telemetry) -> None:
+    async def scenario(opened: FitService, telemetry: Telemetry) -> None:
         jobs = opened.jobs
         running = await submit(jobs, SLOW, "ts+pb")
         waiting = await submit(jobs, QUICK)
@@ -138,7 +136,7 @@ def test_a_fit_is_cancelled_while_it_waits_and_while_it_runs(tmp_path: Path) -> 
 
 
 def test_a_worker_that_dies_fails_its_fit_alone(tmp_path: Path) -> None:
-    async def scenario(opened: Refits, telemetry: Telemetry) -> None:
+    async def scenario(opened: FitService, telemetry: Telemetry) -> None:
         jobs = opened.jobs
         doomed = await submit(jobs, SLOW, "ts+pb")
         waiting = await submit(jobs, QUICK)
@@ -158,7 +156,7 @@ def test_a_worker_that_dies_fails_its_fit_alone(tmp_path: Path) -> None:
 
 
 def test_a_fit_that_cannot_be_made_says_why(tmp_path: Path) -> None:
-    async def scenario(opened: Refits, _: Telemetry) -> None:
+    async def scenario(opened: FitService, _: Telemetry) -> None:
         data = archive(**{"3/broken.png": b"\x89PNG\r\n\x1a\n"})
         failed = await until(opened.jobs, await submit(opened.jobs, data), ended)
         assert failed.state is FitState.FAILED
@@ -170,7 +168,7 @@ def test_a_fit_that_cannot_be_made_says_why(tmp_path: Path) -> None:
 def test_the_queue_is_bounded_counts_arriving_uploads_and_says_when_to_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(opened: Refits, telemetry: Telemetry) -> None:
+    async def scenario(opened: FitService, telemetry: Telemetry) -> None:
         jobs = opened.jobs
         monkeypatch.setattr("boxcal.app.fitting.server.slots.MAX_WAITING", 1)
         running = await submit(jobs, SLOW, "ts+pb")
@@ -193,14 +191,14 @@ def test_the_queue_is_bounded_counts_arriving_uploads_and_says_when_to_come_back
 def test_closing_interrupts_what_runs_and_what_waits(tmp_path: Path) -> None:
     ids = []
 
-    async def scenario(opened: Refits, _: Telemetry) -> None:
+    async def scenario(opened: FitService, _: Telemetry) -> None:
         ids.append(await submit(opened.jobs, SLOW, "ts+pb"))
         ids.append(await submit(opened.jobs, QUICK))
         await until(opened.jobs, ids[0], fitting)
 
     run(tmp_path, scenario)
 
-    async def after(opened: Refits, _: Telemetry) -> None:
+    async def after(opened: FitService, _: Telemetry) -> None:
         for fit_id in ids:
             record = await opened.jobs.get(fit_id)
             assert record.state is FitState.INTERRUPTED
@@ -210,7 +208,7 @@ def test_closing_interrupts_what_runs_and_what_waits(tmp_path: Path) -> None:
 
 
 def test_waiting_ends_with_the_fit_or_with_the_time(tmp_path: Path) -> None:
-    async def scenario(opened: Refits, _: Telemetry) -> None:
+    async def scenario(opened: FitService, _: Telemetry) -> None:
         fit_id = await submit(opened.jobs, SLOW, "ts+pb")
         assert not (await opened.jobs.wait(fit_id, 0.05)).state.is_final
         waiters = [asyncio.create_task(opened.jobs.wait(fit_id, 240)) for _ in range(5)]
@@ -226,7 +224,7 @@ def test_waiting_ends_with_the_fit_or_with_the_time(tmp_path: Path) -> None:
 def test_the_event_loop_stays_free_while_a_fit_runs(tmp_path: Path) -> None:
     """Ticks of 10 ms keep coming from the upload to the swap; a gap is judged by its processor time."""
 
-    async def scenario(opened: Refits, _: Telemetry) -> None:
+    async def scenario(opened: FitService, _: Telemetry) -> None:
         gaps = [0.0]
 
         async def tick() -> None:
@@ -244,7 +242,7 @@ def test_the_event_loop_stays_free_while_a_fit_runs(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-async def follows(opened: Refits, version: int) -> None:
+async def follows(opened: FitService, version: int) -> None:
     async with asyncio.timeout(120):
         while opened.activator.active.current.version != version:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.1)

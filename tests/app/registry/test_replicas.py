@@ -17,8 +17,7 @@ import httpx
 import psycopg
 import pytest
 
-from boxcal.app.fitting.server.build import Refits, open_refits
-from boxcal.app.fitting.server.limits import FitLimits
+from boxcal.app.fitting.server.build import FitService, open_refits
 from boxcal.app.fitting.server.shared import SharedSets
 from boxcal.app.http.problems import DamagedArtifact, FitElsewhere, FitQueueFull
 from boxcal.app.observability.telemetry import Telemetry
@@ -39,15 +38,14 @@ FITTED = FittedCalibrator("ts", ARTIFACT, {}, {"warnings": []}, b"<svg/>", b"png
 @asynccontextmanager
 async def replica(
     folder: Path, url: str, *, shared: Path | None = None, queues_only: bool = False
-) -> AsyncIterator[Refits]:
-    limits = FitLimits(10**7, 2**32, 600)
+) -> AsyncIterator[FitService]:
     async with open_refits(
         folder,
         url,
         DIGITS,
         backbone=BACKBONE,
         source=SOURCE,
-        limits=limits,
+        memory_bytes=2**32,
         telemetry=Telemetry({}),
         shared_dir=shared,
         queues_only=queues_only,
