@@ -47,7 +47,6 @@ UPWARDS: set[str] = {
     "app.settings -> app.fitting",
 }
 CIRCLES: list[set[str]] = [
-    {"bounded_connection", "database"},
     {"backbones", "model_list", "service"},
     {"cpu_kernel", "op"},
     {"linear_loss", "linear"},

@@ -164,9 +164,9 @@ class Access:
         limits = (record.per_minute, record.concurrency)
         if limits == (None, None):
             return None
-        held = self._keys.get(record.id.encode())
-        known = held is not None and held.limiter is not None and held.limiter.limits == limits
-        return held.limiter if held is not None and known else Limiter(*limits)
+        loaded = self._keys.get(record.id.encode())
+        known = loaded is not None and loaded.limiter is not None and loaded.limiter.limits == limits
+        return loaded.limiter if loaded is not None and known else Limiter(*limits)
 
 
 class Requirements:
@@ -202,17 +202,17 @@ async def follow(
     run
         Calls a function in a thread.
     next_keys
-        Waits for the next look at the registry, and gives its `Glance.keys`.
+        Waits for the next snapshot of the registry, and gives its `keys`.
     """
     clock = asyncio.get_running_loop().time
-    held: tuple[int, int] | None = None
+    loaded: tuple[int, int] | None = None
     next_record = clock() + RECORD_SECONDS
     while True:
         keys = await next_keys()
         try:
-            if keys != held:
+            if keys != loaded:
                 await run(access.load)
-                held = keys
+                loaded = keys
             if clock() >= next_record:
                 next_record = clock() + RECORD_SECONDS
                 await run(access.record_uses)

@@ -48,7 +48,7 @@ async def open_access(settings: Settings, registry: Registry, telemetry: Telemet
         stack.push_async_callback(_record_last_uses, access, registry)
 
         async def next_keys() -> tuple[int, int]:
-            return (await registry.glances.next()).keys
+            return (await registry.snapshots.next()).keys
 
         await stack.enter_async_context(
             background("keys", lambda: follow(access, registry.run, next_keys), telemetry)

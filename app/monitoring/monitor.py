@@ -125,7 +125,7 @@ class Monitor:
 
     def _place(self) -> tuple[int, int, int] | None:
         """Return what the registry said last about the log, the state and the activation."""
-        last = self._registry.glances.last
+        last = self._registry.snapshots.last
         return None if last is None else (last.seq, last.revision, last.activation)
 
     def publish(self) -> None:

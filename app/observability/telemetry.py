@@ -187,7 +187,7 @@ class Telemetry:
             registry=registry,
         )
         self._fits = Counter("boxcal_fits", "Fits that ended, by final state.", ["state"], registry=registry)
-        self._registry_silence = Gauge(
+        self._registry_answer_age = Gauge(
             "boxcal_registry_last_contact_seconds",
             "Seconds since the database of the registry last answered.",
             registry=registry,
@@ -235,9 +235,9 @@ class Telemetry:
         """Read the time of forward passes from the batcher itself."""
         self._device_seconds.read = seconds
 
-    def watch_registry(self, silence: Callable[[], float]) -> None:
+    def watch_registry(self, seconds_since_answer: Callable[[], float]) -> None:
         """Read how long the registry has not answered from its database."""
-        self._registry_silence.set_function(silence)
+        self._registry_answer_age.set_function(seconds_since_answer)
 
     def restarted(self, task: str) -> None:
         """Count a background task that failed."""

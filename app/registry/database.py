@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,21 +19,24 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from boxcal.app.http.problems import BoxcalError, RegistryFull, RegistryUnavailable, RegistryUnusable
 from boxcal.app.registry.contact import Contact
-from boxcal.app.registry.migrations import HEAD, NEW_FILE
+from boxcal.app.registry.migrations import HEAD, SCRIPTS
+from boxcal.app.registry.schema import create_schema
 
 if TYPE_CHECKING:
     import psycopg
 
 CONNECTIONS = 2
 """Connections of the pool. On PostgreSQL each replica has one more, which listens for changes."""
-CONNECT_SECONDS = 2
-ANSWER_SECONDS = 3.0
-"""How long a statement may take on PostgreSQL; the server enforces it and, in case it hangs, the client."""
+ENGINE_OPTIONS: dict[str, Any] = {
+    "json_serializer": lambda value: orjson.dumps(value).decode(),
+    "json_deserializer": orjson.loads,
+    "pool_size": 1,
+    "max_overflow": CONNECTIONS - 1,
+}
 MIGRATION_SECONDS = 60.0
 BUSY_SECONDS = 15.0
 PAGE_BYTES = 16_384
 """Of a new SQLite file: blocks of predictions are large, and each page of them costs."""
-CHANNEL = "boxcal"
 DISK_FULL = "53100"
 """PostgreSQL's code of the error."""
 NEXT = f"{int(HEAD) + 1:04}"
@@ -42,14 +44,6 @@ NEXT = f"{int(HEAD) + 1:04}"
 LEADER_LOCK = 0x6C656164
 """First key of the advisory locks of `leads`; the second names the work."""
 MIGRATION_LOCK = 0x626F7863616C  # "boxcal": replicas that start together migrate one after the other
-CONNECT_ARGUMENTS: dict[str, Any] = {
-    "connect_timeout": CONNECT_SECONDS,
-    # Statements are never prepared: PgBouncer in transaction mode gives each transaction another session.
-    "prepare_threshold": None,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-}
 SQLITE_UNAVAILABLE = (
     "SQLITE_BUSY",
     "SQLITE_LOCKED",
@@ -100,15 +94,15 @@ class Database:
         self._prepare: list[Callable[[Connection], None]] = []
         self._may_migrate = migrate or self.is_sqlite
         self._is_open = False
-        self._own = threading.local()
+        self._of_thread = threading.local()
         try:
             self._engine = _sqlite(parsed) if self.is_sqlite else _postgresql(parsed)
         except (SQLAlchemyError, OSError, ImportError) as error:
             raise self._unusable(error) from error
         self._writing = self._engine.execution_options(writes=True)
         # One statement needs no transaction around it: three round trips less, a thousand replicas long.
-        looking = {} if self.is_sqlite else {"isolation_level": "AUTOCOMMIT", "looks": True}
-        self._looking = self._engine.execution_options(**looking)
+        single = {} if self.is_sqlite else {"isolation_level": "AUTOCOMMIT", "autocommit": True}
+        self._autocommit = self._engine.execution_options(**single)
 
     def prepare(self, work: Callable[[Connection], None]) -> None:
         """Do some work in the transaction of the migrations and after them, whenever they run."""
@@ -140,7 +134,7 @@ class Database:
 
         A second connection could be one that waits for this very transaction, until it gives up.
         """
-        if (connection := getattr(self._own, "connection", None)) is not None:
+        if (connection := getattr(self._of_thread, "connection", None)) is not None:
             yield connection
             return
         if not self._is_open:
@@ -149,11 +143,11 @@ class Database:
             yield connection
 
     @contextmanager
-    def look(self) -> Iterator[Connection]:
-        """Read by one statement."""
+    def read_one(self) -> Iterator[Connection]:
+        """Read by a single statement."""
         if not self._is_open:
             self.open()
-        with self._transaction(self._looking) as connection:
+        with self._transaction(self._autocommit) as connection:
             yield connection
 
     @contextmanager
@@ -162,11 +156,11 @@ class Database:
         if not self._is_open:
             self.open()
         with self._transaction(self._writing) as connection:
-            self._own.connection = connection
+            self._of_thread.connection = connection
             try:
                 yield connection
             finally:
-                del self._own.connection
+                del self._of_thread.connection
 
     def compact(self) -> None:
         """Return the space of deleted data to the disk. SQLite only: PostgreSQL does so itself."""
@@ -197,7 +191,7 @@ class Database:
         self.contact.made()
 
     def leads(self, connection: Connection, work: Leader) -> bool:
-        """Whether this transaction does some work that one replica at a time does; held until its end."""
+        """Whether this transaction does some work that one replica at a time does, until its end."""
         if self.is_sqlite:
             return True
         keys = {"leader": LEADER_LOCK, "work": work.value}
@@ -207,7 +201,7 @@ class Database:
     def notify(self, connection: Connection) -> None:
         """Wake the replicas that listen, once the transaction is committed."""
         if not self.is_sqlite:
-            connection.execute(text(f"NOTIFY {CHANNEL}"))
+            connection.execute(text("NOTIFY boxcal"))
 
     async def listen(self) -> psycopg.AsyncConnection[Any]:
         """Open a connection to PostgreSQL that receives the notifications.
@@ -217,26 +211,16 @@ class Database:
         psycopg.Error, TimeoutError
             The database does not answer.
         """
-        import psycopg  # noqa: PLC0415 - a registry on SQLite starts sooner without
+        from boxcal.app.registry.postgresql import listen  # noqa: PLC0415 - a registry on SQLite needs no psycopg
 
-        _, named = self._engine.dialect.create_connect_args(self._engine.url)
-        arguments: dict[str, Any] = {**named, **CONNECT_ARGUMENTS, "autocommit": True}
-        connection = await psycopg.AsyncConnection.connect(**arguments)
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await connection.execute(f"LISTEN {CHANNEL}".encode())
-        except BaseException:
-            await connection.close()
-            raise
-        return connection
+        return await listen(self._engine)
 
     def _migrate(self, connection: Connection) -> None:
         revision = _revision(connection)
         if revision in (HEAD, NEXT):
             return
-        if revision is None and self.is_sqlite:
-            for statement in NEW_FILE.read_text(encoding="utf-8").split("\n\n")[1:]:
-                connection.exec_driver_sql(statement)
+        if revision is None and self._may_migrate:
+            create_schema(connection)
             return
         # Imported here, for it takes long: only the first start after an upgrade needs Alembic.
         from alembic import command  # noqa: PLC0415
@@ -244,12 +228,13 @@ class Database:
         from alembic.script import ScriptDirectory  # noqa: PLC0415
 
         config = Config(attributes={"connection": connection})
-        config.set_main_option("script_location", "boxcal.app.registry:migrations")
+        config.set_main_option("script_location", SCRIPTS)
         known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
         if revision is not None and revision not in known:
             raise RegistryUnusable(
-                f"The registry at {self._shown} is at revision {revision!r}, written by a newer release; "
-                f"this one accepts revisions up to {NEXT!r}. Start the newer release, or restore a copy."
+                f"The registry at {self._shown} is at revision {revision!r}; this release accepts {HEAD!r} "
+                f"and {NEXT!r}. If a newer release wrote it, start that or restore a copy. Tables of "
+                "versions before 0.3.0 are not upgraded: start with a new database."
             )
         if not self._may_migrate:
             raise RegistryUnusable(
@@ -268,21 +253,10 @@ def _revision(connection: Connection) -> str | None:
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
-def _engine(url: URL, **options: Any) -> Engine:
-    return create_engine(
-        url,
-        json_serializer=lambda value: orjson.dumps(value).decode(),
-        json_deserializer=orjson.loads,
-        pool_size=1,
-        max_overflow=CONNECTIONS - 1,
-        **options,
-    )
-
-
 def _sqlite(url: URL) -> Engine:
     if url.database:
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-    engine = _engine(url)
+    engine = create_engine(url, **ENGINE_OPTIONS)
 
     @event.listens_for(engine, "connect")
     def connected(connection: Any, _record: Any) -> None:
@@ -306,25 +280,6 @@ def _sqlite(url: URL) -> Engine:
 
 
 def _postgresql(url: URL) -> Engine:
-    from boxcal.app.registry.bounded_connection import BoundedConnection  # noqa: PLC0415 - imports psycopg
+    from boxcal.app.registry.postgresql import open_engine  # noqa: PLC0415 - a registry on SQLite needs no psycopg
 
-    engine = _engine(url, connect_args=CONNECT_ARGUMENTS, pool_pre_ping=True, pool_timeout=ANSWER_SECONDS)
-
-    @event.listens_for(engine, "do_connect")
-    def connect(_dialect: Any, _record: Any, positional: Any, named: Any) -> Any:
-        return BoundedConnection.connect(*positional, **named)
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        seconds = connection.get_execution_options().get("seconds", ANSWER_SECONDS)
-        # The pool's wrapper would keep the attribute to itself.
-        bounded: Any = connection.connection.dbapi_connection
-        bounded.seconds = seconds
-        if connection.get_execution_options().get("looks", False):
-            return
-        connection.exec_driver_sql(
-            f"SET LOCAL statement_timeout = {int(1000 * seconds)}; "
-            f"SET LOCAL idle_in_transaction_session_timeout = {int(10_000 * seconds)}"
-        )
-
-    return engine
+    return open_engine(url, **ENGINE_OPTIONS)

@@ -43,8 +43,8 @@ async def follow(
         while True:
             await wakeups.wait(FOLLOW_SECONDS)
             try:
-                seen = await registry.run(registry.glances.look)
-                registry.glances.announce()
+                seen = await registry.run(registry.snapshots.take)
+                registry.snapshots.announce()
                 if seen.is_cancelled:
                     await follow_fits()
                 if clock() >= next_sweep or (seen.is_abandoned and not registry.database.is_sqlite):

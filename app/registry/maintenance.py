@@ -1,8 +1,62 @@
-"""What the command line does with a registry while the service may be running."""
+"""Migration, and pruning, which deletes the large parts of old calibrators; their rows stay."""
 
-from boxcal.app.registry.database import Database
+from __future__ import annotations
+
+from datetime import timedelta
+
+from sqlalchemy import func, null, select, update
+
+from boxcal.app.registry.database import Database, Leader
 from boxcal.app.registry.migrations import HEAD
-from boxcal.app.registry.retention import prune
+from boxcal.app.registry.schema import PRUNED_PARTS
+from boxcal.app.registry.tables import activations, backbones, calibrators, utc_now
+
+
+def prune(
+    database: Database, *, keep_versions: int, keep_days: float, leader_only: bool = False
+) -> list[int]:
+    """Delete the parts of old calibrators of every backbone, and return their versions.
+
+    Kept are, for each backbone, the newest `keep_versions`, those that were active in the last `keep_days`,
+    the active one, and the one that a rollback would return to. With `leader_only`, nothing is done while
+    another replica prunes.
+    """
+    with database.write() as connection:
+        if leader_only and not database.leads(connection, Leader.PRUNE):
+            return []
+        # In the order that activations lock them: none becomes active while it is pruned.
+        connection.execute(select(backbones.c.id).order_by(backbones.c.id).with_for_update())
+        since = connection.execute(select(utc_now())).scalar_one() - timedelta(days=keep_days)
+        spans = select(
+            activations.c.version,
+            activations.c.previous,
+            func.lead(activations.c.created_at)
+            .over(partition_by=activations.c.backbone_id, order_by=activations.c.id)
+            .label("ended"),
+        ).subquery()
+        active = select(spans.c.version).where(spans.c.ended.is_(None) | (spans.c.ended >= since))
+        before = select(spans.c.previous).where(spans.c.ended.is_(None), spans.c.previous.is_not(None))
+        target = select(activations.c.version).where(activations.c.id.in_(before))
+        ranked = select(
+            calibrators.c.version,
+            func.row_number()
+            .over(partition_by=calibrators.c.backbone_id, order_by=calibrators.c.version.desc())
+            .label("rank"),
+        ).subquery()
+        newest = select(ranked.c.version).where(ranked.c.rank <= keep_versions)
+        old = (
+            calibrators.c.artifact.is_not(None)
+            & calibrators.c.version.not_in(active)
+            & calibrators.c.version.not_in(target)
+            & calibrators.c.version.not_in(newest)
+        )
+        pruned = connection.execute(
+            update(calibrators)
+            .where(old)
+            .values(pruned_at=utc_now(), **dict.fromkeys(PRUNED_PARTS, null()))
+            .returning(calibrators.c.version)
+        )
+        return sorted(pruned.scalars())
 
 
 def migrate(url: str) -> str:

@@ -15,9 +15,10 @@ from boxcal.app.http.problems import DamagedArtifact, NoReport
 from boxcal.app.registry.activations import ActivationLog
 from boxcal.app.registry.artifacts import SharedArtifacts
 from boxcal.app.registry.audit import SERVICE
-from boxcal.app.registry.database import Database
+from boxcal.app.registry.contact import RegistryThreads
+from boxcal.app.registry.database import CONNECTIONS, Database
 from boxcal.app.registry.fits import FitLog
-from boxcal.app.registry.glance import Glances
+from boxcal.app.registry.maintenance import prune
 from boxcal.app.registry.records import (
     UNCALIBRATED,
     Activation,
@@ -28,10 +29,9 @@ from boxcal.app.registry.records import (
     FittedCalibrator,
     Reason,
 )
-from boxcal.app.registry.retention import prune
 from boxcal.app.registry.rows import find_record, record_of, refuse_pruned, select_records
+from boxcal.app.registry.snapshot import Snapshots
 from boxcal.app.registry.tables import backbones, calibrators, feedback_logs, utc_now
-from boxcal.app.registry.threads import RegistryThreads
 
 
 class Registry:
@@ -58,7 +58,7 @@ class Registry:
         As given.
     backbone_id
         Selects its row.
-    database, activations, fits, glances
+    database, activations, fits, snapshots
         The connections; which calibrator is active; the queue of fits; what the follower reads.
     run
         Calls a blocking function in one of the registry's threads: ``await registry.run(registry.get, 3)``.
@@ -92,14 +92,14 @@ class Registry:
         self.database.prepare(self._add_backbone)
         self.fits = FitLog(self.database, self.backbone_id, owner)
         self.activations = ActivationLog(self.database, backbone, self.backbone_id)
-        self.glances = Glances(self.database, self.backbone_id, owner)
+        self.snapshots = Snapshots(self.database, self.backbone_id, owner)
         self._threads: RegistryThreads = (
-            RegistryThreads(self.database.contact) if beside is None else beside._threads
+            RegistryThreads(self.database.contact, CONNECTIONS) if beside is None else beside._threads
         )
         self.run = self._threads.run
 
     def prune(self, keep_versions: int, keep_days: float) -> list[int]:
-        """Delete the large parts of old calibrators, as `retention.prune` does."""
+        """Delete the large parts of old calibrators, as `maintenance.prune` does."""
         return prune(self.database, keep_versions=keep_versions, keep_days=keep_days, leader_only=True)
 
     def close(self) -> None:

@@ -234,7 +234,7 @@ class FitJobs:
         RegistryUnavailable
             The database does not answer.
         """
-        fits, seen = self._registry.fits, self._registry.glances.last
+        fits, seen = self._registry.fits, self._registry.snapshots.last
         if self._jobs:
             await self._registry.run(fits.keep_alive)
         living = await asyncio.to_thread(self._workspace.sweep)

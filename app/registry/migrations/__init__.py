@@ -1,10 +1,10 @@
-"""The migrations, one file per step. A start applies the steps that its database does not have yet.
+"""The migrations from 0.3.0 on, one file per step.
 
-`HEAD` names the newest step: a start whose database is up to date does not load Alembic. A new SQLite file
-gets the tables of all steps at once, from `NEW_FILE`.
+A step only adds, so that the release before works on its tables.
+`HEAD` names the newest step. A start whose database is up to date does not load Alembic, nor does one whose
+database is new: it gets its tables from `boxcal.app.registry.schema`.
 """
 
-from pathlib import Path
-
-HEAD = "0011"
-NEW_FILE = Path(__file__).with_name("sqlite.sql")
+HEAD = "0012"
+SCRIPTS = "boxcal.app.registry:migrations"
+"""Where Alembic finds the steps."""

@@ -1,29 +1,21 @@
-"""A release serves on the tables of the next one, restarts included, and beside replicas of the next."""
+"""A release serves on the tables of the next one, restarts included."""
 
 from __future__ import annotations
 
-import subprocess
-import tarfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psycopg
 import pytest
 
 from boxcal.app.registry.database import NEXT, Database
-from boxcal.app.registry.migrations import HEAD
 from tests.app.fitting.service import Service
 from tests.app.fitting.validation_data import CONTENT_TYPE, form, validation_npz
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).parents[3]
-MIGRATIONS = "app/registry/migrations/__init__.py"
 EXPANSION = """
 ALTER TABLE backbones ADD COLUMN added text;
 ALTER TABLE fits ADD COLUMN added text NOT NULL DEFAULT 'one';
@@ -35,25 +27,6 @@ CREATE TABLE added (id bigint PRIMARY KEY, fit_id varchar(32) REFERENCES fits (i
 CREATE INDEX ix_fits_added ON fits (added);
 """
 """What an additive migration may do."""
-
-
-def git(*arguments: str) -> bytes:
-    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True).stdout
-
-
-@pytest.fixture(scope="module")
-def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The code of the last commit before the newest migration."""
-    try:
-        commit = git("log", "-1", "--format=%H", f"-GHEAD = .{HEAD}", "--", MIGRATIONS).decode().strip()
-        archive = git("archive", f"{commit}^")
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("the history is not here")
-    folder = tmp_path_factory.mktemp("older")
-    with tarfile.open(fileobj=BytesIO(archive)) as files:
-        files.extractall(folder, filter="tar")
-    assert f'HEAD = "{int(HEAD) - 1:04}"' in (folder / MIGRATIONS).read_text()
-    return folder
 
 
 @pytest.fixture
@@ -106,22 +79,6 @@ def serves_over_restarts(service: Service) -> None:
     does_everything(service)
 
 
-def test_the_release_before_serves_on_these_tables(
-    tmp_path: Path, url: str, older: Path, services: ExitStack
-) -> None:
-    migrate(url)
-    settings = {"database_url": url, "model": "logits:4"}
-    before = services.enter_context(Service(tmp_path / "before", source=str(older), **settings))
-    assert revision(url) == HEAD
-    serves_over_restarts(before)
-    now = services.enter_context(Service(tmp_path / "now", **settings))
-    follows(before, now)
-    follows(now, before)
-    does_everything(now)
-    serves_over_restarts(before)
-    assert revision(url) == HEAD
-
-
 def test_this_release_serves_on_the_tables_of_the_next(tmp_path: Path, url: str, services: ExitStack) -> None:
     migrate(url)
     settings = {"database_url": url, "model": "logits:4"}
@@ -133,16 +90,6 @@ def test_this_release_serves_on_the_tables_of_the_next(tmp_path: Path, url: str,
     does_everything(service)
     serves_over_restarts(service)
     assert revision(url) == NEXT
-
-
-def follows(leader: Service, follower: Service) -> None:
-    fitted = fit(leader, activate="always")["calibrator"]
-    with httpx.Client(base_url=follower.url, timeout=10) as client:
-        for _ in range(200):
-            if client.get("/health/ready").json()["calibrator"] == fitted:
-                return
-            time.sleep(0.05)
-    raise AssertionError(f"calibrator {fitted} was not followed")
 
 
 def migrate(url: str) -> None:

@@ -1,7 +1,7 @@
-"""What changed in the registry, in one short statement: every process asks it every two seconds.
+"""The state of the registry in one short statement, which every process executes every two seconds.
 
-Whoever follows something else, such as the keys or the feedback log, looks at the last answer instead of
-asking on its own, so that a thousand idle replicas cost their database little.
+Tasks that follow one part, such as the keys or the feedback log, read the last snapshot and execute no
+statement themselves, so that a thousand idle replicas cost their database little.
 """
 
 from __future__ import annotations
@@ -18,38 +18,37 @@ from boxcal.app.registry.fits import ADOPTED_AFTER
 from boxcal.app.registry.records import UNFINISHED
 from boxcal.app.registry.tables import activations, api_keys, feedback_logs, fits, monitors
 
-_POSTGRESQL = text("SELECT * FROM boxcal_look(:backbone, :process, :silence)")
-"""A function, because planning its subqueries takes ten times as long as answering them."""
+_POSTGRESQL = text("SELECT * FROM boxcal_snapshot(:backbone, :process, :overdue)")
 
 
-def _plain() -> Select[Any]:
-    """Build the same for SQLite, where whoever else owns a fit is dead, or shares the data folder."""
-    own, process = bindparam("backbone", type_=Integer), bindparam("process", type_=String)
-    unfinished = (fits.c.backbone_id == own) & fits.c.state.in_(UNFINISHED)
+def _statement() -> Select[Any]:
+    """Build the same for SQLite, where another owner of a fit is dead, or shares the data folder."""
+    backbone, process = bindparam("backbone", type_=Integer), bindparam("process", type_=String)
+    unfinished = (fits.c.backbone_id == backbone) & fits.c.state.in_(UNFINISHED)
     return select(
-        select(func.max(activations.c.id)).where(activations.c.backbone_id == own).scalar_subquery(),
+        select(func.max(activations.c.id)).where(activations.c.backbone_id == backbone).scalar_subquery(),
         exists().where(unfinished, fits.c.owner != process),
         exists().where(unfinished, fits.c.owner == process, fits.c.cancel_requested),
         select(func.count()).select_from(api_keys).scalar_subquery(),
         select(func.count(api_keys.c.revoked_at)).scalar_subquery(),
-        select(feedback_logs.c.seq).where(feedback_logs.c.backbone_id == own).scalar_subquery(),
-        select(monitors.c.revision).where(monitors.c.backbone_id == own).scalar_subquery(),
+        select(feedback_logs.c.seq).where(feedback_logs.c.backbone_id == backbone).scalar_subquery(),
+        select(monitors.c.revision).where(monitors.c.backbone_id == backbone).scalar_subquery(),
     )
 
 
-_SQLITE = _plain()
+_SQLITE = _statement()
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
-    """One look at the registry.
+class Snapshot:
+    """The registry at one moment.
 
     Attributes
     ----------
     activation
         Number of the last activation for this backbone; 0 before any.
     is_abandoned
-        Whether a fit has no owner, or one that was silent or, with SQLite, is another process.
+        Whether a fit has no owner, or one without a sign of life or, with SQLite, is another process.
     is_cancelled
         Whether the cancellation of a fit of this process was requested.
     keys
@@ -66,8 +65,8 @@ class Glance:
     revision: int
 
 
-class Glances:
-    """Looks, and keeps the last answer.
+class Snapshots:
+    """Takes snapshots, and keeps the last one.
 
     Parameters
     ----------
@@ -79,7 +78,7 @@ class Glances:
     Attributes
     ----------
     last
-        The newest answer; None before the first.
+        The newest snapshot; None before the first.
     """
 
     def __init__(self, database: Database, backbone_id: ScalarSelect[int], owner: str) -> None:
@@ -88,10 +87,15 @@ class Glances:
         self._owner = owner
         self._resolved: int | None = None
         self._changed = asyncio.Event()
-        self.last: Glance | None = None
+        self.last: Snapshot | None = None
 
-    def look(self, silent: timedelta = ADOPTED_AFTER) -> Glance:
-        """Ask the database; blocks.
+    def take(self, overdue: timedelta = ADOPTED_AFTER) -> Snapshot:
+        """Execute the statement; blocks.
+
+        Parameters
+        ----------
+        overdue
+            With PostgreSQL, age of the last sign of life of an owner at which its fit is abandoned.
 
         Raises
         ------
@@ -103,22 +107,22 @@ class Glances:
                 self._resolved = connection.execute(select(self._backbone_id)).scalar_one()
         values: dict[str, Any] = {"backbone": self._resolved, "process": self._owner}
         if not self._database.is_sqlite:
-            values["silence"] = silent
-        with self._database.look() as connection:
+            values["overdue"] = overdue
+        with self._database.read_one() as connection:
             row = connection.execute(_SQLITE if self._database.is_sqlite else _POSTGRESQL, values).one()
         activation, is_abandoned, is_cancelled, created, revoked, seq, revision = row
-        self.last = Glance(
+        self.last = Snapshot(
             activation or 0, is_abandoned, is_cancelled, (created, revoked), seq or 0, revision or 0
         )
         return self.last
 
     def announce(self) -> None:
-        """Wake those who wait for the next look; called on the event loop after each."""
+        """Wake the tasks that wait in `next`; called on the event loop after each `take`."""
         waiting, self._changed = self._changed, asyncio.Event()
         waiting.set()
 
-    async def next(self) -> Glance:
-        """Wait for the next look."""
+    async def next(self) -> Snapshot:
+        """Wait for the next snapshot."""
         while True:
             await self._changed.wait()
             if self.last is not None:
