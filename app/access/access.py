@@ -1,13 +1,9 @@
-"""Decides which requests may pass, from keys in memory; no request waits for the database.
-
-`follow` refreshes the keys from the registry, so that a new or revoked key takes effect within seconds.
-"""
+"""Decides which requests may pass, from keys in memory; no request waits for the database."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope as AsgiScope
@@ -25,15 +21,13 @@ from boxcal.app.http.problems import (
     RegistryUnavailable,
 )
 
-RECORD_SECONDS = 30.0
-"""In how many turns of `follow` the last uses of keys are recorded once."""
 SCOPE_KEY = "boxcal.key"
 """Under this name a request's ASGI scope has its key."""
 
 _NO_SALT, _NO_DIGEST = bytes(SALT_BYTES), bytes(32)
 
 
-class HeldKey:
+class LoadedKey:
     """A key in memory.
 
     Attributes
@@ -81,7 +75,7 @@ class Access:
     def __init__(self, store: KeyStore, copy: LocalKeys | None, *, is_open_to_others: bool) -> None:
         self._store = store
         self._copy = copy
-        self._keys: dict[bytes, HeldKey] = {}
+        self._keys: dict[bytes, LoadedKey] = {}
         self._used: set[str] = set()
         self._is_open_to_others = is_open_to_others
         self.is_required = is_open_to_others
@@ -98,7 +92,7 @@ class Access:
         """Whether a valid key exists."""
         return bool(self._keys)
 
-    def admit(self, headers: list[tuple[bytes, bytes]], requirement: Requirement) -> HeldKey:
+    def admit(self, headers: list[tuple[bytes, bytes]], requirement: Requirement) -> LoadedKey:
         """Return the key of a request that may pass; call `limiter.leave` at its end if it has one.
 
         Raises
@@ -151,11 +145,11 @@ class Access:
 
     def _hold(self, current: CurrentKeys) -> None:
         now = time.monotonic()
-        keys: dict[bytes, HeldKey] = {}
+        keys: dict[bytes, LoadedKey] = {}
         for record in current.keys:
             expires = record.expires_at
             deadline = None if expires is None else now + (expires - current.now).total_seconds()
-            keys[record.id.encode()] = HeldKey(record, deadline, self._limiter(record))
+            keys[record.id.encode()] = LoadedKey(record, deadline, self._limiter(record))
         self._keys = keys
         self.is_required = self._is_open_to_others or current.any_created
 
@@ -188,33 +182,3 @@ class Requirements:
             return Level.KEY
         scope["route"] = route  # the label of the request in the metrics, also if it is refused
         return ROUTES.get((scope["method"], getattr(route, "path_format", "")), Scope.ADMIN)
-
-
-async def follow(
-    access: Access,
-    run: Callable[[Callable[[], None]], Awaitable[None]],
-    next_keys: Callable[[], Awaitable[tuple[int, int]]],
-) -> None:
-    """Refresh the keys when they changed, without end, and record their last uses.
-
-    Parameters
-    ----------
-    run
-        Calls a function in a thread.
-    next_keys
-        Waits for the next snapshot of the registry, and gives its `keys`.
-    """
-    clock = asyncio.get_running_loop().time
-    loaded: tuple[int, int] | None = None
-    next_record = clock() + RECORD_SECONDS
-    while True:
-        keys = await next_keys()
-        try:
-            if keys != loaded:
-                await run(access.load)
-                loaded = keys
-            if clock() >= next_record:
-                next_record = clock() + RECORD_SECONDS
-                await run(access.record_uses)
-        except RegistryUnavailable:
-            continue  # the registry logs that it is lost, once

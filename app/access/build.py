@@ -1,12 +1,13 @@
-"""Opens access at start-up: loads the keys, and refuses to serve everyone by mistake."""
+"""Opens access at start-up, and follows changes of the keys, which take effect within seconds."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
-from boxcal.app.access.access import Access, follow
+from boxcal.app.access.access import Access
 from boxcal.app.access.browsers import is_loopback
 from boxcal.app.access.local_keys import LocalKeys
 from boxcal.app.access.store import KeyStore
@@ -17,6 +18,9 @@ from boxcal.app.settings.service import Settings
 
 if TYPE_CHECKING:
     from boxcal.app.observability.telemetry import Telemetry
+
+RECORD_SECONDS = 30.0
+"""Time between two records of the last uses of keys."""
 
 
 @asynccontextmanager
@@ -46,16 +50,28 @@ async def open_access(settings: Settings, registry: Registry, telemetry: Telemet
         )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_record_last_uses, access, registry)
-
-        async def next_keys() -> tuple[int, int]:
-            return (await registry.snapshots.next()).keys
-
-        await stack.enter_async_context(
-            background("keys", lambda: follow(access, registry.run, next_keys), telemetry)
-        )
+        await stack.enter_async_context(background("keys", lambda: _follow(access, registry), telemetry))
         yield access
 
 
 async def _record_last_uses(access: Access, registry: Registry) -> None:
     with suppress(RegistryUnavailable):
         await registry.run(access.record_uses)
+
+
+async def _follow(access: Access, registry: Registry) -> None:
+    """Load the keys again whenever their numbers in the registry change, and record their last uses."""
+    clock = asyncio.get_running_loop().time
+    loaded: tuple[int, int] | None = None
+    next_record = clock() + RECORD_SECONDS
+    while True:
+        keys = (await registry.snapshots.next()).keys
+        try:
+            if keys != loaded:
+                await registry.run(access.load)
+                loaded = keys
+            if clock() >= next_record:
+                next_record = clock() + RECORD_SECONDS
+                await registry.run(access.record_uses)
+        except RegistryUnavailable:
+            continue  # the registry logs that it is lost, once

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 
-from boxcal.app.access.access import SCOPE_KEY, HeldKey
+from boxcal.app.access.access import SCOPE_KEY, LoadedKey
 from boxcal.app.http.budget import descriptor_limit
 from boxcal.app.http.problems import ConcurrencyLimited, Unavailable
 
@@ -61,7 +61,7 @@ class EventStreams:
 async def count_event_stream(request: Request) -> AsyncIterator[None]:
     """Count the event stream of a request until its response has ended; a dependency of its route."""
     streams: EventStreams = request.scope["state"]["boxcal"].event_streams
-    key: HeldKey | None = request.scope.get(SCOPE_KEY)
+    key: LoadedKey | None = request.scope.get(SCOPE_KEY)
     address = request.client.host if request.client else ""
     client = address if key is None else key.record.id
     streams.enter(client)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Protocol
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, Field
 
-from boxcal.app.access.access import SCOPE_KEY, HeldKey
+from boxcal.app.access.access import SCOPE_KEY, LoadedKey
 from boxcal.app.access.scopes import Scope
 from boxcal.app.http.current import current_state
 from boxcal.app.http.problem_documents import problems
@@ -85,13 +85,13 @@ class AuditLog(BaseModel):
     entries: list[AuditEntry]
 
 
-async def current_key(request: Request) -> HeldKey | None:
+async def current_key(request: Request) -> LoadedKey | None:
     """Return the key of a request; None where keys are not required."""
-    key: HeldKey | None = request.scope.get(SCOPE_KEY)
+    key: LoadedKey | None = request.scope.get(SCOPE_KEY)
     return key
 
 
-CurrentKey = Annotated[HeldKey | None, Depends(current_key)]
+CurrentKey = Annotated[LoadedKey | None, Depends(current_key)]
 
 
 async def current_caller(request: Request, key: CurrentKey) -> Caller:

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, Query, Request, Response, status
 from fastapi.sse import EventSourceResponse
 
-from boxcal.app.access.access import HeldKey
+from boxcal.app.access.access import LoadedKey
 from boxcal.app.access.event_streams import count_event_stream
 from boxcal.app.access.routes import CurrentCaller, CurrentKey
 from boxcal.app.access.scopes import Scope
@@ -175,7 +175,7 @@ UPLOAD_PROBLEMS = (
 )
 
 
-def check_policy(key: HeldKey | None, policy: ActivatePolicy) -> None:
+def check_policy(key: LoadedKey | None, policy: ActivatePolicy) -> None:
     """Refuse a fit that may activate its calibrator if the key of the request may not activate one.
 
     Raises
