@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from boxcal.models.backends.core_pool import CorePool, split
 from boxcal.models.backends.equivalence import random_batch, same_logits
 from boxcal.models.backends.fingerprints import file_fingerprint, fingerprint_with
-from boxcal.models.backends.onnx_file import OnnxFile
+from boxcal.models.backends.onnx_file import OnnxFile, Sessions
 from boxcal.models.backends.onnx_named import NamedOnnxBackbone, is_named
 from boxcal.models.backends.onnx_outputs import Output
-from boxcal.models.backends.onnx_sessions import Sessions
 from boxcal.models.backends.spec import read_spec
 from boxcal.models.errors import BackboneError, UnusableInput
 from boxcal.models.inputs.base import ImageInputs, Inputs

@@ -11,9 +11,8 @@ import onnx
 from numpy.typing import NDArray
 
 from boxcal.models.backends.fingerprints import file_fingerprint, fingerprint_with
-from boxcal.models.backends.onnx_file import OnnxFile
+from boxcal.models.backends.onnx_file import OnnxFile, Sessions
 from boxcal.models.backends.onnx_outputs import Output, class_labels
-from boxcal.models.backends.onnx_sessions import Sessions
 from boxcal.models.backends.spec import ModelSpec, read_spec
 from boxcal.models.errors import BackboneError, UnusableInput
 from boxcal.models.inputs.base import Inputs
