@@ -55,7 +55,7 @@ def test_the_chart_accepts_every_setting_that_it_does_not_set_itself() -> None:
     accepted = set(schema["properties"]["settings"]["propertyNames"]["enum"])
     rendered = {
         "HOST", "PORT", "DATA_DIR", "DATABASE_URL", "MIGRATE", "SHARED_DIR",
-        "SHUTDOWN_SECONDS", "ALLOW_ANONYMOUS", "ALARM_SECRET",
+        "ALLOW_ANONYMOUS", "ALARM_SECRET",
     }  # fmt: skip
     assert accepted | rendered == {name.upper() for name in Settings.model_fields}
     assert not accepted & rendered
