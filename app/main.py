@@ -38,11 +38,11 @@ from boxcal.app.observability.tracing import Tracing, provider_from_environment
 from boxcal.app.page import routes as page
 from boxcal.app.predict import description
 from boxcal.app.predict import routes as predict
+from boxcal.app.protocols.v2 import routes as v2
 from boxcal.app.registry import routes as registry
 from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 from boxcal.app.state import lifespan
-from boxcal.app.v2 import routes as v2
 from boxcal.app.workers.slot import Slot
 
 DOCUMENTS = ("/openapi.json",)

@@ -33,6 +33,7 @@ from boxcal.app.predict.build import open_pipeline
 from boxcal.app.predict.device import Device, Turns
 from boxcal.app.predict.options import BoundsOption
 from boxcal.app.predict.pipeline import Pipeline
+from boxcal.app.protocols.v2.inference import Models
 from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.active import ActiveCalibrator
 from boxcal.app.registry.records import BackboneIdentity
@@ -40,7 +41,6 @@ from boxcal.app.registry.store import Registry
 from boxcal.app.settings import limits
 from boxcal.app.settings.nearest import hint
 from boxcal.app.settings.service import ModelEntry, Settings
-from boxcal.app.v2.inference import Models
 from boxcal.app.workers.metrics import SharedMetrics
 from boxcal.app.workers.slot import Slot
 from boxcal.models.backends.backbone import Backbone
@@ -321,7 +321,7 @@ def open_grpc(state: State, settings: Settings) -> AbstractAsyncContextManager[i
     if settings.tls_cert is not None:
         raise InternalError("BOXCAL_GRPC_PORT is not encrypted; it cannot be set with BOXCAL_TLS_CERT.")
     try:
-        from boxcal.app.v2.grpc_server import serving  # noqa: PLC0415 - an optional package
+        from boxcal.app.protocols.grpc.server import serving  # noqa: PLC0415 - an optional package
     except ModuleNotFoundError as error:
         raise InternalError(
             f"BOXCAL_GRPC_PORT needs the package {error.name}: pip install 'boxcal[grpc]'."

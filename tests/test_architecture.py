@@ -53,9 +53,7 @@ CIRCLES: list[set[str]] = [
     {"closed_form_gradients", "soft_threshold", "dual_bounding"},
     {"calibrator", "onnx_export"},
 ]
-WITHOUT_FLOOR: set[str] = {
-    "app.v2",
-}
+WITHOUT_FLOOR: set[str] = set()
 NAMED_TWICE: set[str] = {
     "Answers",
     "Application",
@@ -76,15 +74,11 @@ LONG = {
     "comparison",
     "cpu_loops",
     "fitter",
-    "grpc_server",
+    "server",
     "inference",
-    "inputs",
     "jobs",
     "lanes",
     "loops",
-    "middleware",
-    "pipeline",
-    "problems",
     "routes",
     "uniform",
 }

@@ -10,9 +10,9 @@ from boxcal.app.fitting.server.routes import FittedModel
 from boxcal.app.http.health import ObservedModel, ObservedState
 from boxcal.app.monitoring.routes import MonitoredModel
 from boxcal.app.predict.description import DescribedModel, DescribedState
+from boxcal.app.protocols.v2.served import ProtocolModel, ProtocolState
 from boxcal.app.registry.routes import RegisteredModel
 from boxcal.app.state import ServedModel, State
-from boxcal.app.v2.served import ProtocolModel, ProtocolState
 
 
 def checked_by_mypy(model: ServedModel, state: State) -> None:

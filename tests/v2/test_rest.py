@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 
 from boxcal.app.client import BoxcalClient
 from boxcal.app.http.problems import InvalidInput
-from boxcal.app.v2.tensors import from_json
+from boxcal.app.protocols.v2.tensors import from_json
 from boxcal.models.digits_data import Digits
 from tests.app.raising import raises_problem
 from tests.app.running import Service, running

@@ -43,9 +43,9 @@ from boxcal.app.predict.bodies import (
     unblocked,
 )
 from boxcal.app.predict.routes import unless_disconnected
-from boxcal.app.v2.inference import CALIBRATOR, Answered, Asked, class_count
-from boxcal.app.v2.served import ProtocolModel, ProtocolState
-from boxcal.app.v2.tensors import datatype_of, from_binary, from_json, read_shape, view_of
+from boxcal.app.protocols.v2.inference import CALIBRATOR, Answered, Asked, class_count
+from boxcal.app.protocols.v2.served import ProtocolModel, ProtocolState
+from boxcal.app.protocols.v2.tensors import datatype_of, from_binary, from_json, read_shape, view_of
 
 # The protocol has its own OpenAPI document, and its own clients.
 router = APIRouter(tags=["v2"], include_in_schema=False)

@@ -33,13 +33,13 @@ from boxcal.app.http.problems import (
     MalformedBody,
 )
 from boxcal.app.predict.bodies import unblocked
-from boxcal.app.v2.inference import Asked, class_count
-from boxcal.app.v2.messages import METHODS, POOL, SERVICE, count_fields, message_class
-from boxcal.app.v2.routes import EXTENSIONS, model_versions
-from boxcal.app.v2.tensors import BYTES, datatype_of, from_binary, read_shape, to_binary
+from boxcal.app.protocols.grpc.messages import METHODS, POOL, SERVICE, count_fields, message_class
+from boxcal.app.protocols.v2.inference import Asked, class_count
+from boxcal.app.protocols.v2.routes import EXTENSIONS, model_versions
+from boxcal.app.protocols.v2.tensors import BYTES, datatype_of, from_binary, read_shape, to_binary
 
 if TYPE_CHECKING:
-    from boxcal.app.v2.served import ProtocolState
+    from boxcal.app.protocols.v2.served import ProtocolState
 
 logger = logging.getLogger("boxcal")
 

@@ -24,8 +24,8 @@ from boxcal.app.predict.bodies import COPIED, LOGITS, SCORES
 from boxcal.app.predict.inputs import Input, from_base64
 from boxcal.app.predict.options import SIDES, Options
 from boxcal.app.predict.pipeline import Pipeline
+from boxcal.app.protocols.v2.tensors import BYTES, Array
 from boxcal.app.settings.nearest import hint
-from boxcal.app.v2.tensors import BYTES, Array
 from boxcal.models.backends.backbone import Backbone
 from boxcal.models.inputs.rows import RowInputs
 from boxcal.models.inputs.texts import TextInputs

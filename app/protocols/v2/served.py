@@ -7,9 +7,9 @@ from typing import Protocol
 
 from boxcal.app.access.access import Access
 from boxcal.app.observability.telemetry import Telemetry
+from boxcal.app.protocols.v2.inference import Models
 from boxcal.app.registry.active import ActiveCalibrator
 from boxcal.app.registry.store import Registry
-from boxcal.app.v2.inference import Models
 
 
 class ProtocolModel(Protocol):
