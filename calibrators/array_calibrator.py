@@ -1,23 +1,26 @@
 """A fitted calibrator on NumPy arrays: what the service evaluates, without torch.
 
-It is read from the bytes of a `Calibrator` and gives its answers: where the calibrator is a temperature and a
-box to the last bit, otherwise within rounding of sums and exponentials.
+It gives the answers of a `Calibrator` of the same bytes: where the calibrator is a temperature and a box to
+the last bit, otherwise within rounding of sums and exponentials.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
-from safetensors.numpy import save
 
-from boxcal.calibrators import array_ops, stored
+from boxcal.calibrators import array_ops, artifact
 from boxcal.calibrators.errors import InvalidDataError
-from boxcal.calibrators.formulas import class_prior
+from boxcal.calibrators.maps.base import BoxMap, LogitMap, Reads
+from boxcal.calibrators.maps.chain import Chain
+from boxcal.calibrators.maps.class_prior import ClassPriorAdjustment
+from boxcal.calibrators.maps.constant_box import ConstantBounds
+from boxcal.calibrators.maps.identity import Identity
+from boxcal.calibrators.maps.parameters import Values
+from boxcal.calibrators.method import adjusted_method
 from boxcal.calibrators.operator.meeting import meet
 from boxcal.calibrators.plain_rows import PlainRows, plain_rows, solve_rows
 
@@ -28,7 +31,7 @@ Box = tuple[Array, Array]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CalibratedRows:
+class CalibratedArrays:
     """What a calibrator answers for N samples; see `Calibrated`."""
 
     probabilities: Array
@@ -37,88 +40,141 @@ class CalibratedRows:
     relaxed: np.ndarray[Any, np.dtype[np.bool_]]
 
 
-@dataclass(frozen=True, eq=False)
-class ArrayCalibrator:
-    """`p = BCSoftmax(T(g); a(g), b(g))` on arrays.
+class TwoStages:
+    """A logit map T and a bound map (a, b): what calibrators on arrays and on tensors share.
 
-    Attributes
+    Parameters
     ----------
-    method
-        The name it was fitted under.
-    num_classes
-        K.
-    reads
-        What a call takes: `logits`, `features`, or the logits of `inputs` that `input_shift` was added to.
-    width
-        Columns of what a call takes: K, or D for features.
-    logit_map, bound_map
-        The functions T, and (a, b) of the mapped logits.
-    plain
-        The short way for a temperature and a box; None for anything more.
-    input_shift
-        What to add to a backbone's inputs; None for all methods but `nc`.
-    source
-        The content of the bytes that it was read from.
+    method : str
+        The name it was built by, such as `ts+pb`.
+    logit_map : LogitMap
+    bound_map : BoxMap
+        Gives the box for a batch; vacuous for methods that learn none.
+    num_classes : int
+        K, at least 2.
+    centred : bool
+        Whether the logit map reads logits less the mean of their row, so that a number added to a row
+        changes nothing. False for artifacts of version 1, whose maps read the logits as they come.
     """
 
-    method: str
-    num_classes: int
-    reads: str
-    width: int
-    logit_map: Callable[[Array], Array]
-    bound_map: Callable[[Array], Box]
-    plain: PlainRows | None
-    input_shift: Array | None
-    source: stored.Stored
+    def __init__(
+        self, method: str, logit_map: LogitMap, bound_map: BoxMap, num_classes: int, *, centred: bool = True
+    ) -> None:
+        self.method, self.num_classes, self.centred = method, num_classes, centred
+        self.logit_map, self.bound_map = logit_map, bound_map
 
     @classmethod
     def uncalibrated(cls, num_classes: int) -> Self:
         """Build the calibrator that changes nothing: softmax of the logits."""
-        spec = {
-            "format": stored.FORMAT, "version": stored.VERSION, "method": "uncalibrated",
-            "num_classes": num_classes, "reads": "logits", "parameters": {"lower": 0.0, "upper": 1.0},
-        }  # fmt: skip
-        box = {"bound_map.lower": np.array(0.0), "bound_map.upper": np.array(1.0)}
-        return cls._built(stored.Stored("uncalibrated", num_classes, spec, box))
+        return cls("uncalibrated", Identity(num_classes), ConstantBounds(num_classes), num_classes)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read what `Calibrator.to_bytes` wrote.
+        """Read what `to_bytes` wrote.
 
         Raises
         ------
         ArtifactError
             If the bytes are damaged, or not a calibrator's.
         """
-        return cls._built(stored.read(data), data)
+        one = artifact.read(data)
+        return cls(one.method, one.logit_map, one.bound_map, one.num_classes, centred=one.centred)
 
-    @classmethod
-    def _built(cls, source: stored.Stored, data: bytes = b"") -> Self:
-        found = stored.stages(source)
-        if found is None:
-            return cls(source.method, source.num_classes, *_modules(data), source)
-        first, *others = found.logit_maps
-        box, centred = found.box, source.centred and first.formula.reads != "features"
-        short = None
-        if not others:
-            short = plain_rows((first.name, first.parameters), (box.name, box.parameters), source.num_classes)
-        return cls(
-            source.method,
-            source.num_classes,
-            first.formula.reads,
-            found.width,
-            lambda rows: _through(found.logit_maps, array_ops.centred(rows) if centred else rows),
-            lambda rows: box.formula.apply(array_ops, box.parameters, rows),
-            short,
-            getattr(first.parameters, "input_shift", None),
-            source,
+    def to_bytes(self) -> bytes:
+        """Serialise as safetensors with a JSON spec."""
+        return artifact.write(self.logit_map, self.bound_map, self.spec, centred=self.centred)
+
+    @property
+    def reads(self) -> Reads:
+        """What a call takes: `logits`, `features`, or the logits of `inputs` that the map has shifted."""
+        return self.logit_map.reads
+
+    @property
+    def width(self) -> int:
+        """Columns of what a call takes: K, or D for features."""
+        return self.logit_map.width
+
+    @property
+    def fitted_bounds(self) -> tuple[float, float] | None:
+        """The learned constant bounds (lower, upper); None where none were learned or they vary by sample."""
+        bounds = self.bound_map
+        return bounds.pair if isinstance(bounds, ConstantBounds) and not bounds.is_vacuous else None
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The calibrator for people: method, number of classes, and every parameter that fits on a screen."""
+        return {
+            "method": self.method,
+            "num_classes": self.num_classes,
+            "reads": self.reads,
+            "parameters": {**self.logit_map.describe(), **self.bound_map.describe()},
+        }
+
+    @cached_property
+    def plain(self) -> PlainRows | None:
+        """The short way for a temperature and a constant box; None for anything more."""
+        return plain_rows(self.logit_map, self.bound_map)
+
+    def mapped(self, scores: Values) -> Values:
+        """Give the mapped logits (N, K) of float64 scores, an array or a tensor."""
+        if not self.centred or self.reads == "features":
+            return self.logit_map(scores)
+        if isinstance(scores, np.ndarray):
+            return self.logit_map(array_ops.centred(scores))
+        from boxcal.calibrators import tensor_ops  # noqa: PLC0415 - only tensors need torch
+
+        return self.logit_map(tensor_ops.centred(scores))
+
+    def adjusted(self, offsets: Array, temperature: float = 1.0, *, suffix: str = "+em") -> Self:
+        """Build the calibrator whose logits are `(z + offsets) / temperature`; its bounds stay.
+
+        An adjustment of an adjusted calibrator is one adjustment of the same map.
+
+        Parameters
+        ----------
+        offsets
+            (K,) in nats.
+        temperature
+            Positive.
+        suffix
+            Names the adjustment, one of `SUFFIXES`.
+        """
+        first, added, divisor = self.logit_map, np.asarray(offsets, np.float64), float(temperature)
+        if isinstance(first, Chain) and isinstance(first.second, ClassPriorAdjustment):
+            earlier = first.second.parameters
+            added = earlier["adjustment_offsets"] + added * earlier["adjustment_temperature"]
+            divisor *= earlier["adjustment_temperature"].item()
+            first = first.first
+        second = ClassPriorAdjustment(
+            self.num_classes, {"adjustment_offsets": added, "adjustment_temperature": divisor}
         )
+        name = adjusted_method(self.method) + suffix
+        return type(self)(name, Chain(first, second), self.bound_map, self.num_classes, centred=self.centred)
+
+    def _check_width(self, shape: tuple[int, ...]) -> None:
+        if len(shape) != 2 or shape[1] != self.width:
+            raise InvalidDataError(
+                f"this calibrator takes {self.reads} of shape (N, {self.width}), not {tuple(shape)}"
+            )
+
+    def __repr__(self) -> str:
+        """Return the method and its parameters."""
+        return f"{type(self).__name__}({self.method!r}, {self.spec['parameters']})"
+
+
+class ArrayCalibrator(TwoStages):
+    """`p = BCSoftmax(T(g); a(g), b(g))` on arrays."""
+
+    @property
+    def input_shift(self) -> Array | None:
+        """What to add to a backbone's inputs before it makes the logits; None for all methods but `nc`."""
+        return self.logit_map.input_shift
 
     def __call__(self, rows: Rows) -> Array:
         """Give probabilities (N, K) for logits (N, K), or features (N, D)."""
         return self.calibrate(rows).probabilities
 
-    def calibrate(self, rows: Rows, request: Box | None = None) -> CalibratedRows:
+    def calibrate(self, rows: Rows, request: Box | None = None) -> CalibratedArrays:
         """Calibrate a batch; the fitted box yields to the one asked for as little as it must.
 
         Parameters
@@ -136,67 +192,16 @@ class ArrayCalibrator:
             Naming the row that has no answer.
         """
         wide = np.ascontiguousarray(rows, np.float64)
-        if wide.ndim != 2 or wide.shape[1] != self.width:
-            raise InvalidDataError(
-                f"this calibrator takes {self.reads} of shape (N, {self.width}), not {rows.shape}"
-            )
+        self._check_width(np.shape(rows))
         relaxed = np.zeros(len(wide), np.bool_)
         if self.plain is not None and request is None:
             probabilities, mapped = self.plain(wide)
-            return CalibratedRows(probabilities, mapped, self.bound_map(mapped), relaxed)
+            return CalibratedArrays(probabilities, mapped, self.bound_map(mapped), relaxed)
         with np.errstate(all="ignore"):  # what overflows is refused by the operator
-            mapped = np.ascontiguousarray(self.logit_map(wide))
+            mapped = np.ascontiguousarray(self.mapped(wide))
             box = self.bound_map(mapped)
             if request is not None:
                 lower, upper, yielded = meet(array_ops, box, request, self.num_classes, always=False)
                 box = lower, upper
                 relaxed |= yielded.any(axis=-1) if yielded.ndim else yielded
-        return CalibratedRows(solve_rows(mapped, *box), mapped, box, relaxed)
-
-    def adjusted(self, offsets: Array) -> Self:
-        """Build the calibrator that adds offsets (K,) to the mapped logits; its bounds stay."""
-        name = f"{stored.adjusted_method(self.method)}+em"
-        p = SimpleNamespace(adjustment_offsets=offsets, adjustment_temperature=1.0)
-        inner = self.logit_map
-        return replace(
-            self, method=name, logit_map=lambda rows: class_prior(array_ops, p, inner(rows)), plain=None
-        )
-
-    def to_bytes(self) -> bytes:
-        """Write what it was read from."""
-        return save(self.source.tensors, metadata={"spec": json.dumps(self.source.spec, sort_keys=True)})
-
-    def __repr__(self) -> str:
-        """Return the method."""
-        return f"ArrayCalibrator({self.method!r}, {self.num_classes})"
-
-
-def _through(stages: tuple[stored.Stage, ...], rows: Array) -> Array:
-    """Apply one formula after another."""
-    for stage in stages:
-        rows = stage.formula.apply(array_ops, stage.parameters, rows)
-    return rows
-
-
-def _modules(
-    data: bytes,
-) -> tuple[str, int, Callable[[Array], Array], Callable[[Array], Box], None, Array | None]:
-    """Evaluate a map that has no formula by its module, which needs torch."""
-    import torch  # noqa: PLC0415 - only maps without a formula need it
-
-    from boxcal.calibrators.calibrator import Calibrator  # noqa: PLC0415
-
-    one = Calibrator.from_bytes(data)
-
-    def logit_map(rows: Array) -> Array:
-        with torch.no_grad():
-            mapped: Array = one.mapped(torch.from_numpy(rows)).numpy()
-        return mapped
-
-    def bound_map(rows: Array) -> Box:
-        with torch.no_grad():
-            lower, upper = one.bound_map.box(torch.from_numpy(rows))
-        return lower.numpy(), upper.numpy()
-
-    shift = None if one.input_shift is None else one.input_shift.numpy()
-    return one.reads, one.logit_map.width, logit_map, bound_map, None, shift
+        return CalibratedArrays(solve_rows(mapped, *box), mapped, box, relaxed)

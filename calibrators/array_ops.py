@@ -1,4 +1,4 @@
-"""What the formulas of calibrators need of NumPy; `tensor_ops` has the same names for torch."""
+"""What the formulas of maps need of NumPy; `tensor_ops` has the same names for torch."""
 
 from typing import Any
 
@@ -81,3 +81,21 @@ def gather(rows: Array, index: Array) -> Array:
 def search_rows(places: Array, values: Array) -> Array:
     """Count, for each value of a row, the ascending places of that row that are not above it."""
     return np.stack([np.searchsorted(p, v, side="right") for p, v in zip(places, values, strict=True)])
+
+
+def top_columns(rows: Array, count: int = 10) -> tuple[Array, Array]:
+    """Give the largest entries of rows (N, K) less the mean of all, (T, N), and where they are (N, T)."""
+    count = min(count, rows.shape[1])
+    order = np.argpartition(rows, rows.shape[1] - count, axis=1)[:, rows.shape[1] - count :]
+    top = np.take_along_axis(rows, order, axis=1)
+    within = np.argsort(-top, axis=1, kind="stable")
+    top, order = np.take_along_axis(top, within, axis=1), np.take_along_axis(order, within, axis=1)
+    return np.ascontiguousarray((top - rows.mean(axis=1, keepdims=True)).T), order
+
+
+def top_columns_back(by_columns: Array, order: Array, rows: Array) -> Array:
+    """Give derivatives in the rows for those in what `top_columns` gives of them."""
+    by_rows = np.repeat(-by_columns.sum(axis=0)[:, None] / rows.shape[1], rows.shape[1], axis=1)
+    at = np.arange(len(rows))[:, None]
+    by_rows[at, order] += by_columns.T
+    return by_rows

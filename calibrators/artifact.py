@@ -1,42 +1,62 @@
 """A calibrator as bytes and back: safetensors whose metadata holds a JSON spec; never pickle.
 
 The tensors are the float64 parameters of the logit map and the bound map; the spec names the method, the
-number of classes and, for people, the parameters.
+number of classes and, for people, the parameters. Nothing here needs torch.
 """
 
 from __future__ import annotations
 
 import json
+import struct
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import torch
-from safetensors.torch import save
-from torch import Tensor, nn
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
-from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.errors import ArtifactError, CalibrationError
-from boxcal.calibrators.logit_maps.base import LogitMap
-from boxcal.calibrators.method import parse_stored
-from boxcal.calibrators.stored import AS_GIVEN, BOUND_MAP, FORMAT, LOGIT_MAP, VERSION
-from boxcal.calibrators.stored import read as read_stored
+from boxcal.calibrators.maps.base import BoxMap, LogitMap
+from boxcal.calibrators.maps.chain import FIRST, SECOND, Chain
+from boxcal.calibrators.maps.class_prior import ClassPriorAdjustment
+from boxcal.calibrators.maps.constant_box import ConstantBounds
+from boxcal.calibrators.maps.logit_bounding import LogitBounding
+from boxcal.calibrators.maps.parameters import Array
+from boxcal.calibrators.method import BOUND_MAPS, Method, parse_stored
+
+FORMAT = "boxcal-calibrator"
+LOGIT_MAP, BOUND_MAP = "logit_map", "bound_map"
+VERSION, AS_GIVEN = 2, 1
+"""Maps of logits read them less the mean of their row; those of version 1 read them as they are given."""
+LARGEST_HEADER = 1 << 20
+MOST_CLASSES = 1_000_000
 
 
 class Content(NamedTuple):
-    """What an artifact holds, in the order in which a `Calibrator` is built of it."""
+    """What an artifact holds, in the order in which a calibrator is built of it.
+
+    Attributes
+    ----------
+    method
+    logit_map, bound_map
+    num_classes
+    centred
+        Whether the map of logits reads them less the mean of their row.
+    """
 
     method: str
     logit_map: LogitMap
-    bound_map: BoundMap
+    bound_map: BoxMap
     num_classes: int
     centred: bool
 
 
-def write(logit_map: LogitMap, bound_map: BoundMap, spec: dict[str, Any], *, centred: bool = True) -> bytes:
+def write(logit_map: LogitMap, bound_map: BoxMap, spec: dict[str, Any], *, centred: bool) -> bytes:
     """Serialise a calibrator's two maps and its spec; equal calibrators give equal bytes."""
     tensors = {
-        f"{part}.{name}": value.contiguous()
-        for part, module in ((LOGIT_MAP, logit_map), (BOUND_MAP, bound_map))
-        for name, value in module.state_dict().items()
+        f"{part}.{name}": np.ascontiguousarray(value).reshape(value.shape)
+        for part, one in ((LOGIT_MAP, logit_map), (BOUND_MAP, bound_map))
+        for name, value in one.parameters.items()
     }
     document = {"format": FORMAT, "version": VERSION if centred else AS_GIVEN, **spec}
     return save(tensors, metadata={"spec": json.dumps(document, sort_keys=True)})
@@ -48,47 +68,80 @@ def read(data: bytes) -> Content:
     Raises
     ------
     ArtifactError
-        If the bytes are no safetensors file, have no spec of ours, or hold other tensors than the method has.
+        If the bytes are no safetensors file, have no spec of ours, hold tensors that are not finite float64,
+        other tensors than the method has, or what no fit could have produced.
     """
-    stored = read_stored(data)
-    name, num_classes = stored.method, stored.num_classes
+    spec = _read_spec(data)
+    name, num_classes = _method_and_size(spec)
+    try:
+        tensors = load(data)
+    except (SafetensorError, KeyError) as error:  # a KeyError is a dtype that NumPy does not have
+        raise ArtifactError(f"not a calibrator: {error}") from error
+    for key, tensor in tensors.items():
+        if tensor.dtype != np.float64 or not np.isfinite(tensor).all():
+            raise ArtifactError(f"the tensor {key!r} is not all finite float64 numbers")
     try:
         method = parse_stored(name)
     except CalibrationError as error:
         raise ArtifactError(f"not a calibrator: {error}") from error
-    # Copied: arrays of a file may share read-only memory.
-    tensors = {key: torch.tensor(array) for key, array in stored.tensors.items()}
-    of_logit_map, of_box = (
-        {key.removeprefix(f"{part}."): v for key, v in tensors.items() if key.startswith(part)}
-        for part in (LOGIT_MAP, BOUND_MAP)
-    )
-    logit_map, bound_map = method.stored_maps(of_logit_map, of_box, num_classes)
-    taken = _take(tensors, LOGIT_MAP, logit_map) | _take(tensors, BOUND_MAP, bound_map)
+    logit_map = _logit_map(method, _part(LOGIT_MAP, tensors), num_classes, LOGIT_MAP)
+    box = BOUND_MAPS.get(method.bounds, ConstantBounds)
+    bound_map = box.restored(_part(BOUND_MAP, tensors), num_classes, BOUND_MAP)
+    taken = {f"{LOGIT_MAP}.{key}" for key in logit_map.parameters}
+    taken |= {f"{BOUND_MAP}.{key}" for key in bound_map.parameters}
     if foreign := sorted(set(tensors) - taken):
         raise ArtifactError(f"the method {name!r} has no tensor {foreign[0]!r}")
     if invalid_reason := logit_map.invalid_reason() or bound_map.invalid_reason():
         raise ArtifactError(invalid_reason)
-    return Content(name, logit_map, bound_map, num_classes, stored.centred)
+    return Content(name, logit_map, bound_map, num_classes, spec["version"] != AS_GIVEN)
 
 
-def _take(tensors: dict[str, Tensor], part: str, module: nn.Module) -> set[str]:
-    """Give a map its stored parameters, and return their names.
+def _logit_map(method: Method, tensors: Mapping[str, Array], num_classes: int, part: str) -> LogitMap:
+    """Build the logit map; the last of several is second to all before it."""
+    if not method.adjusted and not method.clipped:
+        return method.logit_map.restored(tensors, num_classes, part)
+    last: type[LogitMap] = ClassPriorAdjustment if method.adjusted else LogitBounding
+    before = method._replace(adjusted=False) if method.adjusted else method._replace(clipped=False)
+    first = _logit_map(before, _part(FIRST[:-1], tensors), num_classes, f"{part}.{FIRST[:-1]}")
+    second = last.restored(_part(SECOND[:-1], tensors), num_classes, f"{part}.{SECOND[:-1]}")
+    return Chain(first, second)
 
-    A tensor that a map was given after version 1 keeps its fresh value where older bytes do not have it.
-    """
-    taken = set()
-    added_later = {
-        f"{place}.{name}".lstrip(".")
-        for place, inner in module.named_modules()
-        for name in getattr(inner, "added_later", ())
-    }
-    for key, own in module.state_dict().items():
-        full = f"{part}.{key}"
-        if full not in tensors and key in added_later:
-            continue
-        if full not in tensors or tensors[full].shape != own.shape:
-            found = tuple(tensors[full].shape) if full in tensors else "missing"
-            raise ArtifactError(f"the tensor {full!r} should have shape {tuple(own.shape)}; it is {found}")
-        own.copy_(tensors[full])
-        taken.add(full)
-    return taken
+
+def _part(part: str, tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """Take the tensors of one part, by their names in it; copied, as those of a file may be read-only."""
+    start = f"{part}."
+    return {name.removeprefix(start): np.array(v) for name, v in tensors.items() if name.startswith(start)}
+
+
+def _method_and_size(spec: dict[str, Any]) -> tuple[str, int]:
+    """Check the format, the version, the method and the number of classes."""
+    if spec.get("format") != FORMAT:
+        raise ArtifactError(f"not a calibrator: the spec's format is {spec.get('format')!r}, not {FORMAT!r}")
+    if spec.get("version") not in (AS_GIVEN, VERSION):
+        raise ArtifactError(f"calibrator format version {spec.get('version')!r} is not 1 to {VERSION}")
+    num_classes, name = spec.get("num_classes"), spec.get("method")
+    if (
+        not isinstance(num_classes, int)
+        or isinstance(num_classes, bool)
+        or not 2 <= num_classes <= MOST_CLASSES
+    ):
+        raise ArtifactError(f"the spec's num_classes is {num_classes!r}")
+    if not isinstance(name, str):
+        raise ArtifactError(f"the spec's method is {name!r}")
+    return name, num_classes
+
+
+def _read_spec(data: bytes) -> dict[str, Any]:
+    """Read the JSON spec out of the safetensors header, which starts with its own length."""
+    if len(data) < 8:
+        raise ArtifactError(f"not a calibrator: only {len(data)} bytes")
+    (length,) = struct.unpack("<Q", data[:8])
+    if not 2 <= length <= min(LARGEST_HEADER, len(data) - 8):
+        raise ArtifactError("not a calibrator: no safetensors header")
+    try:
+        spec = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["spec"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ArtifactError("not a calibrator: no spec in the safetensors header") from error
+    if not isinstance(spec, dict):
+        raise ArtifactError("not a calibrator: the spec is no JSON object")
+    return spec

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.errors import InvalidDataError
-from boxcal.calibrators.row_facts import RowFacts
+from boxcal.calibrators.row_facts import RowFacts, effective_samples
 from boxcal.calibrators.threads import block_rows, over_blocks
 
 FEWEST_SAMPLES = 2
@@ -76,6 +76,21 @@ class ValidationSet:
         """The logits (N, K) less the mean of their row, in float64: what maps of logits read."""
         wide = self.logits.to(torch.float64, copy=True)
         return wide.sub_(wide.mean(dim=1, keepdim=True))
+
+    @property
+    def centred(self) -> NDArray[np.float64]:
+        """`scores` as an array."""
+        return self.scores.numpy()
+
+    @property
+    def rows_of_logits(self) -> NDArray[Any]:
+        """`logits` as an array."""
+        return self.logits.numpy()
+
+    @property
+    def classes(self) -> NDArray[np.int64]:
+        """`labels` as an array."""
+        return self.labels.numpy()
 
     @cached_property
     def facts(self) -> RowFacts:
@@ -243,11 +258,6 @@ def check_weights(weights: Any, num_samples: int) -> Tensor:
     if not array.any():
         raise InvalidDataError("sample_weight must not be 0 for every sample")
     return torch.from_numpy(array.astype(np.float64))
-
-
-def effective_samples(weights: NDArray[np.float64]) -> float:
-    """Return (sum of weights)^2 / (sum of their squares), which is N for equal weights."""
-    return float(weights.sum() ** 2 / (weights**2).sum())
 
 
 def _weighted(data: ValidationSet, weights: Tensor) -> ValidationSet:

@@ -2,71 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import NamedTuple
 
-from torch import Tensor
-
-from boxcal.calibrators.bound_maps.base import BoundMap
-from boxcal.calibrators.bound_maps.constant import ConstantBounds
-from boxcal.calibrators.bound_maps.instance_dependent import InstanceDependentBounds
+from boxcal.calibrators import maps
 from boxcal.calibrators.errors import UnknownMethodError
-from boxcal.calibrators.logit_maps.base import LogitMap
-from boxcal.calibrators.logit_maps.beta import BetaCalibration
-from boxcal.calibrators.logit_maps.chain import Chain
-from boxcal.calibrators.logit_maps.class_prior import ClassPriorAdjustment
-from boxcal.calibrators.logit_maps.dual_bounding import DualProbabilityBounding
-from boxcal.calibrators.logit_maps.ensemble_temperature import EnsembleTemperatureScaling
-from boxcal.calibrators.logit_maps.identity import Identity
-from boxcal.calibrators.logit_maps.last_layer import FeatureClipping, TiltAndAverage
-from boxcal.calibrators.logit_maps.linear import (
-    DirichletCalibration,
-    MatrixScaling,
-    StructuredMatrixScaling,
-    VectorScaling,
-)
-from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
-from boxcal.calibrators.logit_maps.neural_clamping import NeuralClamping
-from boxcal.calibrators.logit_maps.parameterised_temperature import ParameterisedTemperature
-from boxcal.calibrators.logit_maps.per_class import (
-    HistogramBinning,
-    IsotonicCalibration,
-    PerClassFunction,
-    VennAbers,
-)
-from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
-from boxcal.calibrators.stored import adjusted_method
+from boxcal.calibrators.maps.base import BoxMap, LogitMap
+from boxcal.calibrators.maps.class_prior import ClassPriorAdjustment
+from boxcal.calibrators.maps.constant_box import ConstantBounds
+from boxcal.calibrators.maps.identity import Identity
+from boxcal.calibrators.maps.logit_bounding import LogitBounding
+from boxcal.calibrators.maps.network_box import InstanceDependentBounds
+from boxcal.calibrators.maps.per_class import PerClassFunction
 
-LOGIT_MAPS: tuple[type[LogitMap], ...] = (  # from the plainest to the most elaborate
-    Identity,
-    TemperatureScaling,
-    LogitBounding,
-    EnsembleTemperatureScaling,
-    FeatureClipping,
-    TiltAndAverage,
-    ParameterisedTemperature,
-    VectorScaling,
-    DualProbabilityBounding,
-    BetaCalibration,
-    HistogramBinning,
-    IsotonicCalibration,
-    VennAbers,
-    StructuredMatrixScaling,
-    DirichletCalibration,
-    MatrixScaling,
-    NeuralClamping,
-)
-
-BOUND_MAPS: dict[str, type[BoundMap]] = {
+BOUND_MAPS: dict[str, type[BoxMap]] = {
     "pb": ConstantBounds,
     "pb-lower": ConstantBounds,
     "pb-upper": ConstantBounds,
     "pb-mlp": InstanceDependentBounds,
 }
-STEPS_PER_CLASS = 15
-"""Counted as parameters of a function of each class's probability: the bins of `histogram`."""
 ADDITIONS = ("pb", "pb-mlp", "lb")
-"""What every logit map that `combines` can be joined with."""
+"""What every logit map that `combines` is listed with."""
+SUFFIXES = ("+em+ts", "+em", "+bias")
+"""Follow the name of the method that is adjusted, as in `ts+em`, and say how the adjustment was found."""
 
 
 class Method(NamedTuple):
@@ -103,25 +63,22 @@ class Method(NamedTuple):
     def num_parameters(self, num_classes: int) -> int:
         """Count the parameters that a fit chooses for K classes."""
         if issubclass(self.logit_map, PerClassFunction):
-            return STEPS_PER_CLASS * num_classes
+            return self.logit_map.per_class * num_classes
         count = self.logit_map(num_classes).size + (LogitBounding(num_classes).size if self.clipped else 0)
         if self.bounds in ("pb-lower", "pb-upper"):
             return count + 1
         return count + (BOUND_MAPS[self.bounds](num_classes).size if self.bounds else 0)
 
-    def stored_maps(
-        self, tensors: Mapping[str, Tensor], of_box: Mapping[str, Tensor], num_classes: int
-    ) -> tuple[LogitMap, BoundMap]:
-        """Build both maps of the sizes that their stored tensors have."""
-        bound_map = BOUND_MAPS.get(self.bounds, ConstantBounds).restored(of_box, num_classes)
-        if not self.clipped and not self.adjusted:
-            return self.logit_map.restored(tensors, num_classes), bound_map
-        first = {name.removeprefix("first."): v for name, v in tensors.items() if name.startswith("first.")}
-        if self.adjusted:
-            inner, _ = self._replace(adjusted=False).stored_maps(first, of_box, num_classes)
-            return Chain(inner, ClassPriorAdjustment(num_classes)), bound_map
-        chain = Chain(self.logit_map.restored(first, num_classes), LogitBounding(num_classes))
-        return chain, bound_map
+
+@cache
+def logit_maps() -> dict[str, type[LogitMap]]:
+    """Give the class of every logit map by its name: what the modules of `boxcal.calibrators.maps` define."""
+    found = {}
+    for module in iter_modules(maps.__path__):
+        for one in vars(import_module(f"{maps.__name__}.{module.name}")).values():
+            if isinstance(one, type) and issubclass(one, LogitMap) and hasattr(one, "name"):
+                found[one.name] = one
+    return found
 
 
 def methods() -> list[str]:
@@ -129,16 +86,25 @@ def methods() -> list[str]:
     return list(catalogue())
 
 
+def reads_of_methods() -> dict[str, str]:
+    """Map each method of `fit` to what it reads: `logits`, `features` or `inputs`. `auto` is the first."""
+    return {"auto": "logits", **{name: one.logit_map.reads for name, one in catalogue().items()}}
+
+
+@cache
 def catalogue() -> dict[str, Method]:
-    """Name every method: each logit map, each box on plain logits, and the combinations."""
-    named = {one.name: Method(one.name, one) for one in LOGIT_MAPS}
+    """Name every method: each logit map, each box on plain logits, and combinations, the plainest first."""
+    listed = sorted(
+        (one for one in logit_maps().values() if one.is_listed),
+        key=lambda one: (one.is_network, Method("", one).num_parameters(20), one.name),
+    )
+    named = {one.name: Method(one.name, one) for one in listed}
     named |= {bounds: Method(bounds, Identity, bounds=bounds) for bounds in BOUND_MAPS}
-    for one in LOGIT_MAPS:
-        if one.combines and one is not Identity:
+    for one in listed:
+        if one.combines:
             for addition in ADDITIONS:
                 name, clipped = f"{one.name}+{addition}", addition == LogitBounding.name
-                if not (clipped and one is LogitBounding):
-                    named[name] = Method(name, one, clipped, "" if clipped else addition)
+                named[name] = Method(name, one, clipped, "" if clipped else addition)
     return named
 
 
@@ -157,7 +123,7 @@ def parse(name: str) -> Method:
 
 
 def parse_stored(name: str) -> Method:
-    """Read the method's name of an artifact: one that `parse` reads, or that with the name of an adjustment.
+    """Read the method's name of an artifact: any logit map with any addition, and the name of an adjustment.
 
     Raises
     ------
@@ -165,4 +131,17 @@ def parse_stored(name: str) -> Method:
         As `parse`.
     """
     fitted = adjusted_method(name)
-    return parse(fitted)._replace(name=name, adjusted=fitted != name)
+    first, _, addition = fitted.partition("+")
+    one = logit_maps().get(first)
+    if one is None or one is ClassPriorAdjustment or addition not in ("", *ADDITIONS):
+        return parse(fitted)._replace(name=name, adjusted=fitted != name)
+    clipped = addition == LogitBounding.name
+    return Method(name, one, clipped, "" if clipped else addition, fitted != name)
+
+
+def adjusted_method(name: str) -> str:
+    """Return the name of the method without the adjustment."""
+    for suffix in SUFFIXES:
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+    return name

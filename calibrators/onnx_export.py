@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import io
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from boxcal.calibrators.array_calibrator import TwoStages
 from boxcal.calibrators.errors import ExportError
 from boxcal.calibrators.operator import Bounds, box_constrained_softmax
-
-if TYPE_CHECKING:
-    from boxcal.calibrators.calibrator import Calibrator
 
 OPSET = 17
 
@@ -21,28 +19,28 @@ OPSET = 17
 class _Graph(nn.Module):
     """What is recorded: the logit map, the bound map and the operator."""
 
-    def __init__(self, calibrator: Calibrator) -> None:
+    def __init__(self, calibrator: TwoStages) -> None:
         super().__init__()
         self.calibrator = calibrator
-        self.logit_map, self.bound_map = calibrator.logit_map, calibrator.bound_map
-        self.num_classes = calibrator.num_classes
 
     def forward(self, scores: Tensor, lower: Tensor | None = None, upper: Tensor | None = None) -> Tensor:
         mapped = self.calibrator.mapped(scores.double())
-        low, high = self.bound_map.box(mapped)
+        low, high = self.calibrator.bound_map(mapped)
         if lower is not None and upper is not None:
-            low, high, _ = Bounds.meet((low, high), (lower.double(), upper.double()), self.num_classes)
+            low, high, _ = Bounds.meet(
+                (low, high), (lower.double(), upper.double()), self.calibrator.num_classes
+            )
         return box_constrained_softmax(mapped, low, high)
 
 
-def export(calibrator: Calibrator, *, request_bounds: bool) -> bytes:
+def export(calibrator: TwoStages, *, request_bounds: bool) -> bytes:
     """Give the ONNX model's bytes; see `Calibrator.to_onnx`."""
-    if calibrator.input_shift is not None:
+    if calibrator.logit_map.input_shift is not None:
         raise ExportError(
             f"the method {calibrator.method!r} shifts the classifier's inputs, which an ONNX model of the"
             " calibrator alone does not see"
         )
-    width, classes = calibrator.logit_map.width, calibrator.num_classes
+    width, classes = calibrator.width, calibrator.num_classes
     names: list[str] = [calibrator.reads]
     examples = [torch.linspace(-1.0, 1.0, 2 * width).reshape(2, width)]
     if request_bounds:

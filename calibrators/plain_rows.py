@@ -12,6 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from boxcal.calibrators.maps.base import BoxMap, LogitMap
+from boxcal.calibrators.maps.constant_box import ConstantBounds
+from boxcal.calibrators.maps.identity import Identity
+from boxcal.calibrators.maps.temperature import TemperatureScaling
 from boxcal.calibrators.operator.checks import raise_for_row
 from boxcal.calibrators.operator.constants import sum_tolerance
 
@@ -125,16 +129,9 @@ class PlainRows:
         return probabilities, mapped, sums, largest
 
 
-def plain_rows(logit_map: tuple[str, Any], bound_map: tuple[str, Any], num_classes: int) -> PlainRows | None:
-    """Give the short way through two maps; None where they are more than a temperature and a box.
-
-    Parameters
-    ----------
-    logit_map, bound_map
-        The name of each, and an object whose attributes are its parameters.
-    """
-    (scale, p), (box, bounds) = logit_map, bound_map
-    if scale not in ("uncalibrated", "ts") or box != "pb":
+def plain_rows(logit_map: LogitMap, bound_map: BoxMap) -> PlainRows | None:
+    """Give the short way through two maps; None where they are more than a temperature and a box."""
+    if not isinstance(logit_map, Identity | TemperatureScaling) or not isinstance(bound_map, ConstantBounds):
         return None
-    temperature = 1.0 if scale == "uncalibrated" else p.temperature.item()
-    return PlainRows(temperature, bounds.lower.item(), bounds.upper.item(), num_classes)
+    temperature = logit_map.parameters.get("temperature", np.ones(())).item()
+    return PlainRows(temperature, *bound_map.pair, logit_map.num_classes)

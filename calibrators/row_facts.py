@@ -17,6 +17,11 @@ from boxcal.calibrators.threads import block_rows, over_blocks
 Floats = NDArray[np.float64]
 
 
+def effective_samples(weights: NDArray[np.float64]) -> float:
+    """Return (sum of weights)^2 / (sum of their squares), which is N for equal weights (Kish 1965)."""
+    return float(weights.sum() ** 2 / (weights**2).sum())
+
+
 @dataclass(frozen=True, eq=False)
 class RowFacts:
     """Facts about the rows of logits (N, K), float64 (N,) unless it says otherwise.

@@ -1,11 +1,19 @@
-"""What the formulas of calibrators need of torch; `array_ops` has the same names for NumPy."""
+"""What the formulas of maps need of torch; `array_ops` has the same names for NumPy."""
 
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor, amax, clip, cos, exp, log, nan_to_num, sigmoid, sin, stack, tanh, where
 from torch.nn.functional import logsigmoid
 
 __all__ = [
-    "amax", "centred", "clip", "constant", "cos", "exp", "full_like", "gather", "largest", "log",
+    "amax", "applied", "centred", "clip", "constant", "cos", "exp", "full_like", "gather", "largest",
+    "log",
     "log_sigmoid", "log_softmax", "mean", "nan_to_num", "norm", "search_rows", "sigmoid", "sin", "softmax",
     "stack", "tanh", "where",
 ]  # fmt: skip
@@ -59,3 +67,11 @@ def gather(rows: Tensor, index: Tensor) -> Tensor:
 def search_rows(places: Tensor, values: Tensor) -> Tensor:
     """Count, for each value of a row, the ascending places of that row that are not above it."""
     return torch.searchsorted(places, values.contiguous(), right=True)
+
+
+def applied(formula: Callable[..., Any], parameters: Mapping[str, Any], scores: Tensor) -> Any:
+    """Evaluate a formula on a tensor, by which the result can be differentiated."""
+    moved = {
+        name: torch.from_numpy(np.asarray(value)).to(scores.device) for name, value in parameters.items()
+    }
+    return formula(sys.modules[__name__], moved, scores)

@@ -9,14 +9,13 @@ run share their rows among plain threads instead.
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeVar
-
-import torch
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -92,10 +91,13 @@ def _blas() -> Any:
 @contextmanager
 def one_library_thread() -> Iterator[None]:
     """Keep torch and BLAS to one thread each, and give them back what they had."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else 0
+    if torch:
+        torch.set_num_threads(1)
     try:
         with _blas().limit(limits=1):
             yield
     finally:
-        torch.set_num_threads(before)
+        if torch:
+            torch.set_num_threads(before)

@@ -19,7 +19,7 @@ from boxcal.calibrators.monitoring.traffic_sample import TrafficSample
 from boxcal.calibrators.operator.box_softmax import box_constrained_softmax
 from boxcal.calibrators.operator.warm import warm_arrays
 
-METHODS = ("ts+pb", "vector+pb-mlp", "ts+lb", "ets+pb", "ets+lb", "pb-mlp", "dpb", "venn-abers")
+METHODS = ("ts+pb", "dirichlet+pb-mlp", "ts+lb", "ets+pb", "pb-mlp", "dpb", "venn-abers")
 """Together their fits call every loop of the package `fitting`."""
 ROWS, CLASSES = 60, 3
 

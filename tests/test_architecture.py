@@ -49,9 +49,6 @@ UPWARDS: set[str] = {
 CIRCLES: list[set[str]] = [
     {"backbones", "model_list", "service"},
     {"cpu_kernel", "op"},
-    {"linear_loss", "linear"},
-    {"closed_form_gradients", "soft_threshold", "dual_bounding"},
-    {"calibrator", "onnx_export"},
 ]
 WITHOUT_FLOOR: set[str] = set()
 NAMED_TWICE: set[str] = {

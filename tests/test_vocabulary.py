@@ -26,7 +26,6 @@ WORDS: Mapping[str, str] = {
     "obituar(y|ies)": "describe_exit",
     "bur(y|ies|ied)": "reap",
     "complaints?": "invalid_reason",
-    "by_hand": "closed_form_gradients",
     "dips?": "local_minima",
     "hops?": "perturbations",
     "give_way": "lower_thread_priority",

@@ -14,8 +14,7 @@ from boxcal.app.fitting.worker.requirements import FEATURES
 from boxcal.calibrators.data import ValidationSet, check_validation_set
 from boxcal.calibrators.evaluation.comparison import PAPERS_METHODS, MethodComparison, compare_methods
 from boxcal.calibrators.evaluation.tables import LEGEND, TITLES, is_best, mark, markdown, to_csv, value_text
-from boxcal.calibrators.method import parse
-from boxcal.calibrators.stored import reads_of_methods
+from boxcal.calibrators.method import parse, reads_of_methods
 
 
 def run(

@@ -16,7 +16,7 @@ from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.http.problems import BoxcalError
 from boxcal.app.predict.options import BoundsOption, Labels, check_bounds
 from boxcal.app.settings import limits
-from boxcal.calibrators.array_calibrator import ArrayCalibrator, Box, CalibratedRows
+from boxcal.calibrators.array_calibrator import ArrayCalibrator, Box, CalibratedArrays
 from boxcal.models.backends.backbone import Backbone, OpenBackbone
 from boxcal.models.errors import InvalidImage
 from boxcal.models.inputs.base import Samples
@@ -118,7 +118,7 @@ def scores_of(
     return np.asarray(backbone(backbone.inputs.batch(samples), alone=alone))
 
 
-def _predictions(calibrated: CalibratedRows, labels: Sequence[str], top_k: int) -> list[dict[str, object]]:
+def _predictions(calibrated: CalibratedArrays, labels: Sequence[str], top_k: int) -> list[dict[str, object]]:
     """List the most probable classes of each row; ties go to the larger calibrated logit."""
     probabilities, logits = calibrated.probabilities, calibrated.logits
     box = (np.broadcast_to(side, logits.shape) for side in calibrated.box)

@@ -18,7 +18,7 @@ from boxcal.app.http.problem_documents import problems
 from boxcal.app.registry.migrations import HEAD
 from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
-from boxcal.calibrators.stored import reads_of_methods
+from boxcal.calibrators.method import reads_of_methods
 from boxcal.models.backends.backbone import Backbone
 from boxcal.models.inputs.base import Kind
 

@@ -14,7 +14,7 @@ SPLITS = 10
 ADDITIONS = ("", "pb", "lb", "pb-mlp")
 BASES = ("uncalibrated", "ts", "pts", "ets", "dirichlet", "nc", "ta")
 """The bases of the paper's main table, each alone and with every addition."""
-OTHERS = ("auto", "vector", "sms", "matrix", "beta", "histogram", "isotonic", "venn-abers")
+OTHERS = ("auto", "vector", "sms", "matrix", "beta", "isotonic", "venn-abers")
 """Common methods that are not in the paper, and what `auto` selects."""
 WIDE = ("dirichlet", "matrix")
 """Methods with K² + K parameters and thirteen strengths of their penalty."""

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.recipe.model import Recipe
-from boxcal.calibrators.fitting.joint import dense_loss
-from boxcal.calibrators.fitting.tempered_rows import TemperedRows
+from boxcal.calibrators.fitting.rows import TemperedRows, dense_loss
 from boxcal.calibrators.operator.uniform import SortedRows
 
 EPOCHS, BATCH = 500, 256

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.calibrators.data import effective_samples
 from boxcal.calibrators.evaluation.outcomes import Tell, Vector, silent
 from boxcal.calibrators.evaluation.rows import Indices
 from boxcal.calibrators.evaluation.toplabel import Resampled
+from boxcal.calibrators.row_facts import effective_samples
 from boxcal.calibrators.threads import in_order
 
 LEVEL = 0.95

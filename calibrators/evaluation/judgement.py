@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from boxcal.calibrators.data import effective_samples
 from boxcal.calibrators.evaluation.bootstrap import (
     DRAWS,
     LEVEL,
@@ -44,6 +43,7 @@ from boxcal.calibrators.evaluation.toplabel import (
     TopLabelError,
 )
 from boxcal.calibrators.evaluation.verdict import LEVELS, Verdict
+from boxcal.calibrators.row_facts import effective_samples
 from boxcal.calibrators.threads import in_order
 
 TWO_SIDED = {"error_rate", "nll", "brier", "brier_refinement"}

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from boxcal.calibrators.calibrator import Calibrator
-from boxcal.calibrators.plain_rows import plain_rows
 
 Matrix = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -69,5 +68,4 @@ def some_rows(rows: ProbabilityRows, index: Indices) -> ProbabilityRows:
 
 def is_plain(calibrator: Calibrator) -> bool:
     """Whether a calibrator is one temperature and one box, and reads logits."""
-    logit_map, box = calibrator.logit_map, calibrator.bound_map
-    return plain_rows((logit_map.name, logit_map), (box.name, box), calibrator.num_classes) is not None
+    return calibrator.plain is not None

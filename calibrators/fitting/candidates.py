@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from boxcal.calibrators.checks import absent_classes, may_miss_classes, rare_classes, shows_errors
 from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.logit_maps.identity import Identity
+from boxcal.calibrators.maps.identity import Identity
 from boxcal.calibrators.method import catalogue, parse
 
 REGULARISED = {"vector", "sms", "dirichlet", "matrix"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.fitting.fitted import Fitted
-from boxcal.calibrators.logit_maps.identity import Identity
+from boxcal.calibrators.maps.constant_box import ConstantBounds
+from boxcal.calibrators.maps.identity import Identity
 from boxcal.calibrators.threads import over_blocks
 
 LARGEST_SCALE = 1e100
@@ -52,9 +52,10 @@ def remarks(found: Fitted, bounds: str, *, unchanged: bool) -> tuple[tuple[str, 
     edges, notes = [], []
     box, minimum = found.bound_map, found.minimum
     if bounds and isinstance(box, ConstantBounds):
-        if bounds != "pb-upper" and box.lower.item() <= 0.0:
+        lower, upper = box.pair
+        if bounds != "pb-upper" and lower <= 0.0:
             edges.append("lower")
-        if bounds != "pb-lower" and box.upper.item() >= 1.0:
+        if bounds != "pb-lower" and upper >= 1.0:
             edges.append("upper")
         if box.is_vacuous:
             notes.append("No bound lowers the validation NLL, so the learned bounds hold nothing back.")

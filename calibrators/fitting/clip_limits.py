@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from boxcal.calibrators.fitting import kernels
 from boxcal.calibrators.fitting.descent import Minimum, best_of, descend, distinct, local_minima
-from boxcal.calibrators.parametrised import Limits
+from boxcal.calibrators.maps.base import LogitMap
+from boxcal.calibrators.maps.fit_data import FitData
 
 Array = np.ndarray[Any, Any]
 
@@ -49,20 +49,13 @@ class SortedLogits:
 
 
 def fit_limits(
-    scores: Tensor,
-    labels: Tensor,
-    within: Limits,
-    *,
-    seed: int,
-    tick: Callable[[float], None],
-    thorough: bool,
-    weights: Array | None = None,
+    logit_map: LogitMap, data: FitData, *, seed: int, thorough: bool, tick: Callable[[float], None]
 ) -> Minimum:
     """Find the limits of least validation NLL, in the coordinates of `LogitBounding` and within its own.
 
     A search that is not thorough makes no perturbations around the optimum.
     """
-    z, y = scores.numpy(), labels.numpy()
+    z, y, weights, within = data.centred, data.classes, data.row_weights, logit_map.limits()
     order = np.random.default_rng(seed).permutation(len(y))
     few, some = (
         SortedLogits(z[rows], y[rows], None if weights is None else weights[rows])

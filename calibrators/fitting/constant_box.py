@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from boxcal.calibrators.bound_maps.constant import NARROWEST, WIDEST
 from boxcal.calibrators.fitting.descent import Minimum, best_of, descend, distinct, local_minima
+from boxcal.calibrators.maps.constant_box import NARROWEST, WIDEST
+from boxcal.calibrators.maps.parameters import Limits
 from boxcal.calibrators.operator.uniform import SortedRows
-from boxcal.calibrators.parametrised import Limits
 
 Array = np.ndarray[Any, Any]
 Sides = Literal["both", "lower", "upper"]

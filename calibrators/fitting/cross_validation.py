@@ -15,7 +15,7 @@ from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.fitting.fitted import Fitted
 from boxcal.calibrators.fitting.fitter import fit_checked
 from boxcal.calibrators.folds import fold_masks
-from boxcal.calibrators.logit_maps.identity import Identity
+from boxcal.calibrators.maps.identity import Identity
 from boxcal.calibrators.method import parse
 
 FOLDS, REPETITIONS = 5, 2

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import OptimizeResult, minimize
 from scipy.stats import qmc
 
-from boxcal.calibrators.parametrised import Limits
+from boxcal.calibrators.maps.parameters import Limits
 
 Array = np.ndarray[Any, Any]
 Objective = Callable[[Array], tuple[float, Array]]
@@ -100,7 +100,6 @@ def best_of(
     tolerance: float = 1e-14,
     seed: int = 0,
     tick: Callable[[float], None] | None = None,
-    rough: Objective | None = None,
 ) -> Minimum:
     """Descend from every start, then from random points around the best end, and keep the lowest.
 
@@ -109,8 +108,6 @@ def best_of(
     A loss of bounded probabilities has a kink wherever one more sample reaches a bound. Its minima are
     therefore in clusters, which are wider with fewer samples: descents from points at a decreasing distance
     look for the lowest.
-
-    These descend on `rough` if it is given, the objective to fewer digits; only one that ends lower goes on.
     """
     ends: list[tuple[Array, float]] = []
     evaluations = 0
@@ -129,13 +126,8 @@ def best_of(
         steps = _steps(perturbations, best.size, seed)
         for index, step in enumerate(steps):
             start = np.clip(best + reach * 0.02 ** (index / perturbations) * step, low, high)
-            end, value, used = descend(rough or objective, start, limits, iterations=25)
+            end, value, used = descend(objective, start, limits, iterations=25)
             evaluations += used
-            if rough:
-                value = objective(end)[0]
-            if rough and value < lowest:
-                end, value, used = descend(objective, end, limits, iterations=25)
-                evaluations += used
             if value < lowest:
                 best, lowest = end, value
             if tick:

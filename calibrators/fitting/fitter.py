@@ -10,33 +10,43 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from boxcal.calibrators.bound_maps.base import BoundMap
-from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.calibrator import Calibrator
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.fitting.certify import check_scale, mean_nll, remarks
-from boxcal.calibrators.fitting.closed_form_gradients import objective_of
+from boxcal.calibrators.fitting.clip_limits import fit_limits
 from boxcal.calibrators.fitting.constant_box import SAME, Sides, fit_box
-from boxcal.calibrators.fitting.descent import Array, Minimum, best_of, descend, distinct, not_above
+from boxcal.calibrators.fitting.descent import Array, Minimum
+from boxcal.calibrators.fitting.dual_loss import fit_shift
 from boxcal.calibrators.fitting.fitted import Fitted
-from boxcal.calibrators.fitting.joint import JointObjective
 from boxcal.calibrators.fitting.network_validation import WARMED
-from boxcal.calibrators.fitting.networks import SCREENED, Place, around, mean_of_networks
+from boxcal.calibrators.fitting.networks import Place, around, mean_of_networks
+from boxcal.calibrators.fitting.objective import Objective
 from boxcal.calibrators.fitting.result import Certificate, FitResult, Progress
-from boxcal.calibrators.logit_maps.base import LogitMap
-from boxcal.calibrators.logit_maps.chain import Chain
-from boxcal.calibrators.logit_maps.identity import Identity
-from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
-from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
+from boxcal.calibrators.fitting.rows import FitRows
+from boxcal.calibrators.fitting.search import lowest_minimum
+from boxcal.calibrators.fitting.strength import fit_linear
+from boxcal.calibrators.maps.base import BoxMap, LogitMap
+from boxcal.calibrators.maps.chain import Chain
+from boxcal.calibrators.maps.constant_box import ConstantBounds
+from boxcal.calibrators.maps.dual_bounding import DualProbabilityBounding
+from boxcal.calibrators.maps.identity import Identity
+from boxcal.calibrators.maps.linear import LinearMap
+from boxcal.calibrators.maps.logit_bounding import LogitBounding
+from boxcal.calibrators.maps.temperature import TemperatureScaling
 from boxcal.calibrators.method import BOUND_MAPS, Method, parse
 from boxcal.calibrators.operator.uniform import SortedRows
 
+Search = Callable[..., Minimum]
+SEARCHES: dict[type[LogitMap], Search] = {
+    LinearMap: fit_linear,
+    LogitBounding: fit_limits,
+    DualProbabilityBounding: fit_shift,
+}
+"""How maps are fitted alone that are not left to descents from their starts."""
+FEWEST_LOGITS: dict[type[LogitMap], int] = {DualProbabilityBounding: 200_000}
+"""Logits from which on such a search is the quicker one."""
 SIDES: dict[str, Sides] = {"pb": "both", "pb-lower": "lower", "pb-upper": "upper"}
-WARM_DISTANT, BEHIND = 0.1, 0.01
-"""Large sets, where descents begin on some of the rows: how far apart the ends are that go on to all rows,
-and how many nats behind the best they may be."""
 JOINT_PERTURBATIONS = 4
 
 Tick = Callable[[float], None]
@@ -124,7 +134,7 @@ class _Fits:
             logit_map.prepare(self.data)
         return logit_map
 
-    def _box(self, bounds: str = "") -> BoundMap:
+    def _box(self, bounds: str = "") -> BoxMap:
         return BOUND_MAPS.get(bounds, ConstantBounds)(self.data.num_classes)
 
     def _clip(self) -> LogitBounding:
@@ -132,43 +142,43 @@ class _Fits:
 
     def _map(self, method: Method) -> LogitMap:
         logit_map = method.logit_map(self.data.num_classes)
-        logit_map.thorough = self.thorough
         if logit_map.reads != "logits":
             logit_map.source(self.data)
-        logit_map.tick = self.tick
-        logit_map.prepare(self.data)
-        del logit_map.tick
+        logit_map.prepare(self.data, self.tick)
         return logit_map
 
     def _constant_box(self, bounds: str) -> Fitted:
         K = self.data.num_classes
         lower, upper, minimum = fit_box(
-            self._sorted,
+            self._rows.sorted,
             SIDES[bounds],
             seed=self.seed,
             perturbations=None if self.thorough else 0,
             tick=self.tick,
         )
-        return Fitted(Identity(K), ConstantBounds(K, lower, upper), minimum)
+        return Fitted(Identity(K), ConstantBounds.of(K, lower, upper), minimum)
 
     def _alone(self, method: Method) -> Fitted:
         """Fit a logit map without a box."""
         logit_map = self._map(method)
         contains = (TemperatureScaling.name,) if logit_map.contains_ts else ()
-        solution = logit_map.solve(self.data, self.seed, self.tick)
+        solution = logit_map.solve(self.data, self.tick)
         if solution:
             minimum = Minimum(logit_map.coordinates(), math.nan, *solution)
+            return Fitted(logit_map, self._box(), minimum, contains).valued(self.data)
+        kept = [logit_map.tempered(self.of(name).log_temperature)[0] for name in contains]
+        search = next((SEARCHES[one] for one in type(logit_map).__mro__ if one in SEARCHES), None)
+        if search and self.data.logits.numel() >= FEWEST_LOGITS.get(type(logit_map), 0):
+            minimum = search(logit_map, self.data, seed=self.seed, thorough=self.thorough, tick=self.tick)
         else:
-            kept = [logit_map.tempered(self.of(name).log_temperature)[0] for name in contains]
-            objective = self._objective(logit_map, None)
-            starts = list(logit_map.starts())
+            objective, starts = self._objective(logit_map, None), list(logit_map.starts())
             if objective.is_network:
-                maps = [(one, self._box()) for one in logit_map.variants(self.data)]
+                maps = [(one, self._box()) for one in logit_map.variants(self.data.centred)]
                 found = self._mean(objective, [Place(one, starts, starts) for one in maps])
                 plainer = [Fitted.at(maps[0], point, found.minimum) for point in kept]
                 return replace(self._lowest(found, plainer), contains=contains)
-            minimum = self._minimise(objective, starts, kept, logit_map.perturbations)
-            logit_map.set_coordinates(torch.from_numpy(minimum.coordinates))
+            minimum = self._minimum(objective, starts, kept, logit_map.perturbations)
+        logit_map.set_coordinates(minimum.coordinates)
         return Fitted(logit_map, self._box(), minimum, contains).valued(self.data)
 
     def _joined(self, method: Method) -> Fitted:
@@ -179,7 +189,7 @@ class _Fits:
         mapped = alone.mapped(self.data)
         box.prepare(mapped)
         bases, contains = [alone.members], [base]
-        kept: list[Tensor] = []
+        kept: list[Array] = []
         plainer: list[Fitted] = []
         other: Fitted | None = None
         # Logit bounding clips logits to multiples of their norm, which depends on a number added to a row.
@@ -191,7 +201,7 @@ class _Fits:
                 if box.is_network:
                     plainer.append(Fitted.at((logit_map, other.bound_map), bases[1][0], other.minimum))
                 else:
-                    kept.append(torch.cat([bases[1][0], self._constant_part(box, other)]))
+                    kept.append(np.concatenate([bases[1][0], self._constant_part(box, other)]))
             else:
                 bases += [[start] for start in logit_map.starts()[:2]]
                 fresh = self._unchanged_map(method)
@@ -214,7 +224,7 @@ class _Fits:
             same = box.coordinates_of(constant.bound_map)
             plain = Place.beside((logit_map, box), alone.members, alone.folds, [same])
         else:
-            starts = [torch.cat([base[0], self._best_box(logit_map, base[0])]) for base in bases]
+            starts = [np.concatenate([base[0], self._best_box(logit_map, base[0])]) for base in bases]
             plainer.append(replace(alone, bound_map=self._box()))
             if logit_map.is_network:
                 places = [
@@ -227,13 +237,13 @@ class _Fits:
         return replace(self._lowest(found, plainer), contains=tuple(contains))
 
     @staticmethod
-    def _constant_part(box: BoundMap, other: Fitted) -> Tensor:
+    def _constant_part(box: BoxMap, other: Fitted) -> Array:
         """Coordinates of the logit bounding or of the constant box of a fit."""
         if isinstance(other.logit_map, Chain):
-            return torch.from_numpy(other.logit_map.second.coordinates())
+            return other.logit_map.second.coordinates()
         return box.coordinates_of(other.bound_map)
 
-    def _same_everywhere(self, method: Method, constant: Fitted) -> BoundMap:
+    def _same_everywhere(self, method: Method, constant: Fitted) -> BoxMap:
         """Give a network that answers constant bounds."""
         box = self._box(method.bounds)
         box.prepare(constant.mapped(self.data))
@@ -250,45 +260,47 @@ class _Fits:
     def _found(
         self,
         logit_map: LogitMap,
-        box: BoundMap,
-        starts: Sequence[Place | Tensor],
-        kept: list[Tensor],
+        box: BoxMap,
+        starts: Sequence[Place | Array],
+        kept: list[Array],
         plain: Place | None,
     ) -> Fitted:
         """Minimise over the coordinates of both maps, and leave their parameters in them."""
         objective = self._objective(logit_map, None if isinstance(logit_map, Chain) else box)
         places = [start for start in starts if isinstance(start, Place)]
-        points = [start for start in starts if isinstance(start, Tensor)]
+        points = [start for start in starts if isinstance(start, np.ndarray)]
         if places:
             found = self._mean(objective, places, plain)
         else:
-            minimum = self._minimise(objective, points, kept, JOINT_PERTURBATIONS)
-            found = Fitted.at((logit_map, box), torch.from_numpy(minimum.coordinates), minimum).valued(
-                self.data
-            )
+            minimum = self._minimum(objective, points, kept, JOINT_PERTURBATIONS)
+            found = Fitted.at((logit_map, box), minimum.coordinates, minimum).valued(self.data)
         if not isinstance(found.bound_map, ConstantBounds):
             return found
-        lower, upper = found.bound_map.lower.item(), found.bound_map.upper.item()
+        lower, upper = found.bound_map.pair
         boxes = [(0.0, 1.0), (0.0, upper), (lower, 1.0), (lower, upper)]
         ends = [
-            replace(found, bound_map=ConstantBounds(self.data.num_classes, *limits)).valued(self.data)
+            replace(
+                found,
+                bound_map=ConstantBounds.of(self.data.num_classes, *limits),
+            ).valued(self.data)
             for limits in dict.fromkeys(boxes)
         ]
         lowest = min(end.minimum.value for end in ends)
         return next(end for end in ends if end.minimum.value <= lowest + SAME)
 
-    def _objective(self, logit_map: LogitMap, box: BoundMap | None) -> JointObjective:
+    def _objective(self, logit_map: LogitMap, box: BoxMap | None) -> Objective:
         """Give the objective of a fit."""
-        data, source = self.data, logit_map.source(self.data)
-        sort = (lambda: self._sorted) if logit_map.reads == "logits" else None
-        return objective_of(logit_map, box, source, data.labels, data.weights, sort=sort)
+        if logit_map.reads == "logits":
+            return Objective(logit_map, box, self._rows)
+        rows = FitRows(logit_map.source(self.data), self.data.classes, self.data.row_weights)
+        return Objective(logit_map, box, rows)
 
     @cached_property
-    def _sorted(self) -> SortedRows:
-        """The logits, sorted once for all objectives that read them sorted."""
-        return SortedRows(self.data.scores, self.data.labels, self.data.row_weights)
+    def _rows(self) -> FitRows:
+        """The logits, prepared once for all objectives."""
+        return FitRows(self.data.centred, self.data.classes, self.data.row_weights)
 
-    def _mean(self, objective: JointObjective, places: Sequence[Place], plain: Place | None = None) -> Fitted:
+    def _mean(self, objective: Objective, places: Sequence[Place], plain: Place | None = None) -> Fitted:
         """Fit networks, and answer their mean."""
         return mean_of_networks(
             objective,
@@ -301,60 +313,37 @@ class _Fits:
             tick=self.tick,
         )
 
-    def _best_box(self, logit_map: LogitMap, start: Tensor) -> Tensor:
+    def _best_box(self, logit_map: LogitMap, start: Array) -> Array:
         """Coordinates of the best constant box behind a map, on some of the samples."""
-        logit_map.set_coordinates(start)
         data = self._some
-        with torch.no_grad():
-            mapped = logit_map(logit_map.source(data))
-        rows = SortedRows(mapped, data.labels, data.row_weights)
+        mapped = logit_map.moved(start)(logit_map.source(data))
+        rows = SortedRows(mapped, data.classes, data.row_weights)
         *_, box = fit_box(rows, "both", seed=self.seed, perturbations=0)
-        return torch.from_numpy(box.coordinates)
+        return box.coordinates
+
+    def _minimum(
+        self, objective: Objective, starts: list[Array], kept: list[Array], perturbations: int
+    ) -> Minimum:
+        """Descend from the starts."""
+        return lowest_minimum(
+            objective,
+            starts,
+            kept,
+            self._order,
+            perturbations=perturbations,
+            thorough=self.thorough,
+            seed=self.seed,
+            tick=self.tick,
+        )
 
     @cached_property
     def _some(self) -> ValidationSet:
         """Enough of the samples to find where to start."""
         if len(self.data) <= 2 * WARMED:
             return self.data
-        return self.data.rows(self._order[:WARMED])
-
-    def _minimise(
-        self, objective: JointObjective, starts: list[Tensor], kept: list[Tensor], perturbations: int
-    ) -> Minimum:
-        """Descend from the starts; the answer is not above the points kept, optima of methods contained."""
-        limits, followed = objective.limits, objective.logit_map.followed
-        points, rough = self._most_promising(objective, starts, followed), None
-        if len(points) > 1 and len(self._order) > 2 * WARMED:
-            rough = objective.rough()
-            some = rough.rows(self._order[:WARMED])
-            ends = [descend(some, point, limits, tolerance=1e-10) for point in points]
-            ends.sort(key=lambda end: end[1])
-            close = [point for point, value, _ in ends if value <= ends[0][1] + BEHIND]
-            points = distinct(close, WARM_DISTANT, followed)
-        if not self.thorough:
-            points, perturbations = points[: len(points) // 2 + 1], 0
-        minimum = best_of(
-            objective,
-            points,
-            limits,
-            perturbations=perturbations,
-            tolerance=1e-14 if self.thorough else 1e-9,
-            seed=self.seed,
-            tick=self.tick,
-            rough=None if rough is objective else rough,
-        )
-        return not_above(objective, minimum, map(Tensor.numpy, kept), limits)
+        return self.data.rows(torch.from_numpy(self._order[:WARMED]))
 
     @cached_property
-    def _order(self) -> Tensor:
+    def _order(self) -> Array:
         """A random order of the samples."""
-        return torch.from_numpy(np.random.default_rng(self.seed).permutation(len(self.data)))
-
-    def _most_promising(self, objective: JointObjective, starts: list[Tensor], count: int) -> list[Array]:
-        """Of many starts, give those that are lowest on some of the rows."""
-        points = [start.numpy() for start in starts]
-        if len(points) > count:
-            some = objective.rows(self._order[:SCREENED])
-            with torch.no_grad():
-                points.sort(key=lambda point: some(point)[0])
-        return points[:count]
+        return np.random.default_rng(self.seed).permutation(len(self.data))

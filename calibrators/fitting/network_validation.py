@@ -7,16 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
 
-from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.fitting.descent import Array, Loss, descend
-from boxcal.calibrators.fitting.joint import JointObjective
-from boxcal.calibrators.logit_maps.base import LogitMap
-from boxcal.calibrators.parametrised import Limits
+from boxcal.calibrators.fitting.objective import Objective
+from boxcal.calibrators.maps.base import BoxMap, LogitMap
+from boxcal.calibrators.maps.parameters import Limits
 
 WARMED = 2000
-"""Rows on which descents begin."""
+"""DescentRows on which descents begin."""
 EPOCHS, PATIENCE = 200, 12
 """Iterations of a network's descent at most, and without a lower held-out loss."""
 HELD = 30
@@ -30,27 +28,27 @@ MOST_COORDINATES = 1000
 """Of maps whose networks may go a share of the way: the paths of larger ones take too much memory."""
 
 
-class Rows(NamedTuple):
+class DescentRows(NamedTuple):
     """The loss of a descent, on all of its rows and on a few."""
 
-    all: JointObjective
-    few: JointObjective
+    all: Objective
+    few: Objective
 
     @classmethod
-    def of(cls, objective: JointObjective, index: Tensor) -> Rows:
+    def of(cls, objective: Objective, index: Array) -> DescentRows:
         """Take the rows with these indices, which are in random order."""
         return cls(objective.rows(index), objective.rows(index[:WARMED]))
 
-    def with_maps(self, maps: tuple[LogitMap, BoundMap | None]) -> Rows:
+    def with_maps(self, maps: tuple[LogitMap, BoxMap | None]) -> DescentRows:
         """Give the losses of maps whose networks read something else."""
-        return Rows(self.all.with_maps(*maps), self.few.with_maps(*maps))
+        return DescentRows(self.all.with_maps(*maps), self.few.with_maps(*maps))
 
 
-class Fold(NamedTuple):
+class HeldOutFold(NamedTuple):
     """One part of the cross-validation: the rows used, and those that judge."""
 
-    used: Rows
-    unseen: JointObjective
+    used: DescentRows
+    unseen: Objective
 
 
 class NetworkStart(NamedTuple):
@@ -61,7 +59,7 @@ class NetworkStart(NamedTuple):
     exact
         The loss of every row.
     rows
-        The same to fewer digits.
+        The same, in random order.
     folds
         Of the cross-validation.
     points
@@ -75,15 +73,15 @@ class NetworkStart(NamedTuple):
         Nats by which its cross-validated loss must be lower than that of others to be chosen.
     """
 
-    exact: JointObjective
-    rows: Rows
-    folds: Sequence[Fold]
+    exact: Objective
+    rows: DescentRows
+    folds: Sequence[HeldOutFold]
     points: Sequence[Array]
     fold_points: Sequence[Array]
     held: int = 0
     handicap: float = 0.0
 
-    def approached(self, point: Array, rows: Rows, limits: Limits | None) -> tuple[Array, int]:
+    def approached(self, point: Array, rows: DescentRows, limits: Limits | None) -> tuple[Array, int]:
         """Descend without the coordinates that are held; return coordinates and the number of evaluations."""
         if not self.held:
             return point, 0
@@ -137,7 +135,7 @@ def cross_validated(
         return Choice(0, 0, 0.0), 0
     evaluations, curves = 0, np.zeros((len(starts), len(folds), EPOCHS + 1))
     paths: dict[tuple[int, int], list[Array]] = {}
-    sizes = np.array([len(fold.unseen.labels) for fold in starts[0].folds])
+    sizes = np.array([len(fold.unseen.data) for fold in starts[0].folds])
     compared, done = list(range(len(starts))), 0
     finalists = 1 if sizes.sum() > MANY else min(FINALISTS, len(starts))
     descents = len(starts) * SCREENING + finalists * len(folds[SCREENING:])

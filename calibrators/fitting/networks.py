@@ -7,19 +7,22 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from boxcal.calibrators.bound_maps.base import BoundMap
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.fitting.descent import AGREE_WITHIN, Array, Minimum, descend, projected_gradient
 from boxcal.calibrators.fitting.fitted import Fitted, Maps
-from boxcal.calibrators.fitting.joint import JointObjective
-from boxcal.calibrators.fitting.network_validation import SCREENING, Fold, NetworkStart, Rows, cross_validated
+from boxcal.calibrators.fitting.network_validation import (
+    SCREENING,
+    DescentRows,
+    HeldOutFold,
+    NetworkStart,
+    cross_validated,
+)
+from boxcal.calibrators.fitting.objective import Objective
 from boxcal.calibrators.folds import FOLDS, fold_masks
-from boxcal.calibrators.logit_maps.base import LogitMap
-from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
-from boxcal.calibrators.parametrised import Limits
+from boxcal.calibrators.maps.base import BoxMap, LogitMap
+from boxcal.calibrators.maps.parameters import Limits
+from boxcal.calibrators.maps.temperature import TemperatureScaling
 
 SCREENED = 1000
 """Rows on which the starts of a map that has many are compared."""
@@ -47,35 +50,37 @@ class Place(NamedTuple):
     """
 
     maps: Maps
-    points: Sequence[Tensor]
-    folds: Sequence[Tensor]
+    points: Sequence[Array]
+    folds: Sequence[Array]
     held: int = 0
 
     @classmethod
     def beside(
         cls,
         maps: Maps,
-        bases: Sequence[Tensor],
-        folds: Sequence[Tensor],
-        lasts: Sequence[Tensor],
+        bases: Sequence[Array],
+        folds: Sequence[Array],
+        lasts: Sequence[Array],
         held: int = 0,
     ) -> Place:
         """Put coordinates of the first map, of networks and of folds, beside those of the second."""
         return cls(maps, combined(bases, lasts), combined(folds, lasts), held)
 
 
-def combined(firsts: Sequence[Tensor], lasts: Sequence[Tensor]) -> list[Tensor]:
+def combined(firsts: Sequence[Array], lasts: Sequence[Array]) -> list[Array]:
     """Join coordinates of the first map to those of the second; the shorter list is repeated."""
     count = max(len(firsts), len(lasts))
-    return [torch.cat(pair) for pair in zip(repeated(firsts, count), repeated(lasts, count), strict=True)]
+    return [
+        np.concatenate(pair) for pair in zip(repeated(firsts, count), repeated(lasts, count), strict=True)
+    ]
 
 
-def repeated(points: Sequence[Tensor], count: int) -> list[Tensor]:
+def repeated(points: Sequence[Array], count: int) -> list[Array]:
     """Give as many points, from the first again after the last."""
     return [points[at % len(points)] for at in range(count)]
 
 
-def around(maps: Maps, alone: Fitted, other: Fitted | None, constant: Fitted, mapped: Tensor) -> list[Place]:
+def around(maps: Maps, alone: Fitted, other: Fitted | None, constant: Fitted, mapped: Array) -> list[Place]:
     """Give the places from which the networks of a box descend.
 
     Where the best constant box is vacuous, descents that are free to change the temperature of `ts` end there
@@ -94,15 +99,15 @@ def around(maps: Maps, alone: Fitted, other: Fitted | None, constant: Fitted, ma
         cross-validation need not choose that again.
     constant : Fitted
         The logit map in a constant box.
-    mapped : Tensor
+    mapped : Array
         (N, K) logits that `alone` maps to.
     """
     logit_map, box = maps
-    near, middle = box.starts_at(torch.from_numpy(constant.bound_map.coordinates()))
+    near, middle = box.starts_at(constant.bound_map.coordinates())
     bases, folds, held = alone.members, alone.folds, 0
     first = Place.beside(maps, bases, folds, near)
     if logit_map.normalises:
-        boxes: Sequence[BoundMap] = [box]
+        boxes: Sequence[BoxMap] = [box]
     elif other and other.has_networks:
         boxes = [box.reading_as(other.bound_map)]
         if logit_map.is_network:
@@ -116,17 +121,17 @@ def around(maps: Maps, alone: Fitted, other: Fitted | None, constant: Fitted, ma
     return [first, *(Place.beside((logit_map, one), bases, folds, middle, held) for one in boxes)]
 
 
-def _constant_base(logit_map: LogitMap, points: Sequence[Tensor]) -> list[Tensor]:
+def _constant_base(logit_map: LogitMap, points: Sequence[Array]) -> list[Array]:
     """Replace the log temperature, which comes first, by a network that answers it in all rows."""
     starts = [logit_map.tempered(float(point[0])) for point in points]
-    return [torch.cat([some[at % len(some)], points[at][1:]]) for at, some in enumerate(starts)]
+    return [np.concatenate([some[at % len(some)], points[at][1:]]) for at, some in enumerate(starts)]
 
 
 def mean_of_networks(
-    objective: JointObjective,
+    objective: Objective,
     places: Sequence[Place],
     data: ValidationSet,
-    order: Tensor,
+    order: Array,
     seed: int,
     *,
     plain: Place | None = None,
@@ -140,11 +145,11 @@ def mean_of_networks(
 
     Parameters
     ----------
-    objective : JointObjective
+    objective : Objective
         On all rows.
     places : sequence of Place
     data : ValidationSet
-    order : Tensor
+    order : Array
         (N,) int64: a random order of the rows.
     seed : int
         Of the folds.
@@ -158,26 +163,27 @@ def mean_of_networks(
     """
     if len(places) > MOST_PLACES:
         some = objective.rows(order[:SCREENED])
-        places = sorted(places, key=lambda place: some(place.points[0].numpy())[0])[:MOST_PLACES]
+        places = sorted(places, key=lambda place: some(place.points[0])[0])[:MOST_PLACES]
     networks = max(len(place.points) for place in places) if thorough else SCREENING
-    masks = fold_masks(data, FOLDS, seed)[: None if thorough else SCREENING]
-    rough = objective.rough()
-    every = Rows.of(rough, order)
-    folds = [Fold(Rows.of(rough, order[~unseen[order]]), rough.rows(unseen)) for unseen in masks]
+    masks = [mask.numpy() for mask in fold_masks(data, FOLDS, seed)[: None if thorough else SCREENING]]
+    every = DescentRows.of(objective, order)
+    folds = [
+        HeldOutFold(DescentRows.of(objective, order[~unseen[order]]), objective.rows(unseen))
+        for unseen in masks
+    ]
     starts = []
     for place in places:
         maps = place.maps[0], place.maps[1] if objective.bound_map else None
-        own = [Fold(used.with_maps(maps), unseen.with_maps(*maps)) for used, unseen in folds]
-        points = [point.numpy() for point in place.points[:networks]]
-        unseen = [point.numpy() for point in repeated(place.folds, len(folds))]
+        own = [HeldOutFold(used.with_maps(maps), unseen.with_maps(*maps)) for used, unseen in folds]
+        points, unseen = list(place.points[:networks]), repeated(place.folds, len(folds))
         handicap = 0.0 if place.maps == places[0].maps else HANDICAP
         exact = objective.with_maps(*maps)
         starts.append(NetworkStart(exact, every.with_maps(maps), own, points, unseen, place.held, handicap))
     plain = plain or places[0]
-    fold_plain = [point.numpy() for point in repeated(plain.folds, len(folds))]
-    best, minimum = best_epochs(starts, plain.points[0].numpy(), fold_plain, objective.limits, tick)
+    fold_plain = repeated(plain.folds, len(folds))
+    best, minimum = best_epochs(starts, plain.points[0], fold_plain, objective.limits, tick)
     first, last = places[best].maps
-    lowest = Fitted.at((first, last), torch.from_numpy(minimum.coordinates), minimum).valued(data)
+    lowest = Fitted.at((first, last), minimum.coordinates, minimum).valued(data)
     lowest = replace(lowest, minimum=replace(lowest.minimum, folds=minimum.folds))
     if len(minimum.members) == 1:
         return lowest

@@ -9,7 +9,7 @@ so the gain of the best is overstated, and is corrected.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,8 +30,8 @@ from boxcal.calibrators.fitting.cross_validation import (
 )
 from boxcal.calibrators.fitting.fitter import fit_checked
 from boxcal.calibrators.fitting.result import FitResult, Progress
-from boxcal.calibrators.logit_maps.identity import Identity
-from boxcal.calibrators.method import ADDITIONS, catalogue, parse
+from boxcal.calibrators.maps.identity import Identity
+from boxcal.calibrators.method import ADDITIONS, Method, catalogue, parse
 
 BUDGET_SECONDS = 120.0
 """How long candidates are compared, unless the caller says otherwise."""
@@ -126,8 +126,11 @@ def _repeat(comparison: Comparison, names: Sequence[str]) -> None:
 
 
 def _bases(comparison: Comparison, names: Sequence[str]) -> list[str]:
-    """Give the logit maps that bounds are added to: of the best method, and of the next if it is close."""
-    finished = comparison.finished(names)
+    """Give the logit maps that bounds are added to: of the best of those that are, and the next if close."""
+    listed = catalogue()
+    finished = [name for name in comparison.finished(names) if _is_base(parse(name), listed)]
+    if not finished:
+        return []
     best = comparison.lowest(finished)
     bases = [parse(best).logit_map.name]
     others = [name for name in finished if parse(name).logit_map.name != bases[0]]
@@ -136,6 +139,11 @@ def _bases(comparison: Comparison, names: Sequence[str]) -> list[str]:
         if not comparison.is_behind(second, best, NOT_CLOSE, comparison.first):
             bases.append(parse(second).logit_map.name)
     return bases
+
+
+def _is_base(method: Method, listed: Mapping[str, Method]) -> bool:
+    """Whether bounds can be added to the logit map of a method; those of plain logits are listed alone."""
+    return method.logit_map is Identity or f"{method.logit_map.name}+{ADDITIONS[0]}" in listed
 
 
 def _leads(comparison: Comparison, name: str, base: str) -> bool:

@@ -17,9 +17,7 @@ from torch import Tensor
 from boxcal.calibrators.calibrator import Calibrator
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.fitting.entry import fit
-from boxcal.calibrators.logit_maps.chain import Chain
-from boxcal.calibrators.logit_maps.class_prior import ClassPriorAdjustment
-from boxcal.calibrators.logit_maps.temperature import best_temperature
+from boxcal.calibrators.maps.temperature import best_temperature
 from boxcal.calibrators.monitoring.class_prior import (
     FEWEST_ROWS,
     SMALLEST_FREQUENCY,
@@ -27,7 +25,6 @@ from boxcal.calibrators.monitoring.class_prior import (
     prior_offsets,
 )
 from boxcal.calibrators.monitoring.state import Array
-from boxcal.calibrators.stored import adjusted_method
 
 BIAS_LABELS_PER_CLASS = 20
 """Labels a class from which an offset of each class is fitted to labels."""
@@ -67,42 +64,6 @@ class Candidate:
         return self.calibrator.method
 
 
-def adjust(
-    calibrator: Calibrator, offsets: Array, temperature: float = 1.0, *, suffix: str = "+em"
-) -> Calibrator:
-    """Build the calibrator whose logits are `(z + offsets) / temperature`; its bounds stay.
-
-    An adjustment of an adjusted calibrator is one adjustment of the same map.
-
-    Parameters
-    ----------
-    calibrator
-        Gives the logits z; unchanged.
-    offsets
-        (K,) in nats.
-    temperature
-        Positive.
-    suffix
-        Names the adjustment, one of `SUFFIXES`.
-    """
-    first, name = calibrator.logit_map, calibrator.method
-    added, divisor = torch.as_tensor(offsets, dtype=torch.float64), float(temperature)
-    if isinstance(first, Chain) and isinstance(first.second, ClassPriorAdjustment):
-        earlier = first.second
-        added = earlier.adjustment_offsets + added * earlier.adjustment_temperature
-        divisor *= earlier.adjustment_temperature.item()
-        first, name = first.first, adjusted_method(name)
-    second = ClassPriorAdjustment(calibrator.num_classes)
-    second.set_parameters({"adjustment_offsets": added, "adjustment_temperature": torch.tensor(divisor)})
-    return Calibrator(
-        name + suffix,
-        Chain(first, second),
-        calibrator.bound_map,
-        calibrator.num_classes,
-        centred=calibrator.centred,
-    )
-
-
 def adjust_class_prior(calibrator: Calibrator, source: Array, target: Array) -> Calibrator:
     """Adjust a calibrator fitted where classes have frequencies `source` (K,) to frequencies `target` (K,).
 
@@ -113,7 +74,7 @@ def adjust_class_prior(calibrator: Calibrator, source: Array, target: Array) -> 
     """
     if len(source) != calibrator.num_classes:
         raise ValueError(f"{calibrator.num_classes} classes need as many class frequencies above 0")
-    return adjust(calibrator, prior_offsets(source, target))
+    return calibrator.adjusted(prior_offsets(source, target))
 
 
 def candidates(
@@ -159,14 +120,14 @@ def candidates(
         target = estimate_class_prior(champion(everything).numpy(), source)
         add(adjust_class_prior(champion, source, target), 0)
         # The class frequencies of miscalibrated answers are wrong: first a temperature, and one after.
-        tempered = adjust(champion, np.zeros(len(source)), best_temperature(ValidationSet(mapped, truth))[0])
+        tempered = champion.adjusted(np.zeros(len(source)), best_temperature(ValidationSet(mapped, truth))[0])
         target = estimate_class_prior(tempered(everything).numpy(), source)
         shifted = adjust_class_prior(tempered, source, target)
         last = best_temperature(ValidationSet(shifted.calibrate(scores).logits, truth))[0]
-        add(adjust(shifted, np.zeros(len(source)), last, suffix="+em+ts"), 1)
+        add(shifted.adjusted(np.zeros(len(source)), last, suffix="+em+ts"), 1)
     if len(truth) >= BIAS_LABELS_PER_CLASS * len(source):
         offsets, temperature = _bias(mapped, truth)
-        add(adjust(champion, offsets, temperature, suffix="+bias"), len(source) + 1)
+        add(champion.adjusted(offsets, temperature, suffix="+bias"), len(source) + 1)
     for version, (calibrator, prior) in (earlier or {}).items():
         nll = mean_nll(calibrator, scores, truth)
         found.append(Candidate(calibrator, nll, 0, nll, uniform if prior is None else prior, version))

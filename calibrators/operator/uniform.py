@@ -17,7 +17,6 @@ from torch import Tensor
 from boxcal.calibrators.operator.compiling import compiled
 from boxcal.calibrators.operator.constants import UNDERFLOW, sum_tolerance
 from boxcal.calibrators.operator.cpu_loops import SUMMING
-from boxcal.calibrators.operator.shortening import shorten
 from boxcal.calibrators.threads import blocks, over_rows
 
 Floats = NDArray[np.float64]
@@ -77,8 +76,6 @@ class SortedRows:
         Each row less its largest logit, ascending.
     label_scores : float64 ndarray of shape (N,)
         The label's logit of each row less the largest.
-    counts : float64 ndarray of shape (K,)
-        How many classes each entry of a row stands for: 1, but for what `rough` gives.
 
     Raises
     ------
@@ -113,7 +110,7 @@ class SortedRows:
         self.scores = scores
         self._weights = None if weights is None else weights / weights.sum()
         self.label_scores: Floats = np.empty(self.num_rows)
-        self._stand_for(np.ones(self.num_classes))
+        self._cuts = open_cuts(self.scores)
 
         def prepare(rows: slice) -> None:
             for block in blocks(rows, self.num_classes):
@@ -121,30 +118,12 @@ class SortedRows:
 
         over_rows(prepare, self.num_rows, worth=scores.size > MANY)
 
-    def _stand_for(self, counts: Floats) -> None:
-        """Let each entry of a row stand for so many classes."""
-        self.counts = counts
-        self._before: Floats = np.concatenate([[0.0], np.cumsum(counts)])
-        self._cuts = open_cuts(self.scores)
-
-    def rough(self) -> Self:
-        """Give shorter rows, which stand for the same classes, if little is lost."""
-        short = shorten(self.scores, self.counts)
-        if short is None:
-            return self
-        part = copy(self)
-        part.__dict__.pop("_sums", None)
-        part.__dict__.pop("_log_scales", None)
-        part.scores = short[0]
-        part._stand_for(short[1])
-        return part
-
     @cached_property
     def _sums(self) -> Floats:
         """As `_running_sums` fills them. What only reads the sorted logits has no need of them."""
         sums = np.empty_like(self.scores)
         over_rows(
-            lambda rows: _running_sums(self.scores[rows], self.counts, sums[rows]),
+            lambda rows: _running_sums(self.scores[rows], sums[rows]),
             self.num_rows,
             worth=self.scores.size > MANY,
         )
@@ -235,7 +214,7 @@ class SortedRows:
         rows: Any = (self.scores, self._sums, self._log_scales, self.label_scores)
         arrays: Any = (*rows, low, high, *logs, self._cuts, *result)
         over_rows(
-            lambda rows: _label_log_probability(self._before, *(array[rows] for array in arrays)),
+            lambda rows: _label_log_probability(*(array[rows] for array in arrays)),
             self.num_rows,
             worth=self.scores.size > MANY,
         )
@@ -243,12 +222,12 @@ class SortedRows:
 
 
 @compiled
-def _running_sums(scores: Floats, counts: Floats, sums: Floats) -> None:
-    """Fill sums[n, j] with the sum over i <= j of counts[i] exp(scores[n, i] - scores[n, j])."""
+def _running_sums(scores: Floats, sums: Floats) -> None:
+    """Fill sums[n, j] with the sum over i <= j of exp(scores[n, i] - scores[n, j])."""
     for n in range(scores.shape[0]):
-        sums[n, 0] = counts[0]
+        sums[n, 0] = 1.0
         for j in range(1, scores.shape[1]):
-            sums[n, j] = counts[j] + sums[n, j - 1] * math.exp(scores[n, j - 1] - scores[n, j])
+            sums[n, j] = 1.0 + sums[n, j - 1] * math.exp(scores[n, j - 1] - scores[n, j])
 
 
 @njit(fastmath=SUMMING, error_model="numpy")
@@ -361,7 +340,6 @@ def solve_row(  # noqa: PLR0917 - as above
 
 @compiled
 def _label_log_probability(  # noqa: PLR0917 - as above
-    before: Floats,
     scores: Floats,
     sums: Floats,
     log_scales: Floats,
@@ -380,8 +358,8 @@ def _label_log_probability(  # noqa: PLR0917 - as above
     `log_scales` (N,) are the logs of 1/Z without bounds. `cuts` (N, 2) holds where the last call found the
     cuts of each row, and is updated.
     """
-    entries = scores.shape[1]
-    classes = before[entries]
+    entries = classes = scores.shape[1]
+    before = one_each(classes)
     for n in range(scores.shape[0]):
         a, b, log_a, log_b = lower[n], upper[n], log_lower[n], log_upper[n]
         by_lower[n] = by_upper[n] = 0.0

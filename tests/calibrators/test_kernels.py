@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from boxcal.calibrators import box_constrained_softmax
+from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.fitting.clip_limits import SortedLogits
-from boxcal.calibrators.fitting.closed_form_gradients import DualBounding
 from boxcal.calibrators.fitting.descent import MOST_HALTON, best_of
-from boxcal.calibrators.fitting.joint import dense_loss
-from boxcal.calibrators.fitting.soft_threshold import fit_shift
-from boxcal.calibrators.logit_maps.dual_bounding import DualProbabilityBounding
-from boxcal.calibrators.logit_maps.logit_bounding import LogitBounding
+from boxcal.calibrators.fitting.dual_loss import DualLoss, fit_shift
+from boxcal.calibrators.fitting.objective import objective_of
+from boxcal.calibrators.fitting.rows import dense_loss
+from boxcal.calibrators.maps.dual_bounding import DualProbabilityBounding
+from boxcal.calibrators.maps.logit_bounding import LogitBounding
 from tests.calibrators.samples import overconfident
 
 
@@ -58,33 +59,33 @@ def test_loss_of_clipped_logits_and_its_derivatives(num_classes: int) -> None:
     logits = torch.randn(200, num_classes, generator=generator, dtype=torch.float64) * 4.0
     labels = torch.randint(num_classes, (200,), generator=generator)
     prepared = SortedLogits(logits.numpy(), labels.numpy())
-    bounding = LogitBounding(num_classes)
+    general = objective_of(LogitBounding(num_classes), None, logits.numpy(), labels.numpy())
     for lower, share in ((-1.0, 1.0), (-0.3, 0.4), (-0.05, 0.06), (0.1, 0.2), (-0.7, 0.3), (0.0, 0.0)):
-        x = torch.tensor([lower, share], dtype=torch.float64, requires_grad=True)
-        clipped = torch.func.functional_call(bounding, bounding.parameters_from(x), (logits,))
-        loss = torch.nn.functional.cross_entropy(clipped, labels)
-        torch.autograd.backward(loss)
         value, gradient = prepared(np.array([lower, share]))
-        assert value == pytest.approx(loss.item(), abs=1e-12)
-        assert x.grad is not None
+        expected, slopes = general(np.array([lower, share]))
+        assert value == pytest.approx(expected, abs=1e-12)
         if share > 0.0:
-            np.testing.assert_allclose(gradient, x.grad.numpy(), atol=1e-10)
+            np.testing.assert_allclose(gradient, slopes, atol=1e-10)
 
 
 def test_dual_bounding_in_float32_and_its_quick_search() -> None:
-    logits, labels = overconfident(2500, 30)
+    data = check_validation_set(*overconfident(2500, 30))
     mapping = DualProbabilityBounding(30)
-    exact = DualBounding(mapping, None, logits, labels)
-    starts = [start.numpy() for start in mapping.starts()]
-    for start in starts:
-        value, gradient = exact.rough()(start)
+    exact = DualLoss(data.centred, data.classes)
+    general = objective_of(mapping, None, data.centred, data.classes)
+    for start in mapping.starts():
+        value, gradient = exact(start)
+        assert value == pytest.approx(general(start)[0], abs=1e-12)
+        np.testing.assert_allclose(gradient, general(start)[1], atol=1e-12)
+        value, gradient = exact.in_float32()(start)
         assert value == pytest.approx(exact(start)[0], abs=1e-6)
         np.testing.assert_allclose(gradient, exact(start)[1], atol=1e-6)
-    large = DualBounding(mapping, None, logits * 1e4, labels)
-    assert large.rough()(starts[0])[0] == large(starts[0])[0]
-    quick = fit_shift(exact, starts, seed=0, thorough=True, tick=lambda fraction: None)
+    large = DualLoss(data.centred * 1e4, data.classes)
+    start = mapping.starts()[0]
+    assert large.in_float32()(start)[0] == large(start)[0]
+    quick = fit_shift(mapping, data, seed=0, thorough=True, tick=lambda fraction: None)
     assert quick.value == exact(quick.coordinates)[0]
-    assert quick.value <= best_of(exact, starts, exact.limits, perturbations=4).value + 1e-5
+    assert quick.value <= best_of(exact, mapping.starts(), mapping.limits(), perturbations=4).value + 1e-5
 
 
 @pytest.mark.parametrize("size", [MOST_HALTON, MOST_HALTON + 1, 10_000])

@@ -9,15 +9,14 @@ import torch
 
 from boxcal.calibrators import Bounds, Calibrator, fit, methods
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
-from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.errors import ExportError
-from boxcal.calibrators.formulas import CENTRED
-from boxcal.calibrators.logit_maps.identity import Identity
-from boxcal.calibrators.network import TopLogitsNetwork
+from boxcal.calibrators.maps.constant_box import ConstantBounds
+from boxcal.calibrators.maps.identity import Identity
+from boxcal.calibrators.maps.network import CENTRED, NetworkMap
 from tests.calibrators.samples import Everything, everything
 
 CLASSES = 5
-TABLES = {"histogram", "isotonic", "venn-abers"}
+TABLES = {"isotonic", "venn-abers"}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +60,7 @@ def test_methods_without_an_onnx_form_are_named(method: str, data: Everything, t
 
 
 def test_fitted_bounds_yield_to_bounds_that_are_inputs(data: Everything, tmp_path: Path) -> None:
-    calibrator = Calibrator("pb", Identity(CLASSES), ConstantBounds(CLASSES, 0.05, 0.5), CLASSES)
+    calibrator = Calibrator("pb", Identity(CLASSES), ConstantBounds.of(CLASSES, 0.05, 0.5), CLASSES)
     calibrator.to_onnx(tmp_path / "calibrator.onnx", request_bounds=True)
     logits = data.logits[:40].float()
     rng = np.random.default_rng(0)
@@ -80,13 +79,11 @@ def test_fitted_bounds_yield_to_bounds_that_are_inputs(data: Everything, tmp_pat
 def test_networks_that_read_centred_logits_are_exported_and_served_alike(method: str, tmp_path: Path) -> None:
     logits = 3 * torch.randn(64, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     calibrator = fit(method, logits, torch.arange(64) % 12).calibrator
-    maps = calibrator.logit_map, calibrator.bound_map
-    networks = [part for each in maps for part in each.modules() if isinstance(part, TopLogitsNetwork)]
-    assert len(networks) == 1 + ("+" in method)
-    for number, network in enumerate(networks):
-        network.prepare(logits, CENTRED)
-        for parameter in network.parameters():
-            torch.nn.init.normal_(parameter, std=0.5, generator=torch.Generator().manual_seed(number))
+    maps = [one for one in (calibrator.logit_map, calibrator.bound_map) if isinstance(one, NetworkMap)]
+    assert len(maps) == 1 + ("+" in method)
+    for number, one in enumerate(maps):
+        one.prepare_network(logits.numpy(), CENTRED)
+        one.set_coordinates(0.5 * np.random.default_rng(number).normal(size=one.size))
     expected = calibrator(logits).numpy()
     np.testing.assert_allclose(calibrator(logits + 7.0).numpy(), expected, rtol=0, atol=1e-12)
     calibrator.to_onnx(tmp_path / "calibrator.onnx")

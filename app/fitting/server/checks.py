@@ -28,7 +28,7 @@ from boxcal.app.http.problems import (
     UploadTooLarge,
 )
 from boxcal.app.settings import limits
-from boxcal.calibrators.stored import reads_of_methods
+from boxcal.calibrators.method import reads_of_methods
 
 CHECK_MEMORY_BYTES = 256 * 2**20
 """Memory of a check beside the arrays; most of it is address space that threads of libraries reserve."""

@@ -15,7 +15,7 @@ from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.active import ServedCalibrator
 from boxcal.app.registry.records import UNCALIBRATED
 from boxcal.app.registry.store import Registry
-from boxcal.calibrators.stored import reads_of_methods
+from boxcal.calibrators.method import reads_of_methods
 
 
 class Comparisons:

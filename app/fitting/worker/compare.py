@@ -19,7 +19,7 @@ from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.duplicates import Sketch, overlap
 from boxcal.calibrators.evaluation.comparison import BASELINE, MethodComparison, MetricScore, compare_methods
 from boxcal.calibrators.evaluation.verdict import NAMES
-from boxcal.calibrators.stored import reads_of_methods
+from boxcal.calibrators.method import reads_of_methods
 from boxcal.calibrators.threads import one_library_thread
 
 UNCLEAR = "not clearly different"

@@ -25,7 +25,7 @@ from boxcal.calibrators.errors import MissingDataError
 from boxcal.calibrators.evaluation.reliability import reliability_png, reliability_svg
 from boxcal.calibrators.evaluation.report import report_on
 from boxcal.calibrators.fitting.entry import fit_data
-from boxcal.calibrators.stored import reads_of_methods
+from boxcal.calibrators.method import reads_of_methods
 from boxcal.calibrators.threads import one_library_thread
 from boxcal.models.backends.backbone import Backbone
 

@@ -1,7 +1,6 @@
 """A calibrator is activated only after it is built, checked and recorded."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,13 @@ from prometheus_client import generate_latest
 
 from boxcal.app.http.problems import CalibratorNotFound, DamagedArtifact, UnusableCalibrator
 from boxcal.app.observability.telemetry import Telemetry
-from boxcal.app.registry.activator import KEPT, Activator, check, read
+from boxcal.app.registry.activator import KEPT, Activator, check
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, Decision, FittedCalibrator
 from boxcal.app.registry.store import Registry
 from boxcal.calibrators import Calibrator, fit
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
+from boxcal.calibrators.maps.constant_box import ConstantBounds
+from boxcal.calibrators.maps.temperature import TemperatureScaling
 from tests.app.fitting.validation_data import overconfident
 from tests.app.raising import raises_problem
 
@@ -81,8 +83,9 @@ def test_what_cannot_answer_never_comes_into_force(registry: Registry, artifact:
         activator.activate(1)
 
 
-def test_a_calibrator_whose_answers_are_no_probabilities_is_refused(artifact: bytes) -> None:
-    calibrator = replace(read(artifact, 10), plain=None, logit_map=lambda rows: np.full_like(rows, np.nan))
+def test_a_calibrator_whose_answers_are_no_probabilities_is_refused() -> None:
+    wrong = TemperatureScaling(10, {"temperature": np.nan})
+    calibrator = ArrayCalibrator("ts", wrong, ConstantBounds(10), 10)
     with pytest.raises((UnusableCalibrator, ValueError)):
         check(calibrator, 10)
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from boxcal.app.predict.answers import COMPILED_TOP_K, rank
-from boxcal.calibrators.bound_maps.constant import ConstantBounds
 from boxcal.calibrators.calibrator import Calibrator
-from boxcal.calibrators.logit_maps.base import LogitMap
-from boxcal.calibrators.logit_maps.identity import Identity
-from boxcal.calibrators.logit_maps.linear import VectorScaling
-from boxcal.calibrators.logit_maps.temperature import TemperatureScaling
+from boxcal.calibrators.maps.base import LogitMap
+from boxcal.calibrators.maps.constant_box import ConstantBounds
+from boxcal.calibrators.maps.identity import Identity
+from boxcal.calibrators.maps.linear import VectorScaling
+from boxcal.calibrators.maps.temperature import TemperatureScaling
 from boxcal.calibrators.operator import box_constrained_softmax
 from boxcal.calibrators.plain_rows import plain_rows
 
@@ -22,9 +22,8 @@ CLASSES = 20
 def calibrator(temperature: float | None, lower: float, upper: float) -> Calibrator:
     scale: LogitMap = Identity(CLASSES)
     if temperature is not None:
-        scale = TemperatureScaling(CLASSES)
-        scale.temperature.data.fill_(temperature)
-    return Calibrator("made", scale, ConstantBounds(CLASSES, lower, upper), CLASSES)
+        scale = TemperatureScaling(CLASSES, {"temperature": temperature})
+    return Calibrator("made", scale, ConstantBounds.of(CLASSES, lower, upper), CLASSES)
 
 
 @pytest.mark.parametrize("temperature", [None, 0.3, 2.5])
@@ -35,7 +34,7 @@ def test_the_short_way_answers_as_the_long_one(
 ) -> None:
     rng = np.random.default_rng(0)
     made = calibrator(temperature, *box)
-    short = plain_rows((made.logit_map.name, made.logit_map), ("pb", made.bound_map), CLASSES)
+    short = plain_rows(made.logit_map, made.bound_map)
     assert short is not None
     assert short.box == (None if box == (0.0, 1.0) else box)
     for scale in (1e-3, 3.0, 1e3, 1e9):
@@ -60,7 +59,7 @@ def test_the_short_way_answers_as_the_long_one(
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_the_short_way_refuses_a_row_that_is_not_finite(wrong: float) -> None:
     made = calibrator(2.0, 0.0, 1.0)
-    short = plain_rows((made.logit_map.name, made.logit_map), ("pb", made.bound_map), CLASSES)
+    short = plain_rows(made.logit_map, made.bound_map)
     assert short is not None
     logits = np.zeros((3, CLASSES))
     logits[1, 4] = wrong
@@ -69,7 +68,7 @@ def test_the_short_way_refuses_a_row_that_is_not_finite(wrong: float) -> None:
 
 
 def test_a_calibrator_that_is_more_than_a_temperature_and_a_box_has_no_short_way() -> None:
-    assert plain_rows(("vector", VectorScaling(4)), ("pb", ConstantBounds(4)), 4) is None
+    assert plain_rows(VectorScaling(4), ConstantBounds(4)) is None
 
 
 @pytest.mark.parametrize("count", [1, 5, COMPILED_TOP_K, COMPILED_TOP_K + 1, 100])

@@ -105,9 +105,7 @@ def test_a_calibrator_active_version_is_not_replaced_by_its_equal() -> None:
     assert again.to_dict()["against"]["method"] == "ts"
     assert "not significantly lower" in again.to_dict()["against"]["reason"]
     poor = fit("ts", *overconfident(600, seed=9)).calibrator
-    temperature = poor.logit_map.temperature
-    assert isinstance(temperature, torch.Tensor)
-    temperature.mul_(0.2)
+    poor.logit_map.parameters["temperature"] *= 0.2
     assert cross_fitted_report("ts", logits, labels, against=poor).is_better
 
 

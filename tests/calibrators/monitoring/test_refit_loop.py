@@ -13,7 +13,6 @@ from boxcal.calibrators.errors import UnknownMethodError
 from boxcal.calibrators.monitoring import refit_loop
 from boxcal.calibrators.monitoring.candidates import (
     Candidate,
-    adjust,
     adjust_class_prior,
     candidates,
     mean_nll,
@@ -187,7 +186,7 @@ def test_a_worse_or_equal_challenger_does_not_win(monkeypatch: pytest.MonkeyPatc
     service = Service()
     loop = service.loop
     loop.update(*stream(12, 1500, 0.5))
-    service.versions[1] = adjust(service.versions[0][0], np.zeros(10), 0.5), FREQUENCIES
+    service.versions[1] = service.versions[0][0].adjusted(np.zeros(10), 0.5), FREQUENCIES
     loop.fitted(1, name="ts", nll=0.1, champion_nll=0.2)
     decided = loop.update(*stream(13, 500, 0.5))
     assert "duel_lost" in [decision.kind.value for decision in decided]
@@ -202,7 +201,7 @@ def test_a_worse_or_equal_challenger_does_not_win(monkeypatch: pytest.MonkeyPatc
 def test_an_earlier_version_is_returned_to_at_evidence_of_200() -> None:
     """Each of these duels follows another, so they decide wrongly with a probability of .01 only."""
     service = Service()
-    service.versions[1] = adjust(service.versions[0][0], np.zeros(10), 1.4), FREQUENCIES
+    service.versions[1] = service.versions[0][0].adjusted(np.zeros(10), 1.4), FREQUENCIES
     service.loop.activated(1, FREQUENCIES)
     logits, labels = stream(21, 2000)
     sides = [service.calibrate(version, logits) for version in (1, 0)]
@@ -216,7 +215,7 @@ def test_an_earlier_version_is_returned_to_at_evidence_of_200() -> None:
 
 def test_a_version_that_is_forgotten_is_not_returned_to() -> None:
     service = Service()
-    service.versions[1] = adjust(service.versions[0][0], np.zeros(10), 2.0), FREQUENCIES
+    service.versions[1] = service.versions[0][0].adjusted(np.zeros(10), 2.0), FREQUENCIES
     loop = service.loop
     loop.activated(1, FREQUENCIES)
     logits, labels = stream(18, 4000, 0.25)
@@ -254,8 +253,8 @@ def test_an_adjustment_is_bayes_rule_and_survives_as_bytes() -> None:
         again = Calibrator.from_bytes(adjusted.to_bytes())
         assert again.method == f"{method}+em"
         assert np.array_equal(again(torch.as_tensor(logits)).numpy(), changed)
-        twice = adjust(adjust_class_prior(again, target, np.ones(10)), np.zeros(10), 2.0)
-        tempered = adjust(calibrator, np.zeros(10), 2.0)
+        twice = adjust_class_prior(again, target, np.ones(10)).adjusted(np.zeros(10), 2.0)
+        tempered = calibrator.adjusted(np.zeros(10), 2.0)
         assert twice.method == f"{method}+em"
         assert twice(torch.as_tensor(logits)).numpy() == pytest.approx(
             tempered(torch.as_tensor(logits)).numpy(), abs=1e-12

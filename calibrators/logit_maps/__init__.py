@@ -1,1 +1,0 @@
-"""Logit maps: the part of a calibrator that moves logits before the box."""

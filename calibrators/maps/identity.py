@@ -1,0 +1,42 @@
+"""`uncalibrated`: the logits as they come; the first stage of every method that changes only the box."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+import numpy as np
+
+from boxcal.calibrators.maps.base import RowTemperature
+from boxcal.calibrators.maps.fit_data import FitData, Solution
+from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Pullback, Values
+
+
+class Identity(RowTemperature):
+    """`T(g) = g`: the logits unchanged."""
+
+    name = "uncalibrated"
+
+    def formula(self, ops: ModuleType, p: Parameters, scores: Values) -> Values:
+        """Return (N, K) logits as they are."""
+        del ops, p
+        return scores
+
+    def inverse(self, p: Parameters, reading: Array) -> tuple[Array, Pullback]:
+        """Give 1 for every row."""
+        del p
+
+        def back(by_inverse: Array) -> tuple[Gradients, None]:
+            del by_inverse
+            return {}, None
+
+        return np.ones(reading.shape[1]), back
+
+    def starts(self) -> Sequence[Array]:
+        """One start: the empty vector."""
+        return [np.empty(0)]
+
+    def solve(self, data: FitData, tick: Callable[[float], None]) -> Solution:
+        """There is nothing to find."""
+        del data, tick
+        return Solution(0.0, 1, 1, 0)

@@ -1,0 +1,206 @@
+"""`vector`, `sms`, `matrix` and `dirichlet`: a temperature, then a linear map regularised to the identity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from boxcal.calibrators.array_ops import log_softmax
+from boxcal.calibrators.maps.base import LogitMap
+from boxcal.calibrators.maps.fit_data import FitData
+from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Pullback, Shapes, Values
+from boxcal.calibrators.maps.temperature import best_temperature
+
+
+class Ridge(NamedTuple):
+    """Factors of the squares of `diagonal(W) - 1`, of the other entries of W, and of the offsets."""
+
+    diagonal: float
+    others: float
+    offsets: float
+
+
+class LinearMap(LogitMap):
+    """`T(g) = W h(g / temperature) + w'`, with a ridge penalty that draws W to the identity and w' to 0.
+
+    `temperature` is that of `ts` on the same data: W = I and w' = 0 is `ts`, and the fit does not depend on
+    the scale of the logits. Where there are several strengths of the penalty, five-fold cross-validation
+    chooses one. The objective is convex.
+    """
+
+    contains_ts = True
+    prepared = ("temperature",)
+    later: ClassVar[Mapping[str, float]] = {"temperature": 1.0}
+    strengths: ClassVar[tuple[float, ...]] = (1.0,)
+    """From the strongest penalty to the weakest."""
+    matrix: ClassVar[str]
+    offset: ClassVar[str]
+    """Names of W and w'."""
+
+    def __init__(self, num_classes: int, parameters: Mapping[str, Any] | None = None) -> None:
+        super().__init__(num_classes, parameters)
+        self.strength, self.samples = self.strengths[0], 1.0
+
+    def ridge(self, strength: float, samples: float) -> Ridge:
+        """Give the factors of the penalty on the mean loss of so many samples."""
+        raise NotImplementedError
+
+    def known(self, scores: Array) -> Array:
+        """Give what W takes, h(g / temperature): the temperature is not searched."""
+        read: Array = scores / self.parameters["temperature"]
+        return read
+
+    def known_back(self, read: Array, by_read: Array) -> Array:
+        """Give the derivatives in the scores for those in what W takes."""
+        del read
+        return by_read / self.parameters["temperature"]
+
+    def pullback(self, p: Parameters, scores: Array, known: Any = None) -> tuple[Array, Pullback]:
+        """Map linearly: dT = dW x + W dx + dw'."""
+        read = self.known(scores) if known is None else known
+        weight, diagonal = p[self.matrix], p[self.matrix].ndim == 1
+        mapped = read * weight if diagonal else read @ weight.T
+        mapped += p[self.offset]
+
+        def back(by_mapped: Array, through: bool) -> tuple[Gradients, Array | None]:
+            by_weight = np.einsum("nk,nk->k", by_mapped, read) if diagonal else by_mapped.T @ read
+            gradients = {self.matrix: by_weight, self.offset: by_mapped.sum(axis=0)}
+            if not through:
+                return gradients, None
+            return gradients, self.known_back(read, by_mapped * weight if diagonal else by_mapped @ weight)
+
+        return mapped, back
+
+    def penalty(self, p: Parameters) -> tuple[float, Gradients]:
+        """Give the penalty at the strength chosen."""
+        weight, offsets, ridge = p[self.matrix], p[self.offset], self.ridge(self.strength, self.samples)
+        if weight.ndim == 1:
+            change, factors = weight - 1.0, np.full(weight.shape, ridge.diagonal)
+        else:
+            change = weight - np.eye(len(weight))
+            factors = np.where(np.eye(len(weight), dtype=bool), ridge.diagonal, ridge.others)
+        pull = factors * change
+        value = np.vdot(pull, change) + ridge.offsets * np.vdot(offsets, offsets)
+        return float(value), {self.matrix: 2.0 * pull, self.offset: 2.0 * ridge.offsets * offsets}
+
+    def starts(self) -> Sequence[Array]:
+        """Start at the temperature alone."""
+        return [type(self)(self.num_classes).coordinates()]
+
+    def tempered(self, log_temperature: float) -> Sequence[Array]:
+        """Take over the temperature, with W = I."""
+        self.parameters["temperature"] = np.exp(np.array(log_temperature))
+        return self.starts()
+
+    def prepare(self, data: FitData, tick: Callable[[float], None] = lambda fraction: None) -> None:
+        """Fit the temperature."""
+        self.samples = data.effective
+        self.parameters["temperature"] = np.array(best_temperature(data, tick)[0])
+
+    def adopt(self, alone: LogitMap) -> None:
+        """Take over the strength."""
+        if isinstance(alone, LinearMap):
+            self.strength = alone.strength
+
+    def edges(self) -> Mapping[str, str]:
+        """Say so if the strength chosen is the first or the last of those tried."""
+        places = {self.strengths[0]: "strongest", self.strengths[-1]: "weakest"}
+        if len(self.strengths) <= 3 or self.strength not in places:
+            return {}
+        place = places[self.strength]
+        return {"strength": f"Cross-validation chose the {place} regularisation tried, {self.strength:g}."}
+
+
+class VectorScaling(LinearMap):
+    """`T(g) = w * g / temperature + w'`, entry by entry (Guo et al. 2017); ridge c K/N on w - 1 and w'.
+
+    Cross-validation chooses c. Where classes differ much, c = 1 costs most of what the method can gain.
+    """
+
+    name = "vector"
+    shapes: ClassVar[Shapes] = {"temperature": (), "factors": ("K",), "offsets": ("K",)}
+    strengths = tuple(10.0**power for power in range(2, -5, -1))
+    matrix, offset = "factors", "offsets"
+
+    def fresh(self) -> dict[str, Any]:
+        """Begin with factors 1 and offsets 0."""
+        K = self.num_classes
+        return {"temperature": 1.0, "factors": np.ones(K), "offsets": np.zeros(K)}
+
+    def formula(self, ops: ModuleType, p: Parameters, scores: Values) -> Values:
+        """Scale and shift every class of (N, K) logits."""
+        del ops
+        return scores / p["temperature"] * p["factors"] + p["offsets"]
+
+    def ridge(self, strength: float, samples: float) -> Ridge:
+        """One factor for both."""
+        return Ridge(strength * self.num_classes / samples, 0.0, strength * self.num_classes / samples)
+
+
+class MatrixScaling(LinearMap):
+    """`T(g) = W g / temperature + w'` (Guo et al. 2017), regularised as by Kull et al. (2019).
+
+    The penalty is lambda / (K (K - 1)) times the sum of squares off the diagonal, plus lambda / K times
+    that of the intercept (their lambda = mu), and K/N times that of `diagonal(W) - 1`, which they leave free:
+    with few samples it then grows until classes have the probability 0.
+    """
+
+    name = "matrix"
+    shapes: ClassVar[Shapes] = {"temperature": (), "weight": ("K", "K"), "intercept": ("K",)}
+    strengths = tuple(10.0**power for power in range(6, -5, -1))
+    matrix, offset = "weight", "intercept"
+
+    def fresh(self) -> dict[str, Any]:
+        """Begin with the identity."""
+        K = self.num_classes
+        return {"temperature": 1.0, "weight": np.eye(K), "intercept": np.zeros(K)}
+
+    def formula(self, ops: ModuleType, p: Parameters, scores: Values) -> Values:
+        """Map (N, K) logits linearly."""
+        del ops
+        return scores / p["temperature"] @ p["weight"].T + p["intercept"]
+
+    def ridge(self, strength: float, samples: float) -> Ridge:
+        """Divide the strength among the entries off the diagonal, and among the offsets."""
+        K = self.num_classes
+        return Ridge(K / samples, strength / (K * (K - 1)), strength / K)
+
+
+class DirichletCalibration(MatrixScaling):
+    """`T(g) = W log softmax(g / temperature) + w'` (Kull et al. 2019), regularised as `matrix`."""
+
+    name = "dirichlet"
+    combines = True
+    normalises = True
+
+    def formula(self, ops: ModuleType, p: Parameters, scores: Values) -> Values:
+        """Map the log probabilities of (N, K) logits linearly."""
+        return ops.log_softmax(scores / p["temperature"]) @ p["weight"].T + p["intercept"]
+
+    def known(self, scores: Array) -> Array:
+        """Take the log probabilities of (N, K) logits."""
+        return log_softmax(super().known(scores))
+
+    def known_back(self, read: Array, by_read: Array) -> Array:
+        """Go back through the log-softmax: u - q sum(u)."""
+        by_scaled = by_read - np.exp(read) * by_read.sum(axis=1, keepdims=True)
+        return super().known_back(read, by_scaled)
+
+
+class StructuredMatrixScaling(MatrixScaling):
+    """`T(g) = W g / temperature + w'` with a penalty for each part of W (Berta et al. 2025).
+
+    The penalty is K/N times the squares of `diagonal(W) - 1` and of w', and c K (K - 1) / N times those off
+    the diagonal, c chosen by cross-validation.
+    """
+
+    name = "sms"
+    strengths = (1.0, 0.1, 0.01)
+
+    def ridge(self, strength: float, samples: float) -> Ridge:
+        """Penalise the more entries a part has, the more."""
+        K = self.num_classes
+        return Ridge(K / samples, strength * K * (K - 1) / samples, K / samples)

@@ -1,0 +1,46 @@
+"""Maps with parameters that a fit could have produced, for tests that need no fit."""
+
+from typing import Any, TypeVar
+
+import numpy as np
+
+from boxcal.calibrators.maps.linear import LinearMap
+from boxcal.calibrators.maps.parameters import Map
+
+One = TypeVar("One", bound=Map)
+CLASSES, FEATURES, PLACES = 12, 6, 9
+NUMBERS: dict[str, Any] = {
+    "temperature": 1.7,
+    "adjustment_temperature": 0.6,
+    "mixture_weights": [0.5, 0.3, 0.2],
+    "logit_lower": -0.2,
+    "logit_upper": 0.5,
+    "lower": 0.02,
+    "upper": 0.45,
+    "angle": 0.4,
+    "radius": 0.8,
+    "shift_threshold": 0.5,
+}
+
+
+def filled(one: type[One], kind: float = 3.0, *, classes: int = CLASSES) -> One:
+    """A map with parameters that a fit could have produced."""
+    rng = np.random.default_rng(1)
+    sizes = {"K": classes, "T": min(10, classes), "D": FEATURES, "P": PLACES, "H": 5}
+    values: dict[str, Any] = {}
+    for name, shape in one.shapes.items():
+        own = [size if isinstance(size, int) else sizes[size] for size in shape or (3,)]
+        noise = rng.random(own if shape != () else ())
+        values[name] = NUMBERS.get(name, noise - 0.3)
+        if name == "network.spread":
+            values[name] = noise + 0.5
+        if name in ("log_weights", "complement_weights", "shift_weights"):
+            values[name] = noise + 0.3
+        if name in ("places", "values"):
+            values[name] = 0.05 + 0.9 * np.sort(noise, axis=1)
+    if "network.normalised" in values:
+        values["network.normalised"] = kind
+    found = one(classes, values)
+    if isinstance(found, LinearMap):
+        found.strength = 1.0
+    return found
