@@ -34,7 +34,7 @@ FLOORS = {
         {"monitoring"},
         {"warm"},
     ),
-    "models": ({"errors", "inputs"}, {"backends"}, {"loading"}),
+    "models": ({"errors", "inputs", "digits_data"}, {"backends"}, {"loading"}),
 }
 """A module imports from its own floor or from one below."""
 ASSEMBLY = {"boxcal.app.state", "boxcal.app.main", "boxcal.app.server"}
@@ -44,16 +44,13 @@ RUNNERS = ("boxcal.app.workers.", "boxcal.app.protocols.ray.", "boxcal.app.cli."
 # What is still to be moved or taken apart: entries only leave these lists.
 UPWARDS: set[str] = {
     "app.http -> app.access",
-    "app.settings -> app.fitting",
 }
 CIRCLES: list[set[str]] = [
-    {"backbones", "model_list", "service"},
     {"cpu_kernel", "op"},
 ]
 WITHOUT_FLOOR: set[str] = set()
 NAMED_TWICE: set[str] = {
     "Answers",
-    "Application",
     "Block",
     "CalibratedRows",
     "Comparison",
@@ -61,7 +58,6 @@ NAMED_TWICE: set[str] = {
     "Fold",
     "Identity",
     "Metrics",
-    "Place",
     "PlainRows",
     "Problem",
     "Rows",
@@ -210,7 +206,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_every_folder_has_its_floor() -> None:
-    inside = [name for name in modules() if name.startswith("boxcal.app.")]
+    inside = [name for name in modules() if name.startswith(("boxcal.app.", "boxcal.models."))]
     names = {package_of(name) for name in inside if floor(name) is None}
     assert not names - WITHOUT_FLOOR
 

@@ -83,7 +83,7 @@ class Process:
 
 
 @dataclass(eq=False)
-class Place:
+class SlotProcesses:
     """A slot: the process that serves in it, and the one that is to replace it."""
 
     index: int
@@ -122,9 +122,9 @@ class Supervisor:
         self.status = 0
         self._spawn, self._folder, self._seconds = spawn, folder, seconds
         self._table = ProcessTable(folder, count)
-        self._places = [Place(index) for index in range(count)]
+        self._places = [SlotProcesses(index) for index in range(count)]
         self._retired: list[Process] = []
-        self._to_replace: deque[Place] = deque()
+        self._to_replace: deque[SlotProcesses] = deque()
         self._has_served = False
 
     def tick(self) -> bool:
@@ -149,13 +149,13 @@ class Supervisor:
                 place.successor = self._start(place)
         return True
 
-    def _start(self, place: Place) -> Process:
+    def _start(self, place: SlotProcesses) -> Process:
         is_taken = place.current is not None and place.current.row == place.index
         row = place.index + (len(self._places) if is_taken else 0)
         self._table.clear(row)
         return self._spawn(place.index, row)
 
-    def _check(self, place: Place) -> None:
+    def _check(self, place: SlotProcesses) -> None:
         for process in (place.current, place.successor):
             if process is not None:
                 process.watch(self._table.heartbeat(process.row, process.popen.pid))
@@ -175,7 +175,7 @@ class Supervisor:
         if place.successor is not None:
             self._replace(place, place.successor)
 
-    def _replace(self, place: Place, successor: Process) -> None:
+    def _replace(self, place: SlotProcesses, successor: Process) -> None:
         if successor.is_dead:
             logger.error("The new process %d ended before it was ready; the old ones stay.", place.index)
             place.successor = None
@@ -186,7 +186,7 @@ class Supervisor:
             place.current, place.successor = successor, None
             logger.info("Process %d was replaced by %d.", place.index, successor.popen.pid)
 
-    def _restart(self, place: Place, dead: Process) -> None:
+    def _restart(self, place: SlotProcesses, dead: Process) -> None:
         status = dead.popen.returncode
         if not self._has_served:
             self.status = status if status > 0 else 1

@@ -63,7 +63,7 @@ class Deployment(Strict):
     ray_actor_options: Actor | None = None
 
 
-class Application(Strict):
+class ServedApplication(Strict):
     """The service; its `args` are settings."""
 
     name: str = Field(min_length=1)
@@ -107,7 +107,7 @@ class ServeConfig(Strict):
     proxy_location: Literal["EveryNode", "HeadOnly"] = "EveryNode"
     http_options: Http | None = None
     logging_config: Logging | None = None
-    applications: list[Application] = Field(min_length=1)
+    applications: list[ServedApplication] = Field(min_length=1)
 
 
 def read_config(path: Path) -> dict[str, Any]:
