@@ -1,5 +1,6 @@
 """The outputs in the documents are those of a real service, and their links are valid."""
 
+import ast
 import difflib
 import re
 import shutil
@@ -16,6 +17,8 @@ from tests.docs.__main__ import PLAYED
 from tests.docs.conversation import GENERATED, ROOT, Conversation, normalised
 from tests.docs.generated import PARTS
 
+PACKAGES = ("app", "calibrators", "models")
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 
@@ -41,6 +44,29 @@ def test_the_outputs_in_the_documents_are_current(tmp_path: Path) -> None:
 def test_links_are_valid(document: Path) -> None:
     missing = [link for link in LINK.findall(document.read_text()) if not (document.parent / link).exists()]
     assert not missing
+
+
+def defined(folder: Path) -> set[str]:
+    """Names of the functions and classes of a folder, those of methods with their class."""
+    names = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                names |= {f"{node.name}.{one.name}" for one in node.body if isinstance(one, FUNCTIONS)}
+            if isinstance(node, (ast.ClassDef, *FUNCTIONS)):
+                names.add(node.name)
+    return names
+
+
+@pytest.mark.parametrize("document", ["architecture.md", "first-change.md"])
+def test_files_and_methods_that_the_guides_name_exist(document: str) -> None:
+    text = (ROOT / "docs" / document).read_text()
+    known = set().union(*(defined(ROOT / package) for package in PACKAGES))
+    methods_named = set(re.findall(r"`([A-Z]\w+\.\w+)`", text))
+    assert methods_named <= known
+    files = set(re.findall(r"`((?:[\w-]+/)+[\w-]+\.py)`", text))
+    assert files
+    assert not {name for name in files if not any((ROOT / part / name).exists() for part in ("", *PACKAGES))}
 
 
 def test_the_table_of_methods_is_complete() -> None:
