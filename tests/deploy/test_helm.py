@@ -126,7 +126,7 @@ def of_kind(manifests: list[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 
 def environment(deployment: dict[str, Any]) -> dict[str, Any]:
-    entries = deployment["spec"]["template"]["spec"]["containers"][0]["env"]
+    entries = deployment["spec"]["template"]["spec"]["containers"][0]["env"] or []
     return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in entries}
 
 
