@@ -45,7 +45,9 @@ def test_data_that_no_fit_can_use_is_refused(logits: object, labels: object, mes
 
 
 def test_an_unknown_method_is_refused_with_those_that_exist() -> None:
-    with pytest.raises(UnknownMethodError, match="no method 'st'; there are auto, uncalibrated, ts"):
+    with pytest.raises(
+        UnknownMethodError, match="no method 'st'; there are auto, uncalibrated, fc, ta, ts, lb"
+    ):
         fit("st", GOOD, LABELS)
 
 
@@ -55,7 +57,7 @@ def test_any_floating_dtype_is_taken(dtype: torch.dtype) -> None:
     assert math.isfinite(fit("pb", logits, torch.tensor([0, 1, 1])).nll)
 
 
-@pytest.mark.parametrize("method", ["fc", "ta", "fc+lb"])
+@pytest.mark.parametrize("method", ["fc", "ta", "ta+lb"])
 def test_a_calibrator_of_features_refuses_another_width(method: str) -> None:
     data = everything(60, 3)
     calibrator = fit(method, data.logits, data.labels, **data.extras()).calibrator
