@@ -18,8 +18,9 @@ from boxcal.calibrators.maps.base import BoxMap, LogitMap, Reads
 from boxcal.calibrators.maps.chain import Chain
 from boxcal.calibrators.maps.class_prior import ClassPriorAdjustment
 from boxcal.calibrators.maps.constant_box import ConstantBounds
-from boxcal.calibrators.maps.identity import Identity
+from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.parameters import Values
+from boxcal.calibrators.maps.temperature import TemperatureScaling
 from boxcal.calibrators.method import adjusted_method
 from boxcal.calibrators.operator.meeting import meet
 from boxcal.calibrators.plain_rows import PlainRows, plain_rows, solve_rows
@@ -66,7 +67,7 @@ class TwoStages:
     @classmethod
     def uncalibrated(cls, num_classes: int) -> Self:
         """Build the calibrator that changes nothing: softmax of the logits."""
-        return cls("uncalibrated", Identity(num_classes), ConstantBounds(num_classes), num_classes)
+        return cls("uncalibrated", IdentityMap(num_classes), ConstantBounds(num_classes), num_classes)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -117,7 +118,9 @@ class TwoStages:
 
     def mapped(self, scores: Values) -> Values:
         """Give the mapped logits (N, K) of float64 scores, an array or a tensor."""
-        if not self.centred or self.reads == "features":
+        # A temperature alone reads no offset; centring would round small differences away, which order ties.
+        is_tempered = isinstance(self.logit_map, IdentityMap | TemperatureScaling)
+        if not self.centred or self.reads == "features" or is_tempered:
             return self.logit_map(scores)
         if isinstance(scores, np.ndarray):
             return self.logit_map(array_ops.centred(scores))
