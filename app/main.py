@@ -15,12 +15,11 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from boxcal.app.access import routes as access
-from boxcal.app.access.browsers import BrowserRules
-from boxcal.app.access.scopes import ROUTES, Level, Requirement
 from boxcal.app.fitting.server import routes as refit
 from boxcal.app.http import documentation, health
 from boxcal.app.http import problem_documents as documents
 from boxcal.app.http import problems as errors
+from boxcal.app.http.browsers import BrowserRules
 from boxcal.app.http.middleware import RequestMiddleware
 from boxcal.app.http.plain_routes import PlainRoutes
 from boxcal.app.http.problems import (
@@ -31,6 +30,7 @@ from boxcal.app.http.problems import (
     InvalidApiKey,
     RateLimited,
 )
+from boxcal.app.http.scopes import ROUTES, Level, Requirement
 from boxcal.app.monitoring import routes as monitoring
 from boxcal.app.observability.logs import RequestLog
 from boxcal.app.observability.telemetry import UNMATCHED, Telemetry

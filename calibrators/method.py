@@ -12,7 +12,7 @@ from boxcal.calibrators.errors import UnknownMethodError
 from boxcal.calibrators.maps.base import BoxMap, LogitMap
 from boxcal.calibrators.maps.class_prior import ClassPriorAdjustment
 from boxcal.calibrators.maps.constant_box import ConstantBounds
-from boxcal.calibrators.maps.identity import Identity
+from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
 from boxcal.calibrators.maps.network_box import InstanceDependentBounds
 from boxcal.calibrators.maps.per_class import PerClassFunction
@@ -99,7 +99,7 @@ def catalogue() -> dict[str, Method]:
         key=lambda one: (one.is_network, Method("", one).num_parameters(20), one.name),
     )
     named = {one.name: Method(one.name, one) for one in listed}
-    named |= {bounds: Method(bounds, Identity, bounds=bounds) for bounds in BOUND_MAPS}
+    named |= {bounds: Method(bounds, IdentityMap, bounds=bounds) for bounds in BOUND_MAPS}
     for one in listed:
         if one.combines:
             for addition in ADDITIONS:

@@ -14,7 +14,7 @@ import numpy as np
 
 from boxcal.calibrators.maps.base import BoxMap, LogitMap
 from boxcal.calibrators.maps.constant_box import ConstantBounds
-from boxcal.calibrators.maps.identity import Identity
+from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.temperature import TemperatureScaling
 from boxcal.calibrators.operator.checks import raise_for_row
 from boxcal.calibrators.operator.constants import sum_tolerance
@@ -131,7 +131,9 @@ class PlainRows:
 
 def plain_rows(logit_map: LogitMap, bound_map: BoxMap) -> PlainRows | None:
     """Give the short way through two maps; None where they are more than a temperature and a box."""
-    if not isinstance(logit_map, Identity | TemperatureScaling) or not isinstance(bound_map, ConstantBounds):
+    if not isinstance(logit_map, IdentityMap | TemperatureScaling) or not isinstance(
+        bound_map, ConstantBounds
+    ):
         return None
     temperature = logit_map.parameters.get("temperature", np.ones(())).item()
     return PlainRows(temperature, *bound_map.pair, logit_map.num_classes)

@@ -33,7 +33,7 @@ RUNNER = "app/fitting/server/runner.py"
 NETWORKS = "calibrators/fitting/network_validation.py"
 BETTORS = "calibrators/monitoring/bettors.py"
 LOOP = "calibrators/monitoring/refit_loop.py"
-LIMITS = "app/access/limits.py"
+LIMITS = "app/http/limits.py"
 STREAMS = "app/access/event_streams.py"
 ACCESS = "app/access/access.py"
 

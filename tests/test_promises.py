@@ -14,10 +14,9 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from boxcal.app.access.access import Access
 from boxcal.app.access.event_streams import EventStreams
-from boxcal.app.access.limits import Limiter
-from boxcal.app.access.scopes import Scope
 from boxcal.app.access.store import KeyStore
 from boxcal.app.http.budget import Budget
+from boxcal.app.http.limits import Limiter
 from boxcal.app.http.problems import (
     ApiKeyExpired,
     ConcurrencyLimited,
@@ -27,6 +26,7 @@ from boxcal.app.http.problems import (
     RateLimited,
     Unavailable,
 )
+from boxcal.app.http.scopes import Scope
 from boxcal.app.registry.database import Database
 from boxcal.app.registry.maintenance import migrate
 from boxcal.app.workers.metrics import SharedMetrics

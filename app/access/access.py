@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-
-from starlette.routing import BaseRoute, Match
-from starlette.types import Scope as AsgiScope
 
 from boxcal.app.access.keys import KEY_LENGTH, PREFIX, SALT_BYTES, KeyRecord, key_of, matches, parts
-from boxcal.app.access.limits import Limiter
 from boxcal.app.access.local_keys import LocalKeys
-from boxcal.app.access.scopes import ROUTES, Level, Requirement, Scope, permitted
 from boxcal.app.access.store import CurrentKeys, KeyStore
+from boxcal.app.http.limits import Limiter
 from boxcal.app.http.problems import (
     ApiKeyExpired,
     ApiKeyRequired,
@@ -20,9 +15,7 @@ from boxcal.app.http.problems import (
     InvalidApiKey,
     RegistryUnavailable,
 )
-
-SCOPE_KEY = "boxcal.key"
-"""Under this name a request's ASGI scope has its key."""
+from boxcal.app.http.scopes import Requirement, permitted
 
 _NO_SALT, _NO_DIGEST = bytes(SALT_BYTES), bytes(32)
 
@@ -161,24 +154,3 @@ class Access:
         loaded = self._keys.get(record.id.encode())
         known = loaded is not None and loaded.limiter is not None and loaded.limiter.limits == limits
         return loaded.limiter if loaded is not None and known else Limiter(*limits)
-
-
-class Requirements:
-    """What each request requires, by the route that will answer it.
-
-    Parameters
-    ----------
-    routes
-        Every route of the service, in the order in which they are tried.
-    """
-
-    def __init__(self, routes: Sequence[BaseRoute]) -> None:
-        self._routes = routes
-
-    def of(self, scope: AsgiScope) -> Requirement:
-        """Return the requirement of a request; paths without a route require a key, but no scope."""
-        route = next((route for route in self._routes if route.matches(scope)[0] is Match.FULL), None)
-        if route is None:
-            return Level.KEY
-        scope["route"] = route  # the label of the request in the metrics, also if it is refused
-        return ROUTES.get((scope["method"], getattr(route, "path_format", "")), Scope.ADMIN)

@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from boxcal.app.access.access import Access
-from boxcal.app.access.browsers import is_loopback
 from boxcal.app.access.local_keys import LocalKeys
 from boxcal.app.access.store import KeyStore
+from boxcal.app.http.browsers import is_loopback
 from boxcal.app.http.problems import NoApiKey, RegistryUnavailable
 from boxcal.app.observability.background import background
 from boxcal.app.registry.store import Registry

@@ -15,7 +15,7 @@ import secrets
 from dataclasses import dataclass
 from datetime import datetime
 
-from boxcal.app.access.scopes import Scope
+from boxcal.app.http.scopes import Scope
 
 PREFIX = b"boxcal_"
 ID_DIGITS = 16

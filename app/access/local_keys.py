@@ -11,8 +11,8 @@ from pathlib import Path
 import orjson
 
 from boxcal.app.access.keys import KeyRecord
-from boxcal.app.access.scopes import Scope
 from boxcal.app.access.store import CurrentKeys
+from boxcal.app.http.scopes import Scope
 
 logger = logging.getLogger("boxcal")
 

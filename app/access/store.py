@@ -11,8 +11,8 @@ from typing import Any, Self
 from sqlalchemy import insert, select, update
 
 from boxcal.app.access.keys import SALT_BYTES, KeyRecord, digest_of, new_id, new_secret, written
-from boxcal.app.access.scopes import Scope
 from boxcal.app.http.problems import KeyNotFound
+from boxcal.app.http.scopes import Scope
 from boxcal.app.registry.audit import Action, Caller, append
 from boxcal.app.registry.database import Database
 from boxcal.app.registry.tables import api_keys, utc_now

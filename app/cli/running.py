@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from boxcal.app.access.scopes import Scope
 from boxcal.app.cli.commands import Config, Json, cli
 from boxcal.app.cli.setting_options import SettingsCommand
+from boxcal.app.http.scopes import Scope
 
 
 @cli.command(cls=SettingsCommand)

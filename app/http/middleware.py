@@ -14,15 +14,14 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from boxcal.app.access.access import SCOPE_KEY, Access, Requirements
-from boxcal.app.access.browsers import BrowserRules
-from boxcal.app.access.limits import Limiter
-from boxcal.app.access.scopes import Level
 from boxcal.app.http import problems as errors
+from boxcal.app.http.browsers import BrowserRules
 from boxcal.app.http.budget import Budget
 from boxcal.app.http.current import CLIENT_TIMEOUT, TELEMETRY
+from boxcal.app.http.limits import Limiter
 from boxcal.app.http.plain_routes import DirectRequest
 from boxcal.app.http.problem_documents import CLIENT_CLOSED, as_problem, document, media_type
+from boxcal.app.http.scopes import SCOPE_KEY, KeyCheck, Level, Requirements
 from boxcal.app.observability.logs import current_request_id
 from boxcal.app.observability.telemetry import UNMATCHED, Telemetry
 from boxcal.app.settings.nearest import hint
@@ -193,7 +192,7 @@ class RequestMiddleware:
         requirement = self._requirements.of(scope)
         if requirement is Level.OPEN:
             return None
-        access: Access = scope["state"]["boxcal"].access
+        access: KeyCheck = scope["state"]["boxcal"].access
         key = access.admit(scope["headers"], requirement)
         scope[SCOPE_KEY] = key
         if key.limiter is not None:

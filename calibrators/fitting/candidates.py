@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from boxcal.calibrators.checks import absent_classes, may_miss_classes, rare_classes, shows_errors
 from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.maps.identity import Identity
+from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.method import catalogue, parse
 
 REGULARISED = {"vector", "sms", "dirichlet", "matrix"}
@@ -31,7 +31,7 @@ def candidates(data: ValidationSet) -> list[str]:
     nothing limits how sharp a method makes the probabilities, and only the unchanged logits are left.
     """
     if not shows_errors(data.facts, data.labels.numpy()):
-        return [Identity.name]
+        return [IdentityMap.name]
     given = {"logits"}
     if data.features is not None and data.head is not None:
         given.add("features")

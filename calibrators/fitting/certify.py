@@ -8,7 +8,7 @@ from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.fitting.fitted import Fitted
 from boxcal.calibrators.maps.constant_box import ConstantBounds
-from boxcal.calibrators.maps.identity import Identity
+from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.threads import over_blocks
 
 LARGEST_SCALE = 1e100
@@ -62,7 +62,7 @@ def remarks(found: Fitted, bounds: str, *, unchanged: bool) -> tuple[tuple[str, 
     at_edges = found.logit_map.edges()
     edges += at_edges
     notes += at_edges.values()
-    if unchanged and not isinstance(found.logit_map, Identity):
+    if unchanged and not isinstance(found.logit_map, IdentityMap):
         notes.append("Nothing this method can do lowers the validation NLL; the logits are unchanged.")
     elif minimum.gradient_norm > LARGEST_GRADIENT:
         reason = ""

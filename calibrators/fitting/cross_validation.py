@@ -15,7 +15,7 @@ from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.fitting.fitted import Fitted
 from boxcal.calibrators.fitting.fitter import fit_checked
 from boxcal.calibrators.folds import fold_masks
-from boxcal.calibrators.maps.identity import Identity
+from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.method import parse
 
 FOLDS, REPETITIONS = 5, 2
@@ -130,7 +130,7 @@ class Comparison:
     def _losses_of(self, name: str, part: int) -> Losses:
         def watch(fraction: float, stage: str) -> None:
             del fraction, stage
-            if name != Identity.name and time.monotonic() > self.deadline:
+            if name != IdentityMap.name and time.monotonic() > self.deadline:
                 raise _OutOfTime
 
         inside = self.parts[part]

@@ -11,7 +11,7 @@ from boxcal.calibrators.fitting.descent import Array, Minimum
 from boxcal.calibrators.fitting.rows import losses_of, mean_of
 from boxcal.calibrators.maps.base import BoxMap, LogitMap
 from boxcal.calibrators.maps.chain import Chain
-from boxcal.calibrators.maps.identity import Identity
+from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.temperature import TemperatureScaling
 
 Maps = tuple[LogitMap, BoxMap]
@@ -86,7 +86,7 @@ class Fitted:
     def nll(self, data: ValidationSet) -> float:
         """Mean NLL of a set."""
         # A temperature does not depend on a number added to a row, so nothing large is copied.
-        is_plain = isinstance(self.logit_map, Identity | TemperatureScaling)
+        is_plain = isinstance(self.logit_map, IdentityMap | TemperatureScaling)
         source = data.rows_of_logits if is_plain else self.logit_map.source(data)
         return mean_of(losses_of(source, data.classes, self.logit_map, self.bound_map), data.row_weights)
 

@@ -30,7 +30,7 @@ from boxcal.calibrators.maps.base import BoxMap, LogitMap
 from boxcal.calibrators.maps.chain import Chain
 from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.dual_bounding import DualProbabilityBounding
-from boxcal.calibrators.maps.identity import Identity
+from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.linear import LinearMap
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
 from boxcal.calibrators.maps.temperature import TemperatureScaling
@@ -112,7 +112,7 @@ class _Fits:
         """Fit a method, or give what was found before."""
         if name not in self.known:
             method = parse(name)
-            if method.logit_map is Identity and method.bounds in SIDES:
+            if method.logit_map is IdentityMap and method.bounds in SIDES:
                 found = self._constant_box(method.bounds)
             elif method.clipped or method.bounds:
                 found = self._joined(method)
@@ -156,7 +156,7 @@ class _Fits:
             perturbations=None if self.thorough else 0,
             tick=self.tick,
         )
-        return Fitted(Identity(K), ConstantBounds.of(K, lower, upper), minimum)
+        return Fitted(IdentityMap(K), ConstantBounds.of(K, lower, upper), minimum)
 
     def _alone(self, method: Method) -> Fitted:
         """Fit a logit map without a box."""
@@ -193,7 +193,7 @@ class _Fits:
         plainer: list[Fitted] = []
         other: Fitted | None = None
         # Logit bounding clips logits to multiples of their norm, which depends on a number added to a row.
-        if method.logit_map is not Identity and not (method.clipped and logit_map.normalises):
+        if method.logit_map is not IdentityMap and not (method.clipped and logit_map.normalises):
             contains.append(f"{TemperatureScaling.name}+{addition}" if logit_map.contains_ts else addition)
             other = self.of(contains[1])
             if logit_map.contains_ts:
@@ -216,7 +216,7 @@ class _Fits:
                 ends = [start[logit_map.first.size :] for start in logit_map.starts_from(bases[0][:1])]
                 places = [Place.beside((logit_map, box), bases[0], alone.folds, [end]) for end in ends]
         elif box.is_network:
-            contains.append("pb" if method.logit_map is Identity else f"{base}+pb")
+            contains.append("pb" if method.logit_map is IdentityMap else f"{base}+pb")
             constant = self.of(contains[-1])
             places = around((logit_map, box), alone, other, constant, mapped)
             starts = []

@@ -16,7 +16,7 @@ import numpy as np
 from boxcal.calibrators.array_ops import top_columns, top_columns_back
 from boxcal.calibrators.fitting.rows import FitRows, dense_loss
 from boxcal.calibrators.maps.base import BoxMap, LogitMap
-from boxcal.calibrators.maps.identity import Identity
+from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Pullback
 from boxcal.calibrators.threads import SMALL, blocks, over_rows
 
@@ -38,7 +38,7 @@ class Objective:
 
     def __init__(self, logit_map: LogitMap, bound_map: BoxMap | None, data: FitRows) -> None:
         self.logit_map, self.bound_map, self.data = logit_map, bound_map, data
-        self.tempering = logit_map.tempering or Identity(logit_map.num_classes)
+        self.tempering = logit_map.tempering or IdentityMap(logit_map.num_classes)
         self.is_tempered = logit_map.tempering is logit_map
         self.known = None if self.is_tempered else logit_map.known(data.scores)
         self._read()

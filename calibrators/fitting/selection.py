@@ -30,7 +30,7 @@ from boxcal.calibrators.fitting.cross_validation import (
 )
 from boxcal.calibrators.fitting.fitter import fit_checked
 from boxcal.calibrators.fitting.result import FitResult, Progress
-from boxcal.calibrators.maps.identity import Identity
+from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.method import ADDITIONS, Method, catalogue, parse
 
 BUDGET_SECONDS = 120.0
@@ -71,7 +71,7 @@ def choose(
 
     comparison = Comparison(data, seed, started + budget_seconds, tell)
     names = candidates(data)
-    comparison.run(Identity.name, len(comparison.parts))
+    comparison.run(IdentityMap.name, len(comparison.parts))
     for name in FIRST:
         if name in names:
             comparison.run(name, comparison.first)
@@ -80,7 +80,7 @@ def choose(
         share_done(0.0, 0.2, place, len(names))
         if comparison.run(name, 1):
             tried.append(name)
-    leader = Identity.name
+    leader = IdentityMap.name
     promising = _promising(comparison, tried)
     for place, name in enumerate(promising):
         share_done(0.2, 0.3, place, len(promising))
@@ -107,7 +107,7 @@ def choose(
 def _promising(comparison: Comparison, names: Sequence[str]) -> list[str]:
     """Keep the methods that are not far behind the best on the first fold; a network must be the best."""
     plain = [name for name in names if not parse(name).is_network]
-    best = min(plain, key=lambda name: comparison.difference(name, Identity.name, 1)[0])
+    best = min(plain, key=lambda name: comparison.difference(name, IdentityMap.name, 1)[0])
     kept = []
     for name in names:
         mean, error = comparison.difference(name, best, 1)
@@ -143,7 +143,7 @@ def _bases(comparison: Comparison, names: Sequence[str]) -> list[str]:
 
 def _is_base(method: Method, listed: Mapping[str, Method]) -> bool:
     """Whether bounds can be added to the logit map of a method; those of plain logits are listed alone."""
-    return method.logit_map is Identity or f"{method.logit_map.name}+{ADDITIONS[0]}" in listed
+    return method.logit_map is IdentityMap or f"{method.logit_map.name}+{ADDITIONS[0]}" in listed
 
 
 def _leads(comparison: Comparison, name: str, base: str) -> bool:
@@ -158,7 +158,7 @@ def _decide(comparison: Comparison, compared: list[str], names: list[str]) -> tu
     nll = losses[:, 0]
     weights = comparison.data.row_weights
     means = dict(zip(compared, weighted_mean(nll, weights).tolist(), strict=True))
-    plain, lowest = compared.index(Identity.name), min(means, key=means.__getitem__)
+    plain, lowest = compared.index(IdentityMap.name), min(means, key=means.__getitem__)
     equal = paired_errors(nll, EQUAL, weights)
     equal[plain] = TOLERANCE
     index = plainest_of_equals(weighted_mean(nll, weights), equal)
@@ -166,7 +166,7 @@ def _decide(comparison: Comparison, compared: list[str], names: list[str]) -> tu
     bias = selection_bias(losses, equal, comparison.data.facts.copies, weights)
     gain = nll[:, plain] - nll[:, index]
     corrected, error = float(weighted_mean(gain, weights)) - bias["nll"], standard_error(gain, weights)
-    chosen = best if corrected > TOLERANCE else Identity.name
+    chosen = best if corrected > TOLERANCE else IdentityMap.name
     shown = f"`{lowest}` has the lowest cross-validated NLL of {len(compared)} methods, {means[lowest]:.4f}"
     if best != lowest:
         shown += f", and `{best}` is the plainest within {EQUAL:g} standard errors of it, {means[best]:.4f}"
@@ -175,7 +175,7 @@ def _decide(comparison: Comparison, compared: list[str], names: list[str]) -> tu
             "no predicted label is wrong, so nothing limits how sharp a method makes the probabilities:"
             " the logits stay unchanged"
         )
-    elif best == Identity.name:
+    elif best == IdentityMap.name:
         why = "no method has a lower cross-validated NLL than the unchanged logits"
     elif chosen == best:
         why = f"{shown}: {corrected:.4f} ± {error:.4f} below the unchanged logits, corrected for the choice"

@@ -12,7 +12,7 @@ from boxcal.calibrators.maps.fit_data import FitData, Solution
 from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Pullback, Values
 
 
-class Identity(RowTemperature):
+class IdentityMap(RowTemperature):
     """`T(g) = g`: the logits unchanged."""
 
     name = "uncalibrated"

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from boxcal.calibrators import tensor_ops
 from boxcal.calibrators.operator import constants
@@ -18,6 +19,21 @@ def is_traced() -> bool:
     """Whether `torch.jit.trace`, or the ONNX export that uses it, is recording."""
     jit: Any = torch.jit
     return bool(jit.is_tracing())
+
+
+def is_plain(rows: Tensor) -> bool:
+    """Whether no compiler, tracer, transform or forward-mode derivative watches.
+
+    torch's dispatcher, which costs more than a small batch, may then be left out.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and type(rows) is Tensor
+        and not is_traced()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+        and forward_ad._current_level < 0
+    )
 
 
 def sum_tolerance(num_classes: int, *dtypes: torch.dtype) -> float:

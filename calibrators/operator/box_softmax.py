@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from boxcal.calibrators.operator.bounds import is_traced, sum_tolerance
-from boxcal.calibrators.operator.op import is_plain, refuse_forward_mode, solve_rows
+from boxcal.calibrators.operator.bounds import is_plain, is_traced, sum_tolerance
+from boxcal.calibrators.operator.op import refuse_forward_mode, solve_rows
 from boxcal.calibrators.operator.torch_solver import solve
 
 HALF = (torch.float16, torch.bfloat16)
@@ -78,7 +78,7 @@ def box_constrained_softmax(
             logits.requires_grad
             or any(isinstance(bound, Tensor) and bound.requires_grad for bound in (lower, upper))
         ):
-            differentiable: Tensor = cpu_kernel.PlainRows.apply(logits, *plain)
+            differentiable: Tensor = cpu_kernel.DifferentiableRows.apply(logits, *plain)
             return differentiable
         return cpu_kernel.forward_plain(logits, *plain)
     refuse_forward_mode(logits, lower, upper, temperature)

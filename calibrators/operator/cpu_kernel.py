@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from boxcal.calibrators.operator.bounds import is_plain
 from boxcal.calibrators.operator.checks import raise_for_row
 from boxcal.calibrators.operator.cpu_backward import backward_rows
 from boxcal.calibrators.operator.cpu_loops import forward_rows
 from boxcal.calibrators.operator.exact_row import Array
 from boxcal.calibrators.operator.gradients import GradientMask, Gradients
-from boxcal.calibrators.operator.op import is_plain
 
 NO_SIDE: Array = np.empty((1, 0), np.int8)
 """For callers that need no gradient, which reads the side of its box each class is on."""
@@ -87,7 +87,7 @@ def _fill(  # noqa: PLR0917 - the order of the operator's own arguments
     return rows, inverse
 
 
-class PlainRows(torch.autograd.Function):
+class DifferentiableRows(torch.autograd.Function):
     """`forward_plain`, differentiable in the logits and in bounds that are tensors.
 
     The registered op gives the same numbers, but torch's dispatcher costs a small batch several times its

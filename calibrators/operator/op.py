@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from boxcal.calibrators.operator.bounds import is_traced
+from boxcal.calibrators.operator.bounds import is_plain
 from boxcal.calibrators.operator.gradients import GradientMask, Gradients, jacobian_products
 
 Rows = tuple[Tensor, Tensor]
@@ -72,21 +72,6 @@ def _fake_backward(*arguments: Any) -> Gradients:
     wanted = zip((logits, lower, upper, temperature), (True, *mask), strict=True)
     found = [like.new_empty(like.shape if wants else (0,)) for like, wants in wanted]
     return found[0], found[1], found[2], found[3]
-
-
-def is_plain(rows: Tensor) -> bool:
-    """Whether no compiler, tracer, transform or forward-mode derivative watches.
-
-    torch's dispatcher, which costs more than a small batch, may then be left out.
-    """
-    return (
-        not torch.compiler.is_compiling()
-        and type(rows) is Tensor
-        and not is_traced()
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._len_torch_dispatch_stack()
-        and forward_ad._current_level < 0
-    )
 
 
 def refuse_forward_mode(*arguments: Any) -> None:

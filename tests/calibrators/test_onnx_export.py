@@ -11,7 +11,7 @@ from boxcal.calibrators import Bounds, Calibrator, fit, methods
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.errors import ExportError
 from boxcal.calibrators.maps.constant_box import ConstantBounds
-from boxcal.calibrators.maps.identity import Identity
+from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.network import CENTRED, NetworkMap
 from tests.calibrators.samples import Everything, everything
 
@@ -60,7 +60,7 @@ def test_methods_without_an_onnx_form_are_named(method: str, data: Everything, t
 
 
 def test_fitted_bounds_yield_to_bounds_that_are_inputs(data: Everything, tmp_path: Path) -> None:
-    calibrator = Calibrator("pb", Identity(CLASSES), ConstantBounds.of(CLASSES, 0.05, 0.5), CLASSES)
+    calibrator = Calibrator("pb", IdentityMap(CLASSES), ConstantBounds.of(CLASSES, 0.05, 0.5), CLASSES)
     calibrator.to_onnx(tmp_path / "calibrator.onnx", request_bounds=True)
     logits = data.logits[:40].float()
     rng = np.random.default_rng(0)

@@ -12,7 +12,6 @@ from fastapi.sse import EventSourceResponse
 from boxcal.app.access.access import LoadedKey
 from boxcal.app.access.event_streams import count_event_stream
 from boxcal.app.access.routes import CurrentCaller, CurrentKey
-from boxcal.app.access.scopes import Scope
 from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
 from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.fitting.server.upload import receive
@@ -43,6 +42,7 @@ from boxcal.app.http.problems import (
     UploadStalled,
     UploadTooLarge,
 )
+from boxcal.app.http.scopes import Scope
 from boxcal.app.predict.routes import unless_disconnected
 from boxcal.app.registry.records import ActivatePolicy
 from boxcal.app.schemas.fits import ComparisonDocument, Fit, Fits

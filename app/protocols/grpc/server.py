@@ -20,9 +20,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from boxcal.app.access.access import Access
-from boxcal.app.access.limits import Limiter
-from boxcal.app.access.scopes import Level, Requirement, Scope
 from boxcal.app.http.budget import Budget
+from boxcal.app.http.limits import Limiter
 from boxcal.app.http.problems import (
     DEFECTS,
     BoxcalError,
@@ -32,6 +31,7 @@ from boxcal.app.http.problems import (
     InvalidParameter,
     MalformedBody,
 )
+from boxcal.app.http.scopes import Level, Requirement, Scope
 from boxcal.app.predict.bodies import unblocked
 from boxcal.app.protocols.grpc.messages import METHODS, POOL, SERVICE, count_fields, message_class
 from boxcal.app.protocols.v2.inference import Asked, class_count

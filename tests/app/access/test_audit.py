@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
-from boxcal.app.access.scopes import Scope
 from boxcal.app.client import BoxcalClient, UnauthorizedError
+from boxcal.app.http.scopes import Scope
 from tests.app.access.conftest import TESTER, Guarded
 from tests.app.access.waiting import until
 from tests.app.fitting.validation_data import overconfident

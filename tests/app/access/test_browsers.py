@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from boxcal.app.access.browsers import BrowserRules, is_loopback
+from boxcal.app.http.browsers import BrowserRules, is_loopback
 from boxcal.app.http.problems import MisdirectedRequest
 from boxcal.app.settings.service import Settings
 from tests.app.raising import raises_problem

@@ -11,10 +11,10 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from boxcal.app.access.scopes import Scope
 from boxcal.app.access.store import KeyStore
 from boxcal.app.client import BoxcalClient, ForbiddenError, UnauthorizedError
 from boxcal.app.http.problems import NoApiKey
+from boxcal.app.http.scopes import Scope
 from boxcal.app.main import declared_statuses
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.tables import api_keys

@@ -7,10 +7,10 @@ import socket
 import httpx
 import pytest
 
-from boxcal.app.access.limits import Limiter
-from boxcal.app.access.scopes import Scope
 from boxcal.app.client import BoxcalClient, RetryPolicy, TooManyRequestsError
+from boxcal.app.http.limits import Limiter
 from boxcal.app.http.problems import RateLimited
+from boxcal.app.http.scopes import Scope
 from tests.app.access.conftest import TESTER, Guarded
 from tests.app.access.waiting import until
 from tests.app.raising import raises_problem
@@ -68,7 +68,7 @@ def test_requests_in_progress_are_limited(guarded: Guarded) -> None:
 
 def test_the_bucket_refills_steadily_up_to_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("boxcal.app.access.limits.time.monotonic", lambda: now)
+    monkeypatch.setattr("boxcal.app.http.limits.time.monotonic", lambda: now)
     limiter = Limiter(60, None)
     for _ in range(60):
         limiter.enter()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fastapi.routing import APIRoute
 
-from boxcal.app.access.scopes import ROUTES, Level, Requirement, Scope
+from boxcal.app.http.scopes import ROUTES, Level, Requirement, Scope
 from boxcal.app.main import all_routes, create_app
 from tests.app.access.conftest import Guarded
 

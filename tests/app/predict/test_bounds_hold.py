@@ -20,7 +20,7 @@ from boxcal.app.registry.active import ServedCalibrator
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.calibrator import Calibrator
 from boxcal.calibrators.maps.constant_box import ConstantBounds
-from boxcal.calibrators.maps.identity import Identity
+from boxcal.calibrators.maps.identity import IdentityMap
 from tests.app.raising import raises_problem
 
 SIZES = st.one_of(st.integers(2, 12), st.sampled_from([100, 257, 1000]))
@@ -32,7 +32,9 @@ def answer(logits: np.ndarray[Any, Any], sent: dict[str, Any], fitted: tuple[flo
     labels = Labels([f"class {k}" for k in range(num_classes)])
     document = orjson.loads(orjson.dumps(sent))
     options = request_options.from_json({"bounds": document, "probabilities": True, "top_k": 3})
-    calibrator = Calibrator("pb", Identity(num_classes), ConstantBounds.of(num_classes, *fitted), num_classes)
+    calibrator = Calibrator(
+        "pb", IdentityMap(num_classes), ConstantBounds.of(num_classes, *fitted), num_classes
+    )
     wanted = CalibrationRequest(
         ServedCalibrator(1, "pb", ArrayCalibrator.from_bytes(calibrator.to_bytes())),
         request_options.check_bounds(options.bounds, labels),

@@ -10,7 +10,7 @@ from boxcal.app.predict.answers import COMPILED_TOP_K, rank
 from boxcal.calibrators.calibrator import Calibrator
 from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.constant_box import ConstantBounds
-from boxcal.calibrators.maps.identity import Identity
+from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.linear import VectorScaling
 from boxcal.calibrators.maps.temperature import TemperatureScaling
 from boxcal.calibrators.operator import box_constrained_softmax
@@ -20,7 +20,7 @@ CLASSES = 20
 
 
 def calibrator(temperature: float | None, lower: float, upper: float) -> Calibrator:
-    scale: LogitMap = Identity(CLASSES)
+    scale: LogitMap = IdentityMap(CLASSES)
     if temperature is not None:
         scale = TemperatureScaling(CLASSES, {"temperature": temperature})
     return Calibrator("made", scale, ConstantBounds.of(CLASSES, lower, upper), CLASSES)

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
-from boxcal.app.access.scopes import Scope
 from boxcal.app.access.store import KeyStore
+from boxcal.app.http.scopes import Scope
 from boxcal.app.registry.audit import Caller
 from boxcal.app.registry.database import Database
 from tests.app.access.waiting import until

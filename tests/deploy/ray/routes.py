@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 from PIL import Image
 
-from boxcal.app.access.scopes import ROUTES
+from boxcal.app.http.scopes import ROUTES
 from tests.app.fitting.validation_data import CONTENT_TYPE, form, overconfident, validation_npz
 
 JSON = "application/json"
