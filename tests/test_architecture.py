@@ -53,7 +53,6 @@ LONG = {
     "server",
     "inference",
     "jobs",
-    "lanes",
     "loops",
     "routes",
     "uniform",

@@ -16,11 +16,10 @@ from typing import Generic
 from boxcal.app.http.problems import BackboneFailed, DeadlineExceeded, NotReady, QueueFull, TooManySamples
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.device import Turns
-from boxcal.app.predict.lanes import (
+from boxcal.app.predict.entries import (
     Context,
     Entry,
     Finished,
-    Lanes,
     Outcomes,
     Part,
     Pass,
@@ -29,6 +28,7 @@ from boxcal.app.predict.lanes import (
     Scores,
     Undecoded,
 )
+from boxcal.app.predict.lanes import Lanes
 
 ADMISSION_SAFETY_FACTOR = 1.4
 """A request is refused at once if this many times the expected wait exceeds its timeout."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from boxcal.app.http.problems import BackboneFailed, InvalidLogits, InvalidParameter
 from boxcal.app.predict.answers import Float64Array, Rows
 from boxcal.app.predict.arrays import finite
-from boxcal.app.predict.lanes import Part
+from boxcal.app.predict.entries import Part
 from boxcal.app.predict.options import RequestBounds
 from boxcal.app.registry.active import ServedCalibrator
 from boxcal.calibrators.array_calibrator import Box

@@ -27,7 +27,7 @@ from boxcal.app.http.problems import (
     TooManySamples,
 )
 from boxcal.app.predict.bodies import CSV, FORM, IMAGES, TEXT, Posted
-from boxcal.app.predict.lanes import Undecoded
+from boxcal.app.predict.entries import Undecoded
 from boxcal.app.settings.nearest import hint
 from boxcal.models.errors import BackboneError, TooManyPixels
 from boxcal.models.inputs.base import Inputs as ModelInputs

@@ -24,7 +24,7 @@ from boxcal.app.http.problems import (
 )
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.batcher import Batcher
-from boxcal.app.predict.lanes import Finished, Part, Undecoded
+from boxcal.app.predict.entries import Finished, Part, Undecoded
 from tests.app.raising import raises_problem
 
 pytestmark = pytest.mark.anyio
