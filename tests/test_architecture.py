@@ -50,7 +50,6 @@ LONG = {
     "comparison",
     "cpu_loops",
     "fitter",
-    "server",
     "inference",
     "jobs",
     "loops",

@@ -1,0 +1,180 @@
+"""Admits gRPC calls: checks their keys before their messages are received, and limits the messages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health
+
+from boxcal.app.access.access import Access
+from boxcal.app.http.budget import Budget
+from boxcal.app.http.limits import Limiter
+from boxcal.app.http.problems import (
+    DEFECTS,
+    BoxcalError,
+    DeadlineExceeded,
+    InvalidParameter,
+    MalformedBody,
+)
+from boxcal.app.http.scopes import Level, Requirement, Scope
+from boxcal.app.predict.bodies import unblocked
+from boxcal.app.protocols.grpc.messages import SERVICE, count_fields
+
+logger = logging.getLogger("boxcal")
+
+STATUS = {
+    HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    HTTPStatus.UNPROCESSABLE_ENTITY: grpc.StatusCode.INVALID_ARGUMENT,
+    HTTPStatus.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
+    HTTPStatus.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    HTTPStatus.TOO_MANY_REQUESTS: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    HTTPStatus.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    HTTPStatus.CONFLICT: grpc.StatusCode.FAILED_PRECONDITION,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    HTTPStatus.SERVICE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+MAX_FIELDS = 4000
+"""Inputs, outputs, parameters and raw contents of one message."""
+QUICK_SECONDS = 0.1
+RECEIVE_SECONDS = 20.0
+SLOW_MESSAGES = 8
+"""Messages that may take longer than `QUICK_SECONDS` to arrive; as many large bodies as over HTTP."""
+REQUIREMENTS: dict[str, Requirement] = {
+    f"/{SERVICE}/ModelInfer": Scope.PREDICT,
+    f"/{SERVICE}/ServerLive": Level.OPEN,
+    f"/{SERVICE}/ServerReady": Level.OPEN,
+    f"/{health.SERVICE_NAME}/Check": Level.OPEN,
+    f"/{health.SERVICE_NAME}/Watch": Level.OPEN,
+}
+"""What a method requires of the API key; any key where it is not named."""
+
+
+class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Admits calls before their messages are received, and receives, parses and answers the admitted ones.
+
+    gRPC receives and deserialises the message of a unary call before it calls the handler. So unary calls
+    are served as streams of one message, which are received on demand: nothing is received for a call that
+    is refused. The key is in the metadata.
+
+    Parameters
+    ----------
+    access
+        Checks API keys.
+    """
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._slow = Budget("unfinished messages", SLOW_MESSAGES)
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        """Return the handler of a call."""
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        if handler.response_streaming:
+            return self._streaming(handler, details)
+
+        async def handle(_: Any, context: Any) -> bytes:
+            async with self._entered(details, context):
+                data = await self._received(context)
+                request = await unblocked(len(data), _parsed, handler.request_deserializer, data)
+                response = await handler.unary_unary(request, context)
+                written: bytes = await unblocked(response.ByteSize(), handler.response_serializer, response)
+                return written
+
+        return grpc.stream_unary_rpc_method_handler(handle)
+
+    def _streaming(self, handler: Any, details: Any) -> Any:
+        """Admit a call that is answered by a stream: the health watch and reflection."""
+        if not handler.request_streaming:
+            serve, make = handler.unary_stream, grpc.unary_stream_rpc_method_handler
+        else:
+            serve, make = handler.stream_stream, grpc.stream_stream_rpc_method_handler
+
+        async def handle(requests: Any, context: Any) -> Any:
+            async with self._entered(details, context):
+                async for response in serve(requests, context):
+                    yield response
+
+        return make(handle, handler.request_deserializer, handler.response_serializer)
+
+    @asynccontextmanager
+    async def _entered(self, details: Any, context: Any) -> AsyncIterator[None]:
+        """Check the API key of a call, and turn errors into status codes with the problem's detail."""
+        limiter: Limiter | None = None
+        requirement = REQUIREMENTS.get(details.method, Level.KEY)
+        try:
+            if self._access.is_required and requirement is not Level.OPEN:
+                headers = [
+                    (name.encode(), value if isinstance(value, bytes) else value.encode())
+                    for name, value in details.invocation_metadata
+                ]
+                limiter = self._access.admit(headers, requirement).limiter
+            yield
+        except BoxcalError as error:
+            if error.kind in DEFECTS:
+                logger.error("gRPC failed: %s", error)
+            code = STATUS.get(HTTPStatus(error.status), grpc.StatusCode.INTERNAL)
+            await context.abort(code, error.detail)
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception as error:
+            logger.error("gRPC failed", exc_info=error)
+            await context.abort(grpc.StatusCode.INTERNAL, "Internal error; see the server log.")
+        finally:
+            if limiter is not None:
+                limiter.leave()
+
+    async def _received(self, context: Any) -> bytes:
+        """Receive the message of a call; few calls at once may take longer than a moment to send it.
+
+        Raises
+        ------
+        QueueFull, DeadlineExceeded, MalformedBody
+            Too many calls send slowly; this one took too long; there is no message.
+        """
+        receiving = asyncio.ensure_future(context.read())
+        receiving.add_done_callback(_retrieve)
+        await asyncio.wait([receiving], timeout=QUICK_SECONDS)
+        if not receiving.done():
+            with self._slow.holding(1):
+                await asyncio.wait([receiving], timeout=RECEIVE_SECONDS)
+            if not receiving.done():
+                raise DeadlineExceeded(f"The message was not received within {RECEIVE_SECONDS:g} seconds.")
+        data = await receiving
+        if not isinstance(data, bytes):
+            raise MalformedBody("The call has no message.")
+        return data
+
+
+def _retrieve(receiving: asyncio.Future[Any]) -> None:
+    """Take the error of a receipt that nobody waits for any longer, so that it is not logged."""
+    if not receiving.cancelled():
+        receiving.exception()
+
+
+def _parsed(deserialize: Callable[[bytes], Any], data: bytes) -> Any:
+    """Deserialise a message that has no more fields than a request may have.
+
+    Each field becomes an object, however few bytes it has.
+
+    Raises
+    ------
+    MalformedBody, InvalidParameter
+        It cannot be parsed; it has more fields.
+    """
+    if (fields := count_fields(data, MAX_FIELDS)) > MAX_FIELDS:
+        raise InvalidParameter(f"The message has more than {MAX_FIELDS:,} inputs, outputs and parameters.")
+    try:
+        if fields < 0:
+            raise ValueError("a field ends behind its end")
+        return deserialize(data)
+    except Exception as error:  # protobuf raises several types
+        raise MalformedBody(f"The message cannot be parsed: {error!s:.100}.") from error
