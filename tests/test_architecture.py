@@ -53,7 +53,6 @@ LONG = {
     "inference",
     "jobs",
     "loops",
-    "routes",
     "uniform",
 }
 
