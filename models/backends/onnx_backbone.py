@@ -6,7 +6,7 @@ uses all cores. Idle threads do not spin, which would take the cores from the se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.models.backends.core_pool import CorePool, split
+from boxcal.models.backends.core_pool import CorePool
 from boxcal.models.backends.equivalence import random_batch, same_logits
 from boxcal.models.backends.fingerprints import file_fingerprint, fingerprint_with
-from boxcal.models.backends.onnx_file import OnnxFile, Sessions
+from boxcal.models.backends.onnx_file import OnnxFile, Sessions, batch_size_of, pieces
 from boxcal.models.backends.onnx_named import NamedOnnxBackbone, is_named
 from boxcal.models.backends.onnx_outputs import Output
 from boxcal.models.backends.spec import read_spec
@@ -98,15 +98,17 @@ class OnnxBackbone:
         self._input = inputs[0].name
         self._dtype = DTYPES[inputs[0].type]
         self._output = Output(session.get_outputs(), spec, path)
-        fixed, *shape = (size if isinstance(size, int) and size > 0 else None for size in inputs[0].shape)
-        self._batch_sizes = (fixed or 1, fixed)
+        self._batch_size = batch_size_of(inputs)
+        shape = [size if isinstance(size, int) and size > 0 else None for size in inputs[0].shape[1:]]
         self.preprocessing = spec.preprocessing_for(tuple(shape), path)
         self.input_shape = self._shape_of_one(tuple(shape))
         self.inputs: Inputs = ImageInputs(self.preprocessing, self.input_shape)
         if file.rewritten and not self._same_when_rewritten(file):
             self._sessions = Sessions(file, path, self.device)
             session = self._sessions.beside
-        num_classes = self._output.check([self._raw(session, batch) for batch in self._probes()])
+        num_classes = self._output.check(
+            [raw for batch in self._probes() for raw in self._raw(session, batch)]
+        )
         self.labels = spec.labels_for(num_classes, path, labels)
         self.fingerprint = fingerprint_with(
             file_fingerprint(path, *file.external),
@@ -132,10 +134,9 @@ class OnnxBackbone:
                 f"{self.name} reads inputs of shape {self.input_shape}, got {tuple(batch.shape[1:])}."
             )
         if self.device == "cpu" and alone and len(batch) > 1:
-            return self._pool.run(partial(self._run, self._sessions.beside), batch, *self._batch_sizes)
-        session = self._sessions.alone if alone else self._sessions.beside
-        pieces = split(batch, self._batch_sizes[1] or len(batch))
-        return np.concatenate([self._run(session, piece) for piece in pieces])
+            run = partial(self._run, self._sessions.beside)
+            return self._pool.run(run, batch, self._batch_size or 1, self._batch_size)
+        return self._run(self._sessions.alone if alone else self._sessions.beside, batch)
 
     def warm_up(self, batch_sizes: Sequence[int]) -> None:
         """Run once with each batch size, so that no request waits for a first pass."""
@@ -144,7 +145,7 @@ class OnnxBackbone:
 
     def _same_when_rewritten(self, file: OnnxFile) -> bool:
         """Compare the rewritten graph with the original on the CPU; choose which one is served."""
-        batch = random_batch(2, self.input_shape)[: self._batch_sizes[1]]
+        batch = random_batch(2, self.input_shape)
         logits = []
         for file.rewritten in (True, False):
             session = file.session(["CPUExecutionProvider"], threads=self._pool.cores)
@@ -171,25 +172,20 @@ class OnnxBackbone:
             *(np.float32(scale) * part for scale in SCALES for part in batch[:, None]),
         ]
 
-    def _run(self, session: Any, piece: Scores, *, on_cpu: bool = False) -> Scores:
-        """Run one piece, and turn its outputs into float32 logits."""
-        return self._output.logits(self._raw(session, piece, on_cpu=on_cpu))
+    def _run(self, session: Any, batch: Scores, *, on_cpu: bool = False) -> Scores:
+        """Run a batch, and turn its outputs into float32 logits."""
+        return np.concatenate([self._output.logits(raw) for raw in self._raw(session, batch, on_cpu=on_cpu)])
 
-    def _raw(self, session: Any, piece: Scores, *, on_cpu: bool = False) -> Any:
-        """Run one piece; on CUDA its input and output are bound, so that each is copied once."""
-        given = np.ascontiguousarray(padded(piece, self._batch_sizes[0]), self._dtype)
-        if on_cpu or self.device == "cpu":
-            outputs = session.run([self._output.name], {self._input: given})
-        else:
-            binding = session.io_binding()
-            binding.bind_cpu_input(self._input, given)
-            binding.bind_output(self._output.name, "cpu")
-            session.run_with_iobinding(binding)
-            outputs = binding.copy_outputs_to_cpu()
-        return outputs[0][: len(piece)]
-
-
-def padded(batch: Scores, smallest: int) -> Scores:
-    """Repeat the last sample until there are `smallest`."""
-    missing = smallest - len(batch)
-    return batch if missing <= 0 else np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)])
+    def _raw(self, session: Any, batch: Scores, *, on_cpu: bool = False) -> Iterator[Any]:
+        """Run a batch in pieces; on CUDA input and output are bound, so that each is copied once."""
+        given = {self._input: np.ascontiguousarray(batch, self._dtype)}
+        for count, piece in pieces(given, self._batch_size):
+            if on_cpu or self.device == "cpu":
+                outputs = session.run([self._output.name], piece)
+            else:
+                binding = session.io_binding()
+                binding.bind_cpu_input(self._input, piece[self._input])
+                binding.bind_output(self._output.name, "cpu")
+                session.run_with_iobinding(binding)
+                outputs = binding.copy_outputs_to_cpu()
+            yield outputs[0][:count]

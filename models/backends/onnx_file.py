@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from boxcal.models.backends.class_token import take_class_token_early
 from boxcal.models.backends.core_pool import usable_cores
@@ -80,6 +82,28 @@ class OnnxFile:
             raise BackboneError(f"{self._path} is not a usable ONNX model: {error}") from error
         session._model_bytes = None  # only needed to change providers; as large as the weights
         return session
+
+
+def batch_size_of(entries: Sequence[Any]) -> int | None:
+    """Return the batch dimension that the inputs of a file fix; None where it is free."""
+    sizes = (entry.shape[0] for entry in entries)
+    return next((size for size in sizes if isinstance(size, int) and size > 0), None)
+
+
+def pieces(
+    batch: Mapping[str, NDArray[Any]], size: int | None
+) -> Iterator[tuple[int, Mapping[str, NDArray[Any]]]]:
+    """Cut a batch, an array (N, ...) for each input, into pieces of the size that the file fixes.
+
+    Each comes with the number of its samples; the last one is padded by repetition of its last sample.
+    """
+    count = len(next(iter(batch.values())))
+    if size is None:
+        yield count, batch
+        return
+    for start in range(0, count, size):
+        rows = np.minimum(np.arange(start, start + size), count - 1)
+        yield min(size, count - start), {name: values[rows] for name, values in batch.items()}
 
 
 def external_data(graph: onnx.GraphProto) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 
 from boxcal.models.backends.fingerprints import file_fingerprint, fingerprint_with
-from boxcal.models.backends.onnx_file import OnnxFile, Sessions
+from boxcal.models.backends.onnx_file import OnnxFile, Sessions, batch_size_of, pieces
 from boxcal.models.backends.onnx_outputs import Output, class_labels
 from boxcal.models.backends.spec import ModelSpec, read_spec
 from boxcal.models.errors import BackboneError, UnusableInput
@@ -62,9 +62,10 @@ class NamedOnnxBackbone:
         spec = read_spec(path, session.get_modelmeta().custom_metadata_map)
         self.inputs: Inputs = inputs_of(session.get_inputs(), file.model, spec, path)
         self.input_shape = self.inputs.shape
+        self._batch_size = batch_size_of(session.get_inputs())
         self._output = Output(session.get_outputs(), spec, path)
         try:
-            probes = [self._run(session, batch) for batch in self._probes()]
+            probes = [raw for batch in self._probes() for raw in self._raw(session, batch)]
         except Exception as error:  # onnxruntime's errors have no common base class
             raise BackboneError(f"{path}: the trial run failed: {error}"[:1000]) from error
         num_classes = self._output.check(probes)
@@ -94,16 +95,18 @@ class NamedOnnxBackbone:
         """Float32 logits (N, K) for what `inputs.batch` makes of N samples; else UnusableInput."""
         if not isinstance(batch, dict):
             raise UnusableInput(f"{self.name} reads its inputs by name.")
-        raw = self._run(self._sessions.alone if alone else self._sessions.beside, batch)
-        return self._output.logits(raw)
+        session = self._sessions.alone if alone else self._sessions.beside
+        return np.concatenate([self._output.logits(raw) for raw in self._raw(session, batch)])
 
     def warm_up(self, batch_sizes: Sequence[int]) -> None:
         """Run once with each batch size, so that no request waits for a first pass."""
         for size in batch_sizes:
             self(self.inputs.batch(self.inputs.blank(size)))
 
-    def _run(self, session: Any, batch: dict[str, NDArray[Any]]) -> Any:
-        return session.run([self._output.name], batch)[0]
+    def _raw(self, session: Any, batch: dict[str, NDArray[Any]]) -> Iterator[Any]:
+        """Run a batch in pieces."""
+        for count, piece in pieces(batch, self._batch_size):
+            yield session.run([self._output.name], piece)[0][:count]
 
     def _probes(self) -> list[dict[str, NDArray[Any]]]:
         """Give batches of random inputs, of several sizes, to see what the outputs are."""

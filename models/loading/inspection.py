@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from boxcal.models.backends.onnx_backbone import DTYPES
-from boxcal.models.backends.onnx_file import OnnxFile
+from boxcal.models.backends.onnx_file import OnnxFile, batch_size_of
 from boxcal.models.backends.onnx_named import inputs_of, is_named
 from boxcal.models.backends.onnx_outputs import FLOATS, MAPS, class_labels
 from boxcal.models.backends.spec import ModelSpec, read_spec
@@ -113,7 +113,7 @@ def _trial(
             notes.append("Check `pad` and `max_length` against the tokenizer's configuration.")
         else:
             declaration["features"] = list(getattr(inputs, "names", ()))
-        return dict(inputs.batch(inputs.blank(2)))
+        return dict(inputs.batch(inputs.blank(batch_size_of(entries) or 2)))
     if len(entries) != 1 or entries[0].type not in DTYPES or len(entries[0].shape) != 4:
         found = ", ".join(f"{entry.name} {entry.type} {entry.shape}" for entry in entries)
         raise BackboneError(f"No trial run is known for these inputs: {found}.")

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from boxcal.models.errors import BackboneError
+from boxcal.models.loading.inspection import inspect_model
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.running import running
 from tests.models.posting import TOLERANCE, Export, check_answers, check_clients, check_fit
@@ -215,6 +216,86 @@ def linear(path: Path, last: str, classes: int, *, output: str = "scores") -> Pa
 def declare(path: Path, **members: Any) -> str:
     path.with_suffix(".json").write_text(json.dumps(members))
     return f"onnx:{path}"
+
+
+def of_two_columns(path: Path, batch: int | str) -> None:
+    """The features [x, y] and z, multiplied by a matrix: class 1 is 2 x + z, class 2 is y."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    weight = np.array([[0, 2, 0], [0, 0, 1], [0, 1, 0]], np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Concat", ["xy", "z"], ["row"], axis=1),
+            helper.make_node("MatMul", ["row", "w"], ["s"]),
+        ],
+        "columns",
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, n])
+            for name, n in (("xy", 2), ("z", 1))
+        ],
+        [helper.make_tensor_value_info("s", TensorProto.FLOAT, [batch, 3])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+
+
+def of_tokens(path: Path, batch: int | str) -> None:
+    """The sum of the embeddings of the tokens; token t has the embedding [t, -t], and the padding 0 none."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    table = np.arange(9, dtype=np.float32)[:, None] * np.array([1, -1], np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["table", "input_ids"], ["found"]),
+            helper.make_node("ReduceSum", ["found", "axes"], ["logits"], keepdims=0),
+        ],
+        "tokens",
+        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, [batch, "length"])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [batch, 2])],
+        [numpy_helper.from_array(table, "table"), numpy_helper.from_array(np.array([1]), "axes")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+
+
+@pytest.mark.parametrize("batch", ["n", 1, 3])
+def test_rows_and_tokens_pass_through_a_free_or_fixed_batch_dimension(
+    batch: int | str, tmp_path: Path
+) -> None:
+    path = tmp_path / "columns.onnx"
+    of_two_columns(path, batch)
+    served = load_backbone(f"onnx:{path}", device="cpu")
+    rows = np.array([[1, 2, 3], [0, 0, 0], [-1, 4, 0], [0, 5, 7]])
+    for count in (1, 3, 4):
+        logits = served(served.inputs.batch(served.inputs.check(rows[:count])))
+        np.testing.assert_array_equal(logits, [[0, 5, 2], [0, 0, 0], [0, -2, 4], [0, 7, 5]][:count])
+    path = tmp_path / "tokens.onnx"
+    of_tokens(path, batch)
+    served = load_backbone(f"onnx:{path}", device="cpu")
+    samples = served.inputs.blank(4)
+    for row, ids in enumerate([[1, 2], [8], [3, 3, 3], [5, 2]]):
+        samples[row] = served.inputs.decode("tokens", {"input_ids": ids}, 0)
+    np.testing.assert_array_equal(served(served.inputs.batch(samples)), [[3, -3], [8, -8], [9, -9], [7, -7]])
+    assert inspect_model(path).outputs[0].found == ((2 if batch == "n" else batch), 2)
+
+
+@pytest.mark.parametrize("zipmap", [True, False])
+def test_exports_of_scikit_learn_with_a_fixed_batch_dimension(zipmap: bool, tmp_path: Path) -> None:
+    from skl2onnx import convert_sklearn
+    from skl2onnx.common.data_types import FloatTensorType
+    from sklearn.ensemble import RandomForestClassifier
+
+    rows, labels = features()
+    model = RandomForestClassifier(5, random_state=0).fit(rows, np.array(CLASSES)[labels])
+    for batch in (1, 4):
+        exported = convert_sklearn(
+            model, initial_types=[("rows", FloatTensorType([batch, 4]))], options={"zipmap": zipmap}
+        )
+        path = tmp_path / f"{batch}.onnx"
+        path.write_bytes(exported.SerializeToString())
+        served = load_backbone(f"onnx:{path}", device="cpu")
+        logits = torch.as_tensor(served(served.inputs.batch(served.inputs.check(rows[:7]))))
+        assert served.labels == CLASSES
+        np.testing.assert_allclose(logits.softmax(1), model.predict_proba(rows[:7]), atol=1e-6)
 
 
 def test_one_sigmoid_is_two_classes(tmp_path: Path) -> None:
