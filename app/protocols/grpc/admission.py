@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -51,6 +52,7 @@ REQUIREMENTS: dict[str, Requirement] = {
     f"/{SERVICE}/ServerLive": Level.OPEN,
     f"/{SERVICE}/ServerReady": Level.OPEN,
     f"/{health.SERVICE_NAME}/Check": Level.OPEN,
+    f"/{health.SERVICE_NAME}/List": Level.OPEN,
     f"/{health.SERVICE_NAME}/Watch": Level.OPEN,
 }
 """What a method requires of the API key; any key where it is not named."""
@@ -98,10 +100,14 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
         else:
             serve, make = handler.stream_stream, grpc.stream_stream_rpc_method_handler
 
-        async def handle(requests: Any, context: Any) -> Any:
+        async def handle(requests: Any, context: Any) -> None:
             async with self._entered(details, context):
-                async for response in serve(requests, context):
-                    yield response
+                responses = serve(requests, context)
+                if inspect.iscoroutine(responses):  # it writes to the context itself
+                    await responses
+                    return
+                async for response in responses:
+                    await context.write(response)
 
         return make(handle, handler.request_deserializer, handler.response_serializer)
 

@@ -5,6 +5,7 @@ Needs the extra `grpc`; listens if `BOXCAL_GRPC_PORT` is set.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -46,6 +47,9 @@ CONTENTS = {
 GRACE_SECONDS = 5.0
 MAX_CALLS = 1000
 """Calls in progress, health watches included."""
+PING_SECONDS = 5.0
+"""Least time between two pings of a client; gRPC closes connections that ping more often. Clients send one
+every 10 s at most."""
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
@@ -161,6 +165,18 @@ def read_request(request: Any) -> Asked:
     return Asked(request.model_name, request.model_version, inputs, outputs, parameters)
 
 
+class HealthChecks(health.aio.HealthServicer):  # type: ignore[misc]  # grpc has no types
+    """The standard health service, of the server and its one service, with `List`."""
+
+    names = ("", SERVICE)
+
+    async def List(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Return the status of every name."""
+        requests = {name: health_pb2.HealthCheckRequest(service=name) for name in self.names}
+        statuses = {name: await self.Check(one, context) for name, one in requests.items()}
+        return health_pb2.HealthListResponse(statuses=statuses)
+
+
 @asynccontextmanager
 async def serving(state: ProtocolState, host: str, port: int, max_bytes: int) -> AsyncIterator[int]:
     """Serve until the block ends; gives the port."""
@@ -168,6 +184,8 @@ async def serving(state: ProtocolState, host: str, port: int, max_bytes: int) ->
         ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.http2.bdp_probe", 0),  # else the window of a connection grows, also of a refused call
+        ("grpc.http2.min_ping_interval_without_data_ms", round(1000 * PING_SECONDS)),
+        ("grpc.keepalive_permit_without_calls", 1),
     ]
     # The processes of one service listen on the same port; another program that listens there is an error.
     server = grpc.aio.server(
@@ -177,8 +195,8 @@ async def serving(state: ProtocolState, host: str, port: int, max_bytes: int) ->
     )
     inference = Inference(state)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, inference.handlers())])
-    checks = health.aio.HealthServicer()
-    for name in ("", SERVICE):
+    checks = HealthChecks()
+    for name in checks.names:
         await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -192,8 +210,7 @@ async def serving(state: ProtocolState, host: str, port: int, max_bytes: int) ->
     try:
         yield bound
     finally:
-        await checks.enter_graceful_shutdown()
-        await server.stop(GRACE_SECONDS)
+        await asyncio.gather(checks.enter_graceful_shutdown(), server.stop(GRACE_SECONDS))
 
 
 class _Pools:
