@@ -143,6 +143,7 @@ def create_app(settings: Settings | None = None, slot: Slot | None = None) -> Fa
         openapi_url=DOCUMENTS[0],
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
         swagger_ui_oauth2_redirect_url=None,
         generate_unique_id_function=lambda route: route.name,
     )

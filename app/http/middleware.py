@@ -107,6 +107,8 @@ class Exchange:
 class RequestMiddleware:
     """Measures and checks requests, limits bodies, and renders errors.
 
+    A path with a slash at its end is that without it, unless a route ends with one.
+
     Parameters
     ----------
     app
@@ -150,6 +152,9 @@ class RequestMiddleware:
         self._bodies = Budget("bytes of bodies", 8 * max_body_bytes)
         self._browsers = browsers
         self._requirements = Requirements(routes)
+        self._with_slash = {
+            route.path for route in routes if isinstance(route, Route) and route.path[-1] == "/"
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -158,6 +163,8 @@ class RequestMiddleware:
             return
         if self._root_path:
             scope = self._below_root(scope)
+        if scope["path"].endswith("/") and scope["path"] not in self._with_slash:
+            scope = {**scope, "path": scope["path"].rstrip("/")}
         began = time.perf_counter()
         limit = None if scope["path"] in self._unlimited else self._max_body_bytes
         exchange = Exchange(receive, send, limit, self._bodies)

@@ -76,6 +76,7 @@ ROUTES: Final[dict[tuple[str, str], Requirement]] = {
     ("GET", "/health/ready"): Level.OPEN,
     ("GET", "/openapi.json"): Level.OPEN,
     ("GET", "/docs"): Level.OPEN,
+    ("GET", "/docs/"): Level.OPEN,
     ("GET", "/"): Level.OPEN,
     ("GET", "/ui"): Level.OPEN,
     ("GET", "/ui/"): Level.OPEN,

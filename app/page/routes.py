@@ -94,6 +94,12 @@ async def page() -> Response:
     return _document(index(), CONTENT_SECURITY_POLICY)
 
 
+@router.get("/docs/", status_code=307)
+async def docs_with_slash() -> Response:
+    """Redirect to the API documentation: its relative links need a path without the slash."""
+    return RedirectResponse("../docs", status_code=307)
+
+
 @router.get("/docs")
 async def docs() -> Response:
     """Return the API documentation: Swagger UI from this service, not from a content delivery network."""

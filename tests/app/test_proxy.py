@@ -37,6 +37,26 @@ def test_a_path_of_its_own_may_be_sent_or_left_out(tmp_path: Path) -> None:
         assert 'route="/calibrate",status="200"} 2.0' in metrics
 
 
+def test_a_slash_at_the_end_of_a_path_changes_nothing(tmp_path: Path) -> None:
+    with running(tmp_path, model="logits:3", root_path="/boxcal") as service, httpx.Client() as http:
+        for prefix in ("", "/boxcal"):
+            url = service.url + prefix
+            found = http.post(f"{url}/calibrate/", json={"logits": LOGITS})
+            assert (found.status_code, found.json()["predictions"][0]["index"]) == (200, 2)
+            for path in ("/model/", "/fits//", "/calibrators/0/", "/v2/", "/v2/models/logits:3.calibrator/"):
+                assert http.get(url + path).status_code == 200
+            assert http.get(f"{url}/fits/none/").json()["type"] == "urn:boxcal:problem:fit-not-found"
+            assert "No route has the path /nothing;" in http.get(f"{url}/nothing/").json()["detail"]
+            assert http.get(f"{url}/docs/", follow_redirects=True).url == f"{url}/docs"
+            assert http.get(f"{url}/ui", follow_redirects=True).url == f"{url}/ui/"
+
+
+def test_a_path_with_a_slash_requires_the_same_scope(tmp_path: Path) -> None:
+    with running(tmp_path, model="logits:3") as service, httpx.Client(base_url=service.url) as http:
+        service.state.access.is_required = True
+        assert [http.get(path).status_code for path in ("/audit/", "/health/ready/")] == [401, 200]
+
+
 def test_a_unix_socket(tmp_path: Path) -> None:
     socket = tmp_path / "boxcal.sock"
     program = "from boxcal.app.cli import main; main()"
