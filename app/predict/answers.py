@@ -100,6 +100,8 @@ class CalibratedAnswer:
         Duration of each stage.
     ids
         One for each row, if the request asked for feedback.
+    truncated
+        Whether the text of each row was truncated; None for other inputs.
     """
 
     model: str
@@ -109,6 +111,7 @@ class CalibratedAnswer:
     options: Options
     seconds: Mapping[str, float]
     ids: Sequence[str] | None = None
+    truncated: Sequence[bool] | None = None
 
     def bound_hits(self) -> tuple[int, int]:
         """Count the probabilities that are equal to a lower bound above 0 and to an upper bound below 1."""
@@ -163,6 +166,8 @@ class CalibratedAnswer:
             prediction["logits"] = self.rows.logits[row]
         if self.options.explain:
             prediction["explain"] = self._explain(row)
+        if self.truncated is not None and self.truncated[row]:
+            prediction["truncated"] = True
         return prediction
 
     @cached_property

@@ -41,6 +41,7 @@ from boxcal.app.predict.options import BoundsOption, Labels, Options, RequestBou
 from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.active import ServedCalibrator
 from boxcal.models.inputs.base import Inputs as ModelInputs
+from boxcal.models.inputs.texts import TextInputs
 
 INLINE_NUMBERS = 16_384
 """Up to this many numbers are processed on the event loop, in well under a millisecond."""
@@ -193,6 +194,7 @@ class Pipeline:
         arrived = time.perf_counter()
         deadline = time.monotonic() + self._timeout_of(options)
         requested = await self._requested(options)
+        truncated = None
         with self.batcher.reserve_slot(len(inputs), deadline), self._scoring.requested_by(requested.served):
             is_shifted = requested.served.reads == "inputs"
             if not is_shifted and (undecoded := self._decoder.later(inputs)) is not None:
@@ -200,6 +202,8 @@ class Pipeline:
                 finished = await self.batcher.run(undecoded, requested, deadline)
             else:
                 samples = await within(deadline - time.monotonic(), self._decoder.decode(inputs))
+                if isinstance(self.inputs, TextInputs):
+                    truncated = self.inputs.truncated(samples)
                 if is_shifted:
                     samples = await self._in_pool(shifted, samples, requested.served)
                 decoded = time.perf_counter()
@@ -214,7 +218,9 @@ class Pipeline:
             "backbone": finished.forward,
             "calibrate": finished.finish,
         }
-        return self._answer(requested, Rows.join(finished.results), options, arrived, seconds)
+        return self._answer(
+            requested, Rows.join(finished.results), options, arrived, seconds, truncated=truncated
+        )
 
     async def calibrate(
         self,
@@ -313,10 +319,14 @@ class Pipeline:
         options: Options,
         arrived: float,
         seconds: dict[str, float],
+        *,
+        truncated: Sequence[bool] | None = None,
     ) -> CalibratedAnswer:
         ids = self._keep(requested.served.version, rows.logits) if options.feedback else None
         seconds["total"] = time.perf_counter() - arrived
-        return CalibratedAnswer(self.model, self.labels.names, requested.served, rows, options, seconds, ids)
+        return CalibratedAnswer(
+            self.model, self.labels.names, requested.served, rows, options, seconds, ids, truncated
+        )
 
 
 def _size(bounds: BoundsOption) -> int:

@@ -45,6 +45,9 @@ class Prediction(Document):
     probabilities: tuple[float, ...] | None = Field(None, description="All K probabilities, on request.")
     logits: tuple[float, ...] | None = Field(None, description="The backbone's K logits, on request.")
     explain: Explanation | None = Field(None, description="Mapped logits and fitted bounds, on request.")
+    truncated: Literal[True] | None = Field(
+        None, description="Present if the text has more tokens than the model reads: it was truncated."
+    )
 
 
 class Timing(TypedDict, total=False):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from boxcal.models.backends.core_pool import CorePool
 from boxcal.models.backends.equivalence import random_batch, same_logits
 from boxcal.models.backends.fingerprints import file_fingerprint, fingerprint_with
-from boxcal.models.backends.onnx_file import OnnxFile, Sessions, batch_size_of, pieces
+from boxcal.models.backends.onnx_file import CPU, OnnxFile, Sessions, batch_size_of, pieces
 from boxcal.models.backends.onnx_named import NamedOnnxBackbone, is_named
 from boxcal.models.backends.onnx_outputs import Output
 from boxcal.models.backends.spec import read_spec
@@ -148,7 +148,7 @@ class OnnxBackbone:
         batch = random_batch(2, self.input_shape)
         logits = []
         for file.rewritten in (True, False):
-            session = file.session(["CPUExecutionProvider"], threads=self._pool.cores)
+            session = file.session([CPU], threads=self._pool.cores)
             logits.append(self._run(session, batch, on_cpu=True))
         same = same_logits(self.name, logits[1], logits[0], float(np.finfo(self._dtype).eps))
         file.rewritten = same

@@ -18,7 +18,7 @@ from boxcal.models.backends.class_token import take_class_token_early
 from boxcal.models.backends.core_pool import usable_cores
 from boxcal.models.errors import BackboneError
 
-CUDA = "CUDAExecutionProvider"
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 class OnnxFile:
@@ -166,7 +166,7 @@ class Sessions:
         if resolved is not None:
             onnxruntime.preload_dlls()  # CUDA's libraries come with torch
             provider = (CUDA, {"device_id": str(resolved.index or 0)})
-            session = file.session([provider, "CPUExecutionProvider"], threads=1)
+            session = file.session([provider, CPU], threads=1)
             if CUDA in session.get_providers():
                 self.beside = self.alone = session
                 self.device = str(resolved)
@@ -174,7 +174,7 @@ class Sessions:
             if device != "auto":
                 raise BackboneError(f"onnxruntime cannot run {path} on {device!r}.")
         threads = sorted({usable_cores(), 1})
-        opened: list[Any] = [file.session(["CPUExecutionProvider"], threads=n) for n in threads]
+        opened: list[Any] = [file.session([CPU], threads=n) for n in threads]
         self.beside, self.alone = opened[0], opened[-1]
 
     @property

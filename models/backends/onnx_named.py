@@ -10,8 +10,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from boxcal.models.backends.core_pool import usable_cores
 from boxcal.models.backends.fingerprints import file_fingerprint, fingerprint_with
-from boxcal.models.backends.onnx_file import OnnxFile, Sessions, batch_size_of, pieces
+from boxcal.models.backends.onnx_file import CPU, OnnxFile, Sessions, batch_size_of, pieces
 from boxcal.models.backends.onnx_outputs import Output, class_labels
 from boxcal.models.backends.spec import ModelSpec, read_spec
 from boxcal.models.errors import BackboneError, UnusableInput
@@ -69,11 +70,14 @@ class NamedOnnxBackbone:
         except Exception as error:  # onnxruntime's errors have no common base class
             raise BackboneError(f"{path}: the trial run failed: {error}"[:1000]) from error
         num_classes = self._output.check(probes)
+        tokens = self.inputs if isinstance(self.inputs, TextInputs) else None
+        if tokens is not None:
+            on_cpu = sessions.alone if self.device == "cpu" else file.session([CPU], threads=usable_cores())
+            tokens.limit_length(self.name, lambda batch: list(self._raw(on_cpu, batch)))
         found = self._output.keys or class_labels(file.model)
         if found is not None and len(found) != num_classes:
             found = None
         self.labels = spec.labels_for(num_classes, path, labels, found)
-        tokens = self.inputs if isinstance(self.inputs, TextInputs) else None
         self.fingerprint = fingerprint_with(
             file_fingerprint(path, *file.external),
             **self._output.declared,

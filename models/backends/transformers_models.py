@@ -27,6 +27,8 @@ TRANSFORMERS_PACKAGE = (
     "folders of transformers need the package transformers: pip install 'boxcal[transformers]'"
 )
 MAX_TOKENS = 512
+SHORT = 1024
+"""Longest sample that is run at start where positions seem to be computed, which have no end."""
 UNLIMITED = 1_000_000
 """`model_max_length` of a tokenizer that declares none is larger."""
 
@@ -36,7 +38,7 @@ class Logits(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network = network
+        self.network: Any = network
 
     def forward(self, *images: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
         """Return logits (N, K)."""
@@ -94,7 +96,7 @@ def load_transformers(folder: Path, *, labels: Path | None, device: str, precisi
         preprocessing = image_preprocessing(folder / "preprocessor_config.json")
         shape = preprocessing.input_shape
         return TorchBackbone(name, network, input_shape=shape, preprocessing=preprocessing, **given)
-    return TorchTextBackbone(name, network, inputs=_text_inputs(folder, config), **given)
+    return TorchTextBackbone(name, network, inputs=_text_inputs(folder, config, network), **given)
 
 
 def image_preprocessing(path: Path) -> ImageClassification:
@@ -144,7 +146,7 @@ def _sizes(found: dict[str, Any], path: Path) -> tuple[int | tuple[int, int], in
     raise BackboneError(f"{path}: the size {size} with the crop {crop if cropped else None} is unknown.")
 
 
-def _text_inputs(folder: Path, config: dict[str, Any]) -> TextInputs:
+def _text_inputs(folder: Path, config: dict[str, Any], logits: Logits) -> TextInputs:
     """Say which tokens the network reads, and how they are padded."""
     tokenizer = folder / "tokenizer.json"
     described = (
@@ -154,18 +156,40 @@ def _text_inputs(folder: Path, config: dict[str, Any]) -> TextInputs:
         (IDS, TYPES, MASK) if int(config.get("type_vocab_size") or 0) > 1 else (IDS, MASK)
     )
     pad = config.get("pad_token_id") or 0
-    longest = described.get("model_max_length") or UNLIMITED + 1
-    if longest > UNLIMITED:
-        longest = config.get("max_position_embeddings") or MAX_TOKENS
+    limits = (described.get("model_max_length") or 0, _positions(logits.network))
     names = [name for name in read if name in (IDS, MASK, TYPES)]
-    return TextInputs(
+    inputs = TextInputs(
         names,
         ["int64"] * len(names),
         pad={IDS: int(pad)},
-        max_length=int(longest),
+        max_length=min((int(limit) for limit in limits if 0 < limit <= UNLIMITED), default=MAX_TOKENS),
         fixed_length=None,
         tokenizer=tokenizer if tokenizer.is_file() else None,
     )
+    vocabulary = logits.network.get_input_embeddings()
+    if inputs.max_length <= SHORT or any(table is not vocabulary for _, table in _tables(logits.network)):
+        with torch.inference_mode():
+            inputs.limit_length(
+                f"transformers:{folder.name}",
+                lambda batch: logits(**{name: torch.from_numpy(rows) for name, rows in batch.items()}),
+            )
+    return inputs
+
+
+def _positions(network: Any) -> int:
+    """Return the most tokens that a network has positions for; 0 or less where it does not say.
+
+    RoBERTa and its relatives count positions from the one after that of the padding.
+    """
+    positions = getattr(network.config, "max_position_embeddings", None) or 0
+    tables = (table for name, table in _tables(network) if name.endswith("position_embeddings"))
+    skipped = (table.padding_idx + 1 for table in tables if table.padding_idx is not None)
+    return int(positions) - max(skipped, default=0)
+
+
+def _tables(network: nn.Module) -> list[tuple[str, nn.Embedding]]:
+    """List what is looked up: tokens, and in many networks positions and types."""
+    return [(name, part) for name, part in network.named_modules() if isinstance(part, nn.Embedding)]
 
 
 def _labels(found: dict[int, str], labels: Path | None, num_classes: int, folder: Path) -> tuple[str, ...]:

@@ -6,7 +6,9 @@ that the model's attention mask excludes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,21 @@ from numpy.typing import NDArray
 from boxcal.models.errors import BackboneError, UnusableInput
 from boxcal.models.inputs.base import Kind, Samples
 
+logger = logging.getLogger("boxcal")
 MASK = "attention_mask"
 IDS = "input_ids"
 TYPES = "token_type_ids"
 TEXT_PACKAGE = "texts need the package tokenizers: pip install 'boxcal[text]'"
 
 
+class Tokens(tuple[NDArray[np.int64], ...]):
+    """One sample: arrays of one length, in the order of the inputs, and whether its text was truncated."""
+
+    truncated = False
+
+
 class TextInputs:
-    """Samples are tuples of int64 arrays of one length, in the order of the inputs.
+    """Samples are `Tokens`.
 
     Parameters
     ----------
@@ -60,6 +69,7 @@ class TextInputs:
         tokenizer: Path | None,
     ) -> None:
         self.names = tuple(names)
+        self._ids = IDS if IDS in names else self.names[0]
         self._dtypes = tuple(dtypes)
         self.pad = {name: pad.get(name, 0) for name in names}
         self.max_length = min(max_length, fixed_length or max_length)
@@ -75,7 +85,7 @@ class TextInputs:
 
     def blank(self, count: int) -> Samples:
         """Give samples of one token."""
-        return self._samples([tuple(np.ones(1, np.int64) for _ in self.names)] * count)
+        return self._samples([Tokens(np.ones(1, np.int64) for _ in self.names)] * count)
 
     def decode(self, member: str, value: Any, max_pixels: int) -> Samples:
         """Turn a text, or an object of rows of integers, into one sample.
@@ -109,6 +119,46 @@ class TextInputs:
             given[name] = padded
         return given
 
+    def truncated(self, samples: Samples) -> list[bool]:
+        """Say for each sample whether its text was longer than `max_length`."""
+        return [sample.truncated for sample in samples]
+
+    def limit_length(self, name: str, run: Callable[[dict[str, NDArray[Any]]], object]) -> None:
+        """Run the longest sample once; where it fails, lower `max_length` to the longest that does not.
+
+        Parameters
+        ----------
+        name
+            Of the model, for messages.
+        run
+            Runs the model on a batch, on the CPU: a GPU may read positions that do not exist.
+
+        Raises
+        ------
+        BackboneError
+            Samples of all lengths fail.
+        """
+
+        def error_of(length: int) -> Exception | None:
+            try:
+                run(self.batch(self._samples([self._example(length)])))
+            except Exception as error:  # those of torch and onnxruntime have no common base class
+                return error
+            return None
+
+        if (error := error_of(longest := self.max_length)) is None:
+            return
+        usable = bisect_left(range(1, longest), True, key=lambda length: error_of(length) is not None)
+        if not usable:
+            message = f"{name} fails on a sample of {longest} tokens, and on shorter ones: {error}"
+            raise BackboneError(message[:1000]) from error
+        logger.warning(
+            "%s reads at most %d tokens, not %d; longer texts are truncated", name, usable, longest
+        )
+        self.max_length = usable
+        if self._tokenizer is not None:
+            self._tokenizer.enable_truncation(usable)
+
     def of_texts(self, texts: Sequence[str], first: int = 0) -> Samples:
         """Turn texts into samples; faster than one after the other.
 
@@ -130,7 +180,13 @@ class TextInputs:
                 raise UnusableInput(f"texts[{first + row}]: The text has no tokens.")
         return self._samples([self._rows_of(one) for one in encoded])
 
-    def _tokenized(self, text: str) -> tuple[NDArray[np.int64], ...]:
+    def _example(self, length: int) -> Tokens:
+        """Give a sample in which no token is padding: some models count the positions of the others only."""
+        token = 3 if self.pad[self._ids] == 2 else 2
+        values = {self._ids: token, TYPES: 0}
+        return Tokens(np.full(length, values.get(name, 1), np.int64) for name in self.names)
+
+    def _tokenized(self, text: str) -> Tokens:
         if not isinstance(text, str) or self._tokenizer is None:
             raise UnusableInput(f"The text is {text!r:.100}; it must be a string.")
         encoded = self._tokenizer.encode(text)
@@ -138,13 +194,14 @@ class TextInputs:
             raise UnusableInput("The text has no tokens.")
         return self._rows_of(encoded)
 
-    def _rows_of(self, encoded: Any) -> tuple[NDArray[np.int64], ...]:
+    def _rows_of(self, encoded: Any) -> Tokens:
         rows = {IDS: encoded.ids, MASK: encoded.attention_mask, TYPES: encoded.type_ids}
-        first = self.names[0] if IDS not in self.names else IDS
-        rows[first] = encoded.ids
-        return tuple(np.array(rows[name], np.int64) for name in self.names)
+        rows[self._ids] = encoded.ids
+        tokens = Tokens(np.array(rows[name], np.int64) for name in self.names)
+        tokens.truncated = bool(encoded.overflowing)
+        return tokens
 
-    def _given(self, value: Any) -> tuple[NDArray[np.int64], ...]:
+    def _given(self, value: Any) -> Tokens:
         if not isinstance(value, dict) or not value:
             raise UnusableInput(f"tokens must be an object with {', '.join(self.names)}.")
         if unknown := next((name for name in value if name not in self.names), None):
@@ -165,9 +222,9 @@ class TextInputs:
             if not all(type(token) is int and 0 <= token < 2**31 for token in row):
                 raise UnusableInput(f"tokens.{name} must hold integers from 0.")
             rows.append(np.array(row, np.int64))
-        return tuple(rows)
+        return Tokens(rows)
 
-    def _samples(self, rows: Sequence[tuple[NDArray[np.int64], ...]]) -> Samples:
+    def _samples(self, rows: Sequence[Tokens]) -> Samples:
         samples = np.empty(len(rows), object)
         for index, row in enumerate(rows):
             samples[index] = row

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from boxcal.models.backends.onnx_backbone import DTYPES
-from boxcal.models.backends.onnx_file import OnnxFile, batch_size_of
+from boxcal.models.backends.onnx_file import CPU, OnnxFile, batch_size_of
 from boxcal.models.backends.onnx_named import inputs_of, is_named
 from boxcal.models.backends.onnx_outputs import FLOATS, MAPS, class_labels
 from boxcal.models.backends.spec import ModelSpec, read_spec
@@ -70,7 +70,7 @@ def inspect_model(path: Path) -> Inspection:
         The file does not exist or cannot be opened.
     """
     file = OnnxFile(path, optimize=False)
-    session = file.session(["CPUExecutionProvider"], threads=1)
+    session = file.session([CPU], threads=1)
     entries, returned = session.get_inputs(), session.get_outputs()
     notes: list[str] = []
     declaration: dict[str, Any] = {}

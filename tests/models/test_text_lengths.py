@@ -1,0 +1,131 @@
+"""Texts longer than the positions of a model: what it reads is found, and answers say what was truncated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from boxcal.app.client import BoxcalClient
+from boxcal.models.errors import BackboneError
+from boxcal.models.inputs.texts import TextInputs
+from boxcal.models.loading.specifications import load_backbone
+from tests.app.running import running
+
+WORDS = ("<s>", "<pad>", "</s>", "<unk>", "cold", "warm", "rain")
+SIZES = {"vocab_size": len(WORDS), "pad_token_id": 1, "num_labels": 3}
+BERT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+GPT = {"n_embd": 8, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 2}
+
+
+def folder_of(folder: Path, family: str, sizes: dict[str, Any], model_max_length: int | None) -> str:
+    """Save a small network with random weights, and a tokenizer that adds two tokens."""
+    import torch
+    import transformers
+
+    torch.manual_seed(6)
+    config = getattr(transformers, f"{family}Config")(**SIZES, **sizes)
+    getattr(transformers, f"{family}ForSequenceClassification")(config).save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="<unk>"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    if model_max_length:
+        described = {"model_max_length": model_max_length}
+        (folder / "tokenizer_config.json").write_text(json.dumps(described))
+    return f"transformers:{folder}"
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "model_max_length", "usable"),
+    [
+        ("Roberta", BERT | {"max_position_embeddings": 34}, None, 32),
+        ("XLMRoberta", BERT | {"max_position_embeddings": 34}, int(1e30), 32),
+        ("MPNet", BERT | {"max_position_embeddings": 34}, 34, 32),
+        ("Camembert", BERT | {"max_position_embeddings": 34}, 20, 20),
+        ("Bert", BERT | {"max_position_embeddings": 40}, 1000, 40),
+        ("GPT2", GPT | {"n_positions": 600}, None, 600),
+        ("Llama", BERT | {"max_position_embeddings": 2000}, None, 2000),
+    ],
+)
+def test_the_positions_of_a_model_are_found(
+    family: str, sizes: dict[str, Any], model_max_length: int | None, usable: int, tmp_path: Path
+) -> None:
+    served = load_backbone(folder_of(tmp_path, family, sizes, model_max_length), device="cpu")
+    assert isinstance(served.inputs, TextInputs)
+    assert served.inputs.max_length == usable
+    texts = [" ".join(["rain"] * count) for count in (usable - 2, usable - 1, 5 * usable)]
+    samples = served.inputs.of_texts(texts)
+    assert [len(sample[0]) for sample in samples] == [usable] * 3
+    assert served.inputs.truncated(samples) == [False, True, True]
+    assert np.isfinite(np.asarray(served(served.inputs.batch(samples)))).all()
+
+
+def test_answers_say_which_texts_were_truncated(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    spec = folder_of(tmp_path / "model", "Roberta", BERT | {"max_position_embeddings": 18}, None)
+    long, short = "cold rain " * 50, "warm rain"
+    with running(tmp_path / "data", model=spec, device="cpu") as service, BoxcalClient(service.url) as client:
+        mixed = client.predict_texts(short, long, short)
+        alone = client.predict_texts(short)
+        assert [one.truncated for one in mixed.predictions] == [None, True, None]
+        assert mixed.predictions[0].probability == pytest.approx(alone.predictions[0].probability, abs=1e-6)
+        cut = client.predict_texts(" ".join(long.split()[:14])).predictions[0]
+        assert cut.probability == pytest.approx(mixed.predictions[1].probability, abs=1e-6)
+        answer = httpx.post(f"{service.url}/predict", json={"inputs": [{"text": short}]}).json()
+        assert "truncated" not in answer["predictions"][0]
+
+
+def of_counted_positions(path: Path, positions: int) -> None:
+    """The sum p of the positions of the tokens, counted from 1 without padding (0), as logits [p, -p]."""
+    table = np.arange(positions + 1, dtype=np.float32)[:, None] * np.array([1, -1], np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Sign", ["input_ids"], ["is_token"]),
+            helper.make_node("CumSum", ["is_token", "axis"], ["counted"]),
+            helper.make_node("Mul", ["counted", "is_token"], ["positions"]),
+            helper.make_node("Gather", ["table", "positions"], ["found"]),
+            helper.make_node("ReduceSum", ["found", "axes"], ["logits"], keepdims=0),
+        ],
+        "positions",
+        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["n", "length"])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 2])],
+        [
+            numpy_helper.from_array(value, name)
+            for name, value in (("table", table), ("axis", np.array(1)), ("axes", np.array([1])))
+        ],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+
+
+def test_the_positions_of_an_onnx_file_are_found_by_trial(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "counted.onnx"
+    of_counted_positions(path, 9)
+    served = load_backbone(f"onnx:{path}", device="cpu")
+    assert "counted.onnx reads at most 9 tokens, not 512" in caplog.text
+    samples = served.inputs.blank(2)
+    samples[0] = served.inputs.decode("tokens", {"input_ids": [5] * 9}, 0)
+    np.testing.assert_array_equal(served(served.inputs.batch(samples)), [[45, -45], [1, -1]])
+    with pytest.raises(BackboneError, match="has 10 tokens; it must have 1 to 9"):
+        served.inputs.decode("tokens", {"input_ids": [5] * 10}, 0)
+
+
+def test_a_model_that_reads_no_sample_is_refused() -> None:
+    inputs = TextInputs(["input_ids"], ["int64"], pad={}, max_length=8, fixed_length=None, tokenizer=None)
+
+    def run(batch: dict[str, Any]) -> None:
+        raise IndexError(f"{batch['input_ids'].shape[1]} is out of range")
+
+    with pytest.raises(BackboneError, match="m fails on a sample of 8 tokens, and on shorter ones: 8 is out"):
+        inputs.limit_length("m", run)
