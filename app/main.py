@@ -46,7 +46,14 @@ from boxcal.app.state import lifespan
 from boxcal.app.workers.slot import Slot
 
 DOCUMENTS = ("/openapi.json",)
-CORS_REQUEST_HEADERS = ("Authorization", "Content-Type", "X-API-Key", "X-Request-Id", "traceparent")
+CORS_REQUEST_HEADERS = (
+    "Authorization",
+    "Content-Encoding",
+    "Content-Type",
+    "X-API-Key",
+    "X-Request-Id",
+    "traceparent",
+)
 CORS_RESPONSE_HEADERS = (
     "Boxcal-Bounds-Relaxed",
     "Boxcal-Calibrator-Method",

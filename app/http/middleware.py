@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from boxcal.app.http import problems as errors
 from boxcal.app.http.browsers import BrowserRules
 from boxcal.app.http.budget import Budget
+from boxcal.app.http.compression import decompressed
 from boxcal.app.http.current import CLIENT_TIMEOUT, TELEMETRY
 from boxcal.app.http.limits import Limiter
 from boxcal.app.http.plain_routes import DirectRequest
@@ -66,6 +67,10 @@ class Exchange:
         self._bodies = bodies
         self._total = self._counted = self.announced = self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
+
+    def decompress(self, encoding: str) -> None:
+        """Take off the content coding of the body; its limits count what it is without."""
+        self._receive = decompressed(self._receive, encoding)
 
     async def receive(self) -> Message:
         """Receive a message of the request.
@@ -171,12 +176,14 @@ class RequestMiddleware:
         routed = scope
         limiter: Limiter | None = None
         try:
-            exchange.announced, *names = read_head(scope)
+            exchange.announced, encoding, *names = read_head(scope)
             self._browsers.check(scope["method"], *names)
             if scope["method"] == "HEAD":  # the server leaves the body of the response out
                 routed = {**scope, "method": "GET"}
             if scope["state"]["boxcal"].access.is_required:
                 limiter = self._admit(routed, exchange)
+            if encoding:
+                exchange.decompress(encoding.decode("latin-1"))
             await self._app(routed, exchange.receive, exchange.send)
         except asyncio.CancelledError:  # the server is stopping and does not wait any longer
             if not exchange.status:
@@ -293,8 +300,10 @@ class StartupErrorReporter:
             raise
 
 
-def read_head(scope: Scope) -> tuple[int, bytes, bytes, bytes]:
-    """Return the announced size of the body, 0 if there is none, and `Host`, `Origin` and `Sec-Fetch-Site`.
+def read_head(scope: Scope) -> tuple[int, bytes, bytes, bytes, bytes]:
+    """Return the announced size of the body, and the headers that every request is checked for.
+
+    The size is 0 if there is none; the headers are `Content-Encoding`, `Host`, `Origin`, `Sec-Fetch-Site`.
 
     Raises
     ------
@@ -302,7 +311,7 @@ def read_head(scope: Scope) -> tuple[int, bytes, bytes, bytes]:
         An HTTP/1.1 request has no Host header, or several (RFC 9112, section 3.2).
     """
     size = hosts = 0
-    host = origin = site = b""
+    encoding = host = origin = site = b""
     for name, value in scope["headers"]:
         if name == b"host":
             hosts += 1
@@ -310,13 +319,15 @@ def read_head(scope: Scope) -> tuple[int, bytes, bytes, bytes]:
         elif name == b"content-length":
             if value.isdigit():
                 size = int(value)
+        elif name == b"content-encoding":
+            encoding += b"," + value
         elif name == b"origin":
             origin = value
         elif name == b"sec-fetch-site":
             site = value
     if hosts != 1 and scope["http_version"] == "1.1":
         raise errors.BadRequest(f"The request has {hosts} Host headers; HTTP/1.1 requires exactly one.")
-    return size, host, origin, site
+    return size, encoding, host, origin, site
 
 
 def _path(scope: Scope) -> str:

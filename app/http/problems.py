@@ -237,7 +237,10 @@ UnknownUploadFormat = ProblemType(
     "The uploaded file has none of the formats that `/fit` reads.",
 )
 UnsupportedMediaType = ProblemType(
-    415, "unsupported-media-type", "Unsupported content type", "The route does not accept this content type."
+    415,
+    "unsupported-media-type",
+    "Unsupported content type",
+    "The route does not accept this content type, or the service not this content encoding.",
 )
 MisdirectedRequest = ProblemType(
     421,

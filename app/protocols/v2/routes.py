@@ -26,6 +26,7 @@ from boxcal.app.http.problems import (
     QueueFull,
     RegistryUnavailable,
     RequestTooLarge,
+    UnsupportedMediaType,
 )
 from boxcal.app.predict.bodies import (
     COPIED,
@@ -61,6 +62,7 @@ INFER_ERRORS = (
     ModelNotFound,
     BodyTooLarge,
     RequestTooLarge,
+    UnsupportedMediaType,
     InvalidInput,
     InvalidParameter,
     QueueFull,
