@@ -17,6 +17,7 @@ from boxcal.calibrators.errors import InvalidDataError, ValidationDataWarning
 from boxcal.calibrators.fitting import FitResult, fit
 from boxcal.calibrators.fitting.selection import BUDGET_SECONDS
 from boxcal.calibrators.operator import Bounds
+from boxcal.calibrators.scores import KINDS, ScoreLook, as_logits
 
 
 class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
@@ -29,9 +30,9 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     classes : array_like of shape (K,), optional
         The class names in the order of the columns. By default the sorted values of `y`; then each class must
         occur in `y`.
-    scores : {"auto", "logits", "probabilities"}
+    scores : {"auto", "logits", "probabilities", "percent"}
         What the columns hold. Probabilities are calibrated through their logarithms. `auto` takes logits, and
-        refuses to guess where no value is negative and every row sums to one.
+        refuses to guess where the columns look like probabilities or percentages, however rounded.
     lower, upper : float or array_like of shape (K,), optional
         Hard bounds on every probability that is returned.
     seed : int
@@ -67,7 +68,7 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         method: str = "auto",
         *,
         classes: ArrayLike | None = None,
-        scores: Literal["auto", "logits", "probabilities"] = "auto",
+        scores: Literal["auto", "logits", "probabilities", "percent"] = "auto",
         lower: Any = None,
         upper: Any = None,
         seed: int = 0,
@@ -125,11 +126,8 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             row = int(unknown.argmax())
             raise ValueError(f"y[{row}] is {names[row]!s}, which is none of `classes`.")
         self._bounds()
-        if self.scores == "auto" and _on_simplex(values).all():
-            raise InvalidDataError(
-                f"All {len(values):,} rows are non-negative and sum to one, as probabilities do. Set"
-                ' scores="probabilities" to calibrate probabilities, or scores="logits" if these are logits.'
-            )
+        if self.scores == "auto" and (refusal := ScoreLook.of([values]).refusal("logits")):
+            raise InvalidDataError(refusal)
         result: FitResult = fit(
             self.method,
             self._as_logits(values),
@@ -163,20 +161,10 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             return self.calibrator_.calibrate(torch.from_numpy(self._as_logits(values)), self._bounds())
 
     def _as_logits(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return what the calibrator reads: probabilities become logarithms, 0 the smallest float32."""
-        if self.scores in ("auto", "logits"):
-            return values
-        if self.scores != "probabilities":
-            raise InvalidDataError(f'scores is {self.scores!r}; use "auto", "logits" or "probabilities".')
-        wrong = ~_on_simplex(values)
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise InvalidDataError(
-                f"Row {row} is no distribution: its smallest value is {values[row].min():g},"
-                f" and it sums to {values[row].sum():g}."
-            )
-        shares = values / values.sum(axis=1, keepdims=True)
-        return np.asarray(np.log(np.maximum(shares, np.finfo(np.float32).tiny)))
+        """Return what the calibrator reads."""
+        if self.scores not in ("auto", *KINDS):
+            raise InvalidDataError(f'scores is {self.scores!r}; use "auto" or one of {", ".join(KINDS)}.')
+        return as_logits(values, self.scores)[0]
 
     def _bounds(self) -> Bounds | None:
         if self.lower is None and self.upper is None:
@@ -188,9 +176,3 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             for side, default in sides
         )
         return Bounds(torch.from_numpy(lower.copy()), torch.from_numpy(upper.copy()))
-
-
-def _on_simplex(rows: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return whether each row (N, K) is non-negative and sums to one, to the precision of bfloat16."""
-    on_simplex: NDArray[np.bool_] = (rows >= 0).all(axis=1) & (np.abs(rows.sum(axis=1) - 1) <= 1e-2)
-    return on_simplex

@@ -14,20 +14,20 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("app", "calibrators", "models")
 FORBIDDEN = {"calibrators": {"boxcal.app", "boxcal.models"}, "models": {"boxcal.app", "boxcal.calibrators"}}
-MAX_LINES = 350
+MAX_LINES = 600
 
 FLOORS = {
     "app": (
         {"settings", "schemas"},
         {"http", "observability", "client"},
-        {"registry", "access"},
+        {"registry", "access", "tables"},
         {"predict", "fitting"},
         {"monitoring"},
         {"protocols", "page"},
         {"state", "main", "server", "workers", "cli", "demo"},
     ),
     "calibrators": (
-        {"errors", "operator"},
+        {"errors", "operator", "scores"},
         {"maps", "data"},
         {"calibrator", "artifact", "method", "onnx_export"},
         {"fitting", "evaluation", "estimator"},
@@ -46,15 +46,6 @@ UPWARDS: set[str] = set()
 CIRCLES: list[set[str]] = []
 WITHOUT_FLOOR: set[str] = set()
 NAMED_TWICE: set[str] = set()
-LONG = {
-    "comparison",
-    "cpu_loops",
-    "fitter",
-    "inference",
-    "jobs",
-    "loops",
-    "uniform",
-}
 
 
 @cache
@@ -203,9 +194,7 @@ def test_class_names_are_unique() -> None:
 
 def test_files_are_short() -> None:
     lengths = {name: len(path.read_text().splitlines()) for name, path in modules().items()}
-    assert not [
-        name for name, lines in lengths.items() if lines > MAX_LINES and name.rpartition(".")[2] not in LONG
-    ]
+    assert not [name for name, lines in lengths.items() if lines > MAX_LINES]
 
 
 def test_every_module_says_its_place() -> None:
@@ -235,7 +224,7 @@ def test_the_command_line_uses_public_parts_only() -> None:
     """It reads uploads, serves, replays logs, and otherwise uses the client and the two libraries."""
     allowed = {
         f"boxcal.app.{part}"
-        for part in ("cli", "client", "schemas", "server", "settings", "fitting.worker.reading")
+        for part in ("cli", "client", "schemas", "server", "settings", "tables", "fitting.worker.reading")
     }
     allowed |= {"boxcal.app.fitting.worker.requirements", "boxcal.app.registry.maintenance"}
     allowed |= {"boxcal.app.workers.supervisor", "boxcal.app.fitting.server.queue_worker"}

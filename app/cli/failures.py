@@ -1,6 +1,9 @@
 """The command line's exit codes, and which errors a user can cause: those get one line, no traceback."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from typer.exceptions import TyperException
 
@@ -18,6 +21,18 @@ class UsageError(Exception):
 
 class CannotStart(Exception):
     """Something that the service needs is not there; the message says what."""
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put the name of a file before an error about its content."""
+    from boxcal.app.http.problems import BoxcalError  # noqa: PLC0415 - help needs neither
+    from boxcal.calibrators.errors import CalibrationError  # noqa: PLC0415
+
+    try:
+        yield
+    except (BoxcalError, CalibrationError) as error:
+        raise UsageError(f"{path}: {error}") from error
 
 
 def failure_of(error: Exception) -> tuple[str, int] | None:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.failures import UsageError, naming
 from boxcal.app.cli.output import messages, plain_table, screen, write_json
-from boxcal.app.cli.tables import csv_rows, json_numbers, parquet_file
 from boxcal.app.client import BoxcalClient, Feedback
+from boxcal.app.tables.formats import START_BYTES, open_table, readable, table_kind
+from boxcal.app.tables.label_rows import label_rows
 
 ITEMS_PER_REQUEST = 1000
 COUNTS = ("accepted", "duplicates", "conflicts", "unknown", "expired", "malformed")
-COLUMNS = {"id", "label", "propensity", "source", "key", "logits"}
 
 
 def run(file: Path, *, url: str, as_json: bool) -> None:
@@ -37,52 +37,16 @@ def run(file: Path, *, url: str, as_json: bool) -> None:
         messages.print(problem.detail, markup=False)
 
 
-def _parts(file: Path, names: set[str]) -> Iterator[list[Any]]:
+def _parts(path: Path, names: set[str]) -> Iterator[list[Any]]:
     """Yield the items of a file, some at a time."""
-    rows = _parquet_items(file) if file.suffix.lower() in (".parquet", ".pq") else _csv_items(file, names)
     part: list[Any] = []
-    for row in rows:
-        part.append({name: value for name, value in row.items() if value is not None})
-        if len(part) == ITEMS_PER_REQUEST:
-            yield part
-            part = []
+    with path.open("rb") as file:
+        kind = table_kind(file.peek(START_BYTES)) or "csv"
+        with naming(path), readable(kind):
+            for row in label_rows(open_table(file, kind), names):
+                part.append(row)
+                if len(part) == ITEMS_PER_REQUEST:
+                    yield part
+                    part = []
     if part:
         yield part
-
-
-def _csv_items(file: Path, names: set[str]) -> Iterator[dict[str, Any]]:
-    with csv_rows(file) as rows:
-        _check_columns(file, rows.fieldnames or ())
-        for place, row in enumerate(rows):
-            item: dict[str, Any] = {name: value for name, value in row.items() if name and value}
-            label = item.get("label", "")
-            if label not in names and label.isdecimal():
-                item["label"] = int(label)
-            if "propensity" in item:
-                item["propensity"] = _number(item["propensity"], file, rows.line_num)
-            if "logits" in item:
-                item["logits"] = json_numbers(file, place, item["logits"])
-            yield item
-
-
-def _parquet_items(file: Path) -> Iterator[dict[str, Any]]:
-    with parquet_file(file) as opened:
-        _check_columns(file, opened.schema_arrow.names)
-        for batch in opened.iter_batches(ITEMS_PER_REQUEST):
-            yield from batch.to_pylist()
-
-
-def _check_columns(file: Path, columns: Any) -> None:
-    found = set(columns)
-    if "label" not in found or not ({"id"} <= found or {"key", "logits"} <= found) or found - COLUMNS:
-        raise UsageError(
-            f"{file} has the columns {', '.join(map(str, columns)) or 'none'}; it needs id and label (or "
-            "key, logits and label), and may have propensity and source"
-        )
-
-
-def _number(text: str, file: Path, line: int) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"{file}, line {line}: propensity is {text!r}, not a number") from None

@@ -1,23 +1,25 @@
-"""Reads a log of predictions for `boxcal monitor`: `.npz`, Parquet or CSV, labelled where labels arrived."""
+"""Reads a log of predictions for `boxcal monitor`: `.npz` or a table, labelled where labels arrived."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-from boxcal.app.cli.failures import UsageError
-from boxcal.app.cli.tables import csv_rows, json_numbers, parquet_file
+from boxcal.app.cli.failures import UsageError, naming
+from boxcal.app.http.problems import InvalidUpload
+from boxcal.app.tables.columns import SCORES
+from boxcal.app.tables.formats import BATCH_ROWS, START_BYTES, open_table, readable, table_kind
+from boxcal.app.tables.values import lists_of
+from boxcal.calibrators.scores import as_logits
 
 Array = np.ndarray[Any, Any]
 
 UNLABELLED = -1
-SMALLEST = 1e-30
-"""Probabilities below it count as it, so that they have a logarithm."""
-
 Columns = Mapping[str, Any]
 
 
@@ -48,56 +50,47 @@ def read(path: Path) -> PredictionLog:
     UsageError
         Naming the column, row or value that is wrong.
     """
-    readers: dict[str, Callable[[Path], Columns]] = {
-        ".npz": _npz, ".parquet": _parquet, ".pq": _parquet, ".csv": _csv
-    }  # fmt: skip
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise UsageError(f"{path} is no .npz, .parquet or .csv file")
-    return _checked(path, reader(path))
+    with path.open("rb") as file:
+        kind = "npz" if file.peek(2)[:2] == b"PK" else table_kind(file.peek(START_BYTES)[:START_BYTES])
+        if kind is None:
+            raise UsageError(f"{path} is no .npz, .parquet, .arrow or .csv file")
+        with naming(path):
+            return _checked(path, _npz(file) if kind == "npz" else _table(file, kind))
 
 
-def _npz(path: Path) -> Columns:
+def _npz(file: IO[bytes]) -> Columns:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            found = {name: archive[name] for name in archive.files}
-    except (ValueError, OSError) as error:
-        raise UsageError(f"{path} cannot be read as .npz: {error}") from error
+        with np.load(file, allow_pickle=False) as archive:
+            return {("label" if name == "labels" else name): archive[name] for name in archive.files}
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InvalidUpload(f"The file is no readable .npz: {error}.") from error
+
+
+def _table(file: IO[bytes], kind: str) -> Columns:
+    with readable(kind):
+        table = open_table(file, kind)
+        names = [name for name in table.names if name in (*SCORES, "label", "labels", "time")]
+        found: dict[str, list[Any]] = {name: [] for name in names}
+        count = 0
+        for batch in table.batches(names, (), BATCH_ROWS):
+            for name in names:
+                column = batch.column(name)
+                found[name].extend(lists_of(column, name, count) if name in SCORES else column.to_pylist())
+            count += len(batch)
+    if not count:
+        raise InvalidUpload("The table has no rows.")
     return {("label" if name == "labels" else name): value for name, value in found.items()}
 
 
-def _parquet(path: Path) -> Columns:
-    with parquet_file(path) as opened:
-        table = opened.read()
-    columns = {name: table[name].to_pylist() for name in table.column_names}
-    return {("label" if name == "labels" else name): value for name, value in columns.items()}
-
-
-def _csv(path: Path) -> Columns:
-    with csv_rows(path) as reader:
-        rows = list(reader)
-    if not rows:
-        raise UsageError(f"{path} has no rows")
-    columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in rows[0] if name}
-    for name in ("logits", "probabilities"):
-        if name in columns:
-            columns[name] = [json_numbers(path, place, cell) for place, cell in enumerate(columns[name])]
-    return columns
-
-
 def _checked(path: Path, columns: Columns) -> PredictionLog:
-    scores = [name for name in ("logits", "probabilities") if name in columns]
+    scores = [name for name in SCORES if name in columns]
     if len(scores) != 1 or "label" not in columns:
         raise UsageError(
             f"{path} has the columns {', '.join(columns) or 'none'}; it needs label, and logits or"
             " probabilities"
         )
     rows = _rows(path, scores[0], columns[scores[0]])
-    if scores[0] == "probabilities":
-        if (rows < 0.0).any() or not np.allclose(rows.sum(1), 1.0, atol=1e-3):
-            wrong = np.flatnonzero((rows < 0.0).any(1) | ~np.isclose(rows.sum(1), 1.0, atol=1e-3))[0]
-            raise UsageError(f"{path}, row {wrong}: the probabilities sum to {rows[wrong].sum():g}")
-        rows = np.log(np.maximum(rows, SMALLEST))
+    rows, _ = as_logits(rows, scores[0])
     labels = _numbers(path, "label", columns["label"], UNLABELLED)
     wrong_labels = np.flatnonzero(
         (labels != np.floor(labels)) | (labels < UNLABELLED) | (labels >= rows.shape[1])

@@ -13,14 +13,14 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from boxcal.app.http.problems import InvalidLogits, MalformedBody
+from boxcal.app.tables.npy import MAX_HEADER_BYTES, read_header
+from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.scores import PRECISION
+from boxcal.calibrators.scores import as_logits as converted
 
-MAX_DIMENSIONS = 32
-MAX_HEADER_BYTES = 2**17
 WRITE_BYTES = 2**18
 DOT_NUMBERS = 8192
 """BLAS takes the product of longer vectors with threads that wait for each other: 10 ms on busy cores."""
-PROBABILITY_SUM_TOLERANCE = 1e-2
-"""Largest distance of a row's sum from 1; the row is divided by its sum."""
 
 
 def read_npy(body: bytes | bytearray) -> NDArray[Any]:
@@ -31,28 +31,14 @@ def read_npy(body: bytes | bytearray) -> NDArray[Any]:
     MalformedBody
         It is not `.npy`, does not hold numbers, or its size is not what its header announces.
     """
-    stream = io.BytesIO(memoryview(body)[:MAX_HEADER_BYTES])
+    start = io.BytesIO(memoryview(body)[: 2 * MAX_HEADER_BYTES])
     try:
-        version = npy.read_magic(stream)
-        if version == (1, 0):
-            shape, fortran_order, dtype = npy.read_array_header_1_0(stream)
-        elif version == (2, 0):
-            shape, fortran_order, dtype = npy.read_array_header_2_0(stream)
-        else:
-            raise ValueError(f"version {version} is not supported")
-    except Exception as error:  # numpy evaluates the header as Python: nearly every kind of error occurs
-        raise MalformedBody(f"The body is not an .npy array: {error!s:.200}.") from error
-    if dtype.kind not in "fiu" or not dtype.itemsize:
-        raise MalformedBody(f"The .npy array has the type {dtype}; it must hold numbers.")
-    count = math.prod(shape)
-    held = len(body) - stream.tell()
-    if any(size < 0 for size in shape) or len(shape) > MAX_DIMENSIONS or count * dtype.itemsize != held:
-        raise MalformedBody(
-            f"The .npy header announces the shape {shape} of {dtype}, {count * dtype.itemsize} bytes; "
-            f"{held} bytes follow."
-        )
-    flat = np.frombuffer(body, dtype, count, stream.tell())
-    return flat.reshape(shape, order="F" if fortran_order else "C")
+        header = read_header(start, len(body))
+    except ValueError as error:
+        raise MalformedBody(f"The body {error}.") from error
+    if header.dtype.kind not in "fiu" or not header.dtype.itemsize:
+        raise MalformedBody(f"The .npy array has the type {header.dtype}; it must hold numbers.")
+    return header.array(memoryview(body)[header.offset :])
 
 
 def write_npy(values: NDArray[Any]) -> list[bytes]:
@@ -162,37 +148,20 @@ def as_logits(scores: NDArray[np.float64], kind: str, sent: np.dtype[Any]) -> ND
     scores
         (N, K), finite.
     kind
-        `logits` or `probabilities`; rows of probabilities are divided by their sums first.
+        `logits` or `probabilities`.
     sent
-        The type in which they were sent: a probability below its smallest number counts as that, because 0
-        has no logarithm.
+        The type in which they were sent, which limits how well decimals can be recognised.
 
     Raises
     ------
     InvalidLogits
-        Naming the row and class outside [0, 1], or the row whose sum is further than 1e-2 from 1.
+        Naming the row and class outside [0, 1], or the row whose sum is not 1.
     """
-    if kind == "logits":
-        return scores
-    probabilities = scores
-    smallest = float(np.finfo(sent if sent.kind == "f" else np.dtype(np.float64)).tiny)
-    outside = (probabilities < 0) | (probabilities > 1)
-    if outside.any():
-        row, column = np.unravel_index(int(outside.argmax()), outside.shape)
-        raise InvalidLogits(
-            f"probabilities[{row}][{column}] is {probabilities[row, column]}; a probability lies between 0 "
-            "and 1. Send scores of another kind as `logits`."
-        )
-    sums = probabilities.sum(axis=1, keepdims=True)
-    off = np.abs(sums[:, 0] - 1)
-    if off.max() > PROBABILITY_SUM_TOLERANCE:
-        first = int(off.argmax())
-        raise InvalidLogits(
-            f"probabilities[{first}] sums to {sums[first, 0]:.6g}; a sum may differ from 1 by at most "
-            f"{PROBABILITY_SUM_TOLERANCE:g}."
-        )
-    logarithms: NDArray[np.float64] = np.log(np.maximum(probabilities / sums, smallest))
-    return logarithms
+    precision = float(np.finfo(sent).eps) if sent.kind == "f" else PRECISION
+    try:
+        return converted(scores, kind, precision=max(PRECISION, precision))[0]
+    except InvalidDataError as error:
+        raise InvalidLogits(str(error)) from error
 
 
 def _not_a_number(name: str, row: Sequence[Any]) -> str:

@@ -20,12 +20,12 @@ from boxcal.app.client.bodies import upload_part
 from boxcal.app.client.errors import InvalidRequestError
 from boxcal.app.fitting.backbones import BackboneSummary
 from boxcal.app.fitting.messages import TASK, CheckTask
-from boxcal.app.fitting.model_inputs import ModelInputs
 from boxcal.app.fitting.worker.check import read_file
 from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.model_pass import run_backbone
 from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.http.problems import BoxcalError
+from boxcal.app.tables.model_inputs import ModelInputs
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.running import running
 from tests.models.test_onnx_exports import CLASSES, TEXTS, declare, linear, of_columns, of_text

@@ -1,4 +1,4 @@
-"""Reads validation data that are named arrays, `.npz` and `.npy` parts of a form, and checks their shapes.
+"""Reads validation data that are named arrays, `.npz`, `.npy` parts and JSON, and checks their shapes.
 
 No pickle is read, and no array of another size than its header and the archive's directory announce.
 """
@@ -11,55 +11,30 @@ import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any
 
 import numpy as np
+import orjson
 
-from boxcal.app.fitting.model_inputs import FEATURES, TEXTS, ModelInputs, either_of, naming_samples
 from boxcal.app.fitting.worker.archives import DAMAGE
 from boxcal.app.fitting.worker.form import FilePart
-from boxcal.app.fitting.worker.labels import check_shape
-from boxcal.app.fitting.worker.validation_set import (
-    GROUPS,
-    SAMPLE_WEIGHT,
-    Array,
-    Batch,
-    Expected,
-    check_count,
-    check_size,
-    keep_set,
-    refuse_weights,
-    stored_dtype,
-)
-from boxcal.app.http.problems import InvalidUpload
+from boxcal.app.fitting.worker.validation_set import Expected, check_count, check_size, keep_set, stored_dtype
+from boxcal.app.http.problems import InvalidUpload, MalformedBody, UploadTooLarge
+from boxcal.app.predict.arrays import read_rows
 from boxcal.app.settings.nearest import hint
+from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT, SCORES, refuse_weights
+from boxcal.app.tables.labels import check_shape
+from boxcal.app.tables.model_inputs import FEATURES, TEXTS, ModelInputs, either_of, naming_samples
+from boxcal.app.tables.npy import Header, read_header
+from boxcal.app.tables.values import Array, Batch
+from boxcal.models.errors import UnusableInput
 
-SCORES = ("logits", "probabilities")
 NAMES = (*SCORES, "labels", FEATURES, TEXTS, GROUPS, SAMPLE_WEIGHT)
 BLOCK_BYTES = 8 * 2**20
 MAX_MEMBERS = 1000
-MAX_HEADER_BYTES = 10_000
+MAX_JSON_BYTES = 64 * 2**20
 KINDS = {"labels": "iufUS", GROUPS: "iufUS", "probabilities": "f"}
 """Kinds of dtypes that an array may have; others may have real numbers."""
-
-
-class Header(NamedTuple):
-    """The header of an array, and where its numbers begin in its file."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    fortran_order: bool
-    offset: int
-
-    @property
-    def bytes(self) -> int:
-        """Size of the numbers."""
-        return self.dtype.itemsize * math.prod(self.shape)
-
-    def array(self, content: Any) -> Array:
-        """Return the array whose numbers are in a buffer."""
-        order: Literal["F", "C"] = "F" if self.fortran_order else "C"
-        return np.frombuffer(content, self.dtype).reshape(self.shape, order=order)
 
 
 def read_npz(archive: zipfile.ZipFile, folder: Path, expected: Expected) -> None:
@@ -237,29 +212,11 @@ def _naming_damage(name: str) -> Iterator[None]:
 
 
 def _header(file: IO[bytes], length: int, name: str) -> Header:
-    """Read the header of an array in a `.npy` file of `length` bytes."""
     try:
-        version = np.lib.format.read_magic(file)
-        if version not in {(1, 0), (2, 0)}:
-            raise ValueError(f"it is in .npy format {version}; (1, 0) and (2, 0) are read")
-        read = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        )
-        shape, fortran_order, dtype = read(file, max_header_size=MAX_HEADER_BYTES)
-        header = Header(shape, dtype, fortran_order, file.tell())
-    except Exception as error:  # numpy lets errors of the tokenizer and of its own indexing through
-        raise InvalidUpload(f"`{name}` is no readable .npy array: {error}"[:500]) from error
-    if dtype.hasobject:
-        raise InvalidUpload(
-            f"`{name}` holds pickled Python objects (dtype {dtype}); they are never unpickled. "
-            "Save it as an array of numbers."
-        )
-    _check_kind(name, dtype)
-    if min(shape, default=0) < 0 or header.offset + header.bytes != length:
-        raise InvalidUpload(
-            f"`{name}` announces {header.bytes:,} bytes of {dtype} in the shape {shape}, "
-            f"but {length - header.offset:,} are there."
-        )
+        header = read_header(file, length)
+    except ValueError as error:
+        raise InvalidUpload(f"`{name}` {error}.") from error
+    _check_kind(name, header.dtype)
     return header
 
 
@@ -270,3 +227,96 @@ def _unpacked(file: IO[bytes], header: Header, name: str) -> Array:
     if len(content) < header.bytes or file.read(1):
         raise InvalidUpload(f"`{name}` has another size than its header announces.")
     return header.array(content)
+
+
+def read_object(file: IO[bytes], size: int) -> dict[str, Any]:
+    """Parse a JSON object.
+
+    Raises
+    ------
+    UploadTooLarge
+        It has more than `MAX_JSON_BYTES`.
+    MalformedBody
+        It is no JSON object.
+    """
+    if size > MAX_JSON_BYTES:
+        raise UploadTooLarge(
+            f"The JSON document has {size:,} bytes; the limit is {MAX_JSON_BYTES:,}. Send .npz or .parquet."
+        )
+    try:
+        document = orjson.loads(file.read())
+    except orjson.JSONDecodeError as error:
+        raise MalformedBody(f"The document is not JSON: {error}.") from error
+    except SystemError as error:  # what orjson raises where an allocation fails
+        raise MemoryError from error
+    if not isinstance(document, dict):
+        raise MalformedBody("The document must be a JSON object with `labels` and `logits`.")
+    return document
+
+
+def read_json(document: dict[str, Any], folder: Path, expected: Expected) -> None:
+    """Check the arrays of a document and keep them in `folder`; texts, and features by name, are read too.
+
+    The errors are those of `read_npz`.
+    """
+    inputs, classes = expected.inputs, expected.classes
+    members = choose("The document", document, inputs)
+    member = members[0]
+    for name in members:
+        if not isinstance(document[name], list):
+            raise InvalidUpload(f"`{name}` of the document must be a list.")
+    count = len(document["labels"])
+    arrays: dict[str, Array] = {"labels": _labels(document["labels"])}
+    for name in members:
+        rows = document[name]
+        if inputs is not None and name == member == inputs.member:
+            if len(rows) != count:
+                raise InvalidUpload(f"`{name}` has {len(rows)} rows but `labels` has {count} values.")
+            arrays[name] = _samples(rows, inputs)
+        elif name in (*SCORES, FEATURES):
+            width = len(rows[0]) if rows and isinstance(rows[0], list) else 0
+            width = len(classes) if classes is not None and name in SCORES else width
+            check_rows(name, (len(rows), width), count, width)
+            check_size({name: 8 * len(rows) * width, "labels": 8 * count}, expected.max_bytes)
+            arrays[name] = read_rows(rows, width, name)
+        elif name == GROUPS:
+            if len(set(map(type, rows))) != 1 or type(rows[0]) not in (int, str):
+                raise InvalidUpload("`groups` must be a list of integers or of texts.")
+            arrays[name] = np.array(rows)
+        elif name == SAMPLE_WEIGHT:
+            if not set(map(type, rows)) <= {int, float}:
+                raise InvalidUpload(f"`{SAMPLE_WEIGHT}` must be a list of numbers.")
+            arrays[name] = np.array(rows, np.float64)
+    arrays = {name: arrays[name] for name in members}
+    if inputs is None or member != inputs.member:
+        headers = {name: Header(one.shape, one.dtype, False, 0) for name, one in arrays.items()}
+        check_arrays(headers, member, expected)
+    check_beside({name: one.shape for name, one in arrays.items()}, count)
+    keep_arrays(folder, arrays, member, expected, are_samples=True)
+
+
+def _samples(rows: list[Any], inputs: ModelInputs) -> Array:
+    """Turn rows of features (lists, or objects by name) or texts into samples of the model."""
+    if inputs.member == TEXTS:
+        return np.array([*rows, None], object)[:-1]  # of one dimension, whatever was sent
+    samples = inputs.rows.blank(len(rows))
+    for row, one in enumerate(rows):
+        try:
+            samples[row] = inputs.rows.decode("features", one, 0)
+        except UnusableInput as error:
+            raise InvalidUpload(f"{FEATURES}[{row}]: {error}") from error
+    return samples
+
+
+def _labels(sent: list[Any]) -> Array:
+    """Turn labels of a document, class indices or names, into an array (N,) or (N, 1)."""
+    kinds = set(map(type, sent))
+    if kinds == {list} and len({len(one) for one in sent}) == 1:
+        check_shape((len(sent), len(sent[0])))
+        return _labels([one[0] for one in sent])
+    if not (kinds <= {int, float} or kinds == {str}):
+        raise InvalidUpload("`labels` must be a list of class indices or of class names.")
+    try:
+        return np.array(sent, np.float64 if float in kinds else None)
+    except OverflowError:
+        raise InvalidUpload("`labels` holds an integer that is too large.") from None

@@ -10,24 +10,25 @@ import math
 import zipfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from boxcal.app.fitting.fields import FitFields
 from boxcal.app.fitting.messages import BODY_FILE, Checked, CheckTask
-from boxcal.app.fitting.model_inputs import ModelInputs
 from boxcal.app.fitting.worker import requirements
 from boxcal.app.fitting.worker.archives import open_archive
-from boxcal.app.fitting.worker.arrays import NAMES, SCORES, read_npy, read_npz
-from boxcal.app.fitting.worker.documents import read_json, read_object
+from boxcal.app.fitting.worker.arrays import NAMES, read_json, read_npy, read_npz, read_object
 from boxcal.app.fitting.worker.form import FilePart, read_form
 from boxcal.app.fitting.worker.images import keep_images
 from boxcal.app.fitting.worker.memory import limit_memory
-from boxcal.app.fitting.worker.table_arrays import read_table
-from boxcal.app.fitting.worker.tables import table_kind
-from boxcal.app.fitting.worker.validation_set import Expected, StoredSet, check_size
+from boxcal.app.fitting.worker.validation_set import Expected, StoredSet, check_size, keep_set
 from boxcal.app.http.problems import InvalidUpload, UnknownMethod, UnknownUploadFormat
+from boxcal.app.tables.columns import LABEL, SCORES, choose_columns
+from boxcal.app.tables.formats import BATCH_ROWS, START_BYTES, open_table, readable, table_kind
+from boxcal.app.tables.model_inputs import ModelInputs
+from boxcal.app.tables.values import arrays_of
 
-START_BYTES = 4096
 NPY_MAGIC = b"\x93NUM"
 
 
@@ -145,7 +146,7 @@ def read_file(
         document = read_object(buffered, file.length)
         read_json(document, folder, expected)
     elif (kind := table_kind(start)) is not None:
-        read_table(buffered, kind, folder, expected)
+        _read_table(buffered, kind, folder, expected)
     else:
         begins = f"it begins with {start[:4]!r}" if start else "it is empty"
         if start[:4] == NPY_MAGIC:
@@ -154,6 +155,24 @@ def read_file(
             f"The file is neither .npz nor .parquet, .arrow, .csv or .json, nor a .zip of images: {begins}."
         )
     return StoredSet(folder)
+
+
+def _read_table(file: IO[bytes], kind: str, folder: Path, expected: Expected) -> None:
+    """Check a table, of a kind of `table_kind`, and keep it in `folder`.
+
+    Raises
+    ------
+    InvalidUpload, UploadTooLarge
+        Names the column, the row and the value that cannot be accepted.
+    """
+    with readable(kind):
+        table = open_table(file, kind)
+        columns = choose_columns(table.names, expected.classes, expected.scores, expected.inputs)
+        check_size({LABEL: 8 * (table.rows or 0)}, expected.max_bytes)
+        numbers = () if columns.is_list or columns.has_samples else columns.names
+        batches = table.batches(columns.read, numbers, BATCH_ROWS)
+        arrays = arrays_of(batches, columns, expected.inputs)
+        keep_set(folder, arrays, columns.kind, replace(expected, classes=columns.classes))
 
 
 def holds_images(file: FilePart) -> bool:

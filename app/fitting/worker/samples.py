@@ -14,8 +14,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import ipc
 
-from boxcal.app.fitting.model_inputs import FEATURES, TEXTS, ModelInputs
 from boxcal.app.http.problems import InvalidUpload, UploadTooLarge
+from boxcal.app.tables.model_inputs import FEATURES, TEXTS, ModelInputs
 from boxcal.models.errors import UnusableInput
 from boxcal.models.inputs.base import Inputs
 from boxcal.models.inputs.rows import RowInputs

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,23 +17,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from boxcal.app.fitting.model_inputs import ModelInputs
-from boxcal.app.fitting.worker.labels import as_indices
 from boxcal.app.fitting.worker.samples import SAMPLES, SampleWriter
 from boxcal.app.http.problems import InvalidUpload, UploadTooLarge
+from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT
+from boxcal.app.tables.labels import as_indices
+from boxcal.app.tables.model_inputs import ModelInputs
+from boxcal.app.tables.values import Array, Batch
+from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.scores import PROBABILITIES, as_logits
 
 LISTING = "images.json"
 MIN_SAMPLES = 20
-ROUNDING = 1e-3  # float16 rows of a thousand classes sum to 1 no better than this
-ROW_SUM_TOLERANCE = 1e-2
 NOTES = "notes.json"
-SAMPLE_WEIGHT = "sample_weight"
-WEIGHTS = ("sample_weights", "weight", "weights")
-GROUPS = "groups"
 MIN_GROUPS = 2
-
-Array = npt.NDArray[Any]
-Batch = Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +197,8 @@ def keep_set(folder: Path, batches: Iterable[Batch], member: str, expected: Expe
         _keep(folder, SAMPLE_WEIGHT, _checked_weights(np.concatenate(beside[SAMPLE_WEIGHT])))
     if scaled:
         message = (
-            f"the probabilities of {scaled:,} samples sum to 1 only within {ROW_SUM_TOLERANCE:g}; they were "
-            "divided by their sums"
+            f"the probabilities of {scaled:,} samples sum to 1 only within rounding; they were divided by "
+            "their sums"
         )
         note = {"code": "probabilities_scaled", "severity": "warning", "message": message, "rows": scaled}
         (folder / NOTES).write_text(json.dumps([note]))
@@ -238,10 +234,8 @@ def _kept(name: str, block: Array, first: int) -> tuple[Array, int]:
         raise InvalidUpload(
             f"{name}[{first + row}, {column}] is {block[row, column]!s}; every value must be finite{range_}."
         )
-    if name != "probabilities":
-        return values, 0
-    logarithms, scaled = _logarithms(values, first)
-    return logarithms.astype(values.dtype), scaled
+    logits, scaled = logits_of(values, name, first)
+    return logits.astype(values.dtype, copy=False), scaled
 
 
 def _checked_labels(labels: Array, num_classes: int) -> Array:
@@ -300,13 +294,6 @@ def check_size(sizes: dict[str, int], max_bytes: int) -> None:
         raise UploadTooLarge(f"The arrays {names} unpack to {total:,} bytes; the limit is {max_bytes:,}.")
 
 
-def refuse_weights(names: Sequence[str]) -> None:
-    """Refuse weights by another name than `sample_weight`, under which nothing would read them."""
-    for name in names:
-        if name.lower() in WEIGHTS:
-            raise InvalidUpload(f"`{name}` is not read; send the weights of samples as `{SAMPLE_WEIGHT}`.")
-
-
 def log_probabilities(block: Array, first: int = 0) -> Array:
     """Return the logarithms of probabilities (n, K), the first row of which has the number `first`.
 
@@ -315,32 +302,15 @@ def log_probabilities(block: Array, first: int = 0) -> Array:
     InvalidUpload
         Naming the row and the value that is no probability, or the sum that is not 1.
     """
-    return _logarithms(block, first)[0]
+    return logits_of(block, PROBABILITIES, first)[0]
 
 
-def _logarithms(block: Array, first: int) -> tuple[Array, int]:
-    """Logarithms of probabilities divided by their sums, and how many sums were off by more than rounding.
-
-    An exact 0 counts as the smallest number that its dtype can tell from 0.
-    """
-    wrong = np.argwhere((block < 0) | (block > 1))
-    if wrong.size:
-        row, column = (int(index) for index in wrong[0])
-        raise InvalidUpload(
-            f"probabilities[{first + row}, {column}] is {block[row, column]}; "
-            "a probability lies between 0 and 1. Send scores of another kind as `logits`."
-        )
-    sums = block.sum(axis=1, dtype=np.float64)
-    off = np.flatnonzero(np.abs(sums - 1) > ROW_SUM_TOLERANCE)
-    if off.size:
-        row = int(off[0])
-        raise InvalidUpload(
-            f"probabilities[{first + row}] sums to {sums[row]:.6g}; the probabilities of a sample sum to 1."
-        )
-    scaled = np.abs(sums - 1) > ROUNDING
-    shares = np.where(scaled[:, None], block / sums[:, None], block)
-    logarithms: Array = np.log(np.maximum(shares, np.finfo(block.dtype).tiny), dtype=np.float64)
-    return logarithms, int(scaled.sum())
+def logits_of(block: Array, kind: str, first: int) -> tuple[Array, int]:
+    """Do the same for scores of a kind, and count the rows whose sums were remarkably far from 1."""
+    try:
+        return as_logits(block, kind, first)
+    except InvalidDataError as error:
+        raise InvalidUpload(str(error)) from error
 
 
 def _others(count: int, noun: str) -> str:

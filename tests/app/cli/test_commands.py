@@ -164,7 +164,7 @@ def test_feedback_sends_logits_of_another_model(boxcal: Boxcal, url: str, tmp_pa
     file.write_text("key,logits,label\n" + "\n".join(rows))
     assert boxcal("feedback", file, "--url", url, "--json").json["accepted"] == 2
     file.write_text("key,logits,label\none,zero,1\n")
-    assert "row 0: 'zero' is no JSON array of numbers" in boxcal("feedback", file, "--url", url).stderr
+    assert "items[0]: logits must be a list of 10" in boxcal("feedback", file, "--url", url).stderr
 
 
 def test_a_file_of_labels_in_another_encoding_is_refused(boxcal: Boxcal, url: str, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_file_of_labels_in_another_encoding_is_refused(boxcal: Boxcal, url: st
     for command in (("feedback", file, "--url", url), ("monitor", file)):
         refused = boxcal(*command)
         assert refused.code == 2
-        assert "labels.csv cannot be read as CSV" in " ".join(refused.stderr.split())
+        assert "labels.csv: The file is no readable .csv" in " ".join(refused.stderr.split())
 
 
 def test_feedback_names_the_columns_that_are_missing(boxcal: Boxcal, url: str, tmp_path: Path) -> None:
@@ -181,4 +181,4 @@ def test_feedback_names_the_columns_that_are_missing(boxcal: Boxcal, url: str, t
     file.write_text("prediction,label\na,1\n")
     refused = boxcal("feedback", file, "--url", url)
     assert refused.code == 2
-    assert "has the columns prediction, label; it needs id and label" in refused.stderr
+    assert "has the columns ['prediction', 'label']; it needs label and id" in refused.stderr

@@ -130,7 +130,7 @@ def test_a_calibrator_its_data_and_a_plot(boxcal: Boxcal, log: Path, tmp_path: P
         ({"logits": [[0.0, 1.0]], "label": [0.5]}, "row 0: label 0.5 is not one of 2 classes"),
         ({"logits": [[0.0, np.nan]], "label": [0]}, "row 0: logits are not finite"),
         ({"logits": [0.0, 1.0], "label": [0, 1]}, "logits has shape (2,), not (N, K)"),
-        ({"probabilities": [[0.5, 0.6]], "label": [0]}, "row 0: the probabilities sum to 1.1"),
+        ({"probabilities": [[0.5, 0.6]], "label": [0]}, "probabilities[0] sums to 1.1; the probabilities"),
         ({"logits": [[0.0, 1.0]], "label": [0, 1]}, "has 1 rows of logits, but 2 labels"),
         ({"logits": [[0.0, 1.0]], "label": ["cat"]}, "row 0: label np.str_('cat') is no number"),
         ({"logits": [[0.0, 1.0]], "label": [0], "time": [np.nan]}, "row 0: the time is missing"),
@@ -148,13 +148,14 @@ def test_what_is_no_log_is_refused(
 
 def test_files_of_other_kinds_are_refused(boxcal: Boxcal, log: Path, tmp_path: Path) -> None:
     text = tmp_path / "log.txt"
-    text.write_text("logits,label\n")
-    assert "is no .npz, .parquet or .csv file" in boxcal("monitor", text).stderr
+    text.write_text("some words\n")
+    assert "is no .npz, .parquet, .arrow or .csv file" in boxcal("monitor", text).stderr
     empty = text.rename(tmp_path / "log.csv")
+    empty.write_text("logits,label\n")
     assert "has no rows" in boxcal("monitor", empty).stderr
     empty.write_text("logits,label\nzero,1\n")
-    assert "row 0: 'zero' is no JSON array of numbers" in boxcal("monitor", empty).stderr
+    assert "logits[0] is 'zero', no list of numbers" in boxcal("monitor", empty).stderr
     for name in ("broken.npz", "broken.parquet"):
         (tmp_path / name).write_bytes(b"PK")
-        assert "cannot be read as" in boxcal("monitor", tmp_path / name).stderr
+        assert "is no readable" in boxcal("monitor", tmp_path / name).stderr
     assert "is no .svg or .png file" in boxcal("monitor", log, "--plot", tmp_path / "a.pdf").stderr

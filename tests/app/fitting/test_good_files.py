@@ -125,8 +125,8 @@ def test_sums_within_a_hundredth_are_divided_out_with_a_warning(tmp_path: Path) 
         {
             "code": "probabilities_scaled",
             "severity": "warning",
-            "message": "the probabilities of 5 samples sum to 1 only within 0.01; they were divided by their "
-            "sums",
+            "message": "the probabilities of 5 samples sum to 1 only within rounding; they were divided by "
+            "their sums",
             "rows": 5,
         }
     ]

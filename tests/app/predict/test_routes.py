@@ -228,8 +228,8 @@ def test_arrays_that_are_wrong_are_named(http: httpx.Client, array: Any, status:
 def test_an_array_that_promises_more_than_it_brings_is_refused(http: httpx.Client) -> None:
     body = npy(np.zeros((2, 10)))
     lying = body.replace(b"(2, 10)", b"(9, 10)")
-    assert "720 bytes; 160 bytes follow" in problem(http.post("/calibrate", content=lying, headers=NPY), 400)
-    assert "not an .npy array" in problem(http.post("/calibrate", content=body[:20], headers=NPY), 400)
+    assert "but 160 are there" in problem(http.post("/calibrate", content=lying, headers=NPY), 400)
+    assert "no readable .npy array" in problem(http.post("/calibrate", content=body[:20], headers=NPY), 400)
 
 
 def test_images_that_are_wrong_are_refused(http: httpx.Client, digits: Digits) -> None:

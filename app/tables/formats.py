@@ -16,10 +16,11 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 from pyarrow import ipc
 
-from boxcal.app.fitting.model_inputs import TEXT
-from boxcal.app.fitting.worker.columns import MAX_COLUMNS
 from boxcal.app.http.problems import InvalidUpload
+from boxcal.app.tables.columns import MAX_COLUMNS
+from boxcal.app.tables.model_inputs import TEXT
 
+START_BYTES = 4096
 BLOCK_BYTES = 4 * 2**20
 BATCH_ROWS = 8192
 PAGE_BYTES = 2**20

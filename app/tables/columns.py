@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from boxcal.app.fitting.model_inputs import FEATURES, TEXTS, ModelInputs
-from boxcal.app.fitting.worker.validation_set import SAMPLE_WEIGHT, refuse_weights
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.settings.nearest import hint
+from boxcal.app.tables.model_inputs import FEATURES, TEXTS, ModelInputs
 
 LABEL = "label"
+GROUPS = "groups"
+SAMPLE_WEIGHT = "sample_weight"
+WEIGHTS = ("sample_weights", "weight", "weights")
 GROUP_COLUMNS = ("group", "groups")
 SCORES = ("logits", "probabilities")
 MAX_COLUMNS = 20_000
@@ -191,3 +193,10 @@ def _neither(others: Sequence[str], inputs: ModelInputs, classes: Sequence[str])
         f"The columns are neither {what} that {inputs.model} reads (missing: {absent[0]}) nor logits of its "
         f"classes (missing: {absent[1]}).{note}"
     )
+
+
+def refuse_weights(names: Sequence[str]) -> None:
+    """Refuse weights by another name than `sample_weight`, under which nothing would read them."""
+    for name in names:
+        if name.lower() in WEIGHTS:
+            raise InvalidUpload(f"`{name}` is not read; send the weights of samples as `{SAMPLE_WEIGHT}`.")

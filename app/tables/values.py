@@ -2,56 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import IO, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyarrow import types
 
-from boxcal.app.fitting.model_inputs import FEATURES, TEXT, TEXTS, ModelInputs, naming_samples
-from boxcal.app.fitting.worker.columns import LABEL, Columns, choose_columns
-from boxcal.app.fitting.worker.labels import as_indices
-from boxcal.app.fitting.worker.tables import BATCH_ROWS, open_table, readable
-from boxcal.app.fitting.worker.validation_set import (
-    GROUPS,
-    SAMPLE_WEIGHT,
-    Array,
-    Batch,
-    Expected,
-    check_size,
-    keep_set,
-)
 from boxcal.app.http.problems import InvalidUpload
+from boxcal.app.tables.columns import GROUPS, LABEL, SAMPLE_WEIGHT, Columns
+from boxcal.app.tables.labels import as_indices
+from boxcal.app.tables.model_inputs import FEATURES, TEXT, TEXTS, ModelInputs, naming_samples
 from boxcal.models.inputs.rows import Column
 
+Array = NDArray[Any]
+Batch = Mapping[str, Array]
 
-def read_table(file: IO[bytes], kind: str, folder: Path, expected: Expected) -> None:
-    """Check a table, of a kind of `table_kind`, and keep it in `folder`.
+
+def arrays_of(
+    batches: Iterator[pa.RecordBatch], columns: Columns, inputs: ModelInputs | None
+) -> Iterator[Batch]:
+    """Convert the batches of a table to arrays by name: scores or samples, `labels` and the rest.
 
     Raises
     ------
-    InvalidUpload, UploadTooLarge
-        Names the column, the row and the value that cannot be accepted.
+    InvalidUpload, UnusableInput
+        Naming the column, or the row and the value, that cannot be read.
     """
-    with readable(kind):
-        table = open_table(file, kind)
-        columns = choose_columns(table.names, expected.classes, expected.scores, expected.inputs)
-        check_size({LABEL: 8 * (table.rows or 0)}, expected.max_bytes)
-        numbers = () if columns.is_list or columns.has_samples else columns.names
-        batches = table.batches(columns.read, numbers, BATCH_ROWS)
-        arrays = _arrays(batches, columns, expected.inputs)
-        keep_set(folder, arrays, columns.kind, replace(expected, classes=columns.classes))
-
-
-def _arrays(
-    batches: Iterator[pa.RecordBatch], columns: Columns, inputs: ModelInputs | None
-) -> Iterator[Batch]:
-    """Convert the batches of a table to arrays by name."""
     first = width = 0
     for batch in batches:
         if columns.has_samples and inputs is not None:
@@ -80,7 +60,7 @@ def scores_of_batch(batch: pa.RecordBatch, columns: Columns, first: int, width: 
         Naming the column and the row that cannot be accepted; a row that has not `width` numbers, if given.
     """
     if columns.is_list:
-        return _lists(batch.column(columns.names[0]), columns.names[0], first, width)
+        return lists_of(batch.column(columns.names[0]), columns.names[0], first, width)
     parts = []
     for name in columns.names:
         column = batch.column(name)
@@ -111,7 +91,7 @@ def samples_of_batch(batch: pa.RecordBatch, inputs: ModelInputs, first: int) -> 
     return rows.of_columns(columns, first, FEATURES)
 
 
-def _lists(column: Any, name: str, first: int, width: int) -> Array:
+def lists_of(column: Any, name: str, first: int, width: int = 0) -> Array:
     """Bring a column of lists to (n, K), or name the first row of another length than `width`."""
     kind = _complete(column, name, first).type
     if _is_text(kind):

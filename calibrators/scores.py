@@ -1,0 +1,180 @@
+"""What scores of a classifier are: logits, probabilities or percentages; how they look, and become logits.
+
+`as_logits` is their one conversion, so that a row has the same logits in every format and number type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from boxcal.calibrators.errors import InvalidDataError
+
+Array = NDArray[Any]
+Kind = Literal["logits", "probabilities", "percent"]
+LOGITS, PROBABILITIES, PERCENT = KINDS = ("logits", "probabilities", "percent")
+SIGMOIDS = "sigmoids"
+WHOLE = {PROBABILITIES: 1.0, PERCENT: 100.0}
+"""What a row of each kind sums to."""
+SMALLEST = float(np.finfo(np.float32).tiny)
+"""A probability below it counts as it, because 0 has no logarithm: e^-87.3, in every format and type."""
+SUM_TOLERANCE = 0.01
+"""Largest distance of a row's sum from 1, inclusive; more only as far as visible rounding explains it."""
+MOST_ROUNDING = 0.5
+"""Largest distance that rounding may explain."""
+ROUNDING = 1e-3
+"""A sum further than this from 1 is remarked; float16 rows of a thousand classes are no better."""
+DECIMALS = (0, 1, 2, 3, 4)
+ENOUGH_FOR_SIGMOIDS = 20
+PRECISION = float(np.finfo(np.float32).eps)
+
+
+@dataclass
+class ScoreLook:
+    """What all rows (N, K) of a set have in common, from which the kind of the scores is recognised.
+
+    Attributes
+    ----------
+    rows, width
+        N and K.
+    least, largest
+        Of all values.
+    sums
+        Smallest and largest sum of a row.
+    decimals
+        Numbers of decimals, of `DECIMALS`, to which every value is rounded.
+    """
+
+    rows: int = 0
+    width: int = 0
+    least: float = np.inf
+    largest: float = -np.inf
+    sums: tuple[float, float] = np.inf, -np.inf
+    decimals: set[int] = field(default_factory=lambda: set(DECIMALS))
+
+    @classmethod
+    def of(cls, blocks: Iterable[Array]) -> ScoreLook:
+        """Look at finite rows (n, K), block by block."""
+        look = cls()
+        for block in blocks:
+            look.add(block)
+        return look
+
+    def add(self, block: Array) -> None:
+        """Look at further finite rows (n, K)."""
+        if not block.size or self.least < 0:  # logits, whatever follows
+            return
+        self.rows, self.width = self.rows + len(block), block.shape[1]
+        self.least = min(self.least, float(block.min()))
+        self.largest = max(self.largest, float(block.max()))
+        if self.least < 0:
+            return
+        sums = block.sum(axis=1, dtype=np.float64)
+        self.sums = min(self.sums[0], float(sums.min())), max(self.sums[1], float(sums.max()))
+        self.decimals = {one for one in self.decimals if _is_rounded(block, one)}
+
+    @property
+    def kind(self) -> str | None:
+        """`probabilities`, `percent` or `sigmoids`, if the rows look like them in place of logits."""
+        if not self.rows or self.least < 0 or self.largest == self.least:
+            return None
+        for kind, whole in WHOLE.items():
+            # Values that are all whole numbers are no probabilities, but may be percentages.
+            steps = [10.0**-one / whole for one in self.decimals if kind == PERCENT or one >= 2]
+            off = max(abs(one / whole - 1) for one in self.sums)
+            if self.largest <= whole * (1 + SUM_TOLERANCE) and off <= tolerance(self.width, steps):
+                return kind
+        return SIGMOIDS if self.largest <= 1 and self.rows >= ENOUGH_FOR_SIGMOIDS else None
+
+    def refusal(self, name: str) -> str | None:
+        """Say why scores that were sent as logits are not read as such; None where they may be."""
+        if self.kind not in WHOLE:
+            return None
+        return (
+            f"`{name}` look like {'percentages' if self.kind == PERCENT else self.kind}: every value is at "
+            f"least 0 and every row sums to {WHOLE[self.kind]:g}. Set scores={self.kind}; if these are "
+            "logits all the same, set scores=logits."
+        )
+
+
+def as_logits(values: Array, kind: str, first: int = 0, *, precision: float = PRECISION) -> tuple[Array, int]:
+    """Return logits as they are, and the logarithms of probabilities or percentages.
+
+    A row of probabilities p is divided by its sum first; p below `SMALLEST` counts as it.
+
+    Parameters
+    ----------
+    values : (n, K)
+        Finite.
+    kind : str
+        One of `KINDS`.
+    first : int
+        Number of the first row, for messages.
+    precision : float
+        Relative error of the numbers as they were sent.
+
+    Returns
+    -------
+    float64 (n, K) unless logits were given, and the number of rows whose sum was remarkably far from 1.
+
+    Raises
+    ------
+    InvalidDataError
+        Naming the row and the value that is no probability, or the sum that is not 1.
+    """
+    if kind not in WHOLE:
+        return values, 0
+    whole = WHOLE[kind]
+    shares = values.astype(np.float64) / whole
+    outside = np.argwhere((shares < 0) | (shares > 1 + (SUM_TOLERANCE if kind == PERCENT else 0)))
+    if outside.size:
+        row, column = (int(index) for index in outside[0])
+        looks = ScoreLook.of([values]).kind
+        advice = f"Set scores={PERCENT}." if looks == PERCENT else "Send scores of another kind as `logits`."
+        what = (
+            "a percentage lies between 0 and 100" if kind == PERCENT else "a probability lies between 0 and 1"
+        )
+        raise InvalidDataError(f"{kind}[{first + row}, {column}] is {values[row, column]}; {what}. {advice}")
+    sums = shares.sum(axis=1, keepdims=True)
+    distance = np.abs(sums[:, 0] - 1)
+    if distance.max(initial=0.0) > SUM_TOLERANCE + PRECISION:
+        steps = [10.0**-one / whole for one in DECIMALS if _is_rounded(values, one, precision)]
+        allowed = tolerance(values.shape[1], [step for step in steps if step <= SUM_TOLERANCE])
+        if distance.max() > allowed:
+            row = int((distance > allowed).argmax())
+            raise InvalidDataError(
+                f"{kind}[{first + row}] sums to {sums[row, 0] * whole:.6g}; the {kind} of a sample sum to "
+                f"{whole:g}."
+            )
+    logits: Array = np.log(np.maximum(shares / sums, SMALLEST))
+    return logits, int((distance > ROUNDING).sum())
+
+
+def tolerance(width: int, steps: Iterable[float]) -> float:
+    """Largest distance of a row's sum from 1: .01, or what K values rounded to one of the steps explain."""
+    explained = min(width * max(steps, default=0.0) / 2, MOST_ROUNDING)
+    return max(SUM_TOLERANCE, explained) + PRECISION
+
+
+def two_columns(values: Array, kind: str) -> Array:
+    """Give both columns of a model of two classes that sends one: that of the second class.
+
+    Parameters
+    ----------
+    values : (n,) or (n, 1)
+        Probabilities of the second class, or its log-odds or decision values.
+    """
+    second = values.reshape(-1)
+    first = np.zeros_like(second) if kind == LOGITS else WHOLE[kind] - second
+    return np.stack([first, second], axis=1)
+
+
+def _is_rounded(values: Array, decimals: int, precision: float = PRECISION) -> bool:
+    """Whether every value has so few decimals, as far as its number type can tell."""
+    scaled = values.astype(np.float64) * 10.0**decimals
+    error = precision * 10.0**decimals * max(1.0, float(np.abs(values).max(initial=0.0)))
+    return error < 0.1 and bool((np.abs(scaled - np.rint(scaled)) <= error).all())
