@@ -20,16 +20,17 @@ from boxcal.models.backends.fingerprints import file_fingerprint, fingerprint_wi
 from boxcal.models.backends.onnx_file import CPU, OnnxFile, Sessions, batch_size_of, pieces
 from boxcal.models.backends.onnx_named import NamedOnnxBackbone, is_named
 from boxcal.models.backends.onnx_outputs import Output
-from boxcal.models.backends.spec import read_spec
+from boxcal.models.backends.spec import PreprocessingSpec, read_spec
 from boxcal.models.errors import BackboneError, UnusableInput
 from boxcal.models.inputs.base import ImageInputs, Inputs
 
 PROBES = 2
 SCALES = (1.0, 30.0)
-DTYPES: dict[str, type[np.floating[Any]]] = {
+DTYPES: dict[str, type[np.floating[Any] | np.uint8]] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
     "tensor(double)": np.float64,
+    "tensor(uint8)": np.uint8,
 }
 
 Scores = NDArray[np.float32]
@@ -93,7 +94,7 @@ class OnnxBackbone:
         if len(inputs) != 1 or inputs[0].type not in DTYPES or len(inputs[0].shape) < 2:
             found = ", ".join(f"{entry.name} {entry.type} {entry.shape}" for entry in inputs)
             raise BackboneError(
-                f"{path}: expected one input of floats with a batch dimension, found {found}."
+                f"{path}: expected one input of floats or uint8 with a batch dimension, found {found}."
             )
         self._input = inputs[0].name
         self._dtype = DTYPES[inputs[0].type]
@@ -102,12 +103,18 @@ class OnnxBackbone:
         shape = [size if isinstance(size, int) and size > 0 else None for size in inputs[0].shape[1:]]
         self.preprocessing = spec.preprocessing_for(tuple(shape), path)
         self.input_shape = self._shape_of_one(tuple(shape))
-        self.inputs: Inputs = ImageInputs(self.preprocessing, self.input_shape)
+        holds_bytes = self._dtype is np.uint8
+        if holds_bytes and spec.preprocessing is not None:
+            check_keeps_pixels(spec.preprocessing, path)
+        self.inputs: Inputs = ImageInputs(self.preprocessing, self.input_shape, holds_bytes=holds_bytes)
         if file.rewritten and not self._same_when_rewritten(file):
             self._sessions = Sessions(file, path, self.device)
             session = self._sessions.beside
         num_classes = self._output.check(
-            [raw for batch in self._probes() for raw in self._raw(session, batch)]
+            *(
+                [raw for batch in self._probes() for raw in self._raw(session, batch, name)]
+                for name in self._output.read
+            )
         )
         self.labels = spec.labels_for(num_classes, path, labels)
         self.fingerprint = fingerprint_with(
@@ -150,7 +157,8 @@ class OnnxBackbone:
         for file.rewritten in (True, False):
             session = file.session([CPU], threads=self._pool.cores)
             logits.append(self._run(session, batch, on_cpu=True))
-        same = same_logits(self.name, logits[1], logits[0], float(np.finfo(self._dtype).eps))
+        eps = float(np.finfo(self._dtype).eps) if issubclass(self._dtype, np.floating) else 0.0
+        same = same_logits(self.name, logits[1], logits[0], eps)
         file.rewritten = same
         return same
 
@@ -174,18 +182,37 @@ class OnnxBackbone:
 
     def _run(self, session: Any, batch: Scores, *, on_cpu: bool = False) -> Scores:
         """Run a batch, and turn its outputs into float32 logits."""
-        return np.concatenate([self._output.logits(raw) for raw in self._raw(session, batch, on_cpu=on_cpu)])
+        return np.concatenate(
+            [self._output.logits(raw) for raw in self._raw(session, batch, self._output.name, on_cpu=on_cpu)]
+        )
 
-    def _raw(self, session: Any, batch: Scores, *, on_cpu: bool = False) -> Iterator[Any]:
-        """Run a batch in pieces; on CUDA input and output are bound, so that each is copied once."""
+    def _raw(self, session: Any, batch: Scores, output: str, *, on_cpu: bool = False) -> Iterator[Any]:
+        """Run a batch in pieces, for one output; on CUDA both ends are bound, so that each is copied once."""
+        if self._dtype is np.uint8:
+            batch = np.clip(np.rint(batch), 0, 255)
         given = {self._input: np.ascontiguousarray(batch, self._dtype)}
         for count, piece in pieces(given, self._batch_size):
             if on_cpu or self.device == "cpu":
-                outputs = session.run([self._output.name], piece)
+                outputs = session.run([output], piece)
             else:
                 binding = session.io_binding()
                 binding.bind_cpu_input(self._input, piece[self._input])
-                binding.bind_output(self._output.name, "cpu")
+                binding.bind_output(output, "cpu")
                 session.run_with_iobinding(binding)
                 outputs = binding.copy_outputs_to_cpu()
             yield outputs[0][:count]
+
+
+def check_keeps_pixels(declared: PreprocessingSpec, path: Path) -> None:
+    """Check that a preprocessing for an input of uint8 keeps the pixels as they are, 0 to 255.
+
+    Raises
+    ------
+    BackboneError
+        It changes them, before the file normalises them itself.
+    """
+    mean, std = [0.0] * len(declared.mean), [1 / 255] * len(declared.std)
+    if not np.allclose([*declared.mean, *declared.std], [*mean, *std], rtol=1e-4):
+        raise BackboneError(
+            f'{path} reads pixels as uint8; declare "mean": {mean} and "std": {std}, which keep them.'
+        )

@@ -66,15 +66,19 @@ class NamedOnnxBackbone:
         self._batch_size = batch_size_of(session.get_inputs())
         self._output = Output(session.get_outputs(), spec, path)
         try:
-            probes = [raw for batch in self._probes() for raw in self._raw(session, batch)]
+            probed = [
+                [raw for batch in self._probes() for raw in self._raw(session, batch, name)]
+                for name in self._output.read
+            ]
         except Exception as error:  # onnxruntime's errors have no common base class
             raise BackboneError(f"{path}: the trial run failed: {error}"[:1000]) from error
-        num_classes = self._output.check(probes)
+        found = class_labels(file.model)
+        num_classes = self._output.check(*probed, found=found)
         tokens = self.inputs if isinstance(self.inputs, TextInputs) else None
         if tokens is not None:
             on_cpu = sessions.alone if self.device == "cpu" else file.session([CPU], threads=usable_cores())
-            tokens.limit_length(self.name, lambda batch: list(self._raw(on_cpu, batch)))
-        found = self._output.keys or class_labels(file.model)
+            tokens.limit_length(self.name, lambda batch: list(self._raw(on_cpu, batch, self._output.name)))
+        found = self._output.keys or found
         if found is not None and len(found) != num_classes:
             found = None
         self.labels = spec.labels_for(num_classes, path, labels, found)
@@ -100,17 +104,19 @@ class NamedOnnxBackbone:
         if not isinstance(batch, dict):
             raise UnusableInput(f"{self.name} reads its inputs by name.")
         session = self._sessions.alone if alone else self._sessions.beside
-        return np.concatenate([self._output.logits(raw) for raw in self._raw(session, batch)])
+        return np.concatenate(
+            [self._output.logits(raw) for raw in self._raw(session, batch, self._output.name)]
+        )
 
     def warm_up(self, batch_sizes: Sequence[int]) -> None:
         """Run once with each batch size, so that no request waits for a first pass."""
         for size in batch_sizes:
             self(self.inputs.batch(self.inputs.blank(size)))
 
-    def _raw(self, session: Any, batch: dict[str, NDArray[Any]]) -> Iterator[Any]:
-        """Run a batch in pieces."""
+    def _raw(self, session: Any, batch: dict[str, NDArray[Any]], output: str) -> Iterator[Any]:
+        """Run a batch in pieces, for one output."""
         for count, piece in pieces(batch, self._batch_size):
-            yield session.run([self._output.name], piece)[0][:count]
+            yield session.run([output], piece)[0][:count]
 
     def _probes(self) -> list[dict[str, NDArray[Any]]]:
         """Give batches of random inputs, of several sizes, to see what the outputs are."""

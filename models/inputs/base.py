@@ -85,11 +85,16 @@ class ImageInputs:
         Turns an image into one sample; None where the backbone reads tensors only.
     shape
         Of one sample, float32.
+    holds_bytes
+        Whether the model reads integers from 0 to 255.
     """
 
-    def __init__(self, preprocessing: Preprocessing | None, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, preprocessing: Preprocessing | None, shape: tuple[int, ...], *, holds_bytes: bool = False
+    ) -> None:
         self.preprocessing = preprocessing
         self.shape = shape
+        self._holds_bytes = holds_bytes
         self.kind: Kind = "tensors" if preprocessing is None else "images"
         self.members = ("tensor",) if preprocessing is None else ("image", "tensor")
 
@@ -112,7 +117,7 @@ class ImageInputs:
             from boxcal.models.inputs.decoding import decode  # noqa: PLC0415 - not needed for tensors
 
             return decode(value, preprocessing=self.preprocessing, max_pixels=max_pixels)
-        return read_tensor(value, self.shape)
+        return self._read(read_tensor(value, self.shape), "tensor")
 
     def check(self, values: NDArray[Any]) -> Samples:
         """Check tensors (N, *shape), and convert them to float32.
@@ -120,17 +125,22 @@ class ImageInputs:
         Raises
         ------
         UnusableInput
-            They have another shape, are none or not finite.
+            They have another shape, are none or not finite, or no integers where the model reads those.
         """
         if values.shape[1:] != self.shape or values.ndim == 0 or not len(values):
             expected = ", ".join(("N", *map(str, self.shape)))
             raise UnusableInput(f"The array has the shape {values.shape}; the model takes ({expected}).")
         with np.errstate(over="ignore"):
             samples = values.astype(np.float32)
-        return _finite(samples, "array")
+        return self._read(_finite(samples, "array"), "array")
 
     def batch(self, samples: Samples) -> Samples:
         """Give the samples as they are."""
+        return samples
+
+    def _read(self, samples: Samples, name: str) -> Samples:
+        if self._holds_bytes and not np.array_equal(samples, np.clip(np.rint(samples), 0, 255)):
+            raise UnusableInput(f"The {name} holds other numbers than integers from 0 to 255 (uint8).")
         return samples
 
 

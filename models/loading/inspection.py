@@ -12,7 +12,7 @@ import numpy as np
 from boxcal.models.backends.onnx_backbone import DTYPES
 from boxcal.models.backends.onnx_file import CPU, OnnxFile, batch_size_of
 from boxcal.models.backends.onnx_named import inputs_of, is_named
-from boxcal.models.backends.onnx_outputs import FLOATS, MAPS, class_labels
+from boxcal.models.backends.onnx_outputs import FLOATS, MAPS, class_labels, in_rows
 from boxcal.models.backends.spec import ModelSpec, read_spec
 from boxcal.models.errors import BackboneError
 from boxcal.models.inputs.texts import TextInputs
@@ -121,11 +121,14 @@ def _trial(
     last = sizes[2] in (1, 3) and sizes[0] not in (1, 3)
     channels = (sizes[2] if last else sizes[0]) or 3
     side = next((size for size in (sizes[:2] if last else sizes[1:]) if size), TRIAL_SIDE)
+    dtype = DTYPES[entries[0].type]
     normalised = IMAGENET if channels == 3 else GREY
+    if dtype is np.uint8:
+        normalised = {"mean": [0.0] * channels, "std": [1 / 255] * channels}
     declaration["preprocessing"] = {"resize": round(side * 256 / 224), "crop": side, **normalised}
     notes.append("`preprocessing` is a suggestion, that of ImageNet: replace it by that of the training.")
     shape = (side, side, channels) if last else (channels, side, side)
-    return {entries[0].name: generator.normal(size=(count or 1, *shape)).astype(DTYPES[entries[0].type])}
+    return {entries[0].name: np.abs(generator.normal(size=(count or 1, *shape))).astype(dtype)}
 
 
 def _declare_output(
@@ -137,9 +140,9 @@ def _declare_output(
 ) -> None:
     """Choose an output that may hold scores, and declare what it holds."""
     scores = [
-        (entry.name, value)
+        (entry.name, value if isinstance(value, list) else in_rows(value))
         for entry, value in zip(returned, outputs, strict=True)
-        if entry.type in (*FLOATS, *MAPS) and len(_shape(value)) in (1, 2)
+        if (entry.type in FLOATS and in_rows(value).ndim == 2) or entry.type in MAPS
     ]
     if not scores:
         notes.append("No output has the shape (N, K).")

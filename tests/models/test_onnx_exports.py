@@ -298,6 +298,68 @@ def test_exports_of_scikit_learn_with_a_fixed_batch_dimension(zipmap: bool, tmp_
         np.testing.assert_allclose(logits.softmax(1), model.predict_proba(rows[:7]), atol=1e-6)
 
 
+def exported(path: Path, model: Any, rows: np.ndarray[Any, Any], **options: Any) -> str:
+    from skl2onnx import to_onnx
+
+    path.write_bytes(to_onnx(model, rows[:1], options={id(model): options}).SerializeToString())
+    return f"onnx:{path}"
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_scores_beside_a_label_are_logits(classes: int, tmp_path: Path) -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.svm import LinearSVC
+
+    rows, labels = features()
+    names = np.array(CLASSES)[np.minimum(labels, classes - 1)]
+    machine, regression = LinearSVC().fit(rows, names), LogisticRegression().fit(rows, names)
+    for model, options in ((machine, {}), (regression, {"raw_scores": True})):
+        served = load_backbone(exported(tmp_path / "m.onnx", model, rows, **options), device="cpu")
+        logits = np.asarray(served(served.inputs.batch(served.inputs.check(rows[:7]))))
+        scores = model.decision_function(rows[:7])
+        if classes == 2:  # skl2onnx gives one column for the one, and two for the other
+            scores = np.stack([0 * scores if model is machine else -scores, scores], axis=1)
+        assert served.labels == CLASSES[:classes]
+        np.testing.assert_allclose(logits, scores, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_scores_that_contradict_the_label_are_refused(tmp_path: Path) -> None:
+    """Scores of pairs of classes, and of two classes in the order that skl2onnx gives those of SVC."""
+    from sklearn.svm import SVC
+
+    rows, labels = features()
+    for kind, classes in (("ovo", 3), ("ovr", 2)):
+        model = SVC(decision_function_shape=kind).fit(rows, np.minimum(labels, classes - 1))
+        with pytest.raises(
+            BackboneError, match=r'not that of the label beside it.*declare "outputs": "logits"'
+        ):
+            load_backbone(exported(tmp_path / "m.onnx", model, rows, zipmap=False), device="cpu")
+    served = load_backbone(declare(tmp_path / "m.onnx", outputs="logits", labels=["1", "0"]), device="cpu")
+    assert served.labels == ("1", "0")
+
+
+@pytest.mark.parametrize("shape", [[0, 0, 1, 1], [0, 1, 1, -1]])
+def test_dimensions_of_size_1_are_dropped(shape: list[int], tmp_path: Path) -> None:
+    path = linear(tmp_path / "m.onnx", "Identity", 3)
+    model = onnx.load(path)
+    model.graph.node[1].CopyFrom(
+        onnx.helper.make_node("Reshape" if shape[1] else "Unsqueeze", ["raw", "shape"], ["scores"])
+    )
+    constant = np.array(shape if shape[1] else [2, 3])
+    model.graph.initializer.append(onnx.numpy_helper.from_array(constant, "shape"))
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    onnx.save(model, path)
+    rows = np.random.default_rng(2).normal(size=(5, 4)).astype(np.float32)
+    logits = []
+    for output in ("scores", "raw_logits"):
+        served = load_backbone(declare(path, output=output), device="cpu")
+        logits.append(served(served.inputs.batch(served.inputs.check(rows))))
+    np.testing.assert_array_equal(*logits)
+    path.with_suffix(".json").unlink()
+    assert inspect_model(path).declaration["output"] == "scores"
+
+
 def test_one_sigmoid_is_two_classes(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", "Sigmoid", 1)
     rows = np.random.default_rng(2).normal(size=(5, 4)).astype(np.float32)
@@ -318,6 +380,7 @@ def test_one_sigmoid_is_two_classes(tmp_path: Path) -> None:
     [
         ("Sigmoid", 3, {"output": "scores"}, r"3 independent sigmoids.*multi-label"),
         ("Sigmoid", 1, {"output": "scores"}, r'Declare "activation": "sigmoid"'),
+        ("Identity", 1, {"output": "scores"}, r'Declare "activation": "sigmoid", "outputs": "logits"'),
         ("Identity", 1, {"output": "scores", "activation": "sigmoid"}, "no sigmoid"),
         ("Sigmoid", 3, {"output": "scores", "activation": "sigmoid"}, "has 3 columns"),
         ("Softmax", 3, {"output": "scores", "outputs": "logits"}, "sums to 1"),

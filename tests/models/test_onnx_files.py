@@ -16,6 +16,7 @@ from boxcal.models.errors import (
     BackboneError,
 )
 from boxcal.models.inputs.preprocessing import ImageClassification
+from boxcal.models.loading.inspection import inspect_model
 from boxcal.models.loading.specifications import load_backbone
 from tests.models.files import CLASSES, COLOUR_SPEC, GREY_SPEC, WEIGHT, declare, load, samples, write_onnx
 
@@ -85,6 +86,58 @@ def test_labels_and_preprocessing_are_declared_beside_the_file(tmp_path: Path) -
     assert load(path, labels=tmp_path / "mine.txt").labels == ("v", "w", "x", "y", "z")
 
 
+def test_labels_files_of_other_editors(tmp_path: Path) -> None:
+    path = write_onnx(tmp_path / "m.onnx")
+    names = tmp_path / "names.txt"
+    names.write_bytes(b"\xef\xbb\xbfcafe\xcc\x81\r\nb\r\nc\r\nd\r\ne\r\n\r\n \r\n")
+    assert load(path, labels=names).labels == ("caf\u00e9", "b", "c", "d", "e")
+    assert load_backbone("logits", labels=names).labels == ("caf\u00e9", "b", "c", "d", "e")
+    names.write_text("a\n\nc\nd\ne\n")
+    with pytest.raises(BackboneError, match="label 2 is empty"):
+        load(path, labels=names)
+
+
+def of_bytes(path: Path, shape: tuple[int, ...]) -> Path:
+    """A file that reads pixels as uint8, and divides them by 100 itself."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["x"], ["floats"], to=TensorProto.FLOAT),
+            helper.make_node("Div", ["floats", "hundred"], ["scaled"]),
+            helper.make_node("Flatten", ["scaled"], ["flat"]),
+            helper.make_node("MatMul", ["flat", "w"], ["logits"]),
+        ],
+        "bytes",
+        [helper.make_tensor_value_info("x", TensorProto.UINT8, ("N", *shape))],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ("N", CLASSES))],
+        [numpy_helper.from_array(np.array(100, np.float32), "hundred"), numpy_helper.from_array(WEIGHT, "w")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    return path
+
+
+def test_pixels_are_given_to_a_file_that_reads_uint8(tmp_path: Path) -> None:
+    path = of_bytes(tmp_path / "m.onnx", (4, 4, 3))
+    tensors = np.arange(96).reshape(2, 4, 4, 3)
+    backbone = load(path)
+    samples = backbone.inputs.check(tensors)
+    np.testing.assert_allclose(backbone(samples), tensors.reshape(2, 48) / 100 @ WEIGHT, atol=1e-5)
+    for wrong in (tensors + 0.5, tensors - 1, tensors + 200):
+        with pytest.raises(BackboneError, match="other numbers than integers from 0 to 255"):
+            backbone.inputs.check(wrong)
+    declare(path, preprocessing=COLOUR_SPEC)
+    with pytest.raises(
+        BackboneError, match=r'as uint8; declare "mean": \[0.0, 0.0, 0.0\] and "std": \[0.0039'
+    ):
+        load(path)
+    declare(path, preprocessing=COLOUR_SPEC | {"mean": [0, 0, 0], "std": [1 / 255] * 3})
+    backbone = load(path)
+    pixels = np.random.default_rng(1).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    sample = backbone.preprocessing(Image.fromarray(pixels))[None]
+    np.testing.assert_allclose(backbone(sample), pixels.reshape(1, 48) / 100 @ WEIGHT, atol=1e-4)
+    path.with_suffix(".json").unlink()
+    assert inspect_model(path).declaration["preprocessing"]["std"] == [1 / 255] * 3
+
+
 def test_or_carried_in_its_metadata(tmp_path: Path) -> None:
     metadata = {"labels": json.dumps(list("abcde")), "preprocessing": json.dumps(COLOUR_SPEC), "author": "x"}
     path = write_onnx(tmp_path / "m.onnx", metadata=metadata)
@@ -131,7 +184,10 @@ def test_probabilities_are_not_taken_for_logits(tmp_path: Path) -> None:
         rtol=1e-4,
     )
     write_onnx(path)
-    with pytest.raises(BackboneError, match="does not sum to 1, but is declared"):
+    with pytest.raises(
+        BackboneError,
+        match=r'does not sum to 1, but is declared to hold probabilities. Declare "outputs": "logits"',
+    ):
         load(path)
 
 
