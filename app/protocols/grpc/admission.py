@@ -49,6 +49,7 @@ SLOW_MESSAGES = 8
 """Messages that may take longer than `QUICK_SECONDS` to arrive; as many large bodies as over HTTP."""
 REQUIREMENTS: dict[str, Requirement] = {
     f"/{SERVICE}/ModelInfer": Scope.PREDICT,
+    f"/{SERVICE}/ModelStatistics": Scope.READ,
     f"/{SERVICE}/ServerLive": Level.OPEN,
     f"/{SERVICE}/ServerReady": Level.OPEN,
     f"/{health.SERVICE_NAME}/Check": Level.OPEN,

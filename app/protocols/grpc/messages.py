@@ -27,6 +27,10 @@ KINDS = {
     "bytes": _FIELD.TYPE_BYTES,
 }
 
+DATA_TYPES = ("INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
+              "FP16", "FP32", "FP64", "STRING", "BF16")  # fmt: skip
+"""Values of the enumeration `DataType`, from 0."""
+
 # Each field: its name, number and type; "*" is repeated, "%" a map from strings, "|" a member of a oneof.
 MESSAGES: dict[str, list[tuple[str, int, str]]] = {
     "ServerLiveRequest": [],
@@ -103,14 +107,40 @@ MESSAGES: dict[str, list[tuple[str, int, str]]] = {
         ("reason", 4, "string"),
     ],
     "RepositoryIndexResponse": [("models", 1, "*ModelIndex")],
+    "ModelConfigRequest": [("name", 1, "string"), ("version", 2, "string")],
+    "ModelInput": [("name", 1, "string"), ("data_type", 2, "DataType"), ("dims", 4, "*int64")],
+    "ModelOutput": [("name", 1, "string"), ("data_type", 2, "DataType"), ("dims", 3, "*int64")],
+    "ModelConfig": [
+        ("name", 1, "string"),
+        ("platform", 2, "string"),
+        ("max_batch_size", 4, "int32"),
+        ("input", 5, "*ModelInput"),
+        ("output", 6, "*ModelOutput"),
+        ("backend", 17, "string"),
+    ],
+    "ModelConfigResponse": [("config", 1, "ModelConfig")],
+    "ModelStatisticsRequest": [("name", 1, "string"), ("version", 2, "string")],
+    "StatisticDuration": [("count", 1, "uint64"), ("ns", 2, "uint64")],
+    "InferStatistics": [("success", 1, "StatisticDuration"), ("fail", 2, "StatisticDuration")],
+    "ModelStatistics": [
+        ("name", 1, "string"),
+        ("version", 2, "string"),
+        ("inference_count", 4, "uint64"),
+        ("execution_count", 5, "uint64"),
+        ("inference_stats", 6, "InferStatistics"),
+    ],
+    "ModelStatisticsResponse": [("model_stats", 1, "*ModelStatistics")],
 }
 METHODS = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer",
-           "RepositoryIndex")  # fmt: skip
+           "RepositoryIndex", "ModelConfig", "ModelStatistics")  # fmt: skip
 
 
 def file_descriptor() -> descriptor_pb2.FileDescriptorProto:
     """Describe the messages and the service."""
     file = descriptor_pb2.FileDescriptorProto(name=FILE, package=PACKAGE, syntax="proto3")
+    data_types = file.enum_type.add(name="DataType")
+    for number, name in enumerate(DATA_TYPES):
+        data_types.value.add(name=f"TYPE_{name}", number=number)
     for name, fields in MESSAGES.items():
         message = file.message_type.add(name=name)
         for field_name, number, kind in fields:
@@ -136,7 +166,8 @@ def _add_field(message: Any, owner: str, name: str, number: int, kind: str) -> N
     elif kind in KINDS:
         field.type = KINDS[kind]
     else:
-        field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
+        field.type = _FIELD.TYPE_ENUM if kind == "DataType" else _FIELD.TYPE_MESSAGE
+        field.type_name = f".{PACKAGE}.{kind}"
     if mark == "|":
         if not message.oneof_decl:
             message.oneof_decl.add(name="parameter_choice")

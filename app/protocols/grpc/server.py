@@ -25,8 +25,8 @@ from boxcal.app.http.problems import (
 )
 from boxcal.app.protocols.grpc.admission import Admission
 from boxcal.app.protocols.grpc.messages import METHODS, POOL, SERVICE, message_class
+from boxcal.app.protocols.v2 import routes
 from boxcal.app.protocols.v2.inference import Asked, class_count
-from boxcal.app.protocols.v2.routes import EXTENSIONS, model_versions
 from boxcal.app.protocols.v2.tensors import BYTES, datatype_of, from_binary, read_shape, to_binary
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ class Inference:
             "ModelMetadata": self.model_metadata,
             "ModelInfer": self.model_infer,
             "RepositoryIndex": self.repository_index,
+            "ModelConfig": self.model_config,
+            "ModelStatistics": self.model_statistics,
         }
         return {
             name: grpc.unary_unary_rpc_method_handler(
@@ -97,13 +99,13 @@ class Inference:
     async def model_ready(self, request: Any, context: Any) -> Any:
         """Return whether a version of a model can predict."""
         model = self._state.v2_model(request.name)
-        known = not request.version or request.version in await model_versions(model)
+        known = not request.version or request.version in await routes.model_versions(model)
         return self._classes["ModelReady"](ready=known and not self._state.has_failed())
 
     async def server_metadata(self, request: Any, context: Any) -> Any:
         """Describe the server."""
         return self._classes["ServerMetadata"](
-            name="boxcal", version=version_of("boxcal"), extensions=EXTENSIONS
+            name="boxcal", version=version_of("boxcal"), extensions=routes.EXTENSIONS
         )
 
     async def model_metadata(self, request: Any, context: Any) -> Any:
@@ -111,7 +113,7 @@ class Inference:
         model = self._state.v2_model(request.name)
         return self._classes["ModelMetadata"](
             name=request.name,
-            versions=await model_versions(model),
+            versions=await routes.model_versions(model),
             platform="boxcal",
             inputs=[asdict(one) for one in model.v2.inputs(request.name)],
             outputs=[asdict(one) for one in model.v2.outputs()],
@@ -124,6 +126,16 @@ class Inference:
             for name, model in self._state.v2.items()
         ]
         return self._classes["RepositoryIndex"](models=models)
+
+    async def model_config(self, request: Any, context: Any) -> Any:
+        """Describe a model as Triton does."""
+        config = await routes.model_config(request.name, self._state, request.version)
+        return self._classes["ModelConfig"](config=config)
+
+    async def model_statistics(self, request: Any, context: Any) -> Any:
+        """Return how much of one model or of all has been answered."""
+        found = await routes.model_statistics(self._state, request.name, request.version)
+        return self._classes["ModelStatistics"](**found)
 
     async def model_infer(self, request: Any, context: Any) -> Any:
         """Answer an inference request."""

@@ -59,7 +59,7 @@ class Head:
     binary_default
         Whether outputs are that are not asked for by name.
     id
-        Given back in the response; None without one.
+        Given back in the response, a string or a number; None without one.
     """
 
     inputs: tuple[SentTensor, ...]
@@ -67,7 +67,7 @@ class Head:
     binary: Mapping[str, bool]
     binary_default: bool
     parameters: Mapping[str, Any]
-    id: str | None
+    id: str | float | None
 
     def is_binary(self, name: str) -> bool:
         """Whether an output is wanted as binary data."""
@@ -154,7 +154,7 @@ def read_head(text: Body) -> Head:
         {entry["name"]: bool(_parameters(entry).get("binary_data")) for entry in outputs},
         bool(parameters.get("binary_data_output")),
         parameters,
-        given if isinstance(given, str) else None,
+        given if type(given) in (str, int, float) else None,
     )
 
 

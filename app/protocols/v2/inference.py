@@ -267,10 +267,9 @@ def _options(asked: Asked) -> dict[str, Any]:
                 document["timeout_ms"] = value / 1e3
         elif name in PARAMETERS:
             document[name] = value
-        else:
+        elif meant := hint(name, PARAMETERS):  # others belong to the client: `content_type`, `headers`
             raise InvalidParameter(
-                f"There is no parameter {name!r:.100}{hint(name, PARAMETERS)}; the parameters are "
-                f"{', '.join(PARAMETERS)}."
+                f"There is no parameter {name!r:.100}{meant} The parameters are {', '.join(PARAMETERS)}."
             )
     if asked.version:
         if not (asked.version.isascii() and asked.version.isdecimal()):

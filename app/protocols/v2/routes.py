@@ -44,15 +44,16 @@ from boxcal.app.protocols.v2.documents import (
     read_request,
     write_response,
 )
-from boxcal.app.protocols.v2.inference import CALIBRATOR
+from boxcal.app.protocols.v2.inference import CALIBRATOR, TensorDescription
 from boxcal.app.protocols.v2.served import ProtocolModel, ProtocolState
+from boxcal.app.protocols.v2.tensors import BYTES
 
 # The protocol has its own OpenAPI document, and its own clients.
 router = APIRouter(tags=["v2"], include_in_schema=False)
 
 CurrentState = Annotated[ProtocolState, Depends(current_state)]
 
-EXTENSIONS = ("binary_tensor_data", "classification", "model_repository", "statistics")
+EXTENSIONS = ("binary_tensor_data", "classification", "model_configuration", "model_repository", "statistics")
 HEADER_LENGTH = b"inference-header-content-length"
 JSON, BINARY = "application/json", "application/octet-stream"
 LONGEST_NUMBER = 9
@@ -90,6 +91,30 @@ async def ready(state: CurrentState) -> dict[str, bool]:
     return {"ready": True}
 
 
+@router.get("/v2/models/stats", responses=problems(ModelNotFound))
+@router.get("/v2/models/{model}/stats", responses=problems(ModelNotFound))
+@router.get("/v2/models/{model}/versions/{version}/stats", responses=problems(ModelNotFound))
+async def model_statistics(state: CurrentState, model: str = "", version: str = "") -> dict[str, Any]:
+    """Return how much this process has answered with this protocol, of one model or of all."""
+    return {"model_stats": [_statistics(name, version, state) for name in ([model] if model else state.v2)]}
+
+
+def _statistics(model: str, version: str, state: ProtocolState) -> dict[str, Any]:
+    served = state.v2_model(model)
+    counts = served.v2.counts
+    success, fail = counts[model, "success"], counts[model, "fail"]
+    return {
+        "name": model,
+        "version": version or str(served.active.current.version),
+        "inference_count": counts[model, "samples"],
+        "execution_count": success,
+        "inference_stats": {
+            "success": {"count": success, "ns": counts[model, "ns"]},
+            "fail": {"count": fail, "ns": 0},
+        },
+    }
+
+
 @router.get("/v2/models/{model}", responses=problems(ModelNotFound))
 @router.get("/v2/models/{model}/versions/{version}", responses=problems(ModelNotFound))
 async def model_metadata(model: str, state: CurrentState, version: str = "") -> dict[str, Any]:
@@ -106,6 +131,28 @@ async def model_metadata(model: str, state: CurrentState, version: str = "") -> 
     }
 
 
+@router.get("/v2/models/{model}/config", responses=problems(ModelNotFound))
+@router.get("/v2/models/{model}/versions/{version}/config", responses=problems(ModelNotFound))
+async def model_config(model: str, state: CurrentState, version: str = "") -> dict[str, Any]:
+    """Describe a model as Triton does; its batch size is 0, so that the shapes have the batch dimension."""
+    served = state.v2_model(model)
+    if version:
+        _check_version(model, version, await model_versions(served))
+    return {
+        "name": model,
+        "platform": "boxcal",
+        "backend": "boxcal",
+        "max_batch_size": 0,
+        "input": [_configured(one) for one in served.v2.inputs(model)],
+        "output": [_configured(one) for one in served.v2.outputs()],
+    }
+
+
+def _configured(one: TensorDescription) -> dict[str, Any]:
+    kind = "STRING" if one.datatype == BYTES else one.datatype
+    return {"name": one.name, "data_type": f"TYPE_{kind}", "dims": one.shape}
+
+
 @router.get("/v2/models/{model}/ready", responses=problems(ModelNotFound, NotReady))
 @router.get("/v2/models/{model}/versions/{version}/ready", responses=problems(ModelNotFound, NotReady))
 async def model_ready(model: str, state: CurrentState, version: str = "") -> dict[str, Any]:
@@ -115,27 +162,6 @@ async def model_ready(model: str, state: CurrentState, version: str = "") -> dic
         _check_version(model, version, await model_versions(served))
     state.check_ready()
     return {"name": model, "ready": True}
-
-
-@router.get("/v2/models/{model}/stats", responses=problems(ModelNotFound))
-@router.get("/v2/models/{model}/versions/{version}/stats", responses=problems(ModelNotFound))
-async def model_statistics(model: str, state: CurrentState, version: str = "") -> dict[str, Any]:
-    """Return how many requests and samples this process has answered with this protocol."""
-    served = state.v2_model(model)
-    counts = served.v2.counts
-    success, fail = counts[model, "success"], counts[model, "fail"]
-    statistics = {
-        "success": {"count": success, "ns": counts[model, "ns"]},
-        "fail": {"count": fail, "ns": 0},
-    }
-    entry = {
-        "name": model,
-        "version": version or str(served.active.current.version),
-        "inference_count": counts[model, "samples"],
-        "execution_count": success,
-        "inference_stats": statistics,
-    }
-    return {"model_stats": [entry]}
 
 
 @router.post("/v2/repository/index", responses=problems())

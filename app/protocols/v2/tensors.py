@@ -18,12 +18,15 @@ from boxcal.app.http.problems import InvalidInput, MalformedBody
 BYTES = "BYTES"
 DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
+    "BF16": np.dtype("V2"),  # the upper half of FP32; NumPy has no such type
     "FP16": np.dtype("<f2"),
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
     **{f"INT{8 * size}": np.dtype(f"<i{size}") for size in (1, 2, 4, 8)},
     **{f"UINT{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
 }
+REAL = "fV"
+"""Kinds of the types whose numbers may be fractions, or missing."""
 LENGTH = struct.Struct("<I")
 MAX_DIMENSIONS = 32
 
@@ -66,11 +69,16 @@ def from_binary(name: str, datatype: str, shape: tuple[int, ...], data: bytes | 
             f"The input {name!r:.100} of the shape {list(shape)} and the type {datatype} has "
             f"{count * dtype.itemsize} bytes; {len(data)} were sent."
         )
-    return np.frombuffer(data, dtype, count).reshape(shape)
+    values = np.frombuffer(data, dtype, count)
+    if dtype.kind == "V":
+        values = (values.view("<u2").astype("<u4") << 16).view("<f4")
+    return values.reshape(shape)
 
 
 def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Array:
     """Read nested or flat lists as an array; strings of `BYTES` become an array of str objects.
+
+    `null` is NaN, a missing value.
 
     Raises
     ------
@@ -88,6 +96,9 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Ar
         return strings.reshape(shape)
     dtype = _dtype(name, datatype)
     others = {type(one) for one in flat} - {int, float, bool}
+    if type(None) in others and dtype.kind in REAL:
+        flat = [math.nan if one is None else one for one in flat]
+        others.remove(type(None))
     if others or len(flat) != count:
         found = f"{len(flat)} values" + (f", one of the type {others.pop().__name__}" if others else "")
         raise InvalidInput(
@@ -104,7 +115,7 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Ar
                 f"{limits.min} to {limits.max}."
             )
     with np.errstate(over="ignore"):
-        return values.reshape(shape).astype(np.float64 if dtype.kind == "f" else dtype)
+        return values.reshape(shape).astype(np.float64 if dtype.kind in REAL else dtype)
 
 
 def to_binary(values: Array) -> bytes:
