@@ -9,6 +9,7 @@ import asyncio
 import binascii
 import csv
 import io
+import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +54,8 @@ QUICK_PIXELS = 1_000_000
 SMALL_PIXELS = 4096
 """Of images that one thread decodes for the whole request: most of it is Python code, so that threads would
 wait for each other's interpreter, and for a change of thread with every image."""
+DATA_URI = re.compile(r"\A\s*data:[^,]{0,200};base64,", re.IGNORECASE)
+URL_ALPHABET = bytes.maketrans(b"-_", b"+/")
 PLAUSIBLE_INPUT = 2.0**16
 """Larger than any value that a backbone reads from an image, as float16 can represent it."""
 
@@ -154,7 +157,7 @@ def _decoded(body: bytes) -> str:
 
 
 def from_base64(text: str, name: str) -> bytes:
-    """Decode an image in base64.
+    """Decode an image in base64: also a data URI, in lines, with the alphabet for URLs, without padding.
 
     Raises
     ------
@@ -163,6 +166,11 @@ def from_base64(text: str, name: str) -> bytes:
     """
     try:
         return binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:
+        pass
+    try:
+        data = DATA_URI.sub("", text).encode("ascii").translate(URL_ALPHABET, b" \t\r\n").rstrip(b"=")
+        return binascii.a2b_base64(data + b"=" * (-len(data) % 4), strict_mode=True)
     except ValueError as error:
         raise InvalidInput(f"{name}: The image is not base64: {error}.") from error
 

@@ -98,6 +98,29 @@ def test_several_inputs_are_answered_in_their_order(http: httpx.Client, digits: 
     assert np.mean(np.array(alone) == digits.labels[:40]) > 0.8
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda png: "data:image/png;base64," + base64.b64encode(png).decode(),
+        lambda png: "\n DATA:image/x;name=a.png;base64,\r\n" + base64.urlsafe_b64encode(png).decode(),
+        lambda png: base64.encodebytes(png).decode(),
+        lambda png: base64.b64encode(png).decode().rstrip("="),
+        lambda png: base64.urlsafe_b64encode(png).decode().rstrip("="),
+    ],
+)
+def test_base64_as_programs_write_it(http: httpx.Client, digits: Digits, written: Any) -> None:
+    padded = [digits.png(n) for n in range(40) if len(digits.png(n)) % 3]
+    for png in (padded[0], next(png for png in padded if b"-" in base64.urlsafe_b64encode(png))):
+        expected = http.post("/predict", content=png, headers=PNG).json()["predictions"]
+        found = http.post("/predict", json={"inputs": [{"image": written(png)}]}).json()
+        assert found["predictions"] == expected
+        tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [written(png)]}
+        (label,) = http.post("/v2/models/digits/infer", json={"inputs": [tensor]}).json()["outputs"][1][
+            "data"
+        ]
+        assert label == expected[0]["label"]
+
+
 def test_logits_that_were_asked_for_calibrate_to_the_same_answer(http: httpx.Client, digits: Digits) -> None:
     options = {"logits": True, "probabilities": True, "bounds": {"upper": {"3": 0.2}}}
     image = {"image": base64.b64encode(digits.png(3)).decode()}
@@ -256,6 +279,9 @@ def test_images_that_are_wrong_are_refused(http: httpx.Client, digits: Digits) -
         ([{"image": 3}], "inputs[0] must be"),
         ([{"image": "", "tensor": []}], "inputs[0] must be"),
         ([{"image": "%%%"}], "not base64"),
+        ([{"image": "aGk=aGk="}], "not base64"),
+        ([{"image": "data:image/png,aGk="}], "not base64"),
+        ([{"image": "\N{SNOWMAN}"}], "not base64"),
         ([{"image": "aGk="}], "expected JPEG, PNG or WebP"),
         ([{"tensor": [[1.0]]}], "The tensor has the shape (1, 1); the model takes (1, 8, 8)"),
         ([{"tensor": [[[0.0] * 8] * 7 + [[0.0] * 7]]}], "ragged"),
