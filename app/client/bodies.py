@@ -3,7 +3,10 @@
 import io
 import json
 import math
+import mimetypes
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
@@ -14,18 +17,24 @@ import numpy.typing as npt
 BoundValue = float | Mapping[str, float] | Sequence[float]
 """One number for every class, numbers by label, or one number per class."""
 
-ImageSource = bytes | str | Path
-"""An encoded image, or the path of one."""
+File = bytes | str | Path
+"""The content of a file, or its path."""
 
-ValidationData = ImageSource | Mapping[str, Any]
+ImageSource = File | npt.ArrayLike
+"""An encoded image, the path of one, an image of PIL, or pixels: uint8 (H, W), (H, W, 3) or (H, W, 4)."""
+
+ValidationData = File | Mapping[str, Any]
 """A file by path or as bytes, or a document with `labels` and `logits`, `features` or `texts`."""
 
 FeatureRows = npt.ArrayLike | Sequence[Sequence[Any] | Mapping[str, Any]] | Mapping[str, Sequence[Any]]
-"""Rows of features: an array (N, D), a list of rows (values, or values by name), or columns by name."""
+"""Rows of features: an array (N, D), a list of rows (values, or values by name), columns by name, or a
+DataFrame."""
 
 Floats = npt.NDArray[np.floating[Any]]
 
 LONGEST_QUERY = 2000
+PNG_MODES = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
+"""PIL's modes that a PNG file can have."""
 
 
 class AnswerOptions(TypedDict, total=False):
@@ -121,7 +130,9 @@ def inputs_body(inputs: Sequence[Mapping[str, Any]], options: AnswerOptions) -> 
 
 def features_body(rows: FeatureRows, options: AnswerOptions) -> dict[str, Any]:
     """Send an array of numbers as `.npy`, and other rows of features as JSON."""
-    if isinstance(rows, Mapping):
+    if hasattr(rows, "columns"):
+        rows = _plain(rows)
+    elif isinstance(rows, Mapping):
         rows = _joined(rows)
     elif getattr(rows, "dtype", np.dtype(object)).kind in "iufb":
         return array_body(cast("npt.ArrayLike", rows), options, _listed("features"))
@@ -162,6 +173,44 @@ def read_file(path: str | Path) -> tuple[str, bytes]:
     return Path(path).name, Path(path).read_bytes()
 
 
+def image_part(image: ImageSource, position: int) -> tuple[str, bytes, str]:
+    """Name an image and read it; images of PIL and pixels are sent as PNG."""
+    name = f"image-{position}"
+    if isinstance(image, bytes):
+        content = image
+    elif isinstance(image, str | Path):
+        name, content = read_file(image)
+    else:
+        content = _png_of_pil(image) if hasattr(image, "getexif") else _png_of_pixels(np.asarray(image))
+    return name, content, mimetypes.guess_type(name)[0] or "application/octet-stream"
+
+
+def _png_of_pil(image: Any) -> bytes:
+    """Encode an image of PIL, turned as its EXIF orientation says."""
+    from PIL import ImageOps  # noqa: PLC0415 - whoever has such an image has the package
+
+    turned, out = ImageOps.exif_transpose(image), io.BytesIO()
+    (turned if turned.mode in PNG_MODES else turned.convert("RGB")).save(out, "PNG")
+    return out.getvalue()
+
+
+def _png_of_pixels(pixels: npt.NDArray[Any]) -> bytes:
+    """Encode grey, RGB or RGBA pixels (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) as PNG."""
+    colour = {1: 0, 3: 2, 4: 6}.get(pixels.shape[2] if pixels.ndim == 3 else 1)
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or colour is None or not pixels.size:
+        raise ValueError(
+            "an image is bytes, a path, an image of PIL, or uint8 (H, W), (H, W, 3) or (H, W, 4), got "
+            f"{pixels.dtype} of shape {pixels.shape}; predict_tensors takes preprocessed inputs"
+        )
+    height, width = pixels.shape[:2]
+    rows = np.pad(pixels.reshape(height, -1), ((0, 0), (1, 0)))  # each begins with its filter, 0 for none
+    header = struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)
+    written = b"\x89PNG\r\n\x1a\n"
+    for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 1)), (b"IEND", b"")):
+        written += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return written
+
+
 def pack_images(folder: Path) -> bytes:
     """Pack a folder that holds a folder of images for each class, as `/fit` takes it."""
     archive = io.BytesIO()
@@ -186,7 +235,17 @@ def upload_part(data: ValidationData) -> tuple[str, bytes, str]:
 
 
 def _plain(value: Any) -> Any:
-    """Bring arrays to lists, and NaN to null, which is a missing value."""
+    """Bring arrays to lists, a DataFrame to an object for each row, and missing values, as NaN, to null."""
+    if hasattr(value, "columns"):
+        if len(names := [str(name) for name in value.columns]) > len(set(names)):
+            raise ValueError(f"the columns of a DataFrame need different names, got {', '.join(names)}")
+        return _joined({name: _plain(value[own]) for name, own in zip(names, value.columns, strict=True)})
+    if hasattr(value, "to_list"):  # a column; those of pandas have other missing values than NaN
+        missing = value.isna() if hasattr(value, "isna") else [False] * len(value)
+        return [
+            None if none else int(one) if isinstance(one, bool) else _plain(one)
+            for one, none in zip(value.to_list(), missing, strict=True)
+        ]
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, Mapping):

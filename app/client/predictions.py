@@ -1,7 +1,6 @@
 """The routes of predictions, as functions that give a `Call`, like those of `calls.py`."""
 
 import json
-import mimetypes
 from collections.abc import Mapping
 from typing import Any, Unpack
 
@@ -14,9 +13,9 @@ from boxcal.app.client.bodies import (
     ImageSource,
     array_body,
     features_body,
+    image_part,
     inputs_body,
     options_document,
-    read_file,
     tensors_body,
 )
 from boxcal.app.client.exchange import Call
@@ -24,13 +23,17 @@ from boxcal.app.schemas.predictions import Answer
 
 
 def predict(*images: ImageSource, **options: Unpack[AnswerOptions]) -> Call[Answer]:
-    """Classify encoded images (`POST /predict`), given as bytes or as paths, in one request."""
+    """Classify images (`POST /predict`) in one request.
+
+    Parameters
+    ----------
+    images
+        Each is an encoded image as bytes, the path of one, an image of PIL, or pixels in RGB, uint8 of shape
+        (H, W), (H, W, 3) or (H, W, 4).
+    """
     if not images:
         raise ValueError("predict needs at least one image")
-    files: list[tuple[str, tuple[str, bytes, str]]] = []
-    for position, image in enumerate(images):
-        name, content = (f"image-{position}", image) if isinstance(image, bytes) else read_file(image)
-        files.append(("file", (name, content, mimetypes.guess_type(name)[0] or "application/octet-stream")))
+    files = [("file", image_part(image, position)) for position, image in enumerate(images)]
     form = {"files": files, "data": {"options": json.dumps(options_document(options))}}
     return Call("POST", "/predict", _answer, form)
 
@@ -55,8 +58,8 @@ def predict_features(rows: FeatureRows, /, **options: Unpack[AnswerOptions]) -> 
     Parameters
     ----------
     rows
-        An array (N, D); a list of rows, each a list of values or an object of values by name; or N values for
-        each name. None and NaN are missing values.
+        An array (N, D); a list of rows, each a list of values or an object of values by name; N values for
+        each name; or a DataFrame, whose columns are the features by name. None and NaN are missing values.
     """
     return Call("POST", "/predict", _answer, features_body(rows, options))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pandas as pd
 import pytest
 
 from tests.app.client.both import ask_async, ask_blocking
@@ -60,6 +61,7 @@ def _sent_by_clients(made: Export) -> Iterator[tuple[str, Sequence[Any]]]:
     yield "predict_features", [rows]
     if isinstance(rows[0], dict):
         yield "predict_features", [{name: [row[name] for row in rows] for name in rows[0]}]
+        yield "predict_features", [pd.DataFrame(rows)]
     else:
         yield "predict_features", [np.array(rows, np.float64)]
 

@@ -2,13 +2,17 @@
 
 import importlib.metadata
 import inspect
+import io
+import json
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
 from boxcal.app.client import (
     BoxcalClient,
@@ -50,6 +54,35 @@ def test_images_by_path_and_by_bytes_come_back_in_order(
     alone = [ask(url, "predict", digits.png(i), logits=True).predictions[0] for i in range(5)]
     for joint, single in zip(together.predictions, alone, strict=True):
         np.testing.assert_allclose(joint.logits, single.logits, atol=1e-4)
+
+
+def test_images_of_pil_and_pixels_are_those_of_their_files(
+    ask: Ask, url: str, digits: Digits, tmp_path: Path
+) -> None:
+    sent = digits.png(2)
+    image = Image.open(io.BytesIO(sent))
+    grey = np.asarray(image)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    image.rotate(90).save(tmp_path / "turned.jpg", quality=100, exif=turned)
+    images = [
+        image,
+        grey,
+        image.convert("P"),
+        image.convert("CMYK"),
+        np.stack([grey] * 3, axis=2),
+        np.stack([grey] * 3 + [np.full_like(grey, 255)], axis=2),
+        grey[:, :, None],
+    ]
+    answers = ask(url, "predict", sent, *images, logits=True).predictions
+    for answer in answers[1:]:
+        np.testing.assert_allclose(answer.logits, answers[0].logits, atol=1e-4)
+    opened = Image.open(tmp_path / "turned.jpg")
+    by_path, by_image = ask(url, "predict", tmp_path / "turned.jpg", opened, logits=True).predictions
+    np.testing.assert_allclose(by_image.logits, by_path.logits, atol=1e-4)
+    for wrong in (grey / 255, np.stack([grey] * 3), grey[None, :, :, None]):
+        with pytest.raises(ValueError, match=r"uint8 \(H, W\), .* got .*; predict_tensors takes"):
+            predictions.predict(wrong)
 
 
 def test_tensors_are_the_images(ask: Ask, url: str, digits: Digits) -> None:
@@ -217,6 +250,28 @@ def _route(build: Any) -> tuple[str, str]:
     ]
     call: Call[Any] = build(*required)
     return call.method, call.path
+
+
+def test_a_data_frame_is_sent_by_the_names_of_its_columns() -> None:
+    frame = pd.DataFrame(
+        {
+            "age": pd.array([31, None], dtype="Int64"),
+            "height": [1.5, float("nan")],
+            "city": pd.Categorical(["Oslo", "Rome"]),
+            "member": [True, False],
+            7: np.array([2, 3], np.int32),
+        },
+        index=[8, 5],
+    )
+    sent = json.loads(predictions.predict_features(frame).arguments["content"])["inputs"]
+    assert sent == [
+        {"features": {"age": 31, "height": 1.5, "city": "Oslo", "member": 1, "7": 2}},
+        {"features": {"age": None, "height": None, "city": "Rome", "member": 0, "7": 3}},
+    ]
+    document = calls.fit({"features": frame[["city"]], "labels": pd.Series([1, 0])}).arguments["files"][0][1]
+    assert json.loads(document[1]) == {"features": [{"city": "Oslo"}, {"city": "Rome"}], "labels": [1, 0]}
+    with pytest.raises(ValueError, match="different names, got age, age"):
+        predictions.predict_features(frame[["age", "age"]])
 
 
 def test_what_cannot_be_an_input_is_refused_before_it_is_sent() -> None:
