@@ -14,6 +14,8 @@ CODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 ACCEPTED = {"Accept-Encoding": "gzip, deflate"}
 STEP = 64 * 1024
 """Bytes that are decompressed at once, and that come of it; other requests run between two steps."""
+MAX_MEMBERS = 1000
+"""Of a gzip body; each costs as much as a step, however few bytes it has."""
 
 
 def decompressed(receive: Receive, encoding: str) -> Receive:
@@ -51,6 +53,7 @@ class Decompression:
         self._name = name
         self._stream = zlib.decompressobj(CODINGS[name])
         self._data = memoryview(b"")  # received and not yet decompressed
+        self._members = 1
         self._more = self._is_full = False
 
     async def __call__(self) -> Message:
@@ -59,7 +62,7 @@ class Decompression:
         Raises
         ------
         MalformedBody
-            The body is damaged, or ends too early.
+            The body is damaged, ends too early, or has too many members.
         """
         if self._data or self._is_full:
             await asyncio.sleep(0)
@@ -71,6 +74,9 @@ class Decompression:
             self._more = message.get("more_body", False)
         piece = self._data[:STEP]
         if piece and self._stream.eof:  # a file of gzip may have several members
+            self._members += 1
+            if self._members > MAX_MEMBERS:
+                raise MalformedBody(f"The {self._name} body has more than {MAX_MEMBERS:,} members.")
             self._stream = zlib.decompressobj(CODINGS[self._name])
         try:
             body = self._stream.decompress(piece, STEP)

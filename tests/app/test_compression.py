@@ -112,6 +112,7 @@ def test_other_codings_are_refused_with_those_that_are_read(http: httpx.Client, 
         (gzip.compress(JSON) + b"more", "incorrect header check"),
         (zlib.compress(JSON), "incorrect header check"),
         (b"", "ends before its end"),
+        (gzip.compress(b"[") * 1001, "has more than 1,000 members"),
     ],
 )
 def test_damaged_bodies_are_refused(http: httpx.Client, body: bytes, reason: str) -> None:
