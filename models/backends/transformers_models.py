@@ -46,6 +46,16 @@ class Logits(nn.Module):
         return logits
 
 
+class UnpaddedLogits(Logits):
+    """A network without a padding token, which finds the last token of one sample alone."""
+
+    def forward(self, *images: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        """Return logits (N, K); the samples run one after the other, without their padding."""
+        lengths = enumerate(named[MASK].sum(1).tolist())
+        alone = [{name: rows[n : n + 1, :length] for name, rows in named.items()} for n, length in lengths]
+        return torch.cat([self.network(**sample).logits for sample in alone])
+
+
 def load_transformers(folder: Path, *, labels: Path | None, device: str, precision: str) -> Backbone:
     """Load a classifier, of images if the folder has a `preprocessor_config.json`, else of texts.
 
@@ -91,7 +101,8 @@ def load_transformers(folder: Path, *, labels: Path | None, device: str, precisi
         "device": device,
         "precision": precision,
     }
-    name, network = f"transformers:{folder.name}", Logits(network.eval())
+    has_padding = reads_images or getattr(network.config, "pad_token_id", None) is not None
+    name, network = f"transformers:{folder.name}", (Logits if has_padding else UnpaddedLogits)(network.eval())
     if reads_images:
         preprocessing = image_preprocessing(folder / "preprocessor_config.json")
         shape = preprocessing.input_shape

@@ -31,7 +31,7 @@ def folder_of(folder: Path, family: str, sizes: dict[str, Any], model_max_length
     import transformers
 
     torch.manual_seed(6)
-    config = getattr(transformers, f"{family}Config")(**SIZES, **sizes)
+    config = getattr(transformers, f"{family}Config")(**(SIZES | sizes))
     getattr(transformers, f"{family}ForSequenceClassification")(config).save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="<unk>"))  # noqa: S106
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -83,6 +83,16 @@ def test_answers_say_which_texts_were_truncated(tmp_path: Path) -> None:
         assert cut.probability == pytest.approx(mixed.predictions[1].probability, abs=1e-6)
         answer = httpx.post(f"{service.url}/predict", json={"inputs": [{"text": short}]}).json()
         assert "truncated" not in answer["predictions"][0]
+
+
+def test_a_network_without_a_padding_token_reads_batches(tmp_path: Path) -> None:
+    sizes = GPT | {"n_positions": 20, "pad_token_id": None}
+    served = load_backbone(folder_of(tmp_path, "GPT2", sizes, None), device="cpu")
+    assert isinstance(served.inputs, TextInputs)
+    samples = served.inputs.of_texts(["rain", "cold cold rain", "warm " * 30])
+    together = np.asarray(served(served.inputs.batch(samples)))
+    alone = [np.asarray(served(served.inputs.batch(samples[n : n + 1])))[0] for n in range(3)]
+    np.testing.assert_allclose(together, alone, atol=1e-6)
 
 
 def of_counted_positions(path: Path, positions: int) -> None:
