@@ -29,8 +29,8 @@ ZERO = math.log(1e-30)
 """A log probability below this is that of a probability 0, which uploads keep as the smallest number."""
 CLIPPED_SHARE = 0.01
 """Share of all values that are equal to the smallest one, from which they look clipped."""
-COPIES, MANY_COPIES = 0.01, 0.1
-"""Share of rows that repeat another: a warning from the first, serious from the second."""
+COPIES = 0.01
+"""Share of rows that repeat another from which there is a warning."""
 CHANCE_ABSENCE = 0.01
 """Probability that some class is absent by chance; below it an absence is serious."""
 ENOUGH_OF_CLASS = 25
@@ -268,11 +268,10 @@ def _duplicates(rows: RowFacts) -> DataWarning | None:
     if copies < max(1.0, COPIES * count):
         return None
     message = (
-        f"{copies:,} of {count:,} rows repeat another row. Copies are kept in one fold,"
-        " but they make intervals too narrow: send each sample once"
+        f"{copies:,} of {count:,} rows repeat another row. Copies count as one sample in folds and intervals:"
+        " send each sample once"
     )
-    serious = copies >= MANY_COPIES * count
-    return DataWarning("duplicates", "serious" if serious else "warning", message, copies)
+    return DataWarning("duplicates", "warning", message, copies)
 
 
 def _zeros(rows: RowFacts) -> DataWarning | None:

@@ -98,6 +98,21 @@ class ValidationSet:
         return RowFacts.of(self.logits.numpy(), self.labels.numpy())
 
     @cached_property
+    def units(self) -> Tensor | None:
+        """One number (N,) for all rows of a group, and for all copies; None if all rows are independent."""
+        copies = np.unique(self.facts.copies, return_inverse=True)[1].astype(np.int64)
+        first = int(copies.max()) + 1
+        if self.groups is None:
+            return None if first == len(self) else torch.from_numpy(copies)
+        from scipy.sparse import coo_array  # noqa: PLC0415 - only fits need it
+        from scipy.sparse.csgraph import connected_components  # noqa: PLC0415
+
+        size = first + int(self.groups.max()) + 1
+        edges = coo_array((np.ones(len(copies)), (copies, first + self.groups.numpy())), shape=(size, size))
+        parts = connected_components(edges, directed=False)[1]
+        return torch.from_numpy(np.unique(parts[copies], return_inverse=True)[1].astype(np.int64))
+
+    @cached_property
     def sketch(self) -> Sketch:
         """Hashes of some rows, by which a later fit tells that it is given the same data."""
         if self.logits.dtype is torch.float32:

@@ -9,35 +9,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 SKETCHED = 256
-_COLUMNS, _ROWS = 32, 2000  # what the chance of equal rows is estimated from
 _ENTRIES = 1 << 16  # hashed at a time
 
 Floats = NDArray[np.float64]
 Hashes = NDArray[np.uint64]
+Labels = NDArray[np.int64]
 
 
-def row_groups(hashes: Hashes, logits: NDArray[Any]) -> NDArray[np.int64]:
-    """Give copies, rows of logits (N, K) with equal hashes (N,), one number: (N,).
+def row_groups(hashes: Hashes, labels: Labels, predicted: Labels) -> Labels:
+    """Give copies, rows with equal hashes (N,), one number: (N,).
 
-    Where values are so coarse that rows are equal by chance, such as votes of few trees, every row has its
-    own number: equal rows are then different samples.
+    Rows of rounded or discrete scores are equal by chance: they are different samples, and every row has its
+    own number. Labels tell the two apart: copies are predicted wrongly about as often as other rows, and then
+    all have the same label. Of rows equal by chance, few are predicted wrongly where scores are sure, and the
+    labels of the others mostly differ.
     """
-    distinct, groups = np.unique(hashes, return_inverse=True)
-    if len(distinct) == len(logits) or _equal_by_chance(logits):
-        return np.arange(len(logits))
-    return groups.astype(np.int64)
-
-
-def _equal_by_chance(logits: NDArray[Any]) -> bool:
-    """Whether some pair of rows would be equal if the columns were independent."""
-    rows = logits[:: -(-len(logits) // _ROWS)]
-    columns = rows[:, :: -(-rows.shape[1] // _COLUMNS)]
-    log_chance = 0.0
-    for column in columns.T:
-        share = np.unique(column, return_counts=True)[1] / len(column)
-        log_chance += float(np.log((share**2).sum()))
-    pairs = len(logits) * (len(logits) - 1) / 2
-    return bool(np.log(pairs) + log_chance >= 0)
+    _, first, groups, sizes = np.unique(hashes, return_index=True, return_inverse=True, return_counts=True)
+    least, greatest = labels[first], labels[first]
+    np.minimum.at(least, groups, labels)
+    np.maximum.at(greatest, groups, labels)
+    repeated, wrong = sizes > 1, predicted != labels
+    holds_wrong = repeated & (np.bincount(groups, weights=wrong) > 0)
+    agreeing = int((holds_wrong & (least == greatest)).sum())
+    by_chance = 2 * agreeing < int(holds_wrong.sum()) or 2 * agreeing + 1 < wrong.mean() * repeated.sum()
+    return np.arange(len(labels)) if by_chance else first[groups]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from boxcal.calibrators.data import ValidationSet
@@ -21,23 +20,8 @@ def fold_masks(data: ValidationSet, folds: int, seed: int) -> list[Tensor]:
     held-out samples would then have just the class frequencies of the others, which favours methods that fit
     class frequencies by about (K - 1) / N nats.
     """
-    group = _together(data)
+    group = np.arange(len(data)) if data.units is None else data.units.numpy()
     rng = np.random.default_rng(seed)
     fold_of = torch.from_numpy(rng.permutation(np.arange(int(group.max()) + 1) % folds)[group])
     masks = [fold_of == fold for fold in range(folds)]
     return [mask for mask in masks if mask.any() and not mask.all()]
-
-
-def _together(data: ValidationSet) -> NDArray[np.int64]:
-    """Give what must share a fold one number (N,): copies of a row, and the rows of a group."""
-    copies = np.unique(data.facts.copies, return_inverse=True)[1].astype(np.int64)
-    if data.groups is None:
-        return copies
-    from scipy.sparse import coo_array  # noqa: PLC0415 - only fits need it
-    from scipy.sparse.csgraph import connected_components  # noqa: PLC0415
-
-    first = int(copies.max()) + 1
-    size = first + int(data.groups.max()) + 1
-    edges = coo_array((np.ones(len(copies)), (copies, first + data.groups.numpy())), shape=(size, size))
-    parts = connected_components(edges, directed=False)[1]
-    return np.unique(parts[copies], return_inverse=True)[1].astype(np.int64)

@@ -74,5 +74,5 @@ class RowFacts:
         sums, norms, smallest, largest, own, predicted, at_smallest, hashes = (
             np.concatenate(column) for column in zip(*parts, strict=True)
         )
-        copies = row_groups(hashes, logits)
+        copies = row_groups(hashes, labels, predicted)
         return cls(sums, norms, smallest, largest, own, predicted, at_smallest, hashes, copies)

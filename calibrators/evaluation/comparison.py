@@ -317,7 +317,7 @@ def _fitted(
 
 
 def _outcomes(answers: CalibratedAnswers, data: ValidationSet) -> Outcomes:
-    return outcomes(answers.rows, data.labels, answers.predicted, data.groups, weights=data.row_weights)
+    return outcomes(answers.rows, data.labels, answers.predicted, data.units, weights=data.row_weights)
 
 
 def _all_but_one(count: int, folds: int, seed: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:

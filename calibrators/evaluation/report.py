@@ -241,7 +241,7 @@ def report_on(
     tell = progress or _silent
     folds = min(folds, len(data))
     answers = cross_fit(method, data, folds=folds, seed=seed, progress=share_of(tell, 0.0, _FITTED))
-    resamples = Resamples(len(data), seed=seed, groups=None if data.groups is None else data.groups.numpy())
+    resamples = Resamples(len(data), seed=seed, groups=None if data.units is None else data.units.numpy())
 
     def judged(rows: ProbabilityRows, predicted: Any, begin: float, end: float, whose: str) -> Judgement:
         stage = f"judging {whose}"
@@ -250,9 +250,7 @@ def report_on(
         def share(start: float, stop: float) -> Tell:
             return lambda done: tell(begin + (end - begin) * (start + (stop - start) * done), stage)
 
-        scored = outcomes(
-            rows, data.labels, predicted, data.groups, share(0.0, 0.1), weights=data.row_weights
-        )
+        scored = outcomes(rows, data.labels, predicted, data.units, share(0.0, 0.1), weights=data.row_weights)
         return judge(scored, seed=seed, resamples=resamples, tell=share(0.1, 1.0))
 
     middle = (_FITTED + _JUDGED) / 2 if against is None else (2 * _FITTED + _JUDGED) / 3

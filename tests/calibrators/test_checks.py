@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from boxcal.calibrators.checks import DataWarning, check_changed, check_data, check_fit, check_known
 from boxcal.calibrators.data import check_validation_set
-from boxcal.calibrators.duplicates import Sketch, row_groups, row_hashes
+from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.evaluation.crossfit import cross_fit
 from boxcal.calibrators.folds import fold_masks
 from boxcal.calibrators.method import parse
+from boxcal.calibrators.row_facts import RowFacts
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -96,7 +97,7 @@ FOUND: dict[str, tuple[Callable[[Floats, Labels], Set], str]] = {
     "one_class": (only_class, "serious"),
     "no_errors": (all_right, "serious"),
     "rare_classes": (rare_class, "warning"),
-    "duplicates": (repeated, "serious"),
+    "duplicates": (repeated, "warning"),
     "rows_sum_to_constant": (sent_as_logits, "serious"),
     "rows_normalised": (unit_rows, "serious"),
     "constant_rows": (some_constant, "serious"),
@@ -205,7 +206,34 @@ def test_votes_of_few_trees_are_no_copies() -> None:
     votes = rng.multinomial(10, probabilities(drawn(500, 3)[0]))
     assert len(np.unique(votes, axis=0)) < 100
     logits = np.log(votes + 0.1)
-    assert len(np.unique(row_groups(row_hashes(logits), logits))) == 500
+    assert len(np.unique(RowFacts.of(logits, drawn(500, 3)[1]).copies)) == 500
+
+
+@pytest.mark.parametrize(("classes", "decimals"), [(2, 2), (2, 4), (3, 3), (5, 2), (5, 3), (10, 2), (50, 2)])
+def test_equal_rows_of_rounded_probabilities_are_no_copies(classes: int, decimals: int) -> None:
+    logits, labels = drawn(3000, classes)
+    rounded = np.maximum(probabilities(logits).round(decimals), 10.0**-decimals / 2)
+    scores = np.log(rounded / rounded.sum(axis=1, keepdims=True))
+    assert len(np.unique(scores, axis=0)) < 2990
+    assert "duplicates" not in {one.code for one in check_data(scores, labels)}
+
+
+@pytest.mark.parametrize("trees", [10, 100])
+@pytest.mark.parametrize("classes", [2, 10, 50])
+def test_equal_votes_are_no_copies(classes: int, trees: int) -> None:
+    logits, labels = drawn(3000, classes)
+    scores = np.log(np.random.default_rng(1).multinomial(trees, probabilities(logits)) + 0.1)
+    assert "duplicates" not in {one.code for one in check_data(scores, labels)}
+
+
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_copies_are_found_even_where_a_few_have_another_label(classes: int) -> None:
+    logits, labels = drawn(3000, classes)
+    again = np.r_[0:3000, 0:300]
+    copied = labels[again]
+    copied[3000:3015] = 0
+    (found,) = (one for one in check_data(logits[again], copied) if one.code == "duplicates")
+    assert (found.severity, found.rows) == ("warning", 300)
 
 
 def test_copies_share_a_fold() -> None:
@@ -226,7 +254,8 @@ def test_a_fit_is_never_judged_on_a_copy_of_what_it_saw() -> None:
 
 
 def test_there_are_no_more_folds_than_distinct_rows() -> None:
-    data = check_validation_set(np.tile(drawn(2)[0], (10, 1)), np.arange(20) % 10)
+    logits, labels = drawn(2)
+    data = check_validation_set(np.tile(logits, (10, 1)), np.tile(labels, 10))
     assert len(fold_masks(data, 5, 0)) == 2
     assert cross_fit("ts", data).probabilities.shape == (20, 10)
 

@@ -63,11 +63,6 @@ def remove_class(logits: Floats, labels: Labels, _: np.random.Generator) -> Set:
     return logits[labels != 3], labels[labels != 3]
 
 
-def repeat_rows(logits: Floats, labels: Labels, rng: np.random.Generator) -> Set:
-    again = np.concatenate([np.arange(len(labels)), rng.permutation(len(labels))[: len(labels) // 2]])
-    return logits[again], labels[again]
-
-
 def replace_by_noise(logits: Floats, labels: Labels, rng: np.random.Generator) -> Set:
     changed = logits.copy()
     some = rng.permutation(len(labels))[: 3 * len(labels) // 10]
@@ -86,7 +81,6 @@ def send_probabilities(logits: Floats, labels: Labels, _: np.random.Generator) -
         (partial(permute_labels, share=20), "unrelated_labels"),
         (shift_labels, "error_rate"),
         (remove_class, "absent_classes"),
-        (repeat_rows, "duplicates"),
         (replace_by_noise, "unrelated_labels"),
         (send_probabilities, "rows_sum_to_constant"),
     ],

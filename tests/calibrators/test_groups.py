@@ -24,7 +24,7 @@ PATIENTS = np.array([f"patient {n // 4}" for n in range(120)])
 def test_a_group_is_in_one_fold() -> None:
     copied = LOGITS.copy()
     copied[0], copied[5] = copied[100], copied[9]  # copies join the groups of 0 and 100
-    data = check_validation_set(copied, LABELS, groups=PATIENTS)
+    data = check_validation_set(copied, copied.argmax(1), groups=PATIENTS)
     masks = fold_masks(data, 5, 0)
     assert len(masks) == 5
     assert torch.stack(masks).sum(dim=0).eq(1).all()
@@ -57,6 +57,27 @@ def test_copies_of_samples_do_not_narrow_an_interval() -> None:
         assert known[name].value == pytest.approx(once[name].value)
         assert known[name].high - known[name].low == pytest.approx(width, rel=0.05)
         assert unknown[name].high - unknown[name].low == pytest.approx(width / 3, rel=0.1)
+
+
+def test_a_report_counts_copies_as_one_sample() -> None:
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=(200, 4)) * 2
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(1)
+    once = cross_fitted_report("uncalibrated", logits, labels).before.estimates["nll"]
+    nine = cross_fitted_report("uncalibrated", np.tile(logits, (9, 1)), np.tile(labels, 9)).before.estimates
+    assert nine["nll"].value == pytest.approx(once.value)
+    assert nine["nll"].high - nine["nll"].low == pytest.approx(once.high - once.low)
+
+
+def test_a_better_fit_to_rounded_probabilities_passes_the_gate() -> None:
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=(2000, 10)) * 2.5
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(1)
+    rounded = torch.softmax(torch.from_numpy(logits * 2), dim=1).numpy().round(2).clip(0.005)
+    report = cross_fitted_report("ts", np.log(rounded), labels)
+    assert len(np.unique(rounded, axis=0)) < 1980
+    assert report.is_better
+    assert {one.code for one in report.warnings if one.severity == "serious"} == set()
 
 
 def test_intervals_cover_the_mean_of_groups_of_any_size() -> None:
