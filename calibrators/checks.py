@@ -8,7 +8,7 @@ fit to them.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -108,7 +108,9 @@ def check_data(logits: NDArray[Any], labels: Labels, facts: RowFacts | None = No
 def check_fit(method: str, data: ValidationSet) -> list[DataWarning]:
     """Look for what is wrong with validation data, and with fitting a method to them.
 
-    `auto` has no remark of its own: its cross-validation compares what it takes with plainer methods.
+    `auto` has no remark of its own: its cross-validation compares what it takes with plainer methods. Where a
+    class is rare, a method with parameters per class is not for the gate to judge: its NLL on the few samples
+    of the class says little.
     """
     if method == "auto":
         return check_data(data.logits.numpy(), data.labels.numpy(), data.facts)
@@ -116,6 +118,11 @@ def check_fit(method: str, data: ValidationSet) -> list[DataWarning]:
     parameters = one.num_parameters(data.num_classes)
     count, labels = len(data), data.labels.numpy()
     warnings = check_data(data.logits.numpy(), labels, data.facts)
+    if one.is_per_class:
+        warnings = [
+            replace(found, severity="serious") if found.code == "rare_classes" else found
+            for found in warnings
+        ]
     absent = absent_classes(labels, data.num_classes)
     if len(absent) and one.is_per_class:
         message = (

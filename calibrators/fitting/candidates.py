@@ -26,9 +26,8 @@ def candidates(data: ValidationSet) -> list[str]:
     """List what the data allow, by number of parameters, networks last, without combinations.
 
     Methods with parameters per class need enough samples for their parameters, and of every class: no class
-    may be rare.
-    for those that are `SAFE_WITH_FEW`, classes may be absent by chance. Where no predicted label is wrong,
-    nothing limits how sharp a method makes the probabilities, and only the unchanged logits are left.
+    may be rare. For those that are `SAFE_WITH_FEW`, classes may be absent by chance. Where no predicted label
+    is wrong, nothing limits how sharp a method makes the probabilities: the unchanged logits are left.
     """
     if not shows_errors(data.facts, data.labels.numpy()):
         return [IdentityMap.name]

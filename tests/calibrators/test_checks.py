@@ -275,6 +275,26 @@ def test_parameters_per_class_without_data_are_refused() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("method", "severity"),
+    [
+        ("vector", "serious"),
+        ("sms", "serious"),
+        ("dirichlet", "serious"),
+        ("ts", "warning"),
+        ("auto", "warning"),
+    ],
+)
+@pytest.mark.parametrize("few", [1, 10, 24, 25])
+def test_the_gate_refuses_parameters_of_a_rare_class(method: str, severity: str, few: int) -> None:
+    logits, labels = drawn(3000)
+    kept = (labels != 3) | (np.cumsum(labels == 3) <= few)
+    found = check_fit(method, check_validation_set(logits[kept], labels[kept]))
+    assert [(one.code, one.severity, one.rows) for one in found] == (
+        [("rare_classes", severity, few)] if few < 25 else []
+    )
+
+
 def test_more_parameters_than_samples_are_told() -> None:
     data = check_validation_set(*drawn(100, 60))
     (few,) = (one for one in check_fit("vector", data) if one.code == "few_samples")
