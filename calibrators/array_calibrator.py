@@ -6,6 +6,7 @@ the last bit, otherwise within rounding of sums and exponentials.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -56,12 +57,23 @@ class TwoStages:
     centred : bool
         Whether the logit map reads logits less the mean of their row, so that a number added to a row
         changes nothing. False for artifacts of version 1, whose maps read the logits as they come.
+    classes : sequence of str, optional
+        The names of the classes in the order of the columns; None where they are their indices.
     """
 
     def __init__(
-        self, method: str, logit_map: LogitMap, bound_map: BoxMap, num_classes: int, *, centred: bool = True
+        self,
+        method: str,
+        logit_map: LogitMap,
+        bound_map: BoxMap,
+        num_classes: int,
+        *,
+        centred: bool = True,
+        classes: Sequence[str] | None = None,
     ) -> None:
         self.method, self.num_classes, self.centred = method, num_classes, centred
+        is_named = classes is not None and list(classes) != [str(k) for k in range(num_classes)]
+        self.classes = tuple(classes) if classes is not None and is_named else None
         self.logit_map, self.bound_map = logit_map, bound_map
 
     @classmethod
@@ -79,11 +91,18 @@ class TwoStages:
             If the bytes are damaged, or not a calibrator's.
         """
         one = artifact.read(data)
-        return cls(one.method, one.logit_map, one.bound_map, one.num_classes, centred=one.centred)
+        maps = one.logit_map, one.bound_map
+        return cls(one.method, *maps, one.num_classes, centred=one.centred, classes=one.classes)
+
+    def named(self, classes: Sequence[str] | None) -> Self:
+        """Return the same calibrator with the names of its classes, which `to_bytes` keeps."""
+        maps = self.logit_map, self.bound_map
+        return type(self)(self.method, *maps, self.num_classes, centred=self.centred, classes=classes)
 
     def to_bytes(self) -> bytes:
         """Serialise as safetensors with a JSON spec."""
-        return artifact.write(self.logit_map, self.bound_map, self.spec, centred=self.centred)
+        maps = self.logit_map, self.bound_map
+        return artifact.write(*maps, self.spec, centred=self.centred, classes=self.classes)
 
     @property
     def reads(self) -> Reads:
@@ -152,7 +171,8 @@ class TwoStages:
             self.num_classes, {"adjustment_offsets": added, "adjustment_temperature": divisor}
         )
         name = adjusted_method(self.method) + suffix
-        return type(self)(name, Chain(first, second), self.bound_map, self.num_classes, centred=self.centred)
+        maps = Chain(first, second), self.bound_map
+        return type(self)(name, *maps, self.num_classes, centred=self.centred, classes=self.classes)
 
     def _check_width(self, shape: tuple[int, ...]) -> None:
         if len(shape) != 2 or shape[1] != self.width:

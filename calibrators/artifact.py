@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ FORMAT = "boxcal-calibrator"
 LOGIT_MAP, BOUND_MAP = "logit_map", "bound_map"
 VERSION, AS_GIVEN = 2, 1
 """Maps of logits read them less the mean of their row; those of version 1 read them as they are given."""
-LARGEST_HEADER = 1 << 20
+LARGEST_HEADER = 1 << 26
 MOST_CLASSES = 1_000_000
 
 
@@ -42,6 +42,8 @@ class Content(NamedTuple):
     num_classes
     centred
         Whether the map of logits reads them less the mean of their row.
+    classes
+        The names of the classes in the order of the columns; None where they are not known.
     """
 
     method: str
@@ -49,9 +51,17 @@ class Content(NamedTuple):
     bound_map: BoxMap
     num_classes: int
     centred: bool
+    classes: tuple[str, ...] | None = None
 
 
-def write(logit_map: LogitMap, bound_map: BoxMap, spec: dict[str, Any], *, centred: bool) -> bytes:
+def write(
+    logit_map: LogitMap,
+    bound_map: BoxMap,
+    spec: dict[str, Any],
+    *,
+    centred: bool,
+    classes: Sequence[str] | None = None,
+) -> bytes:
     """Serialise a calibrator's two maps and its spec; equal calibrators give equal bytes."""
     tensors = {
         f"{part}.{name}": np.ascontiguousarray(value).reshape(value.shape)
@@ -59,6 +69,8 @@ def write(logit_map: LogitMap, bound_map: BoxMap, spec: dict[str, Any], *, centr
         for name, value in one.parameters.items()
     }
     document = {"format": FORMAT, "version": VERSION if centred else AS_GIVEN, **spec}
+    if classes is not None:
+        document["classes"] = list(classes)
     return save(tensors, metadata={"spec": json.dumps(document, sort_keys=True)})
 
 
@@ -93,7 +105,20 @@ def read(data: bytes) -> Content:
         raise ArtifactError(f"the method {name!r} has no tensor {foreign[0]!r}")
     if invalid_reason := logit_map.invalid_reason() or bound_map.invalid_reason():
         raise ArtifactError(invalid_reason)
-    return Content(name, logit_map, bound_map, num_classes, spec["version"] != AS_GIVEN)
+    return Content(
+        name, logit_map, bound_map, num_classes, spec["version"] != AS_GIVEN, _classes(spec, num_classes)
+    )
+
+
+def _classes(spec: dict[str, Any], num_classes: int) -> tuple[str, ...] | None:
+    classes = spec.get("classes")
+    if classes is None:
+        return None
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise ArtifactError("the spec's classes are no list of names")
+    if not len(classes) == len(set(classes)) == num_classes:
+        raise ArtifactError(f"the spec names {len(set(classes))} classes, not {num_classes}")
+    return tuple(classes)
 
 
 def _logit_map(method: Method, tensors: Mapping[str, Array], num_classes: int, part: str) -> LogitMap:

@@ -19,6 +19,7 @@ from boxcal.calibrators.duplicates import Sketch, overlap
 from boxcal.calibrators.label_checks import is_associated, looks_random, mean_confidence, unrelated_share
 from boxcal.calibrators.method import parse
 from boxcal.calibrators.row_facts import RowFacts
+from boxcal.calibrators.scores import SIGMOIDS, WHOLE, ScoreLook
 
 Severity = Literal["warning", "serious"]
 Floats = NDArray[np.float64]
@@ -90,7 +91,7 @@ def check_data(logits: NDArray[Any], labels: Labels, facts: RowFacts | None = No
         _classes(labels, logits.shape[1]),
         _rare_classes(labels, logits.shape[1]),
         _no_errors(rows, labels),
-        _normalised(rows, logits.shape[1]),
+        _other_kind(rows, logits) or _normalised(rows, logits.shape[1]),
         _constant(rows),
         _duplicates(rows),
         _zeros(rows),
@@ -243,8 +244,25 @@ def _no_errors(rows: RowFacts, labels: Labels) -> DataWarning | None:
     return DataWarning("no_errors", "serious", message, len(labels))
 
 
+def _other_kind(rows: RowFacts, logits: NDArray[Any]) -> DataWarning | None:
+    """Find probabilities, percentages and sigmoids sent as logits."""
+    if rows.smallest.min() < 0:
+        return None
+    kind = ScoreLook.of(np.array_split(logits, -(-logits.size // 2_000_000))).kind
+    if kind is None:
+        return None
+    if kind == SIGMOIDS:
+        message = (
+            "all logits lie between 0 and 1 and the rows have different sums, as sigmoids of one-vs-rest"
+            " models: send their logits, log(p / (1 - p))"
+        )
+        return DataWarning("sigmoids", "serious", message, len(logits))
+    message = f"all logits are at least 0 and every row sums to {WHOLE[kind]:g}: set scores={kind}"
+    return DataWarning("rows_sum_to_constant", "serious", message, len(logits))
+
+
 def _normalised(rows: RowFacts, num_classes: int) -> DataWarning | None:
-    """Find probabilities sent as logits, and rows scaled to a fixed norm."""
+    """Find rows scaled to a fixed sum, and rows scaled to a fixed norm."""
     sums, norms = rows.sums, rows.norms
     count, total = len(sums), float(np.median(sums))
     if rows.smallest.min() >= 0 and total > 0 and (np.abs(sums - total) <= SUM_TOLERANCE * total).all():

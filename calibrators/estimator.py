@@ -17,7 +17,7 @@ from boxcal.calibrators.errors import InvalidDataError, ValidationDataWarning
 from boxcal.calibrators.fitting import FitResult, fit
 from boxcal.calibrators.fitting.selection import BUDGET_SECONDS
 from boxcal.calibrators.operator import Bounds
-from boxcal.calibrators.scores import KINDS, ScoreLook, as_logits
+from boxcal.calibrators.scores import KINDS, LOGITS, ScoreLook, as_logits, two_columns
 
 
 class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
@@ -108,11 +108,15 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             The number of columns is not that of the classes, the data are invalid, or `scores` is `auto` and
             the rows look like probabilities.
         """
-        checked: tuple[NDArray[np.float64], NDArray[Any]] = validate_data(self, logits, y, dtype=np.float64)
+        checked: tuple[NDArray[np.float64], NDArray[Any]] = validate_data(
+            self, _two_dimensional(logits), y, dtype=np.float64
+        )
         values, names = checked
         check_classification_targets(names)
-        columns = values.shape[1]
         self.classes_ = np.unique(names) if self.classes is None else np.asarray(self.classes)
+        self._order = self._order_of_columns()
+        values = self._in_order(values)
+        columns = values.shape[1]
         if len(self.classes_) != columns:
             raise ValueError(
                 f"The logits have n_features = {columns} columns, but there are {len(self.classes_)} classes"
@@ -137,7 +141,7 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             budget_seconds=self.budget_seconds,
         )
         self.result_ = result
-        self.calibrator_ = result.calibrator
+        self.calibrator_ = result.calibrator.named([str(name) for name in self.classes_])
         for finding in result.warnings:
             if finding.severity == "serious":
                 warnings.warn(f"{finding.code}: {finding.message}", ValidationDataWarning, stacklevel=2)
@@ -156,9 +160,37 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
 
     def _calibrated(self, logits: ArrayLike) -> Calibrated:
         check_is_fitted(self)
-        values = validate_data(self, logits, dtype=np.float64, reset=False)
+        names = getattr(self, "feature_names_in_", None)
+        if names is not None and set(getattr(logits, "columns", ())) == set(names):
+            logits = logits[list(names)]  # type: ignore[index, call-overload] # a DataFrame, by name
+        values = self._in_order(validate_data(self, logits, dtype=np.float64, reset=False))
         with torch.inference_mode():
             return self.calibrator_.calibrate(torch.from_numpy(self._as_logits(values)), self._bounds())
+
+    def _order_of_columns(self) -> list[int] | None:
+        """Match the named columns of a DataFrame with the classes; None where nothing is named by them."""
+        columns = [str(name) for name in getattr(self, "feature_names_in_", ())]
+        classes = [str(name) for name in self.classes_]
+        named = set(columns) & set(classes)
+        if not named or (len(columns) == 1 and len(classes) == 2):
+            return None
+        if named != set(columns) or named != set(classes):
+            raise ValueError(
+                f"The columns are {columns}, and the classes are {classes}: name each column by its class."
+            )
+        return [columns.index(name) for name in classes]
+
+    def _in_order(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Give the columns in the order of the classes; both of them where one was sent for two classes."""
+        if values.shape[1] == 1 and len(self.classes_) == 2:
+            kind = LOGITS if self.scores == "auto" else self.scores
+            if self.scores == "auto" and values.min() >= 0 and values.max() <= 1:
+                raise InvalidDataError(
+                    "One column of scores for two classes, all between 0 and 1. Set scores=probabilities if "
+                    "they are probabilities of the second class, or scores=logits."
+                )
+            return two_columns(values, kind)
+        return values if self._order is None else values[:, self._order]
 
     def _as_logits(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return what the calibrator reads."""
@@ -176,3 +208,8 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             for side, default in sides
         )
         return Bounds(torch.from_numpy(lower.copy()), torch.from_numpy(upper.copy()))
+
+
+def _two_dimensional(scores: Any) -> Any:
+    """Give one score for each sample, (N,), as one column (N, 1)."""
+    return scores.reshape(-1, 1) if isinstance(scores, np.ndarray) and scores.ndim == 1 else scores

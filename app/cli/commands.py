@@ -8,7 +8,7 @@ errors appear at once.
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -58,6 +58,41 @@ ValidationFile = Annotated[
         "with one folder per class; or labelled rows or texts for the model (BOXCAL_MODEL).",
     ),
 ]
+
+
+Scores = Annotated[
+    Literal["logits", "probabilities", "percent"] | None,
+    typer.Option(help="What the scores of the file are. Default: as they are named, else logits."),
+]
+LabelColumn = Annotated[
+    str | None, typer.Option("--label", help="The column of the labels.", show_default="label")
+]
+ClassColumns = Annotated[
+    str | None,
+    typer.Option(
+        "--classes", metavar="A,B,C", help="The columns of the classes, in the order of their indices."
+    ),
+]
+Ignored = Annotated[str | None, typer.Option(metavar="A,B", help="Columns to leave out.")]
+LabelsAs = Annotated[
+    Literal["index", "name"] | None,
+    typer.Option(help="What numbers among the labels are, where classes are named by numbers."),
+]
+
+
+def declared_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Join the options that say what a file holds to one, `declared`."""
+    from boxcal.app.tables.labels import Declared
+
+    classes, ignore = options.pop("classes"), options.pop("ignore")
+    declared = Declared(
+        options.pop("scores"),
+        options.pop("label"),
+        None if classes is None else tuple(classes.split(",")),
+        () if ignore is None else tuple(ignore.split(",")),
+        options.pop("labels_as"),
+    )
+    return {**options, "declared": declared}
 
 
 @cli.command()
@@ -129,17 +164,16 @@ def fit(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Labels in `.npy`, where FILE is a `.npy` of logits."),
     ] = None,
-    scores: Annotated[
-        Literal["logits", "probabilities"] | None,
-        typer.Option(
-            help="What columns named by class, or a `.npy`, hold. Default: logits.", show_default=False
-        ),
-    ] = None,
+    scores: Scores = None,
+    label: LabelColumn = None,
+    classes: ClassColumns = None,
+    ignore: Ignored = None,
+    labels_as: LabelsAs = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Fit a calibrator to validation data and report its effect on data that the fit did not use."""
-    options = locals()
+    options = declared_of(locals())
     from boxcal.app.cli.fit import run
 
     run(**options)
@@ -174,11 +208,16 @@ def evaluate(
     file: ValidationFile,
     *,
     calibrator: CalibratorName = None,
+    scores: Scores = None,
+    label: LabelColumn = None,
+    classes: ClassColumns = None,
+    ignore: Ignored = None,
+    labels_as: LabelsAs = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Measure the calibration of a model, without and with a calibrator."""
-    options = locals()
+    options = declared_of(locals())
     from boxcal.app.cli.evaluate import run
 
     run(**options)
@@ -204,12 +243,18 @@ def compare(
     ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Save the table to this file (Markdown).")] = None,
     csv: Annotated[Path | None, typer.Option(help="Save all numbers to this file (CSV).")] = None,
+    scores: Scores = None,
+    label: LabelColumn = None,
+    classes: ClassColumns = None,
+    ignore: Ignored = None,
+    labels_as: LabelsAs = None,
     as_json: Json = False,
 ) -> None:
     """Fit several methods to the same data and compare them."""
+    options = declared_of(locals())
     from boxcal.app.cli.compare import run
 
-    run(file, test=test, methods=method or [], markdown_file=markdown, csv_file=csv, as_json=as_json)
+    run(**options)
 
 
 @cli.command()

@@ -9,33 +9,54 @@ import numpy.typing as npt
 import torch
 from rich.markup import escape
 
-from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.failures import UsageError, naming
 from boxcal.app.cli.metrics import judgement_table, metrics_table
-from boxcal.app.cli.output import progress_bar, screen, write_json
+from boxcal.app.cli.output import messages, progress_bar, screen, show_warnings, write_json
 from boxcal.app.cli.predict import version_of
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.client import BoxcalClient
 from boxcal.app.fitting.worker.reading import holds_images, read_validation_data
+from boxcal.app.tables.labels import Declared
 from boxcal.calibrators import Calibrator
+from boxcal.calibrators.checks import check_data
 from boxcal.calibrators.evaluation.crossfit import answers_of
 from boxcal.calibrators.evaluation.judgement import Judgement, compare, judge
 from boxcal.calibrators.evaluation.outcomes import outcomes, with_weights
 from boxcal.calibrators.evaluation.rows import softmax_rows
 
 ROWS_PER_REQUEST = 1000
+SIGNIFICANT = 0.05
 
 Floats = npt.NDArray[Any]
 
 
-def run(file: Path, *, calibrator: str | None, url: str | None, as_json: bool) -> None:
+def run(file: Path, *, calibrator: str | None, declared: Declared, url: str | None, as_json: bool) -> None:
     """Judge the plain softmax and, where there is one, the calibrator, by every metric with its interval."""
     if url is not None and holds_images(file):
         raise UsageError(f"{file} holds images; with --url, evaluate takes logits")
-    with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("reading") as advance:
-        data = read_validation_data(file, Path(folder), read_settings(), advance)
+    loaded = (
+        None
+        if calibrator is None or url is not None
+        else Calibrator.from_bytes(Path(calibrator).read_bytes())
+    )
+    with (
+        naming(file),
+        tempfile.TemporaryDirectory(prefix="boxcal-") as folder,
+        progress_bar("reading") as advance,
+    ):
+        data = read_validation_data(
+            file,
+            Path(folder),
+            read_settings(),
+            advance,
+            declared=declared,
+            classes=None if loaded is None else loaded.classes,
+        )
         logits, labels = data.arrays()
         weights = data.grouping.get("sample_weight", np.ones(len(labels)))
-    name, probabilities, predicted = _calibrated(logits, calibrator, url)
+        columns, warnings = data.columns, data.notes
+    warnings += [one.to_dict() for one in check_data(logits, labels)]
+    name, probabilities, predicted = _calibrated(logits, loaded, calibrator, url)
     before = judge(with_weights(outcomes(softmax_rows(torch.from_numpy(logits)), labels), weights))
     document: dict[str, Any] = {"samples": len(labels), "classes": logits.shape[1], "calibrator": name}
     if probabilities is None:
@@ -46,22 +67,46 @@ def run(file: Path, *, calibrator: str | None, url: str | None, as_json: bool) -
             before, judge(with_weights(outcomes(probabilities, labels, predicted), weights))
         )
         table = metrics_table(document["metrics"])
+    document |= {"columns": columns, "warnings": warnings}
+    if columns:
+        messages.print(f"[dim]{escape(file.name)}: columns {escape(columns)}", soft_wrap=True)
     if as_json:
         write_json(document)
         return
+    screen.print(f"[bold]{escape(_verdict(document))}[/]", soft_wrap=True)
     screen.print(f"{len(labels)} samples, {logits.shape[1]} classes, {escape(name or 'uncalibrated')}")
     screen.print(table)
+    show_warnings(warnings)
+
+
+def _verdict(document: dict[str, Any]) -> str:
+    """Say in one sentence how well calibrated the model is, or what the calibrator changes."""
+    metrics = document["metrics"]
+    if document["calibrator"] is None:
+        found = metrics["smooth_ece"]
+        said = "is not calibrated" if found["p_value"] < SIGNIFICANT else "shows no error of calibration"
+        return (
+            f"The model {said}: smooth ECE {found['value']:.4f}, where perfect calibration shows "
+            f"{found['perfect']:.4f} (p = {found['p_value']:.3f})."
+        )
+    change = metrics["nll"]["difference"]
+    if None in change.values():
+        return "The NLL is infinite: a true class has probability 0."
+    how = "lowers" if change["high"] < 0 else "raises" if change["low"] > 0 else "does not clearly change"
+    return (
+        f"{document['calibrator']} {how} the NLL: {change['value']:+.4f}, 95 % interval "
+        f"{change['low']:+.4f} to {change['high']:+.4f}."
+    )
 
 
 def _calibrated(
-    logits: Floats, calibrator: str | None, url: str | None
+    logits: Floats, loaded: Calibrator | None, calibrator: str | None, url: str | None
 ) -> tuple[str | None, Floats | None, Floats | None]:
     """Name a calibrator and return its probabilities (N, K) and labels (N,); None for each without one."""
     if url is not None:
         return _through_service(logits, calibrator, url)
-    if calibrator is None:
+    if loaded is None:
         return None, None, None
-    loaded = Calibrator.from_bytes(Path(calibrator).read_bytes())
     answer = answers_of(loaded, torch.from_numpy(logits))
     return loaded.method, answer.probabilities.numpy(), answer.predicted.numpy()
 

@@ -20,8 +20,7 @@ def run(file: Path, *, url: str, as_json: bool) -> None:
     """Send every row; show what became of them."""
     parts: list[Feedback] = []
     with BoxcalClient(url) as client:
-        names = {str(name) for name in client.model()["labels"]}
-        for items in _parts(file, names):
+        for items in _parts(file):
             parts.append(client.feedback(items))
     if not parts:
         raise UsageError(f"{file} has no rows")
@@ -37,13 +36,13 @@ def run(file: Path, *, url: str, as_json: bool) -> None:
         messages.print(problem.detail, markup=False)
 
 
-def _parts(path: Path, names: set[str]) -> Iterator[list[Any]]:
+def _parts(path: Path) -> Iterator[list[Any]]:
     """Yield the items of a file, some at a time."""
     part: list[Any] = []
     with path.open("rb") as file:
         kind = table_kind(file.peek(START_BYTES)) or "csv"
         with naming(path), readable(kind):
-            for row in label_rows(open_table(file, kind), names):
+            for row in label_rows(open_table(file, kind)):
                 part.append(row)
                 if len(part) == ITEMS_PER_REQUEST:
                     yield part

@@ -5,19 +5,18 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.failures import UsageError, naming
 from boxcal.app.cli.metrics import metrics_table
-from boxcal.app.cli.output import messages, plain_table, progress_bar, screen, write_json
+from boxcal.app.cli.output import messages, plain_table, progress_bar, screen, show_warnings, write_json
 from boxcal.app.client import BoxcalClient
 from boxcal.app.schemas.fits import ActivatePolicy
-
-Scores = Literal["logits", "probabilities"]
+from boxcal.app.tables.labels import Declared
 
 
 @dataclass(frozen=True)
@@ -42,19 +41,29 @@ def run(
     activate: ActivatePolicy,
     budget_seconds: float,
     labels: Path | None,
-    scores: Scores | None,
+    declared: Declared,
     url: str | None,
     as_json: bool,
 ) -> None:
     """Fit, save what is asked for, and show what the fit changes on data it never saw."""
     with tempfile.TemporaryDirectory(prefix="boxcal-") as folder:
         if labels is not None:
-            file = _packed(file, labels, scores, Path(folder))
+            file = _packed(file, labels, Path(folder))
         if url is None:
-            fitted = _here(file, method, budget_seconds, scores)
+            fitted = _here(file, method, budget_seconds, declared)
+        elif declared.classes is not None:
+            raise UsageError("--classes names columns where there is no model; the service has one")
         else:
             fitted = _through_service(
-                file, url, method=method, activate=activate, budget_seconds=budget_seconds, scores=scores
+                file,
+                url,
+                method=method,
+                activate=activate,
+                budget_seconds=budget_seconds,
+                scores=declared.scores,
+                label=declared.label,
+                ignore=declared.ignore,
+                labels_as=declared.labels_as,
             )
     saved = [
         (path, content)
@@ -69,6 +78,8 @@ def run(
     for path, content in saved:
         path.write_bytes(content)
         messages.print(f"saved {escape(str(path))}", soft_wrap=True)
+    if columns := fitted.report["fit"].get("columns"):
+        messages.print(f"[dim]{escape(file.name)}: columns {escape(columns)}", soft_wrap=True)
     if as_json:
         write_json({"method": fitted.method, "fit": fitted.fit or None, "report": fitted.report})
     else:
@@ -83,10 +94,10 @@ def _page(fitted: FinishedFit) -> bytes:
     return html_report(fitted.report, fitted.diagram, title=title, decision=decision).encode()
 
 
-def _packed(file: Path, labels: Path, scores: Scores | None, folder: Path) -> Path:
-    """Pack a `.npy` of logits or probabilities and one of labels into one `.npz`."""
+def _packed(file: Path, labels: Path, folder: Path) -> Path:
+    """Pack a `.npy` of scores and one of labels into one `.npz`."""
     try:
-        arrays = {scores or "logits": np.load(file), "labels": np.load(labels)}
+        arrays = {"logits": np.load(file), "labels": np.load(labels)}
     except (ValueError, EOFError) as error:
         raise UsageError(f"{file} and {labels} must be .npy arrays of numbers: {error}") from error
     packed = folder / "validation.npz"
@@ -94,14 +105,18 @@ def _packed(file: Path, labels: Path, scores: Scores | None, folder: Path) -> Pa
     return packed
 
 
-def _here(file: Path, method: str, budget_seconds: float, scores: Scores | None) -> FinishedFit:
+def _here(file: Path, method: str, budget_seconds: float, declared: Declared) -> FinishedFit:
     from boxcal.app.cli.settings import read_settings  # noqa: PLC0415
     from boxcal.app.fitting.worker.reading import fit_file  # noqa: PLC0415 - imports torch
     from boxcal.calibrators.method import parse  # noqa: PLC0415
 
     if method != "auto":
         parse(method)  # a mistyped name is told before a large file is read
-    with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("fitting") as advance:
+    with (
+        naming(file),
+        tempfile.TemporaryDirectory(prefix="boxcal-") as folder,
+        progress_bar("fitting") as advance,
+    ):
         fitted = fit_file(
             file,
             Path(folder),
@@ -109,7 +124,7 @@ def _here(file: Path, method: str, budget_seconds: float, scores: Scores | None)
             method,
             advance,
             budget_seconds=budget_seconds,
-            scores=scores,
+            declared=declared,
         )
     return FinishedFit(fitted.method, fitted.report, fitted.artifact, fitted.reliability_svg, {})
 
@@ -147,8 +162,6 @@ def _show(fitted: FinishedFit) -> None:
     if choice:
         screen.print(f"auto: {escape(choice['why'])}", soft_wrap=True)
         screen.print(_candidates_table(choice["candidates"]))
-    for warning in report["warnings"]:
-        style = "bold red" if warning["severity"] == "serious" else "yellow"
-        screen.print(f"[{style}]{warning['severity']}[/]: {escape(warning['message'])}", soft_wrap=True)
+    show_warnings(report["warnings"])
     if fitted.fit:
         screen.print(f"calibrator {fitted.fit['calibrator']}: {escape(str(fitted.fit.get('decision', '')))}")

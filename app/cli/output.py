@@ -2,11 +2,13 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -40,6 +42,15 @@ def progress_bar(title: str) -> Iterator[Advance]:
             bar.update(task, completed=fraction, stage=stage)
 
         yield advance
+
+
+def show_warnings(warnings: Iterable[Mapping[str, Any]], file: Path | None = None) -> None:
+    """Show what is wrong with data: on stderr with the name of a file, or as a part of the result."""
+    console, name = (screen, "") if file is None else (messages, f"{escape(file.name)}: ")
+    for warning in warnings:
+        style = "bold red" if warning["severity"] == "serious" else "yellow"
+        said = f"[{style}]{warning['severity']}[/]: {escape(warning['message'])}"
+        console.print(name + said, soft_wrap=True)
 
 
 def plain_table(*headings: str) -> Table:

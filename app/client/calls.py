@@ -101,13 +101,26 @@ def refits(limit: int = 100, before: int | None = None) -> Call[list[dict[str, A
     return Call("GET", "/refits", lambda response: list(_object(response)["decisions"]), parameters)
 
 
+ScoreKind = Literal["logits", "probabilities", "percent"]
+LabelsAs = Literal["index", "name"]
+
+
+def _declared(ignore: Sequence[str], **fields: str | None) -> dict[str, str]:
+    """Give the fields of a form that say what a file holds."""
+    listed = {"ignore": ",".join(ignore)} if ignore else {}
+    return {name: value for name, value in fields.items() if value is not None} | listed
+
+
 def fit(
     file: ValidationData,
     *,
     method: str = "auto",
     activate: ActivatePolicy = "if_better",
     budget_seconds: float | None = None,
-    scores: Literal["logits", "probabilities"] | None = None,
+    scores: ScoreKind | None = None,
+    label: str | None = None,
+    ignore: Sequence[str] = (),
+    labels_as: LabelsAs | None = None,
     wait: float = 0.0,
 ) -> Call[Fit]:
     """Upload a validation set and start a fit (`POST /fit`).
@@ -126,7 +139,13 @@ def fit(
     budget_seconds
         How long `auto` compares methods; 120 s unless given.
     scores
-        What columns of a table hold that are named by class; logits unless given.
+        What the scores are, if their name does not say it.
+    label
+        The column of the labels; `label` unless given.
+    ignore
+        Columns to leave out.
+    labels_as
+        What numbers among the labels are, where classes are named by numbers: names unless given.
     wait
         Seconds for which the service may delay its response until the fit has finished.
     """
@@ -134,7 +153,7 @@ def fit(
         "files": [("file", upload_part(file))],
         "data": {"method": method, "activate": activate}
         | ({} if budget_seconds is None else {"budget_seconds": str(budget_seconds)})
-        | ({} if scores is None else {"scores": scores}),
+        | _declared(scores=scores, label=label, ignore=ignore, labels_as=labels_as),
         "params": {"wait": str(wait)} if wait else {},
     }
     return Call("POST", "/fit", _one(Fit), form, has_effect=True, extra_seconds=wait)
@@ -145,13 +164,16 @@ def compare(
     *,
     versions: Sequence[int] = (),
     methods: Sequence[str] = (),
-    scores: Literal["logits", "probabilities"] | None = None,
+    scores: ScoreKind | None = None,
+    label: str | None = None,
+    ignore: Sequence[str] = (),
+    labels_as: LabelsAs | None = None,
 ) -> Call[dict[str, Any]]:
     """Compare versions, and methods by cross-fitting, on one validation set (`POST /compare`).
 
     Parameters
     ----------
-    file, scores
+    file, scores, label, ignore, labels_as
         As for `fit`.
     versions
         Versions of calibrators; the others are compared with the first one.
@@ -160,7 +182,7 @@ def compare(
     """
     form = {
         "files": [("file", upload_part(file))],
-        "data": {} if scores is None else {"scores": scores},
+        "data": _declared(scores=scores, label=label, ignore=ignore, labels_as=labels_as),
         "params": {"versions": list(versions), "methods": list(methods)},
     }
     return Call("POST", "/compare", _object, form, has_effect=True, extra_seconds=COMPARE_SECONDS)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from boxcal.app.fitting.messages import BUDGET_SECONDS
 from boxcal.app.http.problems import InvalidParameter
 from boxcal.app.registry.records import ActivatePolicy
 from boxcal.app.settings.nearest import hint
+from boxcal.app.tables.labels import Declared
 
+DECLARED = ("scores", "label", "ignore", "labels_as")
+"""Fields that say what the file holds."""
 FILES = ("file", "logits", "probabilities", "labels", "features", "groups", "sample_weight")
 """Parts with a file name: one file of everything, or `.npy` arrays."""
 
@@ -24,7 +27,20 @@ class FitFields(BaseModel):
     method: str = "auto"
     activate: ActivatePolicy = ActivatePolicy.IF_BETTER
     budget_seconds: float = Field(BUDGET_SECONDS, gt=0, le=3600, allow_inf_nan=False)
-    scores: Literal["logits", "probabilities"] | None = None
+    scores: Literal["logits", "probabilities", "percent"] | None = None
+    label: str | None = None
+    ignore: tuple[str, ...] = ()
+    labels_as: Literal["index", "name"] | None = None
+
+    @field_validator("ignore", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return value.split(",") if isinstance(value, str) else value
+
+    @property
+    def declared(self) -> Declared:
+        """What they say of the file."""
+        return Declared(self.scores, self.label, None, self.ignore, self.labels_as)
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], accepted: Sequence[str]) -> FitFields:

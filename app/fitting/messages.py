@@ -106,8 +106,6 @@ class TableTask:
 
     Attributes
     ----------
-    labels
-        The class names.
     max_rows, max_bytes
         Most rows, and most bytes of the JSON.
     memory_bytes
@@ -115,7 +113,6 @@ class TableTask:
     """
 
     folder: Path
-    labels: tuple[str, ...]
     max_rows: int
     max_bytes: int
     memory_bytes: int | None = None

@@ -12,6 +12,7 @@ import numpy as np
 from boxcal.app.http.problems import InvalidParameter
 from boxcal.app.monitoring.records import ItemProblem, Label
 from boxcal.app.predict.options import Labels
+from boxcal.app.tables.labels import integer_of
 from boxcal.calibrators.monitoring.stored_logits import pack
 
 MAX_ITEMS = 50_000
@@ -82,15 +83,20 @@ def _item(index: int, item: Any, labels: Labels) -> Label:
 
 
 def _label(value: Any, labels: Labels) -> int:
-    if isinstance(value, str):
-        if value not in labels.index:
-            raise _Malformed(f"label is {value!r:.100}, a class the model does not have{labels.hint(value)}")
+    if isinstance(value, str) and value in labels.index:
         return labels.index[value]
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(labels):
-        raise _Malformed(
-            f"label is {value!r:.100}; it is the name of a class, or an index from 0 to {len(labels) - 1}"
-        )
-    return value
+    number = integer_of(value) if isinstance(value, str) else value
+    if number is None and isinstance(value, str):
+        raise _Malformed(f"label is {value!r:.100}, a class the model does not have{labels.hint(value)}")
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if type(number) is int and number in labels.by_number:
+        return labels.by_number[number]
+    which = (
+        "the name of a class" if labels.named_by_integers else "the name of a class, or an index from 0 to"
+    )
+    shown = "" if labels.named_by_integers else f" {len(labels) - 1}"
+    raise _Malformed(f"label is {value!r:.100}; it is {which}{shown}")
 
 
 def _is_text(value: Any, longest: int) -> bool:

@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 from boxcal.app.http.problem_documents import describe_validation
 from boxcal.app.http.problems import InvalidBounds, InvalidParameter
 from boxcal.app.settings.nearest import hint
+from boxcal.app.tables.labels import integer_of, names_are_integers
 from boxcal.calibrators.operator.constants import sum_tolerance
 
 NUMBER = {"type": "number", "minimum": 0, "maximum": 1}
@@ -228,12 +229,20 @@ class Labels:
     ----------
     longest
         Characters of the longest name.
+    named_by_integers
+        Whether integers name the classes, and are not their indices.
+    by_number
+        The position that an integer means: that of the class so named, or an index.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self.index = {name: position for position, name in enumerate(self.names)}
         self.longest = max(map(len, self.names), default=0)
+        self.named_by_integers = names_are_integers(self.names)
+        self.by_number: Mapping[int | None, int] | range = range(len(self.names))
+        if self.named_by_integers:
+            self.by_number = {integer_of(name): position for name, position in self.index.items()}
         self._by_part: dict[str, list[str]] = {}
         if len(self) > FEW_LABELS:
             for name in self.names:

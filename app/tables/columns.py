@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.settings.nearest import hint
+from boxcal.app.tables.labels import Declared, integer_of
 from boxcal.app.tables.model_inputs import FEATURES, TEXTS, ModelInputs
+from boxcal.calibrators.scores import LOGITS, PROBABILITIES
 
 LABEL = "label"
+LABEL_NAMES = {"label", "labels", "target", "targets", "y", "y_true", "ytrue", "class", "truth", "true"}
+LABEL_NAMES |= {"true_label", "label_id", "ground_truth", "category", "outcome"}
 GROUPS = "groups"
 SAMPLE_WEIGHT = "sample_weight"
 WEIGHTS = ("sample_weights", "weight", "weights")
 GROUP_COLUMNS = ("group", "groups")
-SCORES = ("logits", "probabilities")
+SCORES = (LOGITS, PROBABILITIES)
 MAX_COLUMNS = 20_000
+INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
+"""Columns that spreadsheets and data frames write beside the named ones."""
+SCORE = re.compile(r".*(prob|score|logit|decision|odds|confidence).*|p", re.IGNORECASE)
+"""What a column of scores of a model of two classes may be called, besides the name of a class."""
 
 
 @dataclass(frozen=True)
@@ -29,29 +38,38 @@ class Columns:
         One list column, one column for each class in the order of the classes, or those of the features or of
         the text.
     kind
-        `logits`, `probabilities`, `features` or `texts`.
+        `logits`, `probabilities`, `percent`, `features` or `texts`.
     classes
         The class names; None where a list column is read and no names are known.
+    label
+        The column of labels.
     group
         The column of groups; None without one.
     weight
         The column of weights; None without one.
+    reordered
+        Whether the columns of the classes are in another order than the classes.
+    left_out
+        Columns that are not read, and were not named by the sender.
     """
 
     names: tuple[str, ...]
     kind: str
     classes: Sequence[str] | None
+    label: str = LABEL
     group: str | None = None
     weight: str | None = None
+    reordered: bool = False
+    left_out: tuple[str, ...] = ()
 
     @property
     def read(self) -> list[str]:
         """Every column that is read."""
-        return [*self.names, LABEL, *(name for name in (self.group, self.weight) if name)]
+        return [*self.names, self.label, *(name for name in (self.group, self.weight) if name)]
 
     @property
     def is_list(self) -> bool:
-        """Whether one column holds a list per row."""
+        """Whether one column holds a list per row, or the score of the second of two classes."""
         return len(self.names) == 1 and not self.has_samples
 
     @property
@@ -63,29 +81,37 @@ class Columns:
 def choose_columns(
     names: Sequence[str],
     classes: Sequence[str] | None,
-    scores: str | None,
+    declared: Declared,
     inputs: ModelInputs | None = None,
+    *,
+    label_values: Callable[[str], list[str]] | None = None,
+    texts: Callable[[], Collection[str]] = tuple,
 ) -> Columns:
     """Find the columns of the scores, or of the features or texts that the model reads.
 
     Parameters
     ----------
     classes
-        The class names; None to take them from the columns.
-    scores
-        What columns named by class hold; logits unless given.
+        The class names of the model or the calibrator; None to find them among the columns.
     inputs
         Of a model of features or texts.
+    label_values
+        From a column to its distinct values, as text: asked where `classes` are not known.
+    texts
+        Gives the columns that hold no numbers; asked with `label_values`.
 
     Raises
     ------
     InvalidUpload
         Naming the column that is missing, repeated or unknown.
     """
+    label = declared.label or LABEL
+    names = [name for name in names if name == label or name not in declared.ignore]
     own = set(inputs.table_columns) if inputs is not None else set()
     own = own if own <= set(names) else set()
-    _check_names(names)
-    reserved = {*(classes or ()), *own}
+    known = classes if classes is not None else declared.classes
+    _check_names(names, label)
+    reserved = {*(known or ()), *own}
     group = next((name for name in GROUP_COLUMNS if name in names and name not in reserved), None)
     weight = SAMPLE_WEIGHT if SAMPLE_WEIGHT in names and SAMPLE_WEIGHT not in reserved else None
     lists = [name for name in SCORES if name in names and name not in own]
@@ -99,31 +125,166 @@ def choose_columns(
             "send the one to be fitted."
         )
     if lists:
-        return Columns((lists[0],), lists[0], classes, group, weight)
-    others = [name for name in names if name not in (LABEL, group, weight)]
+        return Columns((lists[0],), kind_of(lists[0], declared), known, label, group, weight)
+    others = [name for name in names if name not in (label, group, weight)]
+    dropped = tuple(name for name in others if INDEX.fullmatch(name) and name not in reserved)
+    others = [name for name in others if name not in dropped]
     if inputs is not None:
-        classes = classes or inputs.labels
-        if _are_samples(others, inputs, classes, scores):
-            return Columns(inputs.table_columns, inputs.member, inputs.labels, group, weight)
-    if classes is None and len(others) < 2:
-        raise InvalidUpload("The table needs a column `logits` of lists, or one column for each class.")
-    wanted = others if classes is None else _scores_by_class(others, classes)
-    return Columns(tuple(wanted), scores or SCORES[0], classes or others, group, weight)
+        known = known or inputs.labels
+        if _are_samples(others, inputs, known, declared.scores):
+            return Columns(inputs.table_columns, inputs.member, inputs.labels, label, group, weight)
+    if known is None:
+        without = texts()
+        dropped += tuple(name for name in others if name in without)
+        others = [name for name in others if name not in without]
+        values = [] if label_values is None else label_values(label)
+        wanted, known = _classes_among(others, values)
+    else:
+        wanted = _scores_by_class(others, known)
+    kind = kind_of(LOGITS, declared, is_named=False)
+    in_order = [name for name in others if name in set(wanted)]
+    return Columns(
+        tuple(wanted), kind, known, label, group, weight, in_order != list(wanted), tuple(sorted(dropped))
+    )
 
 
-def _check_names(names: Sequence[str]) -> None:
+def kind_of(name: str, declared: Declared, *, is_named: bool = True) -> str:
+    """Return what an array or column of scores holds: what its name says, or what the sender says of it.
+
+    Raises
+    ------
+    InvalidUpload
+        They disagree.
+    """
+    if is_named and name == PROBABILITIES and declared.scores == LOGITS:
+        raise InvalidUpload(f"The scores are named `{name}`, but scores={declared.scores}.")
+    return declared.scores or name
+
+
+def _check_names(names: Sequence[str], label: str) -> None:
     """Refuse columns that are repeated or too many, and a table without labels."""
     if len(names) > MAX_COLUMNS:
         raise InvalidUpload(f"The table has {len(names):,} columns; the limit is {MAX_COLUMNS:,}.")
-    if LABEL not in names:
+    if label not in names:
         shown = ", ".join(f"`{name:.50}`" for name in names[:20])
-        raise InvalidUpload(f"The table needs one column `{LABEL}`; it has the columns {shown}.")
+        meant = next((name for name in names if name.strip().lower() in LABEL_NAMES), None)
+        said = f" If `{meant:.50}` is it, set label={meant:.50}." if meant else ""
+        if all(_is_number(name) for name in names):
+            said = " Its first line holds numbers: add a line that names the columns, such as 0,1,label."
+        raise InvalidUpload(f"The table needs one column `{label}`; it has the columns {shown}.{said}")
     if len(set(names)) < len(names):
         name = Counter(names).most_common(1)[0][0]
         raise InvalidUpload(f"The table has more than one column {name!r:.100}.")
 
 
-def _scores_by_class(others: Sequence[str], classes: Sequence[str]) -> Sequence[str]:
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return not text
+    return True
+
+
+def _classes_among(others: Sequence[str], values: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Find the columns of the classes by the values of the labels.
+
+    Parameters
+    ----------
+    others
+        Columns of numbers.
+
+    Returns
+    -------
+    The columns, and the names of their classes.
+
+    Raises
+    ------
+    InvalidUpload
+        Naming a column that is no class, or saying that there are none.
+    """
+    found = _named_like(others, values)
+    if found is None and len(others) == 1 and len(values) == 2 and (one := _score_of_two(others[0], values)):
+        return one
+    if found is None:
+        raise InvalidUpload(
+            "The table needs a column `logits` or `probabilities`, or one column for each class, named as "
+            f"the labels name it ({', '.join(map(repr, values[:5])) or 'none'}). Its other columns are "
+            f"{', '.join(f'`{name:.50}`' for name in others[:20]) or 'none'}; "
+            "name those of the classes in the order of their indices: classes=a,b,c."
+        )
+    start, end, names = found
+    columns = [f"{start}{name}{end}" for name in names]
+    for name in others:
+        if name not in columns:
+            listed = ",".join(columns[:10])
+            raise InvalidUpload(
+                f"The column {name!r:.100} holds numbers, and no label names it. Leave it out with "
+                f"ignore={name:.100}; or name all columns of classes: classes={listed},{name:.100}."
+            )
+    return columns, names
+
+
+def _named_like(others: Sequence[str], values: Sequence[str]) -> tuple[str, str, list[str]] | None:
+    """Find what stands before and after the values in the names of columns, and the classes so named.
+
+    They are in the order of the columns. Consecutive integers belong together, with a label or without, and
+    are in their own order, which is that of the indices where they begin at 0.
+    """
+    there = set(others)
+    texts = [value if (number := integer_of(value)) is None else str(number) for value in values]
+    for value in (values, texts):
+        for start, end in _affixes(others, value):
+            if all(f"{start}{one}{end}" in there for one in value):
+                run = _consecutive(others, start, end, value)
+                names = run or [
+                    name[len(start) : len(name) - len(end)]
+                    for name in others
+                    if name in {f"{start}{one}{end}" for one in value}
+                ]
+                if len(names) > 1:
+                    return start, end, names
+    return None
+
+
+def _affixes(others: Sequence[str], values: Sequence[str]) -> list[tuple[str, str]]:
+    """List what may stand around the longest value in the names of columns; nothing at all comes first."""
+    if not values:
+        return []
+    value = max(values, key=len)
+    places = ((name, found.span()) for name in others for found in re.finditer(re.escape(value), name))
+    around = {(name[:start], name[end:]) for name, (start, end) in places}
+    return sorted(around, key=lambda pair: (len(pair[0]) + len(pair[1]), pair))
+
+
+def _consecutive(others: Sequence[str], start: str, end: str, values: Sequence[str]) -> list[str]:
+    """List the classes that are consecutive integers, if all values are, in their order."""
+    if any(integer_of(value) is None for value in values):
+        return []
+    inner = [
+        name[len(start) : len(name) - len(end)]
+        for name in others
+        if name.startswith(start) and name.endswith(end) and len(name) > len(start) + len(end)
+    ]
+    numbers = {int(name): name for name in inner if re.fullmatch(r"-?\d+", name)}
+    if not numbers or sorted(numbers) != list(range(min(numbers), max(numbers) + 1)):
+        return []
+    return [numbers[number] for number in sorted(numbers)]
+
+
+def _score_of_two(name: str, values: Sequence[str]) -> tuple[list[str], list[str]] | None:
+    """Take one column as the score of one of two classes: the one that it names, or else the second."""
+    first, second = sorted(
+        values, key=lambda value: (integer_of(value) is None, integer_of(value) or 0, value)
+    )
+    for positive, negative in ((second, first), (first, second)):
+        if name == positive or re.fullmatch(
+            rf".*[_ .:-]{re.escape(positive)}|{re.escape(positive)}[_ .:-].*", name
+        ):
+            return [name], [negative, positive]
+    return ([name], [first, second]) if SCORE.fullmatch(name) else None
+
+
+def _scores_by_class(others: Sequence[str], classes: Sequence[str]) -> list[str]:
     """Order the columns by class.
 
     Raises
@@ -132,10 +293,17 @@ def _scores_by_class(others: Sequence[str], classes: Sequence[str]) -> Sequence[
         Naming the column that is missing or unknown.
     """
     wanted = _class_columns(others, classes)
+    if len(others) == 1 and len(classes) == 2 and (others[0] == classes[1] or SCORE.fullmatch(others[0])):
+        return list(others)
+    missing = [name for name in wanted if name not in others]
     for name in others:
         if name not in wanted:
-            raise InvalidUpload(f"The column {name!r:.100} is no class of the model{hint(name, wanted)}.")
-    if missing := [name for name in wanted if name not in others]:
+            advice = f"; leave it out with ignore={name:.100}" if not missing else ""
+            raise InvalidUpload(
+                f"The column {name!r:.100} is no class of the model{hint(name, wanted) or '.'}"
+                + (f" Missing: {missing[0]!r:.100}." if missing else advice)
+            )
+    if missing:
         raise InvalidUpload(
             f"The table needs one column for each of the {len(classes)} classes; {missing[0]!r:.100} is "
             f"missing" + (f", and {len(missing) - 1} more." if len(missing) > 1 else ".")
@@ -144,9 +312,15 @@ def _scores_by_class(others: Sequence[str], classes: Sequence[str]) -> Sequence[
 
 
 def _class_columns(others: Sequence[str], classes: Sequence[str]) -> list[str]:
-    """Columns of the classes: their names, or their indices."""
+    """Columns of the classes: their names, alone or with a common start or end, or their indices."""
     indices = list(map(str, range(len(classes))))
-    return indices if set(others) == set(indices) and set(classes) != set(indices) else list(classes)
+    if set(others) == set(indices) and set(classes) != set(indices):
+        return indices
+    there = set(others)
+    for start, end in _affixes(others, classes):
+        if all(f"{start}{name}{end}" in there for name in classes):
+            return [f"{start}{name}{end}" for name in classes]
+    return list(classes)
 
 
 def _are_samples(

@@ -5,27 +5,58 @@ A batch is decompressed before it is counted; the memory limit of the worker pro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+import orjson
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
-from pyarrow import ipc
+from pyarrow import ipc, types
 
-from boxcal.app.http.problems import InvalidUpload
+from boxcal.app.http.problems import BoxcalError, InvalidUpload, MalformedBody, UploadTooLarge
 from boxcal.app.tables.columns import MAX_COLUMNS
 from boxcal.app.tables.model_inputs import TEXT
 
 START_BYTES = 4096
+START_ROWS_BYTES = 2**20
 BLOCK_BYTES = 4 * 2**20
 BATCH_ROWS = 8192
 PAGE_BYTES = 2**20
 MAX_SCHEMA_ENTRIES = 10 * MAX_COLUMNS
-DELIMITERS = ",;\t"
+DELIMITERS = ",;\t|"
+FOREIGN = (
+    (b"\x93NUMPY", "it is one .npy array; send the parts `logits` and `labels`, or an .npz that holds both"),
+    (b"\x80", "it is a pickle, which is never opened; save arrays with numpy.savez, or a table as Parquet"),
+    (b"\xff\xfe", "it is text in UTF-16; save it in UTF-8"),
+    (b"\xfe\xff", "it is text in UTF-16; save it in UTF-8"),
+    (b"#", "it begins with a comment; the first line of a .csv names the columns"),
+    (b"\xfd7zXZ", "it is compressed with xz; unpack it, or use gzip"),
+    (b"BZh", "it is compressed with bzip2; unpack it, or use gzip"),
+    (b"\x28\xb5\x2f\xfd", "it is compressed with zstd; unpack it, or use gzip"),
+    (b"\x89HDF", "it is HDF5; save the arrays with numpy.savez"),
+    (b"FEA1", "it is Feather, version 1; write it in version 2"),
+    (b"\xd0\xcf\x11\xe0", "it is an old Excel file; save the sheet as .csv"),
+    (b"<", "it is HTML or XML"),
+)
+"""How files begin that are not read, and what they are."""
+ARCHIVES = (
+    (r"xl/workbook\.xml", "it is an Excel file (.xlsx); save the sheet as .csv"),
+    (
+        r".*/data\.pkl",
+        "it was saved by torch.save, a pickle, which is never opened; save arrays with numpy.savez",
+    ),
+    (r".*\.(csv|parquet|arrow|json)", "it is a table in a .zip; unpack it, or compress it with gzip"),
+)
+"""Members of zip archives that hold neither arrays nor images, and what the archives are."""
+MAX_JSON_BYTES = 64 * 2**20
+
+
+Batches = Callable[[Sequence[str], Sequence[str], int], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
@@ -42,26 +73,46 @@ class OpenTable:
         How many it announces; None where it does not.
     batches
         From the columns to read, those of them that are numbers in CSV, where all others are texts, and most
-        rows of a batch to batches.
+        rows of a batch to batches; each call begins at the first row.
+    texts
+        Gives the columns that hold no numbers; of CSV as its first rows show.
     """
 
     names: list[str]
     schema: pa.Schema | None
     rows: int | None
-    batches: Callable[[Sequence[str], Sequence[str], int], Iterator[pa.RecordBatch]]
+    batches: Batches
+    texts: Callable[[], set[str]]
 
 
 def table_kind(start: bytes) -> str | None:
-    """Name the kind of table that begins so: `parquet`, `arrow`, `arrows` (a stream) or `csv`."""
+    """Name the kind of table that begins so: `parquet`, `arrow`, `arrows` (a stream), `json` or `csv`.
+
+    `json` are records, `[{"label": ...}, ...]`.
+    """
     for magic, kind in ((b"PAR1", "parquet"), (b"ARROW1", "arrow"), (b"\xff\xff\xff\xff", "arrows")):
         if start.startswith(magic):
             return kind
+    if re.match(rb"(\xef\xbb\xbf)?\s*\[\s*\{", start):
+        return "json"
     line = start.partition(b"\n")[0].rstrip(b"\r")
     printable = all(byte >= 32 or byte == 9 for byte in line)
-    return (
-        "csv"
-        if b"label" in line and printable and any(mark.encode() in line for mark in DELIMITERS)
-        else None
+    has_rows = b"\n" in start or len(start) >= START_BYTES
+    is_csv = (
+        printable and has_rows and b"\0" not in start and any(mark.encode() in line for mark in DELIMITERS)
+    )
+    return "csv" if is_csv and not line.startswith((b"{", b"#", b"<")) else None
+
+
+def foreign_kind(start: bytes) -> str | None:
+    """Say what a file is that is not read, and what to do; None if that is not known."""
+    return next((said for magic, said in FOREIGN if start.startswith(magic)), None)
+
+
+def foreign_archive(names: Sequence[str]) -> str | None:
+    """Say what a zip archive with these members is, if it holds neither arrays nor images."""
+    return next(
+        (said for member, said in ARCHIVES if any(re.fullmatch(member, name) for name in names)), None
     )
 
 
@@ -72,18 +123,20 @@ def readable(kind: str) -> Generator[None]:
         yield
     except pa.ArrowMemoryError as error:
         raise InvalidUpload(f"The file announces more memory than it may take: {error}"[:500]) from error
-    except (MemoryError, InvalidUpload):
+    except (MemoryError, BoxcalError):
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise InvalidUpload(f"The file is no readable .{kind}: {error}"[:500]) from error
+        said = re.search(r"Expected (\d+) columns, got (\d+)", str(error))
+        more = " Does each row end with a delimiter?" if said and int(said[2]) == int(said[1]) + 1 else ""
+        raise InvalidUpload(f"The file is no readable .{kind}: {error}"[:500] + more) from error
 
 
 def open_table(file: IO[bytes] | Path, kind: str) -> OpenTable:
     """Open a table; `readable` must be around it and around the batches."""
-    if kind == "csv" and not isinstance(file, Path):
-        return _open_csv(file)
+    if kind in ("csv", "json") and not isinstance(file, Path):
+        return _open_csv(file) if kind == "csv" else _open_records(file)
     if kind == "parquet":
         source = pq.ParquetFile(file, buffer_size=PAGE_BYTES, thrift_container_size_limit=MAX_SCHEMA_ENTRIES)
         schema, announced = source.schema_arrow, source.metadata
@@ -94,14 +147,33 @@ def open_table(file: IO[bytes] | Path, kind: str) -> OpenTable:
         def batches(read: Sequence[str], _: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
             return _valid(source.iter_batches(rows, columns=list(read), use_threads=False))
 
-        return OpenTable(list(schema.names), schema, announced.num_rows, batches)
+        return _typed(schema, announced.num_rows, batches)
     options = ipc.IpcReadOptions(use_threads=False)
     if kind == "arrow":
         reader = ipc.open_file(file, options=options)
-        found = (reader.get_batch(number) for number in range(reader.num_record_batches))
-        return OpenTable(list(reader.schema.names), reader.schema, None, lambda *_: _valid(found))
+        numbers = range(reader.num_record_batches)
+        return _typed(reader.schema, None, lambda *_: _valid(reader.get_batch(number) for number in numbers))
     stream = ipc.open_stream(file, options=options)
-    return OpenTable(list(stream.schema.names), stream.schema, None, lambda *_: _valid(stream))
+
+    def again(*_: Any) -> Iterator[pa.RecordBatch]:
+        if not isinstance(file, Path):
+            file.seek(0)
+        return _valid(ipc.open_stream(file, options=options))
+
+    return _typed(stream.schema, None, again)
+
+
+def _typed(schema: pa.Schema, rows: int | None, batches: Batches) -> OpenTable:
+    def texts() -> set[str]:
+        return {field.name for field in schema if not _is_number(field.type)}
+
+    return OpenTable(list(schema.names), schema, rows, batches, texts)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(
+        types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind)
+    )
 
 
 def _valid(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -111,8 +183,27 @@ def _valid(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield batch
 
 
+def _open_records(file: IO[bytes]) -> OpenTable:
+    content = file.read(MAX_JSON_BYTES + 1)
+    if len(content) > MAX_JSON_BYTES:
+        raise UploadTooLarge(f"The JSON document is larger than {MAX_JSON_BYTES:,} bytes. Send .parquet.")
+    try:
+        rows = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise MalformedBody(f"The document is not JSON: {error}.") from error
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict) or row.keys() != rows[0].keys():
+            raise InvalidUpload(f"Record {number} of the document does not have the members of the first.")
+    table = pa.Table.from_pylist(rows)
+
+    def batches(read: Sequence[str], _: Sequence[str], size: int) -> Iterator[pa.RecordBatch]:
+        return _valid(iter(table.select(list(read)).to_batches(size)))
+
+    return _typed(table.schema, len(rows), batches)
+
+
 def _open_csv(file: IO[bytes]) -> OpenTable:
-    start = file.read(2**20)
+    start = file.read(START_ROWS_BYTES)
     file.seek(0)
     line = start.partition(b"\n")[0].rstrip(b"\r")
     delimiter = max(DELIMITERS, key=lambda mark: line.count(mark.encode()))
@@ -129,6 +220,12 @@ def _open_csv(file: IO[bytes]) -> OpenTable:
             column_types=kinds, include_columns=list(read), strings_can_be_null=False
         )
         parsing = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=TEXT in read)
+        file.seek(0)
         return _valid(pacsv.open_csv(file, reading, parsing, converting))
 
-    return OpenTable(list(names), None, None, batches)
+    def texts() -> set[str]:
+        whole = start if len(start) < START_ROWS_BYTES else start[: start.rfind(b"\n") + 1]
+        first = pacsv.read_csv(pa.py_buffer(whole), reading, pacsv.ParseOptions(delimiter=delimiter))
+        return {field.name for field in first.schema if not _is_number(field.type)}
+
+    return OpenTable(list(names), None, None, batches, texts)

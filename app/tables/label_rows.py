@@ -19,8 +19,8 @@ COLUMNS = ("id", "label", "propensity", "source", "key", "logits")
 ROWS_AT_ONCE = 1000
 
 
-def label_rows(table: OpenTable, labels: set[str]) -> Iterator[dict[str, Any]]:
-    """Yield the items; `labels` are the class names.
+def label_rows(table: OpenTable) -> Iterator[dict[str, Any]]:
+    """Yield the items.
 
     Raises
     ------
@@ -31,14 +31,11 @@ def label_rows(table: OpenTable, labels: set[str]) -> Iterator[dict[str, Any]]:
     for batch in table.batches(table.names, (), ROWS_AT_ONCE):
         for row in batch.to_pylist():
             item = {name: value for name, value in row.items() if value not in (None, "")}
-            yield item if table.schema is not None else _typed(item, labels)
+            yield item if table.schema is not None else _typed(item)
 
 
-def _typed(item: dict[str, Any], labels: set[str]) -> dict[str, Any]:
+def _typed(item: dict[str, Any]) -> dict[str, Any]:
     """Convert the texts of a row of CSV; what is no number stays, for the service to name."""
-    label = item.get("label", "")
-    if label not in labels and label.isdecimal():
-        item["label"] = int(label)
     with suppress(ValueError):
         if "propensity" in item:
             item["propensity"] = float(item["propensity"])
@@ -61,7 +58,7 @@ def _check_columns(table: OpenTable) -> None:
         is_list = types.is_list(kind) or types.is_large_list(kind)
         is_right = {
             "logits": is_list and types.is_floating(kind.value_type),
-            "label": is_text or types.is_integer(kind),
+            "label": is_text or types.is_integer(kind) or types.is_floating(kind),
             "propensity": types.is_integer(kind) or types.is_floating(kind),
         }
         if not (is_right.get(field.name, is_text) or types.is_null(kind)):

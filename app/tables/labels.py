@@ -1,8 +1,9 @@
-"""Labels of an upload, as class indices or as class names, in any type that holds them."""
+"""Labels and the names of classes: one meaning of a label, and one order of the classes, in every format."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,65 +15,219 @@ from boxcal.app.settings.nearest import hint
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 
+INDEX, NAME = "index", "name"
+EXACT = 2**53
 
-def as_indices(labels: Array, classes: Sequence[str] | None, first: int = 0) -> Indices:
+
+@dataclass(frozen=True)
+class Declared:
+    """What the sender says of a file that its content does not; see `FitFields`.
+
+    Attributes
+    ----------
+    scores
+        What the scores are, one of `boxcal.calibrators.scores.KINDS`.
+    label
+        The column of the labels.
+    classes
+        The names of the columns of the classes, in the order of their indices.
+    ignore
+        Columns that are left out.
+    labels_as
+        Whether numbers among the labels are the `index` or the `name` of a class.
+    """
+
+    scores: str | None = None
+    label: str | None = None
+    classes: tuple[str, ...] | None = None
+    ignore: tuple[str, ...] = ()
+    labels_as: str | None = None
+
+
+NOTHING = Declared()
+
+
+def integer_of(name: str) -> int | None:
+    """Return the integer that a name of a class, or a label, writes; None for any other."""
+    try:
+        number = float(name)
+    except ValueError:
+        return None
+    return int(number) if number.is_integer() and abs(number) < EXACT else None
+
+
+def are_indices(classes: Sequence[str]) -> bool:
+    """Whether classes have no other names than their indices."""
+    return list(classes) == [str(index) for index in range(len(classes))]
+
+
+def names_are_integers(classes: Sequence[str]) -> bool:
+    """Whether classes are named by integers that are not their own indices: an integer is then a name."""
+    numbers = [integer_of(name) for name in classes]
+    return None not in numbers and numbers != list(range(len(numbers)))
+
+
+def as_indices(
+    labels: Array, classes: Sequence[str] | None, first: int = 0, labels_as: str | None = None
+) -> Indices:
     """Turn labels (N,) into class indices; their range is not checked here.
 
     Parameters
     ----------
     labels
-        Integers, floats with integer values, or class names.
+        Numbers, or names in text or UTF-8.
     classes
         The class names; None where they are not known, and labels must be indices.
     first
         Number of the first label, for messages.
+    labels_as
+        What a number is: the `index` or the `name` of a class. By default a name where all classes are named
+        by integers, and an index elsewhere.
 
     Raises
     ------
     InvalidUpload
         Naming the label that is no class or no integer.
     """
-    if labels.dtype.kind in "iu":
-        return labels.astype(np.int64)
-    if labels.dtype.kind == "f":
-        return _whole(labels, first)
-    names = labels.astype(str)
+    if labels.dtype.kind in "iub":
+        numbers = labels.astype(np.int64)
+    elif labels.dtype.kind == "f":
+        numbers = _whole(labels, first)
+    else:
+        texts = labels if labels.dtype.kind in "UO" else _decoded(labels, first)
+        return _of_texts(texts.astype(str), classes, first, labels_as)
+    if classes is None or not _is_name(classes, labels_as):
+        return numbers
+    index_of = {integer_of(name): index for index, name in enumerate(classes)}
+    distinct, inverse = np.unique(numbers, return_inverse=True)
+    for number in distinct.tolist():
+        if number not in index_of:
+            row = first + int((numbers == number).argmax())
+            raise InvalidUpload(f"labels[{row}] is {number}, {_both_readings(classes, number)}.")
+    return np.array([index_of[number] for number in distinct.tolist()], np.int64)[inverse]
+
+
+def _is_name(classes: Sequence[str], labels_as: str | None) -> bool:
+    return names_are_integers(classes) if labels_as is None else labels_as == NAME
+
+
+def _both_readings(classes: Sequence[str], number: int) -> str:
+    shown = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
+    other = f"as an index, with labels_as={INDEX}, it would be "
+    other += f"the class {classes[number]!r:.50}" if 0 <= number < len(classes) else "out of range, too"
+    return f"which is the name of no class ({shown}); {other}"
+
+
+def _of_texts(names: Array, classes: Sequence[str] | None, first: int, labels_as: str | None) -> Indices:
+    """Find texts among the names; the others are numbers that a text format writes."""
     index_of = {} if classes is None else {name: index for index, name in enumerate(classes)}
     distinct, inverse = np.unique(names, return_inverse=True)
-    unknown = [str(name) for name in distinct if name not in index_of]
-    if not unknown:
-        return np.array([index_of[name] for name in distinct], np.int64)[inverse]
-    try:  # text formats write indices as text
-        return _whole(distinct.astype(np.float64), first)[inverse]
-    except (ValueError, InvalidUpload):
-        row = int(np.flatnonzero(names == unknown[0])[0])
-        why = "the class names are not known here, so labels must be indices"
-        if classes is not None:
-            why = f"which is no class of the model{hint(unknown[0], classes)}"
-        raise InvalidUpload(f"labels[{first + row}] is {unknown[0]!r:.200}, {why}.") from None
+    found = [index_of.get(str(name)) for name in distinct]
+    if None not in found:
+        return np.array(found, np.int64)[inverse]
+    numbers = [integer_of(str(name)) for name in distinct]
+    is_mixed = classes is not None and not _is_name(classes, labels_as) and found.count(None) < len(found)
+    if None not in numbers and not is_mixed:
+        return as_indices(np.array(numbers)[inverse], classes, first, labels_as)
+    unknown = [str(name) for name, index in zip(distinct, found, strict=True) if index is None]
+    name = next((one for one in unknown if integer_of(one) is None), unknown[0])
+    row = int(np.flatnonzero(names == name)[0])
+    why = "the class names are not known here, so labels must be indices"
+    if classes is not None:
+        why = f"which is no class of the model{hint(name, classes)}"
+    raise InvalidUpload(f"labels[{first + row}] is {name!r:.200}, {why}.")
 
 
-def check_shape(shape: tuple[int, ...]) -> None:
-    """Accept labels of the shapes (N,) and (N, 1).
-
-    Raises
-    ------
-    InvalidUpload
-        They have another shape, such as that of a one-hot encoding.
-    """
-    if len(shape) == 2 and shape[1] > 1:
-        raise InvalidUpload(
-            f"`labels` has the shape {shape}, which looks like a one-hot encoding; send class indices (N,), "
-            "such as labels.argmax(axis=1)."
-        )
-    if len(shape) != 1 and (len(shape) != 2 or shape[1] != 1):
-        raise InvalidUpload(f"`labels` must have the shape (N,), got {shape}.")
+def _decoded(labels: Array, first: int) -> Array:
+    """Decode labels of bytes."""
+    try:
+        return np.char.decode(labels, "utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidUpload(f"labels from {first} on hold bytes that are not UTF-8: {error}.") from error
 
 
 def _whole(values: Array, first: int) -> Indices:
     """Convert floats that are integers."""
-    wrong = ~(np.isfinite(values) & (np.abs(values) < 2**53) & (values == np.round(values)))
+    wrong = ~(np.isfinite(values) & (np.abs(values) < EXACT) & (values == np.round(values)))
     if wrong.any():
         row = int(wrong.argmax())
         raise InvalidUpload(f"labels[{first + row}] is {values[row]}; class indices are integers.")
     return values.astype(np.int64)
+
+
+def check_shape(shape: tuple[int, ...]) -> None:
+    """Accept labels of the shapes (N,) and (N, 1), and matrices, which `refuse_matrix` then names.
+
+    Raises
+    ------
+    InvalidUpload
+        They have another shape.
+    """
+    if not shape or len(shape) > 2 or shape[1:] == (0,):
+        raise InvalidUpload(f"`labels` must have the shape (N,), got {shape}.")
+
+
+def refuse_matrix(labels: Array) -> None:
+    """Refuse labels (N, K): a one-hot encoding, or several labels of a sample at once.
+
+    Raises
+    ------
+    InvalidUpload
+        Says which, and how many rows have no label or several.
+    """
+    if labels.ndim < 2 or labels.shape[1] == 1:
+        return
+    chosen = np.count_nonzero(labels, axis=1)
+    none, several = int((chosen == 0).sum()), int((chosen > 1).sum())
+    if not none and not several:
+        raise InvalidUpload(
+            f"`labels` has the shape {labels.shape}, which looks like a one-hot encoding; send class indices "
+            "(N,), such as labels.argmax(axis=1)."
+        )
+    raise InvalidUpload(
+        f"`labels` has the shape {labels.shape}, with several labels at once: {several:,} rows have more "
+        f"than one, {none:,} have none. A calibrator here has one true class for each sample; fit each label "
+        "as a model of two classes."
+    )
+
+
+def column_order(known: Sequence[str] | None, own: Sequence[str] | None) -> list[int] | None:
+    """Match the classes of a file with those known, by name.
+
+    Parameters
+    ----------
+    known
+        Of the model or the calibrator; None where they are not known.
+    own
+        Of the file, in the order of its columns; None where it names none.
+
+    Returns
+    -------
+    For each known class the column of the file; None to take the columns as they are.
+
+    Raises
+    ------
+    InvalidUpload
+        Naming the classes that are missing, and those that are too many.
+    """
+    if known is None or own is None or list(known) == list(own):
+        return None
+    if len(set(own)) < len(own):
+        raise InvalidUpload("`classes` names a class twice.")
+    position = {name: index for index, name in enumerate(own)}
+    if missing := [name for name in known if name not in position]:
+        extra = [name for name in own if name not in set(known)]
+        said = f"the file has no class {_shown(missing)}"
+        raise InvalidUpload(
+            f"The classes are not those of the model: {said}"
+            + (f", but has {_shown(extra)}." if extra else ".")
+        )
+    if len(own) > len(known):
+        extra = [name for name in own if name not in set(known)]
+        raise InvalidUpload(f"The classes are not those of the model: the file also has {_shown(extra)}.")
+    return [position[name] for name in known]
+
+
+def _shown(names: Iterable[str]) -> str:
+    listed = [f"{name!r:.50}" for name in names]
+    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")

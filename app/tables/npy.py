@@ -57,6 +57,8 @@ def read_header(file: IO[bytes], length: int) -> Header:
             f"holds pickled Python objects (dtype {dtype}); they are never unpickled. Save it as an array of "
             "numbers"
         )
+    if not dtype.itemsize:
+        raise ValueError(f"must hold real numbers, got the dtype {dtype}")
     header = Header(shape, dtype, fortran_order, file.tell())
     is_shape = len(shape) <= MAX_DIMENSIONS and all(
         type(size) is int and 0 <= size <= MAX_SIZE for size in shape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from pyarrow import types
 
 from boxcal.app.http.problems import InvalidUpload
-from boxcal.app.tables.columns import GROUPS, LABEL, SAMPLE_WEIGHT, Columns
-from boxcal.app.tables.labels import as_indices
+from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT, Columns
+from boxcal.app.tables.formats import BATCH_ROWS, OpenTable
+from boxcal.app.tables.labels import integer_of
 from boxcal.app.tables.model_inputs import FEATURES, TEXT, TEXTS, ModelInputs, naming_samples
+from boxcal.calibrators.scores import two_columns
 from boxcal.models.inputs.rows import Column
 
 Array = NDArray[Any]
@@ -23,7 +25,9 @@ Batch = Mapping[str, Array]
 
 
 def arrays_of(
-    batches: Iterator[pa.RecordBatch], columns: Columns, inputs: ModelInputs | None
+    batches: Iterator[pa.RecordBatch],
+    columns: Columns,
+    inputs: ModelInputs | None,
 ) -> Iterator[Batch]:
     """Convert the batches of a table to arrays by name: scores or samples, `labels` and the rest.
 
@@ -40,7 +44,10 @@ def arrays_of(
         else:
             block = scores_of_batch(batch, columns, first, width)
             width = block.shape[1]
-        found = {columns.kind: block, "labels": _labels(batch.column(LABEL), columns.classes, first)}
+        found = {
+            columns.kind: block,
+            "labels": label_values(batch.column(columns.label), columns.label, first),
+        }
         if columns.group:
             found[GROUPS] = _groups(batch.column(columns.group), columns.group, first)
         if columns.weight:
@@ -60,7 +67,11 @@ def scores_of_batch(batch: pa.RecordBatch, columns: Columns, first: int, width: 
         Naming the column and the row that cannot be accepted; a row that has not `width` numbers, if given.
     """
     if columns.is_list:
-        return lists_of(batch.column(columns.names[0]), columns.names[0], first, width)
+        name = columns.names[0]
+        column = _complete(_decoded(batch.column(name)), name, first)
+        may_be_single = columns.classes is None or len(columns.classes) == 2
+        second = _single(column, name, first) if may_be_single and width in (0, 2) else None
+        return lists_of(column, name, first, width) if second is None else two_columns(second, columns.kind)
     parts = []
     for name in columns.names:
         column = batch.column(name)
@@ -89,6 +100,16 @@ def samples_of_batch(batch: pa.RecordBatch, inputs: ModelInputs, first: int) -> 
         for column, name in zip(rows.by_feature, rows.names, strict=True)
     ]
     return rows.of_columns(columns, first, FEATURES)
+
+
+def _single(column: Any, name: str, first: int) -> Array | None:
+    """Give the numbers of a column (n,); None where it holds lists."""
+    if _is_text(column.type):
+        if str(column[0]).lstrip().startswith("["):
+            return None
+        return _numbers(column, name, first)
+    is_number = types.is_floating(column.type) or types.is_integer(column.type)
+    return column.to_numpy(zero_copy_only=False).astype(np.float64) if is_number else None
 
 
 def lists_of(column: Any, name: str, first: int, width: int = 0) -> Array:
@@ -134,12 +155,33 @@ def _check_lengths(lengths: Array, name: str, first: int, width: int) -> None:
         )
 
 
-def _labels(column: Any, classes: Sequence[str] | None, first: int) -> Array:
-    column = _complete(_decoded(column), LABEL, first)
+def label_values(column: Any, name: str, first: int) -> Array:
+    """Give the labels of a column (n,), as numbers or texts.
+
+    Raises
+    ------
+    InvalidUpload
+        Naming the row without a label; the column holds something else.
+    """
+    column = _complete(_decoded(column), name, first)
     kind = column.type
-    if not (_is_text(kind) or types.is_integer(kind) or types.is_floating(kind)):
-        raise InvalidUpload(f"The column `{LABEL}` must hold class indices or names, got {kind}.")
-    return as_indices(np.asarray(column.to_numpy(zero_copy_only=False)), classes, first)
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        column, kind = pc.cast(column, pa.string()), pa.string()
+    if not (_is_text(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+        several = ", several labels at once" if types.is_list(kind) else ""
+        raise InvalidUpload(f"The column `{name}` must hold class indices or names, got {kind}{several}.")
+    return np.asarray(column.to_numpy(zero_copy_only=False))
+
+
+def distinct_labels(table: OpenTable, name: str) -> list[str]:
+    """List the values of the column of labels as text, sorted: whole numbers without decimals."""
+    found: set[str] = set()
+    first = 0
+    for batch in table.batches([name], (), BATCH_ROWS):
+        values = label_values(batch.column(name), name, first)
+        first += len(batch)
+        found.update(map(str, np.unique(values).tolist() if values.dtype.kind in "iufb" else set(values)))
+    return sorted({text if (n := integer_of(text)) is None else str(n) for text in found})
 
 
 def _groups(column: Any, name: str, first: int) -> Array:
@@ -165,7 +207,7 @@ def _feature(column: Any, wanted: Column, name: str, first: int) -> Array:
         raise InvalidUpload(f"The column {name!r:.100} must hold strings, got {kind}.")
     if not wanted.is_text:
         if _is_text(kind):
-            return _numbers(column, name, first)
+            return _numbers(column, name, first, FEATURES)
         if not (
             types.is_floating(kind)
             or types.is_integer(kind)
@@ -178,7 +220,7 @@ def _feature(column: Any, wanted: Column, name: str, first: int) -> Array:
     return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
-def _numbers(column: Any, name: str, first: int) -> Array:
+def _numbers(column: Any, name: str, first: int, place: str = "") -> Array:
     """Read numbers that a text file writes; an empty cell is a missing value."""
     trimmed = pc.utf8_trim_whitespace(column)
     present = pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, trimmed.type), trimmed)
@@ -191,9 +233,12 @@ def _numbers(column: Any, name: str, first: int) -> Array:
         try:
             numbers[row] = np.nan if text is None else float(text)
         except ValueError:
-            raise InvalidUpload(
-                f"{FEATURES}[{first + row}]: The feature {name!r:.100} is {text!r:.100}; it is a number."
-            ) from None
+            said = (
+                f"{place}[{first + row}]: The feature {name!r:.100}"
+                if place
+                else f"{name:.100}[{first + row}]"
+            )
+            raise InvalidUpload(f"{said} is {text!r:.100}; it is a number.") from None
     return numbers
 
 

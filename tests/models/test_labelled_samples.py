@@ -25,6 +25,7 @@ from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.model_pass import run_backbone
 from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.http.problems import BoxcalError
+from boxcal.app.tables.labels import Declared
 from boxcal.app.tables.model_inputs import ModelInputs
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.running import running
@@ -304,7 +305,7 @@ def test_what_cannot_be_used_is_refused_by_name(
 def test_columns_of_classes_are_logits_and_what_could_be_both_is_refused(
     numeric: Any, tmp_path: Path
 ) -> None:
-    scores = pd.DataFrame(np.eye(3)[np.arange(COUNT) % 3], columns=list(CLASSES)).assign(label="dog")
+    scores = pd.DataFrame(3 * np.eye(3)[np.arange(COUNT) % 3] - 1, columns=list(CLASSES)).assign(label="dog")
     data = read(scores.to_csv(index=False).encode(), tmp_path, numeric)
     assert not data.needs_backbone
     same = linear(tmp_path / "same.onnx", "Identity", 4)
@@ -313,7 +314,7 @@ def test_columns_of_classes_are_logits_and_what_could_be_both_is_refused(
     body = frame.to_csv(index=False).encode()
     with pytest.raises(BoxcalError, match=r"are the features that onnx:same\.onnx reads, and also"):
         read(body, tmp_path, backbone)
-    assert not read(body, tmp_path, backbone, scores="logits").needs_backbone
+    assert not read(body, tmp_path, backbone, declared=Declared("logits")).needs_backbone
 
 
 def test_a_model_of_one_input_asks_for_names(tmp_path: Path) -> None:

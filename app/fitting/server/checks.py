@@ -121,9 +121,7 @@ class UploadChecks:
             with disk_errors_as_problems():
                 folder = await asyncio.to_thread(self._workspace.new_folder, f"labels-{secrets.token_hex(8)}")
                 await asyncio.to_thread((folder / BODY_FILE).write_bytes, table)
-            task = TableTask(
-                folder, tuple(self._summary.labels), max_rows, max_bytes, CHECK_MEMORY_BYTES + 2 * max_bytes
-            )
+            task = TableTask(folder, max_rows, max_bytes, CHECK_MEMORY_BYTES + 2 * max_bytes)
             try:
                 await self.worker.run(task, Tabled)
             except TaskRefused as error:

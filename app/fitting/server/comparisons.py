@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from boxcal.app.fitting.backbones import BackboneSource
+from boxcal.app.fitting.fields import DECLARED
 from boxcal.app.fitting.messages import Compared, CompareTask, StoredVersion
 from boxcal.app.fitting.server.checks import UploadChecks
 from boxcal.app.fitting.server.worker_process import Worker, WorkerFailed
@@ -85,7 +86,7 @@ class Comparisons:
         known = reads_of_methods()
         others = [(f"the method {name!r}", known[name]) for name in methods]
         others += [(f"version {one.version} ({one.method})", one.reads) for one in versions]
-        await self._checks.check(folder, content_type, ("scores",), others)
+        await self._checks.check(folder, content_type, DECLARED, others)
         stored = [await self._registry.run(self._stored, one) for one in versions]
         task = CompareTask(folder, self._source, stored, list(methods), self._memory_bytes)
         try:

@@ -12,6 +12,7 @@ from fastapi.sse import EventSourceResponse
 from boxcal.app.access.access import LoadedKey
 from boxcal.app.access.event_streams import count_event_stream
 from boxcal.app.access.routes import CurrentCaller, CurrentKey
+from boxcal.app.fitting.fields import DECLARED
 from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
 from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.fitting.server.upload import receive
@@ -87,8 +88,15 @@ FIELDS: dict[str, Any] = {
     },
     "scores": {
         "type": "string",
-        "enum": ["logits", "probabilities"],
-        "description": "What columns of a table hold that are named by class; default: logits.",
+        "enum": ["logits", "probabilities", "percent"],
+        "description": "What the scores are; default: as they are named, else logits.",
+    },
+    "label": {"type": "string", "default": "label", "description": "The column of the labels."},
+    "ignore": {"type": "string", "description": "Columns of a table to leave out, separated by commas."},
+    "labels_as": {
+        "type": "string",
+        "enum": ["index", "name"],
+        "description": "What numbers among the labels are where numbers name the classes; default: names.",
     },
 }
 FILE = {
@@ -126,6 +134,11 @@ TEXTS = {
     "items": {"type": "string"},
     "description": "For a model of texts, in place of logits.",
 }
+CLASSES = {
+    "type": "array",
+    "items": {"type": "string"},
+    "description": "The classes in the order of the columns; they are matched with those of the model.",
+}
 LABELS = {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}
 
 
@@ -151,6 +164,7 @@ def _body(fields: dict[str, Any]) -> dict[str, Any]:
             "texts": TEXTS,
             "groups": GROUPS,
             "sample_weight": WEIGHTS,
+            "classes": CLASSES,
             **fields,
         },
     }
@@ -203,7 +217,7 @@ async def no_other_parameters(request: Request) -> None:
         Naming the parameter.
     """
     path = request.scope["route"].path
-    known, fields = QUERY[path], FIELDS if path == "/fit" else ("scores",)
+    known, fields = QUERY[path], FIELDS if path == "/fit" else DECLARED
     for name in request.query_params:
         if name not in known:
             close = nearest(name, [*known, *fields])
@@ -268,7 +282,7 @@ def _query(request: Request) -> str:
 
 @router.post(
     "/compare",
-    openapi_extra=_body({"scores": FIELDS["scores"]}),
+    openapi_extra=_body({name: FIELDS[name] for name in DECLARED}),
     dependencies=[Depends(no_other_parameters)],
     responses=problems(
         *UPLOAD_PROBLEMS, CalibratorNotFound, CalibratorPruned, ForeignCalibrator, DamagedArtifact

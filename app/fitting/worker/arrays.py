@@ -18,22 +18,31 @@ import orjson
 
 from boxcal.app.fitting.worker.archives import DAMAGE
 from boxcal.app.fitting.worker.form import FilePart
-from boxcal.app.fitting.worker.validation_set import Expected, check_count, check_size, keep_set, stored_dtype
+from boxcal.app.fitting.worker.validation_set import (
+    Expected,
+    FileColumns,
+    check_count,
+    check_size,
+    keep_set,
+    stored_dtype,
+)
 from boxcal.app.http.problems import InvalidUpload, MalformedBody, UploadTooLarge
 from boxcal.app.predict.arrays import read_rows
 from boxcal.app.settings.nearest import hint
-from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT, SCORES, refuse_weights
-from boxcal.app.tables.labels import check_shape
+from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT, SCORES, kind_of, refuse_weights
+from boxcal.app.tables.labels import check_shape, refuse_matrix
 from boxcal.app.tables.model_inputs import FEATURES, TEXTS, ModelInputs, either_of, naming_samples
 from boxcal.app.tables.npy import Header, read_header
 from boxcal.app.tables.values import Array, Batch
+from boxcal.calibrators.scores import two_columns
 from boxcal.models.errors import UnusableInput
 
-NAMES = (*SCORES, "labels", FEATURES, TEXTS, GROUPS, SAMPLE_WEIGHT)
+CLASSES = "classes"
+NAMES = (*SCORES, "labels", FEATURES, TEXTS, GROUPS, SAMPLE_WEIGHT, CLASSES)
 BLOCK_BYTES = 8 * 2**20
 MAX_MEMBERS = 1000
 MAX_JSON_BYTES = 64 * 2**20
-KINDS = {"labels": "iufUS", GROUPS: "iufUS", "probabilities": "f"}
+KINDS = {"labels": "iufUSb", GROUPS: "iufUS", "probabilities": "fiu", CLASSES: "iUS"}
 """Kinds of dtypes that an array may have; others may have real numbers."""
 
 
@@ -104,7 +113,9 @@ def choose(place: str, there: Collection[str], inputs: ModelInputs | None) -> li
         raise InvalidUpload(f"{place} needs `labels` and {either_of(inputs)}; it holds {shown}.")
     if len(found) > 1:
         raise InvalidUpload(f"{place} holds both `logits` and `probabilities`; send the one to be fitted.")
-    others = [name for name in (FEATURES, GROUPS, SAMPLE_WEIGHT) if name in there and name not in found]
+    others = [
+        name for name in (FEATURES, GROUPS, SAMPLE_WEIGHT, CLASSES) if name in there and name not in found
+    ]
     return [found[0], "labels", *others]
 
 
@@ -127,22 +138,30 @@ def check_arrays(
     check_beside(shapes, count)
     sizes = {}
     for name, header in headers.items():
-        kept = np.dtype(np.int64) if name in ("labels", GROUPS) else stored_dtype(header.dtype)
+        kept = np.dtype(np.int64) if name in ("labels", GROUPS, CLASSES) else stored_dtype(header.dtype)
         sizes[name] = math.prod(header.shape) * max(header.dtype.itemsize, kept.itemsize)
     check_size(sizes, expected.max_bytes)
 
 
 def check_rows(name: str, shape: tuple[int, ...], count: int, num_classes: int | None) -> None:
     """Refuse scores that are no validation set of this backbone."""
-    if len(shape) != 2:
+    if is_single(shape):
+        if num_classes not in (None, 2):
+            raise InvalidUpload(f"`{name}` must have the shape (N, {num_classes}), got {shape}.")
+    elif len(shape) != 2:
         raise InvalidUpload(f"`{name}` must have the shape (N, {num_classes or 'K'}), got {shape}.")
-    if num_classes is not None and shape[1] != num_classes:
+    elif num_classes is not None and shape[1] != num_classes:
         raise InvalidUpload(
             f"`{name}` has {shape[1]} columns; the backbone served here has {num_classes} classes."
         )
     if shape[0] != count:
         raise InvalidUpload(f"`{name}` has {shape[0]} rows but `labels` has {count} values.")
     check_count(count)
+
+
+def is_single(shape: tuple[int, ...]) -> bool:
+    """Whether scores (N,) or (N, 1) are those of the second of two classes."""
+    return len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)
 
 
 def _check_samples(inputs: ModelInputs, shape: tuple[int, ...], count: int) -> None:
@@ -183,6 +202,21 @@ def keep_arrays(
 ) -> None:
     """Keep arrays in blocks of rows; rows of features are converted to samples, unless they are."""
     inputs = expected.inputs
+    arrays = dict(arrays)
+    refuse_matrix(arrays["labels"])
+    own = _names_of(arrays.pop(CLASSES)) if CLASSES in arrays else None
+    kind = member
+    if inputs is None or member != inputs.member:
+        kind = kind_of(member, expected.declared)
+        scores = arrays.pop(member)
+        single = is_single(scores.shape)
+        width = 2 if single else scores.shape[1]
+        if own is not None and len(own) != width:
+            raise InvalidUpload(f"`{CLASSES}` names {len(own)} classes, and `{member}` has {width} columns.")
+        arrays = {kind: two_columns(scores, kind) if single else scores, **arrays}
+        columns = FileColumns.matched(expected.classes, own, is_single=single)
+    else:
+        columns = FileColumns.matched(expected.classes, None)
 
     def batches() -> Iterator[Batch]:
         width = max(one[:1].nbytes for one in arrays.values())
@@ -199,7 +233,18 @@ def keep_arrays(
             yield batch
 
     with naming_samples():
-        keep_set(folder, batches(), member, expected)
+        keep_set(folder, batches(), kind, expected, columns=columns)
+
+
+def _names_of(classes: Array) -> list[str]:
+    if classes.ndim != 1:
+        raise InvalidUpload(f"`{CLASSES}` must have the shape (K,), got {classes.shape}.")
+    try:
+        return [
+            str(name) for name in (np.char.decode(classes, "utf-8") if classes.dtype.kind == "S" else classes)
+        ]
+    except UnicodeDecodeError as error:
+        raise InvalidUpload(f"`{CLASSES}` holds bytes that are not UTF-8: {error}.") from error
 
 
 @contextmanager
@@ -274,25 +319,37 @@ def read_json(document: dict[str, Any], folder: Path, expected: Expected) -> Non
                 raise InvalidUpload(f"`{name}` has {len(rows)} rows but `labels` has {count} values.")
             arrays[name] = _samples(rows, inputs)
         elif name in (*SCORES, FEATURES):
+            if name in SCORES and rows and isinstance(rows[0], int | float):
+                rows = [[row] for row in rows]  # of the second of two classes
             width = len(rows[0]) if rows and isinstance(rows[0], list) else 0
-            width = len(classes) if classes is not None and name in SCORES else width
-            check_rows(name, (len(rows), width), count, width)
+            width = len(classes) if classes is not None and name in SCORES and width != 1 else width
+            check_rows(name, (len(rows), width), count, None if classes is None else len(classes))
             check_size({name: 8 * len(rows) * width, "labels": 8 * count}, expected.max_bytes)
             arrays[name] = read_rows(rows, width, name)
-        elif name == GROUPS:
-            if len(set(map(type, rows))) != 1 or type(rows[0]) not in (int, str):
-                raise InvalidUpload("`groups` must be a list of integers or of texts.")
-            arrays[name] = np.array(rows)
-        elif name == SAMPLE_WEIGHT:
-            if not set(map(type, rows)) <= {int, float}:
-                raise InvalidUpload(f"`{SAMPLE_WEIGHT}` must be a list of numbers.")
-            arrays[name] = np.array(rows, np.float64)
+        elif name != "labels":
+            arrays[name] = _beside(name, rows)
     arrays = {name: arrays[name] for name in members}
     if inputs is None or member != inputs.member:
         headers = {name: Header(one.shape, one.dtype, False, 0) for name, one in arrays.items()}
         check_arrays(headers, member, expected)
     check_beside({name: one.shape for name, one in arrays.items()}, count)
     keep_arrays(folder, arrays, member, expected, are_samples=True)
+
+
+def _beside(name: str, rows: list[Any]) -> Array:
+    """Turn the groups, the weights or the names of the classes of a document into an array."""
+    kinds = set(map(type, rows))
+    if name == GROUPS:
+        if kinds not in ({int}, {str}):
+            raise InvalidUpload("`groups` must be a list of integers or of texts.")
+        return np.array(rows)
+    if name == CLASSES:
+        if not kinds <= {int, str}:
+            raise InvalidUpload(f"`{CLASSES}` must be a list of the names of the classes.")
+        return np.array(list(map(str, rows)))
+    if not kinds <= {int, float}:
+        raise InvalidUpload(f"`{name}` must be a list of numbers.")
+    return np.array(rows, np.float64)
 
 
 def _samples(rows: list[Any], inputs: ModelInputs) -> Array:
@@ -309,12 +366,12 @@ def _samples(rows: list[Any], inputs: ModelInputs) -> Array:
 
 
 def _labels(sent: list[Any]) -> Array:
-    """Turn labels of a document, class indices or names, into an array (N,) or (N, 1)."""
+    """Turn labels of a document, class indices or names, into an array (N,) or (N, M)."""
     kinds = set(map(type, sent))
-    if kinds == {list} and len({len(one) for one in sent}) == 1:
-        check_shape((len(sent), len(sent[0])))
-        return _labels([one[0] for one in sent])
-    if not (kinds <= {int, float} or kinds == {str}):
+    width = len(sent[0]) if kinds == {list} else 0
+    if width and all(len(one) == width for one in sent):
+        return _labels([label for one in sent for label in one]).reshape(-1, width)
+    if not (kinds <= {int, float, bool} or kinds == {str}):
         raise InvalidUpload("`labels` must be a list of class indices or of class names.")
     try:
         return np.array(sent, np.float64 if float in kinds else None)

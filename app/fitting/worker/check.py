@@ -5,12 +5,15 @@ What the file is, its first bytes say: names and content types are not believed.
 
 from __future__ import annotations
 
+import gzip
 import io
 import math
 import zipfile
+import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -22,14 +25,24 @@ from boxcal.app.fitting.worker.arrays import NAMES, read_json, read_npy, read_np
 from boxcal.app.fitting.worker.form import FilePart, read_form
 from boxcal.app.fitting.worker.images import keep_images
 from boxcal.app.fitting.worker.memory import limit_memory
-from boxcal.app.fitting.worker.validation_set import Expected, StoredSet, check_size, keep_set
-from boxcal.app.http.problems import InvalidUpload, UnknownMethod, UnknownUploadFormat
+from boxcal.app.fitting.worker.validation_set import Expected, FileColumns, StoredSet, check_size, keep_set
+from boxcal.app.http.problems import InvalidUpload, UnknownMethod, UnknownUploadFormat, UploadTooLarge
 from boxcal.app.tables.columns import LABEL, SCORES, choose_columns
-from boxcal.app.tables.formats import BATCH_ROWS, START_BYTES, open_table, readable, table_kind
+from boxcal.app.tables.formats import (
+    BATCH_ROWS,
+    START_BYTES,
+    foreign_archive,
+    foreign_kind,
+    open_table,
+    readable,
+    table_kind,
+)
+from boxcal.app.tables.labels import NAME, NOTHING, Declared
 from boxcal.app.tables.model_inputs import ModelInputs
-from boxcal.app.tables.values import arrays_of
+from boxcal.app.tables.values import arrays_of, distinct_labels
 
-NPY_MAGIC = b"\x93NUM"
+GZIP_MAGIC = b"\x1f\x8b"
+UNPACKED_AT_ONCE = 2**20
 
 
 def check(task: CheckTask) -> Checked:
@@ -57,11 +70,13 @@ def check(task: CheckTask) -> Checked:
                     task.folder,
                     classes=classes,
                     max_bytes=task.max_bytes,
-                    scores=fields.scores,
                     inputs=backbone.samples,
+                    declared=fields.declared,
                 )
             else:
-                read_npy(files, task.folder, Expected(classes, task.max_bytes, backbone.samples))
+                read_npy(
+                    files, task.folder, Expected(classes, task.max_bytes, backbone.samples, fields.declared)
+                )
                 data = StoredSet(task.folder)
     if data.holds_images and backbone.inputs != "images":
         raise InvalidUpload(f"The file holds images, which {backbone.name} does not read; send its logits.")
@@ -95,7 +110,10 @@ def _read_json(body: Path, task: CheckTask) -> tuple[FitFields, StoredSet]:
             FitFields.of({name: document[name]}, task.fields)  # names the nearest field
     fields = FitFields.of(given, task.fields)
     _check_method(fields, task)
-    read_json(document, task.folder, Expected(task.backbone.labels, task.max_bytes, task.backbone.samples))
+    backbone = task.backbone
+    read_json(
+        document, task.folder, Expected(backbone.labels, task.max_bytes, backbone.samples, fields.declared)
+    )
     return fields, StoredSet(task.folder)
 
 
@@ -112,8 +130,9 @@ def read_file(
     *,
     classes: Sequence[str] | None,
     max_bytes: int,
-    scores: str | None = None,
     inputs: ModelInputs | None = None,
+    declared: Declared = NOTHING,
+    is_served: bool = True,
 ) -> StoredSet:
     """Check a file of arrays, a table, a document or images, and keep in `folder` what a fit reads.
 
@@ -123,21 +142,29 @@ def read_file(
         The backbone's K labels; None to accept arrays of any K.
     max_bytes
         How large the arrays may be, or the images, unpacked.
-    scores
-        What the columns of a table hold that are named by class: `logits` or `probabilities`.
     inputs
         Of a model of features or texts, which may take the place of logits.
+    declared
+        What the sender says of the file.
+    is_served
+        As `Expected` takes it.
 
     Raises
     ------
     UnknownUploadFormat, InvalidUpload, UploadTooLarge
         Names the array, the image, the place and the value that cannot be accepted.
     """
-    expected = Expected(classes, max_bytes, inputs, scores)
+    expected = Expected(classes, max_bytes, inputs, declared, is_served)
     buffered = io.BufferedReader(file)
     start = buffered.peek(START_BYTES)[:START_BYTES]
+    if start[:2] == GZIP_MAGIC:
+        file = _unpacked(buffered, folder, max_bytes)
+        buffered = io.BufferedReader(file)
+        start = buffered.peek(START_BYTES)[:START_BYTES]
     if start[:2] == b"PK":
         with open_archive(buffered) as archive:
+            if said := foreign_archive(archive.namelist()):
+                raise UnknownUploadFormat(f"The file is neither .npz nor a .zip of images: {said}.")
             if _is_of_images(archive):
                 keep_images(archive, file, folder, classes=classes or (), max_bytes=max_bytes)
             else:
@@ -148,9 +175,7 @@ def read_file(
     elif (kind := table_kind(start)) is not None:
         _read_table(buffered, kind, folder, expected)
     else:
-        begins = f"it begins with {start[:4]!r}" if start else "it is empty"
-        if start[:4] == NPY_MAGIC:
-            begins = "it is one .npy array; send the parts `logits` and `labels`"
+        begins = foreign_kind(start) or (f"it begins with {start[:4]!r}" if start else "it is empty")
         raise UnknownUploadFormat(
             f"The file is neither .npz nor .parquet, .arrow, .csv or .json, nor a .zip of images: {begins}."
         )
@@ -165,14 +190,47 @@ def _read_table(file: IO[bytes], kind: str, folder: Path, expected: Expected) ->
     InvalidUpload, UploadTooLarge
         Names the column, the row and the value that cannot be accepted.
     """
+    declared = expected.declared
     with readable(kind):
         table = open_table(file, kind)
-        columns = choose_columns(table.names, expected.classes, expected.scores, expected.inputs)
         check_size({LABEL: 8 * (table.rows or 0)}, expected.max_bytes)
+        columns = choose_columns(
+            table.names,
+            expected.classes,
+            declared,
+            expected.inputs,
+            label_values=partial(distinct_labels, table),
+            texts=table.texts,
+        )
+        if columns.reordered and declared.classes is None and declared.labels_as is None:
+            # An index could count the columns of the file, or the classes of the model.
+            expected = replace(expected, declared=replace(declared, labels_as=NAME))
         numbers = () if columns.is_list or columns.has_samples else columns.names
-        batches = table.batches(columns.read, numbers, BATCH_ROWS)
-        arrays = arrays_of(batches, columns, expected.inputs)
-        keep_set(folder, arrays, columns.kind, replace(expected, classes=columns.classes))
+        arrays = arrays_of(table.batches(columns.read, numbers, BATCH_ROWS), columns, expected.inputs)
+        known, own = (columns.classes, None) if columns.is_list else (expected.classes, columns.classes)
+        is_single = columns.is_list and columns.names[0] not in SCORES
+        taken_for = columns.kind if declared.scores is None and columns.names[0] not in SCORES else None
+        matched = FileColumns.matched(
+            known, own, kind=taken_for, is_single=is_single, left_out=columns.left_out
+        )
+        keep_set(folder, arrays, columns.kind, expected, columns=matched)
+
+
+def _unpacked(file: IO[bytes], folder: Path, max_bytes: int) -> FilePart:
+    """Unpack a file that is compressed with gzip."""
+    path, size = folder / "unpacked", 0
+    try:
+        with gzip.open(file) as content, path.open("wb") as out:
+            while block := content.read(UNPACKED_AT_ONCE):
+                size += len(block)
+                if size > max_bytes:
+                    raise UploadTooLarge(
+                        f"The file unpacks to more than {max_bytes:,} bytes, which is the limit."
+                    )
+                out.write(block)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InvalidUpload(f"The file is no readable .gz: {error}.") from error
+    return FilePart(path, 0, size)
 
 
 def holds_images(file: FilePart) -> bool:

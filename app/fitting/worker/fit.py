@@ -82,17 +82,18 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
         "certificate": result.certificate.to_dict(),
         "choice": result.choice,
     }
-    artifact = result.calibrator.to_bytes()
+    if data.columns is not None:
+        document["fit"]["columns"] = data.columns
+    calibrator = result.calibrator.named(data.classes)
+    artifact = calibrator.to_bytes()
     source = (
-        torch.from_numpy(extras["features"])
-        if result.calibrator.reads == requirements.FEATURES
-        else checked.logits
+        torch.from_numpy(extras["features"]) if calibrator.reads == requirements.FEATURES else checked.logits
     )
-    _check_round_trip(result.calibrator, artifact, source[:ROUND_TRIP_ROWS])
+    _check_round_trip(calibrator, artifact, source[:ROUND_TRIP_ROWS])
     fitted = FittedCalibrator(
         method=result.method,
         artifact=artifact,
-        spec=result.calibrator.spec,
+        spec=calibrator.spec,
         report=document,
         reliability_svg=svg,
         reliability_png=png,

@@ -30,7 +30,7 @@ def read_labels(task: TableTask) -> Tabled:
         kind = "parquet" if file.peek(4)[:4] == b"PAR1" else "csv"
         try:
             with readable(kind):
-                return Tabled(_write(task, label_rows(open_table(file, kind), set(task.labels))))
+                return Tabled(_write(task, label_rows(open_table(file, kind))))
         except InvalidUpload as error:
             raise MalformedBody(str(error)) from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from boxcal.app.registry.records import FittedCalibrator
 from boxcal.app.settings import limits
 from boxcal.app.tables.columns import LABEL, choose_columns
 from boxcal.app.tables.formats import open_table, readable
+from boxcal.app.tables.labels import NOTHING, Declared
 from boxcal.app.tables.model_inputs import TEXTS, ModelInputs
 from boxcal.app.tables.values import samples_of_batch, scores_of_batch
 from boxcal.models.inputs.base import Samples
@@ -40,12 +41,20 @@ Progress = Callable[[float, str], None]
 
 
 def read_validation_data(
-    path: Path, folder: Path, settings: Settings, progress: Progress, reads: Collection[str] = ()
+    path: Path,
+    folder: Path,
+    settings: Settings,
+    progress: Progress,
+    *,
+    reads: Collection[str] = (),
+    declared: Declared = NOTHING,
+    classes: Sequence[str] | None = None,
 ) -> StoredSet:
     """Read a file of arrays, a table or images into a checked set that is kept in `folder`.
 
     Images (a zip archive or a folder, with a folder for each class), rows of features and texts go through
-    the model of the settings; the set then also holds what `reads` names, `features` or `inputs`.
+    the model of the settings; the set then also holds what `reads` names, `features` or `inputs`. Columns are
+    matched with `classes`, the names that a calibrator or another file gives, if there are any.
 
     Raises
     ------
@@ -53,7 +62,7 @@ def read_validation_data(
         Naming the array, the image or the place, and the value that cannot be accepted.
     """
     source = BackboneSource.of(settings)
-    data, backbone = _read(path, folder, source)
+    data, backbone = _read(path, folder, source, declared, classes)
     if data.needs_backbone:
         run_backbone(data, backbone or source.load(), limits.MAX_PIXELS, progress, reads)
     return data
@@ -92,7 +101,7 @@ class RowFile:
         self.rows = self._table.rows or 0
         if not self.has_samples:
             names = [name for name in self._table.names if name != LABEL]
-            self._columns = choose_columns([*names, LABEL], backbone.labels, None)
+            self._columns = choose_columns([*names, LABEL], backbone.labels, Declared())
 
     def parts(self, size: int) -> Iterator[tuple[int, Callable[[], Any]]]:
         """Yield the number of rows of each part, at most `size`, and a function that returns its rows."""
@@ -129,7 +138,7 @@ def fit_file(
     progress: Progress,
     *,
     budget_seconds: float,
-    scores: str | None = None,
+    declared: Declared = NOTHING,
 ) -> FittedCalibrator:
     """Fit a method to validation data, judge it on unseen folds and draw the reliability diagram.
 
@@ -141,7 +150,7 @@ def fit_file(
     from boxcal.app.fitting.worker.fit import perform  # noqa: PLC0415 - matplotlib and the fits take long to load
 
     source = BackboneSource.of(settings)
-    _read(path, folder, source, scores)
+    _read(path, folder, source, declared)
     return perform(FitTask(folder, source, method, budget_seconds=budget_seconds), progress).fitted
 
 
@@ -164,7 +173,11 @@ def extras_of(
 
 
 def _read(
-    path: Path, folder: Path, source: BackboneSource, scores: str | None = None
+    path: Path,
+    folder: Path,
+    source: BackboneSource,
+    declared: Declared = NOTHING,
+    classes: Sequence[str] | None = None,
 ) -> tuple[StoredSet, Backbone | None]:
     """Check a file, and load the backbone if the file may hold what it reads in place of logits."""
     if path.is_dir():
@@ -180,9 +193,10 @@ def _read(
     data = check.read_file(
         place,
         folder,
-        classes=backbone.labels if are_images and backbone else None,
+        classes=backbone.labels if are_images and backbone else classes,
         max_bytes=NO_LIMIT,
-        scores=scores,
+        declared=declared,
+        is_served=False,
         inputs=ModelInputs.of(backbone) if backbone else None,
     )
     return data, backbone

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +20,16 @@ import numpy.typing as npt
 from boxcal.app.fitting.worker.samples import SAMPLES, SampleWriter
 from boxcal.app.http.problems import InvalidUpload, UploadTooLarge
 from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT
-from boxcal.app.tables.labels import as_indices
+from boxcal.app.tables.labels import NOTHING, Declared, are_indices, as_indices, column_order
 from boxcal.app.tables.model_inputs import ModelInputs
 from boxcal.app.tables.values import Array, Batch
 from boxcal.calibrators.errors import InvalidDataError
-from boxcal.calibrators.scores import PROBABILITIES, as_logits
+from boxcal.calibrators.scores import LOGITS, PROBABILITIES, SIGMOIDS, WHOLE, ScoreLook, as_logits
 
 LISTING = "images.json"
 MIN_SAMPLES = 20
 NOTES = "notes.json"
+COLUMNS = "columns.json"
 MIN_GROUPS = 2
 
 
@@ -68,6 +69,21 @@ class StoredSet:
         """Warnings that the check of the upload adds to those of the report."""
         path = self.folder / NOTES
         return list(json.loads(path.read_text())) if path.exists() else []
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of the classes, in the order of the columns; None where nothing names them."""
+        return self._columns.get("classes")
+
+    @property
+    def columns(self) -> str | None:
+        """How the columns of the file belong to the classes, as a sentence."""
+        return self._columns.get("said")
+
+    @property
+    def _columns(self) -> dict[str, Any]:
+        path = self.folder / COLUMNS
+        return dict(json.loads(path.read_text())) if path.exists() else {}
 
     def arrays(self) -> tuple[Array, npt.NDArray[np.int64]]:
         """Logits (N, K), mapped from the disk, and labels (N,)."""
@@ -137,17 +153,86 @@ class Expected:
         How large the arrays may be, all together, unpacked and converted.
     inputs
         Of a model of features or texts, which may be sent in place of logits.
-    scores
-        What columns of a table hold that are named by class: `logits` unless given.
+    declared
+        What the sender says of the file.
+    is_served
+        Whether a service reads it: logits that look like probabilities are then refused. Elsewhere the report
+        has a serious warning.
     """
 
     classes: Sequence[str] | None
     max_bytes: int
     inputs: ModelInputs | None = None
-    scores: str | None = None
+    declared: Declared = NOTHING
+    is_served: bool = True
 
 
-def keep_set(folder: Path, batches: Iterable[Batch], member: str, expected: Expected) -> None:
+@dataclass(frozen=True)
+class FileColumns:
+    """How the columns of a file belong to the classes.
+
+    Attributes
+    ----------
+    classes
+        In the order in which the set is kept; None where nothing names them.
+    own
+        In the order of the columns, if the file names them: its labels are theirs.
+    order
+        For each class the column of the file; None where they are in the order of the classes.
+    said
+        The same as a sentence.
+    is_single
+        Whether one column holds the scores of the second of two classes.
+    left_out
+        Columns of a table that are not read.
+    """
+
+    classes: Sequence[str] | None
+    own: Sequence[str] | None
+    order: Sequence[int] | None
+    said: str | None
+    is_single: bool = False
+    left_out: tuple[str, ...] = ()
+
+    @classmethod
+    def matched(
+        cls,
+        known: Sequence[str] | None,
+        own: Sequence[str] | None,
+        *,
+        kind: str | None = None,
+        is_single: bool = False,
+        left_out: tuple[str, ...] = (),
+    ) -> Self:
+        """Match the classes that a file names with those known; see `column_order`.
+
+        Parameters
+        ----------
+        kind
+            What its scores were taken for, where the file does not say.
+        """
+        order = column_order(known, own)
+        classes = known or own
+        said = None
+        if is_single:
+            said = "one column of scores, of the second class" + (f", {classes[1]!r:.100}" if classes else "")
+        elif own is not None:
+            said = "matched with the classes by name" if known is not None else "named by the file"
+        elif known is not None and not are_indices(known):
+            said = "in the order of the classes: the file does not name them"
+        said = f"{said}, read as {kind}" if said and kind else said
+        kept, sent = (None if one is None else list(one) for one in (classes, own))
+        return cls(kept, sent, order, said, is_single, left_out)
+
+
+def keep_set(
+    folder: Path,
+    batches: Iterable[Batch],
+    member: str,
+    expected: Expected,
+    *,
+    columns: FileColumns | None = None,
+) -> None:
     """Check the samples of an upload, and write them into `folder`.
 
     Parameters
@@ -156,52 +241,114 @@ def keep_set(folder: Path, batches: Iterable[Batch], member: str, expected: Expe
         Arrays of the same number of rows by name: `member`, `labels`, and perhaps `features`, `groups` and
         `sample_weight`.
     member
-        `logits`, `probabilities`, whose logarithms are kept as `logits`, or what the model reads instead.
+        `logits`; `probabilities` or `percent`, whose logarithms are kept as `logits`; or what the model reads
+        instead.
+    columns
+        How the columns of the file belong to the classes.
 
     Raises
     ------
     InvalidUpload, UploadTooLarge
         Names the array, the place and the value that cannot be accepted.
     """
-    classes, inputs = expected.classes, expected.inputs
+    columns = FileColumns.matched(expected.classes, None) if columns is None else columns
+    classes, inputs, declared = columns.own or columns.classes, expected.inputs, expected.declared
     beside: dict[str, list[Array]] = {"labels": [], GROUPS: [], SAMPLE_WEIGHT: []}
-    sizes, rows, scaled, width = Counter[str](), 0, 0, 0 if classes is None else len(classes)
+    scores = ScoreWriter(folder, member, columns)
+    sizes, rows = Counter[str](), 0
     with ExitStack() as stack:
-        writers: dict[str, Any] = {}
+        samples = None
         for batch in batches:
             for name, block in batch.items():
                 if name == "labels":
-                    beside[name].append(as_indices(block, classes, rows))
+                    beside[name].append(as_indices(block, classes, rows, declared.labels_as))
                 elif name in beside:
                     beside[name].append(block)
                 elif inputs is not None and name == member == inputs.member:
-                    writer = writers.get(name) or stack.enter_context(SampleWriter(folder, inputs))
-                    sizes[name] += writer.append(block)
-                    writers[name] = writer
+                    samples = samples or stack.enter_context(SampleWriter(folder, inputs))
+                    sizes[name] += samples.append(block)
                 else:
-                    width = _check_width(name, block, width) if name == member else width
-                    kept, off = _kept(name, block, rows)
-                    if name not in writers:
-                        stored = "logits" if name == "probabilities" else name
-                        writer = ArrayWriter(folder, stored, block.shape[1:], stored_dtype(block.dtype))
-                        writers[name] = stack.enter_context(writer)
-                    writers[name].append(kept)
-                    sizes[name], scaled = sizes[name] + kept.nbytes, scaled + off
+                    sizes[name] += scores.append(stack, name, block, rows)
             rows += len(batch["labels"])
             check_size({**sizes, "labels": 8 * rows}, expected.max_bytes)
     check_count(rows)
-    _keep(folder, "labels", _checked_labels(np.concatenate(beside["labels"]), width))
+    if declared.scores is None:
+        _check_kind(scores.look, columns, is_served=expected.is_served)
+    labels = _checked_labels(np.concatenate(beside["labels"]), scores.width)
+    _keep(folder, "labels", labels if columns.order is None else np.argsort(columns.order)[labels])
     if beside[GROUPS]:
         _keep(folder, GROUPS, _numbered(np.concatenate(beside[GROUPS])))
     if beside[SAMPLE_WEIGHT]:
         _keep(folder, SAMPLE_WEIGHT, _checked_weights(np.concatenate(beside[SAMPLE_WEIGHT])))
+    (folder / COLUMNS).write_text(json.dumps({"classes": columns.classes, "said": columns.said}))
+    if notes := _notes(columns, rows, scores.scaled):
+        (folder / NOTES).write_text(json.dumps(notes))
+
+
+class ScoreWriter:
+    """Writes scores as logits in the order of the classes, and features beside them, block by block.
+
+    Attributes
+    ----------
+    look
+        What the rows that were sent as logits look like.
+    scaled
+        How many rows of probabilities had a sum remarkably far from 1.
+    width
+        K.
+    """
+
+    def __init__(self, folder: Path, member: str, columns: FileColumns) -> None:
+        self._folder, self._member, self._order = folder, member, columns.order
+        self._writers: dict[str, ArrayWriter] = {}
+        self.look, self.scaled = ScoreLook(), 0
+        self.width = 0 if columns.classes is None else len(columns.classes)
+
+    def append(self, stack: ExitStack, name: str, block: Array, first: int) -> int:
+        """Write the next rows, the first of which has the number `first`, and return their bytes."""
+        if name == self._member:
+            self.width = _check_width(name, block, self.width)
+        kept, scaled = _kept(name, block, first)
+        self.scaled += scaled
+        if name == LOGITS:
+            self.look.add(kept)
+        if name == self._member and self._order is not None:
+            kept = kept[:, list(self._order)]
+        if name not in self._writers:
+            stored = LOGITS if name in WHOLE else name
+            writer = ArrayWriter(self._folder, stored, block.shape[1:], stored_dtype(block.dtype))
+            self._writers[name] = stack.enter_context(writer)
+        self._writers[name].append(kept)
+        return int(kept.nbytes)
+
+
+def _notes(columns: FileColumns, rows: int, scaled: int) -> list[dict[str, Any]]:
+    """List what the report says of the file."""
+    found = []
+    if columns.left_out:
+        names = ", ".join(f"`{name:.50}`" for name in columns.left_out[:10])
+        found.append(("columns_left_out", f"columns that are no class were left out: {names}", rows))
     if scaled:
         message = (
             f"the probabilities of {scaled:,} samples sum to 1 only within rounding; they were divided by "
             "their sums"
         )
-        note = {"code": "probabilities_scaled", "severity": "warning", "message": message, "rows": scaled}
-        (folder / NOTES).write_text(json.dumps([note]))
+        found.append(("probabilities_scaled", message, scaled))
+    return [
+        {"code": code, "severity": "warning", "message": message, "rows": count}
+        for code, message, count in found
+    ]
+
+
+def _check_kind(look: ScoreLook, columns: FileColumns, *, is_served: bool) -> None:
+    """Refuse scores that were sent as logits and look like something else."""
+    if columns.is_single and look.kind in (SIGMOIDS, PROBABILITIES):
+        raise InvalidUpload(
+            "The file has one column of scores for two classes, all between 0 and 1. Set scores=probabilities"
+            " if they are probabilities of the second class, or scores=logits."
+        )
+    if is_served and (refusal := look.refusal(LOGITS)):
+        raise InvalidUpload(refusal)
 
 
 def keep_labels(folder: Path, labels: Array, num_classes: int) -> None:
@@ -245,6 +392,7 @@ def _checked_labels(labels: Array, num_classes: int) -> Array:
         raise InvalidUpload(
             f"labels[{row}] is {labels[row]}; class indices go from 0 to {num_classes - 1}"
             f"{_others(wrong.size - 1, 'label')}."
+            + (" The labels go from 1: subtract 1, or name the classes." if labels.min() == 1 else "")
         )
     return labels
 

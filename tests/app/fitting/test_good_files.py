@@ -9,6 +9,7 @@ import pytest
 
 from boxcal.app.fitting.worker.check import read_file
 from boxcal.app.fitting.worker.form import FilePart
+from boxcal.app.tables.labels import Declared
 from tests.app.fitting.files import (
     LABELS,
     LIMIT,
@@ -70,7 +71,7 @@ def test_good_files_are_read_as_they_are(name: str, tmp_path: Path) -> None:
     assert logits.dtype in (np.float32, np.float64)
     np.testing.assert_allclose(logits, LOGITS, rtol=1e-3 if "float16" in name else 1e-7)
     np.testing.assert_array_equal(labels, LABELS)
-    assert {path.name for path in tmp_path.iterdir()} == {"body", "logits.npy", "labels.npy"}
+    assert {path.name for path in tmp_path.iterdir()} == {"body", "columns.json", "logits.npy", "labels.npy"}
 
 
 PATIENTS = np.array([f"patient {n // 4}" for n in range(50)])
@@ -136,7 +137,9 @@ def test_columns_named_by_class_hold_what_is_said(tmp_path: Path) -> None:
     columns = {str(index): PROBABILITIES[:, index] for index in range(K)}
     (tmp_path / "body").write_bytes(csv(pa.table({**columns, "label": LABELS})))
     part = FilePart(tmp_path / "body", 0, (tmp_path / "body").stat().st_size)
-    data = read_file(part, tmp_path, classes="0123456789", max_bytes=LIMIT, scores="probabilities")
+    data = read_file(
+        part, tmp_path, classes="0123456789", max_bytes=LIMIT, declared=Declared("probabilities")
+    )
     np.testing.assert_allclose(np.exp(data.arrays()[0]), PROBABILITIES, rtol=1e-5)
 
 

@@ -1,0 +1,117 @@
+"""One validation set in every format, and what reading it gives."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from boxcal.app.fitting.worker.check import read_file
+from boxcal.app.fitting.worker.form import FilePart
+from boxcal.app.fitting.worker.validation_set import StoredSet
+from boxcal.app.tables.labels import NOTHING, Declared
+from tests.app.fitting.validation_data import npz
+
+Array = np.ndarray[Any, Any]
+ROWS = 60
+
+
+@dataclass(frozen=True)
+class Given:
+    """Scores (N, K), the names of their columns, and labels, as indices of the columns."""
+
+    scores: Array
+    names: Sequence[str]
+    labels: Array
+
+    def named_labels(self) -> Array:
+        return np.array(self.names)[self.labels]
+
+
+def given(names: Sequence[str], rows: int = ROWS, seed: int = 0) -> Given:
+    """Logits of a model that is right in most rows; every class is some row's label."""
+    rng = np.random.default_rng(seed)
+    labels = np.resize(np.arange(len(names)), rows)
+    scores = rng.normal(size=(rows, len(names)))
+    scores[np.arange(rows), labels] += 2.0
+    return Given(scores, names, labels)
+
+
+def frame(one: Given, labels: Any = None, **more: Any) -> pd.DataFrame:
+    """A table with one column for each class."""
+    table = pd.DataFrame(one.scores, columns=list(one.names))
+    return table.assign(label=one.named_labels() if labels is None else labels, **more)
+
+
+def parquet(table: pd.DataFrame) -> bytes:
+    return bytes(table.to_parquet())
+
+
+def arrow(table: pd.DataFrame) -> bytes:
+    out = io.BytesIO()
+    whole = pa.Table.from_pandas(table, preserve_index=False)
+    with pa.ipc.new_file(out, whole.schema) as file:
+        file.write_table(whole)
+    return out.getvalue()
+
+
+def stream(table: pd.DataFrame) -> bytes:
+    out = io.BytesIO()
+    whole = pa.Table.from_pandas(table, preserve_index=False)
+    with pa.ipc.new_stream(out, whole.schema) as file:
+        file.write_table(whole)
+    return out.getvalue()
+
+
+TABLES: dict[str, Callable[[pd.DataFrame], bytes]] = {
+    "csv": lambda table: table.to_csv(index=False).encode(),
+    "csv of pandas with its index": lambda table: table.to_csv().encode(),
+    "csv with semicolons and CRLF": lambda table: table.to_csv(
+        index=False, sep=";", lineterminator="\r\n"
+    ).encode(),
+    "csv with bars": lambda table: table.to_csv(index=False, sep="|").encode(),
+    "csv with commas at the end": lambda table: table.to_csv(index=False).replace("\n", ",\n").encode(),
+    "csv with a byte order mark": lambda table: table.to_csv(index=False).encode("utf-8-sig"),
+    "csv.gz": lambda table: gzip.compress(table.to_csv(index=False).encode()),
+    "records": lambda table: table.to_json(orient="records", double_precision=15).encode(),
+    "parquet": parquet,
+    "arrow": arrow,
+    "arrow stream": stream,
+}
+
+
+def arrays_of(one: Given, labels: Any = None, name: str = "logits") -> dict[str, bytes]:
+    """The set as arrays that name their classes."""
+    labels = one.named_labels() if labels is None else np.asarray(labels)
+    members = {name: one.scores, "labels": labels, "classes": np.array(one.names)}
+    document = {key: value.tolist() for key, value in members.items()}
+    return {"npz": npz(**members), "json": json.dumps(document).encode()}
+
+
+def read(
+    data: bytes,
+    folder: Path,
+    classes: Sequence[str] | None = None,
+    declared: Declared = NOTHING,
+    *,
+    is_served: bool = True,
+) -> StoredSet:
+    """Read a file as the worker and the commands do."""
+    folder.mkdir(exist_ok=True)
+    (folder / "body").write_bytes(data)
+    part = FilePart(folder / "body", 0, len(data))
+    limit = 10_000_000
+    return read_file(part, folder, classes=classes, max_bytes=limit, declared=declared, is_served=is_served)
+
+
+def softmax(logits: Array) -> Array:
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))

@@ -1,0 +1,285 @@
+"""A file means the same in every format, or is refused with what settles it: class names, columns, labels."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from boxcal.app.http.problems import BoxcalError, InvalidUpload
+from boxcal.app.tables.labels import Declared, as_indices
+from tests.app.fitting.validation_data import npz
+from tests.app.tables.sets import TABLES, Given, arrays_of, frame, given, read
+
+NAMES = ("ape", "bee", "cat", "dog")
+FORMATS = (*TABLES, "npz", "json")
+
+
+def written(form: str, one: Given, labels: Any = None, **more: Any) -> bytes:
+    if form in TABLES:
+        return TABLES[form](frame(one, labels, **more))
+    return arrays_of(one, labels)[form]
+
+
+def in_order(one: Given, order: Sequence[int]) -> Given:
+    """The same set with its columns in another order."""
+    places = np.argsort(order)
+    return Given(one.scores[:, order], [one.names[k] for k in order], places[one.labels])
+
+
+def assert_same(data: Any, one: Given) -> None:
+    logits, labels = data.arrays()
+    np.testing.assert_allclose(logits, one.scores, rtol=1e-12)
+    np.testing.assert_array_equal(labels, one.labels)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
+def test_columns_are_matched_with_the_classes_by_name(
+    form: str, order: tuple[int, ...], tmp_path: Path
+) -> None:
+    one = given(NAMES)
+    data = read(written(form, in_order(one, order)), tmp_path, NAMES)
+    assert_same(data, one)
+    assert data.classes == list(NAMES)
+    assert data.columns is not None
+    assert data.columns.startswith("matched with the classes by name")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_other_classes_are_named(form: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidUpload, match=r"'eel'.*'dog'|'dog'.*'eel'"):
+        read(written(form, given(("ape", "bee", "cat", "eel"))), tmp_path, NAMES)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_without_known_classes_the_file_names_them(form: str, tmp_path: Path) -> None:
+    one = given(NAMES[::-1])
+    data = read(written(form, one), tmp_path)
+    assert_same(data, one)
+    assert data.classes == list(NAMES[::-1])
+
+
+def test_arrays_without_names_are_read_by_position_and_say_so(tmp_path: Path) -> None:
+    one = given(NAMES)
+    data = read(npz(logits=one.scores, labels=one.labels), tmp_path, NAMES)
+    assert_same(data, one)
+    assert data.columns == "in the order of the classes: the file does not name them"
+
+
+@pytest.mark.parametrize(
+    ("start", "end"), [("", ""), ("p_", ""), ("Probability_", ""), ("", " score"), ("a.", ".b")]
+)
+@pytest.mark.parametrize("known", [None, NAMES])
+def test_names_may_have_a_common_start_and_end(start: str, end: str, known: Any, tmp_path: Path) -> None:
+    one = given(NAMES)
+    table = frame(one).rename(columns={name: f"{start}{name}{end}" for name in NAMES})
+    assert_same(read(table.to_csv(index=False).encode(), tmp_path, known), one)
+
+
+@pytest.mark.parametrize("form", TABLES)
+@pytest.mark.parametrize("name", ["id", "fold", "pred", "Unnamed"])
+def test_another_column_of_numbers_is_refused_by_name(form: str, name: str, tmp_path: Path) -> None:
+    one = given(NAMES)
+    body = written(form, one, **{name: np.arange(len(one.labels))})
+    for known in (None, NAMES):
+        with pytest.raises(InvalidUpload, match=f"'{name}'.*ignore={name}"):
+            read(body, tmp_path / str(known), known)
+        data = read(body, tmp_path / str(known), known, Declared(ignore=(name,)))
+        assert_same(data, one)
+
+
+def test_columns_of_text_and_of_rows_are_left_out_with_a_remark(tmp_path: Path) -> None:
+    one = given(NAMES)
+    body = frame(one, path=[f"{n}.png" for n in range(len(one.labels))]).to_csv().encode()
+    data = read(body, tmp_path)
+    assert_same(data, one)
+    (note,) = data.notes
+    assert note["message"] == "columns that are no class were left out: ``, `path`"
+
+
+def test_consecutive_integers_belong_together(tmp_path: Path) -> None:
+    """Class 2 has no sample, and the columns are written from right to left."""
+    one = given(("0", "1", "2"))
+    kept = one.labels != 2
+    table = frame(Given(one.scores[kept], one.names, one.labels[kept]))
+    table = table.rename(columns={str(k): f"logit_{k}" for k in range(3)})[
+        ["logit_2", "logit_1", "logit_0", "label"]
+    ]
+    data = read(table.to_csv(index=False).encode(), tmp_path)
+    assert data.classes == ["0", "1", "2"]
+    np.testing.assert_allclose(data.arrays()[0], one.scores[kept])
+
+
+def test_columns_can_be_named_by_the_sender(tmp_path: Path) -> None:
+    one = given(NAMES)
+    body = frame(one, one.labels).to_csv(index=False).encode()
+    with pytest.raises(InvalidUpload, match=r"named as the labels name it \('0', '1', '2', '3'\).*classes="):
+        read(body, tmp_path)
+    assert_same(read(body, tmp_path, declared=Declared(classes=NAMES)), one)
+
+
+def test_an_index_beside_columns_in_another_order_must_be_told(tmp_path: Path) -> None:
+    one = given(NAMES)
+    body = in_order(one, (3, 2, 1, 0))
+    table = frame(body, one.labels).to_csv(index=False).encode()
+    with pytest.raises(InvalidUpload, match=r"is the name of no class.*labels_as=index.*the class 'ape'"):
+        read(table, tmp_path, NAMES)
+    assert_same(read(table, tmp_path, NAMES, Declared(labels_as="index")), one)
+
+
+INTEGERS = [("1", "2", "3"), ("10", "20", "30"), ("-1", "1"), ("0", "1", "10", "2"), ("1.0", "2.0", "3.0")]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("names", INTEGERS)
+@pytest.mark.parametrize("kind", [int, float, str])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_where_integers_name_the_classes_an_integer_is_a_name(
+    form: str, names: tuple[str, ...], kind: Any, is_known: bool, tmp_path: Path
+) -> None:
+    one = given(names)
+    labels = np.array([float(name) for name in one.named_labels()])
+    labels = labels if kind is float else labels.astype(int).astype(kind)
+    if not is_known and form in TABLES and names[0] == "1.0":
+        pytest.skip("columns `1.0` and labels 1 are not compared as numbers")
+    data = read(written(form, one, labels), tmp_path, names if is_known else None)
+    assert_same(data, one)
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "npz", "json"])
+def test_an_integer_that_names_no_class_shows_both_readings(form: str, tmp_path: Path) -> None:
+    one = given(("10", "20", "30"))
+    body = written(form, one, one.labels)
+    with pytest.raises(InvalidUpload, match=r"labels\[0\] is 0, .*10, 20, 30.*labels_as=index.*class '10'"):
+        read(body, tmp_path, one.names)
+    assert_same(read(body, tmp_path, one.names, Declared(labels_as="index")), one)
+
+
+def test_labels_of_bytes_are_utf8() -> None:
+    labels = np.array(["Ärger", "dog"]).astype("U").tolist()
+    coded = np.array([name.encode() for name in labels])
+    assert as_indices(coded, ("dog", "Ärger")).tolist() == [1, 0]
+    with pytest.raises(InvalidUpload, match="not UTF-8"):
+        as_indices(np.array([b"\xff"]), ("dog", "cat"))
+
+
+SINGLE = given(("no", "yes"))
+ODDS = SINGLE.scores[:, 1] - SINGLE.scores[:, 0]
+SECOND = 1 / (1 + np.exp(-ODDS))
+
+
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
+@pytest.mark.parametrize(
+    ("member", "values", "declared"),
+    [
+        ("logits", ODDS, Declared()),
+        ("probabilities", SECOND, Declared()),
+        ("logits", 100 * SECOND, Declared("percent")),
+        ("logits", SECOND, Declared("probabilities")),
+    ],
+)
+@pytest.mark.parametrize("form", ["npz", "json"])
+def test_one_column_of_arrays_is_the_second_class(  # noqa: PLR0917 - a test of all combinations
+    form: str, member: str, values: Any, declared: Declared, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    arrays = {member: values.reshape(shape), "labels": SINGLE.labels}
+    body = npz(**arrays) if form == "npz" else pd.Series(arrays).to_json(double_precision=15).encode()
+    data = read(body, tmp_path, ("no", "yes"), declared)
+    logits, labels = data.arrays()
+    np.testing.assert_allclose(logits[:, 1] - logits[:, 0], ODDS, rtol=1e-6, atol=1e-9)
+    np.testing.assert_array_equal(labels, SINGLE.labels)
+    assert data.columns == "one column of scores, of the second class, 'yes'"
+
+
+@pytest.mark.parametrize("name", ["yes", "p_yes", "logit", "decision", "score"])
+@pytest.mark.parametrize("form", TABLES)
+def test_one_column_of_a_table_is_the_second_class(form: str, name: str, tmp_path: Path) -> None:
+    body = TABLES[form](pd.DataFrame({name: ODDS, "label": SINGLE.named_labels()}))
+    data = read(body, tmp_path)
+    logits, labels = data.arrays()
+    np.testing.assert_allclose(logits[:, 1] - logits[:, 0], ODDS, rtol=1e-12)
+    np.testing.assert_array_equal(labels, SINGLE.labels)
+    assert data.columns == "one column of scores, of the second class, 'yes', read as logits"
+
+
+def test_one_column_of_another_name_or_kind_is_refused(tmp_path: Path) -> None:
+    table = pd.DataFrame({"id": ODDS, "label": SINGLE.named_labels()})
+    with pytest.raises(InvalidUpload, match=r"one column for each class.*`id`"):
+        read(table.to_csv(index=False).encode(), tmp_path)
+    table = pd.DataFrame({"score": SECOND, "label": SINGLE.named_labels()})
+    with pytest.raises(InvalidUpload, match=r"all between 0 and 1. Set scores=probabilities"):
+        read(table.to_csv(index=False).encode(), tmp_path)
+    with pytest.raises(InvalidUpload, match=r"must have the shape \(N, 4\)"):
+        read(npz(logits=ODDS, labels=SINGLE.labels), tmp_path, NAMES)
+
+
+def test_several_labels_at_once_are_named(tmp_path: Path) -> None:
+    one = given(NAMES)
+    hot = np.eye(4)[one.labels]
+    with pytest.raises(InvalidUpload, match=r"one-hot.*argmax"):
+        read(npz(logits=one.scores, labels=hot), tmp_path)
+    hot[:5, 0], hot[10] = 1, 0
+    several = int((hot.sum(axis=1) > 1).sum())
+    for body in (
+        npz(logits=one.scores, labels=hot.astype(int)),
+        pd.Series({"logits": one.scores, "labels": hot.astype(int)}).to_json(double_precision=15).encode(),
+    ):
+        with pytest.raises(InvalidUpload, match=f"several labels at once: {several} rows .*, 1 have none"):
+            read(body, tmp_path)
+
+
+def zipped(name: str, content: bytes = b"") -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr(name, content)
+    return out.getvalue()
+
+
+TABLE = frame(given(NAMES))
+CSV = TABLE.to_csv(index=False)
+FOREIGN = {
+    "label": (CSV.replace("label", "Label", 1).encode(), "`Label` is it, set label=Label"),
+    "target": (CSV.replace("label", "target", 1).encode(), "`target` is it, set label=target"),
+    "no header": (CSV.partition("\n")[2].replace(",ape", ",0").encode(), "needs one column `label`"),
+    "numbers alone": (b"0.1,2,0\n" * 30, "first line holds numbers: add a line that names the columns"),
+    "UTF-16": (CSV.encode("utf-16"), "text in UTF-16; save it in UTF-8"),
+    "comment": (f"# made today\n{CSV}".encode(), "begins with a comment"),
+    "cells at the end": (CSV.replace("\n", ",\n").replace(",\n", "\n", 1).encode(), "end with a delimiter"),
+    "pickle": (pickle.dumps({"logits": [1]}), "it is a pickle, which is never opened"),
+    "torch.save": (zipped("archive/data.pkl"), "saved by torch.save"),
+    "xlsx": (zipped("xl/workbook.xml"), "Excel file"),
+    "zipped CSV": (zipped("t.csv", CSV.encode()), "a table in a .zip; unpack it, or compress it with gzip"),
+    "damaged gzip": (gzip.compress(CSV.encode())[:-9], "no readable .gz"),
+    "xz": (b"\xfd7zXZ\x00" + bytes(40), "compressed with xz"),
+    "HTML": (b"<!doctype html>\n<p>a,b,label", "HTML or XML"),
+    "one .npy": (npz(a=np.ones(3))[:0] + b"\x93NUMPY" + bytes(50), "one .npy array"),
+    "records that differ": (b'[{"a": 1, "label": 0}, {"b": 1}]', "Record 1 .* members of the first"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_other_files_are_named_for_what_they_are(name: str, tmp_path: Path) -> None:
+    body, says = FOREIGN[name]
+    with pytest.raises(BoxcalError, match=says):
+        read(body, tmp_path)
+
+
+@pytest.mark.parametrize("form", TABLES)
+def test_the_column_of_labels_can_be_named(form: str, tmp_path: Path) -> None:
+    one = given(NAMES)
+    body = TABLES[form](frame(one).rename(columns={"label": "target"}))
+    assert_same(read(body, tmp_path, declared=Declared(label="target")), one)
+
+
+def test_gzip_is_unpacked_within_the_limit(tmp_path: Path) -> None:
+    with pytest.raises(BoxcalError, match=r"unpacks to more than 10,000,000 bytes"):
+        read(gzip.compress(bytes(20_000_000)), tmp_path)
