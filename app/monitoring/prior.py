@@ -1,7 +1,8 @@
 """Calibrators adjusted to the class frequencies of recent predictions, for requests with `prior_adjustment`.
 
-The frequencies are estimated by MAP-EM from the predictions that are kept for feedback, once a minute. The
-registry and the monitor know nothing of it: the adjustment lasts as long as a request.
+The frequencies are estimated by MAP-EM from the predictions that are kept for feedback, once a minute; where
+their change is not significant, the answers stay as they are. The registry and the monitor know nothing of
+it: the adjustment lasts as long as a request.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from boxcal.calibrators.monitoring.class_prior import (
     FEWEST_ROWS,
     SMALLEST_FREQUENCY,
     estimate_class_prior,
+    is_shifted,
     prior_offsets,
 )
 
@@ -82,10 +84,11 @@ class PriorAdjustments:
                 f"Prior adjustment of calibrator {served.version} needs {FEWEST_ROWS:,} of its predictions "
                 f"with the option `feedback`; {len(logits):,} are kept."
             )
-        known = class_prior_of(self._registry, served.version)
+        known, samples = class_prior_of(self._registry, served.version)
         source: Array = np.ones(num_classes) if known is None else known
         source = np.maximum(source / source.sum(), SMALLEST_FREQUENCY)
         rows = served.calibrator(np.asarray(logits, np.float64))
-        offsets = prior_offsets(source, estimate_class_prior(rows, source))
+        target = estimate_class_prior(rows, source) if is_shifted(rows, source, samples) else source
+        offsets = prior_offsets(source, target)
         adjusted = served.calibrator.adjusted(offsets)
         return ServedCalibrator(served.version, adjusted.method, adjusted)

@@ -127,7 +127,7 @@ class RefitRunner:
     def _stored(self, version: int) -> tuple[bytes | None, list[float] | None]:
         """Return the artifact of a version, and its class prior."""
         artifact = None if version == UNCALIBRATED else self._registry.artifact(version)
-        prior = class_prior_of(self._registry, version)
+        prior, _ = class_prior_of(self._registry, version)
         return artifact, None if prior is None else prior.tolist()
 
     def _claim(self) -> bool:

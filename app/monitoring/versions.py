@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from typing import Any
 
@@ -31,9 +32,13 @@ def active_version_of(registry: Registry, activator: Activator, activation: Acti
     )
 
 
-def class_prior_of(registry: Registry, version: int) -> Matrix | None:
-    """Return the mean answer (K,) of a version to the data of its fit; None if it is not known. Blocks."""
-    return _class_prior(_report(registry, version))
+def class_prior_of(registry: Registry, version: int) -> tuple[Matrix | None, float]:
+    """Return the mean answer (K,) of a version to the data of its fit, and the effective number of samples.
+
+    None and infinity if the data are not known. Blocks.
+    """
+    report = _report(registry, version)
+    return _class_prior(report), report.get("effective_samples", report.get("samples", math.inf))
 
 
 def _class_prior(report: dict[str, Any]) -> Matrix | None:

@@ -18,6 +18,8 @@ FEWEST_ROWS = 1000
 SMALLEST_FREQUENCY = 1e-6
 """Of a class that a calibrator's data did not have, where Bayes' rule divides by it."""
 
+RESAMPLES, LEVEL = 200, 0.01
+
 TOLERANCE = 1e-8
 MOST_STEPS = 1000
 
@@ -35,6 +37,30 @@ def prior_offsets(source: Array, target: Array) -> Array:
         raise ValueError(f"{len(source)} classes need as many class frequencies above 0")
     offsets: Array = np.log(target / target.sum()) - np.log(source / source.sum())
     return offsets
+
+
+def is_shifted(probabilities: Array, source: Array, source_rows: float, *, seed: int = 0) -> bool:
+    """Whether the mean of rows (N, K) differs from `source` (K,), the mean of `source_rows` others.
+
+    The statistic is `T = sum_k (mean_k - source_k)^2 / source_k`. Without a shift the mean lies around the
+    source as the means of resamples lie around the mean; the error of the source itself makes T larger by the
+    factor 1 + N / source_rows. A shift is told at the level `LEVEL`.
+
+    Parameters
+    ----------
+    probabilities
+        (N, K) answers to traffic.
+    source
+        (K,) as `estimate_class_prior` takes it.
+    source_rows
+        How many rows it is the mean of; infinite where it is exact.
+    seed
+        Of the resamples.
+    """
+    count, mean = len(probabilities), probabilities.mean(0)
+    times = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), RESAMPLES) / count
+    null = ((times @ probabilities - mean) ** 2 / source).sum(1) * (1 + count / source_rows)
+    return bool((null >= ((mean - source) ** 2 / source).sum()).mean() < LEVEL)
 
 
 def estimate_class_prior(probabilities: Array, source: Array, *, pseudo_count: float = PSEUDO_COUNT) -> Array:

@@ -7,9 +7,10 @@ import pytest
 
 from boxcal.calibrators.evaluation.metrics import evaluate
 from boxcal.calibrators.monitoring.accuracy import Accuracy
-from boxcal.calibrators.monitoring.class_prior import estimate_class_prior
+from boxcal.calibrators.monitoring.class_prior import estimate_class_prior, is_shifted
 from boxcal.calibrators.monitoring.drift import DriftTest
 from boxcal.calibrators.monitoring.metrics import RunningMetrics
+from boxcal.calibrators.monitoring.state import Array
 from tests.calibrators.monitoring.streams import answers, drawn, normalised
 
 
@@ -125,6 +126,26 @@ def test_class_frequencies_of_shifted_traffic_are_found() -> None:
     assert np.abs(found - truth).max() < 0.02 < np.abs(source - truth).max()
     unshifted = estimate_class_prior(pool, source)
     assert np.abs(unshifted - source).max() < 0.01
+
+
+@pytest.mark.parametrize("source_rows", [math.inf, 2000.0, 300.0])
+def test_a_shift_is_told_at_its_level(source_rows: float) -> None:
+    random = np.random.default_rng(5)
+    pool = answers(random, 20_000, scale=6.0)
+    few = 20_000 if source_rows == math.inf else int(source_rows)
+
+    def told(weights: Array) -> int:
+        return sum(
+            is_shifted(
+                pool[random.choice(20_000, 1000, p=weights / weights.sum())],
+                pool.mean(0) if few == 20_000 else pool[random.choice(20_000, few)].mean(0),
+                source_rows,
+            )
+            for _ in range(200)
+        )
+
+    assert told(np.ones(20_000)) <= 6  # more have a probability below .005
+    assert told((pool * np.array([4.0, 0.25] + [1.0] * 8)).sum(1)) >= 195
 
 
 def test_too_few_rows_give_no_class_frequencies() -> None:
