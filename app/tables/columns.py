@@ -98,7 +98,7 @@ def choose_columns(
     label_values
         From a column to its distinct values, as text: asked where `classes` are not known.
     texts
-        Gives the columns that hold no numbers; asked with `label_values`.
+        Gives the columns that hold no numbers, which are left out.
 
     Raises
     ------
@@ -133,10 +133,11 @@ def choose_columns(
         known = known or inputs.labels
         if _are_samples(others, inputs, known, declared.scores):
             return Columns(inputs.table_columns, inputs.member, inputs.labels, label, group, weight)
-    if known is None:
+    if known is None or not set(others) <= {*_class_columns(others, known)}:
         without = texts()
         dropped += tuple(name for name in others if name in without)
         others = [name for name in others if name not in without]
+    if known is None:
         values = [] if label_values is None else label_values(label)
         wanted, known = _classes_among(others, values)
     else:

@@ -1,0 +1,121 @@
+"""How scores look, and their one conversion to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from boxcal import BoxCalibrator
+from boxcal.calibrators.checks import check_data
+from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.scores import ScoreLook, as_logits, two_columns
+
+Array = np.ndarray[Any, Any]
+CLASSES = (2, 3, 5, 10, 30, 100)
+ROUNDINGS: dict[str, tuple[str, Callable[[Array], Array]]] = {
+    "2 decimals": ("probabilities", lambda p: p.round(2)),
+    "3 decimals": ("probabilities", lambda p: p.round(3)),
+    "4 decimals": ("probabilities", lambda p: p.round(4)),
+    "float16": ("probabilities", lambda p: p.astype(np.float16)),
+    "float32": ("probabilities", lambda p: p.astype(np.float32)),
+    "float64": ("probabilities", lambda p: p),
+    "whole percent": ("percent", lambda p: (100 * p).round()),
+    "percent, 1 decimal": ("percent", lambda p: (100 * p).round(1)),
+    "percent": ("percent", lambda p: 100 * p),
+}
+
+
+def logits_of(num_classes: int, spread: float = 3.0, rows: int = 200) -> Array:
+    return spread * np.random.default_rng(num_classes).normal(size=(rows, num_classes))
+
+
+def softmax(logits: Array) -> Array:
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("num_classes", CLASSES)
+@pytest.mark.parametrize("spread", [1.0, 3.0])
+def test_probabilities_are_recognised_however_rounded(rounding: str, num_classes: int, spread: float) -> None:
+    kind, rounded = ROUNDINGS[rounding]
+    logits = logits_of(num_classes, spread)
+    rows = rounded(softmax(logits))
+    assert ScoreLook.of(np.array_split(rows, 3)).kind == kind
+    labels = logits.argmax(axis=1)
+    serious = [one for one in check_data(rows.astype(np.float64), labels) if one.severity == "serious"]
+    assert f"set scores={kind}" in " ".join(one.message for one in serious)
+    with pytest.raises(ValueError, match=f"Set scores={kind}; if these are logits all the same"):
+        BoxCalibrator("ts", classes=np.arange(num_classes)).fit(rows.astype(np.float64), labels)
+    found, _ = as_logits(rows, kind)
+    np.testing.assert_allclose(softmax(found), rows / rows.sum(axis=1, keepdims=True, dtype=float), atol=1e-6)
+
+
+@pytest.mark.parametrize("num_classes", CLASSES)
+def test_logits_and_sigmoids_are_no_probabilities(num_classes: int) -> None:
+    logits = logits_of(num_classes)
+    assert ScoreLook.of([logits]).kind is None
+    assert ScoreLook.of([np.maximum(logits, 0)]).kind is None
+    sigmoids = 1 / (1 + np.exp(-logits_of(num_classes, 2.0)))
+    assert ScoreLook.of([sigmoids]).kind == "sigmoids"
+    (found,) = [one for one in check_data(sigmoids, logits.argmax(axis=1)) if one.code == "sigmoids"]
+    assert found.severity == "serious"
+
+
+def test_real_logits_are_not_taken_for_something_else() -> None:
+    """2,000 sets of logits of few rows and classes, of every size and offset."""
+    rng = np.random.default_rng(0)
+    for _ in range(2000):
+        rows, num_classes = rng.integers(20, 200), rng.integers(2, 60)
+        logits = rng.exponential(3) * rng.normal(size=(rows, num_classes)) + rng.normal() * 3
+        assert ScoreLook.of([np.round(logits, rng.integers(1, 8))]).kind in {None, "sigmoids"}
+        assert ScoreLook.of([logits]).refusal("logits") is None
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_a_zero_is_the_same_in_every_type(dtype: Any) -> None:
+    found, _ = as_logits(np.array([[0, 0.25, 0.75]], dtype), "probabilities")
+    assert found.dtype == np.float64
+    assert found[0, 0] == pytest.approx(-87.336544750, abs=1e-9)
+    assert found[0, 1:] == pytest.approx([np.log(0.25), np.log(0.75)])
+
+
+@pytest.mark.parametrize(
+    ("row", "kind", "is_read"),
+    [
+        ([0.99, 0.0], "probabilities", True),
+        ([1.0, 0.01], "probabilities", True),
+        ([0.33, 0.33, 0.33], "probabilities", True),
+        ([0.98, 0.0], "probabilities", False),
+        ([0.3, 0.3, 0.3, 0.125], "probabilities", False),
+        ([0.01] * 98, "probabilities", True),  # each of 98 classes is off by up to .005
+        ([0.2] * 7 + [0.0] * 3, "probabilities", False),
+        ([33.0, 33.0, 33.0], "percent", True),
+        ([33.0, 33.0, 31.0], "percent", False),
+        ([0.5, 0.6], "probabilities", False),
+        ([0.0] * 300, "probabilities", False),
+    ],
+)
+def test_sums_may_differ_by_what_rounding_explains(row: list[float], kind: str, is_read: bool) -> None:
+    if is_read:
+        found, _ = as_logits(np.array([row]), kind)
+        np.testing.assert_allclose(np.exp(found[0]), np.maximum(np.array(row) / sum(row), 2.0**-126))
+    else:
+        with pytest.raises(InvalidDataError, match="sums to"):
+            as_logits(np.array([row]), kind)
+
+
+def test_what_is_no_probability_is_named() -> None:
+    with pytest.raises(InvalidDataError, match=r"probabilities\[8, 1\] is 1.25; .* between 0 and 1\. Send"):
+        as_logits(np.array([[0.0, 1.25]]), "probabilities", 8)
+    with pytest.raises(InvalidDataError, match=r"between 0 and 1\. Set scores=percent"):
+        as_logits(np.array([[25.0, 75.0], [40.0, 60.0]]), "probabilities")
+
+
+def test_one_column_is_the_second_of_two_classes() -> None:
+    assert two_columns(np.array([0.25]), "probabilities").tolist() == [[0.75, 0.25]]
+    assert two_columns(np.array([[25.0]]), "percent").tolist() == [[75.0, 25.0]]
+    assert two_columns(np.array([-3.0]), "logits").tolist() == [[0.0, -3.0]]
