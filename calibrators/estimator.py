@@ -163,6 +163,8 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         names = getattr(self, "feature_names_in_", None)
         if names is not None and set(getattr(logits, "columns", ())) == set(names):
             logits = logits[list(names)]  # type: ignore[index, call-overload] # a DataFrame, by name
+        elif self.n_features_in_ == 1:
+            logits = _two_dimensional(logits)
         values = self._in_order(validate_data(self, logits, dtype=np.float64, reset=False))
         with torch.inference_mode():
             return self.calibrator_.calibrate(torch.from_numpy(self._as_logits(values)), self._bounds())

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from boxcal.app.http.problems import InvalidLogits, MalformedBody
 from boxcal.app.tables.npy import MAX_HEADER_BYTES, read_header
 from boxcal.calibrators.errors import InvalidDataError
-from boxcal.calibrators.scores import PRECISION
+from boxcal.calibrators.scores import PRECISION, two_columns
 from boxcal.calibrators.scores import as_logits as converted
 
 WRITE_BYTES = 2**18
@@ -70,6 +70,9 @@ def read_rows(
         raise InvalidLogits(f"{name} is {_kind(rows)}; it must be a list of rows of {num_classes} numbers.")
     if not rows:
         raise InvalidLogits(f"{name} holds no row.")
+    if num_classes == 2 and _is_single(rows[0]):
+        column = [row if isinstance(row, list) else [row] for row in rows]
+        return two_columns(read_rows(column, 1, name, check_finite=check_finite), name)
     for position, row in enumerate(rows):
         if not isinstance(row, list):
             raise InvalidLogits(
@@ -106,6 +109,8 @@ def check_scores(
     InvalidLogits
         It is not (N, K) with N at least 1, or not finite.
     """
+    if num_classes == 2 and values.size and values.shape in {(len(values),), (len(values), 1)}:
+        values = two_columns(values, name)
     if values.ndim != 2 or values.shape[1] != num_classes or not len(values):
         raise InvalidLogits(
             f"The {name} have the shape {values.shape}; it must be (N, {num_classes}), "
@@ -114,6 +119,10 @@ def check_scores(
     is_as_needed = values.dtype == np.float64 and values.flags.carray
     wide = values if is_as_needed else values.astype(np.float64, order="C")
     return finite(wide, name) if check_finite else wide
+
+
+def _is_single(row: Any) -> bool:
+    return len(row) == 1 if isinstance(row, list) else isinstance(row, int | float)
 
 
 def finite(values: NDArray[np.float64], name: str) -> NDArray[np.float64]:
@@ -148,7 +157,7 @@ def as_logits(scores: NDArray[np.float64], kind: str, sent: np.dtype[Any]) -> ND
     scores
         (N, K), finite.
     kind
-        `logits` or `probabilities`.
+        `logits`, `probabilities` or `percent`.
     sent
         The type in which they were sent, which limits how well decimals can be recognised.
 

@@ -25,6 +25,7 @@ from boxcal.app.http.problems import (
 )
 from boxcal.app.predict import options as request_options
 from boxcal.app.predict.options import Options
+from boxcal.calibrators.scores import KINDS
 
 IMAGES = ("image/jpeg", "image/png", "image/webp")
 JSON = "application/json"
@@ -47,12 +48,11 @@ MAX_CONTAINERS = 250_000
 """Lists and objects of a JSON body: an empty one has 2 bytes, and takes 70."""
 NAN_LIMIT = 2**20
 """Bodies up to this size that are JSON except for NaN are parsed again to name the number."""
-LOGITS, PROBABILITIES = "logits", "probabilities"
 ALIGNMENT = 8
 """Bytes of the largest number in an array; the compiled loops read aligned numbers without a copy."""
 COPIED = 2**20
 """Up to this many bytes are copied on the event loop: a tenth of a millisecond."""
-SCORES = (LOGITS, PROBABILITIES)
+SCORES = KINDS
 """What `/calibrate` takes: a member of a JSON body, or the query parameter `scores` with an array."""
 
 Body = bytes | bytearray

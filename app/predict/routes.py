@@ -44,7 +44,6 @@ from boxcal.app.predict.bodies import (
     CALIBRATE_TYPES,
     CSV,
     JSON,
-    LOGITS,
     NPY,
     PREDICT_TYPES,
     SCORES,
@@ -55,6 +54,7 @@ from boxcal.app.predict.bodies import (
 from boxcal.app.predict.inputs import Inputs, inputs_of
 from boxcal.app.predict.options import Options
 from boxcal.app.predict.pipeline import Pipeline
+from boxcal.calibrators.scores import LOGITS
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ async def calibrate(request: DirectRequest) -> None:
     num_classes = len(pipeline.labels)
     posted = await read(request, CALIBRATE_TYPES, SCORES)
     content = read_npy(posted.content) if posted.kind == NPY else posted.content
-    rows = len(content) if isinstance(content, list) or getattr(content, "ndim", 0) == 2 else 0
+    rows = len(content) if isinstance(content, list) or getattr(content, "ndim", 0) in {1, 2} else 0
 
     def logits(check_finite: bool) -> Float64Array:
         check_finite |= posted.member != LOGITS

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from boxcal.app.predict.bodies import CSV, FORM, IMAGES, JSON, LOGITS, NPY, SCORES, TEXT
+from boxcal.app.predict.bodies import CSV, FORM, IMAGES, JSON, NPY, SCORES, TEXT
 from boxcal.app.predict.options import Options
 from boxcal.app.schemas.predictions import Answer
+from boxcal.calibrators.scores import LOGITS
 
 BINARY = {"type": "string", "format": "binary"}
 INTEGER = {"type": "integer", "minimum": 0}
@@ -115,8 +116,9 @@ def predict_body() -> dict[str, Any]:
 
 def calibrate_body() -> dict[str, Any]:
     """Describe `/calibrate`'s bodies and query string."""
-    row = {"type": "array", "items": {"type": "number"}, "minItems": 2}
-    rows = {"type": "array", "items": row, "minItems": 1}
+    row = {"type": "array", "items": {"type": "number"}, "minItems": 1}
+    second = {"type": "number", "description": "The score of the second of two classes."}
+    rows = {"type": "array", "items": {"anyOf": [row, second]}, "minItems": 1}
     either = {"anyOf": [_object(name, rows, options_schema()) for name in SCORES]}
     scores = {
         "name": "scores",

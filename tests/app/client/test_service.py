@@ -111,7 +111,10 @@ def test_large_options_of_tensors_go_as_json(
     expected = ask(url, "predict_tensors", digits.levels[:3], lower={"1": 0.1}, calibrator=0)
     monkeypatch.setattr(bodies, "LONGEST_QUERY", 0)
     as_json = ask(url, "predict_tensors", digits.levels[:3], lower={"1": 0.1}, calibrator=0)
-    assert as_json.predictions == expected.predictions
+    # On a busy machine the batches are others, and so may the last bits be.
+    assert [one.label for one in as_json.predictions] == [one.label for one in expected.predictions]
+    found, wanted = ([one.probability for one in each.predictions] for each in (as_json, expected))
+    assert found == pytest.approx(wanted, rel=1e-6)
 
 
 def test_a_fit_from_upload_to_rollback(ask: Ask, url: str) -> None:

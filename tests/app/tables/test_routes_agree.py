@@ -1,0 +1,198 @@
+"""The same rows give the same probabilities at every route, in the library and in files, zeros included."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from boxcal import BoxCalibrator, Calibrator, fit
+from boxcal.app.tables.labels import Declared
+from tests.app.fitting.validation_data import npz
+from tests.app.running import running
+from tests.app.tables.sets import TABLES, Given, frame, given, read, softmax
+
+NAMES = ("ape", "bee", "cat")
+SET = given(NAMES, 300, seed=3)
+PROBABILITIES = softmax(SET.scores)
+PROBABILITIES[:40, 0] = 0.0  # as a forest answers
+PROBABILITIES /= PROBABILITIES.sum(axis=1, keepdims=True)
+ROWS = PROBABILITIES[:60]
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A service without a model that has fitted `vector` to probabilities with zeros."""
+    folder = tmp_path_factory.mktemp("routes")
+    (folder / "labels.txt").write_text("\n".join(NAMES))
+    with running(folder / "data", model="logits:3", labels=folder / "labels.txt") as service:
+        fitted = httpx.post(
+            f"{service.url}/fit?wait=60",
+            files={"file": npz(probabilities=PROBABILITIES, labels=SET.labels)},
+            data={"method": "vector", "activate": "always"},
+            timeout=100,
+        ).json()
+        assert fitted["state"] == "succeeded", fitted
+        yield service.url
+
+
+@pytest.fixture(scope="module")
+def calibrator(url: str) -> Calibrator:
+    active = httpx.get(f"{url}/calibrators").json()["calibrators"]
+    version = max(one["version"] for one in active)
+    return Calibrator.from_bytes(httpx.get(f"{url}/calibrators/{version}/artifact").content)
+
+
+def by_json(url: str, rows: Any) -> Any:
+    answer = httpx.post(
+        f"{url}/calibrate", json={"probabilities": rows.tolist(), "options": {"probabilities": True}}
+    )
+    return np.array([one["probabilities"] for one in answer.json()["predictions"]])
+
+
+def by_percent(url: str, rows: Any) -> Any:
+    answer = httpx.post(
+        f"{url}/calibrate", json={"percent": (100 * rows).tolist(), "options": {"probabilities": True}}
+    )
+    return np.array([one["probabilities"] for one in answer.json()["predictions"]])
+
+
+def by_npy(url: str, rows: Any) -> Any:
+    headers = {"content-type": "application/x-npy", "accept": "application/x-npy"}
+    answer = httpx.post(f"{url}/calibrate?scores=probabilities", content=npy(rows), headers=headers)
+    return np.load(io.BytesIO(answer.content))
+
+
+def by_v2(url: str, rows: Any) -> Any:
+    one = {"name": "probabilities", "shape": [60, 3], "datatype": "FP64", "data": rows.ravel().tolist()}
+    answer = httpx.post(f"{url}/v2/models/logits:3.calibrator/infer", json={"inputs": [one]}).json()
+    found = next(output for output in answer["outputs"] if output["name"] == "probabilities")
+    return np.array(found["data"]).reshape(found["shape"])
+
+
+ROUTES: dict[str, Callable[[str, Any], Any]] = {
+    "json": by_json,
+    "percent": by_percent,
+    "npy": by_npy,
+    "v2": by_v2,
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_answers_the_same(route: str, dtype: Any, url: str, calibrator: Calibrator) -> None:
+    rows = ROWS.astype(dtype)
+    expected = calibrator(torch.from_numpy(np.log(np.maximum(ROWS, 2.0**-126)))).numpy()
+    tolerance = 1e-12 if dtype is np.float64 else 1e-6
+    np.testing.assert_allclose(ROUTES[route](url, rows), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("form", TABLES)
+def test_every_file_gives_the_same(form: str, calibrator: Calibrator, tmp_path: Path) -> None:
+    body = TABLES[form](frame(Given(PROBABILITIES[:, ::-1], NAMES[::-1], 2 - SET.labels)))
+    data = read(body, tmp_path, calibrator.classes, Declared("probabilities"))
+    expected = calibrator(torch.from_numpy(np.log(np.maximum(PROBABILITIES, 2.0**-126)))).numpy()
+    found = calibrator(torch.from_numpy(np.array(data.arrays()[0]))).numpy()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_a_calibrator_keeps_the_names_of_its_classes(calibrator: Calibrator) -> None:
+    assert calibrator.classes == NAMES
+    indices = calibrator.named(["0", "1", "2"])
+    assert Calibrator.from_bytes(indices.to_bytes()).classes is None
+
+
+@pytest.mark.filterwarnings("ignore:unrelated_labels")
+def test_the_estimator_matches_columns_by_name(calibrator: Calibrator) -> None:
+    import pandas as pd
+
+    table = pd.DataFrame(PROBABILITIES, columns=list(NAMES))
+    y = SET.named_labels()
+    plain = BoxCalibrator("vector", scores="probabilities").fit(PROBABILITIES, y)
+    by_name = BoxCalibrator("vector", scores="probabilities").fit(table[["cat", "ape", "bee"]], y)
+    expected = plain.predict_proba(ROWS)
+    np.testing.assert_allclose(by_name.predict_proba(table[["bee", "cat", "ape"]][:60]), expected, atol=1e-12)
+    direct = calibrator(torch.from_numpy(np.log(np.maximum(ROWS, 2.0**-126)))).numpy()
+    np.testing.assert_allclose(expected, direct, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="name each column by its class"):
+        BoxCalibrator("ts", scores="probabilities").fit(table.rename(columns={"ape": "eel"}), y)
+
+
+def test_one_score_of_two_classes_at_every_route(tmp_path: Path) -> None:
+    one = given(("no", "yes"), 200)
+    odds = one.scores[:, 1] - one.scores[:, 0]
+    second = 1 / (1 + np.exp(-odds))
+    (tmp_path / "labels.txt").write_text("no\nyes")
+    with running(tmp_path / "data", model="logits:2", labels=tmp_path / "labels.txt") as service:
+        url = service.url
+
+        def answered(body: Any) -> Any:
+            answer = httpx.post(f"{url}/calibrate", json={**body, "options": {"probabilities": True}})
+            assert answer.status_code == 200, answer.text
+            return np.array([row["probabilities"] for row in answer.json()["predictions"]])
+
+        for body in (
+            {"logits": odds.tolist()},
+            {"logits": odds[:, None].tolist()},
+            {"probabilities": second.tolist()},
+            {"percent": (100 * second[:, None]).tolist()},
+        ):
+            np.testing.assert_allclose(answered(body)[:, 1], second, atol=1e-9)
+        headers = {"content-type": "application/x-npy", "accept": "application/x-npy"}
+        for shape in ((-1,), (-1, 1)):
+            answer = httpx.post(f"{url}/calibrate", content=npy(odds.reshape(shape)), headers=headers)
+            np.testing.assert_allclose(np.load(io.BytesIO(answer.content))[:, 1], second, atol=1e-12)
+        named = httpx.post(f"{url}/calibrate", json={"logits": [9.0]}).json()["predictions"][0]
+        assert (named["label"], named["index"]) == ("yes", 1)
+        wrong = httpx.post(f"{url}/calibrate", json={"logits": [9.0, [1.0, 2.0]]})
+        assert wrong.status_code == 422
+        assert "logits[1] has 2 numbers" in wrong.json()["detail"]
+    sklearn_like = BoxCalibrator("ts").fit(odds, one.named_labels())
+    both = fit("ts", one.scores, one.labels).calibrator
+    np.testing.assert_allclose(
+        sklearn_like.predict_proba(odds), both(torch.from_numpy(one.scores)).numpy(), atol=1e-9
+    )
+
+
+NUMBERS = ("0", "1", "10", "2")  # as a listing of folders sorts them
+
+
+def test_an_integer_label_of_feedback_is_the_name_where_names_are_integers(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("\n".join(NUMBERS))
+    logits = np.eye(4).tolist()
+    labels = [0, 1, 10, 2]
+    with running(tmp_path / "data", model="logits:4", labels=tmp_path / "labels.txt") as service:
+        url = service.url
+        asked = httpx.post(f"{url}/calibrate", json={"logits": logits, "options": {"feedback": True}}).json()
+        ids = [one["id"] for one in asked["predictions"]]
+
+        def told(body: Any, kind: str = "application/json") -> Any:
+            return httpx.post(f"{url}/feedback", content=body, headers={"content-type": kind}).json()
+
+        lines = "\n".join(f"{one},{label}" for one, label in zip(ids, labels, strict=True))
+        assert told(f"id,label\n{lines}", "text/csv")["accepted"] == 4
+        import pandas as pd
+
+        for kind in (int, float, str):
+            table = pd.DataFrame({"id": ids, "label": pd.Series(labels).astype(kind)})
+            same = told(table.to_parquet(), "application/vnd.apache.parquet")
+            assert (same["duplicates"], same["conflicts"]) == (4, 0), (kind, same)
+            items = [{"id": one, "label": kind(label)} for one, label in zip(ids, labels, strict=True)]
+            same = told(json.dumps({"items": items}))
+            assert (same["duplicates"], same["conflicts"]) == (4, 0), (kind, same)
+        wrong = told(json.dumps({"items": [{"id": ids[0], "label": 3}]}))
+        assert wrong["malformed"] == 1
+        assert "label is 3; it is the name of a class" in wrong["problems"][0]["detail"]
