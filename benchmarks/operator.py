@@ -15,11 +15,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from boxcal.calibrators.operator import box_constrained_softmax
+from boxcal.calibrators.operator import box_constrained_softmax, cpu_loops
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "operator.json"
@@ -56,10 +58,47 @@ def paper_problem(rows: int, classes: int, seed: int) -> tuple[Tensor, Tensor, T
 
 
 def problems(rows: int, classes: int) -> dict[str, tuple[Tensor, float | Tensor, float | Tensor]]:
-    """Return the bounds: vectors, one number that is active in half of the rows, one that is never active."""
+    """Return the bounds: vectors, tight vectors, one number active in half of the rows, one never active.
+
+    The tight ones have upper bounds that sum to 1.05, and hold most of the classes.
+    """
     logits, lower, upper = paper_problem(rows, classes, seed=0)
+    tight = 1.05 * upper / upper.sum(-1, keepdim=True)
     half = float(logits.softmax(-1).amax(-1).median())
-    return {"vector": (logits, lower, upper), "half": (logits, 0.0, half), "nowhere": (logits, 0.0, 1.0)}
+    return {
+        "vector": (logits, lower, upper),
+        "tight": (logits, torch.zeros_like(tight), tight.clamp(max=1)),
+        "half": (logits, 0.0, half),
+        "nowhere": (logits, 0.0, 1.0),
+    }
+
+
+def passes(logits: Tensor, lower: float | Tensor, upper: float | Tensor) -> float:
+    """Count the passes over a row in which the search adds up masses, mean of all rows.
+
+    The search itself runs uncompiled, so that its compiled passes can be counted.
+    """
+    rows, calls = logits.numpy(), mock.Mock(side_effect=cpu_loops._split)
+    boxes = [torch.as_tensor(bound).expand(logits.shape).contiguous().numpy() for bound in (lower, upper)]
+    weights, side = np.empty_like(rows[0]), np.empty(0, np.int8)
+    loops: Any = cpu_loops
+    exponentials = loops._exponentials
+
+    def typed(row: Any, anchor: float, *others: Any) -> float:
+        return float(exponentials(row, row.dtype.type(anchor), *others))
+
+    with mock.patch.multiple(cpu_loops, _split=calls, _exponentials=typed):
+        for row, low, high in zip(rows, *boxes, strict=True):
+            top = row.max()
+            scale = 1.0 / typed(row, top, 1.0, weights)
+            if ((weights * scale >= low) & (weights * scale <= high)).all():
+                continue
+            if len(row) >= cpu_loops.LONG:
+                scale = loops._approach.py_func(
+                    weights, low, high, float(low.sum()), float(high.sum()), scale
+                )
+            loops._search.py_func(row, low, high, 1.0, top, weights, scale, np.empty_like(row), side)
+    return calls.call_count / len(rows)
 
 
 def alternate(sides: dict[str, Call], *, rounds: int) -> dict[str, list[float]]:
@@ -185,6 +224,9 @@ def measure(rounds: int) -> list[dict[str, Any]]:
             for side, values in (forward | training).items():
                 entry[side] = statistics.median(values)
                 entry[f"{side}_quartiles"] = statistics.quantiles(values, n=4)[::2]
+            entry["passes"] = passes(
+                logits[:16], *(b if isinstance(b, float) else b[:16] for b in (lower, upper))
+            )
             entry["ratio"] = entry["forward_ours"] / entry["forward_softmax"]
             each = [a / b for a, b in zip(forward["forward_ours"], forward["forward_softmax"], strict=True)]
             entry["ratio_quartiles"] = statistics.quantiles(each, n=4)[::2]
@@ -209,6 +251,7 @@ def line(entry: dict[str, Any]) -> str:
         f"{entry['rows']:4d} x {entry['classes']:6d}  {entry['box']:8s}"
         f"  softmax {entry['forward_softmax'] * 1e6:9.1f} us  ours {entry['forward_ours'] * 1e6:9.1f} us"
         f"  ratio {entry['ratio']:5.2f} ({' to '.join(f'{q:.2f}' for q in entry['ratio_quartiles'])})"
+        f"  passes {entry['passes']:4.1f}"
         f"  training {entry['training_ours'] * 1e6:9.1f} us"
         f"  backward {entry['backward_ours'] * 1e6:9.1f} us ({entry['backward_over_forward']:4.2f};"
         f" softmax {entry['backward_softmax'] * 1e6:.1f}, engine {entry['backward_engine'] * 1e6:.1f})"
@@ -222,7 +265,7 @@ def plot(table: list[dict[str, Any]], path: Path) -> None:
 
     figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
-    for box in ("vector", "half", "nowhere"):
+    for box in ("vector", "tight", "half", "nowhere"):
         chosen = [entry for entry in table if entry["box"] == box]
         ratios = [e["ratio"] for e in chosen]
         spread = [

@@ -6,7 +6,7 @@ import numpy as np
 
 from boxcal.calibrators.operator.compiling import compiled
 from boxcal.calibrators.operator.constants import AT_LOWER, AT_UPPER, FREE
-from boxcal.calibrators.operator.cpu_loops import solve_row
+from boxcal.calibrators.operator.cpu_loops import box_of, solve_row
 from boxcal.calibrators.operator.exact_row import Array
 
 SMALLEST = 1e-300
@@ -37,10 +37,11 @@ def nll_rows(  # noqa: PLR0917 - compiled loops take arrays by position
         One feasible box per row, for all its classes.
     losses, by_lower, by_upper : float64 ndarray of shape (N,)
     """
-    side = np.empty(scores.shape[1], np.int8)
+    side, weights = np.empty(scores.shape[1], np.int8), np.empty(scores.shape[1])
     for n in range(scores.shape[0]):
         row, p, y = scores[n], by_scores[n], labels[n]
-        solve_row(row, lower[n], upper[n], 1.0, 1e-9, p, side)
+        box = box_of(lower[n], upper[n], row.shape[0])
+        solve_row(row, lower[n], upper[n], box, 1.0, 1e-9, weights, p, side)
         by_lower[n] = by_upper[n] = 0.0
         if side[y] == AT_LOWER:
             losses[n], by_lower[n] = -math.log(lower[n]), -1.0 / lower[n]
