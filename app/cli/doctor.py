@@ -16,6 +16,8 @@ from boxcal.app.cli.output import screen, write_json
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.cli.starting import check_port
 from boxcal.app.fitting.backbones import BackboneSource
+from boxcal.app.http.problems import BoxcalError
+from boxcal.app.registry.maintenance import count_tables
 from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 
@@ -32,7 +34,7 @@ def run(config: Path | None, *, as_json: bool) -> None:
     for name, check in checks.items():
         try:
             found.append({"check": name, "ok": True, "found": check(settings)})
-        except (ValueError, OSError, CannotStart, sqlalchemy.exc.SQLAlchemyError) as error:
+        except (ValueError, OSError, CannotStart, BoxcalError, sqlalchemy.exc.SQLAlchemyError) as error:
             found.append({"check": name, "ok": False, "found": " ".join(str(error).split())})
     if as_json:
         write_json(found)
@@ -82,9 +84,7 @@ def registry(settings: Settings) -> str:
     is_sqlite = url.get_backend_name() == "sqlite"
     if is_sqlite and not Path(url.database or "").exists():
         return f"{url} does not exist; it will be created"
-    with sqlalchemy.create_engine(url).connect() as connection:
-        tables = len(sqlalchemy.inspect(connection).get_table_names())
-    return f"{url} answers and has {tables} tables"
+    return f"{url} answers and has {count_tables(sqlalchemy.create_engine(url))} tables"
 
 
 def disk(settings: Settings) -> str:

@@ -110,7 +110,7 @@ ANSWERS: dict[tuple[str, str, str], tuple[str, Any]] = {
     ),
     ("get", "/version", "200"): (
         "The release.",
-        {"version": "0.2.0", "registry": "0008", "python": "3.11.9"},
+        {"version": "0.3.0", "registry": "0012", "python": "3.11.9"},
     ),
     ("get", "/whoami", "200"): (
         "Who sends the request.",

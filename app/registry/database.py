@@ -216,7 +216,7 @@ class Database:
         return await listen(self._engine)
 
     def _migrate(self, connection: Connection) -> None:
-        revision = _revision(connection)
+        revision = check_revision(connection, self._shown)
         if revision in (HEAD, NEXT):
             return
         if revision is None and self._may_migrate:
@@ -224,33 +224,49 @@ class Database:
             return
         # Imported here, for it takes long: only the first start after an upgrade needs Alembic.
         from alembic import command  # noqa: PLC0415
-        from alembic.config import Config  # noqa: PLC0415
-        from alembic.script import ScriptDirectory  # noqa: PLC0415
 
-        config = Config(attributes={"connection": connection})
-        config.set_main_option("script_location", SCRIPTS)
-        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-        if revision is not None and revision not in known:
-            raise RegistryUnusable(
-                f"The registry at {self._shown} is at revision {revision!r}; this release accepts {HEAD!r} "
-                f"and {NEXT!r}. If a newer release wrote it, start that or restore a copy. Tables of "
-                "versions before 0.3.0 are not upgraded: start with a new database."
-            )
         if not self._may_migrate:
             raise RegistryUnusable(
                 f"The registry at {self._shown} is at revision {revision!r}, this release needs {HEAD!r}, "
                 "and BOXCAL_MIGRATE is off. Run `boxcal migrate` first."
             )
-        command.upgrade(config, "head")
+        command.upgrade(_alembic(connection), "head")
 
     def _unusable(self, error: Exception) -> BoxcalError:
         return RegistryUnusable(f"The registry at {self._shown} cannot be opened: {error}")
 
 
-def _revision(connection: Connection) -> str | None:
+def check_revision(connection: Connection, shown: str) -> str | None:
+    """Return the revision of the tables; None where there are none.
+
+    Raises
+    ------
+    RegistryUnusable
+        This release cannot read them.
+    """
     if not inspect(connection).has_table("alembic_version"):
         return None
-    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    if revision in (HEAD, NEXT, None):
+        return revision
+    from alembic.script import ScriptDirectory  # noqa: PLC0415 - as above
+
+    scripts = ScriptDirectory.from_config(_alembic(connection)).walk_revisions()
+    if revision not in {script.revision for script in scripts}:
+        raise RegistryUnusable(
+            f"The registry at {shown} is at revision {revision!r}; this release accepts {HEAD!r} and "
+            f"{NEXT!r}. If a newer release wrote it, start that or restore a copy. Tables of versions before "
+            "0.3.0 are not upgraded: start with a new database."
+        )
+    return str(revision)
+
+
+def _alembic(connection: Connection) -> Any:
+    from alembic.config import Config  # noqa: PLC0415 - as above
+
+    config = Config(attributes={"connection": connection})
+    config.set_main_option("script_location", SCRIPTS)
+    return config
 
 
 def _sqlite(url: URL) -> Engine:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from sqlalchemy import func, null, select, update
+from sqlalchemy import Engine, func, inspect, null, select, update
 
-from boxcal.app.registry.database import Database, Leader
+from boxcal.app.registry.database import Database, Leader, check_revision
 from boxcal.app.registry.migrations import HEAD
 from boxcal.app.registry.schema import PRUNED_PARTS
 from boxcal.app.registry.tables import activations, backbones, calibrators, utc_now
@@ -57,6 +57,19 @@ def prune(
             .returning(calibrators.c.version)
         )
         return sorted(pruned.scalars())
+
+
+def count_tables(engine: Engine) -> int:
+    """Count the tables of a registry, which this release can read.
+
+    Raises
+    ------
+    RegistryUnusable
+        It cannot.
+    """
+    with engine.connect() as connection:
+        check_revision(connection, engine.url.render_as_string())
+        return len(inspect(connection).get_table_names())
 
 
 def migrate(url: str) -> str:

@@ -19,6 +19,19 @@ from boxcal.app.settings import config_file, model_list
 from boxcal.app.settings.nearest import nearest
 
 UNIX = "unix:"
+CONSTANT = "its value is fixed (boxcal.app.settings.limits)"
+REMOVED = {
+    "UDS": "set BOXCAL_HOST=unix:PATH",
+    "MODELS": "BOXCAL_MODEL takes the list of models",
+    "DECODE_THREADS": "the device decides how many threads decode",
+    "OPTIMIZE": "models are always optimized",
+    **dict.fromkeys(
+        ("KEEP_DAYS", "MAX_QUEUE_SAMPLES", "MAX_BODY_BYTES", "MAX_UPLOAD_BYTES", "FIT_TIMEOUT_SECONDS"),
+        CONSTANT,
+    ),
+    **dict.fromkeys(("LATENCY_TARGET_MS", "MAX_PIXELS", "SHUTDOWN_SECONDS", "TIMEOUT_MS"), CONSTANT),
+}
+"""Settings of earlier versions, and what replaces them."""
 ORIGIN = re.compile(r"https?://[^/\s]+")
 
 
@@ -283,6 +296,8 @@ def unknown_variable(environment: Iterable[str]) -> str | None:
             "named boxcal; set `enableServiceLinks: false` in the specification of the pod, or rename "
             "the Service"
         )
+    if removed := next((name for name in REMOVED if name in given), None):
+        return f"BOXCAL_{removed} is no longer a setting: {REMOVED[removed]}"
     others = ("URL", "API_KEY", "CONFIG")
     known = {*(name.upper() for name in Settings.model_fields), *others}
     for name in sorted(given - known):

@@ -1,6 +1,7 @@
 """`boxcal doctor`, `--version` and misspelt variables: what a user meets before the service starts."""
 
 import socket
+import sqlite3
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,29 @@ def test_a_misspelt_variable_stops_the_command(
     ended = boxcal(*command)
     assert ended.code == 2
     assert "BOXCAL_MAX_BATCHSIZE is not a setting; did you mean BOXCAL_MAX_BATCH_SIZE?" in ended.stderr
+
+
+def test_doctor_refuses_the_tables_that_serve_refuses(
+    boxcal: Boxcal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sqlite3.connect(tmp_path / "old.db") as connection:
+        connection.execute("CREATE TABLE alembic_version (version_num)")
+        connection.execute("INSERT INTO alembic_version VALUES ('0008')")
+    monkeypatch.setenv("BOXCAL_DATABASE_URL", f"sqlite:///{tmp_path / 'old.db'}")
+    ok, found = checks(boxcal, 1)["registry"]
+    assert not ok
+    assert "is at revision '0008'; this release accepts '0012'" in found
+
+
+def test_a_removed_setting_names_its_successor() -> None:
+    assert unknown_variable(["BOXCAL_UDS"]) == (
+        "BOXCAL_UDS is no longer a setting: set BOXCAL_HOST=unix:PATH"
+    )
+    assert unknown_variable(["BOXCAL_MODELS"]) == (
+        "BOXCAL_MODELS is no longer a setting: BOXCAL_MODEL takes the list of models"
+    )
+    for name in ("MAX_PIXELS", "OPTIMIZE", "DECODE_THREADS"):
+        assert "no longer a setting" in str(unknown_variable([f"BOXCAL_{name}"]))
 
 
 def test_settings_the_clients_variable_and_other_names_are_known() -> None:
