@@ -30,10 +30,9 @@ class SortedLogits:
 
     def __init__(self, scores: Array, labels: Array, weights: Array | None = None) -> None:
         self.weights = np.ones(len(labels)) if weights is None else weights / weights.mean()
-        self.tops = scores.max(axis=1)
-        self.norms = np.linalg.norm(scores, axis=1)
-        self.own = np.take_along_axis(scores, labels[:, None], axis=1)[:, 0] - self.tops
-        self.ascending = scores - self.tops[:, None]
+        self.ascending = scores - scores.max(axis=1, keepdims=True)
+        self.norms = np.linalg.norm(self.ascending, axis=1)
+        self.own = np.take_along_axis(self.ascending, labels[:, None], axis=1)[:, 0]
         self.ascending.sort(axis=1)
         self.sums = np.empty((scores.shape[0], scores.shape[1] + 1))
         kernels.running_weights(self.ascending, self.sums)
@@ -43,7 +42,7 @@ class SortedLogits:
         lower, share = coordinates
         upper = lower + (1.0 - lower) * share
         value, by_lower, by_upper = kernels.clipped_nll(
-            self.ascending, self.sums, self.own, self.tops, self.norms, self.weights, lower, upper
+            self.ascending, self.sums, self.own, self.norms, self.weights, lower, upper
         )
         return value, np.array([by_lower + by_upper * (1.0 - share), by_upper * (1.0 - lower)])
 

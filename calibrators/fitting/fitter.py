@@ -192,8 +192,7 @@ class _Fits:
         kept: list[Array] = []
         plainer: list[Fitted] = []
         other: Fitted | None = None
-        # Logit bounding clips logits to multiples of their norm, which depends on a number added to a row.
-        if method.logit_map is not IdentityMap and not (method.clipped and logit_map.normalises):
+        if method.logit_map is not IdentityMap:
             contains.append(f"{TemperatureScaling.name}+{addition}" if logit_map.contains_ts else addition)
             other = self.of(contains[1])
             if logit_map.contains_ts:

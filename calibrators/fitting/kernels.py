@@ -24,7 +24,6 @@ def clipped_nll(  # noqa: PLR0917 - compiled loops take arrays by position
     ascending: Array,
     sums: Array,
     own: Array,
-    tops: Array,
     norms: Array,
     weights: Array,
     lower: float,
@@ -32,16 +31,16 @@ def clipped_nll(  # noqa: PLR0917 - compiled loops take arrays by position
 ) -> tuple[float, float, float]:
     """Mean loss of softmax(clip(z, lower |z|, upper |z|)), and its derivatives in lower and upper.
 
-    `ascending` (N, K) are rows of z less their largest entry, `sums` their running weights, `own` (N,) the
-    label's entry of them, `tops` (N,) the largest entries, `norms` (N,) the rows' norms and `weights`
-    (N,), of mean 1, how much each counts.
+    `ascending` (N, K) are rows of z, in which 0 is the largest entry, `sums` their running weights, `own`
+    (N,) the label's entry of them, `norms` (N,) the rows' norms and `weights` (N,), of mean 1, how much each
+    counts.
     """
     count, size = ascending.shape
     loss, d_lower, d_upper = 0.0, 0.0, 0.0
     for n in range(count):
         row, weight = ascending[n], weights[n]
-        low = max(lower * norms[n] - tops[n], -700.0)
-        high = max(upper * norms[n] - tops[n], -700.0)
+        low = max(lower * norms[n], -700.0)
+        high = max(upper * norms[n], -700.0)
         first = int(np.searchsorted(row, low))
         end = max(int(np.searchsorted(row, high)), first)
         at_low, at_high = first * math.exp(min(low, 0.0)), (size - end) * math.exp(min(high, 0.0))

@@ -125,7 +125,7 @@ class Chain(LogitMap):
         found = self.first.penalty(_of(FIRST, p))
         if found is None:
             return None
-        none = {name: np.zeros_like(value) for name, value in self.second.parameters.items()}
+        none = {name: np.zeros_like(value) for name, value in self.second.searched.items()}
         return found[0], _named(FIRST, found[1]) | _named(SECOND, none)
 
     def edges(self) -> Mapping[str, str]:

@@ -13,26 +13,33 @@ from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Paramet
 
 
 class LogitBounding(LogitMap):
-    """`T(g) = clip(g, c |g|, C |g|)` with |g| the Euclidean norm of the row.
+    """`T(g) = clip(g, c |g|, C |g|)` with |g| the Euclidean norm of the row, and 0 its largest logit.
 
     `logit_lower` and `logit_upper` are the paper's c and C divided by that norm, tanh(c') and
-    tanh(c' + softplus(C')): -1 <= c <= C <= 1. At -1 and 1 nothing is clipped.
+    tanh(c' + softplus(C')): -1 <= c <= C <= 1. At -1 and 1 nothing is clipped. What the limits clip depends
+    on the number added to a row, which the paper leaves open; with 0 at the mean, overconfident logits have a
+    much higher NLL. Where `from_largest` is 0, rows are clipped as they come: in calibrators stored earlier.
     """
 
     name = "lb"
-    shapes: ClassVar[Shapes] = {"logit_lower": (), "logit_upper": ()}
+    shapes: ClassVar[Shapes] = {"logit_lower": (), "logit_upper": (), "from_largest": ()}
+    prepared = ("from_largest",)
+    later: ClassVar[Mapping[str, float]] = {"from_largest": 0.0}
 
     def fresh(self) -> dict[str, Any]:
         """Clip nothing."""
-        return {"logit_lower": -1.0, "logit_upper": 1.0}
+        return {"logit_lower": -1.0, "logit_upper": 1.0, "from_largest": 1.0}
 
     def formula(self, ops: ModuleType, p: Parameters, scores: Values) -> Values:
         """Clip (N, K) logits to limits that grow with the row's norm."""
+        scores = scores - p["from_largest"] * ops.amax(scores, 1)[:, None]
         norm = ops.norm(scores)
         return ops.clip(scores, p["logit_lower"] * norm, p["logit_upper"] * norm)
 
     def pullback(self, p: Parameters, scores: Array, known: Any = None) -> tuple[Array, Pullback]:
         """Clip; classes at a limit move with it: dT_k = |g| dc + c d|g|, and d|g| = (g / |g|) dg."""
+        largest = scores.argmax(axis=1)[:, None]
+        scores = scores - p["from_largest"] * np.take_along_axis(scores, largest, axis=1)
         norm = np.linalg.norm(scores, axis=1, keepdims=True)
         lower, upper = p["logit_lower"], p["logit_upper"]
         below, above = scores < lower * norm, scores > upper * norm
@@ -45,6 +52,9 @@ class LogitBounding(LogitMap):
             by_norm = (lower * by_low + upper * by_high)[:, None]
             by_scores = np.where(below | above, 0.0, by_mapped)
             by_scores += by_norm * scores / np.maximum(norm, 1e-300)
+            by_largest = np.take_along_axis(by_scores, largest, axis=1)
+            by_largest -= p["from_largest"] * by_scores.sum(axis=1, keepdims=True)
+            np.put_along_axis(by_scores, largest, by_largest, axis=1)
             return gradients, by_scores
 
         return np.clip(scores, lower * norm, upper * norm), back
@@ -52,7 +62,7 @@ class LogitBounding(LogitMap):
     def at(self, coordinates: Array) -> dict[str, Array]:
         """Read the lower limit, and the upper one as the share of what lies above the lower."""
         lower, share = coordinates
-        return {"logit_lower": lower, "logit_upper": lower + (1.0 - lower) * share}
+        return self.parameters | {"logit_lower": lower, "logit_upper": lower + (1.0 - lower) * share}
 
     def slopes(self, coordinates: Array, gradients: Mapping[str, Array]) -> Array:
         """Carry derivatives in both limits on to the lower one and the share."""
@@ -66,10 +76,12 @@ class LogitBounding(LogitMap):
         return np.array([lower, (upper - lower) / (1.0 - lower)])
 
     def starts(self) -> Sequence[Array]:
-        """Limits from the whole range down to narrow ones around zero."""
-        uppers = (1.0, 0.9, 0.7, 0.5, 0.35, 0.25, 0.15, 0.08)
-        lowers = (-1.0, -0.5, -0.3, -0.15, -0.05, 0.0, 0.05)
-        return [np.array([low, (high - low) / (1.0 - low)]) for high in uppers for low in lowers]
+        """Limits from the whole range down to narrow ones below the largest logit."""
+        uppers = (1.0, -0.003, -0.01, -0.03, -0.06, -0.1, -0.2, -0.35)
+        lowers = (-1.0, -0.7, -0.5, -0.3, -0.2, -0.12, -0.05)
+        return [
+            np.array([low, (high - low) / (1.0 - low)]) for high in uppers for low in lowers if low < high
+        ]
 
     def limits(self) -> Limits:
         """Limit the lower end to -1 to just below 1, and the share to 0 to 1."""
@@ -78,5 +90,7 @@ class LogitBounding(LogitMap):
     def invalid_reason(self) -> str | None:
         """Say so if the limits are not in order."""
         lower, upper = self.parameters["logit_lower"].item(), self.parameters["logit_upper"].item()
+        if self.parameters["from_largest"] not in (0.0, 1.0):
+            return f"from_largest is {self.parameters['from_largest']}, not 0 or 1"
         in_order = -1.0 <= lower <= upper <= 1.0
         return None if in_order else f"the logit limits {lower} and {upper} are out of order"
