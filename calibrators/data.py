@@ -183,7 +183,36 @@ def check_logits(logits: Any) -> Tensor:
             f" ({infinite} such values in all)"
         )
     kept = np.float32 if array.dtype in (np.float16, np.float32) else np.float64
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=kept))
+    return as_tensor(np.ascontiguousarray(array, dtype=kept))
+
+
+def as_tensor(array: NDArray[Any]) -> Tensor:
+    """Share an array with a tensor; torch warns of arrays that cannot be written, so they are copied."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def named_columns(scores: Any) -> list[str] | None:
+    """Return the names of the columns of a DataFrame; None for other scores."""
+    columns = getattr(scores, "columns", None)
+    return None if columns is None else [str(name) for name in columns]
+
+
+def label_indices(labels: Any, classes: list[str]) -> Any:
+    """Turn labels that are texts into the indices of the classes; leave others as they are.
+
+    Raises
+    ------
+    InvalidDataError
+        Naming the label that is no class.
+    """
+    names = np.asarray(labels)
+    if names.dtype.kind not in "OU":
+        return labels
+    index = {name: position for position, name in enumerate(classes)}
+    for row, name in enumerate(names.tolist()):
+        if str(name) not in index:
+            raise InvalidDataError(f"labels[{row}] is {name!r:.100}, which names no column of the logits")
+    return np.array([index[str(name)] for name in names.tolist()])
 
 
 def check_labels(labels: Any, num_samples: int, num_classes: int) -> Tensor:

@@ -13,6 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from boxcal.calibrators.calibrator import Calibrated
+from boxcal.calibrators.data import as_tensor
 from boxcal.calibrators.errors import InvalidDataError, ValidationDataWarning
 from boxcal.calibrators.fitting import FitResult, fit
 from boxcal.calibrators.fitting.selection import BUDGET_SECONDS
@@ -167,7 +168,7 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             logits = _two_dimensional(logits)
         values = self._in_order(validate_data(self, logits, dtype=np.float64, reset=False))
         with torch.inference_mode():
-            return self.calibrator_.calibrate(torch.from_numpy(self._as_logits(values)), self._bounds())
+            return self.calibrator_.calibrate(as_tensor(self._as_logits(values)), self._bounds())
 
     def _order_of_columns(self) -> list[int] | None:
         """Match the named columns of a DataFrame with the classes; None where nothing is named by them."""

@@ -55,7 +55,7 @@ def run(source: Path, output: Path, *, lower: Bound, upper: Bound, calibrator: s
     """
     settings = read_settings()
     backbone = BackboneSource.of(settings).load()
-    loaded = calibrator_of(calibrator, backbone.num_classes)
+    loaded = calibrator_of(calibrator, backbone.labels)
     bounds = bounds_of(lower, upper, backbone.labels)
     opened = source_of(source, backbone, loaded, settings, _model(backbone, loaded))
     identity = {

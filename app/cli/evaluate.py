@@ -1,6 +1,7 @@
 """`boxcal evaluate`: how well calibrated a model is on labelled data, as it is and with a calibrator."""
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def run(file: Path, *, calibrator: str | None, declared: Declared, url: str | No
             read_settings(),
             advance,
             declared=declared,
-            classes=None if loaded is None else loaded.classes,
+            classes=_classes(loaded, url),
         )
         logits, labels = data.arrays()
         weights = data.grouping.get("sample_weight", np.ones(len(labels)))
@@ -77,6 +78,14 @@ def run(file: Path, *, calibrator: str | None, declared: Declared, url: str | No
     screen.print(f"{len(labels)} samples, {logits.shape[1]} classes, {escape(name or 'uncalibrated')}")
     screen.print(table)
     show_warnings(warnings)
+
+
+def _classes(loaded: Calibrator | None, url: str | None) -> Sequence[str] | None:
+    """Return the names of the classes of a calibrator or of the model of a service."""
+    if url is not None:
+        with BoxcalClient(url) as client:
+            return [str(name) for name in client.model()["labels"]]
+    return None if loaded is None else loaded.classes
 
 
 def _verdict(document: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.http.problems import BoxcalError
 from boxcal.app.predict.options import BoundsOption, Labels, check_bounds
 from boxcal.app.settings import limits
+from boxcal.app.tables.labels import are_indices
 from boxcal.calibrators.array_calibrator import ArrayCalibrator, Box, CalibratedArrays
 from boxcal.models.backends.backbone import Backbone, OpenBackbone
 from boxcal.models.errors import InvalidImage
@@ -38,7 +39,7 @@ def predict(
     settings = read_settings()
     backbone = BackboneSource.of(settings).load()
     bounds = bounds_of(lower, upper, backbone.labels)
-    loaded = calibrator_of(calibrator, backbone.num_classes)
+    loaded = calibrator_of(calibrator, backbone.labels)
     started = time.perf_counter()
     scores = []
     with progress_bar("predicting") as advance:
@@ -75,13 +76,20 @@ def bounds_of(lower: Bound, upper: Bound, labels: Sequence[str]) -> Box | None:
     return None if checked is None else (checked.lower, checked.upper)
 
 
-def calibrator_of(path: str | None, num_classes: int) -> ArrayCalibrator:
-    """Load a saved calibrator, or none; UsageError if it is for another number of classes."""
+def calibrator_of(path: str | None, labels: Sequence[str]) -> ArrayCalibrator:
+    """Load a saved calibrator, or none; UsageError if it is for other classes."""
+    num_classes = len(labels)
     if path is None:
         return ArrayCalibrator.uncalibrated(num_classes)
     loaded = ArrayCalibrator.from_bytes(Path(path).read_bytes())
     if loaded.num_classes != num_classes:
         raise UsageError(f"{path} calibrates {loaded.num_classes} classes, but the model has {num_classes}")
+    if loaded.classes is not None and not are_indices(labels) and loaded.classes != tuple(labels):
+        at = next(k for k, name in enumerate(loaded.classes) if name != labels[k])
+        raise UsageError(
+            f"{path} calibrates other classes than those of the model: class {at} is {loaded.classes[at]!r}, "
+            f"and {labels[at]!r} in the model"
+        )
     return loaded
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from boxcal.calibrators.checks import check_fit
-from boxcal.calibrators.data import ValidationSet, check_validation_set
+from boxcal.calibrators.data import ValidationSet, check_validation_set, label_indices, named_columns
 from boxcal.calibrators.fitting.fitter import fit_checked
 from boxcal.calibrators.fitting.result import FitResult, Progress
 from boxcal.calibrators.fitting.selection import BUDGET_SECONDS, choose
@@ -43,9 +43,10 @@ def fit(
     method : str
         One of `methods()`, or `auto`, which selects one by cross-validated NLL.
     logits : array_like of shape (N, K)
-        Logits of a backbone for data that it was not trained on; any floating dtype, computed in float64.
+        Logits of a backbone for data that it was not trained on; any floating dtype, computed in float64. The
+        columns of a DataFrame name the classes, and the calibrator keeps the names.
     labels : array_like of shape (N,)
-        Class indices, 0 to K - 1.
+        Class indices, 0 to K - 1, or names of the columns of a DataFrame.
     features : array_like of shape (N, D), optional
         Input of the last layer of the backbone, for `fc` and `ta`.
     head : pair of array_like, optional
@@ -82,9 +83,10 @@ def fit(
     MissingDataError
         If the requirements of the method are missing.
     """
+    classes = named_columns(logits)
     data = check_validation_set(
         logits,
-        labels,
+        labels if classes is None else label_indices(labels, classes),
         features=features,
         head=head,
         inputs=inputs,
@@ -93,7 +95,8 @@ def fit(
         sample_weight=sample_weight,
     )
     result = fit_data(method, data, seed=seed, progress=progress, budget_seconds=budget_seconds)
-    return replace(result, warnings=tuple(check_fit(method, data)))
+    calibrator = result.calibrator.named(classes)
+    return replace(result, calibrator=calibrator, warnings=tuple(check_fit(method, data)))
 
 
 def fit_data(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ PROBABILITIES /= PROBABILITIES.sum(axis=1, keepdims=True)
 ROWS = PROBABILITIES[:60]
 
 
+post = partial(httpx.post, timeout=100)
+
+
 def npy(array: Any) -> bytes:
     file = io.BytesIO()
     np.save(file, array)
@@ -39,11 +43,10 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("routes")
     (folder / "labels.txt").write_text("\n".join(NAMES))
     with running(folder / "data", model="logits:3", labels=folder / "labels.txt") as service:
-        fitted = httpx.post(
+        fitted = post(
             f"{service.url}/fit?wait=60",
             files={"file": npz(probabilities=PROBABILITIES, labels=SET.labels)},
             data={"method": "vector", "activate": "always"},
-            timeout=100,
         ).json()
         assert fitted["state"] == "succeeded", fitted
         yield service.url
@@ -57,14 +60,14 @@ def calibrator(url: str) -> Calibrator:
 
 
 def by_json(url: str, rows: Any) -> Any:
-    answer = httpx.post(
+    answer = post(
         f"{url}/calibrate", json={"probabilities": rows.tolist(), "options": {"probabilities": True}}
     )
     return np.array([one["probabilities"] for one in answer.json()["predictions"]])
 
 
 def by_percent(url: str, rows: Any) -> Any:
-    answer = httpx.post(
+    answer = post(
         f"{url}/calibrate", json={"percent": (100 * rows).tolist(), "options": {"probabilities": True}}
     )
     return np.array([one["probabilities"] for one in answer.json()["predictions"]])
@@ -72,13 +75,13 @@ def by_percent(url: str, rows: Any) -> Any:
 
 def by_npy(url: str, rows: Any) -> Any:
     headers = {"content-type": "application/x-npy", "accept": "application/x-npy"}
-    answer = httpx.post(f"{url}/calibrate?scores=probabilities", content=npy(rows), headers=headers)
+    answer = post(f"{url}/calibrate?scores=probabilities", content=npy(rows), headers=headers)
     return np.load(io.BytesIO(answer.content))
 
 
 def by_v2(url: str, rows: Any) -> Any:
     one = {"name": "probabilities", "shape": [60, 3], "datatype": "FP64", "data": rows.ravel().tolist()}
-    answer = httpx.post(f"{url}/v2/models/logits:3.calibrator/infer", json={"inputs": [one]}).json()
+    answer = post(f"{url}/v2/models/logits:3.calibrator/infer", json={"inputs": [one]}).json()
     found = next(output for output in answer["outputs"] if output["name"] == "probabilities")
     return np.array(found["data"]).reshape(found["shape"])
 
@@ -140,7 +143,7 @@ def test_one_score_of_two_classes_at_every_route(tmp_path: Path) -> None:
         url = service.url
 
         def answered(body: Any) -> Any:
-            answer = httpx.post(f"{url}/calibrate", json={**body, "options": {"probabilities": True}})
+            answer = post(f"{url}/calibrate", json={**body, "options": {"probabilities": True}})
             assert answer.status_code == 200, answer.text
             return np.array([row["probabilities"] for row in answer.json()["predictions"]])
 
@@ -153,11 +156,11 @@ def test_one_score_of_two_classes_at_every_route(tmp_path: Path) -> None:
             np.testing.assert_allclose(answered(body)[:, 1], second, atol=1e-9)
         headers = {"content-type": "application/x-npy", "accept": "application/x-npy"}
         for shape in ((-1,), (-1, 1)):
-            answer = httpx.post(f"{url}/calibrate", content=npy(odds.reshape(shape)), headers=headers)
+            answer = post(f"{url}/calibrate", content=npy(odds.reshape(shape)), headers=headers)
             np.testing.assert_allclose(np.load(io.BytesIO(answer.content))[:, 1], second, atol=1e-12)
-        named = httpx.post(f"{url}/calibrate", json={"logits": [9.0]}).json()["predictions"][0]
+        named = post(f"{url}/calibrate", json={"logits": [9.0]}).json()["predictions"][0]
         assert (named["label"], named["index"]) == ("yes", 1)
-        wrong = httpx.post(f"{url}/calibrate", json={"logits": [9.0, [1.0, 2.0]]})
+        wrong = post(f"{url}/calibrate", json={"logits": [9.0, [1.0, 2.0]]})
         assert wrong.status_code == 422
         assert "logits[1] has 2 numbers" in wrong.json()["detail"]
     sklearn_like = BoxCalibrator("ts").fit(odds, one.named_labels())
@@ -176,11 +179,11 @@ def test_an_integer_label_of_feedback_is_the_name_where_names_are_integers(tmp_p
     labels = [0, 1, 10, 2]
     with running(tmp_path / "data", model="logits:4", labels=tmp_path / "labels.txt") as service:
         url = service.url
-        asked = httpx.post(f"{url}/calibrate", json={"logits": logits, "options": {"feedback": True}}).json()
+        asked = post(f"{url}/calibrate", json={"logits": logits, "options": {"feedback": True}}).json()
         ids = [one["id"] for one in asked["predictions"]]
 
         def told(body: Any, kind: str = "application/json") -> Any:
-            return httpx.post(f"{url}/feedback", content=body, headers={"content-type": kind}).json()
+            return post(f"{url}/feedback", content=body, headers={"content-type": kind}).json()
 
         lines = "\n".join(f"{one},{label}" for one, label in zip(ids, labels, strict=True))
         assert told(f"id,label\n{lines}", "text/csv")["accepted"] == 4
@@ -196,3 +199,22 @@ def test_an_integer_label_of_feedback_is_the_name_where_names_are_integers(tmp_p
         wrong = told(json.dumps({"items": [{"id": ids[0], "label": 3}]}))
         assert wrong["malformed"] == 1
         assert "label is 3; it is the name of a class" in wrong["problems"][0]["detail"]
+
+
+def test_a_dataframe_of_logits_names_the_classes() -> None:
+    import pandas as pd
+
+    one = given(NAMES, 300, seed=4)
+    table = pd.DataFrame(one.scores, columns=list(NAMES))
+    expected = fit("vector", one.scores, one.labels).calibrator
+    found = fit("vector", table, one.named_labels()).calibrator
+    assert found.classes == NAMES
+    assert found.spec == expected.spec
+    with pytest.raises(ValueError, match=r"labels\[2\] is 'eel', which names no column"):
+        fit("ts", table, ["ape", "bee", "eel"] * 100)
+    fixed = one.scores.copy()
+    fixed.flags.writeable = False
+    np.testing.assert_allclose(
+        BoxCalibrator("ts").fit(fixed, one.labels).predict_proba(fixed),
+        fit("ts", one.scores, one.labels).calibrator(torch.from_numpy(one.scores)).numpy(),
+    )
