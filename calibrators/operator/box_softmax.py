@@ -5,11 +5,13 @@ import math
 import torch
 from torch import Tensor
 
+from boxcal.calibrators.operator import constants
 from boxcal.calibrators.operator.bounds import is_plain, is_traced, sum_tolerance
 from boxcal.calibrators.operator.op import refuse_forward_mode, solve_rows
 from boxcal.calibrators.operator.torch_solver import solve
 
 HALF = (torch.float16, torch.bfloat16)
+ROUNDING = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 
 def box_constrained_softmax(
@@ -147,7 +149,7 @@ def _plain_bounds(
         not is_plain(logits)
         or logits.ndim != 2
         or dim not in (-1, 1)
-        or logits.dtype not in (torch.float32, torch.float64)
+        or logits.dtype not in ROUNDING
         or logits.device.type != "cpu"
         or not logits.numel()
         or isinstance(temperature, Tensor)
@@ -166,7 +168,7 @@ def _plain_bounds(
             else:
                 return None
         low, high = rows
-    return low, high, temperature, sum_tolerance(classes, logits.dtype)
+    return low, high, temperature, constants.sum_tolerance(classes, ROUNDING[logits.dtype])
 
 
 def _rounding(value: float | Tensor | None, dtype: torch.dtype) -> torch.dtype:

@@ -36,6 +36,17 @@ if {"COMPILED_LOOPS_DIR", "NUMBA_CACHE_DIR"} <= os.environ.keys():
     unpack(Path(os.environ["COMPILED_LOOPS_DIR"]), Path(os.environ["NUMBA_CACHE_DIR"]))
 
 
+def inner(*, fastmath: Collection[str] = (), makes_arrays: bool = False) -> Callable[[Function], Function]:
+    """Compile a loop that other loops call.
+
+    Unless it makes arrays, it only borrows its caller's: numba then counts no references to their rows, which
+    would cost more than the sums of a short row.
+    """
+    options: dict[str, Any] = {"error_model": "numpy", "fastmath": set(fastmath), "_nrt": makes_arrays}
+    compile_it: Callable[[Function], Function] = njit(**options)
+    return compile_it
+
+
 @overload
 def compiled(function: Function) -> Function: ...
 @overload

@@ -6,16 +6,15 @@
 import math
 
 import numpy as np
-from numba import njit
 
-from boxcal.calibrators.operator.compiling import compiled
+from boxcal.calibrators.operator.compiling import compiled, inner
 from boxcal.calibrators.operator.constants import AT_LOWER, AT_UPPER, FREE
 from boxcal.calibrators.operator.cpu_loops import SUMMING, own
 from boxcal.calibrators.operator.cpu_math import select
 from boxcal.calibrators.operator.exact_row import Array
 
 
-@njit(error_model="numpy", fastmath=SUMMING)
+@inner(fastmath=SUMMING)
 def _free_sums(upstream: Array, probabilities: Array, side: Array) -> tuple[float, float]:
     """Mass of the free classes, and their sum of probability times upstream gradient."""
     zero, mass, product = probabilities.dtype.type(0), 0.0, 0.0
@@ -26,7 +25,7 @@ def _free_sums(upstream: Array, probabilities: Array, side: Array) -> tuple[floa
     return mass, product
 
 
-@njit(error_model="numpy", fastmath=SUMMING)
+@inner(fastmath=SUMMING)
 def _product(left: Array, right: Array, n: int) -> float:
     """Sum of the products of two rows; given whole, as slices would cost a short row more than its sum."""
     total = 0.0
@@ -35,7 +34,7 @@ def _product(left: Array, right: Array, n: int) -> float:
     return total
 
 
-@njit(error_model="numpy", fastmath=SUMMING)
+@inner(fastmath=SUMMING)
 def _by_free_logits(  # noqa: PLR0917 - compiled loops take arrays by position
     upstream: Array, probabilities: Array, n: int, mean: float, inverse: float, out: Array
 ) -> None:
@@ -44,7 +43,7 @@ def _by_free_logits(  # noqa: PLR0917 - compiled loops take arrays by position
         out[n, i] = probabilities[n, i] * (upstream[n, i] - mean) * inverse
 
 
-@njit(error_model="numpy")
+@inner()
 def _mean_without_mass(upstream: Array, logits: Array, side: Array, inverse: float) -> float:
     """Mean upstream gradient of free classes of probability 0, in the ratio of their exponentials."""
     top, total, product = -math.inf, 0.0, 0.0
@@ -59,7 +58,7 @@ def _mean_without_mass(upstream: Array, logits: Array, side: Array, inverse: flo
     return product / total if total > 0.0 else math.nan
 
 
-@njit(error_model="numpy", fastmath=SUMMING)
+@inner(fastmath=SUMMING)
 def _by_logits(  # noqa: PLR0917 - compiled loops take arrays by position
     upstream: Array, probabilities: Array, side: Array, mean: float, inverse: float, out: Array
 ) -> None:
@@ -70,7 +69,7 @@ def _by_logits(  # noqa: PLR0917 - compiled loops take arrays by position
         out[i] = select(side[i] == FREE, slope, zero)
 
 
-@njit(error_model="numpy", fastmath=SUMMING)
+@inner(fastmath=SUMMING)
 def _by_bound(upstream: Array, side: Array, which: int, mean: float, out: Array) -> None:
     """Gradient in the bounds of one side; summed over the classes where out has room for one number."""
     zero = upstream.dtype.type(0)
@@ -84,7 +83,7 @@ def _by_bound(upstream: Array, side: Array, which: int, mean: float, out: Array)
     out[0] = total
 
 
-@njit(error_model="numpy")
+@inner()
 def _by_temperature(logits: Array, by_logits: Array, inverse: float) -> float:
     """Gradient in the row's temperature, from the gradient in its logits."""
     top, total = -math.inf, 0.0

@@ -41,16 +41,13 @@ def forward(
     logits: Tensor, lower: Tensor, upper: Tensor, temperature: Tensor, tolerance: float
 ) -> tuple[Tensor, Tensor]:
     """Solve rows of float32 or float64; shapes and values as `checks.check_values` has them."""
+    rows, columns = logits.detach().contiguous(), logits.shape[1]
     if lower.shape[1] == upper.shape[1] == 1:
         low, high = _array(lower)[:, 0], _array(upper)[:, 0]
     else:
-        low, high = _array(lower.expand(-1, logits.shape[1])), _array(upper.expand(-1, logits.shape[1]))
-    probabilities, side = torch.empty(logits.shape, dtype=logits.dtype), np.empty(logits.shape, np.int8)
-    refused = forward_rows(
-        _array(logits), low, high, _inverse(temperature), tolerance, probabilities.numpy(), side, NO_HELD
-    )
-    if refused >= 0:
-        raise_for_row(_array(logits), _array(lower), _array(upper), tolerance, refused)
+        low, high = _array(lower.expand(-1, columns)), _array(upper.expand(-1, columns))
+    probabilities, side = torch.empty_like(rows), np.empty(logits.shape, np.int8)
+    _fill(rows.numpy(), (low, high), _inverse(temperature), tolerance, probabilities.numpy(), side, NO_HELD)
     return probabilities, torch.from_numpy(side)
 
 
@@ -59,32 +56,34 @@ def forward_plain(logits: Tensor, lower: Bound, upper: Bound, temperature: float
 
     Bounds are two numbers, or two tensors of shape (N or 1, K) and of the logits' dtype.
     """
-    probabilities = torch.empty(logits.shape, dtype=logits.dtype)
-    _fill(logits, lower, upper, temperature, tolerance, probabilities.numpy(), NO_SIDE, NO_HELD)
+    rows = logits.detach().contiguous()
+    probabilities, array = torch.empty_like(rows), rows.numpy()
+    box, inverse = _box(lower, upper, array), np.array([1.0 / temperature])
+    _fill(array, box, inverse, tolerance, probabilities.numpy(), NO_SIDE, NO_HELD)
     return probabilities
 
 
+def _box(lower: Bound, upper: Bound, rows: Array) -> tuple[Array, Array]:
+    """Bounds as the loops take them: two arrays of shape (N or 1, K), or (1,) for numbers."""
+    if isinstance(lower, Tensor) and isinstance(upper, Tensor):
+        return _array(lower), _array(upper)
+    return np.array([lower], rows.dtype), np.array([upper], rows.dtype)
+
+
 def _fill(  # noqa: PLR0917 - the order of the operator's own arguments
-    logits: Tensor,
-    lower: Bound,
-    upper: Bound,
-    temperature: float,
+    rows: Array,
+    box: tuple[Array, Array],
+    inverse: Array,
     tolerance: float,
     probabilities: Array,
     side: Array,
     held: Array,
-) -> tuple[Array, Array]:
-    """Fill the answer and what its gradient needs; return the logits and 1 / temperature as arrays."""
-    rows = _array(logits)
-    if isinstance(lower, Tensor) and isinstance(upper, Tensor):
-        low, high = _array(lower), _array(upper)
-    else:
-        low, high = np.array([lower], rows.dtype), np.array([upper], rows.dtype)
-    inverse = np.array([1.0 / temperature])
-    refused = forward_rows(rows, low, high, inverse, tolerance, probabilities, side, held)
+) -> None:
+    """Fill the answer and what its gradient needs, or raise for the row that has none."""
+    refused = forward_rows(rows, *box, inverse, tolerance, probabilities, side, held)
     if refused >= 0:
-        raise_for_row(rows, np.atleast_2d(low), np.atleast_2d(high), tolerance, refused)
-    return rows, inverse
+        lower, upper = (bound.reshape(len(bound), -1) for bound in box)
+        raise_for_row(rows, lower, upper, tolerance, refused)
 
 
 class DifferentiableRows(torch.autograd.Function):
@@ -100,10 +99,11 @@ class DifferentiableRows(torch.autograd.Function):
     ) -> Tensor:
         """Solve, and keep on which side of its box every class is, and which rows are softmax throughout."""
         side, held = np.empty(logits.shape, np.int8), np.empty(len(logits), np.bool_)
+        rows, inverse = _array(logits), np.array([1.0 / temperature])
         probabilities = torch.empty(logits.shape, dtype=logits.dtype)
         # A view without a history: an array over the answer itself would keep what leads here alive for ever.
         answer = probabilities.detach().numpy()
-        rows, inverse = _fill(logits, lower, upper, temperature, tolerance, answer, side, held)
+        _fill(rows, _box(lower, upper, rows), inverse, tolerance, answer, side, held)
         ctx.save_for_backward(logits, probabilities)
         ctx.arrays = answer, side, held, rows, inverse
         ctx.box = (lower, upper), temperature

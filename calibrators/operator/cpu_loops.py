@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 
-from boxcal.calibrators.operator.compiling import compiled
+from boxcal.calibrators.operator.compiling import compiled, inner
 from boxcal.calibrators.operator.constants import AT_LOWER, AT_UPPER, FREE
 from boxcal.calibrators.operator.cpu_math import bits, fast_exp, from_bits, ordered, select
 from boxcal.calibrators.operator.exact_row import PLAIN, REFUSED, SOLVED, Array, solve_exactly
@@ -91,13 +91,13 @@ _holds = _either(
 """Whether a plain softmax obeys its bounds, where two numbers tell."""
 
 
-@njit(error_model="numpy")
+@inner()
 def own(n: int, values: Array) -> int:
     """Where row n finds its own among values of which a single one may stand for all rows."""
     return n if values.shape[0] > 1 else 0
 
 
-@njit(error_model="numpy")
+@inner()
 def _extremes(row: Array) -> tuple[float, float]:
     """Largest and smallest entry; NaN or infinity where an entry is."""
     high = ordered(bits(row[0]))
@@ -109,14 +109,14 @@ def _extremes(row: Array) -> tuple[float, float]:
     return from_bits(ordered(high)), from_bits(ordered(low))
 
 
-@njit(error_model="numpy")
+@inner()
 def _rate(inverse: float, row: Array) -> tuple[Any, Any, Any]:
     """One over the temperature as two numbers of the row's dtype, with the digits of float64; and -`FAR`."""
     high = row.dtype.type(inverse)
     return high, row.dtype.type(inverse - np.float64(high)), row.dtype.type(-FAR / inverse)
 
 
-@njit(error_model="numpy", fastmath=SUMMING)
+@inner(fastmath=SUMMING)
 def _exponential(logit: Any, anchor: Any, rate: tuple[Any, Any, Any]) -> Any:
     """Compute exp((logit - anchor) / temperature)."""
     high, low, far = rate
@@ -125,7 +125,7 @@ def _exponential(logit: Any, anchor: Any, rate: tuple[Any, Any, Any]) -> Any:
     return fast_exp(distance * high + distance * low)
 
 
-@njit(error_model="numpy", fastmath=SUMMING)
+@inner(fastmath=SUMMING)
 def _exponentials(row: Array, anchor: float, inverse: float, weights: Array) -> float:
     """Fill weights with exp((row - anchor) / temperature) and return their sum."""
     rate = _rate(inverse, row)
@@ -137,7 +137,7 @@ def _exponentials(row: Array, anchor: float, inverse: float, weights: Array) -> 
     return total
 
 
-@njit(error_model="numpy", fastmath=SUMMING)
+@inner(fastmath=SUMMING)
 def _beyond(value: Any, low: Any, high: Any, zero: Any, one: Any) -> Any:
     """Give 1 below the box, -1 above it, 0 inside: as the scale rises this falls, for every class.
 
@@ -146,7 +146,7 @@ def _beyond(value: Any, low: Any, high: Any, zero: Any, one: Any) -> Any:
     return select(value < low, one, zero) - select(value > high, one, zero)
 
 
-@njit(error_model="numpy", fastmath=SUMMING)
+@inner(fastmath=SUMMING)
 def _split(weights: Array, lower: Bound, upper: Bound, scale: float, sums: Array) -> tuple[float, float, Any]:
     """At this scale: the mass that bounds hold, the weight of the free classes, and `_beyond` of all.
 
@@ -167,7 +167,7 @@ def _split(weights: Array, lower: Bound, upper: Bound, scale: float, sums: Array
     return np.float64(held), np.float64(free), beyond
 
 
-@njit(error_model="numpy")
+@inner()
 def _approach(  # noqa: PLR0917 - compiled loops take arrays by position
     weights: Array, lower: Bound, upper: Bound, low_sum: float, high_sum: float, scale: float
 ) -> float:
@@ -203,7 +203,7 @@ def _approach(  # noqa: PLR0917 - compiled loops take arrays by position
     return max(low_end, min(scale, high_end))
 
 
-@njit(error_model="numpy")
+@inner()
 def _largest_free(row: Array, weights: Array, lower: Bound, upper: Bound, scale: float) -> Any:
     """Largest logit of a class that no bound holds at this scale."""
     lowest = ordered(bits(row.dtype.type(-np.inf)))
@@ -216,7 +216,7 @@ def _largest_free(row: Array, weights: Array, lower: Bound, upper: Bound, scale:
     return from_bits(ordered(largest))
 
 
-@njit(error_model="numpy", fastmath=SUMMING)
+@inner(fastmath=SUMMING)
 def _finish(  # noqa: PLR0917 - compiled loops take arrays by position
     weights: Array, lower: Bound, upper: Bound, scale: float, probabilities: Array, side: Array
 ) -> tuple[bool, float]:
@@ -247,7 +247,7 @@ def _finish(  # noqa: PLR0917 - compiled loops take arrays by position
     return bool(within - inside > CLOSE_CALL * inside), beyond
 
 
-@njit(error_model="numpy")
+@inner()
 def _search(  # noqa: PLR0917 - compiled loops take arrays by position
     row: Array,
     lower: Bound,
@@ -290,13 +290,13 @@ def _search(  # noqa: PLR0917 - compiled loops take arrays by position
                 scale *= math.exp(np.float64(moved - anchor) * inverse)
                 anchor, low_end, high_end = moved, 0.0, np.inf
                 _exponentials(row, anchor, inverse, weights)
-        elif not low_end <= scale <= high_end:
+        if not low_end <= scale <= high_end:
             middle = math.sqrt(low_end * high_end) if low_end > 0.0 else SHRINK * high_end
             scale = middle if high_end < np.inf else low_end / SHRINK
     return False
 
 
-@njit(error_model="numpy")
+@inner()
 def solve_row(  # noqa: PLR0917 - compiled loops take arrays by position
     row: Array,
     lower: Bound,
@@ -325,10 +325,45 @@ def solve_row(  # noqa: PLR0917 - compiled loops take arrays by position
             scale = _approach(weights, lower, upper, box[1], box[2], scale)
         if _search(row, lower, upper, inverse, top, weights, scale, probabilities, side):
             return SOLVED
+    return _exactly(row, lower, upper, inverse, tolerance, probabilities, side)
+
+
+@inner(makes_arrays=True)
+def _exactly(  # noqa: PLR0917 - compiled loops take arrays by position
+    row: Array, lower: Bound, upper: Bound, inverse: float, tolerance: float, answer: Array, side: Array
+) -> int:
+    """Call `solve_exactly` with arrays for all that it takes."""
     marks = side if side.shape[0] else np.empty(row.shape[0], np.int8)
-    return solve_exactly(
-        row, _as_row(lower, row), _as_row(upper, row), inverse, tolerance, probabilities, marks
-    )
+    return solve_exactly(row, _as_row(lower, row), _as_row(upper, row), inverse, tolerance, answer, marks)
+
+
+@inner()
+def _rows(  # noqa: PLR0917 - compiled loops take arrays by position
+    logits: Array,
+    lower: Array,
+    upper: Array,
+    inverse: Array,
+    tolerance: float,
+    probabilities: Array,
+    side: Array,
+    held: Array,
+    weights: Array,
+) -> int:
+    box = (False, 0.0, 0.0)
+    for n in range(logits.shape[0]):
+        low, high = lower[own(n, lower)], upper[own(n, upper)]
+        if n < max(lower.shape[0], upper.shape[0]):
+            box = box_of(low, high, logits.shape[1])
+        if not box[0]:
+            return n
+        rate = inverse[own(n, inverse)]
+        marks = side[own(n, side)]
+        outcome = solve_row(logits[n], low, high, box, rate, tolerance, weights, probabilities[n], marks)
+        if outcome == REFUSED:
+            return n
+        if held.shape[0]:
+            held[n] = outcome != PLAIN
+    return -1
 
 
 @compiled
@@ -357,24 +392,10 @@ def forward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
         False where no bound holds any class of the row, as far as a look at two numbers tells.
     """
     weights = np.empty(logits.shape[1], logits.dtype)
-    box = (False, 0.0, 0.0)
-    for n in range(logits.shape[0]):
-        low, high = lower[own(n, lower)], upper[own(n, upper)]
-        if n < max(lower.shape[0], upper.shape[0]):
-            box = box_of(low, high, logits.shape[1])
-        if not box[0]:
-            return n
-        rate = inverse[own(n, inverse)]
-        marks = side[own(n, side)]
-        outcome = solve_row(logits[n], low, high, box, rate, tolerance, weights, probabilities[n], marks)
-        if outcome == REFUSED:
-            return n
-        if held.shape[0]:
-            held[n] = outcome != PLAIN
-    return -1
+    return _rows(logits, lower, upper, inverse, tolerance, probabilities, side, held, weights)
 
 
-@njit(error_model="numpy", fastmath=SUMMING)
+@inner(fastmath=SUMMING)
 def total_of(row: Array) -> float:
     """Return the sum of numbers (K,)."""
     total = 0.0
