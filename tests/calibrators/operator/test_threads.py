@@ -7,7 +7,7 @@ import psutil
 import pytest
 import torch
 
-from boxcal.calibrators.operator import box_constrained_softmax
+from boxcal.calibrators.operator import box_constrained_softmax, cpu_kernel
 
 THREADS = 64
 
@@ -50,6 +50,31 @@ def hammer(seconds: float) -> int:
 
 def test_64_threads() -> None:
     assert hammer(2.0) > THREADS
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+def test_threads_of_a_large_call_change_no_bit(uniform: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five threads for 300 rows; the first refused row is named as by one thread."""
+    monkeypatch.setattr(cpu_kernel, "GRAIN", 40_000)
+    random = torch.Generator().manual_seed(4)
+    logits = 4 * torch.randn(300, 700, generator=random)
+    upper = 0.02 if uniform else torch.rand(300, 700, generator=random) / 300
+    before, found = torch.get_num_threads(), []
+    wrong = logits.clone()
+    wrong[[170, 290], 5] = torch.nan
+    try:
+        for count in (1, 5):
+            torch.set_num_threads(count)
+            rows = logits.clone().requires_grad_()
+            answer = box_constrained_softmax(rows, 0.0, upper)
+            (gradient,) = torch.autograd.grad((answer * logits).sum(), rows)
+            found.append((answer, gradient))
+            with pytest.raises(ValueError, match="the logit of class 5 in row 170 is nan"):
+                box_constrained_softmax(wrong, 0.0, upper)
+    finally:
+        torch.set_num_threads(before)
+    for one, many in zip(*found, strict=True):
+        assert torch.equal(one, many)
 
 
 @pytest.mark.long
