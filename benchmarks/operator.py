@@ -87,7 +87,10 @@ def passes(logits: Tensor, lower: float | Tensor, upper: float | Tensor) -> floa
     def typed(row: Any, anchor: float, *others: Any) -> float:
         return float(exponentials(row, row.dtype.type(anchor), *others))
 
-    with mock.patch.multiple(cpu_loops, _split=calls, _exponentials=typed):
+    def is_number(_bound: Any) -> bool:
+        return not isinstance(upper, Tensor)
+
+    with mock.patch.multiple(cpu_loops, _split=calls, _exponentials=typed, _is_number=is_number):
         for row, low, high in zip(rows, *boxes, strict=True):
             top = row.max()
             scale = 1.0 / typed(row, top, 1.0, weights)

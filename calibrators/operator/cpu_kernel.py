@@ -57,9 +57,8 @@ def over_threads(loop: Callable[..., Any], *arguments: Any) -> list[tuple[int, A
     The ranges change no answer, since no row depends on another. There are as many as torch has threads: in a
     thread that torch keeps to one, as those of a service and of a fit, the loop runs there.
     """
-    rows = len(arguments[0])
-    count = min(rows, arguments[0].size // GRAIN, torch.get_num_threads())
-    if count <= 1:
+    rows, worth = len(arguments[0]), arguments[0].size // GRAIN
+    if worth <= 1 or (count := min(rows, worth, torch.get_num_threads())) == 1:
         return [(0, loop(*arguments))]
     edges = [rows * part // count for part in range(count + 1)]
 

@@ -23,9 +23,9 @@ SUMMING = {"contract", "reassoc", "nsz"}
 MAX_STEPS = 24
 """Newton passes and new anchors before a row goes to `exact_row`; common rows take 1 or 2."""
 
-EARLY_STEPS, NEAR, LONG = 10, 0.02, 256
-"""Passes in the row's own dtype before those, the step relative to the scale that ends them, and from how
-many classes on they cost less than they save."""
+EARLY_STEPS, NEAR, LONG, FEW = 10, 0.02, 256, 4
+"""Passes in the row's own dtype before those, the step relative to the scale that ends them, from how many
+classes on they cost less than they save, and at how few that one number holds Newton's step is better."""
 
 NEAR_TIES = 6
 """After so many passes, classes within rounding of a bound may be what keeps the scale moving."""
@@ -82,6 +82,7 @@ def _box_of_numbers(lower: float, upper: float, size: int) -> Box:
 
 
 box_of = _either(_box_of_arrays, _box_of_numbers)
+_is_number = _either(lambda bound: False, lambda bound: True)
 _at = _either(lambda bound, i: bound[i], lambda bound, i: bound)
 _as_row = _either(lambda bound, row: bound, lambda bound, row: np.full(row.shape[0], bound))
 _holds = _either(
@@ -179,15 +180,17 @@ def _approach(  # noqa: PLR0917 - compiled loops take arrays by position
 
         scale <- scale / r^d,  r = (S - L) (U - 1) / ((U - S) (1 - L)),
                                d = (S - L) (U - S) / (S' scale (U - L)).
-    It need not be right: `_search` takes any start.
+    Where one number holds a few classes only, Newton's own step is the better one, and mostly the last. The
+    scale need not be right: `_search` takes any start.
     """
     kind, low_end, high_end = weights.dtype.type, 0.0, np.inf
+    few = FEW * high_sum / weights.shape[0] if _is_number(upper) else 0.0
     for _ in range(EARLY_STEPS):
         held, free, _ = _split(weights, lower, upper, kind(scale), weights)
         if free == 0.0:
             break
         total, newton = held + scale * free, (1.0 - held) / free
-        if abs(newton - scale) <= NEAR * scale:
+        if abs(newton - scale) <= NEAR * scale or 0.0 <= held < min(1.0, few):
             return newton
         if total > 1.0:
             high_end = scale
