@@ -57,6 +57,9 @@ class TwoStages:
     centred : bool
         Whether the logit map reads logits less the mean of their row, so that a number added to a row
         changes nothing. False for artifacts of version 1, whose maps read the logits as they come.
+    uniform_share : float
+        Of the uniform distribution in a mixture with the softmax of the logits, whose logarithm the logit map
+        reads; 0 for the logits themselves.
     classes : sequence of str, optional
         The names of the classes in the order of the columns; None where they are their indices.
     """
@@ -70,7 +73,9 @@ class TwoStages:
         *,
         centred: bool = True,
         classes: Sequence[str] | None = None,
+        uniform_share: float = 0.0,
     ) -> None:
+        self.uniform_share = uniform_share
         self.method, self.num_classes, self.centred = method, num_classes, centred
         is_named = classes is not None and list(classes) != [str(k) for k in range(num_classes)]
         self.classes = tuple(classes) if classes is not None and is_named else None
@@ -92,17 +97,22 @@ class TwoStages:
         """
         one = artifact.read(data)
         maps = one.logit_map, one.bound_map
-        return cls(one.method, *maps, one.num_classes, centred=one.centred, classes=one.classes)
+        return cls(one.method, *maps, one.num_classes, **one.options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a calibrator is built with besides its method, its maps and K."""
+        return {"centred": self.centred, "classes": self.classes, "uniform_share": self.uniform_share}
 
     def named(self, classes: Sequence[str] | None) -> Self:
         """Return the same calibrator with the names of its classes, which `to_bytes` keeps."""
         maps = self.logit_map, self.bound_map
-        return type(self)(self.method, *maps, self.num_classes, centred=self.centred, classes=classes)
+        return type(self)(self.method, *maps, self.num_classes, **{**self.options, "classes": classes})
 
     def to_bytes(self) -> bytes:
         """Serialise as safetensors with a JSON spec."""
         maps = self.logit_map, self.bound_map
-        return artifact.write(*maps, self.spec, centred=self.centred, classes=self.classes)
+        return artifact.write(*maps, self.spec, **self.options)
 
     @property
     def reads(self) -> Reads:
@@ -127,16 +137,25 @@ class TwoStages:
             "method": self.method,
             "num_classes": self.num_classes,
             "reads": self.reads,
-            "parameters": {**self.logit_map.describe(), **self.bound_map.describe()},
+            "parameters": {
+                **({"uniform_share": self.uniform_share} if self.uniform_share else {}),
+                **self.logit_map.describe(),
+                **self.bound_map.describe(),
+            },
         }
 
     @cached_property
     def plain(self) -> PlainRows | None:
         """The short way for a temperature and a constant box; None for anything more."""
-        return plain_rows(self.logit_map, self.bound_map)
+        return None if self.uniform_share else plain_rows(self.logit_map, self.bound_map)
 
     def mapped(self, scores: Values) -> Values:
         """Give the mapped logits (N, K) of float64 scores, an array or a tensor."""
+        if self.uniform_share:
+            ops: Any = array_ops
+            if not isinstance(scores, np.ndarray):
+                from boxcal.calibrators import tensor_ops as ops  # noqa: PLC0415 - only tensors need torch
+            scores = ops.with_uniform(scores, self.uniform_share)
         # A temperature alone reads no offset; centring would round small differences away, which order ties.
         is_tempered = isinstance(self.logit_map, IdentityMap | TemperatureScaling)
         if not self.centred or self.reads == "features" or is_tempered:
@@ -172,7 +191,7 @@ class TwoStages:
         )
         name = adjusted_method(self.method) + suffix
         maps = Chain(first, second), self.bound_map
-        return type(self)(name, *maps, self.num_classes, centred=self.centred, classes=self.classes)
+        return type(self)(name, *maps, self.num_classes, **self.options)
 
     def _check_width(self, shape: tuple[int, ...]) -> None:
         if len(shape) != 2 or shape[1] != self.width:

@@ -8,7 +8,7 @@ from numpy import amax, clip, cos, exp, full_like, log, nan_to_num, sin, stack, 
 __all__ = [
     "amax", "centred", "clip", "constant", "cos", "exp", "full_like", "gather", "largest", "log",
     "log_sigmoid", "log_softmax", "mean", "nan_to_num", "norm", "search_rows", "sigmoid", "sin", "softmax",
-    "stack", "tanh", "where",
+    "stack", "tanh", "where", "with_uniform",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -31,6 +31,12 @@ def softmax(logits: Array) -> Array:
     weights: Array = np.exp(logits - logits.max(axis=1, keepdims=True))
     weights /= weights.sum(axis=1, keepdims=True)
     return weights
+
+
+def with_uniform(logits: Array, share: float) -> Array:
+    """Log of the mixture of the softmax of each row with the uniform distribution, which has a share."""
+    mixed: Array = np.log((1.0 - share) * softmax(logits) + share / logits.shape[1])
+    return mixed
 
 
 def sigmoid(values: Array) -> Array:

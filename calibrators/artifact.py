@@ -44,6 +44,8 @@ class Content(NamedTuple):
         Whether the map of logits reads them less the mean of their row.
     classes
         The names of the classes in the order of the columns; None where they are not known.
+    uniform_share
+        See `TwoStages`.
     """
 
     method: str
@@ -52,6 +54,12 @@ class Content(NamedTuple):
     num_classes: int
     centred: bool
     classes: tuple[str, ...] | None = None
+    uniform_share: float = 0.0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What follows the number of classes."""
+        return {"centred": self.centred, "classes": self.classes, "uniform_share": self.uniform_share}
 
 
 def write(
@@ -61,6 +69,7 @@ def write(
     *,
     centred: bool,
     classes: Sequence[str] | None = None,
+    uniform_share: float = 0.0,
 ) -> bytes:
     """Serialise a calibrator's two maps and its spec; equal calibrators give equal bytes."""
     tensors = {
@@ -71,6 +80,8 @@ def write(
     document = {"format": FORMAT, "version": VERSION if centred else AS_GIVEN, **spec}
     if classes is not None:
         document["classes"] = list(classes)
+    if uniform_share:
+        document["uniform_share"] = uniform_share
     return save(tensors, metadata={"spec": json.dumps(document, sort_keys=True)})
 
 
@@ -105,9 +116,10 @@ def read(data: bytes) -> Content:
         raise ArtifactError(f"the method {name!r} has no tensor {foreign[0]!r}")
     if invalid_reason := logit_map.invalid_reason() or bound_map.invalid_reason():
         raise ArtifactError(invalid_reason)
-    return Content(
-        name, logit_map, bound_map, num_classes, spec["version"] != AS_GIVEN, _classes(spec, num_classes)
-    )
+    is_centred, share = spec["version"] != AS_GIVEN, spec.get("uniform_share", 0.0)
+    if type(share) not in (int, float) or not 0 <= share < 1:
+        raise ArtifactError(f"the spec's uniform_share is {share!r}")
+    return Content(name, logit_map, bound_map, num_classes, is_centred, _classes(spec, num_classes), share)
 
 
 def _classes(spec: dict[str, Any], num_classes: int) -> tuple[str, ...] | None:

@@ -25,6 +25,9 @@ BOUND_MAPS: dict[str, type[BoxMap]] = {
 }
 ADDITIONS = ("pb", "pb-mlp", "lb")
 """What every logit map that `combines` is listed with."""
+MIXED = "mix+"
+"""Before the name of a method that reads a mixture of the probabilities with the uniform distribution."""
+WITH_MIXTURE = ("ts", "vector", "sms", "dirichlet")
 SUFFIXES = ("+em+ts", "+em", "+bias")
 """Follow the name of the method that is adjusted, as in `ts+em`, and say how the adjustment was found."""
 
@@ -40,6 +43,8 @@ class Method(NamedTuple):
         Whether logit bounding follows the logit map.
     bounds : str
         How the box is learned, a key of `BOUND_MAPS`; empty for no box.
+    mixed : bool
+        Whether the logit map reads the logarithm of a mixture of the softmax with the uniform distribution.
     adjusted : bool
         Whether a class prior adjustment, which no fit makes, follows everything before the box.
     """
@@ -49,6 +54,7 @@ class Method(NamedTuple):
     clipped: bool = False
     bounds: str = ""
     adjusted: bool = False
+    mixed: bool = False
 
     @property
     def is_per_class(self) -> bool:
@@ -105,6 +111,7 @@ def catalogue() -> dict[str, Method]:
             for addition in ADDITIONS:
                 name, clipped = f"{one.name}+{addition}", addition == LogitBounding.name
                 named[name] = Method(name, one, clipped, "" if clipped else addition)
+    named |= {MIXED + name: named[name]._replace(name=MIXED + name, mixed=True) for name in WITH_MIXTURE}
     return named
 
 

@@ -37,6 +37,11 @@ def softmax(logits: Tensor) -> Tensor:
     return logits.softmax(dim=1)
 
 
+def with_uniform(logits: Tensor, share: float) -> Tensor:
+    """Log of the mixture of the softmax of each row with the uniform distribution, which has a share."""
+    return ((1.0 - share) * softmax(logits) + share / logits.shape[1]).log()
+
+
 def centred(rows: Tensor) -> Tensor:
     """Give rows less the mean of their finite entries."""
     finite = rows.isfinite()

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from boxcal.calibrators.checks import absent_classes, may_miss_classes, rare_classes, shows_errors
+from boxcal.calibrators.checks import (
+    absent_classes,
+    holds_zeros,
+    may_miss_classes,
+    rare_classes,
+    shows_errors,
+)
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.maps.identity import IdentityMap
-from boxcal.calibrators.method import catalogue, parse
+from boxcal.calibrators.method import MIXED, WITH_MIXTURE, catalogue, parse
 
 REGULARISED = {"vector", "sms", "dirichlet", "matrix"}
 """Methods with parameters per class that a penalty keeps near a temperature."""
@@ -26,8 +32,9 @@ def candidates(data: ValidationSet) -> list[str]:
     """List what the data allow, by number of parameters, networks last, without combinations.
 
     Methods with parameters per class need enough samples for their parameters, and of every class: no class
-    may be rare. For those that are `SAFE_WITH_FEW`, classes may be absent by chance. Where no predicted label
-    is wrong, nothing limits how sharp a method makes the probabilities: the unchanged logits are left.
+    may be rare. For those that are `SAFE_WITH_FEW`, classes may be absent by chance. Where probabilities of 0
+    were sent, some methods are listed with a mixture, too. Where no predicted label is wrong, nothing limits
+    how sharp a method makes the probabilities: the unchanged logits are left.
     """
     if not shows_errors(data.facts, data.labels.numpy()):
         return [IdentityMap.name]
@@ -36,16 +43,16 @@ def candidates(data: ValidationSet) -> list[str]:
         given.add("features")
     if data.inputs is not None and data.backbone is not None:
         given.add("inputs")
-    return by_size(
-        [
-            name
-            for name, one in catalogue().items()
-            if "+" not in name
-            and one.logit_map.reads in given
-            and (not one.is_per_class or _has_enough(name, data))
-        ],
-        data.num_classes,
-    )
+    found = [
+        name
+        for name, one in catalogue().items()
+        if "+" not in name
+        and one.logit_map.reads in given
+        and (not one.is_per_class or _has_enough(name, data))
+    ]
+    if holds_zeros(data.facts):
+        found += [MIXED + name for name in WITH_MIXTURE if name in found]
+    return by_size(found, data.num_classes)
 
 
 def by_size(names: Sequence[str], num_classes: int) -> list[str]:

@@ -135,7 +135,8 @@ class Comparison:
 
         inside = self.parts[part]
         used, unseen = self.data.rows(~inside), self.data.rows(inside)
-        known = self._fitted[part] if parse(name).logit_map.reads == "logits" else None
+        method = parse(name)
+        known = self._fitted[part] if method.logit_map.reads == "logits" and not method.mixed else None
         calibrator = fit_checked(
             name, used, seed=self.seed, thorough=False, progress=watch, known=known
         ).calibrator

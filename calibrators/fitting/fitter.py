@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 
+from boxcal.calibrators import array_ops
 from boxcal.calibrators.calibrator import Calibrator
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.fitting.certify import check_scale, mean_nll, remarks
@@ -34,7 +36,7 @@ from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.linear import LinearMap
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
 from boxcal.calibrators.maps.temperature import TemperatureScaling
-from boxcal.calibrators.method import BOUND_MAPS, Method, parse
+from boxcal.calibrators.method import BOUND_MAPS, MIXED, Method, parse
 from boxcal.calibrators.operator.uniform import SortedRows
 
 Search = Callable[..., Minimum]
@@ -69,6 +71,8 @@ def fit_checked(
     """
     started = time.perf_counter()
     method = parse(name)
+    if method.mixed:
+        return _fit_mixed(name, data, seed=seed, progress=progress, thorough=thorough)
     report = progress or (lambda fraction, stage: None)
     report(0.0, f"fitting {name}")
     check_scale(data)
@@ -97,6 +101,27 @@ def fit_checked(
     report(1.0, f"fitting {name}")
     calibrator = Calibrator(name, found.logit_map, found.bound_map, data.num_classes)
     return FitResult(calibrator, name, nll, certificate, time.perf_counter() - started)
+
+
+def _fit_mixed(name: str, data: ValidationSet, **options: Any) -> FitResult:
+    """Fit a method to `log((1 - e) softmax(g) + e / K)`, e = 1 / (N + 1), in place of the logits g.
+
+    A probability of 0 then counts as what N samples can tell from 0 (as in structured matrix scaling).
+    """
+    share = 1.0 / (data.effective + 1.0)
+    mixed = torch.from_numpy(array_ops.with_uniform(data.logits.double().numpy(), share))
+    found = fit_checked(name.removeprefix(MIXED), replace(data, logits=mixed), **options)
+    nll, uncalibrated, size = found.nll, mean_nll(data), data.num_classes
+    maps = found.calibrator.logit_map, found.calibrator.bound_map
+    if nll >= uncalibrated - SAME:
+        nll, share, maps = uncalibrated, 0.0, (parse(name).logit_map(size), ConstantBounds(size))
+    return replace(
+        found,
+        calibrator=Calibrator(name, *maps, size, uniform_share=share),
+        method=name,
+        nll=nll,
+        certificate=replace(found.certificate, uncalibrated_nll=uncalibrated),
+    )
 
 
 class _Fits:

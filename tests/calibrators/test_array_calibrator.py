@@ -81,11 +81,12 @@ def test_methods_are_listed_without_torch() -> None:
     asked = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
     assert asked.stdout.split() == [str(len(methods())), "False"]
     listed = [name for name in methods() if "+" in name]
-    assert sorted(listed) == [
+    joined = [
         f"{base}+{added}"
         for base in ("dirichlet", "ets", "nc", "pts", "ta", "ts")
         for added in ("lb", "pb", "pb-mlp")
     ]
+    assert sorted(listed) == sorted([*joined, "mix+dirichlet", "mix+sms", "mix+ts", "mix+vector"])
 
 
 def test_an_adjustment_is_that_of_tensors() -> None:

@@ -52,7 +52,7 @@ def test_every_method_lowers_the_loss_reports_it_and_survives_as_bytes(method: s
     assert result.nll <= result.certificate.uncalibrated_nll + 1e-12
     if method != "uncalibrated":
         assert result.nll < result.certificate.uncalibrated_nll - 0.01
-    if "+" in method:
+    if "+" in method and not method.startswith("mix+"):
         assert method.partition("+")[0] in result.certificate.contains
     for name, objective in result.certificate.contains.items():
         assert result.certificate.objective <= objective + 1e-6, name
