@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.settings.nearest import hint
-from boxcal.app.tables.labels import Declared, integer_of
+from boxcal.app.tables.labels import Declared, clean, integer_of
 from boxcal.app.tables.model_inputs import FEATURES, TEXTS, ModelInputs
 from boxcal.calibrators.scores import LOGITS, PROBABILITIES
 
@@ -109,6 +109,23 @@ def choose_columns(
     names = [name for name in names if name == label or name not in declared.ignore]
     own = set(inputs.table_columns) if inputs is not None else set()
     own = own if own <= set(names) else set()
+    if not own and (cleaned := [clean(name) for name in names]) != names:
+        back = dict(zip(cleaned, names, strict=True))
+        found = choose_columns(
+            cleaned,
+            None if classes is None else [clean(name) for name in classes],
+            replace(declared, label=clean(label)),
+            label_values=None if label_values is None else lambda name: label_values(back[name]),
+            texts=lambda: {clean(name) for name in texts()},
+        )
+        return replace(
+            found,
+            names=tuple(back[name] for name in found.names),
+            classes=classes or found.classes,
+            label=back[found.label],
+            group=back.get(found.group or ""),
+            weight=back.get(found.weight or ""),
+        )
     known = classes if classes is not None else declared.classes
     _check_names(names, label)
     reserved = {*(known or ()), *own}

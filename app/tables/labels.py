@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,11 @@ class Declared:
 NOTHING = Declared()
 
 
+def clean(name: str) -> str:
+    """Return a name without space around it, its accents composed (NFC): names that look equal are equal."""
+    return unicodedata.normalize("NFC", name).strip()
+
+
 def integer_of(name: str) -> int | None:
     """Return the integer that a name of a class, or a label, writes; None for any other."""
     try:
@@ -89,6 +95,8 @@ def as_indices(
     InvalidUpload
         Naming the label that is no class or no integer.
     """
+    if labels.dtype.kind == "b" and classes is not None and {*classes} == {"False", "True"}:
+        labels = labels.astype(str)
     if labels.dtype.kind in "iub":
         numbers = labels.astype(np.int64)
     elif labels.dtype.kind == "f":
@@ -120,9 +128,10 @@ def _both_readings(classes: Sequence[str], number: int) -> str:
 
 def _of_texts(names: Array, classes: Sequence[str] | None, first: int, labels_as: str | None) -> Indices:
     """Find texts among the names; the others are numbers that a text format writes."""
-    index_of = {} if classes is None else {name: index for index, name in enumerate(classes)}
+    index_of = {} if classes is None else {clean(name): index for index, name in enumerate(classes)}
+    index_of |= {} if classes is None else {name: index for index, name in enumerate(classes)}
     distinct, inverse = np.unique(names, return_inverse=True)
-    found = [index_of.get(str(name)) for name in distinct]
+    found = [index_of.get(str(name), index_of.get(clean(str(name)))) for name in distinct]
     if None not in found:
         return np.array(found, np.int64)[inverse]
     numbers = [integer_of(str(name)) for name in distinct]
@@ -132,7 +141,7 @@ def _of_texts(names: Array, classes: Sequence[str] | None, first: int, labels_as
     unknown = [str(name) for name, index in zip(distinct, found, strict=True) if index is None]
     name = next((one for one in unknown if integer_of(one) is None), unknown[0])
     row = int(np.flatnonzero(names == name)[0])
-    why = "the class names are not known here, so labels must be indices"
+    why = "the class names are not known here: send them as `classes`, or indices as labels"
     if classes is not None:
         why = f"which is no class of the model{hint(name, classes)}"
     raise InvalidUpload(f"labels[{first + row}] is {name!r:.200}, {why}.")
@@ -212,6 +221,7 @@ def column_order(known: Sequence[str] | None, own: Sequence[str] | None) -> list
     """
     if known is None or own is None or list(known) == list(own):
         return None
+    known, own = ([clean(name) for name in names] for names in (known, own))
     if len(set(own)) < len(own):
         raise InvalidUpload("`classes` names a class twice.")
     position = {name: index for index, name in enumerate(own)}

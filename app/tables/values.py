@@ -15,7 +15,7 @@ from pyarrow import types
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT, Columns
 from boxcal.app.tables.formats import BATCH_ROWS, OpenTable
-from boxcal.app.tables.labels import integer_of
+from boxcal.app.tables.labels import clean, integer_of
 from boxcal.app.tables.model_inputs import FEATURES, TEXT, TEXTS, ModelInputs, naming_samples
 from boxcal.calibrators.scores import two_columns
 from boxcal.models.inputs.rows import Column
@@ -75,6 +75,8 @@ def scores_of_batch(batch: pa.RecordBatch, columns: Columns, first: int, width: 
     parts = []
     for name in columns.names:
         column = batch.column(name)
+        if types.is_decimal(column.type):
+            column = pc.cast(column, pa.float64())
         if not (types.is_floating(column.type) or types.is_integer(column.type)):
             raise InvalidUpload(f"The column {name!r:.100} must hold numbers, got {column.type}.")
         parts.append(_complete(column, name, first).to_numpy(zero_copy_only=False))
@@ -181,7 +183,7 @@ def distinct_labels(table: OpenTable, name: str) -> list[str]:
         values = label_values(batch.column(name), name, first)
         first += len(batch)
         found.update(map(str, np.unique(values).tolist() if values.dtype.kind in "iufb" else set(values)))
-    return sorted({text if (n := integer_of(text)) is None else str(n) for text in found})
+    return sorted({clean(text) if (n := integer_of(text)) is None else str(n) for text in found})
 
 
 def _groups(column: Any, name: str, first: int) -> Array:

@@ -204,7 +204,7 @@ def keep_arrays(
     inputs = expected.inputs
     arrays = dict(arrays)
     refuse_matrix(arrays["labels"])
-    own = _names_of(arrays.pop(CLASSES)) if CLASSES in arrays else None
+    own = _names_of(arrays.pop(CLASSES)) if CLASSES in arrays else expected.declared.classes
     kind = member
     if inputs is None or member != inputs.member:
         kind = kind_of(member, expected.declared)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
+import unicodedata
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from boxcal.app.http.problems import BoxcalError, InvalidUpload
@@ -170,6 +173,47 @@ def test_labels_of_bytes_are_utf8() -> None:
     assert as_indices(coded, ("dog", "Ärger")).tolist() == [1, 0]
     with pytest.raises(InvalidUpload, match="not UTF-8"):
         as_indices(np.array([b"\xff"]), ("dog", "cat"))
+
+
+def test_names_that_look_equal_are_equal(tmp_path: Path) -> None:
+    """Space after the commas of a CSV, and accents of two characters, as file systems of Apple write them."""
+    names = ("Ärger", "Übermut")
+    one = given(names)
+    decomposed = [unicodedata.normalize("NFD", name) for name in names]
+    table = frame(Given(one.scores, decomposed, one.labels))
+    body = table.to_csv(index=False).replace(",", ", ").encode()
+    assert_same(read(body, tmp_path / "known", names), one)
+    assert_same(read(body, tmp_path / "unknown"), one)
+    arrays = arrays_of(Given(one.scores[:, ::-1], decomposed[::-1], 1 - one.labels))
+    assert_same(read(arrays["npz"], tmp_path / "npz", names), one)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("names", [("True", "False"), ("False", "True")])
+def test_boolean_labels_are_names_where_classes_are_named_so(
+    form: str, names: tuple[str, ...], tmp_path: Path
+) -> None:
+    one = given(names)
+    assert_same(read(written(form, one, one.named_labels() == "True"), tmp_path, names), one)
+
+
+def test_decimals_are_numbers(tmp_path: Path) -> None:
+    one = given(NAMES)
+    table = pa.table(
+        {name: pa.array(one.scores[:, k].round(4)).cast(pa.decimal128(10, 4)) for k, name in enumerate(NAMES)}
+    ).append_column("label", pa.array(one.named_labels()))
+    out = io.BytesIO()
+    pq.write_table(table, out)
+    logits, _ = read(out.getvalue(), tmp_path).arrays()
+    np.testing.assert_allclose(logits, one.scores.round(4))
+
+
+def test_classes_can_be_named_beside_arrays(tmp_path: Path) -> None:
+    one = given(NAMES)
+    body = npz(logits=one.scores, labels=one.named_labels())
+    with pytest.raises(InvalidUpload, match="send them as `classes`"):
+        read(body, tmp_path)
+    assert_same(read(body, tmp_path, declared=Declared(classes=NAMES)), one)
 
 
 SINGLE = given(("no", "yes"))
