@@ -1,8 +1,9 @@
 """Compares the operator with `torch.softmax` and others: time of forward and backward passes, peak memory.
 
 `make bench-operator` prints a table and writes benchmarks/results/operator.json and docs/images/operator.svg.
-It measures the CPU time of one thread in alternating rounds, and reports medians and quartiles. The authors'
-package `bcsoftmax` and `cvxpylayers` are included if they are installed (neither is a dependency).
+It measures alternating rounds, the CPU time of one thread and the wall-clock time of two, and reports medians
+and quartiles. Beside them stand the passes over a row, and a limit: what a copy of as many bytes takes. The
+authors' package `bcsoftmax` and `cvxpylayers` are included if they are installed (neither is a dependency).
 """
 
 import argparse
@@ -26,7 +27,8 @@ from boxcal.calibrators.operator import box_constrained_softmax, cpu_loops
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "operator.json"
 PLOT = ROOT / "docs" / "images" / "operator.svg"
-SIZES = ((128, 32), (128, 100), (128, 1000), (128, 10_000), (16, 100_000))
+SIZES = ((128, 2), (128, 32), (128, 100), (1, 1000), (128, 1000), (128, 10_000), (16, 100_000))
+THREADS = (1, 2)
 SLOW_LIMIT = 1000
 """Slow implementations are called only a few times, with at most this many classes."""
 
@@ -106,19 +108,19 @@ def passes(logits: Tensor, lower: float | Tensor, upper: float | Tensor) -> floa
 
 def alternate(sides: dict[str, Call], *, rounds: int) -> dict[str, list[float]]:
     """Time each function once per round, in turn; return seconds per call."""
-    repeats = {}
+    repeats, clock = {}, time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     for name, call in sides.items():
         call()
-        began = time.thread_time()
+        began = clock()
         call()
-        repeats[name] = max(1, int(0.004 / (time.thread_time() - began)))
+        repeats[name] = max(1, int(0.004 / (clock() - began)))
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, call in sides.items():
-            began = time.thread_time()
+            began = clock()
             for _ in range(repeats[name]):
                 call()
-            seconds[name].append((time.thread_time() - began) / repeats[name])
+            seconds[name].append((clock() - began) / repeats[name])
     return seconds
 
 
@@ -208,10 +210,12 @@ def measure(rounds: int) -> list[dict[str, Any]]:
             def ours(rows_: Tensor, low: float | Tensor = lower, high: float | Tensor = upper) -> Tensor:
                 return box_constrained_softmax(rows_, low, high)
 
+            buffer = torch.empty_like(logits)
             forward = alternate(
                 {
                     "forward_softmax": lambda g=logits: softmax(g),  # type: ignore[misc]
                     "forward_ours": lambda g=logits, f=ours: f(g),  # type: ignore[misc]
+                    "forward_copy": lambda g=logits, to=buffer: to.copy_(g),  # type: ignore[misc]
                 },
                 rounds=rounds,
             )
@@ -223,6 +227,7 @@ def measure(rounds: int) -> list[dict[str, Any]]:
                 "classes": classes,
                 "box": box,
                 "logits_bytes": logits.nbytes,
+                "threads": torch.get_num_threads(),
             }
             for side, values in (forward | training).items():
                 entry[side] = statistics.median(values)
@@ -230,12 +235,14 @@ def measure(rounds: int) -> list[dict[str, Any]]:
             entry["passes"] = passes(
                 logits[:16], *(b if isinstance(b, float) else b[:16] for b in (lower, upper))
             )
+            copies = 2 if isinstance(upper, Tensor) else 1
+            entry["limit"] = copies * entry["forward_copy"]
             entry["ratio"] = entry["forward_ours"] / entry["forward_softmax"]
             each = [a / b for a, b in zip(forward["forward_ours"], forward["forward_softmax"], strict=True)]
             entry["ratio_quartiles"] = statistics.quantiles(each, n=4)[::2]
             entry["backward_over_forward"] = entry["backward_ours"] / entry["training_ours"]
             entry["peak_copies"] = peak_bytes(lambda g=logits, f=ours: f(g)) / logits.nbytes  # type: ignore[misc]
-            if box == "vector" and classes <= SLOW_LIMIT:
+            if box == "vector" and classes <= SLOW_LIMIT and torch.get_num_threads() == 1:
                 for name, call in others(*paper_problem(rows, classes, seed=0)).items():
                     entry[f"forward_{name}"] = slow_seconds(call)
             table.append(entry)
@@ -251,10 +258,10 @@ def line(entry: dict[str, Any]) -> str:
         if (key := f"forward_{name}") in entry
     )
     return (
-        f"{entry['rows']:4d} x {entry['classes']:6d}  {entry['box']:8s}"
+        f"{entry['threads']} threads  {entry['rows']:4d} x {entry['classes']:6d}  {entry['box']:8s}"
         f"  softmax {entry['forward_softmax'] * 1e6:9.1f} us  ours {entry['forward_ours'] * 1e6:9.1f} us"
         f"  ratio {entry['ratio']:5.2f} ({' to '.join(f'{q:.2f}' for q in entry['ratio_quartiles'])})"
-        f"  passes {entry['passes']:4.1f}"
+        f"  passes {entry['passes']:4.1f}  limit {entry['limit'] * 1e6:9.1f} us"
         f"  training {entry['training_ours'] * 1e6:9.1f} us"
         f"  backward {entry['backward_ours'] * 1e6:9.1f} us ({entry['backward_over_forward']:4.2f};"
         f" softmax {entry['backward_softmax'] * 1e6:.1f}, engine {entry['backward_engine'] * 1e6:.1f})"
@@ -269,7 +276,7 @@ def plot(table: list[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
     for box in ("vector", "tight", "half", "nowhere"):
-        chosen = [entry for entry in table if entry["box"] == box]
+        chosen = [e for e in table if e["box"] == box and e["threads"] == 1 and e["rows"] > 1]
         ratios = [e["ratio"] for e in chosen]
         spread = [
             [max(0.0, sign * (e["ratio_quartiles"][end] - e["ratio"])) for e in chosen]
@@ -289,13 +296,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    table = measure(arguments.rounds)
+    table = []
+    for count in THREADS:
+        torch.set_num_threads(count)
+        table += measure(arguments.rounds)
     machine = {
         "processor": processor(),
         "torch": torch.__version__,
         "rounds": arguments.rounds,
-        "threads": 1,
     }
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps({"machine": machine, "results": table}, indent=1) + "\n")

@@ -317,13 +317,17 @@ def solve_row(  # noqa: PLR0917 - compiled loops take arrays by position
     if not (-np.inf < top < np.inf) or np.isnan(bottom):
         return REFUSED
     if 1.0 / EXTREME < inverse < EXTREME:
-        scale = 1.0 / _exponentials(row, top, inverse, weights)
+        room = probabilities if _is_number(lower) else weights  # in place, where that may be all
+        scale = 1.0 / _exponentials(row, top, inverse, room)
         smallest = _exponential(bottom, top, _rate(inverse, row))
         if _holds(lower, upper, smallest * kind(scale), kind(scale)):
             for i in range(row.shape[0]):
-                probabilities[i] = weights[i] * kind(scale)
+                probabilities[i] *= kind(scale)
             side[:] = FREE
             return PLAIN
+        if _is_number(lower):
+            for i in range(row.shape[0]):
+                weights[i] = probabilities[i]
         if row.shape[0] >= LONG:
             scale = _approach(weights, lower, upper, box[1], box[2], scale)
         if _search(row, lower, upper, inverse, top, weights, scale, probabilities, side):
