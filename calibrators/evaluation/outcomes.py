@@ -112,7 +112,7 @@ def outcomes(
     Parameters
     ----------
     probabilities
-        ProbabilityRows that sum to 1.
+        Rows that sum to 1.
     labels
         Class indices below K.
     predicted

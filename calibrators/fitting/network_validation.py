@@ -14,7 +14,7 @@ from boxcal.calibrators.maps.base import BoxMap, LogitMap
 from boxcal.calibrators.maps.parameters import Limits
 
 WARMED = 2000
-"""DescentRows on which descents begin."""
+"""Rows on which descents begin."""
 EPOCHS, PATIENCE = 200, 12
 """Iterations of a network's descent at most, and without a lower held-out loss."""
 HELD = 30

@@ -165,7 +165,7 @@ class RowTemperature(LogitMap):
 
     @property
     def tempering(self) -> RowTemperature | None:
-        """Itself."""
+        """Give this map, the one that divides."""
         return self
 
     def formula(self, ops: ModuleType, p: Parameters, scores: Values) -> Values:

@@ -102,7 +102,7 @@ class Chain(LogitMap):
         return Chain(first, self.second.averaged([member[size:] for member in members]))
 
     def fixed_between(self, plain: Array) -> Array:
-        """Ask both maps."""
+        """Join the coordinates that both maps keep fixed."""
         size = self.first.size
         return np.concatenate(
             [self.first.fixed_between(plain[:size]), self.second.fixed_between(plain[size:])]

@@ -20,7 +20,7 @@ ALPHA = 0.05
 
 @dataclass(frozen=True, slots=True)
 class StreamedMetrics:
-    """RunningMetrics of the labels so far.
+    """Metrics of the labels so far.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class RunningMetrics(StatefulFold):
 
 @compiled
 def _bernstein(losses: Array, log_level: float, sequence: Array) -> None:
-    """StatefulFold losses in [0, 1] into the interval, `sequence[3:5]`.
+    """Fold losses in [0, 1] into the interval, `sequence[3:5]`.
 
     It is not intersected with the earlier ones: the mean may have changed since.
 

@@ -148,7 +148,7 @@ class RefitLoop(StatefulFold):
         return Proposal(version, version in self.earlier)
 
     def update(self, logits: Array, labels: Array) -> list[LoopDecision]:
-        """StatefulFold (N,) labels of logits (N, K), in prediction order.
+        """Fold (N,) labels of logits (N, K), in prediction order.
 
         All labels are folded, also those after a decision: the loop goes on with the active version until it
         is told of another.

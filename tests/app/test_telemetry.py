@@ -107,7 +107,7 @@ def test_expected_accuracy_is_the_mean_confidence_of_recent_answers() -> None:
     assert value("boxcal_expected_accuracy") == pytest.approx(0.25, abs=0.001)
 
 
-def test_only_the_calibrator_active_version_is_named() -> None:
+def test_only_the_active_calibrator_is_named() -> None:
     telemetry = Telemetry({})
     telemetry.calibrator_active(0, "uncalibrated")
     telemetry.calibrator_active(3, "ts+pb")

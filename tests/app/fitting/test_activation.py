@@ -46,7 +46,7 @@ def artifact() -> bytes:
     return fit("ts", torch.from_numpy(LOGITS), torch.from_numpy(LABELS)).calibrator.to_bytes()
 
 
-def test_it_starts_with_what_was_active_version(registry: Registry, artifact: bytes) -> None:
+def test_it_starts_with_the_calibrator_that_was_active(registry: Registry, artifact: bytes) -> None:
     telemetry = Telemetry({})
     first = Activator(registry, 10, telemetry)
     assert (first.active.current.version, first.active.current.method) == (0, "uncalibrated")

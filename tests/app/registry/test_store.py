@@ -135,7 +135,7 @@ def test_activating_version_0_first_changes_nothing(registry: Registry) -> None:
         registry.activations.rollback()
 
 
-def test_the_activation_active_version_survives_the_process(registry: Registry, path: Path) -> None:
+def test_the_active_version_survives_the_process(registry: Registry, path: Path) -> None:
     add(registry, activate=True)
     add(registry, activate=False)
     other = opened(path)

@@ -97,7 +97,7 @@ def test_cross_fitted_answers_are_those_of_the_folds_own_fits() -> None:
     torch.testing.assert_close(answers.probabilities[left_out], alone)
 
 
-def test_a_calibrator_active_version_is_not_replaced_by_its_equal() -> None:
+def test_an_active_calibrator_is_not_replaced_by_its_equal() -> None:
     logits, labels = overconfident(600)
     active = fit("ts", logits, labels).calibrator
     again = cross_fitted_report("ts", logits, labels, against=active)
