@@ -300,14 +300,21 @@ def artifact(version: int) -> Call[bytes]:
     return Call("GET", f"/calibrators/{version}/artifact", _content)
 
 
-def activate(version: int) -> Call[Activated]:
-    """Activate a calibrator (`POST /calibrators/{n}/activate`)."""
-    return Call("POST", f"/calibrators/{version}/activate", _one(Activated), has_effect=True)
+def activate(version: int, *, expected: int | None = None) -> Call[Activated]:
+    """Activate a calibrator (`POST /calibrators/{n}/activate`).
+
+    If `expected` is given and another version is active, the service changes nothing: `ConflictError`.
+    """
+    path = f"/calibrators/{version}/activate"
+    return Call("POST", path, _one(Activated), _expecting(expected), has_effect=True)
 
 
-def rollback() -> Call[Activated]:
-    """Activate the calibrator before the active one (`POST /calibrators/rollback`)."""
-    return Call("POST", "/calibrators/rollback", _one(Activated), has_effect=True)
+def rollback(*, expected: int | None = None) -> Call[Activated]:
+    """Activate the calibrator before the active one (`POST /calibrators/rollback`).
+
+    `expected` as for `activate`.
+    """
+    return Call("POST", "/calibrators/rollback", _one(Activated), _expecting(expected), has_effect=True)
 
 
 def live() -> Call[Health]:
@@ -327,6 +334,10 @@ def metrics() -> Call[str]:
 
 def _one(kind: type[Result]) -> Callable[[httpx.Response], Result]:
     return lambda response: kind.model_validate_json(response.content)
+
+
+def _expecting(version: int | None) -> dict[str, Any]:
+    return {} if version is None else {"params": {"expected": version}}
 
 
 def _page(limit: int, **cursor: str | int | None) -> dict[str, str | int]:

@@ -182,6 +182,7 @@ PARAMETERS: dict[str, tuple[str, Any]] = {
     "methods": ("", ["ts", "ts+pb"]),
     "fit_id": ("The fit's `id`.", QUEUED["id"]),
     "version": ("", 1),
+    "expected": ("", 1),
 }
 EVENTS = "text/event-stream"
 TAGS = {

@@ -198,6 +198,12 @@ ForeignCalibrator = ProblemType(
     "The calibrator was fitted to another backbone.",
     error=UnusableCalibrator,
 )
+OtherVersionActive = ProblemType(
+    409,
+    "other-version-active",
+    "Another version is active",
+    "Another version than `expected` is active; nothing was changed.",
+)
 TooFewPredictions = ProblemType(
     409,
     "too-few-predictions",

@@ -115,8 +115,8 @@ export function upload(path, form, progress) {
 }
 
 /** Read server-sent events with fetch: EventSource cannot send an API key. */
-export async function follow(path, signal, onEvent, more) {
-  const response = await send(path, { signal, headers: more });
+export async function follow(path, signal, onEvent) {
+  const response = await send(path, { signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   for (;;) {

@@ -13,8 +13,8 @@ export function show(main, [chosen, against]) {
     chosen === undefined ? undefined : Number(chosen),
     against === undefined ? undefined : Number(against),
   );
-  page.load();
-  return () => {};
+  page.start();
+  return () => page.stopper.abort();
 }
 
 class Calibration {
@@ -22,27 +22,35 @@ class Calibration {
     this.chosen = chosen;
     this.against = against;
     this.rail = h("nav", { class: "card rail", "aria-label": "Calibrators" });
-    this.detail = h("section", { class: "detail" });
+    this.said = h("div", { class: "said" });
+    this.activation = h("div");
+    this.detail = h("section", { class: "detail" }, this.said);
+    this.stopper = new AbortController();
     main.append(this.rail, this.detail);
   }
 
+  async start() {
+    addEventListener("boxcal:activated", () => this.load(), this.stopper);
+    if (await this.load()) await this.drawDetail();
+  }
+
+  /** Read and show which versions there are and which is active; returns whether it could. */
   async load() {
     try {
       const [list, history] = await Promise.all([get("/calibrators"), get("/activations")]);
+      const active = history.activations[0]?.version ?? 0;
+      if (active !== this.active) this.said.replaceChildren(); // it was about another one
       this.records = list.calibrators;
       this.rollbackTo = history.rollback_to;
+      this.active = active;
     } catch (error) {
-      this.refuse(error);
-      return;
+      this.said.replaceChildren(problem(error));
+      return false;
     }
-    this.active = this.records.find((c) => c.active);
-    this.chosen ??= this.active.version || this.records.find((c) => c.version)?.version || 0;
+    this.chosen ??= this.active || this.records.find((c) => c.version)?.version || 0;
     this.drawRail();
-    await this.drawDetail();
-  }
-
-  refuse(error) {
-    this.detail.replaceChildren(problem(error));
+    this.drawActivation();
+    return true;
   }
 
   drawRail() {
@@ -63,7 +71,7 @@ class Calibration {
               },
               h("span", { class: "version" }, `v${c.version}`),
               h("span", { class: "method" }, c.method),
-              c.active ? h("span", { class: "badge" }, "active") : null,
+              c.version === this.active ? h("span", { class: "badge" }, "active") : null,
               h(
                 "small",
                 {},
@@ -93,15 +101,17 @@ class Calibration {
     );
   }
 
+  /** Activate; the service refuses if another version than the one shown here is active. */
   async act(path, said) {
+    let outcome;
     try {
-      const now = await post(path);
-      this.notice = h("p", { class: "notice", role: "status" }, said(now));
-      dispatchEvent(new Event("boxcal:changed"));
+      outcome = h("p", { class: "notice", role: "status" }, said(await post(`${path}?expected=${this.active}`)));
     } catch (error) {
-      this.notice = problem(error);
+      outcome = problem(error);
     }
+    dispatchEvent(new Event("boxcal:changed"));
     await this.load();
+    this.said.replaceChildren(outcome);
   }
 
   rollback() {
@@ -111,10 +121,30 @@ class Calibration {
     );
   }
 
+  drawActivation() {
+    this.activation.replaceChildren(
+      this.chosen === this.active
+        ? h("span", { class: "badge" }, "active")
+        : h(
+            "button",
+            {
+              type: "button",
+              disabled: !may("activate"),
+              onclick: () =>
+                this.act(
+                  `/calibrators/${this.chosen}/activate`,
+                  (now) => `v${now.version} ${now.method} is active.`,
+                ),
+            },
+            `Activate v${this.chosen}`,
+          ),
+    );
+  }
+
   async drawDetail() {
     const record = this.records.find((c) => c.version === this.chosen);
     if (!record) {
-      this.detail.replaceChildren(h("p", { class: "card" }, `There is no calibrator ${this.chosen}.`));
+      this.detail.replaceChildren(this.said, h("p", { class: "card" }, `There is no calibrator ${this.chosen}.`));
       return;
     }
     const others = this.records.filter((c) => c.version && c.version !== this.chosen);
@@ -130,33 +160,16 @@ class Calibration {
       others.map((c) => h("option", { value: c.version }, `v${c.version} ${c.method}`)),
     );
     if (this.against !== undefined) chooser.value = this.against;
-    const activate = record.active
-      ? h("span", { class: "badge" }, "active")
-      : h(
-          "button",
-          {
-            type: "button",
-            disabled: !may("activate"),
-            onclick: () =>
-              this.act(
-                `/calibrators/${record.version}/activate`,
-                (now) => `v${now.version} ${now.method} is active.`,
-              ),
-          },
-          `Activate v${record.version}`,
-        );
     const heading = h(
       "header",
       {},
       h("h1", {}, `v${record.version} `, h("span", {}, record.method)),
-      activate,
+      this.activation,
       record.version ? h("label", { class: "field compare" }, h("span", {}, "compared with"), chooser) : null,
     );
-    const notice = this.notice;
-    this.notice = null;
     if (!record.version) {
       this.detail.replaceChildren(
-        notice ?? "",
+        this.said,
         h(
           "div",
           { class: "card" },
@@ -177,12 +190,12 @@ class Calibration {
         this.against === undefined ? null : get(`/calibrators/${this.against}/report`),
       ]);
     } catch (error) {
-      this.refuse(error);
+      this.said.replaceChildren(problem(error));
       return;
     }
     const { records, chosen, against } = this;
     this.detail.replaceChildren(
-      notice ?? "",
+      this.said,
       ...reportCards(heading, { record, report, against, other }),
       may("fit") ? new Compare({ records, chosen, against }).card : "",
     );

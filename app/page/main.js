@@ -1,6 +1,6 @@
 // The frame of the page: the view that the address names, and the active calibrator in the header.
 
-import { get, hasKey, identify, may, model, useKey, useModel } from "./api.js";
+import { follow, get, hasKey, identify, may, model, useKey, useModel } from "./api.js";
 import { h } from "./dom.js";
 
 const views = {
@@ -12,6 +12,7 @@ const views = {
 };
 const NEEDED = { try: "predict", calibration: "read", fit: "fit", monitor: "read", service: "read" }; // scopes
 const REFRESH_MS = 10_000;
+const RECONNECT_MS = 2000;
 const main = document.getElementById("view");
 const status = document.getElementById("status");
 let leave = () => {};
@@ -34,9 +35,9 @@ async function route() {
   leave = module.show(main, rest) ?? (() => {});
 }
 
-let shown;
+let shown, active;
 
-/** One cheap request every ten seconds; two if the version changed. */
+/** Show the active version, and tell the view when it changed. One cheap request every ten seconds; two if the version changed. */
 async function refreshStatus() {
   try {
     const ready = await get("/health/ready");
@@ -44,8 +45,9 @@ async function refreshStatus() {
     const version = ready.models[name];
     const names = Object.keys(ready.models);
     if (shown === version) return;
-    const active = may("read") ? await get(`/calibrators/${version}`) : { version, method: "" };
-    shown = version;
+    const { method } = may("read") ? await get(`/calibrators/${version}`) : {};
+    if (active !== undefined && active !== version) dispatchEvent(new Event("boxcal:activated"));
+    shown = active = version;
     status.replaceChildren(
       h("span", { class: "dot ok", "aria-hidden": "true" }),
       names[1]
@@ -54,10 +56,10 @@ async function refreshStatus() {
       may("read")
         ? h(
             "a",
-            { class: "badge", href: `#/calibration/${active.version}`, title: "The active calibrator" },
-            `v${active.version} ${active.method}`,
+            { class: "badge", href: `#/calibration/${version}`, title: "The active calibrator" },
+            `v${version} ${method}`,
           )
-        : h("span", { class: "badge", title: "The active calibrator" }, `v${active.version}`),
+        : h("span", { class: "badge", title: "The active calibrator" }, `v${version}`),
       hasKey() ? h("button", { type: "button", class: "link", onclick: signOut }, "Sign out") : "",
     );
   } catch (error) {
@@ -66,6 +68,27 @@ async function refreshStatus() {
       h("span", { class: "dot bad", "aria-hidden": "true" }),
       h("span", {}, error.title ?? "unreachable"),
     );
+  }
+}
+
+let listening;
+
+/** Follow activations and decisions while the tab is visible; the header and the views refresh at each. */
+async function listen() {
+  listening?.abort();
+  if (document.hidden || !may("read")) return;
+  const { signal } = (listening = new AbortController());
+  while (!signal.aborted) {
+    refreshStatus(); // what happened without a stream
+    try {
+      await follow("/monitor/events", signal, (event) => {
+        if (event.kind === "activated") refreshStatus();
+        dispatchEvent(new Event("boxcal:decided"));
+      });
+    } catch (error) {
+      if (error.status >= 400 && error.status < 500) return;
+    }
+    await new Promise((resolve) => setTimeout(resolve, RECONNECT_MS));
   }
 }
 
@@ -126,6 +149,8 @@ async function start() {
   for (const link of document.querySelectorAll("nav a")) link.hidden = !may(NEEDED[link.hash.slice(2)]);
   refreshStatus();
   setInterval(() => document.hidden || refreshStatus(), REFRESH_MS);
+  document.addEventListener("visibilitychange", listen);
+  listen();
   route();
 }
 

@@ -1,13 +1,12 @@
 // Monitor: is the active calibrator still calibrated on the labels that arrive, and what was decided about it.
 
-import { follow, get, may, post } from "./api.js";
+import { get, may, post } from "./api.js";
 import { evidence, key } from "./charts.js";
 import { ago, h, percent, problem, scroll, signed, table, tiles } from "./dom.js";
 
 export const title = "Monitor";
 
 const EVERY = 5000; // ms between requests; decisions arrive by events
-const RECONNECT = 2000;
 const DECISIONS = 20;
 
 const CHANGES = {
@@ -57,39 +56,12 @@ class Monitor {
   /** Refresh while the tab is visible: every five seconds, and at every event. */
   start() {
     const { signal } = this.stopper;
-    const resume = () => {
-      this.listening?.abort();
-      if (document.hidden) return;
-      this.refresh();
-      this.listen();
-    };
-    const timer = setInterval(() => document.hidden || this.refresh(), EVERY);
-    signal.addEventListener("abort", () => {
-      clearInterval(timer);
-      this.listening?.abort();
-    });
-    document.addEventListener("visibilitychange", resume, { signal });
-    resume();
-  }
-
-  async listen() {
-    const listening = (this.listening = new AbortController());
-    const { signal } = listening;
-    while (!signal.aborted) {
-      try {
-        const headers = this.last === undefined ? {} : { "Last-Event-ID": String(this.last) };
-        await follow("/monitor/events", signal, (event) => this.heard(event), headers);
-      } catch (error) {
-        if (signal.aborted || error.status >= 400) return;
-      }
-      await new Promise((resolve) => setTimeout(resolve, RECONNECT));
-    }
-  }
-
-  heard(event) {
-    this.last = event.id;
-    if (event.kind === "activated") dispatchEvent(new Event("boxcal:changed"));
-    this.refresh();
+    const refresh = () => document.hidden || this.refresh();
+    const timer = setInterval(refresh, EVERY);
+    signal.addEventListener("abort", () => clearInterval(timer));
+    document.addEventListener("visibilitychange", refresh, { signal });
+    addEventListener("boxcal:decided", refresh, { signal });
+    refresh();
   }
 
   async refresh() {
@@ -101,7 +73,6 @@ class Monitor {
       return;
     }
     this.lost.replaceChildren();
-    if (decisions.length) this.last = Math.max(this.last ?? 0, decisions[0].id);
     this.drawState(monitor);
     this.drawTiles(monitor);
     this.drawChart(monitor);
@@ -123,8 +94,8 @@ class Monitor {
   }
 
   /** Draw the state; only if it has changed, so that a note that is being written stays. */
-  drawState({ sentence, alarms, labels, phase, challenger, acknowledged_at: acknowledged }) {
-    const drawn = JSON.stringify([sentence, phase, challenger, acknowledged]);
+  drawState({ sentence, alarms, labels, phase, challenger, calibrator, acknowledged_at: acknowledged }) {
+    const drawn = JSON.stringify([sentence, phase, challenger, calibrator, acknowledged]);
     if (drawn === this.drawn) return;
     this.drawn = drawn;
     const alarm = alarms?.material.alarm ? "material" : alarms?.strict.alarm ? "strict" : null;
@@ -149,7 +120,8 @@ class Monitor {
                   {
                     type: "button",
                     disabled: !may("activate"),
-                    onclick: () => this.act(`/calibrators/${challenger}/activate`),
+                    onclick: () =>
+                      this.act(`/calibrators/${challenger}/activate?expected=${calibrator.version}`),
                   },
                   `Activate v${challenger}`,
                 )

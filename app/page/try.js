@@ -95,6 +95,7 @@ class Try {
     main.append(h("h1", { class: "visually-hidden" }, "Try the model"), input, this.result, this.request);
     this.stopper = new AbortController();
     this.input.listen(input, this.stopper.signal);
+    addEventListener("boxcal:activated", () => this.activated(), this.stopper);
     this.tracks = new Map();
   }
 
@@ -106,6 +107,11 @@ class Try {
   stop() {
     this.stopper.abort();
     this.stopConfirming();
+  }
+
+  activated() {
+    this.loadCalibrators();
+    if (state.version === "active") this.ask();
   }
 
   async loadCalibrators() {

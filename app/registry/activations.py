@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, ScalarSelect, insert, select
 
-from boxcal.app.http.problems import ForeignCalibrator, NothingToRollBack
+from boxcal.app.http.problems import ForeignCalibrator, NothingToRollBack, OtherVersionActive
 from boxcal.app.registry import audit
 from boxcal.app.registry.audit import SERVICE, Action, Caller
 from boxcal.app.registry.database import Database
@@ -81,45 +81,53 @@ class ActivationLog:
             )
         return record
 
-    def activate(self, version: int, reason: Reason = Reason.REQUEST, caller: Caller = SERVICE) -> Activation:
+    def activate(
+        self,
+        version: int,
+        reason: Reason = Reason.REQUEST,
+        caller: Caller = SERVICE,
+        expected: int | None = None,
+    ) -> Activation:
         """Activate a calibrator; if it already is active, nothing is added.
 
         Parameters
         ----------
         caller
             For the audit log.
+        expected
+            The version that must be active before; None if any may.
 
         Raises
         ------
-        CalibratorNotFound, ForeignCalibrator, CalibratorPruned
-            As `check_belongs`; its artifact was deleted.
+        CalibratorNotFound, ForeignCalibrator, CalibratorPruned, OtherVersionActive
+            As `check_belongs`; its artifact was deleted; another version than `expected` is active.
         """
         self.check_belongs(version)
         with self._database.write() as connection:
-            return self.activate_in(connection, version, reason, caller)
+            return self.activate_in(connection, version, reason, caller, expected=expected)
 
-    def rollback_target(self) -> int:
+    def rollback_target(self, expected: int | None = None) -> int:
         """Return the version that `rollback` would activate.
 
         Raises
         ------
-        NothingToRollBack
-            No activation came before the active one.
+        NothingToRollBack, OtherVersionActive
+            No activation came before the active one; another version than `expected` is active.
         """
         with self._database.read() as connection:
-            return self._before(connection)[0]
+            return self._before(connection, expected)[0]
 
-    def rollback(self, caller: Caller = SERVICE) -> Activation:
-        """Return to the calibrator before the active one; twice goes back twice.
+    def rollback(self, caller: Caller = SERVICE, expected: int | None = None) -> Activation:
+        """Return to the calibrator before the active one, or `expected`; twice goes back twice.
 
         Raises
         ------
-        NothingToRollBack, CalibratorPruned
+        NothingToRollBack, OtherVersionActive, CalibratorPruned
             As `rollback_target`; the artifact of that calibrator was deleted.
         """
         with self._database.write() as connection:
             self.lock(connection)
-            version, previous = self._before(connection)
+            version, previous = self._before(connection, expected)
             return self._append(connection, version, Reason.ROLLBACK, previous, caller=caller)
 
     # -- inside a transaction of the caller ------------------------------------------------------------------
@@ -141,11 +149,19 @@ class ActivationLog:
         return Activation(row.id, row.version, method, Reason(row.reason), row.created_at)
 
     def activate_in(
-        self, connection: Connection, version: int, reason: Reason, caller: Caller, fit: str | None = None
+        self,
+        connection: Connection,
+        version: int,
+        reason: Reason,
+        caller: Caller,
+        *,
+        fit: str | None = None,
+        expected: int | None = None,
     ) -> Activation:
         """Activate a calibrator of this backbone; `fit` is the fit that made it, for the audit log."""
         self.lock(connection)
         current = self.active_in(connection)
+        _refuse_unexpected(current.version, expected)
         if current.version == version:
             return current
         return self._append(connection, version, reason, current.id, caller=caller, fit=fit)
@@ -176,9 +192,10 @@ class ActivationLog:
         self._database.notify(connection)
         return self.active_in(connection)
 
-    def _before(self, connection: Connection) -> tuple[int, int | None]:
+    def _before(self, connection: Connection, expected: int | None) -> tuple[int, int | None]:
         """Return the version that a rollback activates, and the activation before that one."""
         current = self._last(connection)
+        _refuse_unexpected(UNCALIBRATED if current is None else current.version, expected)
         if current is None:
             raise NothingToRollBack("Version 0 (uncalibrated) is active, and no activation came before it.")
         if current.previous is None:
@@ -193,3 +210,10 @@ class ActivationLog:
     def _last(self, connection: Connection) -> Any:
         own = select(activations).where(activations.c.backbone_id == self._backbone_id)
         return connection.execute(own.order_by(activations.c.id.desc()).limit(1)).one_or_none()
+
+
+def _refuse_unexpected(active: int, expected: int | None) -> None:
+    if expected is not None and active != expected:
+        raise OtherVersionActive(
+            f"Version {active} is active, not version {expected} as expected; nothing was changed."
+        )

@@ -93,34 +93,42 @@ class Activator:
         kept = self._kept.get(version)
         return await self._registry.run(self.load, version) if kept is None else kept
 
-    def activate(self, version: int, reason: Reason = Reason.REQUEST, caller: Caller = SERVICE) -> Activation:
+    def activate(
+        self,
+        version: int,
+        reason: Reason = Reason.REQUEST,
+        caller: Caller = SERVICE,
+        expected: int | None = None,
+    ) -> Activation:
         """Activate a calibrator of the registry.
 
         Parameters
         ----------
         caller
             For the audit log.
+        expected
+            The version that must be active before; None if any may.
 
         Raises
         ------
-        CalibratorNotFound, ForeignCalibrator, DamagedArtifact
-            As for `load`; the active calibrator stays.
+        CalibratorNotFound, ForeignCalibrator, DamagedArtifact, OtherVersionActive
+            As for `load`; another version than `expected` is active. The active calibrator stays.
         """
         new = self.load(version)
-        activation = self._registry.activations.activate(version, reason, caller)
+        activation = self._registry.activations.activate(version, reason, caller, expected)
         self._swap(new, activation)
         return activation
 
-    def rollback(self, caller: Caller = SERVICE) -> Activation:
-        """Return to the calibrator before the active one.
+    def rollback(self, caller: Caller = SERVICE, expected: int | None = None) -> Activation:
+        """Return to the calibrator before the active one, or `expected`.
 
         Raises
         ------
-        NothingToRollBack
-            No activation came before it.
+        NothingToRollBack, OtherVersionActive
+            No activation came before it; another version than `expected` is active.
         """
-        new = self.load(self._registry.activations.rollback_target())
-        activation = self._registry.activations.rollback(caller)
+        new = self.load(self._registry.activations.rollback_target(expected))
+        activation = self._registry.activations.rollback(caller, expected)
         self._swap(new if new.version == activation.version else self.load(activation.version), activation)
         return activation
 

@@ -19,6 +19,7 @@ from boxcal.app.http.problems import (
     InvalidParameter,
     NoReport,
     NothingToRollBack,
+    OtherVersionActive,
     ProblemType,
     RegistryFull,
     RegistryUnavailable,
@@ -64,6 +65,16 @@ REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 Version = Annotated[
     int, Path(ge=0, le=LARGEST_VERSION, description="Version of the calibrator; 0 is uncalibrated.")
+]
+
+
+Expected = Annotated[
+    int | None,
+    Query(
+        ge=0,
+        le=LARGEST_VERSION,
+        description="The version that you believe active: if another one is, the request changes nothing.",
+    ),
 ]
 
 
@@ -132,12 +143,18 @@ async def list_calibrators(
 @router.post(
     "/rollback",
     responses=problems(
-        NothingToRollBack, CalibratorPruned, DamagedArtifact, RegistryUnavailable, RegistryFull
+        NothingToRollBack,
+        OtherVersionActive,
+        InvalidParameter,
+        CalibratorPruned,
+        DamagedArtifact,
+        RegistryUnavailable,
+        RegistryFull,
     ),
 )
-async def rollback(model: CurrentModel, caller: CurrentCaller) -> Activated:
+async def rollback(model: CurrentModel, caller: CurrentCaller, expected: Expected = None) -> Activated:
     """Activate the previous calibrator; a second call goes back by one more."""
-    return activated(await model.registry.run(model.activator.rollback, caller))
+    return activated(await model.registry.run(model.activator.rollback, caller, expected))
 
 
 @router.get(
@@ -209,15 +226,19 @@ async def get_artifact(version: Version, model: CurrentModel) -> Response:
         CalibratorNotFound,
         CalibratorPruned,
         ForeignCalibrator,
+        OtherVersionActive,
         InvalidParameter,
         DamagedArtifact,
         RegistryUnavailable,
         RegistryFull,
     ),
 )
-async def activate(version: Version, model: CurrentModel, caller: CurrentCaller) -> Activated:
+async def activate(
+    version: Version, model: CurrentModel, caller: CurrentCaller, expected: Expected = None
+) -> Activated:
     """Activate a calibrator; if it is already active, nothing changes."""
-    return activated(await model.registry.run(model.activator.activate, version, caller=caller))
+    activate = model.activator.activate
+    return activated(await model.registry.run(activate, version, caller=caller, expected=expected))
 
 
 @history.get("/activations", responses=problems(InvalidParameter, RegistryUnavailable))
@@ -227,11 +248,14 @@ async def list_activations(
     """List the newest activations, newest first, and the version that a rollback activates."""
 
     def read() -> tuple[Sequence[Activation], int | None]:
+        found = model.registry.activations.list(
+            limit
+        )  # before the target: `expected` then refuses a later one
         try:
             target: int | None = model.registry.activations.rollback_target()
         except NothingToRollBack:
             target = None
-        return model.registry.activations.list(limit), target
+        return found, target
 
     found, target = await model.registry.run(read)
     return Activations(activations=tuple(map(activated, found)), rollback_to=target)

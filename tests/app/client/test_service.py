@@ -139,8 +139,11 @@ def test_a_fit_from_upload_to_rollback(ask: Ask, url: str) -> None:
     assert ask(url, "reliability_image", done.version).startswith(b"\x89PNG")
     assert ask(url, "reliability_data", done.version).keys() == {"before", "after", "classes"}
 
-    assert ask(url, "rollback").version == before
-    assert ask(url, "activate", done.version).version == done.version
+    for call, arguments in (("rollback", ()), ("activate", (before,))):
+        with pytest.raises(ConflictError, match=f"Version {done.version} is active, not version {before} as"):
+            ask(url, call, *arguments, expected=before)
+    assert ask(url, "rollback", expected=done.version).version == before
+    assert ask(url, "activate", done.version, expected=before).version == done.version
     assert ask(url, "activate", before).version == before
     assert ask(url, "fits", limit=1)[0].id == queued.id
 

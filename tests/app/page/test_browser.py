@@ -145,6 +145,55 @@ def test_a_calibrator_is_fitted_activated_compared_and_rolled_back(
 
 
 @pytest.fixture
+def colleague(page_url: str) -> Iterator[httpx.Client]:
+    """Use the same service without the page."""
+    with httpx.Client(base_url=page_url) as http:
+        yield http
+
+
+def test_two_tabs_follow_a_colleague_and_undo_nothing_of_theirs(
+    page: Page, page_url: str, versions: tuple[int, int], problems: Problems, colleague: httpx.Client
+) -> None:
+    problems.expected = "Failed to load resource"
+    ts, pb = versions
+    for version in (ts, pb):
+        colleague.post(f"/calibrators/{version}/activate")
+    other = page.context.new_page()
+    for tab in (page, other):
+        tab.goto(f"{page_url}/ui/#/calibration/{ts}")
+        expect(tab.get_by_role("button", name=f"Roll back to v{ts}")).to_be_enabled()
+    open_try(try_it := page.context.new_page(), page_url)
+
+    page.get_by_role("button", name=f"Activate v{ts}").click()
+    expect(page.locator(".notice")).to_have_text(f"v{ts} ts is active.")
+    for tab in (page, other):
+        expect(tab.locator("#status .badge")).to_have_text(f"v{ts} ts")
+        expect(tab.locator(".rail li", has=tab.locator(".badge"))).to_contain_text(f"v{ts}")
+        expect(tab.get_by_role("button", name=f"Roll back to v{pb}")).to_be_enabled()
+    expect(try_it.locator("#which option").first).to_have_text(f"active: v{ts} ts")
+    expect(try_it.locator(".foot")).to_contain_text(f"v{ts} ts")
+
+    page.route("**/monitor/events", lambda route: route.abort())
+    page.reload()
+    button = page.get_by_role("button", name=f"Roll back to v{pb}")
+    expect(button).to_be_enabled()
+    with page.expect_response("**/calibrators/rollback?expected=*") as refused:
+        page.route(
+            "**/calibrators/rollback*",
+            lambda route: (colleague.post("/calibrators/0/activate"), route.continue_()),
+        )
+        button.click()
+    assert refused.value.status == 409
+    expect(page.locator(".said")).to_contain_text(f"Version 0 is active, not version {ts} as expected")
+    for tab in (page, other):
+        expect(tab.locator("#status .badge")).to_have_text("v0 uncalibrated")
+        expect(tab.locator(".rail li", has=tab.locator(".badge"))).to_contain_text("v0")
+        expect(tab.get_by_role("button", name=f"Roll back to v{ts}")).to_be_enabled()
+    assert colleague.get("/health/ready").json()["calibrator"] == 0
+    colleague.post(f"/calibrators/{pb}/activate")
+
+
+@pytest.fixture
 def narrow(browser: Browser, problems: Problems) -> Iterator[Page]:
     """Open an empty page as wide as a phone."""
     size = {"width": 390, "height": 800}

@@ -44,7 +44,8 @@ def monitor(browser: Browser, service: Service) -> Iterator[Page]:
 def propose(route: Route) -> None:
     """Change the state of the monitor on its way: version 0 is proposed."""
     document: dict[str, Any] = route.fetch().json()
-    route.fulfill(body=json.dumps({**document, "phase": "proposed", "challenger": 0}))
+    active = {"version": 0, "method": "uncalibrated"}
+    route.fulfill(body=json.dumps({**document, "calibrator": active, "phase": "proposed", "challenger": 0}))
 
 
 def test_an_alarm_is_shown_as_it_comes_and_acknowledged(monitor: Page, client: httpx.Client) -> None:
@@ -84,7 +85,7 @@ def test_a_proposed_version_is_activated(monitor: Page, client: httpx.Client) ->
     monitor.reload()
     expect(monitor.locator(".state")).to_contain_text("Version 0 is better and is proposed.")
     expect(monitor.get_by_role("button", name="Acknowledge and decline")).to_be_enabled()
-    with monitor.expect_response("**/calibrators/0/activate") as response:
+    with monitor.expect_response("**/calibrators/0/activate?expected=0") as response:
         monitor.get_by_role("button", name="Activate v0").click()
     assert response.value.ok
 

@@ -21,6 +21,7 @@ from boxcal.app.http.problems import (
     ForeignCalibrator,
     NoReport,
     NothingToRollBack,
+    OtherVersionActive,
 )
 from boxcal.app.registry.records import (
     ActivatePolicy,
@@ -127,6 +128,26 @@ def test_rolling_back_walks_the_activations_backwards(registry: Registry) -> Non
     assert registry.activations.activate(0).method == "uncalibrated"
     assert registry.activations.rollback().version == 3
     assert (registry.activations.rollback_target(), registry.activations.rollback().version) == (0, 0)
+
+
+def test_nothing_changes_where_another_version_is_active_than_expected(registry: Registry) -> None:
+    log = registry.activations
+    for version in (add(registry), add(registry)):
+        log.activate(version, expected=version - 1)
+    before = log.list(9)
+    for call in (
+        lambda: log.activate(1, expected=1),
+        lambda: log.activate(2, expected=1),
+        lambda: log.rollback_target(expected=0),
+        lambda: log.rollback(expected=1),
+    ):
+        with raises_problem(OtherVersionActive, match=r"Version 2 is active, not version [01] as expected"):
+            call()
+    assert log.list(9) == before
+    assert log.rollback(expected=2).version == 1
+    assert log.rollback(expected=1).version == 0
+    with raises_problem(OtherVersionActive, match="Version 0 is active, not version 1"):
+        log.rollback(expected=1)
 
 
 def test_activating_version_0_first_changes_nothing(registry: Registry) -> None:
