@@ -311,8 +311,8 @@ def _zeros(rows: RowFacts) -> DataWarning | None:
     if not zeros:
         return None
     message = (
-        f"{zeros:,} rows give the true class probability 0. A method with a lower bound, such as `pb` or"
-        " `ts+pb`, learns what such a zero is worth"
+        f"{zeros:,} rows give the true class probability 0. A method with a mixture, such as `mix+ts`, or"
+        " with a lower bound, such as `ts+pb`, learns what such a zero is worth"
     )
     return DataWarning("zero_probability", "warning", message, zeros)
 

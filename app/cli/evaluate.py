@@ -74,10 +74,12 @@ def run(file: Path, *, calibrator: str | None, declared: Declared, url: str | No
     if as_json:
         write_json(document)
         return
+    serious = [warning for warning in warnings if warning["severity"] == "serious"]
+    show_warnings(serious)
     screen.print(f"[bold]{escape(_verdict(document))}[/]", soft_wrap=True)
     screen.print(f"{len(labels)} samples, {logits.shape[1]} classes, {escape(name or 'uncalibrated')}")
     screen.print(table)
-    show_warnings(warnings)
+    show_warnings(warning for warning in warnings if warning not in serious)
 
 
 def _classes(loaded: Calibrator | None, url: str | None) -> Sequence[str] | None:

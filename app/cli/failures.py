@@ -1,5 +1,6 @@
 """The command line's exit codes, and which errors a user can cause: those get one line, no traceback."""
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,10 @@ EXIT_CODES = (
 )
 
 
+DECLARED = r"\b(scores|label|classes|ignore|labels_as)="
+"""Options that say what a file holds, as errors about uploads write them."""
+
+
 class UsageError(Exception):
     """The arguments of a command do not make sense together; the message says which."""
 
@@ -25,14 +30,15 @@ class CannotStart(Exception):
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Put the name of a file before an error about its content."""
+    """Put the name of a file before an error about its content, and write the options as they are typed."""
     from boxcal.app.http.problems import BoxcalError  # noqa: PLC0415 - help needs neither
     from boxcal.calibrators.errors import CalibrationError  # noqa: PLC0415
 
     try:
         yield
     except (BoxcalError, CalibrationError) as error:
-        raise UsageError(f"{path}: {error}") from error
+        typed = re.sub(DECLARED, lambda found: f"--{found[1].replace('_', '-')} ", str(error))
+        raise UsageError(f"{path}: {typed}") from error
 
 
 def failure_of(error: Exception) -> tuple[str, int] | None:

@@ -182,3 +182,28 @@ def test_feedback_names_the_columns_that_are_missing(boxcal: Boxcal, url: str, t
     refused = boxcal("feedback", file, "--url", url)
     assert refused.code == 2
     assert "has the columns ['prediction', 'label']; it needs label and id" in refused.stderr
+
+
+def test_a_table_of_probabilities_with_an_identifier(boxcal: Boxcal, tmp_path: Path) -> None:
+    """Each refusal names the option that settles it, as it is typed; the last command is right."""
+    logits, labels = overconfident(200, 3)
+    rows = np.exp(logits - logits.max(axis=1, keepdims=True))
+    rows /= rows.sum(axis=1, keepdims=True)
+    names = np.array(["ape", "bee", "cat"])
+    file = tmp_path / "scores.csv"
+    lines = [
+        ",".join([*(f"{p:.3f}" for p in row), names[label], str(n)])
+        for n, (row, label) in enumerate(zip(rows, labels, strict=True))
+    ]
+    file.write_text("\n".join(["p_ape,p_bee,p_cat,target,id", *lines]))
+    assert "If `target` is it, set --label target." in boxcal("evaluate", file).stderr
+    options: tuple[str, ...] = ("--label", "target")
+    assert "Leave it out with --ignore id;" in boxcal("evaluate", file, *options).stderr
+    options += ("--ignore", "id")
+    shown = boxcal("evaluate", file, *options).stdout.splitlines()
+    assert "set scores=probabilities" in shown[0]
+    found = boxcal("evaluate", file, *options, "--scores", "probabilities", "--json").json
+    rounded = rows.round(3) / rows.round(3).sum(axis=1, keepdims=True)
+    own = np.maximum(rounded[np.arange(200), labels], 2.0**-126)
+    assert found["metrics"]["nll"]["value"] == pytest.approx(-np.log(own).mean(), abs=1e-9)
+    assert found["columns"] == "named by the file"
