@@ -99,6 +99,12 @@ def own(n: int, values: Array) -> int:
 
 
 @inner()
+def _is_single(row: Array) -> bool:
+    """Whether the row is of float32; the compiler knows."""
+    return bool(np.finfo(row.dtype).bits == 32)
+
+
+@inner()
 def _extremes(row: Array) -> tuple[float, float]:
     """Largest and smallest entry; NaN or infinity where an entry is."""
     high = ordered(bits(row[0]))
@@ -149,7 +155,7 @@ def _beyond(value: Any, low: Any, high: Any, zero: Any, one: Any) -> Any:
 
 @inner(fastmath=SUMMING)
 def _split(weights: Array, lower: Bound, upper: Bound, scale: float, sums: Array) -> tuple[float, float, Any]:
-    """At this scale: the mass that bounds hold, the weight of the free classes, and `_beyond` of all.
+    """At this scale: the mass that bounds hold, the weight of the free classes, and in float32 `_beyond`.
 
     The first two are added in the dtype of `sums`. On 32 lanes, sums of n numbers in float32 are off by at
     most (n / 32 + 5) 2^-24 of themselves, 2e-6 at n = 1000.
@@ -164,7 +170,8 @@ def _split(weights: Array, lower: Bound, upper: Bound, scale: float, sums: Array
         is_free = clipped == value
         held += sums.dtype.type(select(is_free, zero, clipped))
         free += sums.dtype.type(select(is_free, weight, zero))
-        beyond += _beyond(value, low, high, zero, one)
+        if _is_single(weights):
+            beyond += _beyond(value, low, high, zero, one)
     return np.float64(held), np.float64(free), beyond
 
 
@@ -223,7 +230,7 @@ def _largest_free(row: Array, weights: Array, lower: Bound, upper: Bound, scale:
 def _finish(  # noqa: PLR0917 - compiled loops take arrays by position
     weights: Array, lower: Bound, upper: Bound, scale: float, probabilities: Array, side: Array
 ) -> tuple[bool, float]:
-    """Fill probabilities and, where it has room, side; whether it is a close call, and `_beyond` of all.
+    """Fill probabilities, and side where it has room; whether it is a close call; in float32 `_beyond`.
 
     In a close call classes within rounding of a bound outweigh those well inside their bounds. Which side the
     former are on then decides about the latter, and takes more digits to tell. With rounding e, they are
@@ -231,6 +238,7 @@ def _finish(  # noqa: PLR0917 - compiled loops take arrays by position
         well inside: value (1 - e) > lower and value (1 + e) < upper
         inside or close: value (1 + e) >= lower and value (1 - e) <= upper
     """
+    weights = weights if _is_single(weights) else probabilities  # LLVM must see that they are one
     zero, one = weights.dtype.type(0), weights.dtype.type(1)
     rounding = weights.dtype.type(4 * np.finfo(weights.dtype).eps)
     within, inside, beyond = zero, zero, zero
@@ -241,7 +249,8 @@ def _finish(  # noqa: PLR0917 - compiled loops take arrays by position
         more, less = value * (one + rounding), value * (one - rounding)
         within += select((more >= low) & (less <= high), value, zero)
         inside += select((less > low) & (more < high), value, zero)
-        beyond += _beyond(value, low, high, zero, one)
+        if _is_single(weights):
+            beyond += _beyond(value, low, high, zero, one)
         clipped = select(value > low, value, low)
         probabilities[i] = select(clipped < high, clipped, high)
         if side.shape[0]:
@@ -265,11 +274,12 @@ def _search(  # noqa: PLR0917 - compiled loops take arrays by position
     """Fill the answer at the scale at which the sum is 1, by Newton; whether it can be relied on.
 
     The weights are made anew, from another anchor, where the scale has left what their digits can bear.
-    Where at the next scale every class is on the same side of its box, the next scale is the last.
+    Where at the next scale every class is on the same side of its box, the next scale is the last. That saves
+    float32 a pass. It would cost float64 more, whose weights and probabilities are one array.
     """
     kind = row.dtype.type
     unit, low_end, high_end = np.finfo(kind).eps, 0.0, np.inf
-    largest = 1.0 if weights.itemsize == 4 else 1e100  # the weights have lost digits beyond
+    largest = 1.0 if _is_single(row) else 1e100  # the weights have lost digits beyond
     for step in range(MAX_STEPS):
         held, free, beyond = _split(weights, lower, upper, kind(scale), DOUBLE)
         mass, last = 1.0 - held, scale
@@ -280,8 +290,8 @@ def _search(  # noqa: PLR0917 - compiled loops take arrays by position
         else:
             low_end = max(low_end, scale)
         scale = mass / free if free > 0.0 else -1.0
-        settled = step > NEAR_TIES and abs(scale - last) <= unit * scale
-        if abs(scale - last) <= NEAR * last:
+        settled = kind(scale) == kind(last) or (step > NEAR_TIES and abs(scale - last) <= unit * scale)
+        if settled or (_is_single(row) and abs(scale - last) <= NEAR * last):
             if scale <= largest:
                 is_close, next_beyond = _finish(weights, lower, upper, kind(scale), probabilities, side)
                 if settled or beyond == next_beyond:
@@ -311,26 +321,27 @@ def solve_row(  # noqa: PLR0917 - compiled loops take arrays by position
     probabilities: Array,
     side: Array,
 ) -> int:
-    """Solve one row; the weights have room for its exponentials."""
+    """Solve one row; the weights have room for its exponentials in float32, float64 needs none."""
     kind = row.dtype.type
     top, bottom = _extremes(row)
     if not (-np.inf < top < np.inf) or np.isnan(bottom):
         return REFUSED
     if 1.0 / EXTREME < inverse < EXTREME:
-        room = probabilities if _is_number(lower) else weights  # in place, where that may be all
-        scale = 1.0 / _exponentials(row, top, inverse, room)
+        room = weights if _is_single(row) else probabilities
+        start = probabilities if _is_number(lower) else room  # in place, where that may be all
+        scale = 1.0 / _exponentials(row, top, inverse, start)
         smallest = _exponential(bottom, top, _rate(inverse, row))
         if _holds(lower, upper, smallest * kind(scale), kind(scale)):
             for i in range(row.shape[0]):
                 probabilities[i] *= kind(scale)
             side[:] = FREE
             return PLAIN
-        if _is_number(lower):
+        if _is_number(lower) and _is_single(row):
             for i in range(row.shape[0]):
                 weights[i] = probabilities[i]
-        if row.shape[0] >= LONG:
-            scale = _approach(weights, lower, upper, box[1], box[2], scale)
-        if _search(row, lower, upper, inverse, top, weights, scale, probabilities, side):
+        if row.shape[0] >= LONG and (_is_single(row) or not _is_number(lower)):
+            scale = _approach(room, lower, upper, box[1], box[2], scale)
+        if _search(row, lower, upper, inverse, top, room, scale, probabilities, side):
             return SOLVED
     return _exactly(row, lower, upper, inverse, tolerance, probabilities, side)
 
@@ -398,7 +409,7 @@ def forward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
     held : bool ndarray of shape (N,), or (0,) likewise
         False where no bound holds any class of the row, as far as a look at two numbers tells.
     """
-    weights = np.empty(logits.shape[1], logits.dtype)
+    weights = np.empty(logits.shape[1] if _is_single(probabilities) else 0, logits.dtype)
     return _rows(logits, lower, upper, inverse, tolerance, probabilities, side, held, weights)
 
 
@@ -435,7 +446,7 @@ def summarised_rows(  # noqa: PLR0917 - compiled loops take arrays by position
         Of the probabilities of each row.
     """
     low, high, marks = lower[0], upper[0], np.empty(0, np.int8)
-    weights, box = np.empty(logits.shape[1]), box_of(low, high, logits.shape[1])
+    weights, box = np.empty(0), box_of(low, high, logits.shape[1])
     if not box[0]:
         return 0
     for n in range(logits.shape[0]):

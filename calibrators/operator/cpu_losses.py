@@ -37,7 +37,7 @@ def nll_rows(  # noqa: PLR0917 - compiled loops take arrays by position
         One feasible box per row, for all its classes.
     losses, by_lower, by_upper : float64 ndarray of shape (N,)
     """
-    side, weights = np.empty(scores.shape[1], np.int8), np.empty(scores.shape[1])
+    side, weights = np.empty(scores.shape[1], np.int8), np.empty(0)
     for n in range(scores.shape[0]):
         row, p, y = scores[n], by_scores[n], labels[n]
         box = box_of(lower[n], upper[n], row.shape[0])
