@@ -132,10 +132,10 @@ async def read(
     body = await read_json(request, JSON_ALTERNATIVES[kinds])
     parsed = await unblocked(len(body), json_object, body, (*members, "options"))
     options = _noted(request, request_options.from_json(parsed.get("options")))
-    if member not in parsed:
-        member = next((name for name in members if name in parsed), member)
-    elif len(parsed) > 2 or (len(parsed) == 2 and "options" not in parsed):
-        raise InvalidParameter(f"The body has {' and '.join(map(repr, members))}; give one of them.")
+    given = [name for name in members if name in parsed]
+    if len(given) > 1:
+        raise InvalidParameter(f"The body has {' and '.join(map(repr, given))}; give one of them.")
+    member = given[0] if given else member
     return Posted(kind, parsed.get(member), member, options, len(body))
 
 

@@ -225,6 +225,8 @@ def _open_csv(file: IO[bytes]) -> OpenTable:
 
     def texts() -> set[str]:
         whole = start if len(start) < START_ROWS_BYTES else start[: start.rfind(b"\n") + 1]
+        if not whole:  # the first line alone is longer
+            return set()
         first = pacsv.read_csv(pa.py_buffer(whole), reading, pacsv.ParseOptions(delimiter=delimiter))
         return {field.name for field in first.schema if not _is_number(field.type)}
 

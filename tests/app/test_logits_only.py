@@ -88,11 +88,18 @@ def client_answer(service: Service, probabilities: Any) -> Any:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "below 0": ({"probabilities": [[0.5, 0.6, -0.1]]}, r"probabilities[0][2] is -0.1; a probability lies"),
-    "sum": ({"probabilities": [[0.5, 0.5, 0.2]]}, "probabilities[0] sums to 1.2; a sum may differ"),
+    "below 0": ({"probabilities": [[0.5, 0.6, -0.1]]}, "probabilities[0, 2] is -0.1; a probability lies"),
+    "sum": (
+        {"probabilities": [[0.5, 0.5, 0.2]]},
+        "probabilities[0] sums to 1.2; the probabilities of a sample",
+    ),
     "NaN": ({"probabilities": [[0.5, 0.5, float("nan")]]}, "probabilities[0][2] is nan; probabilities must"),
     "width": ({"probabilities": [[0.5, 0.5]]}, "probabilities[0] has 2 numbers, but the model has 3"),
     "both": ({"probabilities": [[1, 0, 0]], "logits": [[1, 0, 0]]}, "'logits' and 'probabilities'; give one"),
+    "two": (
+        {"probabilities": [[1, 0, 0]], "percent": [[1, 0, 0]]},
+        "'probabilities' and 'percent'; give one",
+    ),
     "neither": ({"options": {}}, "logits is null; it must be a list"),
     "bounds outside": ({"logits": [[1, 2, 3]], "upper": 0.5}, "upper belongs in `options.bounds`"),
     "option outside": ({"logits": [[1, 2, 3]], "top_k": 5}, "top_k belongs in `options`"),
@@ -117,7 +124,7 @@ def test_an_array_says_what_it_holds(logits_only: Service) -> None:
     url = f"{logits_only.url}/calibrate"
     refused = httpx.post(url, params={"scores": "odds"}, content=npy(LOGITS), headers=headers)
     assert refused.status_code == 422
-    assert "scores is 'odds'; it must be logits or probabilities." in refused.json()["detail"]
+    assert "scores is 'odds'; it must be logits or probabilities or percent." in refused.json()["detail"]
     single = softmax(LOGITS[:2]).astype(np.float32)
     single[0] = (1, 0, 0)
     params = {"scores": "probabilities", "logits": "true", "top_k": "1"}
