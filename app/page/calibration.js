@@ -5,8 +5,6 @@ import { Compare } from "./compare.js";
 import { ago, h, problem } from "./dom.js";
 import { reportCards } from "./report.js";
 
-export const title = "Calibration";
-
 export function show(main, [chosen, against]) {
   const page = new Calibration(
     main,

@@ -3,8 +3,6 @@
 import { follow, get, may, remove, upload } from "./api.js";
 import { acceptDrops, ago, bytes, h, problem, scroll, table, warnings } from "./dom.js";
 
-export const title = "Fit";
-
 const UNFINISHED = ["queued", "running"];
 const RECONNECT_MS = 2000;
 

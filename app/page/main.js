@@ -1,7 +1,7 @@
 // The frame of the page: the view that the address names, and the active calibrator in the header.
 
 import { follow, get, hasKey, identify, may, model, useKey, useModel } from "./api.js";
-import { h } from "./dom.js";
+import { h, problem } from "./dom.js";
 
 const views = {
   try: () => import("./try.js"),
@@ -16,23 +16,45 @@ const RECONNECT_MS = 2000;
 const main = document.getElementById("view");
 const status = document.getElementById("status");
 let leave = () => {};
+let turn = 0;
 
+/** Show the view that the address names: that it loads, the view itself, or why it could not be loaded. */
 async function route() {
   const [name, ...rest] = location.hash.replace(/^#\//, "").split("/");
   if (location.hash === "#view") return;
   const permitted = Object.keys(views).filter((each) => may(NEEDED[each]));
   const view = permitted.includes(name) ? name : permitted[0];
   if (!view) return;
+  if (name && name !== view) history.replaceState(null, "", `#/${view}`);
+  let title;
   for (const link of document.querySelectorAll("nav a")) {
-    if (link.hash === `#/${view}`) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.hash === `#/${view}`) {
+      link.setAttribute("aria-current", "page");
+      title = link.textContent;
+    } else link.removeAttribute("aria-current");
   }
+  const own = ++turn;
   leave();
-  const module = await views[view]();
-  document.title = `${module.title} · boxcal`;
-  main.className = `view-${view}`;
-  main.replaceChildren();
-  leave = module.show(main, rest) ?? (() => {});
+  leave = () => {};
+  document.title = `${title} · boxcal`;
+  main.className = "";
+  main.replaceChildren(h("p", { class: "muted", role: "status" }, `The view ${title} is loading …`));
+  try {
+    const module = await views[view]();
+    if (own !== turn) return; // another view was chosen meanwhile
+    main.className = `view-${view}`;
+    main.replaceChildren();
+    leave = module.show(main, rest);
+  } catch ({ message }) {
+    if (own !== turn) return;
+    main.className = "";
+    main.replaceChildren(
+      problem(
+        { title: `The view ${title} could not be loaded`, message },
+        h("div", { class: "actions" }, h("button", { type: "button", onclick: route }, "Try again")),
+      ),
+    );
+  }
 }
 
 let shown, active;

@@ -4,8 +4,6 @@ import { get, may, post } from "./api.js";
 import { evidence, key } from "./charts.js";
 import { ago, h, percent, problem, scroll, signed, table, tiles } from "./dom.js";
 
-export const title = "Monitor";
-
 const EVERY = 5000; // ms between requests; decisions arrive by events
 const DECISIONS = 20;
 

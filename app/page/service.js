@@ -4,8 +4,6 @@ import { get } from "./api.js";
 import { key, lines } from "./charts.js";
 import { bytes, h, milliseconds, percent, problem, scroll, table, tiles } from "./dom.js";
 
-export const title = "Service";
-
 const EVERY = 5000; // ms between requests, as often as the service reads its metrics
 
 export function show(main) {

@@ -6,8 +6,6 @@ import { h, milliseconds, percent, problem } from "./dom.js";
 import { Input } from "./input.js";
 import { Track } from "./track.js";
 
-export const title = "Try";
-
 const CONFIRM_AFTER = 120; // ms without a move before the service is asked to confirm
 const FEW = 12; // up to so many classes are all shown
 const SHOWN = 8; // of more, so many, and those with bounds of their own

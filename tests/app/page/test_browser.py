@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.app.page.conftest import Problems, watched_page
 
@@ -142,6 +142,39 @@ def test_a_calibrator_is_fitted_activated_compared_and_rolled_back(
     page.get_by_role("button", name=f"Activate v{other}").click()
     expect(page.locator(".notice")).to_have_text(f"v{other} {method} is active.")
     assert httpx.get(f"{page_url}/health/ready").json()["calibrator"] == other
+
+
+def test_a_slow_view_says_that_it_loads_and_yields_to_the_next(page: Page, page_url: str) -> None:
+    held: list[Route] = []
+    page.route("**/monitor.js", lambda route: held.append(route))  # noqa: PLW0108 - a built-in has no attributes
+    open_try(page, page_url)
+    page.get_by_role("link", name="Monitor").click()
+    expect(page.locator("main")).to_have_text("The view Monitor is loading …")
+    assert (page.title(), page.url) == ("Monitor · boxcal", f"{page_url}/ui/#/monitor")
+    page.get_by_role("link", name="Service").click()
+    expect(page.locator(".tile")).to_have_count(6)
+    with page.expect_response("**/monitor.js"):
+        held[0].continue_()
+    page.wait_for_timeout(200)
+    assert (page.title(), page.url) == ("Service · boxcal", f"{page_url}/ui/#/service")
+    expect(page.get_by_role("heading", name="Latency", exact=True)).to_be_visible()
+    expect(page.get_by_role("heading", name="Decisions")).to_have_count(0)
+    page.goto(f"{page_url}/ui/#/nonsense")
+    expect(page).to_have_url(f"{page_url}/ui/#/try")
+
+
+@pytest.mark.parametrize("asset", ["monitor.js", "charts.js"])
+def test_a_view_that_could_not_be_loaded_says_why_and_is_tried_again(
+    page: Page, page_url: str, problems: Problems, asset: str
+) -> None:
+    problems.expected = "Failed to load resource"
+    page.route(f"**/{asset}", lambda route: route.abort(), times=1)
+    page.goto(f"{page_url}/ui/#/monitor")
+    expect(page.locator("main .problem")).to_contain_text("The view Monitor could not be loaded. Failed to")
+    assert page.title() == "Monitor · boxcal"
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_role("heading", name="Decisions")).to_be_visible()
+    expect(page.locator(".tile").first).to_be_visible()
 
 
 @pytest.fixture
