@@ -28,10 +28,11 @@ export function useKey(key) {
 export const hasKey = () => Boolean(apiKey);
 
 let scopes = new Set();
+const PATIENCE_MS = 10_000; // for the first answer
 
 /** Ask what the key permits; where the service requires no keys, everything is permitted. */
 export async function identify() {
-  const identity = await get("/whoami");
+  const identity = await get("/whoami", AbortSignal.timeout(PATIENCE_MS));
   scopes = new Set(identity.scopes);
   return identity;
 }

@@ -110,7 +110,7 @@ async function listen() {
     } catch (error) {
       if (error.status >= 400 && error.status < 500) return;
     }
-    await new Promise((resolve) => setTimeout(resolve, RECONNECT_MS));
+    await pause();
   }
 }
 
@@ -156,18 +156,30 @@ addEventListener("hashchange", route);
 addEventListener("boxcal:changed", refreshStatus);
 addEventListener("boxcal:denied", signIn);
 
-/** Show what the key permits. Without a key where one is required, the sign-in form appears. */
+const pause = () => new Promise((resolve) => setTimeout(resolve, RECONNECT_MS));
+
+/** Show what the key permits. Without a key where one is required, the sign-in form appears; without an answer, ask again. */
 async function start() {
-  try {
-    await identify();
-  } catch (error) {
-    status.replaceChildren(
-      h("span", { class: "dot bad", "aria-hidden": "true" }),
-      h("span", {}, error.title),
-      h("button", { type: "button", class: "link", onclick: () => signIn({ detail: error }) }, "Sign in"),
-    );
-    return;
-  }
+  for (let unknown = true; unknown; )
+    try {
+      await identify();
+      unknown = false;
+    } catch (error) {
+      const refused = error.status === 401 || error.status === 403;
+      status.replaceChildren(
+        h("span", { class: "dot bad", "aria-hidden": "true" }),
+        h("span", {}, error.title),
+        refused
+          ? h("button", { type: "button", class: "link", onclick: () => signIn({ detail: error }) }, "Sign in")
+          : "",
+      );
+      main.replaceChildren(
+        problem(error, h("p", {}, refused ? "Sign in to use this page." : "This page asks again every two seconds.")),
+      );
+      if (refused) return;
+      do await pause();
+      while (document.hidden);
+    }
   for (const link of document.querySelectorAll("nav a")) link.hidden = !may(NEEDED[link.hash.slice(2)]);
   refreshStatus();
   setInterval(() => document.hidden || refreshStatus(), REFRESH_MS);

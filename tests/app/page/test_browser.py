@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -175,6 +176,37 @@ def test_a_view_that_could_not_be_loaded_says_why_and_is_tried_again(
     page.get_by_role("button", name="Try again").click()
     expect(page.get_by_role("heading", name="Decisions")).to_be_visible()
     expect(page.locator(".tile").first).to_be_visible()
+
+
+@pytest.mark.parametrize("status", [503, None])
+def test_a_service_that_does_not_answer_at_the_start_is_asked_again(
+    page: Page, page_url: str, problems: Problems, status: int | None
+) -> None:
+    problems.expected = "Failed to load resource"
+    reason = "Service not ready. The service is starting." if status else "The service is unreachable."
+    body = json.dumps({"title": "Service not ready", "detail": "The service is starting."})
+    page.route(
+        "**/whoami", lambda route: route.fulfill(status=status, body=body) if status else route.abort()
+    )
+    page.goto(f"{page_url}/ui/#/service")
+    expect(page.locator("main .problem")).to_contain_text(reason)
+    expect(page.locator("main")).to_contain_text("asks again every two seconds")
+    expect(page.get_by_text("Sign in")).to_have_count(0)
+    page.unroute("**/whoami")
+    expect(page.locator(".tile")).to_have_count(6)
+    expect(page.locator("main .problem")).to_have_count(0)
+
+
+def test_a_service_that_is_silent_at_the_start_is_named(page: Page, page_url: str) -> None:
+    page.clock.install()
+    page.route("**/whoami", lambda _: None)
+    page.goto(f"{page_url}/ui/")
+    expect(page.locator("main")).to_contain_text("Waiting for the service …")
+    expect(page.get_by_role("link", name="Reload")).to_be_visible()
+    expect(page.locator("main .problem")).to_contain_text("The service is unreachable")
+    page.unroute("**/whoami")
+    page.clock.run_for(2000)
+    expect(page.locator(".sure")).to_be_visible()
 
 
 @pytest.fixture
