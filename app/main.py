@@ -128,15 +128,7 @@ def all_routes(app: FastAPI) -> list[BaseRoute]:
 
 
 def create_app(settings: Settings | None = None, slot: Slot | None = None) -> FastAPI:
-    """Build the application; its lifespan does everything that takes time.
-
-    Parameters
-    ----------
-    settings
-        By default from the environment.
-    slot
-        The place of this process, if several serve.
-    """
+    """Build the application; its lifespan does everything that takes time."""
     settings = settings or Settings()
     measured = Telemetry(
         declared_statuses([*PLAIN_ROUTES, *(route for router in ROUTERS for route in router.routes)])

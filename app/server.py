@@ -37,13 +37,7 @@ FAILED = 70
 
 
 def server_config(settings: Settings, slot: Slot | None = None) -> uvicorn.Config:
-    """Configure uvicorn: its fast loop and parser, no log of requests, a shutdown that waits for requests.
-
-    Parameters
-    ----------
-    slot
-        The place of this process, if several serve.
-    """
+    """Configure uvicorn: its fast loop and parser, no log of requests, a shutdown that waits for requests."""
     return uvicorn.Config(
         create_app(settings, slot),
         host=settings.address,
@@ -67,13 +61,7 @@ def server_config(settings: Settings, slot: Slot | None = None) -> uvicorn.Confi
 
 
 class Server(uvicorn.Server):
-    """A server that refuses new connections once told to stop, but still answers requests on their way.
-
-    Attributes
-    ----------
-    failed
-        Whether it has stopped because it could no longer predict.
-    """
+    """A server that refuses new connections once told to stop, but still answers requests on their way."""
 
     failed = False
     _certificate: CertificateReloader | None = None
@@ -132,13 +120,7 @@ class ProcessServer(Server):
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; then finish the requests in progress and return.
-
-    Raises
-    ------
-    SystemExit
-        With the status `FAILED` if the service can no longer predict.
-    """
+    """Serve until SIGTERM or SIGINT; then finish the requests in progress and return."""
     serve_with(ProcessServer(server_config(settings)))
 
 

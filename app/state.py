@@ -54,20 +54,10 @@ ROUTES_OF_MODELS = ("/predict", "/calibrate", "/v2/models/{model}/infer")
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model with its calibrators, its queue and its monitor.
+    """A model with its calibrators, its queue and its monitor."""
 
-    Attributes
-    ----------
-    name
-        Selects it in requests.
-    settings
-        Of the service, with those of this model.
-    v2
-        The model in the Open Inference Protocol.
-    """
-
-    name: str
-    settings: Settings
+    name: str  # Selects it in requests
+    settings: Settings  # Of the service, with those of this model
     telemetry: Telemetry
     backbone: Backbone
     refits: FitService
@@ -75,7 +65,7 @@ class ServedModel:
     monitor: Monitor
     pipeline: Pipeline
     stats: Stats
-    v2: Models
+    v2: Models  # The model in the Open Inference Protocol
 
     @property
     def registry(self) -> Registry:
@@ -94,7 +84,6 @@ class ServedModel:
 
     @property
     def fit_jobs(self) -> FitJobs:
-        """Its fits."""
         return self.refits.jobs
 
 
@@ -128,16 +117,7 @@ async def opened(
 ) -> AsyncIterator[ServedModel]:
     """Load, check and warm up every part of a model after those that it depends on; close them in reverse.
 
-    Parameters
-    ----------
-    stats
-        The summary of its metrics, not yet read.
-    slot
-        The place of this process, if several serve.
-    others
-        The models that are open already.
-    devices
-        Those that the models share, by name; None if there is one model.
+    `devices`: those that the models share, by name; None if there is one model.
     """
     settings = entry.settings
     leads = slot is None or slot.leads
@@ -205,40 +185,19 @@ async def opened(
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The objects that exist as long as the service runs.
-
-    Attributes
-    ----------
-    models
-        By name, in the order of the settings.
-    default
-        The first model, which answers requests that name none.
-    v2
-        The models by their names in the Open Inference Protocol.
-    collected
-        The metrics of all models and, if several serve, of all processes.
-    is_shared
-        Whether several processes serve: the metrics are then read from files.
-    """
+    """The objects that exist as long as the service runs."""
 
     settings: Settings
     telemetry: Telemetry
-    models: Mapping[str, ServedModel]
-    default: ServedModel
-    v2: Mapping[str, ServedModel]
+    models: Mapping[str, ServedModel]  # By name, in the order of the settings
+    default: ServedModel  # The first model, which answers requests that name none
+    v2: Mapping[str, ServedModel]  # The models by their names in the Open Inference Protocol
     access: Access
     event_streams: EventStreams
-    collected: Collects
-    is_shared: bool
+    collected: Collects  # The metrics of all models and, if several serve, of all processes
+    is_shared: bool  # Whether several processes serve: the metrics are then read from files
 
     def model(self, name: str) -> ServedModel:
-        """Return a model by its name.
-
-        Raises
-        ------
-        ModelNotFound
-            No model has it; the message lists the names.
-        """
         return _find(self.models, name)
 
     def check_ready(self) -> None:

@@ -27,7 +27,7 @@ def log_softmax(logits: Array) -> Array:
 
 
 def softmax(logits: Array) -> Array:
-    """Softmax of each row."""
+    """Softmax of each row of (N, K)."""
     weights: Array = np.exp(logits - logits.max(axis=1, keepdims=True))
     weights /= weights.sum(axis=1, keepdims=True)
     return weights

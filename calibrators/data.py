@@ -68,7 +68,6 @@ class ValidationSet:
 
     @property
     def num_classes(self) -> int:
-        """K."""
         return self.logits.shape[1]
 
     @cached_property

@@ -33,7 +33,7 @@ def log_softmax(logits: Tensor) -> Tensor:
 
 
 def softmax(logits: Tensor) -> Tensor:
-    """Softmax of each row."""
+    """Softmax of each row of (N, K)."""
     return logits.softmax(dim=1)
 
 

@@ -37,7 +37,6 @@ class Digits:
         return Image.fromarray(np.rint(self.levels[index, 0] * (255 / GREY_LEVELS)).astype(np.uint8))
 
     def png(self, index: int) -> bytes:
-        """Digit `index` as the bytes of a PNG."""
         encoded = io.BytesIO()
         self.image(index).save(encoded, format="PNG")
         return encoded.getvalue()

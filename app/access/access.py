@@ -23,14 +23,8 @@ _NO_SALT, _NO_DIGEST = bytes(SALT_BYTES), bytes(32)
 class LoadedKey:
     """A key in memory.
 
-    Attributes
-    ----------
-    deadline
-        When it expires, as a moment of `time.monotonic`; None if it does not.
-    permits
-        The requirements that it meets.
-    limiter
-        None if it has no limits.
+    `deadline`: when it expires, as a moment of `time.monotonic`; None if it does not. `limiter`: None if it
+    has no limits.
     """
 
     __slots__ = ("deadline", "limiter", "permits", "record")
@@ -45,24 +39,7 @@ class LoadedKey:
 class Access:
     """The keys in memory, and what they permit; used by the event loop, except `load`.
 
-    Parameters
-    ----------
-    store
-        The keys in the registry.
-    copy
-        Keeps the keys for a start while the registry does not answer; None where the registry is a file.
-    is_open_to_others
-        Whether the service listens on an address that other machines reach: then every request needs a key.
-
-    Attributes
-    ----------
-    is_required
-        Whether requests need a key; on loopback, once a key was created.
-
-    Raises
-    ------
-    RegistryUnavailable
-        The database does not answer, and there is no copy.
+    `copy`: keeps the keys for a start while the registry does not answer; None where the registry is a file.
     """
 
     def __init__(self, store: KeyStore, copy: LocalKeys | None, *, is_open_to_others: bool) -> None:
@@ -86,13 +63,7 @@ class Access:
         return bool(self._keys)
 
     def admit(self, headers: list[tuple[bytes, bytes]], requirement: Requirement) -> LoadedKey:
-        """Return the key of a request that may pass; call `limiter.leave` at its end if it has one.
-
-        Raises
-        ------
-        ApiKeyRequired, InvalidApiKey, ApiKeyExpired, InsufficientScope, RateLimited, ConcurrencyLimited
-            Why the request may not pass.
-        """
+        """Return the key of a request that may pass; call `limiter.leave` at its end if it has one."""
         given = key_of(headers)
         if not given:
             raise ApiKeyRequired(
@@ -118,13 +89,7 @@ class Access:
         return key
 
     def load(self) -> None:
-        """Read the keys from the registry; blocks.
-
-        Raises
-        ------
-        RegistryUnavailable
-            The database does not answer; the keys in memory stay.
-        """
+        """Read the keys from the registry; blocks."""
         current = self._store.current()
         self._hold(current)
         if self._copy is not None:

@@ -25,15 +25,7 @@ RECORD_SECONDS = 30.0
 
 @asynccontextmanager
 async def open_access(settings: Settings, registry: Registry, telemetry: Telemetry) -> AsyncIterator[Access]:
-    """Load the keys and follow their changes; the last uses are recorded at the end.
-
-    Raises
-    ------
-    NoApiKey
-        The service listens on an address that others reach, and has no key.
-    RegistryUnavailable
-        The database does not answer, and the data folder has no copy of the keys.
-    """
+    """Load the keys and follow their changes; the last uses are recorded at the end."""
     copy = None if registry.database.is_sqlite else LocalKeys(settings.data_dir)
     is_open_to_others = not is_loopback(settings.address)
     store = KeyStore(registry.database)

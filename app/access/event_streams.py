@@ -20,13 +20,7 @@ CLOSE = {"Connection": "close", "Retry-After": str(RETRY_SECONDS)}
 
 
 class EventStreams:
-    """Counts the event streams of this process; used by the event loop only.
-
-    Parameters
-    ----------
-    descriptors
-        How many files the process may open: streams may use a quarter of them.
-    """
+    """Counts the event streams of this process; used by the event loop only."""
 
     def __init__(self, descriptors: int | None = None) -> None:
         self._in_all = min(LARGEST, (descriptors or descriptor_limit()) // 4)
@@ -34,13 +28,7 @@ class EventStreams:
         self._open: Counter[str] = Counter()
 
     def enter(self, client: str) -> None:
-        """Count a stream that begins; call `leave` when it ends.
-
-        Raises
-        ------
-        ConcurrencyLimited, Unavailable
-            The client has its share of streams; all clients together have as many as there may be.
-        """
+        """Count a stream that begins; call `leave` when it ends."""
         if self._open[client] >= self._per_client:
             raise ConcurrencyLimited(
                 f"The client has {self._open[client]} event streams open; the limit is {self._per_client}.",
@@ -53,7 +41,6 @@ class EventStreams:
         self._open[client] += 1
 
     def leave(self, client: str) -> None:
-        """Count a stream that ends."""
         self._open[client] -= 1
         if not self._open[client]:
             del self._open[client]

@@ -28,22 +28,14 @@ KEY_LENGTH = SECRET_STARTS + 43
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """An API key as the registry stores it; the secret is in no record.
-
-    Attributes
-    ----------
-    digest
-        SHA-256 of salt and secret.
-    per_minute, concurrency
-        Limits of requests, for each replica; None for no limit.
-    """
+    """An API key as the registry stores it; the secret is in no record."""
 
     id: str
     name: str
     salt: bytes
-    digest: bytes
+    digest: bytes  # SHA-256 of salt and secret
     scopes: frozenset[Scope]
-    per_minute: int | None
+    per_minute: int | None  # Limits of requests, for each replica; None for no limit
     concurrency: int | None
     created_at: datetime
     expires_at: datetime | None
@@ -62,7 +54,6 @@ def new_secret() -> str:
 
 
 def written(key_id: str, secret: str) -> str:
-    """Write a whole key."""
     return f"{PREFIX.decode()}{key_id}_{secret}"
 
 

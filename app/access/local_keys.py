@@ -20,13 +20,7 @@ FILE_NAME = "keys.json"
 
 
 class LocalKeys:
-    """One JSON file, which only the owner may read; it has salts and digests, as the registry does.
-
-    Parameters
-    ----------
-    data_dir
-        The data folder.
-    """
+    """One JSON file, which only the owner may read; it has salts and digests, as the registry does."""
 
     def __init__(self, data_dir: Path) -> None:
         self._path = data_dir / FILE_NAME

@@ -22,29 +22,15 @@ _columns = [api_keys.c[field.name] for field in fields(KeyRecord)]
 
 @dataclass(frozen=True, slots=True)
 class CurrentKeys:
-    """The keys that are not revoked.
-
-    Attributes
-    ----------
-    any_created
-        Whether a key was ever created; then requests need one, even if all were revoked.
-    now
-        Time of the database, with which `expires_at` is compared.
-    """
+    """The keys that are not revoked."""
 
     keys: Sequence[KeyRecord]
-    any_created: bool
-    now: datetime
+    any_created: bool  # Whether a key was ever created; then requests need one, even if all were revoked
+    now: datetime  # Time of the database, with which `expires_at` is compared
 
 
 class KeyStore:
-    """Creates, lists and revokes API keys.
-
-    Parameters
-    ----------
-    database
-        The registry.
-    """
+    """Creates, lists and revokes API keys."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -97,13 +83,7 @@ class KeyStore:
             return [_record(row._mapping) for row in rows]
 
     def revoke(self, key_id: str, caller: Caller) -> None:
-        """Revoke a key; revoking it again has no effect.
-
-        Raises
-        ------
-        KeyNotFound
-            No key has the id.
-        """
+        """Revoke a key; revoking it again has no effect."""
         with self._database.write() as connection:
             found = connection.execute(
                 select(api_keys.c.name, api_keys.c.revoked_at).where(api_keys.c.id == key_id)

@@ -12,16 +12,7 @@ logger = logging.getLogger("boxcal")
 
 
 class CertificateReloader:
-    """Watches the files of a TLS context. New connections use a new certificate, open ones keep theirs.
-
-    Parameters
-    ----------
-    context
-        The context of the server.
-    settings
-        `tls_cert`, `tls_key` and `tls_client_ca`. Authorities are added; one that is removed from its file is
-        trusted until the next start.
-    """
+    """Watches the files of a TLS context. New connections use a new certificate, open ones keep theirs."""
 
     def __init__(self, context: ssl.SSLContext, settings: Settings) -> None:
         self._context = context

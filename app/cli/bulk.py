@@ -44,14 +44,7 @@ REPEATED = ["label", "index"]
 def run(source: Path, output: Path, *, lower: Bound, upper: Bound, calibrator: str | None) -> int:
     """Predict everything in the source, and write the label and the probabilities of each row.
 
-    Returns
-    -------
-    The number of rows.
-
-    Raises
-    ------
-    BoxcalError, BackboneError, CalibrationError, UsageError
-        Naming the image, the column or the value that is wrong.
+    Returns the number of rows.
     """
     settings = read_settings()
     backbone = BackboneSource.of(settings).load()

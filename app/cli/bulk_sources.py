@@ -44,58 +44,28 @@ Run = Callable[[Samples], Scores]
 
 @dataclass(frozen=True)
 class Task:
-    """Some rows of a source.
-
-    Attributes
-    ----------
-    rows
-        How many.
-    scores
-        Reads them and runs the model, if there is one; any thread may call it.
-    others
-        Further columns of the output.
-    """
+    """Some rows of a source."""
 
     rows: int
-    scores: Callable[[], Scores]
-    others: dict[str, Any] = field(default_factory=dict)
+    scores: Callable[[], Scores]  # Reads them and runs the model, if there is one; any thread may call it
+    others: dict[str, Any] = field(default_factory=dict)  # Further columns of the output
 
 
 @dataclass(frozen=True)
 class Source:
-    """All rows, in tasks.
+    """All rows, in tasks."""
 
-    Attributes
-    ----------
-    rows
-        How many there are.
-    size
-        Rows of a task; the last ones of a file or row group may be fewer.
-    per_part
-        Tasks whose results are kept together.
-    tasks
-        In the order of the output.
-    digest
-        Of the names, sizes and times of the files: another one if a file has changed.
-    """
-
-    rows: int
-    size: int
-    per_part: int
-    tasks: Iterator[Task]
-    digest: str
+    rows: int  # How many there are
+    size: int  # Rows of a task; the last ones of a file or row group may be fewer
+    per_part: int  # Tasks whose results are kept together
+    tasks: Iterator[Task]  # In the order of the output
+    digest: str  # Of the names, sizes and times of the files: another one if a file has changed
 
 
 def source_of(
     path: Path, backbone: Backbone, calibrator: ArrayCalibrator, settings: Settings, run: Run
 ) -> Source:
-    """Open a folder of images, or a Parquet file of features, texts, logits or probabilities.
-
-    Raises
-    ------
-    BoxcalError, UsageError
-        Naming what cannot be read.
-    """
+    """Open a folder of images, or a Parquet file of features, texts, logits or probabilities."""
     given = settings.max_batch_size if "max_batch_size" in settings.model_fields_set else None
     if path.is_dir():
         size = given or (IMAGE_BATCH if backbone.device == "cpu" else IMAGES)

@@ -20,15 +20,6 @@ POLL_SECONDS = 1.0
 
 
 def run(file: Path, *, address: str, check: bool, timeout: float) -> None:
-    """Deploy.
-
-    Raises
-    ------
-    UsageError
-        The config is invalid, the cluster refuses it, or replicas do not start.
-    UnreachableError
-        The cluster does not answer.
-    """
     try:
         config = read_config(file)
     except ValueError as error:
@@ -51,13 +42,6 @@ def run(file: Path, *, address: str, check: bool, timeout: float) -> None:
 
 
 def wait(client: httpx.Client, names: list[str], timeout: float) -> None:
-    """Wait until every application runs.
-
-    Raises
-    ------
-    UsageError
-        One does not start, or not in time.
-    """
     deadline = time.monotonic() + timeout
     while True:
         found: dict[str, Any] = client.get(APPLICATIONS).raise_for_status().json()["applications"]

@@ -54,13 +54,7 @@ def model(settings: Settings) -> str:
 
 
 def loaded(name: str, settings: Settings, lower: Any, upper: Any) -> str:
-    """Load one model, check its bounds, and describe it.
-
-    Raises
-    ------
-    ValueError
-        It cannot be served; of several models, the message names it.
-    """
+    """Load one model, check its bounds, and describe it."""
     try:
         backbone = BackboneSource.of(settings).load()
         sides = [

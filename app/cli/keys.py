@@ -28,15 +28,7 @@ def create(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Create a key, and print it or write it to a new file.
-
-    Raises
-    ------
-    UsageError
-        The name is empty or too long.
-    BoxcalError
-        The registry does not answer, or cannot be used.
-    """
+    """Create a key, and print it or write it to a new file."""
     if not 1 <= len(name) <= LONGEST_NAME:
         raise UsageError(f"the name of a key has 1 to {LONGEST_NAME} characters, got {len(name)}")
     if output is not None and output.exists():
@@ -63,13 +55,6 @@ def create(
 
 
 def show(*, as_json: bool) -> None:
-    """List all keys.
-
-    Raises
-    ------
-    BoxcalError
-        The registry does not answer, or cannot be used.
-    """
     with _store() as store:
         records = store.list()
     if as_json:
@@ -90,13 +75,6 @@ def show(*, as_json: bool) -> None:
 
 
 def revoke(key_id: str) -> None:
-    """Revoke a key.
-
-    Raises
-    ------
-    KeyNotFound
-        No key has the id.
-    """
     with _store() as store:
         store.revoke(key_id, _caller())
     messages.print(f"The API key {key_id} is revoked.")

@@ -29,13 +29,7 @@ Bound = float | dict[str, float] | None
 def predict(
     images: Sequence[Path], *, lower: Bound, upper: Bound, top_k: int, calibrator: str | None
 ) -> Answer:
-    """Predict images with the model of the settings and a saved calibrator, or none.
-
-    Raises
-    ------
-    BackboneError, CalibrationError, UsageError
-        Naming the image, the bound or the file that is wrong.
-    """
+    """Predict images with the model of the settings and a saved calibrator, or none."""
     settings = read_settings()
     backbone = BackboneSource.of(settings).load()
     bounds = bounds_of(lower, upper, backbone.labels)
@@ -61,13 +55,7 @@ def predict(
 
 
 def bounds_of(lower: Bound, upper: Bound, labels: Sequence[str]) -> Box | None:
-    """Bring the bounds of a command to vectors; None if they bound nothing.
-
-    Raises
-    ------
-    UsageError
-        Naming the class or the value that is wrong.
-    """
+    """Bring the bounds of a command to vectors; None if they bound nothing."""
     sides = {name: side for name, side in (("lower", lower), ("upper", upper)) if side is not None}
     try:
         checked = check_bounds(BoundsOption(**sides), Labels(labels))
@@ -108,14 +96,7 @@ def scores_of(
 ) -> NDArray[Any]:
     """Run the model, and give what the calibrator reads.
 
-    Parameters
-    ----------
-    alone
-        Whether the call may use the whole device.
-
-    Returns
-    -------
-    Logits (N, K), features (N, D), or logits of shifted inputs.
+    Returns logits (N, K), features (N, D), or logits of shifted inputs.
     """
     if calibrator.reads == "features":
         if not isinstance(backbone, OpenBackbone) or backbone.head is None:

@@ -58,17 +58,7 @@ def run(
 
 
 class Replay:
-    """The monitor of the service, fed with a log, that fits and activates at once where it may.
-
-    Parameters
-    ----------
-    calibrator
-        The active one.
-    validation
-        The data that it was fitted to, for its class prior and its accuracy.
-    refit
-        Whether to replay refits and rollbacks too.
-    """
+    """The monitor of the service, fed with a log, that fits and activates at once where it may."""
 
     def __init__(self, calibrator: Calibrator, validation: PredictionLog | None, *, refit: bool) -> None:
         prior, gap = None, 0.0

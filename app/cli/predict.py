@@ -95,13 +95,7 @@ def _show(images: Sequence[Path], answer: Answer, url: str | None) -> None:
 
 
 def read_bounds(side: str, typed: Sequence[str]) -> float | dict[str, float] | None:
-    """Read the values of `--lower` or `--upper`: one number for all classes, or any number of LABEL=NUMBER.
-
-    Raises
-    ------
-    UsageError
-        Quoting what cannot be read, what is given twice, or a number beside labels.
-    """
+    """Read the values of `--lower` or `--upper`: one number for all classes, or LABEL=NUMBER, repeated."""
     named: dict[str, float] = {}
     overall: float | None = None
     for text in typed:

@@ -25,31 +25,15 @@ Columns = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class PredictionLog:
-    """Predictions in the order in which they were made.
+    """Predictions in the order in which they were made."""
 
-    Attributes
-    ----------
-    logits
-        (N, K) float64.
-    labels
-        (N,) int64; `UNLABELLED` where no label is known.
-    times
-        (N,) float64, or None where the file has none.
-    """
-
-    logits: Array
-    labels: Array
-    times: Array | None
+    logits: Array  # (N, K) float64
+    labels: Array  # (N,) int64; `UNLABELLED` where no label is known
+    times: Array | None  # (N,) float64, or None where the file has none
 
 
 def read(path: Path) -> PredictionLog:
-    """Read a log and sort it by time, where there is one.
-
-    Raises
-    ------
-    UsageError
-        Naming the column, row or value that is wrong.
-    """
+    """Read a log and sort it by time, where there is one."""
     with path.open("rb") as file:
         kind = "npz" if file.peek(2)[:2] == b"PK" else table_kind(file.peek(START_BYTES)[:START_BYTES])
         if kind is None:

@@ -13,18 +13,7 @@ from boxcal.app.settings.service import Settings, unknown_variable
 
 
 def read_settings(config: Path | None = None, **given: Any) -> Settings:
-    """Read the settings; those that are not given come from the environment and the config file.
-
-    Parameters
-    ----------
-    config
-        The config file. The processes of this service, and the settings that they read, have it too.
-
-    Raises
-    ------
-    UsageError
-        If a value is invalid, or a variable is unknown; the message names it.
-    """
+    """Read the settings; those that are not given come from the environment and the config file."""
     if config is not None:
         os.environ[VARIABLE] = str(config.absolute())
     if (wrong := unknown_variable(os.environ)) is not None:

@@ -14,13 +14,7 @@ LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}  # noqa: S10
 
 
 def check_start(settings: Settings) -> None:
-    """Check what would otherwise fail after the model has been loaded.
-
-    Raises
-    ------
-    CannotStart
-        The folder cannot be written, or an address is in use; the message says which.
-    """
+    """Check what would otherwise fail after the model has been loaded."""
     folder = settings.data_dir.absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -31,13 +25,7 @@ def check_start(settings: Settings) -> None:
 
 
 def check_port(settings: Settings) -> str:
-    """Listen on the addresses for a moment, and say that they are free.
-
-    Raises
-    ------
-    CannotStart
-        One is not; the message says who listens there, if that is a boxcal.
-    """
+    """Listen on the addresses for a moment, and say that they are free."""
     if settings.uds is not None:
         folder = settings.uds.absolute().parent
         if not os.access(folder, os.W_OK | os.X_OK):

@@ -130,7 +130,6 @@ def show(prediction: Prediction) -> None:
 
 
 def say(line: str) -> None:
-    """Print one line without markup."""
     screen.print(line, soft_wrap=True, markup=False)
 
 

@@ -66,13 +66,7 @@ def play(client: BoxcalClient, levels: Levels, labels: npt.NDArray[np.int64]) ->
 
 
 def settled(client: BoxcalClient, is_done: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Wait for the monitor.
-
-    Raises
-    ------
-    AnswerTimeoutError
-        It takes too long.
-    """
+    """Wait for the monitor."""
     deadline = time.monotonic() + SECONDS
     while not is_done(state := client.monitor()):
         if time.monotonic() > deadline:

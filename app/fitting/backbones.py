@@ -40,13 +40,6 @@ class BackboneSource:
         )
 
     def load(self) -> Backbone:
-        """Load it.
-
-        Raises
-        ------
-        BackboneError
-            The weights cannot be read.
-        """
         from boxcal.models.loading.specifications import load_backbone  # noqa: PLC0415 - imports torch; a check does not need it
 
         return load_backbone(
@@ -60,31 +53,16 @@ class BackboneSource:
 
 @dataclass(frozen=True, slots=True)
 class BackboneSummary:
-    """What the check of an upload compares it with, without loading the backbone.
-
-    Attributes
-    ----------
-    labels
-        The K class names.
-    input_shape
-        Of one input.
-    inputs
-        Kind of its inputs; see `boxcal.models.inputs.base.Inputs`.
-    is_open
-        Whether it gives features and gradients; see `boxcal.models.backends.backbone.OpenBackbone`.
-    head
-        File with the (K, D + 1) weight and bias of its last layer; None where it has none.
-    samples
-        What it reads if that is features or texts.
-    """
+    """What the check of an upload compares it with, without loading the backbone."""
 
     name: str
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # The K class names
     input_shape: tuple[int, ...]
+    # Whether it gives features and gradients; see `boxcal.models.backends.backbone.OpenBackbone`
     is_open: bool
-    head: Path | None
-    inputs: str = "images"
-    samples: ModelInputs | None = None
+    head: Path | None  # File with the (K, D + 1) weight and bias of its last layer; None where it has none
+    inputs: str = "images"  # Kind of its inputs; see `boxcal.models.inputs.base.Inputs`
+    samples: ModelInputs | None = None  # What it reads if that is features or texts
 
     @classmethod
     def of(cls, backbone: Backbone, folder: Path) -> Self:

@@ -20,8 +20,6 @@ FILES = ("file", "logits", "probabilities", "labels", "features", "groups", "sam
 
 
 class FitFields(BaseModel):
-    """The fields beside the file."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     method: str = "auto"
@@ -44,18 +42,7 @@ class FitFields(BaseModel):
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], accepted: Sequence[str]) -> FitFields:
-        """Check the fields of a form, or the members of a JSON document that are no arrays.
-
-        Parameters
-        ----------
-        accepted
-            The names of the fields that the route reads.
-
-        Raises
-        ------
-        InvalidParameter
-            A field is unknown or has a value that is not accepted.
-        """
+        """Check the fields of a form, or the members of a JSON document that are no arrays."""
         known = (*accepted, *FILES)
         for name in fields:
             if name not in accepted:

@@ -23,78 +23,45 @@ BUDGET_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class CheckTask:
-    """To a worker: check the request body `folder/BODY_FILE` and convert it to arrays in `folder`.
-
-    Attributes
-    ----------
-    content_type
-        Of the request, with the boundary of the multipart body.
-    methods
-        What each method reads: `logits`, `features` or `inputs`.
-    fields
-        The fields that the form may have.
-    others
-        Who else reads the data besides the method, and what: `logits`, `features` or `inputs`.
-    max_bytes
-        Most bytes of all arrays together, as they are stored.
-    memory_bytes
-        Memory that the check may allocate.
-    """
+    """To a worker: check the request body `folder/BODY_FILE` and convert it to arrays in `folder`."""
 
     folder: Path
-    content_type: str
+    content_type: str  # Of the request, with the boundary of the multipart body
     backbone: BackboneSummary
-    methods: dict[str, str]
-    fields: tuple[str, ...]
+    methods: dict[str, str]  # What each method reads: `logits`, `features` or `inputs`
+    fields: tuple[str, ...]  # The fields that the form may have
+    # Who else reads the data besides the method, and what: `logits`, `features` or `inputs`
     others: list[tuple[str, str]]
-    max_bytes: int
-    memory_bytes: int
+    max_bytes: int  # Most bytes of all arrays together, as they are stored
+    memory_bytes: int  # Memory that the check may allocate
     kind: Literal["check"] = "check"
 
 
 @dataclass(frozen=True, slots=True)
 class FitTask:
-    """To a worker: fit a method to the checked validation set in `folder`.
-
-    Attributes
-    ----------
-    against
-        Artifact of the active calibrator, which the report compares with; None for `uncalibrated`.
-    known
-        Sketch of the data that it was fitted to, from its report; None where there is none.
-    budget_seconds
-        How long `auto` compares methods.
-    memory_bytes
-        Memory that the fit may allocate; None for no limit.
-    """
+    """To a worker: fit a method to the checked validation set in `folder`."""
 
     folder: Path
     source: BackboneSource
     method: str
+    # Artifact of the active calibrator, which the report compares with; None for `uncalibrated`
     against: Base64Bytes | None = None
+    # Sketch of the data that it was fitted to, from its report; None where there is none
     known: dict[str, Any] | None = None
-    budget_seconds: float = BUDGET_SECONDS
-    memory_bytes: int | None = None
+    budget_seconds: float = BUDGET_SECONDS  # How long `auto` compares methods
+    memory_bytes: int | None = None  # Memory that the fit may allocate; None for no limit
     kind: Literal["fit"] = "fit"
 
 
 @dataclass(frozen=True, slots=True)
 class RefitTask:
-    """To a worker: fit the candidates of a refit to the labels in `folder`.
-
-    Attributes
-    ----------
-    champion
-        Artifact of the active calibrator; None for `uncalibrated`.
-    class_prior
-        (K,) its mean answer to the data that it was fitted to; None where it is not known.
-    earlier
-        Version, artifact and class prior of calibrators that were active before.
-    """
+    """To a worker: fit the candidates of a refit to the labels in `folder`."""
 
     folder: Path
-    champion: Base64Bytes | None
+    champion: Base64Bytes | None  # Artifact of the active calibrator; None for `uncalibrated`
+    # (K,) its mean answer to the data that it was fitted to; None where it is not known
     class_prior: list[float] | None
+    # Version, artifact and class prior of calibrators that were active before
     earlier: list[tuple[int, Base64Bytes | None, list[float] | None]]
     memory_bytes: int | None = None
     kind: Literal["refit"] = "refit"
@@ -102,38 +69,22 @@ class RefitTask:
 
 @dataclass(frozen=True, slots=True)
 class TableTask:
-    """To a worker: convert the table of labels in `folder/BODY_FILE` to JSON in `folder/ITEMS_FILE`.
-
-    Attributes
-    ----------
-    max_rows, max_bytes
-        Most rows, and most bytes of the JSON.
-    memory_bytes
-        Memory that the conversion may allocate; None for no limit.
-    """
+    """To a worker: convert the table of labels in `folder/BODY_FILE` to JSON in `folder/ITEMS_FILE`."""
 
     folder: Path
-    max_rows: int
+    max_rows: int  # Most rows, and most bytes of the JSON
     max_bytes: int
-    memory_bytes: int | None = None
+    memory_bytes: int | None = None  # Memory that the conversion may allocate; None for no limit
     kind: Literal["table"] = "table"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredVersion:
-    """A calibrator of the registry.
-
-    Attributes
-    ----------
-    artifact
-        None for `uncalibrated`.
-    known
-        As for `FitTask`.
-    """
+    """A calibrator of the registry."""
 
     version: int
     method: str
-    artifact: Base64Bytes | None
+    artifact: Base64Bytes | None  # None for `uncalibrated`
     known: dict[str, Any] | None
 
 
@@ -179,18 +130,11 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """From a worker: the task failed.
+    """From a worker: the task failed."""
 
-    Attributes
-    ----------
-    problem
-        `type` of the error in the service's error tree.
-    trace
-        For the log; empty where the data are the cause. Otherwise the process is not used again.
-    """
-
-    problem: str
+    problem: str  # `type` of the error in the service's error tree
     detail: str
+    # For the log; empty where the data are the cause. Otherwise the process is not used again.
     trace: str = ""
     kind: Literal["refused"] = "refused"
 
@@ -206,25 +150,14 @@ class FitOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RefitOutcome:
-    """From a worker: the best candidate of a refit.
-
-    Attributes
-    ----------
-    version
-        Of an earlier calibrator; None of a new one.
-    nll, champion_nll
-        Of it, with its parameters a label, and of the active calibrator, in nats a label.
-    compared
-        How many candidates there were.
-    fitted
-        The new calibrator; None of an earlier one, and where the active one is not worse.
-    """
+    """From a worker: the best candidate of a refit."""
 
     name: str
-    version: int | None
-    nll: float
+    version: int | None  # Of an earlier calibrator; None of a new one
+    nll: float  # Of it, with its parameters a label, and of the active calibrator, in nats a label
     champion_nll: float
-    compared: int
+    compared: int  # How many candidates there were
+    # The new calibrator; None of an earlier one, and where the active one is not worse
     fitted: FittedCalibrator | None
     kind: Literal["refitted"] = "refitted"
 

@@ -11,13 +11,7 @@ EXTENSION = "boxcal.body_parts"
 
 
 class BodyParts:
-    """Parts whose concatenation is a body.
-
-    Attributes
-    ----------
-    parts
-        At least one.
-    """
+    """Parts whose concatenation is a body."""
 
     __slots__ = ("_length", "parts")
 

@@ -28,14 +28,7 @@ def is_loopback(host: str) -> bool:
 
 
 class BrowserRules:
-    """Which `Host` and which origins a request may have.
-
-    Parameters
-    ----------
-    settings
-        `allowed_hosts` or, without it, the loopback names where the service listens on loopback, else any;
-        `cors_origins`.
-    """
+    """Which `Host` and which origins a request may have."""
 
     def __init__(self, settings: Settings) -> None:
         hosts = settings.allowed_host_names
@@ -49,15 +42,8 @@ class BrowserRules:
     def _check(self, method: str, host: bytes, origin: bytes, site: bytes) -> None:
         """Refuse a request with a foreign name or origin.
 
-        Parameters
-        ----------
-        host, origin, site
-            The headers `Host`, `Origin` and `Sec-Fetch-Site`; empty where there is none.
-
-        Raises
-        ------
-        MisdirectedRequest, CrossOrigin
-            `Host` is not a name of the service; a page of another origin sent a request that is not safe.
+        `host`, `origin`, `site`: the headers `Host`, `Origin` and `Sec-Fetch-Site`; empty where there is
+        none.
         """
         if not self._is_own_name(host):
             raise MisdirectedRequest(

@@ -16,15 +16,7 @@ def descriptor_limit() -> int:
 
 
 class Budget:
-    """Counts what requests under way hold; used on the event loop alone.
-
-    Parameters
-    ----------
-    what
-        What is counted, for the error.
-    limit
-        Most of it at once.
-    """
+    """Counts what requests under way hold; used on the event loop alone."""
 
     def __init__(self, what: str, limit: int) -> None:
         self._what = what
@@ -32,13 +24,6 @@ class Budget:
         self.held = 0
 
     def add(self, amount: int) -> None:
-        """Hold more.
-
-        Raises
-        ------
-        QueueFull
-            It would exceed the limit.
-        """
         if self.held + amount > self.limit:
             raise QueueFull(
                 f"Requests under way hold {self.held:,} {self._what}; {amount:,} more would exceed the limit "
@@ -47,7 +32,6 @@ class Budget:
         self.held += amount
 
     def release(self, amount: int) -> None:
-        """Hold less."""
         self.held -= amount
 
     @contextmanager

@@ -19,13 +19,7 @@ MAX_MEMBERS = 1000
 
 
 def decompressed(receive: Receive, encoding: str) -> Receive:
-    """Return what receives a body without the coding that the header `Content-Encoding` names.
-
-    Raises
-    ------
-    UnsupportedMediaType
-        It names another coding than `gzip` or `deflate`, or several.
-    """
+    """Return what receives a body without the coding that the header `Content-Encoding` names."""
     names = [name for part in encoding.lower().split(",") if (name := part.strip()) not in ("", "identity")]
     if not names:
         return receive
@@ -38,15 +32,7 @@ def decompressed(receive: Receive, encoding: str) -> Receive:
 
 
 class Decompression:
-    """Receives a body in decompressed pieces of at most `STEP` bytes.
-
-    Parameters
-    ----------
-    receive
-        Receives the compressed body.
-    name
-        One of `CODINGS`.
-    """
+    """Receives a body in decompressed pieces of at most `STEP` bytes."""
 
     def __init__(self, receive: Receive, name: str) -> None:
         self._receive = receive
@@ -57,13 +43,7 @@ class Decompression:
         self._more = self._is_full = False
 
     async def __call__(self) -> Message:
-        """Receive a message of the request.
-
-        Raises
-        ------
-        MalformedBody
-            The body is damaged, ends too early, or has too many members.
-        """
+        """Receive a message of the request."""
         if self._data or self._is_full:
             await asyncio.sleep(0)
         else:

@@ -25,13 +25,7 @@ async def current_state(request: Request) -> Any:
 
 
 def model_of(request: Request) -> Any:
-    """Return the model that a request names in its query string, or the default one.
-
-    Raises
-    ------
-    ModelNotFound
-        No model has the name.
-    """
+    """Return the model that a request names in its query string, or the default one."""
     state = request.scope["state"][STATE]
     name = request.query_params.get("model") if request.scope["query_string"] else None
     model = state.default if name is None else state.model(name)
@@ -44,5 +38,4 @@ async def current_model(
     request: Request,
     model: Annotated[str | None, Query(description="Name of the model. Default: the first one.")] = None,
 ) -> Any:
-    """Return the model that a request is for."""
     return model_of(request)

@@ -39,8 +39,7 @@ class ObservedModel(Protocol):
         """Selects it in requests."""
 
     @property
-    def active(self) -> ReadyCalibrator:
-        """Its active calibrator."""
+    def active(self) -> ReadyCalibrator: ...
 
     @property
     def stats(self) -> Stats:
@@ -51,8 +50,7 @@ class ObservedState(Protocol):
     """What these routes use of the service."""
 
     @property
-    def models(self) -> Mapping[str, ObservedModel]:
-        """By name."""
+    def models(self) -> Mapping[str, ObservedModel]: ...
 
     @property
     def default(self) -> ObservedModel:

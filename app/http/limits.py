@@ -15,10 +15,7 @@ class Limiter:
 
     Used by the event loop only. The headers follow draft-ietf-httpapi-ratelimit-headers-10.
 
-    Parameters
-    ----------
-    per_minute, concurrency
-        None for no limit.
+    `per_minute`, `concurrency`: None for no limit.
     """
 
     def __init__(self, per_minute: int | None, concurrency: int | None) -> None:
@@ -30,13 +27,7 @@ class Limiter:
         self._in_progress = 0
 
     def enter(self) -> None:
-        """Count a request that begins; call `leave` when it ends.
-
-        Raises
-        ------
-        RateLimited, ConcurrencyLimited
-            A limit is reached; the request is not counted.
-        """
+        """Count a request that begins; call `leave` when it ends."""
         if self._concurrency is not None and self._in_progress >= self._concurrency:
             error = ConcurrencyLimited(
                 f"The API key has {self._in_progress} requests in progress; the limit is {self._concurrency}."
@@ -59,7 +50,6 @@ class Limiter:
         self._in_progress += 1
 
     def leave(self) -> None:
-        """Count a request that ends."""
         self._in_progress -= 1
 
     def headers(self) -> list[tuple[bytes, bytes]]:

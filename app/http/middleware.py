@@ -38,14 +38,7 @@ SMALL_BODY = 256 * 1024
 class Exchange:
     """Counts the body of one request as it is received, and notes the status that is sent.
 
-    Attributes
-    ----------
-    announced
-        The content length; 0 if there is none.
-    headers
-        Added to those of the response.
-    status
-        Of the response; 0 until it begins.
+    `announced`: the content length; 0 if there is none. `status`: of the response; 0 until it begins.
     """
 
     __slots__ = (
@@ -73,13 +66,7 @@ class Exchange:
         self._receive = decompressed(self._receive, encoding)
 
     async def receive(self) -> Message:
-        """Receive a message of the request.
-
-        Raises
-        ------
-        BodyTooLarge, QueueFull
-            The body is longer than its limit; all bodies together are.
-        """
+        """Receive a message of the request."""
         limit = self._limit
         if limit is None:
             return await self._receive()
@@ -113,25 +100,6 @@ class RequestMiddleware:
     """Measures and checks requests, limits bodies, and renders errors.
 
     A path with a slash at its end is that without it, unless a route ends with one.
-
-    Parameters
-    ----------
-    app
-        Handles requests.
-    routes
-        All of them; they have the methods that a path supports.
-    telemetry
-        Counts requests and problems.
-    documents
-        Paths that are no routes of FastAPI's; each is its own label in the metrics.
-    max_body_bytes
-        Of every path but those of `unlimited`; eight times it is the limit on all bodies together.
-    unlimited
-        Paths that limit their bodies themselves.
-    browsers
-        Checks `Host` and `Origin`.
-    root_path
-        Path under which a proxy serves the application; taken off the path of a request that has it.
     """
 
     def __init__(
@@ -162,7 +130,6 @@ class RequestMiddleware:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         if scope["type"] != "http":
             await self._lifespan(scope, receive, send)
             return
@@ -267,13 +234,7 @@ class RequestMiddleware:
 
 
 class StartupErrorReporter:
-    """Reports in one line, without a traceback, why the service cannot start with its settings or database.
-
-    Parameters
-    ----------
-    app
-        The application.
-    """
+    """Reports in a line, without a traceback, why the service cannot start with its settings or database."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -304,11 +265,6 @@ def read_head(scope: Scope) -> tuple[int, bytes, bytes, bytes, bytes]:
     """Return the announced size of the body, and the headers that every request is checked for.
 
     The size is 0 if there is none; the headers are `Content-Encoding`, `Host`, `Origin`, `Sec-Fetch-Site`.
-
-    Raises
-    ------
-    BadRequest
-        An HTTP/1.1 request has no Host header, or several (RFC 9112, section 3.2).
     """
     size = hosts = 0
     encoding = host = origin = site = b""

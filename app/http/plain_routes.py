@@ -58,13 +58,7 @@ Endpoint = Callable[[DirectRequest], Awaitable[None]]
 
 
 class PlainRoute(APIRoute):
-    """A route for POST whose endpoint is called without FastAPI's dependencies.
-
-    Parameters
-    ----------
-    described
-        Of the operation in the OpenAPI document, as for FastAPI's routes.
-    """
+    """A route for POST whose endpoint is called without FastAPI's dependencies."""
 
     def __init__(self, path: str, endpoint: Endpoint, **described: Any) -> None:
         super().__init__(
@@ -86,13 +80,6 @@ class PlainRoutes:
     """Answers requests to plain routes; others go to the application, which has these routes too.
 
     Its router would cost a small request another tenth.
-
-    Parameters
-    ----------
-    app
-        The application.
-    routes
-        In the order in which they are tried.
     """
 
     def __init__(self, app: ASGIApp, routes: Sequence[PlainRoute]) -> None:

@@ -17,28 +17,14 @@ SOON, LATER = {"Retry-After": "1"}, {"Retry-After": "2"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProblemType:
-    """A kind of problem that a client can tell apart.
-
-    Attributes
-    ----------
-    status
-        Of the response.
-    type
-        The last part of the document's `type`.
-    title, meaning
-        The title of the document; one sentence for the documentation.
-    headers
-        Of every response with it.
-    error
-        The class of the exception.
-    """
+    """A kind of problem that a client can tell apart."""
 
     status: int
-    type: str
-    title: str
+    type: str  # The last part of the document's `type`
+    title: str  # The title of the document; one sentence for the documentation
     meaning: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-    error: builtins.type[BoxcalError] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)  # Of every response with it
+    error: builtins.type[BoxcalError] | None = None  # The class of the exception
 
     def __call__(
         self, detail: str, *, headers: Mapping[str, str] | None = None, retry_after: int | None = None
@@ -53,16 +39,7 @@ InternalError = ProblemType(500, "internal-error", "Internal error", "Internal e
 class BoxcalError(Exception):
     """Base class of every error that the service returns.
 
-    Parameters
-    ----------
-    detail
-        One sentence that says what was wrong and quotes the offending value.
-    kind
-        By default that of the class.
-    headers
-        Of the response, besides those of the kind.
-    retry_after
-        Seconds, if not those of the kind.
+    `retry_after`: seconds, if not those of the kind.
     """
 
     default: ClassVar[ProblemType] = InternalError

@@ -195,13 +195,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 class BufferedHeaderTransport:
-    """The part of a transport that uvicorn uses for one response, whose first write is the headers.
-
-    Parameters
-    ----------
-    transport
-        Of the connection.
-    """
+    """The part of a transport that uvicorn uses for one response, whose first write is the headers."""
 
     __slots__ = ("_head", "_transport", "close", "is_closing")
 

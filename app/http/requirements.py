@@ -34,13 +34,7 @@ class KeyCheck(Protocol):
 
 
 class Requirements:
-    """What each request requires, by the route that will answer it.
-
-    Parameters
-    ----------
-    routes
-        Every route of the service, in the order in which they are tried.
-    """
+    """What each request requires, by the route that will answer it."""
 
     def __init__(self, routes: Sequence[BaseRoute]) -> None:
         self._routes = routes

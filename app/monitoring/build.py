@@ -50,20 +50,7 @@ async def open_monitoring(
     owner: str,
     folds: bool = True,
 ) -> AsyncIterator[Monitoring]:
-    """Store feedback and fold it for as long as the block lasts; store what is left at its end.
-
-    Parameters
-    ----------
-    model
-        Its name, which the webhook gets.
-    classes
-        The K class names.
-    owner
-        Names this process among those that share the registry.
-    folds
-        Whether this process folds the log, refits and calls the webhook; otherwise another one on this
-        machine does.
-    """
+    """Store feedback and fold it for as long as the block lasts; store what is left at its end."""
     log = FeedbackLog(registry.database, registry.backbone_id, settings.feedback_rows)
     events = EventLog(registry.database, registry.backbone_id)
     monitor = Monitor(

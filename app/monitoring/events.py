@@ -20,32 +20,14 @@ CLAIM_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """One event.
-
-    Attributes
-    ----------
-    kind
-        That of the decision, or `acknowledged`.
-    document
-        `sentence`, `version`, `labels` and `evidence`.
-    """
-
     id: int
-    kind: str
+    kind: str  # That of the decision, or `acknowledged`
     created_at: datetime
-    document: dict[str, Any]
+    document: dict[str, Any]  # `sentence`, `version`, `labels` and `evidence`
 
 
 class EventLog:
-    """The events of one backbone.
-
-    Parameters
-    ----------
-    database
-        Holds them.
-    backbone_id
-        Selects the row of the backbone.
-    """
+    """The events of one backbone."""
 
     def __init__(self, database: Database, backbone_id: ScalarSelect[int]) -> None:
         self._database = database
@@ -64,7 +46,6 @@ class EventLog:
             self.append(connection, decision.kind.value, document)
 
     def append(self, connection: Connection, kind: str, document: dict[str, Any]) -> None:
-        """Add one event."""
         values = {"kind": kind, "document": document, "created_at": utc_now()}
         connection.execute(insert(monitor_events).values(backbone_id=self._backbone_id, **values))
 

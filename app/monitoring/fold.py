@@ -37,55 +37,23 @@ Calibrate = Callable[[int, Matrix], Matrix]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActiveVersion:
-    """A calibrator as the monitor tests it.
-
-    Attributes
-    ----------
-    activation
-        Number of the activation that made it active.
-    class_prior
-        (K,) its mean answer to the data that it was fitted to; None where it is not known.
-    validation_gap
-        Accuracy less mean confidence on those data.
-    reads_logits
-        Whether its answers follow from logits; the monitor can test no other.
-    """
+    """A calibrator as the monitor tests it."""
 
     version: int
     method: str
-    activation: int
+    activation: int  # Number of the activation that made it active
+    # (K,) its mean answer to the data that it was fitted to; None where it is not known
     class_prior: Matrix | None
-    validation_gap: float
-    reads_logits: bool
+    validation_gap: float  # Accuracy less mean confidence on those data
+    reads_logits: bool  # Whether its answers follow from logits; the monitor can test no other
 
 
 class MonitorFold(StatefulFold):
     """Folds the entries of the log.
 
-    Parameters
-    ----------
-    num_classes
-        K.
-    calibrate
-        Gives the probabilities (N, K) of a version for logits (N, K), without request bounds; the answer to a
-        row must not depend on the other rows.
-    active
-        The active calibrator.
-    refits
-        Whether the loop asks for refits and for the return to earlier versions.
-
-    Attributes
-    ----------
-    loop
-        Tests, refits and rollbacks.
-    seq
-        Place up to which the log is folded.
-    refit_seq
-        Place of the last label of the fit that the loop waits for.
-    skipped
-        Entries of other calibrators.
-    began_at
-        When the change that the test sees began, in seconds since 1970.
+    `calibrate`: gives the probabilities (N, K) of a version for logits (N, K), without request bounds; the
+    answer to a row must not depend on the other rows. `began_at`: when the change that the test sees began,
+    in seconds since 1970.
     """
 
     def __init__(
@@ -201,13 +169,7 @@ class MonitorFold(StatefulFold):
 
     @classmethod
     def from_bytes(cls, data: bytes, num_classes: int, calibrate: Calibrate, *, refits: bool) -> MonitorFold:
-        """Read what `to_bytes` wrote.
-
-        Raises
-        ------
-        ValueError
-            It is of another number of classes, or damaged.
-        """
+        """Read what `to_bytes` wrote."""
         try:
             # Those that `load` returns are read-only.
             arrays = {name: array.copy() for name, array in load(data).items()}

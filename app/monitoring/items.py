@@ -28,13 +28,7 @@ class _Malformed(Exception):
 
 
 def read_items(items: Any, labels: Labels) -> Read:
-    """Read the member `items` of a JSON body: the labels, and what is wrong with the others.
-
-    Raises
-    ------
-    InvalidParameter
-        It is no list, is empty, or has more than `MAX_ITEMS` items.
-    """
+    """Read the member `items` of a JSON body: the labels, and what is wrong with the others."""
     if not isinstance(items, list) or not items:
         raise InvalidParameter("items must be a list of at least one object.")
     if len(items) > MAX_ITEMS:

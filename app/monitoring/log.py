@@ -25,17 +25,7 @@ MOST_SOURCES = 20
 
 
 class FeedbackLog:
-    """The log of one backbone.
-
-    Parameters
-    ----------
-    database
-        Holds it.
-    backbone_id
-        Selects the row of the backbone.
-    max_rows
-        Predictions to keep; the oldest are deleted, whole blocks of them.
-    """
+    """The log of one backbone."""
 
     def __init__(self, database: Database, backbone_id: ScalarSelect[int], max_rows: int) -> None:
         self._database = database
@@ -54,16 +44,8 @@ class FeedbackLog:
     ) -> list[Outcome]:
         """Store predictions, then the labels of several requests: one transaction.
 
-        Parameters
-        ----------
-        may_be_stored
-            Whether an earlier attempt may have stored some of the predictions.
-        forgotten
-            Older predictions that were too many to be kept: they take numbers of the log only.
-
-        Returns
-        -------
-        What became of the labels of each request.
+        `forgotten`: older predictions that were too many to be kept: they take numbers of the log only.
+        Returns what became of the labels of each request.
         """
         with self._database.write() as connection:
             counter = connection.execute(
@@ -105,14 +87,7 @@ class FeedbackLog:
     ) -> tuple[Array, bool]:
         """Read the entries behind a number: at most `limit` first labels, and about as many predictions.
 
-        Parameters
-        ----------
-        most_predictions
-            Where more of them are wanted than of labels.
-
-        Returns
-        -------
-        The entries, and whether there may be more behind them.
+        Returns the entries, and whether there may be more behind them.
         """
         until, _ = self.position(connection)  # what is committed while this reads would have holes
         predictions, predictions_until = self._predictions(connection, seq, max(limit, most_predictions))
@@ -130,9 +105,7 @@ class FeedbackLog:
     ) -> tuple[Array, Array]:
         """Read the last `count` labels of a version up to a place, in order.
 
-        Returns
-        -------
-        Their logits (n, K), and the latest label (n,) of each.
+        Returns their logits (n, K), and the latest label (n,) of each.
         """
         answered = feedback.c.version.is_(None) | (feedback.c.version == version)
         newest = (

@@ -42,24 +42,7 @@ class _Prediction:
 
 
 class LogTransaction:
-    """The entries that one transaction adds to the log.
-
-    Parameters
-    ----------
-    connection
-        Of the transaction, which has locked the counter of the log.
-    backbone_id
-        The row of the backbone.
-    seq
-        The last number of the log.
-
-    Attributes
-    ----------
-    seq
-        The last number after what was added.
-    added
-        Predictions that were added.
-    """
+    """The entries that one transaction adds to the log."""
 
     def __init__(self, connection: Connection, backbone_id: int, seq: int) -> None:
         self._connection = connection
@@ -85,7 +68,6 @@ class LogTransaction:
         return [block for block in blocks if block.id not in stored]
 
     def add(self, blocks: Iterable[PredictionBlock]) -> None:
-        """Append predictions."""
         rows = []
         for block in blocks:
             self.seq += block.rows

@@ -44,25 +44,7 @@ Result = TypeVar("Result")
 class Monitor:
     """Folds the feedback log; its methods but `run` and `wake` block.
 
-    Parameters
-    ----------
-    registry, activator
-        Hold the calibrators.
-    log, events
-        What is folded, and what was decided.
-    telemetry
-        Shows the alarms and the expected accuracy.
-    classes
-        The K class names.
-    refits
-        Whether to ask for refits.
-    folds
-        Whether this process folds the log; otherwise it shows what another one folds.
-
-    Attributes
-    ----------
-    document
-        The newest document that this process knows; None before the first step.
+    `document`: the newest document that this process knows; None before the first step.
     """
 
     def __init__(
@@ -99,13 +81,7 @@ class Monitor:
         self._wake.set()
 
     async def run(self, after_step: Callable[[], Any]) -> None:
-        """Fold whenever entries were added, and every 2 s, until cancelled.
-
-        Parameters
-        ----------
-        after_step
-            Awaited after the log was folded to its end.
-        """
+        """Fold whenever entries were added, and every 2 s, until cancelled."""
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)

@@ -36,13 +36,7 @@ NUMBERS = 2**22
 
 
 class PriorAdjustments:
-    """Adjusts calibrators, on one event loop.
-
-    Parameters
-    ----------
-    registry, log
-        Have the class prior of a calibrator, and its predictions.
-    """
+    """Adjusts calibrators, on one event loop."""
 
     def __init__(self, registry: Registry, log: FeedbackLog) -> None:
         self._registry = registry
@@ -51,17 +45,7 @@ class PriorAdjustments:
         self._made: dict[int, tuple[float, ServedCalibrator]] = {}
 
     async def adjusted(self, served: ServedCalibrator) -> ServedCalibrator:
-        """Return a calibrator adjusted to the class frequencies of its recent predictions.
-
-        Raises
-        ------
-        InvalidParameter
-            It reads more than logits.
-        TooFewPredictions
-            Fewer than `FEWEST_ROWS` are kept.
-        RegistryUnavailable
-            The database does not answer.
-        """
+        """Return a calibrator adjusted to the class frequencies of its recent predictions."""
         if served.reads != "logits":
             raise InvalidParameter(
                 f"The calibrator {served.version} (`{served.method}`) reads {served.reads}; "

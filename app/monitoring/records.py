@@ -29,21 +29,8 @@ Array = NDArray[Any]
 class PredictionBlock:
     """Predictions that one process made one after another, and that are stored together.
 
-    Parameters
-    ----------
-    num_classes
-        K.
-    most_rows
-        Predictions that it has room for.
-
-    Attributes
-    ----------
-    id
-        Milliseconds since 1970 (12 hexadecimal digits), and random ones (12).
-    began
-        When it was begun, in seconds since 1970.
-    rows
-        How many predictions it has.
+    `id`: milliseconds since 1970 (12 hexadecimal digits), and random ones (12). `began`: when it was begun,
+    in seconds since 1970.
     """
 
     def __init__(self, num_classes: int, most_rows: int = BLOCK_ROWS) -> None:
@@ -56,18 +43,8 @@ class PredictionBlock:
     def add(self, version: int, logits: NDArray[np.float64], now: float) -> list[str]:
         """Add the predictions of a request; their logits are packed at once, while they are in the cache.
 
-        Parameters
-        ----------
-        version
-            The calibrator that made the probabilities.
-        logits
-            (N, K), of the backbone or the client; the block has room for them.
-        now
-            When they were made, in seconds since 1970.
-
-        Returns
-        -------
-        An id for each of them.
+        `logits`: (N, K), of the backbone or the client; the block has room for them. `now`: when they were
+        made, in seconds since 1970. Returns an id for each of them.
         """
         first, count, block = self.rows, len(logits), self.id
         self.rows = last = first + count
@@ -88,30 +65,15 @@ class PredictionBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Label:
-    """One item of `POST /feedback` that could be read.
+    """One item of `POST /feedback` that could be read."""
 
-    Attributes
-    ----------
-    index
-        Position in the request.
-    id
-        Of the prediction; for an item with logits, the digest of its key.
-    label
-        Index of the true class.
-    propensity
-        Probability with which this prediction was chosen to be labelled; None where it is not known.
-    source
-        Who or what labelled it.
-    logits
-        As they are stored; only of a prediction that this service did not make.
-    """
-
-    index: int
-    id: str
-    label: int
+    index: int  # Position in the request
+    id: str  # Of the prediction; for an item with logits, the digest of its key
+    label: int  # Index of the true class
+    # Probability with which this prediction was chosen to be labelled; None where it is not known
     propensity: float | None = None
-    source: str | None = None
-    logits: bytes | None = None
+    source: str | None = None  # Who or what labelled it
+    logits: bytes | None = None  # As they are stored; only of a prediction that this service did not make
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,25 +88,14 @@ class ItemProblem:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the items of one request.
+    """What became of the items of one request."""
 
-    Attributes
-    ----------
-    seq
-        Last number of the log once they were stored.
-    duplicates
-        Items whose label was known already.
-    conflicts
-        Items with another label than before: the tests keep the first label, refits use the latest.
-    problems
-        Items that are unknown, expired or malformed.
-    """
-
-    seq: int = 0
+    seq: int = 0  # Last number of the log once they were stored
     accepted: int = 0
-    duplicates: int = 0
+    duplicates: int = 0  # Items whose label was known already
+    # Items with another label than before: the tests keep the first label, refits use the latest
     conflicts: int = 0
-    problems: list[ItemProblem] = field(default_factory=list)
+    problems: list[ItemProblem] = field(default_factory=list)  # Items that are unknown, expired or malformed
 
     def count(self, reason: Reason) -> int:
         """Count the problems of one kind."""
@@ -163,22 +114,11 @@ def entries(
 ) -> Array:
     """Return N entries of the log as the monitor folds them, a structured array (N,).
 
-    Parameters
-    ----------
-    seq
-        (N,) places in the log.
-    versions
-        (N,) calibrators that answered; `NONE` where this service made no prediction.
-    moments
-        (N,) when the predictions were made, in seconds since 1970.
-    logits
-        (N, 4 + K) int16, as they are stored (`stored_logits.pack`).
-    labels
-        (N,); `NONE` for a prediction whose label is not known at this place.
-    propensities
-        (N,) with which the labelled ones were chosen; 1 where it is not known.
-    are_predictions
-        (N,) whether the prediction itself is at this place, and not only its label.
+    `seq`: (N,) places in the log. `versions`: (N,) calibrators that answered; `NONE` where this service made
+    no prediction. `moments`: (N,) when the predictions were made, in seconds since 1970. `logits`: (N, 4 + K)
+    int16, as they are stored (`stored_logits.pack`). `labels`: (N,); `NONE` for a prediction whose label is
+    not known at this place. `propensities`: (N,) with which the labelled ones were chosen; 1 where it is not
+    known. `are_predictions`: (N,) whether the prediction itself is at this place, and not only its label.
     """
     columns = {
         "seq": ("i8", seq), "version": ("i4", versions), "moment": ("f8", moments), "label": ("i8", labels),

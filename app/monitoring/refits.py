@@ -35,17 +35,7 @@ SILENT_SECONDS = 30.0
 
 
 class RefitRunner:
-    """Runs refits for the monitor, on one event loop.
-
-    Parameters
-    ----------
-    registry, activator, jobs, log, monitor
-        Where calibrators, workers, labels and the loop are.
-    owner
-        Names this process.
-    activate
-        Whether to activate what the loop proposes.
-    """
+    """Runs refits for the monitor, on one event loop."""
 
     def __init__(
         self,

@@ -56,8 +56,7 @@ class MonitoredModel(Protocol):
         """Of the service, with those of this model."""
 
     @property
-    def telemetry(self) -> Telemetry:
-        """Its metrics."""
+    def telemetry(self) -> Telemetry: ...
 
     @property
     def registry(self) -> Registry:

@@ -41,15 +41,7 @@ POLL_SECONDS = 5.0
 
 
 class Webhook:
-    """Delivers events to one URL.
-
-    Parameters
-    ----------
-    url
-        Where to; it answers with a status below 300.
-    secret
-        Key of the signatures.
-    """
+    """Delivers events to one URL."""
 
     def __init__(
         self,

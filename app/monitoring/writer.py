@@ -61,23 +61,7 @@ class _PendingLabels:
 class FeedbackWriter:
     """Stores predictions and labels; all methods belong to one event loop.
 
-    Parameters
-    ----------
-    registry
-        Lends its threads.
-    log
-        Where the entries go.
-    telemetry
-        Counts them.
-    on_labels
-        Called after every transaction that stored labels.
-    num_classes
-        K.
-
-    Attributes
-    ----------
-    attempts
-        How many transactions were tried.
+    `on_labels`: called after every transaction that stored labels.
     """
 
     def __init__(
@@ -134,15 +118,7 @@ class FeedbackWriter:
         return block
 
     async def label(self, labels: Sequence[Label]) -> Outcome:
-        """Store labels; those of predictions made within the last seconds are tried again for a while.
-
-        Raises
-        ------
-        QueueFull
-            Too many labels wait to be stored.
-        RegistryUnavailable
-            The database does not answer; nothing of the last attempt was stored.
-        """
+        """Store labels; those of predictions made within the last seconds are tried again for a while."""
         total = Outcome()
         for start in range(0, max(1, len(labels)), LABELS_PER_TRANSACTION):
             part = labels[start : start + LABELS_PER_TRANSACTION]

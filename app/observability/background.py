@@ -20,15 +20,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 async def background(
     name: str, work: Callable[[], Awaitable[None]], telemetry: Telemetry
 ) -> AsyncIterator[None]:
-    """Run a task beside the block; it ends with the block.
-
-    Parameters
-    ----------
-    name
-        Names the task in the log and in `boxcal_background_restarts_total`; one of `BACKGROUND_TASKS`.
-    work
-        Runs without end. If it ends all the same, it starts again after a pause that doubles up to a minute.
-    """
+    """Run a task beside the block; it ends with the block."""
     task = asyncio.create_task(_run(name, work, telemetry), name=name)
     try:
         yield

@@ -35,18 +35,12 @@ class RequestLog:
     """Gives every request an id, returns it as `X-Request-Id`, and logs one line per request at level debug.
 
     A valid id of the client (up to 128 letters, digits and `._:-`) is kept; otherwise a new one is drawn.
-
-    Parameters
-    ----------
-    app
-        Handles the request.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

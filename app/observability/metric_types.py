@@ -35,7 +35,6 @@ class FastHistogramSeries:
         self._lock = threading.Lock()
 
     def observe(self, value: float) -> None:
-        """Count one value."""
         values = self._values
         values.append(value)
         if len(values) >= KEPT_VALUES:
@@ -70,15 +69,6 @@ class FastHistogram(Collector):
     A request observes five values; docs/benchmarks.md has what the library's histogram costs. Counts and sums
     exist from the start for all declared labels, buckets once there is something in them: of the many errors
     that each route may answer with, a process sees few.
-
-    Parameters
-    ----------
-    name, documentation
-        As exposed.
-    bounds
-        Upper bounds of the buckets, ascending, without infinity.
-    labels
-        Names of the labels.
     """
 
     def __init__(
@@ -103,7 +93,6 @@ class FastHistogram(Collector):
             return self._series.setdefault(values, FastHistogramSeries(self._bounds))
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
-        """Return what was counted."""
         name, documentation, labels = self._family
         family = HistogramMetricFamily(name, documentation, labels=labels)
         with self._lock:
@@ -128,5 +117,4 @@ class ReadCounter(Collector):
         registry.register(self)
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        """Return what was counted."""
         yield CounterMetricFamily(*self._family, value=self.read())

@@ -18,15 +18,7 @@ OF_BOTH = ("boxcal_request_seconds", "boxcal_rejected")
 
 
 class MetricsOfModels:
-    """The metrics of the service and of its models.
-
-    Parameters
-    ----------
-    service
-        Counts what belongs to no model.
-    models
-        What each model counts, by its name.
-    """
+    """The metrics of the service and of its models."""
 
     def __init__(self, service: Telemetry, models: Mapping[str, Telemetry]) -> None:
         self._service = service

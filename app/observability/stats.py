@@ -37,8 +37,7 @@ Buckets = dict[float, float]
 class Collects(Protocol):
     """What has metrics: the registry of a process, or those of all processes."""
 
-    def collect(self) -> Iterable[Metric]:
-        """Return the metrics."""
+    def collect(self) -> Iterable[Metric]: ...
 
 
 @dataclass
@@ -57,15 +56,7 @@ class Reading:
 
 
 class Stats:
-    """Keeps the readings of 15 minutes and the response that shows them.
-
-    Parameters
-    ----------
-    registry
-        The metrics of the service.
-    model
-        Of several models the one that is summarised, by the label `model`.
-    """
+    """Keeps the readings of 15 minutes and the response that shows them."""
 
     def __init__(self, registry: Collects, model: str | None = None) -> None:
         self._registry = registry
@@ -180,7 +171,6 @@ def minus(now: Buckets, before: Buckets) -> Buckets:
 
 
 def total(buckets: Buckets) -> float:
-    """Count everything."""
     return max(buckets.values(), default=0.0)
 
 

@@ -59,13 +59,7 @@ REMEMBERED = 1000
 
 
 class Telemetry:
-    """Metrics of the service. All methods are thread-safe.
-
-    Parameters
-    ----------
-    statuses
-        HTTP statuses that each route template declares.
-    """
+    """Metrics of the service. All methods are thread-safe."""
 
     def __init__(self, statuses: Mapping[str, Iterable[int]]) -> None:
         self._statuses = statuses

@@ -30,13 +30,7 @@ STAGES_KEY = "boxcal.stages"
 
 
 def provider_from_environment() -> TracerProvider | None:
-    """Return the SDK's provider with an OTLP/HTTP exporter, or None if no endpoint is set.
-
-    Raises
-    ------
-    InvalidParameter
-        The extra `otel` is not installed.
-    """
+    """Return the SDK's provider with an OTLP/HTTP exporter, or None if no endpoint is set."""
     endpoint = next((name for name in ENDPOINTS if os.environ.get(name)), None)
     if endpoint is None:
         return None
@@ -56,15 +50,7 @@ def provider_from_environment() -> TracerProvider | None:
 
 
 class Tracing:
-    """The outermost layer of the application: a span around each request, except health checks and scrapes.
-
-    Parameters
-    ----------
-    app
-        Handles the request.
-    provider
-        Exports the spans; is shut down, and with it flushed, at the end of the lifespan.
-    """
+    """The outermost layer of the application: a span around each request, but health checks and scrapes."""
 
     def __init__(self, app: ASGIApp, provider: TracerProvider) -> None:
         from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415
@@ -77,7 +63,6 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, self._flushing(send))
         elif scope["path"].startswith(NOT_TRACED):

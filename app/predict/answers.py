@@ -29,30 +29,15 @@ PIECE_ROWS = 256
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """N calibrated samples of one request; nothing changes them. A frozen dataclass is slower to make.
+    """N calibrated samples of one request; nothing changes them. A frozen dataclass is slower to make."""
 
-    Attributes
-    ----------
-    probabilities
-        (N, K) float64.
-    logits
-        (N, K) float64, from the backbone or the client.
-    mapped
-        (N, K) float64, the calibrated logits; they order classes of equal probability.
-    box
-        (N, K) float64 each, the lower and upper effective bounds; None if every probability satisfies them.
-    relaxed
-        (N,) bool, whether fitted bounds were relaxed.
-    largest
-        (N,) float64, the largest probability of each sample.
-    """
-
-    probabilities: Float64Array
-    logits: Float64Array
-    mapped: Float64Array
+    probabilities: Float64Array  # (N, K) float64
+    logits: Float64Array  # (N, K) float64, from the backbone or the client
+    mapped: Float64Array  # (N, K) float64, the calibrated logits; they order classes of equal probability
+    # (N, K) float64 each, the lower and upper effective bounds; None if every probability satisfies them
     box: tuple[Float64Array, Float64Array] | None
-    relaxed: NDArray[np.bool_]
-    largest: Float64Array
+    relaxed: NDArray[np.bool_]  # (N,) bool, whether fitted bounds were relaxed
+    largest: Float64Array  # (N,) float64, the largest probability of each sample
 
     def __len__(self) -> int:
         return len(self.probabilities)
@@ -92,25 +77,16 @@ class Rows:
 
 @dataclass(eq=False)
 class CalibratedAnswer:
-    """The result of one request; `schemas.predictions.Answer` defines the document that it becomes.
-
-    Attributes
-    ----------
-    seconds
-        Duration of each stage.
-    ids
-        One for each row, if the request asked for feedback.
-    truncated
-        Whether the text of each row was truncated; None for other inputs.
-    """
+    """The result of one request; `schemas.predictions.Answer` defines the document that it becomes."""
 
     model: str
     labels: Sequence[str]
     served: ServedCalibrator
     rows: Rows
     options: Options
-    seconds: Mapping[str, float]
-    ids: Sequence[str] | None = None
+    seconds: Mapping[str, float]  # Duration of each stage
+    ids: Sequence[str] | None = None  # One for each row, if the request asked for feedback
+    # Whether the text of each row was truncated; None for other inputs
     truncated: Sequence[bool] | None = None
 
     def bound_hits(self) -> tuple[int, int]:
@@ -206,12 +182,7 @@ def _dumps(document: Any) -> bytes:
 def rank(probabilities: Float64Array, mapped: Float64Array, count: int) -> list[int]:
     """Return the most probable classes; classes of equal probability are ordered by calibrated logit.
 
-    Parameters
-    ----------
-    probabilities, mapped
-        (K,) of one sample.
-    count
-        Number of classes to return, K at most.
+    `probabilities`, `mapped`: (K,) of one sample.
     """
     count = min(count, len(probabilities))
     if count <= COMPILED_TOP_K:

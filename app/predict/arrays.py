@@ -24,13 +24,7 @@ DOT_NUMBERS = 8192
 
 
 def read_npy(body: bytes | bytearray) -> NDArray[Any]:
-    """View an `.npy` body as the array it holds, without a copy.
-
-    Raises
-    ------
-    MalformedBody
-        It is not `.npy`, does not hold numbers, or its size is not what its header announces.
-    """
+    """View an `.npy` body as the array it holds, without a copy."""
     start = io.BytesIO(memoryview(body)[: 2 * MAX_HEADER_BYTES])
     try:
         header = read_header(start, len(body))
@@ -54,18 +48,7 @@ def write_npy(values: NDArray[Any]) -> list[bytes]:
 def read_rows(
     rows: Any, num_classes: int, name: str = "logits", *, check_finite: bool = True
 ) -> NDArray[np.float64]:
-    """Read the rows of a JSON document as logits or probabilities (N, K); empties `rows`.
-
-    Parameters
-    ----------
-    check_finite
-        As `check_scores` takes it.
-
-    Raises
-    ------
-    InvalidLogits
-        Naming the row, the class or the value.
-    """
+    """Read the rows of a JSON document as logits or probabilities (N, K); empties `rows`."""
     if not isinstance(rows, list):
         raise InvalidLogits(f"{name} is {_kind(rows)}; it must be a list of rows of {num_classes} numbers.")
     if not rows:
@@ -99,15 +82,7 @@ def check_scores(
 ) -> NDArray[np.float64]:
     """Check an array of logits or probabilities, and convert it to float64 if the compiled loops need that.
 
-    Parameters
-    ----------
-    check_finite
-        Whether to look at the numbers; `PlainRows.summarised` refuses what is not finite itself.
-
-    Raises
-    ------
-    InvalidLogits
-        It is not (N, K) with N at least 1, or not finite.
+    `check_finite`: whether to look at the numbers; `PlainRows.summarised` refuses what is not finite itself.
     """
     if num_classes == 2 and values.size and values.shape in {(len(values),), (len(values), 1)}:
         values = two_columns(values, name)
@@ -126,13 +101,7 @@ def _is_single(row: Any) -> bool:
 
 
 def finite(values: NDArray[np.float64], name: str) -> NDArray[np.float64]:
-    """Return values (N, K) if they are finite.
-
-    Raises
-    ------
-    InvalidLogits
-        Naming the first that is not.
-    """
+    """Return values (N, K) if they are finite."""
     # One quick pass; only very large numbers need the other.
     flat = values.ravel(order="K")
     if len(flat) <= DOT_NUMBERS:
@@ -152,19 +121,7 @@ def finite(values: NDArray[np.float64], name: str) -> NDArray[np.float64]:
 def as_logits(scores: NDArray[np.float64], kind: str, sent: np.dtype[Any]) -> NDArray[np.float64]:
     """Return logits as they are, and the logarithms of probabilities.
 
-    Parameters
-    ----------
-    scores
-        (N, K), finite.
-    kind
-        `logits`, `probabilities` or `percent`.
-    sent
-        The type in which they were sent, which limits how well decimals can be recognised.
-
-    Raises
-    ------
-    InvalidLogits
-        Naming the row and class outside [0, 1], or the row whose sum is not 1.
+    `scores`: (N, K), finite.
     """
     precision = float(np.finfo(sent).eps) if sent.kind == "f" else PRECISION
     try:

@@ -50,16 +50,7 @@ class BatchSizer:
     Passes side by side share the processor with other threads, and their waits for the interpreter are not
     part of the measured `a`. So their batches are as large as the target allows.
 
-    Parameters
-    ----------
-    max_batch_size
-        Maximum number of samples.
-    target_seconds
-        Maximum duration of a batch of more than one sample.
-    passes
-        How many batches are in the backbone at once.
-    clock
-        Seconds, never decreasing.
+    `clock`: seconds, never decreasing.
     """
 
     def __init__(
@@ -90,13 +81,7 @@ class BatchSizer:
         self._fit()
 
     def observe_throughput(self, samples: int, seconds: float, *, compare: bool = True) -> None:
-        """Record how long the whole service took for a batch while others were waiting.
-
-        Parameters
-        ----------
-        compare
-            Whether the duration may be compared with that of other sizes: no other model used the device.
-        """
+        """Record how long the whole service took for a batch while others were waiting."""
         known = self._seconds_per_sample()
         interval = seconds / samples
         if known > 0:

@@ -37,24 +37,11 @@ ADMISSION_SAFETY_FACTOR = 1.4
 class Batcher(Generic[Context, Result]):
     """The queue in front of the backbone.
 
-    Parameters
-    ----------
-    forward
-        The backbone: from samples (N, *shape), and whether no other pass runs, to logits (N, K); called in a
-        lane.
-    finish
-        From the logits of a batch and its parts to one result or one error for each part; called in a lane,
-        or, while requests wait, in a thread of its own.
-    batch_sizer
-        Decides how many passes run side by side, how large batches are and how long to gather them.
-    max_queue_samples
-        Maximum number of samples of all requests.
-    on_batch
-        Called with the size of every batch, on the event loop.
-    on_thread
-        Called first in every thread.
-    turns
-        Of this model on a device that several models share; None if it has the device alone.
+    `forward`: the backbone: from samples (N, *shape), and whether no other pass runs, to logits (N, K);
+    called in a lane. `finish`: from the logits of a batch and its parts to one result or one error for each
+    part; called in a lane, or, while requests wait, in a thread of its own. `on_batch`: called with the size
+    of every batch, on the event loop. `on_thread`: called first in every thread. `turns`: of this model on a
+    device that several models share; None if it has the device alone.
     """
 
     def __init__(
@@ -103,23 +90,7 @@ class Batcher(Generic[Context, Result]):
     def check_room(self, samples: int, deadline: float = math.inf) -> None:
         """Refuse a request for whose samples there is no room.
 
-        Parameters
-        ----------
-        samples
-            How many there are.
-        deadline
-            Of `time.monotonic`, the deadline of the request.
-
-        Raises
-        ------
-        TooManySamples
-            They would not fit into an empty queue.
-        QueueFull
-            They do not fit now, or would only be reached after the deadline.
-        DeadlineExceeded
-            The deadline has passed, or leaves no time for the work even in an empty queue.
-        NotReady
-            A thread has ended with an error; the service is about to stop.
+        `deadline`: of `time.monotonic`, the deadline of the request.
         """
         if self._lanes.failure is not None:
             raise NotReady("The backbone has failed and the service is stopping; see the server log.")
@@ -162,21 +133,8 @@ class Batcher(Generic[Context, Result]):
     ) -> Finished[Result]:
         """Send samples through the backbone, together with those of other requests.
 
-        Parameters
-        ----------
-        samples
-            (n, *shape) of one request, or one that a lane decodes; more than a batch takes are split.
-        context
-            Passed to `finish` with these samples.
-        deadline
-            Of `time.monotonic`.
-
-        Raises
-        ------
-        DeadlineExceeded
-            The deadline came first; samples not yet in the backbone will not go there.
-        BoxcalError
-            What `forward` or `finish` raised for these samples.
+        `samples`: (n, *shape) of one request, or one that a lane decodes; more than a batch takes are split.
+        `deadline`: of `time.monotonic`.
         """
         if self._lanes.failure is not None:
             raise NotReady("The backbone has failed and the service is stopping; see the server log.")

@@ -61,25 +61,12 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Posted:
-    """What a client posted.
-
-    Attributes
-    ----------
-    kind
-        The content type.
-    content
-        The body's bytes; of JSON and forms, its inputs: the member that the route names, or the files.
-    member
-        The member of a JSON body that holds the inputs, or its equivalent for other bodies.
-    size
-        Bytes of the body.
-    """
-
     kind: str
+    # The body's bytes; of JSON and forms, its inputs: the member that the route names, or the files
     content: Any
-    member: str
+    member: str  # The member of a JSON body that holds the inputs, or its equivalent for other bodies
     options: Options
-    size: int
+    size: int  # Bytes of the body
 
 
 async def read(
@@ -90,20 +77,8 @@ async def read(
 ) -> Posted:
     """Read a body and the options, which JSON and forms hold and other bodies have in the query string.
 
-    Parameters
-    ----------
-    kinds
-        The content types that the route accepts.
-    members
-        Names that the inputs may have in a JSON body, of which it has one. Of several, the query parameter
-        `scores` chooses one for an array.
-    check_room
-        Called before any byte of the body is read, with the options as far as they are known; may refuse.
-
-    Raises
-    ------
-    UnsupportedMediaType, MalformedBody, InvalidParameter
-        What is wrong with it.
+    `check_room`: called before any byte of the body is read, with the options as far as they are known; may
+    refuse.
     """
     kind = header(request, b"content-type").partition(";")[0].strip().lower()
     if kind not in kinds:
@@ -147,13 +122,7 @@ def _noted(request: Request, options: Options) -> Options:
 
 
 def _check_defaults(request: Request, members: tuple[str, ...]) -> None:
-    """Refuse options in the query string beside a body that holds them; generated clients send the defaults.
-
-    Raises
-    ------
-    InvalidParameter
-        An option is not the default.
-    """
+    """Refuse options in the query beside a body that holds them; generated clients send the defaults."""
     query = _options_in_query(request)
     if query.get("scores") == members[0]:
         del query["scores"]
@@ -187,18 +156,6 @@ def header(request: Request, name: bytes) -> str:
 
 
 async def read_json(request: Request, others: Sequence[str]) -> Body:
-    """Receive a whole JSON body.
-
-    Parameters
-    ----------
-    others
-        In which forms larger data can be sent.
-
-    Raises
-    ------
-    MalformedBody, BodyTooLarge
-        It is empty; it is larger than JSON may be.
-    """
     announced = header(request, b"content-length")
     if announced.isdecimal() and int(announced[:20]) > JSON_BYTES:
         raise _too_large(others)
@@ -213,25 +170,12 @@ def _too_large(others: Sequence[str]) -> BoxcalError:
 
 
 async def read_body(request: Request) -> Body:
-    """Receive a whole body.
-
-    Raises
-    ------
-    MalformedBody
-        It is empty.
-    """
     chunks = await _chunks(request)
     return chunks[0] if len(chunks) == 1 else await _joined(chunks)
 
 
 async def read_tensors(request: Request, start: int) -> memoryview:
-    """Receive a whole body, in which binary numbers begin at `start`: they are aligned if it is a long one.
-
-    Raises
-    ------
-    MalformedBody
-        It is empty.
-    """
+    """Receive a whole body, in which binary numbers begin at `start`: aligned if it is a long one."""
     chunks = await _chunks(request)
     if len(chunks) == 1:
         return memoryview(chunks[0])
@@ -263,13 +207,6 @@ async def _chunks(request: Request, limit: float = math.inf) -> list[bytes]:
 
 
 def parse_json(body: Body | memoryview) -> Any:
-    """Parse a JSON document; blocks.
-
-    Raises
-    ------
-    orjson.JSONDecodeError, BodyTooLarge
-        It is not JSON; it has more lists and objects than a body may have.
-    """
     if len(body) > QUICK_BYTES:
         whole = bytes(body) if isinstance(body, memoryview) else body
         if (containers := whole.count(b"[") + whole.count(b"{")) > MAX_CONTAINERS:
@@ -280,13 +217,7 @@ def parse_json(body: Body | memoryview) -> Any:
 
 
 def json_object(body: Body, members: tuple[str, ...]) -> Mapping[str, Any]:
-    """Parse a JSON object that has these members and no others.
-
-    Raises
-    ------
-    MalformedBody, InvalidParameter
-        It is not JSON; it is no object, or has other members.
-    """
+    """Parse a JSON object that has these members and no others."""
     try:
         document = parse_json(body)
     except orjson.JSONDecodeError as error:

@@ -45,24 +45,7 @@ async def open_pipeline(
     bounds: BoundsOption | None = None,
     turns: Turns | None = None,
 ) -> AsyncIterator[Pipeline]:
-    """Start the threads of the predict path, make one prediction to warm up, and stop them at the end.
-
-    Parameters
-    ----------
-    keep, adjusted
-        As for `Pipeline`.
-    name
-        Of the model, for responses.
-    bounds
-        Of requests that set none.
-    turns
-        As for `Batcher`.
-
-    Raises
-    ------
-    InvalidBounds
-        No probability vector has these bounds.
-    """
+    """Start the threads of the predict path, make one prediction to warm up, and stop them at the end."""
     labels = Labels(backbone.labels)
     checked = check_bounds(bounds, labels)
     scoring = Scoring(backbone)

@@ -78,13 +78,7 @@ def shifted(samples: Samples, served: ServedCalibrator) -> Samples:
 
 
 def check_reads_logits(served: ServedCalibrator) -> None:
-    """Refuse a calibrator that reads more than logits.
-
-    Raises
-    ------
-    InvalidParameter
-        It reads features or inputs.
-    """
+    """Refuse a calibrator that reads more than logits."""
     if served.reads != "logits":
         raise InvalidParameter(
             f"The calibrator {served.version} (`{served.method}`) reads {served.reads}, which only /predict "
@@ -96,11 +90,6 @@ def calibrate(scores: Float64Array, requested: CalibrationRequest) -> Rows:
     """Calibrate the logits (N, K) of one request, behind which may be features (N, D).
 
     They are float64, and finite unless the request `is_quick`.
-
-    Raises
-    ------
-    InvalidLogits
-        They are not finite, or so large that the calibrator's arithmetic overflows.
     """
     bounds = requested.bounds
     return _calibrate(scores, requested.served, None if bounds is None else (bounds.lower, bounds.upper))

@@ -35,16 +35,14 @@ class DescribedModel(Protocol):
         """Of the service, with those of this model."""
 
     @property
-    def backbone(self) -> Backbone:
-        """The model itself."""
+    def backbone(self) -> Backbone: ...
 
 
 class DescribedState(Protocol):
     """What `GET /model` uses of the service."""
 
     @property
-    def models(self) -> Mapping[str, DescribedModel]:
-        """By name."""
+    def models(self) -> Mapping[str, DescribedModel]: ...
 
 
 CurrentModel = Annotated[DescribedModel, Depends(current_model)]

@@ -19,12 +19,8 @@ SMOOTHING = 0.2
 class Device:
     """A device, such as `cpu` or `cuda:0`.
 
-    Parameters
-    ----------
-    slots
-        Number of passes that use the whole device, as `Backbone.passes`.
-    clock
-        Seconds, never decreasing.
+    `slots`: number of passes that use the whole device, as `Backbone.passes`. `clock`: seconds, never
+    decreasing.
     """
 
     def __init__(self, slots: int, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -38,10 +34,7 @@ class Device:
     def share(self, weight: float = 1.0) -> Turns:
         """Return the turns of one more model.
 
-        Parameters
-        ----------
-        weight
-            Its share, in proportion to those of the others.
+        `weight`: its share, in proportion to those of the others.
         """
         turns = Turns(self, weight)
         with self._changed:
@@ -93,12 +86,7 @@ class Device:
 class Turns:
     """The turns of one model on its device; any thread may take one.
 
-    Attributes
-    ----------
-    has_work
-        Whether samples wait; set by whoever takes the turns.
-    used
-        Seconds of passes that have ended, divided by the share.
+    `used`: seconds of passes that have ended, divided by the share.
     """
 
     def __init__(self, device: Device, weight: float) -> None:
@@ -117,13 +105,7 @@ class Turns:
         return self._device.enter(self)
 
     def leave(self, seconds: float, *, is_coming: bool = False) -> None:
-        """End the turn, in which a pass took so long.
-
-        Parameters
-        ----------
-        is_coming
-            Whether the thread takes the next turn at once, unless it calls `forgo`.
-        """
+        """End the turn, in which a pass took so long."""
         self._device.leave(self, seconds, is_coming=is_coming)
 
     def forgo(self) -> None:

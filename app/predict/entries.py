@@ -19,15 +19,9 @@ Scores = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Undecoded:
-    """One sample that a lane decodes just before its pass: a change of thread less.
+    """One sample that a lane decodes just before its pass: a change of thread less."""
 
-    Attributes
-    ----------
-    decode
-        Returns it as (1, *shape), or raises what is wrong with it.
-    """
-
-    decode: Callable[[], Samples]
+    decode: Callable[[], Samples]  # Returns it as (1, *shape), or raises what is wrong with it
 
     def __len__(self) -> int:
         return 1
@@ -35,16 +29,10 @@ class Undecoded:
 
 @dataclass(frozen=True, slots=True)
 class Finished(Generic[Result]):
-    """The results of one request, one for each batch that held some of its samples, in their order.
-
-    Attributes
-    ----------
-    decode, queue, forward, finish
-        Seconds of decoding in a lane, of waiting, in the backbone, and in what follows it.
-    """
+    """The results of one request, one for each batch that held some of its samples, in their order."""
 
     results: list[Result]
-    decode: float
+    decode: float  # Seconds of decoding in a lane, of waiting, in the backbone, and in what follows it
     queue: float
     forward: float
     finish: float
@@ -84,24 +72,13 @@ class Part(Generic[Context, Result]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pass(Generic[Context, Result]):
-    """The output of the backbone for one batch.
+    """The output of the backbone for one batch."""
 
-    Attributes
-    ----------
-    size
-        Samples of the batch.
-    began, seconds
-        When it entered the backbone, by `time.perf_counter`, and for how long.
-    logits
-        Of the samples of `scored`.
-    scored, failed
-        The parts to finish, and those that the backbone failed on, each with its error.
-    """
-
-    size: int
-    began: float
+    size: int  # Samples of the batch
+    began: float  # When it entered the backbone, by `time.perf_counter`, and for how long
     seconds: float
-    logits: Scores
+    logits: Scores  # Of the samples of `scored`
+    # The parts to finish, and those that the backbone failed on, each with its error
     scored: Sequence[Part[Context, Result]]
     failed: Sequence[tuple[Part[Context, Result], Exception]]
 

@@ -72,20 +72,7 @@ Inputs = Sequence[Input] | NDArray[np.generic]
 
 
 def inputs_of(posted: Posted, limit: int, members: Sequence[str]) -> list[Input]:
-    """Return the inputs of a body of `/predict` that is not `.npy`; large JSON bodies take a while.
-
-    Parameters
-    ----------
-    limit
-        Most inputs of a request.
-    members
-        What one input of the model may be, for messages.
-
-    Raises
-    ------
-    InvalidParameter, InvalidInput, TooManySamples
-        Naming the input.
-    """
+    """Return the inputs of a body of `/predict` that is not `.npy`; large JSON bodies take a while."""
     if posted.kind in IMAGES:
         return [Input("image", posted.content)]
     if posted.kind == TEXT:
@@ -121,13 +108,7 @@ def _written(members: Sequence[str]) -> str:
 
 
 def _csv_rows(body: bytes, limit: int) -> list[Input]:
-    """Read rows of features; the first line names the columns.
-
-    Raises
-    ------
-    InvalidInput, TooManySamples
-        Naming the line.
-    """
+    """Read rows of features; the first line names the columns."""
     reader = csv.DictReader(io.StringIO(_decoded(body), newline=""), strict=True)
     rows: list[Input] = []
     try:
@@ -157,13 +138,7 @@ def _decoded(body: bytes) -> str:
 
 
 def from_base64(text: str, name: str) -> bytes:
-    """Decode an image in base64: also a data URI, in lines, with the alphabet for URLs, without padding.
-
-    Raises
-    ------
-    InvalidInput
-        It is not base64; `name` names the input.
-    """
+    """Decode an image in base64: also a data URI, in lines, with the alphabet for URLs, without padding."""
     try:
         return binascii.a2b_base64(text, strict_mode=True)
     except ValueError:
@@ -176,20 +151,6 @@ def from_base64(text: str, name: str) -> bytes:
 
 
 class InputDecoder:
-    """Decodes inputs.
-
-    Parameters
-    ----------
-    inputs
-        Decodes one input to one sample of the backbone.
-    pool, threads
-        For decoding, and how many threads it has.
-    max_pixels
-        Of one image.
-    in_lanes
-        Whether a lane decodes single small images itself.
-    """
-
     def __init__(
         self,
         inputs: ModelInputs,
@@ -209,13 +170,7 @@ class InputDecoder:
         self._large_images = asyncio.Semaphore(max(1, threads - 1))
 
     def later(self, inputs: Inputs) -> Undecoded | None:
-        """Return a single small image for the thread that runs the model, if that is a core like any other.
-
-        Raises
-        ------
-        InvalidInput, ImageTooLarge
-            Its header cannot be read; too many pixels.
-        """
+        """Return a single small image for the thread that runs the model, if that is an ordinary core."""
         if not self._in_lanes or isinstance(inputs, np.ndarray) or len(inputs) != 1:
             return None
         pixels = self._pixels_of(inputs[0], "")
@@ -224,13 +179,7 @@ class InputDecoder:
         return Undecoded(lambda: self._sample(inputs[0], "")[None])
 
     async def decode(self, inputs: Inputs) -> Samples:
-        """Return one sample for each input, in their order.
-
-        Raises
-        ------
-        InvalidInput, ImageTooLarge, QueueFull
-            Naming the input that cannot be read; too many pixels in the request, or in all requests.
-        """
+        """Return one sample for each input, in their order."""
         loop = asyncio.get_running_loop()
         if isinstance(inputs, np.ndarray):
             with _naming(""):
@@ -273,13 +222,7 @@ class InputDecoder:
         return samples
 
     def check_magnitude(self, samples: Samples, error: BackboneFailed) -> None:
-        """Attribute a failure of the backbone to inputs so large that its arithmetic overflows.
-
-        Raises
-        ------
-        InvalidInput
-            They have a value larger than `PLAUSIBLE_INPUT`.
-        """
+        """Attribute a failure of the backbone to inputs so large that its arithmetic overflows."""
         if self._inputs.kind not in {"images", "tensors"}:
             return
         position = int(np.abs(samples).argmax())

@@ -41,21 +41,9 @@ logger = logging.getLogger("boxcal")
 class Lanes(Generic[Context, Result]):
     """The queue of waiting samples and the threads that empty it.
 
-    Parameters
-    ----------
-    forward, finish, batch_sizer, on_thread, turns
-        As `Batcher` takes them.
-    deliver
-        Called in a thread with the batch, the outcome of each part, and the seconds that `finish` took.
-    on_failure
-        Called in a thread that ends with an error.
-
-    Attributes
-    ----------
-    failure
-        The exception that ended a thread; None while all threads run.
-    device_seconds
-        How long all passes took that have ended.
+    `deliver`: called in a thread with the batch, the outcome of each part, and the seconds that `finish`
+    took. `on_failure`: called in a thread that ends with an error. `failure`: the exception that ended a
+    thread; None while all threads run.
     """
 
     def __init__(

@@ -55,37 +55,21 @@ class BoundsOption(BaseModel):
 
 
 class Options(BaseModel):
-    """Options of a request.
-
-    Attributes
-    ----------
-    bounds
-        Hard bounds; fitted bounds are relaxed to satisfy them.
-    top_k
-        How many classes `top` lists, K at most.
-    probabilities, logits
-        Whether each prediction carries all K of them; logits are the backbone's, as `/fit` takes them.
-    explain
-        Whether each prediction carries its mapped logits and the fitted bounds.
-    feedback
-        Whether each prediction gets an `id` for `POST /feedback`; its logits are then kept.
-    prior_adjustment
-        Whether the calibrator is adjusted to the class frequencies of recent predictions.
-    calibrator
-        The active one, or a version of the registry; 0 is `uncalibrated`.
-    timeout_ms
-        Timeout in milliseconds; work that has not begun by then is dropped and the response is 504.
-    """
+    """Options of a request."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    bounds: BoundsOption | None = None
-    top_k: Annotated[int, Field(ge=1)] = 5
+    bounds: BoundsOption | None = None  # Hard bounds; fitted bounds are relaxed to satisfy them
+    top_k: Annotated[int, Field(ge=1)] = 5  # How many classes `top` lists, K at most
+    # Whether each prediction carries all K of them; logits are the backbone's, as `/fit` takes them
     probabilities: bool = False
     logits: bool = False
-    explain: bool = False
+    explain: bool = False  # Whether each prediction carries its mapped logits and the fitted bounds
+    # Whether each prediction gets an `id` for `POST /feedback`; its logits are then kept
     feedback: bool = False
+    # Whether the calibrator is adjusted to the class frequencies of recent predictions
     prior_adjustment: bool = False
+    # The active one, or a version of the registry; 0 is `uncalibrated`
     calibrator: Annotated[
         Literal["active"] | int,
         BeforeValidator(_version),
@@ -93,6 +77,7 @@ class Options(BaseModel):
             {"anyOf": [{"const": "active"}, {"type": "integer", "minimum": 0}], "default": "active"}
         ),
     ] = "active"
+    # Timeout in milliseconds; work that has not begun by then is dropped and the response is 504
     timeout_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
@@ -112,13 +97,7 @@ def place_of(name: str) -> str | None:
 
 
 def from_json(document: Any) -> Options:
-    """Read the `options` member of a JSON body or form.
-
-    Raises
-    ------
-    InvalidParameter
-        Naming the option and the value.
-    """
+    """Read the `options` member of a JSON body or form."""
     return DEFAULT if document is None else _checked(document, strict=True)
 
 
@@ -126,11 +105,6 @@ def from_query(query: Mapping[str, str]) -> Options:
     """Read options from a query string: `options` as one JSON document, or one parameter each.
 
     The parameters `lower` and `upper` are the two members of `bounds`.
-
-    Raises
-    ------
-    InvalidParameter
-        Naming the parameter and the value.
     """
     if not query:
         return DEFAULT
@@ -157,13 +131,7 @@ def from_query(query: Mapping[str, str]) -> Options:
 
 
 def parse(name: str, text: str | bytes) -> Any:
-    """Parse an option that is written as JSON.
-
-    Raises
-    ------
-    InvalidParameter
-        It is not JSON.
-    """
+    """Parse an option that is written as JSON."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -210,30 +178,15 @@ def _refuse_many(document: Any, known: Sequence[str], name: str) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestBounds:
-    """Feasible hard bounds of one request.
+    """Feasible hard bounds of one request."""
 
-    Attributes
-    ----------
-    lower, upper
-        (K,) float64; 0 <= lower <= upper <= 1 and, up to rounding, sum(lower) <= 1 <= sum(upper).
-    """
-
+    # (K,) float64; 0 <= lower <= upper <= 1 and, up to rounding, sum(lower) <= 1 <= sum(upper)
     lower: NDArray[np.float64]
     upper: NDArray[np.float64]
 
 
 class Labels:
-    """The K class names of the backbone, in the order of its logits, and the position of each.
-
-    Attributes
-    ----------
-    longest
-        Characters of the longest name.
-    named_by_integers
-        Whether integers name the classes, and are not their indices.
-    by_number
-        The position that an integer means: that of the class so named, or an index.
-    """
+    """The K class names of the backbone, in the order of its logits, and the position of each."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -268,13 +221,7 @@ def _ends(name: str) -> tuple[str, str]:
 
 
 def check_bounds(bounds: BoundsOption | None, labels: Labels) -> RequestBounds | None:
-    """Check the bounds of a request and bring them to vectors; None if they bound nothing.
-
-    Raises
-    ------
-    InvalidBounds
-        Naming the class, the sum or the value.
-    """
+    """Check the bounds of a request and bring them to vectors; None if they bound nothing."""
     if bounds is None or (_is(bounds.lower, 0) and _is(bounds.upper, 1)):
         return None
     lower = _vector("lower", bounds.lower, labels, default=0.0)

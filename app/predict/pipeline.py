@@ -59,41 +59,7 @@ T = TypeVar("T")
 class Pipeline:
     """Answers requests.
 
-    Parameters
-    ----------
-    model
-        The name that responses contain.
-    labels
-        The class names, in the order of the logits.
-    inputs
-        Decodes what clients send to the backbone's samples.
-    max_pixels
-        Of one image.
-    activator
-        Has the active calibrator, and others by version.
-    batcher
-        Leads to the backbone; its `forward` is `scoring`, its `finish` is `calibrate_batch`.
-    scoring
-        Registers which requests need features.
-    pool, threads
-        For decoding and other work that is too long for the event loop, and how many threads it has.
-    is_on_cpu
-        Whether the backbone runs on the CPU, so that its threads may as well decode.
-    keep
-        Keeps logits (N, K) for feedback, with the version that answered, and returns an id for each row.
-    adjusted
-        Adjusts a calibrator to the class frequencies of recent traffic.
-    timeout_seconds
-        Of requests that set none.
-    max_memory_bytes
-        What the logits and responses of all requests together may take.
-    bounds
-        Of requests that set none.
-
-    Attributes
-    ----------
-    inputs
-        As given.
+    `keep`: keeps logits (N, K) for feedback, with the version that answered, and returns an id for each row.
     """
 
     def __init__(
@@ -134,33 +100,16 @@ class Pipeline:
 
     @property
     def active_version(self) -> int:
-        """Version of the active calibrator."""
         return self._activator.active.current.version
 
     def check_room(self, options: Options) -> None:
-        """Refuse a request before its body is read, if not even one sample would be admitted.
-
-        Raises
-        ------
-        NoModel
-            There is no model.
-        QueueFull, DeadlineExceeded, NotReady
-            As the batcher would, once it is read.
-        """
+        """Refuse a request before its body is read, if not even one sample would be admitted."""
         if self.inputs.kind == "none":
             raise NoModel(self.inputs.refusal(""))
         self.batcher.check_room(1, time.monotonic() + self._timeout_of(options))
 
     def memory_for(self, rows: int, options: Options, *, as_json: bool) -> AbstractContextManager[None]:
-        """Hold, for a block, the memory that a request is estimated to need until its response is sent.
-
-        Raises
-        ------
-        RequestTooLarge
-            It is more than all requests together may hold.
-        QueueFull
-            On entering the block: other requests hold too much.
-        """
+        """Hold, for a block, the memory that a request is estimated to need until its response is sent."""
         numbers = rows * self._num_classes
         if numbers <= INLINE_NUMBERS:
             return NOTHING
@@ -177,20 +126,6 @@ class Pipeline:
         return self._memory.holding(needed)
 
     async def predict(self, inputs: Inputs, options: Options) -> CalibratedAnswer:
-        """Classify inputs.
-
-        Parameters
-        ----------
-        inputs
-            What to classify.
-        options
-            Options of the request.
-
-        Raises
-        ------
-        BoxcalError
-            What is wrong with an input, the bounds or the version; no room in the queue; timeout.
-        """
         arrived = time.perf_counter()
         deadline = time.monotonic() + self._timeout_of(options)
         requested = await self._requested(options)
@@ -232,21 +167,7 @@ class Pipeline:
     ) -> CalibratedAnswer:
         """Calibrate logits that another model computed.
 
-        Parameters
-        ----------
-        read
-            Returns the logits (N, K), checked; the argument says whether to check that they are finite.
-        numbers
-            How many there are; many are read and calibrated in the pool.
-        options
-            Options of the request.
-        is_array
-            Whether they were sent as an array, which is read at once.
-
-        Raises
-        ------
-        BoxcalError
-            What is wrong with the logits, the bounds or the version; timeout.
+        `read`: returns the logits (N, K), checked; the argument says whether to check that they are finite.
         """
         arrived = time.perf_counter()
         requested = await self._requested(options)
@@ -335,13 +256,7 @@ def _size(bounds: BoundsOption) -> int:
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:
-    """Wait for work until a timeout; what the pool has not begun by then is dropped.
-
-    Raises
-    ------
-    DeadlineExceeded
-        It took longer.
-    """
+    """Wait for work until a timeout; what the pool has not begun by then is dropped."""
     try:
         async with asyncio.timeout(seconds):
             return await work

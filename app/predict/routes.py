@@ -143,13 +143,7 @@ routes = (
 
 
 def accepts_npy(request: Request, options: Options) -> bool:
-    """Whether the client asked for `.npy`.
-
-    Raises
-    ------
-    InvalidParameter
-        It also asked for ids, which `.npy` cannot hold.
-    """
+    """Whether the client asked for `.npy`."""
     as_npy = NPY in header(request, b"accept")
     if as_npy and options.feedback:
         raise InvalidParameter(
@@ -177,13 +171,7 @@ async def respond(
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
-    """Wait for work, and cancel it if the client disconnects, which frees its room in the queue.
-
-    Raises
-    ------
-    ClientDisconnect
-        The client has disconnected.
-    """
+    """Wait for work, and cancel it if the client disconnects, which frees its room in the queue."""
     task = asyncio.current_task()
     gone = False
 

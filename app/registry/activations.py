@@ -17,20 +17,7 @@ from boxcal.app.registry.tables import activations, backbones, calibrators, utc_
 
 
 class ActivationLog:
-    """The activations for one backbone. The last one says which calibrator is active.
-
-    Parameters
-    ----------
-    database
-        Where they are recorded.
-    backbone, backbone_id
-        What this process serves, and the query that selects its row.
-
-    Raises
-    ------
-    RegistryUnavailable
-        From every method: the database does not answer.
-    """
+    """The activations for one backbone. The last one says which calibrator is active."""
 
     def __init__(
         self, database: Database, backbone: BackboneIdentity, backbone_id: ScalarSelect[int]
@@ -65,13 +52,7 @@ class ActivationLog:
         ]
 
     def check_belongs(self, version: int) -> CalibratorRecord:
-        """Look a calibrator up, and refuse it unless it was fitted to the backbone served here.
-
-        Raises
-        ------
-        CalibratorNotFound, ForeignCalibrator
-            There is no such version; it belongs to another backbone.
-        """
+        """Look a calibrator up, and refuse it unless it was fitted to the backbone served here."""
         with self._database.read() as connection:
             record = find_record(connection, version)
         if record.backbone not in (None, self._backbone):
@@ -90,41 +71,19 @@ class ActivationLog:
     ) -> Activation:
         """Activate a calibrator; if it already is active, nothing is added.
 
-        Parameters
-        ----------
-        caller
-            For the audit log.
-        expected
-            The version that must be active before; None if any may.
-
-        Raises
-        ------
-        CalibratorNotFound, ForeignCalibrator, CalibratorPruned, OtherVersionActive
-            As `check_belongs`; its artifact was deleted; another version than `expected` is active.
+        `expected`: the version that must be active before; None if any may.
         """
         self.check_belongs(version)
         with self._database.write() as connection:
             return self.activate_in(connection, version, reason, caller, expected=expected)
 
     def rollback_target(self, expected: int | None = None) -> int:
-        """Return the version that `rollback` would activate.
-
-        Raises
-        ------
-        NothingToRollBack, OtherVersionActive
-            No activation came before the active one; another version than `expected` is active.
-        """
+        """Return the version that `rollback` would activate."""
         with self._database.read() as connection:
             return self._before(connection, expected)[0]
 
     def rollback(self, caller: Caller = SERVICE, expected: int | None = None) -> Activation:
-        """Return to the calibrator before the active one, or `expected`; twice goes back twice.
-
-        Raises
-        ------
-        NothingToRollBack, OtherVersionActive, CalibratorPruned
-            As `rollback_target`; the artifact of that calibrator was deleted.
-        """
+        """Return to the calibrator before the active one, or `expected`; twice goes back twice."""
         with self._database.write() as connection:
             self.lock(connection)
             version, previous = self._before(connection, expected)

@@ -38,27 +38,8 @@ class Activator:
 
     Its methods but `fetch` block, so the service calls them by `registry.run`; any number of threads may.
 
-    Parameters
-    ----------
-    registry
-        Holds the calibrators.
-    num_classes
-        K of the backbone.
-    telemetry
-        Shows which calibrator is active.
-    copy
-        Keeps the active calibrator for a start without the registry; None where the registry itself is a file
-        in the data folder.
-
-    Attributes
-    ----------
-    active
-        The reference that predictions read; from the start, the last activation.
-
-    Raises
-    ------
-    RegistryUnavailable
-        The database does not answer, and there is no copy for this backbone.
+    `copy`: keeps the active calibrator for a start without the registry; None where the registry itself is a
+    file in the data folder.
     """
 
     def __init__(
@@ -78,13 +59,7 @@ class Activator:
         self._show()
 
     def load(self, version: int) -> ServedCalibrator:
-        """Load a calibrator; the last few stay in memory.
-
-        Raises
-        ------
-        CalibratorNotFound, ForeignCalibrator, DamagedArtifact
-            There is no such version; it belongs to another backbone; it cannot be read.
-        """
+        """Load a calibrator; the last few stay in memory."""
         kept = self._kept.get(version)
         return self._keep(self._build(version)) if kept is None else kept
 
@@ -102,17 +77,7 @@ class Activator:
     ) -> Activation:
         """Activate a calibrator of the registry.
 
-        Parameters
-        ----------
-        caller
-            For the audit log.
-        expected
-            The version that must be active before; None if any may.
-
-        Raises
-        ------
-        CalibratorNotFound, ForeignCalibrator, DamagedArtifact, OtherVersionActive
-            As for `load`; another version than `expected` is active. The active calibrator stays.
+        `expected`: the version that must be active before; None if any may.
         """
         new = self.load(version)
         activation = self._registry.activations.activate(version, reason, caller, expected)
@@ -120,26 +85,14 @@ class Activator:
         return activation
 
     def rollback(self, caller: Caller = SERVICE, expected: int | None = None) -> Activation:
-        """Return to the calibrator before the active one, or `expected`.
-
-        Raises
-        ------
-        NothingToRollBack, OtherVersionActive
-            No activation came before it; another version than `expected` is active.
-        """
+        """Return to the calibrator before the active one, or `expected`."""
         new = self.load(self._registry.activations.rollback_target(expected))
         activation = self._registry.activations.rollback(caller, expected)
         self._swap(new if new.version == activation.version else self.load(activation.version), activation)
         return activation
 
     def follow(self) -> None:
-        """Activate what another process that shares the registry has activated, if one has.
-
-        Raises
-        ------
-        DamagedArtifact
-            As for `load`; the active calibrator stays.
-        """
+        """Activate what another process that shares the registry has activated, if one has."""
         last = self._registry.activations.active()
         if last.id > self.active.activation:
             self._swap(self.load(last.version), last)
@@ -147,14 +100,7 @@ class Activator:
     def accept(
         self, fit: FitRecord, fitted: FittedCalibrator, decide: Callable[[int], Decision]
     ) -> tuple[int, Activation | None]:
-        """Record a finished fit and, if `decide` says so, activate its calibrator; returns as `record_fit`.
-
-        Raises
-        ------
-        DamagedArtifact, FitLost
-            The calibrator does not fit this backbone; the fit belongs to this process no more. Nothing is
-            recorded.
-        """
+        """Record a finished fit and, if `decide` says so, activate it; returns as `record_fit`."""
         calibrator = read(fitted.artifact, self._num_classes)
         version, activation = self._registry.record_fit(fit, fitted, decide)
         new = self._keep(ServedCalibrator(version, fitted.method, calibrator))
@@ -201,13 +147,7 @@ class Activator:
 
 
 def read(artifact: bytes, num_classes: int) -> ArrayCalibrator:
-    """Build a calibrator from its bytes, and check and warm it.
-
-    Raises
-    ------
-    DamagedArtifact
-        It cannot be built, or it does not answer.
-    """
+    """Build a calibrator from its bytes, and check and warm it."""
     try:
         calibrator = ArrayCalibrator.from_bytes(artifact)
     except ValueError as error:
@@ -216,13 +156,7 @@ def read(artifact: bytes, num_classes: int) -> ArrayCalibrator:
 
 
 def check(calibrator: ArrayCalibrator, num_classes: int) -> ArrayCalibrator:
-    """Let a calibrator answer plain, extreme and equal logits, or features, once, which also warms it.
-
-    Raises
-    ------
-    DamagedArtifact
-        It is for another number of classes, or an answer is no probability vector.
-    """
+    """Let a calibrator answer plain, extreme and equal logits, or features, once, which also warms it."""
     if calibrator.num_classes != num_classes:
         raise DamagedArtifact(
             f"The calibrator is for {calibrator.num_classes} classes, the backbone has {num_classes}."

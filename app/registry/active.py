@@ -16,47 +16,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServedCalibrator:
-    """A calibrator, checked and warmed, with its version in the registry.
+    """A calibrator, checked and warmed, with its version in the registry."""
 
-    Attributes
-    ----------
-    version
-        Its number in the registry; 0 is `uncalibrated`.
-    method
-        The name it was fitted under, such as ``ts+pb``.
-    calibrator
-        The map from logits to probabilities.
-    reads
-        What the calibrator takes: `logits`, `features` or `inputs`.
-    """
-
-    version: int
-    method: str
-    calibrator: ArrayCalibrator
-    reads: str = field(init=False)
+    version: int  # Its number in the registry; 0 is `uncalibrated`
+    method: str  # The name it was fitted under, such as ``ts+pb``
+    calibrator: ArrayCalibrator  # The map from logits to probabilities
+    reads: str = field(init=False)  # What the calibrator takes: `logits`, `features` or `inputs`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reads", self.calibrator.reads)
 
 
 class ActiveCalibrator:
-    """Holds the active calibrator.
-
-    Parameters
-    ----------
-    served
-        The calibrator active at the start.
-    activation
-        Number of the activation that it came with.
-
-    Attributes
-    ----------
-    current
-        The active calibrator; read it once per request.
-    activation
-        Number of the activation that it came with.
-    """
-
     def __init__(self, served: ServedCalibrator, activation: int = 0) -> None:
         self.current = served
         self.activation = activation

@@ -32,13 +32,7 @@ class SharedArtifacts(Protocol):
 
 
 class ArtifactFiles:
-    """The newest files; a failure is logged, because the database has every artifact.
-
-    Parameters
-    ----------
-    root
-        The folder; created if it is missing.
-    """
+    """The newest files; a failure is logged, because the database has every artifact."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
@@ -77,13 +71,7 @@ class ArtifactFiles:
 
 
 class ArtifactObjects:
-    """The same in a bucket.
-
-    Parameters
-    ----------
-    bucket
-        Shared by the replicas.
-    """
+    """The same in a bucket."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket

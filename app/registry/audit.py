@@ -30,21 +30,11 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a change.
+    """Who makes a change."""
 
-    Attributes
-    ----------
-    name
-        Name of the API key, or what else acts.
-    key
-        Id of the API key; None without one.
-    address
-        Where the request came from; empty for the service itself.
-    """
-
-    name: str
-    key: str | None = None
-    address: str = ""
+    name: str  # Name of the API key, or what else acts
+    key: str | None = None  # Id of the API key; None without one
+    address: str = ""  # Where the request came from; empty for the service itself
 
 
 SERVICE = Caller("the service")

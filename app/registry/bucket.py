@@ -15,18 +15,7 @@ SCHEME = "s3://"
 
 
 class Bucket:
-    """Folders and files below a prefix; its methods block.
-
-    Parameters
-    ----------
-    url
-        `s3://NAME/PREFIX`; credentials and the endpoint come from the usual variables (`AWS_...`).
-
-    Raises
-    ------
-    RegistryUnusable
-        The packages of the extra `s3` are not installed.
-    """
+    """Folders and files below a prefix; its methods block."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -40,20 +29,13 @@ class Bucket:
         self._files, self._root = found
 
     def put(self, folder: Path, name: str) -> None:
-        """Copy a local folder."""
         with as_os_errors():
             for file in sorted(folder.rglob("*")):
                 if file.is_file():
                     self._files.put_file(str(file), f"{self._root}/{name}/{file.relative_to(folder)}")
 
     def get(self, name: str, folder: Path) -> None:
-        """Copy a folder from the bucket.
-
-        Raises
-        ------
-        FileNotFoundError
-            There is none.
-        """
+        """Copy a folder from the bucket."""
         base = f"{self._root}/{name}/"
         with as_os_errors():
             found = self._files.find(base)

@@ -24,13 +24,7 @@ T = TypeVar("T")
 
 
 class Contact:
-    """Whether a database answers; only changes are logged. Its methods may be called from any thread.
-
-    Parameters
-    ----------
-    name
-        Names the database in the log.
-    """
+    """Whether a database answers; only changes are logged. Its methods may be called from any thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -72,28 +66,14 @@ class Contact:
 
 
 class RegistryThreads:
-    """As many threads as the database has connections.
-
-    Parameters
-    ----------
-    contact
-        Says whether the database answers: once it does not, calls that wait for a thread fail at once.
-    count
-        Number of threads.
-    """
+    """As many threads as the database has connections."""
 
     def __init__(self, contact: Contact, count: int) -> None:
         self._contact = contact
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="registry")
 
     async def run(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Call something that uses the registry, in a thread.
-
-        Raises
-        ------
-        RegistryUnavailable
-            The database does not answer.
-        """
+        """Call something that uses the registry, in a thread."""
         asked = time.monotonic()
 
         def work() -> T:

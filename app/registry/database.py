@@ -64,23 +64,7 @@ class Leader(IntEnum):
 class Database:
     """A SQLite file or a PostgreSQL database with the tables of this release.
 
-    Parameters
-    ----------
-    url
-        SQLAlchemy URL. The folder of a SQLite file is created.
-    migrate
-        Whether to apply missing migrations. A new SQLite file gets its tables in any case.
-
-    Attributes
-    ----------
-    contact
-        When the database last answered.
-
-    Raises
-    ------
-    RegistryUnusable
-        The URL is invalid; from `open`, `read` and `write` also: this release cannot use the revision of the
-        database.
+    `url`: SQLAlchemy URL. The folder of a SQLite file is created.
     """
 
     def __init__(self, url: str, *, migrate: bool = True) -> None:
@@ -110,13 +94,7 @@ class Database:
         self._is_open = False
 
     def open(self) -> None:
-        """Apply missing migrations; `read` and `write` do so on first use.
-
-        Raises
-        ------
-        RegistryUnavailable
-            The database does not answer.
-        """
+        """Apply missing migrations; `read` and `write` do so on first use."""
         try:
             with self._transaction(self._writing.execution_options(seconds=MIGRATION_SECONDS)) as connection:
                 if not self.is_sqlite:
@@ -170,7 +148,6 @@ class Database:
             connection.close()
 
     def close(self) -> None:
-        """Close every connection."""
         self._engine.dispose()
 
     @contextmanager
@@ -204,13 +181,7 @@ class Database:
             connection.execute(text("NOTIFY boxcal"))
 
     async def listen(self) -> psycopg.AsyncConnection[Any]:
-        """Open a connection to PostgreSQL that receives the notifications.
-
-        Raises
-        ------
-        psycopg.Error, TimeoutError
-            The database does not answer.
-        """
+        """Open a connection to PostgreSQL that receives the notifications."""
         from boxcal.app.registry.postgresql import listen  # noqa: PLC0415 - a registry on SQLite needs no psycopg
 
         return await listen(self._engine)
@@ -237,13 +208,7 @@ class Database:
 
 
 def check_revision(connection: Connection, shown: str) -> str | None:
-    """Return the revision of the tables; None where there are none.
-
-    Raises
-    ------
-    RegistryUnusable
-        This release cannot read them.
-    """
+    """Return the revision of the tables; None where there are none."""
     if not inspect(connection).has_table("alembic_version"):
         return None
     revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()

@@ -58,14 +58,7 @@ _adoptable = fits.c.shared & (fits.c.attempt < MAX_ATTEMPTS) & ~fits.c.cancel_re
 class FitLog:
     """The fits of one backbone.
 
-    Parameters
-    ----------
-    database
-        Holds them.
-    backbone_id
-        Selects the row of the backbone.
-    owner
-        Names this process; only the fits that it added or adopted are its own.
+    `owner`: names this process; only the fits that it added or adopted are its own.
     """
 
     def __init__(self, database: Database, backbone_id: ScalarSelect[int], owner: str) -> None:
@@ -85,19 +78,7 @@ class FitLog:
         owned: bool = True,
         caller: Caller = SERVICE,
     ) -> FitRecord:
-        """Record an accepted upload as queued; of the fits that have ended, only the newest `KEPT` remain.
-
-        Parameters
-        ----------
-        budget_seconds
-            How long `auto` compares methods.
-        shared
-            Whether another process can read the validation set and may adopt the fit.
-        owned
-            Whether this process runs it; otherwise the first process that adopts it does.
-        caller
-            For the audit log.
-        """
+        """Record an accepted upload as queued; of the fits that have ended, only the newest `KEPT` remain."""
         ended = (fits.c.backbone_id == self._backbone_id) & ~_unfinished
         outdated = select(fits.c.id).where(ended).order_by(fits.c.created_at.desc()).offset(KEPT - 1)
         with self._database.write() as connection:
@@ -126,13 +107,6 @@ class FitLog:
             return self._get(connection, fit_id)
 
     def get(self, fit_id: str) -> FitRecord:
-        """Look one up.
-
-        Raises
-        ------
-        FitNotFound
-            No fit of this backbone has the id.
-        """
         with self._database.read() as connection:
             return self._get(connection, fit_id)
 
@@ -148,13 +122,7 @@ class FitLog:
             return [_record(row._mapping) for row in rows]
 
     def start(self, fit: FitRecord) -> FitRecord:
-        """Mark it running, as a new attempt.
-
-        Raises
-        ------
-        FitLost
-            It has ended, or belongs to another process or attempt; so for every change.
-        """
+        """Mark it running, as a new attempt."""
         return self._set(
             fit, attempt=fit.attempt + 1, state=FitState.RUNNING, stage="starting", started_at=utc_now()
         )
@@ -166,10 +134,8 @@ class FitLog:
     def end(self, fit: FitRecord, state: FitState, error: str, canceller: Caller | None = None) -> FitRecord:
         """Mark it `failed`, `cancelled` or `interrupted`, with the reason.
 
-        Parameters
-        ----------
-        canceller
-            Who cancelled it, for the audit log; None if nobody did, or if `request_cancel` recorded it.
+        `canceller`: who cancelled it, for the audit log; None if nobody did, or if `request_cancel` recorded
+        it.
         """
         with self._database.write() as connection:
             self._change(connection, fit, state=state, error=error, finished_at=utc_now())
@@ -233,14 +199,7 @@ class FitLog:
     def adopt(self, living: Collection[str]) -> tuple[FitRecord, str, float | None] | None:
         """Take over the oldest fit that its owner released, or whose owner is dead, as one that waits.
 
-        Parameters
-        ----------
-        living
-            As for `interrupt_abandoned`.
-
-        Returns
-        -------
-        The fit, its former owner and its `budget_seconds`; None if there is no such fit.
+        Returns the fit, its former owner and its `budget_seconds`; None if there is no such fit.
         """
         silent = self._silent(living, ADOPTED_AFTER)
         adoptable = _unfinished & _adoptable & ((fits.c.owner == NOBODY) | silent)
@@ -274,15 +233,7 @@ class FitLog:
             return set(connection.execute(select(fits.c.id).where(_unfinished)).scalars())
 
     def interrupt_abandoned(self, living: Collection[str]) -> int:
-        """Mark the unfinished fits of dead processes as interrupted, and return how many those were.
-
-        Parameters
-        ----------
-        living
-            The owners known to be alive. With SQLite, whose processes share a data folder, every other owner
-            is dead. With PostgreSQL an owner counts as dead once it was silent for `SILENT_AFTER` while the
-            database answered all the time: after an outage everyone has been silent.
-        """
+        """Mark the unfinished fits of dead processes as interrupted, and return how many those were."""
         with self._database.write() as connection:
             if not self._database.leads(connection, Leader.INTERRUPT):
                 return 0

@@ -27,14 +27,9 @@ async def follow(
 ) -> None:
     """Follow without end; what fails is tried again in the next turn, and logged once.
 
-    Parameters
-    ----------
-    follow_fits
-        Called when the cancellation of a fit was requested.
-    sweep_fits
-        Called every `SWEEP_SECONDS`, and at once where a fit has no living owner.
-    keep
-        Versions and days as for `Registry.prune`, done every hour; None to keep everything.
+    `follow_fits`: called when the cancellation of a fit was requested. `sweep_fits`: called every
+    `SWEEP_SECONDS`, and at once where a fit has no living owner. `keep`: versions and days as for
+    `Registry.prune`, done every hour; None to keep everything.
     """
     clock = asyncio.get_running_loop().time
     wakeups = Wakeups(registry.database)

@@ -19,17 +19,7 @@ FILE_NAME = "active.calibrator"
 
 
 class LocalCopy:
-    """One file: a line of JSON with version, method, backbone and SHA-256, then the artifact.
-
-    Parameters
-    ----------
-    data_dir
-        The data folder.
-    backbone
-        What this process serves; a copy made for another one is ignored.
-    name
-        Names the file: each model of a process has its own.
-    """
+    """One file: a line of JSON with version, method, backbone and SHA-256, then the artifact."""
 
     def __init__(self, data_dir: Path, backbone: BackboneIdentity, name: str = FILE_NAME) -> None:
         self._path = data_dir / name
@@ -61,13 +51,7 @@ class LocalCopy:
                 logger.warning("The copy of calibrator %d could not be written: %s", version, error)
 
     def read(self) -> tuple[int, int, str, bytes] | None:
-        """Return activation, version, method and artifact; None where there is no copy for this backbone.
-
-        Raises
-        ------
-        DamagedArtifact
-            The file is not what was written.
-        """
+        """Return activation, version, method and artifact; None where there is no copy for this backbone."""
         try:
             line, _, artifact = self._path.read_bytes().partition(b"\n")
         except FileNotFoundError:

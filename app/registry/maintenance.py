@@ -60,13 +60,7 @@ def prune(
 
 
 def count_tables(engine: Engine) -> int:
-    """Count the tables of a registry, which this release can read.
-
-    Raises
-    ------
-    RegistryUnusable
-        It cannot.
-    """
+    """Count the tables of a registry, which this release can read."""
     with engine.connect() as connection:
         check_revision(connection, engine.url.render_as_string())
         return len(inspect(connection).get_table_names())

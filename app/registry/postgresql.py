@@ -25,15 +25,9 @@ CONNECT_ARGUMENTS: dict[str, Any] = {
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """A connection whose waits for the server are bounded, so that a server that hangs blocks no thread.
+    """A connection whose waits for the server are bounded, so that a server that hangs blocks no thread."""
 
-    Attributes
-    ----------
-    seconds
-        The bound. A connection whose answer is overdue is closed.
-    """
-
-    seconds: float = ANSWER_SECONDS
+    seconds: float = ANSWER_SECONDS  # The bound. A connection whose answer is overdue is closed.
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         """Wait for the server as `psycopg.Connection.wait` does, at most `seconds`."""
@@ -76,13 +70,7 @@ def open_engine(url: URL, **options: Any) -> Engine:
 
 
 async def listen(engine: Engine) -> psycopg.AsyncConnection[Any]:
-    """Open a connection that receives the notifications of `CHANNEL`.
-
-    Raises
-    ------
-    psycopg.Error, TimeoutError
-        The database does not answer.
-    """
+    """Open a connection that receives the notifications of `CHANNEL`."""
     _, named = engine.dialect.create_connect_args(engine.url)
     arguments: dict[str, Any] = {**named, **CONNECT_ARGUMENTS, "autocommit": True}
     connection = await psycopg.AsyncConnection.connect(**arguments)

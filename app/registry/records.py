@@ -54,28 +54,15 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BackboneIdentity:
-    """What a calibrator belongs to: another name, other weights or other labels make another backbone.
+    """What a calibrator belongs to: another name, other weights or other labels make another backbone."""
 
-    Attributes
-    ----------
-    name
-        As the setting names it, such as ``digits``.
-    fingerprint
-        SHA-256 of the weights, in hexadecimal.
-    labels
-        The K class names, in the order of the logits.
-    model
-        Tells models with the same backbone apart; empty for the first of them.
-    """
-
-    name: str
-    fingerprint: str
-    labels: tuple[str, ...]
-    model: str = ""
+    name: str  # As the setting names it, such as ``digits``
+    fingerprint: str  # SHA-256 of the weights, in hexadecimal
+    labels: tuple[str, ...]  # The K class names, in the order of the logits
+    model: str = ""  # Tells models with the same backbone apart; empty for the first of them
 
     @property
     def num_classes(self) -> int:
-        """K."""
         return len(self.labels)
 
     @property
@@ -95,62 +82,32 @@ class BackboneIdentity:
 
 @dataclass(frozen=True, slots=True)
 class CalibratorRecord:
-    """One row of the record of calibrators, without its large parts.
+    """One row of the record of calibrators, without its large parts."""
 
-    Attributes
-    ----------
-    version
-        Its number; 0 is `uncalibrated`, which belongs to every backbone and was never fitted.
-    backbone
-        What it was fitted to; None for version 0.
-    size
-        Bytes of the artifact.
-    samples
-        How many validation samples it was fitted to.
-    pruned_at
-        When its artifact, specification and report were deleted.
-    """
-
-    version: int
+    version: int  # Its number; 0 is `uncalibrated`, which belongs to every backbone and was never fitted
     method: str
-    backbone: BackboneIdentity | None
+    backbone: BackboneIdentity | None  # What it was fitted to; None for version 0
     spec: dict[str, Any] | None
     sha256: str | None
-    size: int | None
-    samples: int | None
+    size: int | None  # Bytes of the artifact
+    samples: int | None  # How many validation samples it was fitted to
     created_at: datetime
-    pruned_at: datetime | None
+    pruned_at: datetime | None  # When its artifact, specification and report were deleted
 
 
 @dataclass(frozen=True, slots=True)
 class FittedCalibrator:
-    """What a fit hands to the registry.
-
-    Attributes
-    ----------
-    method
-        The method fitted; what `auto` chose, where it was asked to choose.
-    artifact
-        The calibrator as safetensors bytes.
-    spec
-        The JSON document that describes it.
-    report
-        The JSON document of `cross_fitted_report`.
-    reliability_svg, reliability_png
-        The reliability diagram of that report, in two formats.
-    samples
-        Size of the validation set.
-    """
+    """What a fit hands to the registry."""
 
     __pydantic_config__ = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
-    method: str
-    artifact: bytes
-    spec: dict[str, Any]
-    report: dict[str, Any]
-    reliability_svg: bytes
+    method: str  # The method fitted; what `auto` chose, where it was asked to choose
+    artifact: bytes  # The calibrator as safetensors bytes
+    spec: dict[str, Any]  # The JSON document that describes it
+    report: dict[str, Any]  # The JSON document of `cross_fitted_report`
+    reliability_svg: bytes  # The reliability diagram of that report, in two formats
     reliability_png: bytes
-    samples: int
+    samples: int  # Size of the validation set
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +120,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """An activation.
-
-    Attributes
-    ----------
-    id
-        Grows with every activation; 0 where there has been none, and version 0 is active.
-    """
-
-    id: int
+    id: int  # Grows with every activation; 0 where there has been none, and version 0 is active
     version: int
     method: str
     reason: Reason
@@ -180,41 +129,22 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class FitRecord:
-    """One fit, from the moment it was queued.
-
-    Attributes
-    ----------
-    attempt
-        How often it was started: only the process of the last attempt may change the fit.
-    method
-        What was asked for, possibly `auto`.
-    progress
-        Share of the work done, 0 to 1.
-    stage
-        What is being done, in words.
-    calibrator
-        The version it made, once it succeeded.
-    activated
-        Whether that version was activated, once it succeeded; `decision` says why.
-    warnings
-        What is probably wrong with the data, once it succeeded: `code`, `severity`, `message`, `rows` each.
-    error
-        Why it failed, was cancelled or was interrupted.
-    """
+    """One fit, from the moment it was queued."""
 
     id: str
-    attempt: int
+    attempt: int  # How often it was started: only the process of the last attempt may change the fit
     state: FitState
-    method: str
+    method: str  # What was asked for, possibly `auto`
     activate: ActivatePolicy
     samples: int
-    progress: float
-    stage: str
-    calibrator: int | None
-    activated: bool | None
+    progress: float  # Share of the work done, 0 to 1
+    stage: str  # What is being done, in words
+    calibrator: int | None  # The version it made, once it succeeded
+    activated: bool | None  # Whether that version was activated, once it succeeded; `decision` says why
     decision: str | None
+    # What is probably wrong with the data, once it succeeded: `code`, `severity`, `message`, `rows` each
     warnings: list[dict[str, Any]] | None
-    error: str | None
+    error: str | None  # Why it failed, was cancelled or was interrupted
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None

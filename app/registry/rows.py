@@ -38,13 +38,6 @@ def record_of(row: Any) -> CalibratorRecord:
 
 
 def find_record(connection: Connection, version: int) -> CalibratorRecord:
-    """Look a calibrator up.
-
-    Raises
-    ------
-    CalibratorNotFound
-        There is no such version.
-    """
     row = connection.execute(select_records().where(calibrators.c.version == version)).one_or_none()
     if row is None:
         newest = connection.execute(select(func.max(calibrators.c.version))).scalar_one()

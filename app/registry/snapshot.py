@@ -41,44 +41,21 @@ _SQLITE = _statement()
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The registry at one moment.
+    """The registry at one moment."""
 
-    Attributes
-    ----------
-    activation
-        Number of the last activation for this backbone; 0 before any.
-    is_abandoned
-        Whether a fit has no owner, or one without a sign of life or, with SQLite, is another process.
-    is_cancelled
-        Whether the cancellation of a fit of this process was requested.
-    keys
-        How many API keys were created, and how many revoked.
-    seq, revision
-        Of the feedback log and of the monitor.
-    """
-
-    activation: int
+    activation: int  # Number of the last activation for this backbone; 0 before any
+    # Whether a fit has no owner, or one without a sign of life or, with SQLite, is another process
     is_abandoned: bool
-    is_cancelled: bool
-    keys: tuple[int, int]
-    seq: int
+    is_cancelled: bool  # Whether the cancellation of a fit of this process was requested
+    keys: tuple[int, int]  # How many API keys were created, and how many revoked
+    seq: int  # Of the feedback log and of the monitor
     revision: int
 
 
 class Snapshots:
     """Takes snapshots, and keeps the last one.
 
-    Parameters
-    ----------
-    database, backbone_id
-        Where, and at which backbone.
-    owner
-        Names this process, as for `FitLog`.
-
-    Attributes
-    ----------
-    last
-        The newest snapshot; None before the first.
+    `last`: the newest snapshot; None before the first.
     """
 
     def __init__(self, database: Database, backbone_id: ScalarSelect[int], owner: str) -> None:
@@ -90,18 +67,7 @@ class Snapshots:
         self.last: Snapshot | None = None
 
     def take(self, overdue: timedelta = ADOPTED_AFTER) -> Snapshot:
-        """Execute the statement; blocks.
-
-        Parameters
-        ----------
-        overdue
-            With PostgreSQL, age of the last sign of life of an owner at which its fit is abandoned.
-
-        Raises
-        ------
-        RegistryUnavailable
-            It does not answer.
-        """
+        """Execute the statement; blocks."""
         if self._resolved is None:
             with self._database.read() as connection:
                 self._resolved = connection.execute(select(self._backbone_id)).scalar_one()

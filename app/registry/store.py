@@ -37,36 +37,7 @@ from boxcal.app.registry.tables import backbones, calibrators, feedback_logs, ut
 class Registry:
     """The registry, as the backbone that this process serves sees it; connects on first use.
 
-    Parameters
-    ----------
-    url
-        SQLAlchemy URL.
-    backbone
-        What this process serves. Calibrators of other backbones are listed, and refused.
-    owner
-        Names this process among those that share the database.
-    migrate
-        Whether to apply missing migrations on PostgreSQL.
-    beside
-        The registry of another model of this process, whose connections and threads this one uses.
-    files
-        Artifacts that the replicas share beside the database, if they share a directory.
-
-    Attributes
-    ----------
-    backbone
-        As given.
-    backbone_id
-        Selects its row.
-    database, activations, fits, snapshots
-        The connections; which calibrator is active; the queue of fits; what the follower reads.
-    run
-        Calls a blocking function in one of the registry's threads: ``await registry.run(registry.get, 3)``.
-
-    Raises
-    ------
-    RegistryUnusable, RegistryUnavailable
-        This release cannot use the database; from every method: the database does not answer.
+    `url`: SQLAlchemy URL.
     """
 
     def __init__(
@@ -113,13 +84,7 @@ class Registry:
     def list(
         self, limit: int = 1000, before: int | None = None, *, own: bool = False
     ) -> list[CalibratorRecord]:
-        """At most `limit` calibrators, newest first; only versions lower than `before`.
-
-        Parameters
-        ----------
-        own
-            Whether to leave those of other backbones out.
-        """
+        """At most `limit` calibrators, newest first; only versions lower than `before`."""
         older = true() if before is None else calibrators.c.version < before
         mine = calibrators.c.backbone_id.is_(None) | (calibrators.c.backbone_id == self.backbone_id)
         page = (
@@ -132,24 +97,12 @@ class Registry:
             return [record_of(row) for row in connection.execute(page)]
 
     def get(self, version: int) -> CalibratorRecord:
-        """Look one up, whichever backbone it belongs to.
-
-        Raises
-        ------
-        CalibratorNotFound
-            There is no such version.
-        """
+        """Look one up, whichever backbone it belongs to."""
         with self.database.read() as connection:
             return find_record(connection, version)
 
     def artifact(self, version: int) -> bytes:
-        """Return the safetensors bytes of a fitted calibrator, after a check of their SHA-256.
-
-        Raises
-        ------
-        CalibratorNotFound, NoReport, CalibratorPruned, DamagedArtifact
-            No such version; version 0, which has none; deleted; the bytes are not those that were recorded.
-        """
+        """Return the safetensors bytes of a fitted calibrator, after a check of their SHA-256."""
         if self._files is not None:
             record = self.get(version)
             kept = None if record.sha256 is None else self._files.read(record.sha256)
@@ -177,19 +130,8 @@ class Registry:
     ) -> tuple[int, Activation | None]:
         """Add a fit's calibrator, perhaps its activation, and the fit's success: one transaction.
 
-        Parameters
-        ----------
-        decide
-            Called inside the transaction with the active version; says whether to activate.
-
-        Returns
-        -------
-        The new version, and its activation if there was one.
-
-        Raises
-        ------
-        FitLost
-            The fit has ended, or belongs to another process or attempt; nothing is recorded.
+        `decide`: called inside the transaction with the active version; says whether to activate. Returns the
+        new version, and its activation if there was one.
         """
         if self._files is not None:  # before any replica asks for it
             self._files.write(hashlib.sha256(fitted.artifact).hexdigest(), fitted.artifact)

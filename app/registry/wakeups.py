@@ -20,11 +20,6 @@ class Wakeups:
     """One connection that listens, if the registry is on PostgreSQL; without it, waiting is polling.
 
     Behind PgBouncer in transaction mode no notification arrives, and `wait` always takes its full time.
-
-    Parameters
-    ----------
-    database
-        The database of the registry.
     """
 
     def __init__(self, database: Database) -> None:
@@ -55,7 +50,6 @@ class Wakeups:
         await asyncio.sleep(max(0.0, until - loop.time()))
 
     async def close(self) -> None:
-        """Close the connection."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
             await connection.close()

@@ -20,16 +20,6 @@ def read(path: Path, known: Collection[str]) -> dict[str, Any]:
     """Read the settings of a config file.
 
     A table `models` stands for a file of models: `model_list` reads it in this one.
-
-    Parameters
-    ----------
-    known
-        The names of all settings.
-
-    Raises
-    ------
-    ConfigFileError
-        See there.
     """
     if path.suffix != ".toml":
         raise ConfigFileError(f"{path} is not a `.toml` file")
@@ -46,13 +36,6 @@ def read(path: Path, known: Collection[str]) -> dict[str, Any]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a TOML document.
-
-    Raises
-    ------
-    ValueError
-        It cannot be read, or is not TOML; the message names the file.
-    """
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:

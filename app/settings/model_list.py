@@ -22,15 +22,7 @@ RESERVED = ".calibrator"
 
 
 class ModelTable(BaseModel):
-    """What may be set for each model; the other settings are those of the service.
-
-    Attributes
-    ----------
-    share
-        Of the device while several models have work, in proportion to those of the others.
-    lower, upper
-        Bounds of requests that set none, in the form of `options.bounds`.
-    """
+    """What may be set for each model; the other settings are those of the service."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -40,8 +32,9 @@ class ModelTable(BaseModel):
     device: str | None = None
     precision: Literal["float32", "bfloat16", "float16"] | None = None
     max_batch_size: int | None = Field(None, ge=1)
+    # Of the device while several models have work, in proportion to those of the others
     share: float = Field(1.0, gt=0, allow_inf_nan=False)
-    lower: Any = 0.0
+    lower: Any = 0.0  # Bounds of requests that set none, in the form of `options.bounds`
     upper: Any = 1.0
 
 
@@ -51,13 +44,7 @@ def is_list(text: str) -> bool:
 
 
 def read(text: str) -> Mapping[str, ModelTable]:
-    """Read a list of models.
-
-    Raises
-    ------
-    ValueError
-        What is wrong with it; the message names the model.
-    """
+    """Read a list of models."""
     sent = _file(Path(text)) if text.endswith(".toml") else _listed(text)
     if not sent:
         raise ValueError("it names no model")

@@ -164,13 +164,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Let arguments come before the environment, and the environment before the config file.
-
-        Raises
-        ------
-        ConfigFileError
-            The config file cannot be read.
-        """
+        """Let arguments come before the environment, and the environment before the config file."""
         if not (path := os.environ.get(config_file.VARIABLE)):
             return init_settings, env_settings
         found = config_file.read(Path(path), cls.model_fields)
@@ -264,20 +258,10 @@ class Settings(BaseSettings):
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One model of the service.
+    """One model of the service."""
 
-    Attributes
-    ----------
-    name
-        Empty if only `BOXCAL_MODEL` is set: the model then has the name of its backbone.
-    settings
-        Of the service, with those of this model.
-    share, lower, upper
-        As for `ModelTable`.
-    """
-
-    name: str
-    settings: Settings
+    name: str  # Empty if only `BOXCAL_MODEL` is set: the model then has the name of its backbone
+    settings: Settings  # Of the service, with those of this model
     share: float = 1.0
     lower: Any = 0.0
     upper: Any = 1.0

@@ -30,41 +30,21 @@ SCORE = re.compile(r".*(prob|score|logit|decision|odds|confidence).*|p", re.IGNO
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a table hold the scores or samples.
+    """Which columns of a table hold the scores or samples."""
 
-    Attributes
-    ----------
-    names
-        One list column, one column for each class in the order of the classes, or those of the features or of
-        the text.
-    kind
-        `logits`, `probabilities`, `percent`, `features` or `texts`.
-    classes
-        The class names; None where a list column is read and no names are known.
-    label
-        The column of labels.
-    group
-        The column of groups; None without one.
-    weight
-        The column of weights; None without one.
-    reordered
-        Whether the columns of the classes are in another order than the classes.
-    left_out
-        Columns that are not read, and were not named by the sender.
-    """
-
+    # One list column, one column for each class in the order of the classes, or those of the features or of
+    # the text
     names: tuple[str, ...]
-    kind: str
-    classes: Sequence[str] | None
-    label: str = LABEL
-    group: str | None = None
-    weight: str | None = None
-    reordered: bool = False
-    left_out: tuple[str, ...] = ()
+    kind: str  # `logits`, `probabilities`, `percent`, `features` or `texts`
+    classes: Sequence[str] | None  # The class names; None where a list column is read and no names are known
+    label: str = LABEL  # The column of labels
+    group: str | None = None  # The column of groups; None without one
+    weight: str | None = None  # The column of weights; None without one
+    reordered: bool = False  # Whether the columns of the classes are in another order than the classes
+    left_out: tuple[str, ...] = ()  # Columns that are not read, and were not named by the sender
 
     @property
     def read(self) -> list[str]:
-        """Every column that is read."""
         return [*self.names, self.label, *(name for name in (self.group, self.weight) if name)]
 
     @property
@@ -89,21 +69,7 @@ def choose_columns(
 ) -> Columns:
     """Find the columns of the scores, or of the features or texts that the model reads.
 
-    Parameters
-    ----------
-    classes
-        The class names of the model or the calibrator; None to find them among the columns.
-    inputs
-        Of a model of features or texts.
-    label_values
-        From a column to its distinct values, as text: asked where `classes` are not known.
-    texts
-        Gives the columns that hold no numbers, which are left out.
-
-    Raises
-    ------
-    InvalidUpload
-        Naming the column that is missing, repeated or unknown.
+    `classes`: the class names of the model or the calibrator; None to find them among the columns.
     """
     label = declared.label or LABEL
     names = [name for name in names if name == label or name not in declared.ignore]
@@ -167,13 +133,7 @@ def choose_columns(
 
 
 def kind_of(name: str, declared: Declared, *, is_named: bool = True) -> str:
-    """Return what an array or column of scores holds: what its name says, or what the sender says of it.
-
-    Raises
-    ------
-    InvalidUpload
-        They disagree.
-    """
+    """Return what an array or column of scores holds: what its name says, or what the sender says of it."""
     if is_named and name == PROBABILITIES and declared.scores == LOGITS:
         raise InvalidUpload(f"The scores are named `{name}`, but scores={declared.scores}.")
     return declared.scores or name
@@ -206,19 +166,7 @@ def _is_number(text: str) -> bool:
 def _classes_among(others: Sequence[str], values: Sequence[str]) -> tuple[list[str], list[str]]:
     """Find the columns of the classes by the values of the labels.
 
-    Parameters
-    ----------
-    others
-        Columns of numbers.
-
-    Returns
-    -------
-    The columns, and the names of their classes.
-
-    Raises
-    ------
-    InvalidUpload
-        Naming a column that is no class, or saying that there are none.
+    Returns the columns, and the names of their classes.
     """
     found = _named_like(others, values)
     if found is None and len(others) == 1 and len(values) == 2 and (one := _score_of_two(others[0], values)):
@@ -303,13 +251,7 @@ def _score_of_two(name: str, values: Sequence[str]) -> tuple[list[str], list[str
 
 
 def _scores_by_class(others: Sequence[str], classes: Sequence[str]) -> list[str]:
-    """Order the columns by class.
-
-    Raises
-    ------
-    InvalidUpload
-        Naming the column that is missing or unknown.
-    """
+    """Order the columns by class."""
     wanted = _class_columns(others, classes)
     if len(others) == 1 and len(classes) == 2 and (others[0] == classes[1] or SCORE.fullmatch(others[0])):
         return list(others)
@@ -344,13 +286,7 @@ def _class_columns(others: Sequence[str], classes: Sequence[str]) -> list[str]:
 def _are_samples(
     others: Sequence[str], inputs: ModelInputs, classes: Sequence[str], scores: str | None
 ) -> bool:
-    """Tell the columns of features or texts from those of logits, by their names.
-
-    Raises
-    ------
-    InvalidUpload
-        They are both, or neither.
-    """
+    """Tell the columns of features or texts from those of logits, by their names."""
     own, of_classes, there = set(inputs.table_columns), set(_class_columns(others, classes)), set(others)
     if own <= there and of_classes <= there and scores is None:
         if own == of_classes or there not in (own, of_classes):

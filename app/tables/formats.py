@@ -61,28 +61,15 @@ Batches = Callable[[Sequence[str], Sequence[str], int], Iterator[pa.RecordBatch]
 
 @dataclass(frozen=True)
 class OpenTable:
-    """A table whose columns are known and whose rows are not read yet.
-
-    Attributes
-    ----------
-    names
-        Of its columns.
-    schema
-        Their types; None for CSV, which has none.
-    rows
-        How many it announces; None where it does not.
-    batches
-        From the columns to read, those of them that are numbers in CSV, where all others are texts, and most
-        rows of a batch to batches; each call begins at the first row.
-    texts
-        Gives the columns that hold no numbers; of CSV as its first rows show.
-    """
+    """A table whose columns are known and whose rows are not read yet."""
 
     names: list[str]
-    schema: pa.Schema | None
-    rows: int | None
+    schema: pa.Schema | None  # Their types; None for CSV, which has none
+    rows: int | None  # How many it announces; None where it does not
+    # From the columns to read, those of them that are numbers in CSV, where all others are texts, and most
+    # rows of a batch to batches; each call begins at the first row
     batches: Batches
-    texts: Callable[[], set[str]]
+    texts: Callable[[], set[str]]  # Gives the columns that hold no numbers; of CSV as its first rows show
 
 
 def table_kind(start: bytes) -> str | None:

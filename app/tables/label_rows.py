@@ -20,13 +20,6 @@ ROWS_AT_ONCE = 1000
 
 
 def label_rows(table: OpenTable) -> Iterator[dict[str, Any]]:
-    """Yield the items.
-
-    Raises
-    ------
-    MalformedBody
-        The table has other columns.
-    """
     _check_columns(table)
     for batch in table.batches(table.names, (), ROWS_AT_ONCE):
         for row in batch.to_pylist():

@@ -22,27 +22,14 @@ EXACT = 2**53
 
 @dataclass(frozen=True)
 class Declared:
-    """What the sender says of a file that its content does not; see `FitFields`.
+    """What the sender says of a file that its content does not; see `FitFields`."""
 
-    Attributes
-    ----------
-    scores
-        What the scores are, one of `boxcal.calibrators.scores.KINDS`.
-    label
-        The column of the labels.
-    classes
-        The names of the columns of the classes, in the order of their indices.
-    ignore
-        Columns that are left out.
-    labels_as
-        Whether numbers among the labels are the `index` or the `name` of a class.
-    """
-
-    scores: str | None = None
-    label: str | None = None
+    scores: str | None = None  # What the scores are, one of `boxcal.calibrators.scores.KINDS`
+    label: str | None = None  # The column of the labels
+    # The names of the columns of the classes, in the order of their indices
     classes: tuple[str, ...] | None = None
-    ignore: tuple[str, ...] = ()
-    labels_as: str | None = None
+    ignore: tuple[str, ...] = ()  # Columns that are left out
+    labels_as: str | None = None  # Whether numbers among the labels are the `index` or the `name` of a class
 
 
 NOTHING = Declared()
@@ -78,22 +65,7 @@ def as_indices(
 ) -> Indices:
     """Turn labels (N,) into class indices; their range is not checked here.
 
-    Parameters
-    ----------
-    labels
-        Numbers, or names in text or UTF-8.
-    classes
-        The class names; None where they are not known, and labels must be indices.
-    first
-        Number of the first label, for messages.
-    labels_as
-        What a number is: the `index` or the `name` of a class. By default a name where all classes are named
-        by integers, and an index elsewhere.
-
-    Raises
-    ------
-    InvalidUpload
-        Naming the label that is no class or no integer.
+    `classes`: the class names; None where they are not known, and labels must be indices.
     """
     if labels.dtype.kind == "b" and classes is not None and {*classes} == {"False", "True"}:
         labels = labels.astype(str)
@@ -165,25 +137,13 @@ def _whole(values: Array, first: int) -> Indices:
 
 
 def check_shape(shape: tuple[int, ...]) -> None:
-    """Accept labels of the shapes (N,) and (N, 1), and matrices, which `refuse_matrix` then names.
-
-    Raises
-    ------
-    InvalidUpload
-        They have another shape.
-    """
+    """Accept labels of the shapes (N,) and (N, 1), and matrices, which `refuse_matrix` then names."""
     if not shape or len(shape) > 2 or shape[1:] == (0,):
         raise InvalidUpload(f"`labels` must have the shape (N,), got {shape}.")
 
 
 def refuse_matrix(labels: Array) -> None:
-    """Refuse labels (N, K): a one-hot encoding, or several labels of a sample at once.
-
-    Raises
-    ------
-    InvalidUpload
-        Says which, and how many rows have no label or several.
-    """
+    """Refuse labels (N, K): a one-hot encoding, or several labels of a sample at once."""
     if labels.ndim < 2 or labels.shape[1] == 1:
         return
     chosen = np.count_nonzero(labels, axis=1)
@@ -203,21 +163,9 @@ def refuse_matrix(labels: Array) -> None:
 def column_order(known: Sequence[str] | None, own: Sequence[str] | None) -> list[int] | None:
     """Match the classes of a file with those known, by name.
 
-    Parameters
-    ----------
-    known
-        Of the model or the calibrator; None where they are not known.
-    own
-        Of the file, in the order of its columns; None where it names none.
-
-    Returns
-    -------
-    For each known class the column of the file; None to take the columns as they are.
-
-    Raises
-    ------
-    InvalidUpload
-        Naming the classes that are missing, and those that are too many.
+    `known`: of the model or the calibrator; None where they are not known. `own`: of the file, in the order
+    of its columns; None where it names none. Returns for each known class the column of the file; None to
+    take the columns as they are.
     """
     if known is None or own is None or list(known) == list(own):
         return None

@@ -23,27 +23,15 @@ TEXT = "text"
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """The inputs of a model of features or texts; small enough to be sent to another process.
-
-    Attributes
-    ----------
-    member
-        Name of the samples in an upload: `features` or `texts`.
-    labels
-        The K class names.
-    columns, names, has_missing
-        Of `RowInputs`; empty for texts.
-    has_tokenizer
-        Whether texts can become tokens.
-    """
+    """The inputs of a model of features or texts; small enough to be sent to another process."""
 
     model: str
-    member: Literal["features", "texts"]
-    labels: tuple[str, ...]
-    columns: tuple[Column, ...] = ()
+    member: Literal["features", "texts"]  # Name of the samples in an upload: `features` or `texts`
+    labels: tuple[str, ...]  # The K class names
+    columns: tuple[Column, ...] = ()  # Of `RowInputs`; empty for texts
     names: tuple[str, ...] = ()
     has_missing: bool = False
-    has_tokenizer: bool = True
+    has_tokenizer: bool = True  # Whether texts can become tokens
 
     @classmethod
     def of(cls, backbone: Backbone) -> Self | None:
@@ -66,13 +54,7 @@ class ModelInputs:
         return RowInputs(self.columns, self.names, has_missing=self.has_missing)
 
     def check_member(self, there: Sequence[str]) -> bool:
-        """Say whether an upload that has these arrays has samples of this model.
-
-        Raises
-        ------
-        InvalidUpload
-            It also has logits or probabilities; it has texts, and the model has no tokenizer.
-        """
+        """Say whether an upload that has these arrays has samples of this model."""
         if self.member not in there:
             return False
         if scores := next((name for name in ("logits", "probabilities") if name in there), None):

@@ -25,7 +25,6 @@ class Header(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Size of the numbers."""
         return self.dtype.itemsize * math.prod(self.shape)
 
     def array(self, content: Any) -> NDArray[Any]:
@@ -39,11 +38,6 @@ def read_header(file: IO[bytes], length: int) -> Header:
     """Read the header of an array in a `.npy` file of `length` bytes, which must hold just the array.
 
     The messages continue the name of the array.
-
-    Raises
-    ------
-    ValueError
-        It is no `.npy` file, holds Python objects, or has another size than its header announces.
     """
     try:
         version = npy.read_magic(file)

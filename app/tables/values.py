@@ -29,13 +29,7 @@ def arrays_of(
     columns: Columns,
     inputs: ModelInputs | None,
 ) -> Iterator[Batch]:
-    """Convert the batches of a table to arrays by name: scores or samples, `labels` and the rest.
-
-    Raises
-    ------
-    InvalidUpload, UnusableInput
-        Naming the column, or the row and the value, that cannot be read.
-    """
+    """Convert the batches of a table to arrays by name: scores or samples, `labels` and the rest."""
     first = width = 0
     for batch in batches:
         if columns.has_samples and inputs is not None:
@@ -59,13 +53,7 @@ def arrays_of(
 
 
 def scores_of_batch(batch: pa.RecordBatch, columns: Columns, first: int, width: int = 0) -> Array:
-    """Return the scores (n, K) of a batch of rows, the first of which has the number `first`.
-
-    Raises
-    ------
-    InvalidUpload
-        Naming the column and the row that cannot be accepted; a row that has not `width` numbers, if given.
-    """
+    """Return the scores (n, K) of a batch of rows, the first of which has the number `first`."""
     if columns.is_list:
         name = columns.names[0]
         column = _complete(_decoded(batch.column(name)), name, first)
@@ -84,13 +72,7 @@ def scores_of_batch(batch: pa.RecordBatch, columns: Columns, first: int, width: 
 
 
 def samples_of_batch(batch: pa.RecordBatch, inputs: ModelInputs, first: int) -> Array:
-    """Read the rows of features (n, D), or the texts (n,), of a batch of a table.
-
-    Raises
-    ------
-    InvalidUpload, UnusableInput
-        Naming the column, or the row and the value, that the model does not read.
-    """
+    """Read the rows of features (n, D), or the texts (n,), of a batch of a table."""
     if inputs.member == TEXTS:
         column = _decoded(batch.column(TEXT))
         if not _is_text(column.type):
@@ -158,13 +140,7 @@ def _check_lengths(lengths: Array, name: str, first: int, width: int) -> None:
 
 
 def label_values(column: Any, name: str, first: int) -> Array:
-    """Give the labels of a column (n,), as numbers or texts.
-
-    Raises
-    ------
-    InvalidUpload
-        Naming the row without a label; the column holds something else.
-    """
+    """Give the labels of a column (n,), as numbers or texts."""
     column = _complete(_decoded(column), name, first)
     kind = column.type
     if types.is_binary(kind) or types.is_large_binary(kind):

@@ -45,13 +45,6 @@ class SharedMetrics:
 
     Counters and histograms are added, and so are the gauges of memory and queues; of the others, those of
     this process are shown.
-
-    Parameters
-    ----------
-    registry
-        The metrics of this process.
-    folder
-        Where every process leaves its own.
     """
 
     def __init__(self, registry: Collects, folder: Path) -> None:

@@ -28,15 +28,6 @@ class Acceptor:
 
     An event loop that accepts whatever has arrived gives most connections of a burst to one process: of 16
     connections, the other process got none in a third of the bursts.
-
-    Parameters
-    ----------
-    listener
-        The socket of all processes.
-    server
-        Counts the connections and makes their protocols.
-    table, row
-        Of all processes; the row of this one.
     """
 
     def __init__(

@@ -14,26 +14,13 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One of the serving processes.
+    """One of the serving processes."""
 
-    Attributes
-    ----------
-    index
-        0 is the process that runs the fits and folds the feedback log for all.
-    count
-        How many processes serve.
-    row
-        Of this process in the table of all (`table.py`).
-    folder
-        Where the processes keep the table and leave their metrics.
-    cores
-        Those of the service, of which this process may have a part; None where that is not known.
-    """
-
-    index: int
-    count: int
-    row: int
-    folder: Path
+    index: int  # 0 is the process that runs the fits and folds the feedback log for all
+    count: int  # How many processes serve
+    row: int  # Of this process in the table of all (`table.py`)
+    folder: Path  # Where the processes keep the table and leave their metrics
+    # Those of the service, of which this process may have a part; None where that is not known
     cores: frozenset[int] | None = None
 
     @property

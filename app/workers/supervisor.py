@@ -47,23 +47,13 @@ STEADY_SECONDS = 60.0
 
 @dataclass(eq=False)
 class Process:
-    """One serving process.
-
-    Attributes
-    ----------
-    row
-        In the table of processes.
-    heartbeat
-        The last one; 0 until the process serves.
-    silent_ticks
-        Since its heartbeat changed.
-    """
+    """One serving process."""
 
     popen: subprocess.Popen[bytes]
-    row: int
+    row: int  # In the table of processes
     began: float
-    heartbeat: float = 0.0
-    silent_ticks: int = 0
+    heartbeat: float = 0.0  # The last one; 0 until the process serves
+    silent_ticks: int = 0  # Since its heartbeat changed
     kill_at: float = 0.0
 
     def watch(self, heartbeat: float) -> None:
@@ -73,12 +63,10 @@ class Process:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it serves."""
         return self.heartbeat > 0
 
     @property
     def is_dead(self) -> bool:
-        """Whether it has ended."""
         return self.popen.poll() is not None
 
 
@@ -94,26 +82,7 @@ class SlotProcesses:
 
 
 class Supervisor:
-    """Keeps one process in each slot.
-
-    Parameters
-    ----------
-    count
-        Number of slots.
-    spawn
-        Starts a process for a slot, with a row of the table.
-    folder
-        Of the table and the metrics.
-    seconds
-        For a process to end after SIGTERM.
-
-    Attributes
-    ----------
-    must_stop, must_replace
-        Set by signals: end; replace every process, one after the other, each once its successor serves.
-    status
-        Exit status, once everything has ended.
-    """
+    """Keeps one process in each slot."""
 
     def __init__(
         self, count: int, spawn: Callable[[int, int], Process], folder: Path, seconds: float
@@ -246,13 +215,7 @@ def environment(settings: Settings) -> dict[str, str]:
 
 
 def supervise(settings: Settings) -> None:
-    """Serve with several processes until SIGTERM or SIGINT.
-
-    Raises
-    ------
-    SystemExit
-        With the status of the first process, if it could not start.
-    """
+    """Serve with several processes until SIGTERM or SIGINT."""
     dictConfig(log_config(settings))
     folder = Path(tempfile.mkdtemp(prefix="boxcal-workers-"))
     listener = open_listener(settings)

@@ -14,15 +14,7 @@ _ROW = struct.Struct("qdq")  # process id, time of the heartbeat, connections
 
 
 class ProcessTable:
-    """One row per process; a slot has two, because its next process starts before the present one ends.
-
-    Parameters
-    ----------
-    folder
-        Where the memory has its file.
-    slots
-        How many processes serve.
-    """
+    """One row per process; a slot has two, because its next process starts before the present one ends."""
 
     def __init__(self, folder: Path, slots: int) -> None:
         self._rows = range(2 * slots)

@@ -88,7 +88,6 @@ class MetricScore:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the score for JSON."""
         return {
             "value": _number(self.value),
             "standard_error": _number(self.standard_error),
@@ -148,7 +147,6 @@ class MethodComparison:
         return min((row.scores[metric].value for row in self.rows), default=math.nan)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the table for JSON."""
         return {
             "fit_samples": self.fit_samples,
             "test_samples": self.test_samples,

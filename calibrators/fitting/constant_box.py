@@ -102,7 +102,6 @@ class Plane:
         self.limits: Limits = [(NARROWEST, WIDEST)] * self.dimensions
 
     def box(self, coordinates: Array) -> tuple[float, float]:
-        """Give (lower, upper)."""
         fraction, slack = self._split(coordinates)
         if not self.use_upper:
             return fraction / self.num_classes, 1.0

@@ -53,7 +53,6 @@ class DualLoss:
         self.precision: type[np.floating[Any]] = np.float64
 
     def rows(self, index: Array) -> Self:
-        """Keep some rows."""
         part = copy.copy(self)
         part.scores, part.labels, part.counts = self.scores[index], self.labels[index], self.counts[index]
         part.counts = part.counts / part.counts.mean()

@@ -313,7 +313,6 @@ class _Fits:
         return next(end for end in ends if end.minimum.value <= lowest + SAME)
 
     def _objective(self, logit_map: LogitMap, box: BoxMap | None) -> Objective:
-        """Give the objective of a fit."""
         if logit_map.reads == "logits":
             return Objective(logit_map, box, self._rows)
         rows = FitRows(logit_map.source(self.data), self.data.classes, self.data.row_weights)

@@ -108,7 +108,6 @@ class Objective:
         return np.where(fixed, point, share * point + (1.0 - share) * plain)
 
     def value(self, coordinates: Array) -> float:
-        """Return the objective."""
         return self(coordinates)[0]
 
     def mean_nll(self, coordinates: Array) -> float:

@@ -25,7 +25,6 @@ class BetaCalibration(LogitMap):
     shapes: ClassVar[Shapes] = {"log_weights": ("K",), "complement_weights": ("K",), "offsets": ("K",)}
 
     def fresh(self) -> dict[str, Any]:
-        """Begin with the log odds."""
         ones, zeros = np.ones(self.num_classes), np.zeros(self.num_classes)
         return {"log_weights": ones, "complement_weights": ones, "offsets": zeros}
 

@@ -27,17 +27,14 @@ class Chain(LogitMap):
 
     @property
     def parameters(self) -> dict[str, Array]:  # type: ignore[override]
-        """Those of both maps."""
         return _named(FIRST, self.first.parameters) | _named(SECOND, self.second.parameters)
 
     @property
     def size(self) -> int:
-        """The coordinates of both."""
         return self.first.size + self.second.size
 
     @property
     def width(self) -> int:
-        """What the first map takes."""
         return self.first.width
 
     @property
@@ -47,7 +44,6 @@ class Chain(LogitMap):
 
     @property
     def input_shift(self) -> Array | None:
-        """Give the first map's."""
         return self.first.input_shift
 
     def formula(self, ops: ModuleType, p: Parameters, scores: Values) -> Values:
@@ -63,7 +59,6 @@ class Chain(LogitMap):
         return self.first.known(scores)
 
     def pullback(self, p: Parameters, scores: Array, known: Any = None) -> tuple[Array, Pullback]:
-        """Chain the two products."""
         between, first_back = self.first.pullback(_of(FIRST, p), scores, known)
         mapped, second_back = self.second.pullback(_of(SECOND, p), between)
 
@@ -81,22 +76,18 @@ class Chain(LogitMap):
         return _named(FIRST, first) | _named(SECOND, second)
 
     def slopes(self, coordinates: Array, gradients: Mapping[str, Array]) -> Array:
-        """Carry both maps' derivatives on."""
         size = self.first.size
         first = self.first.slopes(coordinates[:size], _of(FIRST, gradients))
         return np.concatenate([first, self.second.slopes(coordinates[size:], _of(SECOND, gradients))])
 
     def coordinates(self) -> Array:
-        """Give both maps' coordinates."""
         return np.concatenate([self.first.coordinates(), self.second.coordinates()])
 
     def moved(self, coordinates: Array) -> Chain:
-        """Move both maps."""
         size = self.first.size
         return Chain(self.first.moved(coordinates[:size]), self.second.moved(coordinates[size:]))
 
     def averaged(self, members: Sequence[Array]) -> Chain:
-        """Average both maps."""
         size = self.first.size
         first = self.first.averaged([member[:size] for member in members])
         return Chain(first, self.second.averaged([member[size:] for member in members]))
@@ -109,7 +100,6 @@ class Chain(LogitMap):
         )
 
     def starts(self) -> Sequence[Array]:
-        """Start both maps everywhere."""
         return self.starts_from(self.first.starts())
 
     def starts_from(self, bases: Sequence[Array]) -> Sequence[Array]:
@@ -117,7 +107,6 @@ class Chain(LogitMap):
         return [np.concatenate([base, start]) for base in bases for start in self.second.starts()]
 
     def limits(self) -> Limits:
-        """Limits of both."""
         return [*self.first.limits(), *self.second.limits()]
 
     def penalty(self, p: Parameters) -> tuple[float, Gradients] | None:
@@ -137,15 +126,12 @@ class Chain(LogitMap):
         return self.first.saturation(scores)
 
     def release(self) -> None:
-        """Release the first map."""
         self.first.release()
 
     def invalid_reason(self) -> str | None:
-        """Pass on what either says."""
         return self.first.invalid_reason() or self.second.invalid_reason()
 
     def describe(self) -> dict[str, Any]:
-        """Return both maps' parameters."""
         return {**self.first.describe(), **self.second.describe()}
 
 

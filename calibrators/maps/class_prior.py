@@ -28,7 +28,6 @@ class ClassPriorAdjustment(LogitMap):
     is_listed = False
 
     def fresh(self) -> dict[str, Any]:
-        """Add nothing."""
         return {"adjustment_offsets": np.zeros(self.num_classes), "adjustment_temperature": 1.0}
 
     def formula(self, ops: ModuleType, p: Parameters, scores: Values) -> Values:

@@ -44,7 +44,6 @@ class ConstantBounds(BoxMap):
     shapes: ClassVar[Shapes] = {"lower": (), "upper": ()}
 
     def fresh(self) -> dict[str, Any]:
-        """Bound nothing."""
         return {"lower": 0.0, "upper": 1.0}
 
     @classmethod
@@ -54,7 +53,6 @@ class ConstantBounds(BoxMap):
 
     @property
     def pair(self) -> tuple[float, float]:
-        """Both bounds."""
         return self.parameters["lower"].item(), self.parameters["upper"].item()
 
     @property
@@ -64,7 +62,6 @@ class ConstantBounds(BoxMap):
         return lower <= 0.0 and upper >= 1.0
 
     def formula(self, ops: ModuleType, p: Parameters, logits: Values) -> tuple[Values, Values]:
-        """Give the two numbers."""
         del ops, logits
         return p["lower"], p["upper"]
 
@@ -103,7 +100,6 @@ class ConstantBounds(BoxMap):
         return [(NARROWEST, WIDEST)] * 2
 
     def coordinates_of(self, other: Map) -> Array:
-        """Take over constant bounds."""
         return other.coordinates()
 
     def invalid_reason(self) -> str | None:

@@ -26,7 +26,6 @@ class DualProbabilityBounding(LogitMap):
     followed = 9
 
     def fresh(self) -> dict[str, Any]:
-        """Shift nothing."""
         return {"shift_weights": np.zeros(self.num_classes), "shift_threshold": 1.0}
 
     def formula(self, ops: ModuleType, p: Parameters, scores: Values) -> Values:

@@ -33,9 +33,7 @@ class FitData(Protocol):
     def __len__(self) -> int: ...
 
     @property
-    def num_classes(self) -> int:
-        """K."""
-        ...
+    def num_classes(self) -> int: ...
 
     @property
     def scale(self) -> float:

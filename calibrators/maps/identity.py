@@ -33,10 +33,8 @@ class IdentityMap(RowTemperature):
         return np.ones(reading.shape[1]), back
 
     def starts(self) -> Sequence[Array]:
-        """One start: the empty vector."""
         return [np.empty(0)]
 
     def solve(self, data: FitData, tick: Callable[[float], None]) -> Solution:
-        """There is nothing to find."""
         del data, tick
         return Solution(0.0, 1, 1, 0)

@@ -57,7 +57,6 @@ class FeatureClipping(LastLayerMap):
         self._largest = 1.0
 
     def fresh(self) -> dict[str, Any]:
-        """Clip nothing."""
         return {"radius": UNCLIPPED, **super().fresh()}
 
     def formula(self, ops: ModuleType, p: Parameters, scores: Values) -> Values:
@@ -81,7 +80,6 @@ class FeatureClipping(LastLayerMap):
         return self.parameters | {"radius": np.exp(coordinates[0])}
 
     def slopes(self, coordinates: Array, gradients: Mapping[str, Array]) -> Array:
-        """Multiply by the radius."""
         return np.array([np.exp(coordinates[0]) * gradients["radius"]])
 
     def coordinates(self) -> Array:
@@ -122,7 +120,6 @@ class TiltAndAverage(LastLayerMap):
     combines = True
 
     def fresh(self) -> dict[str, Any]:
-        """Tilt nothing."""
         return {"angle": 0.0, **super().fresh(), "turned_weight": np.zeros((self.num_classes, 1))}
 
     def formula(self, ops: ModuleType, p: Parameters, scores: Values) -> Values:

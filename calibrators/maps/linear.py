@@ -87,7 +87,6 @@ class LinearMap(LogitMap):
         return float(value), {self.matrix: 2.0 * pull, self.offset: 2.0 * ridge.offsets * offsets}
 
     def starts(self) -> Sequence[Array]:
-        """Start at the temperature alone."""
         return [type(self)(self.num_classes).coordinates()]
 
     def tempered(self, log_temperature: float) -> Sequence[Array]:
@@ -101,7 +100,6 @@ class LinearMap(LogitMap):
         self.parameters["temperature"] = np.array(best_temperature(data, tick)[0])
 
     def adopt(self, alone: LogitMap) -> None:
-        """Take over the strength."""
         if isinstance(alone, LinearMap):
             self.strength = alone.strength
 
@@ -154,12 +152,10 @@ class MatrixScaling(LinearMap):
     matrix, offset = "weight", "intercept"
 
     def fresh(self) -> dict[str, Any]:
-        """Begin with the identity."""
         K = self.num_classes
         return {"temperature": 1.0, "weight": np.eye(K), "intercept": np.zeros(K)}
 
     def formula(self, ops: ModuleType, p: Parameters, scores: Values) -> Values:
-        """Map (N, K) logits linearly."""
         del ops
         return scores / p["temperature"] @ p["weight"].T + p["intercept"]
 

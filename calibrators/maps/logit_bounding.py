@@ -27,7 +27,6 @@ class LogitBounding(LogitMap):
     later: ClassVar[Mapping[str, float]] = {"from_largest": 0.0}
 
     def fresh(self) -> dict[str, Any]:
-        """Clip nothing."""
         return {"logit_lower": -1.0, "logit_upper": 1.0, "from_largest": 1.0}
 
     def formula(self, ops: ModuleType, p: Parameters, scores: Values) -> Values:

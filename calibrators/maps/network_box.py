@@ -35,7 +35,6 @@ class InstanceDependentBounds(NetworkMap, BoxMap):
     later: ClassVar[Mapping[str, float]] = {"network.normalised": 0.0}
 
     def fresh(self) -> dict[str, Any]:
-        """Bound nothing."""
         return fresh_network(self.num_classes, [VACUOUS, VACUOUS])
 
     def formula(self, ops: ModuleType, p: Parameters, logits: Values) -> tuple[Values, Values]:
@@ -70,7 +69,6 @@ class InstanceDependentBounds(NetworkMap, BoxMap):
         return [[self.started(outputs, seed) for seed in range(DRAWS)] for outputs in (near, [0.0, 0.0])]
 
     def coordinates_of(self, other: Map) -> Array:
-        """Take over constant bounds."""
         return self.started(self.constant_outputs(other.coordinates()), 0)
 
     @staticmethod
@@ -94,5 +92,4 @@ class InstanceDependentBounds(NetworkMap, BoxMap):
         return own
 
     def saturation(self, logits: Array) -> float:
-        """Ask the network."""
         return self.network_saturation(logits)

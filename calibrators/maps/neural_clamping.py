@@ -117,7 +117,6 @@ class NeuralClamping(LogitMap):
 
     @property
     def input_shift(self) -> Array | None:
-        """Give the fitted shift."""
         return self.parameters["input_shift"]
 
     def release(self) -> None:

@@ -92,5 +92,4 @@ class ParameterisedTemperature(NetworkMap, RowTemperature):
             self.adopt_network(alone)
 
     def saturation(self, scores: Array) -> float:
-        """Ask the network."""
         return self.network_saturation(scores / self.parameters["temperature"])

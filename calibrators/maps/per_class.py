@@ -35,7 +35,6 @@ class PerClassFunction(LogitMap):
     """Counted as so many parameters of each class."""
 
     def fresh(self) -> dict[str, Any]:
-        """Begin without places."""
         return {name: np.zeros((self.num_classes, 0)) for name in self.shapes}
 
     def curve(self, probabilities: Array, hits: Array, weights: Array | None) -> Curve:

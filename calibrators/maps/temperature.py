@@ -36,7 +36,6 @@ class TemperatureScaling(RowTemperature):
         self._found = 1.0, math.nan, 0
 
     def fresh(self) -> dict[str, Any]:
-        """Begin with the temperature 1."""
         return {"temperature": 1.0}
 
     def formula(self, ops: ModuleType, p: Parameters, scores: Values) -> Values:
@@ -58,7 +57,6 @@ class TemperatureScaling(RowTemperature):
         return {"temperature": np.exp(coordinates[0])}
 
     def slopes(self, coordinates: Array, gradients: Mapping[str, Array]) -> Array:
-        """Multiply by the temperature."""
         return np.array([np.exp(coordinates[0]) * gradients["temperature"]])
 
     def coordinates(self) -> Array:

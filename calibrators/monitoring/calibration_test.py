@@ -184,7 +184,6 @@ class CalibrationTest(StatefulFold):
 
     @property
     def count(self) -> int:
-        """How many labels were seen."""
         return int(self.progress[SEEN])
 
     @property

@@ -72,7 +72,6 @@ class Duel(StatefulFold):
 
     @property
     def count(self) -> int:
-        """How many labels were seen."""
         return int(self.sums[0])
 
     @property

@@ -177,8 +177,7 @@ class _Differentiate(torch.autograd.Function):
         return found
 
     @staticmethod
-    def setup_context(_ctx: Any, _inputs: tuple[Any, ...], _output: Gradients) -> None:
-        """Keep nothing."""
+    def setup_context(_ctx: Any, _inputs: tuple[Any, ...], _output: Gradients) -> None: ...
 
     @staticmethod
     def backward(_ctx: Any, *_upstream: Tensor) -> None:

@@ -37,19 +37,19 @@ class Backbone(Protocol):
     """
 
     @property
-    def name(self) -> str: ...  # noqa: D102
+    def name(self) -> str: ...
     @property
-    def labels(self) -> tuple[str, ...]: ...  # noqa: D102
+    def labels(self) -> tuple[str, ...]: ...
     @property
-    def fingerprint(self) -> str: ...  # noqa: D102
+    def fingerprint(self) -> str: ...
     @property
-    def device(self) -> str: ...  # noqa: D102
+    def device(self) -> str: ...
     @property
-    def inputs(self) -> Inputs: ...  # noqa: D102
+    def inputs(self) -> Inputs: ...
     @property
-    def input_shape(self) -> tuple[int, ...]: ...  # noqa: D102
+    def input_shape(self) -> tuple[int, ...]: ...
     @property
-    def preprocessing(self) -> Preprocessing | None: ...  # noqa: D102
+    def preprocessing(self) -> Preprocessing | None: ...
 
     @property
     def num_classes(self) -> int:
@@ -57,7 +57,7 @@ class Backbone(Protocol):
         ...
 
     @property
-    def passes(self) -> int: ...  # noqa: D102
+    def passes(self) -> int: ...
 
     def __call__(self, batch: Any, *, alone: bool = True) -> Any:
         """Float32 logits (N, K) for what `inputs.batch` makes of N samples: an array, or a tensor on the CPU.

@@ -33,9 +33,8 @@ Plan = dict[int, list[Axis]]  # for each node that computes the first entry only
 def take_class_token_early(model: onnx.ModelProto) -> bool:
     """Rewrite a graph in place so that only the first token is computed where only the first is read.
 
-    Returns
-    -------
-    Whether the graph was rewritten: it saves a matrix product, and the graph has no branches or loops.
+    Returns whether the graph was rewritten: it saves a matrix product, and the graph has no branches or
+    loops.
     """
     graph = model.graph
     opset = next((entry.version for entry in model.opset_import if entry.domain in STANDARD), 0)

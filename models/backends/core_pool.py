@@ -17,16 +17,6 @@ Batch = TypeVar("Batch")
 
 
 class CorePool(Generic[Batch]):
-    """One thread per core.
-
-    Parameters
-    ----------
-    join
-        Concatenates results.
-    cores
-        Number of threads; by default every core this process may use.
-    """
-
     def __init__(self, join: Callable[[Sequence[Batch]], Batch], cores: int | None = None) -> None:
         self.cores = cores or usable_cores()
         self._join = join

@@ -27,10 +27,7 @@ class Recorded:
 class CudaGraphs:
     """Graphs of one network, by batch size; used by one thread at a time.
 
-    Parameters
-    ----------
-    network
-        Maps (N, *input_shape) of `dtype` on `device` to (N, K), in evaluation mode.
+    `network`: maps (N, *input_shape) of `dtype` on `device` to (N, K), in evaluation mode.
     """
 
     def __init__(
@@ -41,13 +38,7 @@ class CudaGraphs:
         self._recorded: dict[int, Recorded] = {}
 
     def record(self, size: int) -> None:
-        """Record the forward pass of a batch of `size`.
-
-        Raises
-        ------
-        RuntimeError
-            The network does something that a graph cannot record, such as waiting for a value.
-        """
+        """Record the forward pass of a batch of `size`."""
         inputs = torch.zeros(size, *self._input_shape, device=self._device, dtype=self._dtype)
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))

@@ -36,13 +36,7 @@ SAMPLE_INPUTS = "data/sample_inputs/model.pt"
 
 
 def load_exported_program(path: Path, *, labels: Path | None, device: str) -> TorchBackbone:
-    """Read a program with one input and one output of logits, and move it to the device.
-
-    Raises
-    ------
-    BackboneError
-        The file is missing, damaged, holds pickled objects, or does not fit its declaration.
-    """
+    """Read a program with one input and one output of logits, and move it to the device."""
     if not path.is_file():
         raise BackboneError(f"The model file {path} does not exist.")
     archive = path.read_bytes()
@@ -84,7 +78,6 @@ class OneOutput(torch.nn.Module):
         self.program = program
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the output."""
         (logits,) = pytree.tree_leaves(self.program(inputs))
         return logits  # type: ignore[no-any-return] # a leaf has any type
 
@@ -94,13 +87,7 @@ class Members(dict[str, Any]):
 
 
 def _read(archive: bytes, path: Path) -> ExportedProgram:
-    """Read a program; output objects of transformers are made known to torch.
-
-    Raises
-    ------
-    BackboneError
-        With the reason that torch logs.
-    """
+    """Read a program; output objects of transformers are made known to torch."""
     with zipfile.ZipFile(io.BytesIO(archive)) as files:
         text = b"".join(files.read(name) for name in files.namelist() if name.endswith("models/model.json"))
     for name in sorted({found.decode() for found in OUTPUT_OBJECT.findall(text)}):
@@ -136,13 +123,7 @@ class _Heard(logging.Handler):
 
 
 def refuse_pickles(archive: bytes, path: Path) -> None:
-    """Check that an archive has only raw tensors, JSON, and sample inputs that are tensors.
-
-    Raises
-    ------
-    BackboneError
-        Naming the entry that is something else.
-    """
+    """Check that an archive has only raw tensors, JSON, and sample inputs that are tensors."""
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as files:
             names = files.namelist()

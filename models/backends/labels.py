@@ -11,24 +11,11 @@ from boxcal.models.errors import BackboneError
 
 
 def read_labels(path: Path, num_classes: int) -> tuple[str, ...]:
-    """Read one label per line.
-
-    Raises
-    ------
-    BackboneError
-        The file cannot be read, a line is empty, or the number of lines is not K.
-    """
     return check_labels(read_lines(path), num_classes, str(path))
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read the lines of a labels file, without a byte order mark and without empty lines at the end.
-
-    Raises
-    ------
-    BackboneError
-        The file cannot be read.
-    """
+    """Read the lines of a labels file, without a byte order mark and without empty lines at the end."""
     try:
         lines = path.read_text(encoding="utf-8-sig").rstrip().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -41,11 +28,6 @@ def check_labels(labels: Sequence[str], num_classes: int, source: str) -> tuple[
 
     Requests name classes by their labels, so labels must be distinct, but common lists of ImageNet's classes
     have two cranes: the second becomes `crane (2)`.
-
-    Raises
-    ------
-    BackboneError
-        Naming the line or the counts that do not fit.
     """
     if len(labels) != num_classes:
         raise BackboneError(f"{source} has {len(labels)} labels, but the model has {num_classes} classes.")

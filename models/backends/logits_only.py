@@ -17,19 +17,7 @@ MAX_CLASSES = 1_000_000
 class LogitsOnly:
     """The labels of a model that runs elsewhere.
 
-    Parameters
-    ----------
-    size
-        K in decimal digits; empty to take it from the labels.
-    labels
-        File with one label per line; without it the classes have their indices as labels.
-
-    Raises
-    ------
-    BackboneError
-        There is neither K nor a labels file, or K is not a number of at least 2.
-    BackboneError
-        The labels file cannot be read, or does not have K labels.
+    `size`: K in decimal digits; empty to take it from the labels.
     """
 
     device = "cpu"
@@ -61,12 +49,9 @@ class LogitsOnly:
 
     @property
     def num_classes(self) -> int:
-        """K."""
         return len(self.labels)
 
     def __call__(self, batch: Any, *, alone: bool = True) -> Any:
-        """Raise UnusableInput."""
         raise UnusableInput(NoInputs.refused)
 
-    def warm_up(self, batch_sizes: Sequence[int]) -> None:
-        """Do nothing."""
+    def warm_up(self, batch_sizes: Sequence[int]) -> None: ...

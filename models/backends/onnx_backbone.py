@@ -41,21 +41,8 @@ def load_onnx(
 ) -> OnnxBackbone | NamedOnnxBackbone:
     """Open an ONNX classifier of images or tensors, of rows of features or of tokens, by its inputs.
 
-    Parameters
-    ----------
-    path
-        The model file.
-    labels
-        File with one label per line; replaces the declared labels.
-    device
-        `auto`, `cpu`, `cuda` or `cuda:N`.
-    optimize
-        Whether the graph may be rewritten to compute less (`class_token.py`); checked on a random batch.
-
-    Raises
-    ------
-    BackboneError
-        The file is missing or damaged, or does not fit its declaration.
+    `optimize`: whether the graph may be rewritten to compute less (`class_token.py`); checked on a random
+    batch.
     """
     file = OnnxFile(path, optimize=optimize)
     sessions = Sessions(file, path, device)
@@ -65,22 +52,7 @@ def load_onnx(
 
 
 class OnnxBackbone:
-    """An ONNX classifier of images or tensors.
-
-    Parameters
-    ----------
-    path
-        The model file.
-    file, sessions
-        The same, opened.
-    labels
-        File with one label per line; replaces the declared labels.
-
-    Raises
-    ------
-    BackboneError
-        The file has more than one input, or does not fit its declaration.
-    """
+    """An ONNX classifier of images or tensors."""
 
     def __init__(self, path: Path, file: OnnxFile, sessions: Sessions, *, labels: Path | None) -> None:
         self.name = f"onnx:{path.name}"
@@ -125,7 +97,6 @@ class OnnxBackbone:
 
     @property
     def num_classes(self) -> int:
-        """K."""
         return len(self.labels)
 
     @property
@@ -204,13 +175,7 @@ class OnnxBackbone:
 
 
 def check_keeps_pixels(declared: PreprocessingSpec, path: Path) -> None:
-    """Check that a preprocessing for an input of uint8 keeps the pixels as they are, 0 to 255.
-
-    Raises
-    ------
-    BackboneError
-        It changes them, before the file normalises them itself.
-    """
+    """Check that a preprocessing for an input of uint8 keeps the pixels as they are, 0 to 255."""
     mean, std = [0.0] * len(declared.mean), [1 / 255] * len(declared.std)
     if not np.allclose([*declared.mean, *declared.std], [*mean, *std], rtol=1e-4):
         raise BackboneError(

@@ -27,19 +27,7 @@ class OnnxFile:
     Weights that it stores in 8 bits are expanded once. With `optimize`, the last block of a vision
     transformer is computed for the class token alone; models of rows (N, M) are not rewritten.
 
-    Attributes
-    ----------
-    rewritten
-        Whether sessions open the rewritten graph instead of the file's.
-    external
-        The files of its external weights.
-    model
-        Its graph, without external weights; None in onnxruntime's own format.
-
-    Raises
-    ------
-    BackboneError
-        If the file is absent; on opening, if it is damaged.
+    `model`: its graph, without external weights; None in onnxruntime's own format.
     """
 
     def __init__(self, path: Path, *, optimize: bool = True) -> None:
@@ -141,24 +129,7 @@ def _operators(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
 
 
 class Sessions:
-    """One session on CUDA; on the CPU one for a single thread and one for all cores.
-
-    Parameters
-    ----------
-    file
-        The opened file.
-    path
-        Its path, for messages.
-    device
-        `auto`, `cpu`, `cuda` or `cuda:N`.
-
-    Attributes
-    ----------
-    beside, alone
-        The session of a pass beside others, and of a pass that may use the whole device.
-    device
-        Where they run.
-    """
+    """One session on CUDA; on the CPU one for a single thread and one for all cores."""
 
     def __init__(self, file: OnnxFile, path: Path, device: str) -> None:
         self.device = "cpu"

@@ -36,22 +36,7 @@ SCALES = (1.0, 30.0, 1000.0)
 
 
 class NamedOnnxBackbone:
-    """An ONNX classifier whose inputs have names.
-
-    Parameters
-    ----------
-    path
-        The model file.
-    file, sessions
-        The same, opened.
-    labels
-        File with one label per line; replaces the declared labels.
-
-    Raises
-    ------
-    BackboneError
-        The file does not fit its declaration.
-    """
+    """An ONNX classifier whose inputs have names."""
 
     preprocessing = None
 
@@ -91,7 +76,6 @@ class NamedOnnxBackbone:
 
     @property
     def num_classes(self) -> int:
-        """K."""
         return len(self.labels)
 
     @property
@@ -138,13 +122,7 @@ def is_named(entries: Sequence[Any]) -> bool:
 
 
 def inputs_of(entries: Sequence[Any], model: onnx.ModelProto | None, spec: ModelSpec, path: Path) -> Inputs:
-    """Tell rows of features from tokens, by names, types and the declaration.
-
-    Raises
-    ------
-    BackboneError
-        The declaration does not fit; the number of features is not known.
-    """
+    """Tell rows of features from tokens, by names, types and the declaration."""
     dtypes = [DTYPES[entry.type] for entry in entries]
     names = [entry.name for entry in entries]
     beside = path.with_name("tokenizer.json")

@@ -28,29 +28,7 @@ TINY = float(np.finfo(np.float32).tiny)
 
 
 class Output:
-    """The output that is served.
-
-    Parameters
-    ----------
-    entries
-        The outputs of the model, each with `name` and `type`.
-    spec
-        The declaration of the model.
-    path
-        Of the model, for messages.
-
-    Attributes
-    ----------
-    name
-        Of the output.
-    read
-        Outputs whose values `check` takes: this one, and the labels beside it.
-
-    Raises
-    ------
-    BackboneError
-        The output cannot be chosen without a declaration, or is none of the model's.
-    """
+    """The output that is served."""
 
     def __init__(self, entries: Sequence[Any], spec: ModelSpec, path: Path) -> None:
         self._path = path
@@ -109,20 +87,7 @@ class Output:
     def check(
         self, probes: Sequence[Any], said: Sequence[Any] = (), *, found: tuple[str, ...] | None = None
     ) -> int:
-        """Check what the model returned for some random inputs, and return K.
-
-        Parameters
-        ----------
-        probes, said
-            Values of the outputs `read`, one for each pass.
-        found
-            The class names that the file carries.
-
-        Raises
-        ------
-        BackboneError
-            It is not what is declared, or cannot be calibrated.
-        """
+        """Check what the model returned for some random inputs, and return K."""
         if self._is_map:
             self._keys = tuple(probes[0][0])
         scores = np.concatenate([self.scores(raw) for raw in probes])

@@ -82,13 +82,7 @@ class ModelSpec(BaseModel):
         return found or tuple(map(str, range(num_classes)))
 
     def preprocessing_for(self, shape: tuple[int | None, ...], path: Path) -> ImageClassification | None:
-        """Build the declared preprocessing for inputs (C, H, W) or (H, W, C); None stands for a free size.
-
-        Raises
-        ------
-        BackboneError
-            The declared crop and channels are not an input of that shape.
-        """
+        """Build the declared preprocessing for inputs (C, H, W) or (H, W, C); None stands for a free size."""
         if (declared := self.preprocessing) is None:
             return None
         if not len(declared.mean) == len(declared.std) in {1, 3}:
@@ -138,13 +132,7 @@ class MetadataSpec(BaseModel):
 
 
 def read_spec(path: Path, metadata: Mapping[str, str] | None = None) -> ModelSpec:
-    """Read the declaration from `model.json`, or from the model file's own metadata.
-
-    Raises
-    ------
-    BackboneError
-        It is not JSON, or a member is unknown or of the wrong kind.
-    """
+    """Read the declaration from `model.json`, or from the model file's own metadata."""
     beside = path.with_suffix(".json")
     try:
         if beside.is_file():

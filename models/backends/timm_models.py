@@ -24,20 +24,7 @@ TIMM_PACKAGE = "models of timm need the package timm: pip install 'boxcal[timm]'
 def load_timm(
     name: str, *, weights: str | None, labels: Path | None, device: str, precision: str
 ) -> TorchBackbone:
-    """Build a model, load its weights, and take the preprocessing and the labels from its configuration.
-
-    Parameters
-    ----------
-    name
-        A name of `timm.list_models()`; behind `?checkpoint=` may stand the path of the weights.
-    weights
-        The path, if it is not in the name; or `random`.
-
-    Raises
-    ------
-    BackboneError
-        Naming the model, file, shape or key that does not fit.
-    """
+    """Build a model, load its weights, and take the preprocessing and the labels from its configuration."""
     try:
         import timm  # noqa: PLC0415 - an optional package
     except ImportError as error:
@@ -71,7 +58,6 @@ def load_timm(
 
 
 def _checkpoint(name: str, weights: str | None) -> tuple[str, str | None]:
-    """Split `NAME?checkpoint=PATH`."""
     name, _, query = name.partition("?")
     key, _, path = query.partition("=")
     if not query:
@@ -96,13 +82,7 @@ def _with_weights(timm: Any, name: str, path: Path) -> Any:
 
 
 def _preprocessing(timm: Any, name: str, network: Any) -> ImageClassification:
-    """Convert the configuration of a model; what cannot be converted is refused.
-
-    Raises
-    ------
-    BackboneError
-        Naming the member of the configuration.
-    """
+    """Convert the configuration of a model; what cannot be converted is refused."""
     found = timm.data.resolve_data_config({}, model=network)
     channels, height, width = found["input_size"]
     mode, share = found["crop_mode"], found["crop_pct"]

@@ -30,13 +30,7 @@ T = TypeVar("T")
 
 
 class ThreadPerCorePool(CorePool[torch.Tensor]):
-    """Threads on which torch computes with one thread each.
-
-    Parameters
-    ----------
-    cores
-        Number of threads; by default every core this process may use.
-    """
+    """Threads on which torch computes with one thread each."""
 
     def __init__(self, cores: int | None = None) -> None:
         super().__init__(lambda pieces: torch.cat(list(pieces)), cores)
@@ -60,26 +54,8 @@ class ThreadPerCorePool(CorePool[torch.Tensor]):
 class TorchBackbone:
     """A network, in evaluation mode, on one device.
 
-    Parameters
-    ----------
-    name
-        The specification it was loaded from.
-    network
-        Maps (N, *input_shape) to logits (N, K).
-    labels
-        The K class names.
-    input_shape
-        Shape of one input, without the batch dimension.
-    preprocessing
-        Turns an image into an input; None where the backbone reads tensors only.
-    device
-        `auto`, `cpu`, `cuda` or `cuda:N`.
-    precision
-        `float32`, `bfloat16` or `float16`, for the weights and the forward pass; logits are float32.
-    fingerprint
-        sha256 of the weights; by default of the network's parameters and buffers.
-    batch_sizes
-        Smallest and largest batch of the network; others are padded by repetition or split.
+    `network`: maps (N, *input_shape) to logits (N, K). `preprocessing`: turns an image into an input; None
+    where the backbone reads tensors only.
     """
 
     def __init__(
@@ -122,12 +98,10 @@ class TorchBackbone:
 
     @property
     def num_classes(self) -> int:
-        """K."""
         return len(self.labels)
 
     @property
     def device(self) -> str:
-        """Where the forward pass runs."""
         return str(self._device)
 
     @property

@@ -27,16 +27,7 @@ from boxcal.models.inputs.texts import TextInputs
 class TorchTextBackbone:
     """A network, in evaluation mode, on one device.
 
-    Parameters
-    ----------
-    network
-        Maps the inputs (N, length), by name, to logits (N, K).
-    inputs
-        Names of the inputs, tokenizer and padding.
-    labels
-        The K class names.
-    device, precision
-        As for `TorchBackbone`.
+    `network`: maps the inputs (N, length), by name, to logits (N, K).
     """
 
     preprocessing = None
@@ -69,12 +60,10 @@ class TorchTextBackbone:
 
     @property
     def num_classes(self) -> int:
-        """K."""
         return len(self.labels)
 
     @property
     def device(self) -> str:
-        """Where the forward pass runs."""
         return str(self._device)
 
     @property

@@ -42,11 +42,6 @@ def load_torchvision(
 
     A local file is described by the published weights of the same file name, otherwise by the model's default
     ones. If its number of classes differs from theirs, `labels` or else the indices name the classes.
-
-    Raises
-    ------
-    BackboneError
-        Naming the model, file, shape or key that does not fit.
     """
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:

@@ -41,7 +41,6 @@ class Logits(nn.Module):
         self.network: Any = network
 
     def forward(self, *images: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
-        """Return logits (N, K)."""
         logits: torch.Tensor = self.network(*images, **named).logits
         return logits
 
@@ -57,13 +56,7 @@ class UnpaddedLogits(Logits):
 
 
 def load_transformers(folder: Path, *, labels: Path | None, device: str, precision: str) -> Backbone:
-    """Load a classifier, of images if the folder has a `preprocessor_config.json`, else of texts.
-
-    Raises
-    ------
-    BackboneError
-        Naming the file or the member that cannot be used.
-    """
+    """Load a classifier, of images if the folder has a `preprocessor_config.json`, else of texts."""
     try:
         import transformers  # noqa: PLC0415 - an optional package
     except ImportError as error:
@@ -111,13 +104,7 @@ def load_transformers(folder: Path, *, labels: Path | None, device: str, precisi
 
 
 def image_preprocessing(path: Path) -> ImageClassification:
-    """Convert the configuration of an image processor; what cannot be converted is refused.
-
-    Raises
-    ------
-    BackboneError
-        Naming the member.
-    """
+    """Convert the configuration of an image processor; what cannot be converted is refused."""
     found = _read(path)
     for member in ("do_resize", "do_rescale", "do_normalize"):
         if not found.get(member, True):

@@ -15,13 +15,7 @@ SHOWN = 3
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """Read a `.safetensors` file, or a `.pth` or `.pt` one that holds tensors only.
-
-    Raises
-    ------
-    BackboneError
-        The file is missing, of another kind, damaged, or holds anything but named tensors.
-    """
+    """Read a `.safetensors` file, or a `.pth` or `.pt` one that holds tensors only."""
     if not path.is_file():
         raise BackboneError(f"The weights file {path} does not exist.")
     if path.suffix == ".safetensors":
@@ -52,13 +46,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def load_into(network: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Copy weights into a network.
-
-    Raises
-    ------
-    BackboneError
-        Naming the first keys that are missing, unknown or of another shape.
-    """
+    """Copy weights into a network."""
     expected = network.state_dict()
     wrong = {
         "misses": [key for key in expected if key not in weights],

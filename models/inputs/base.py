@@ -23,25 +23,14 @@ Samples = NDArray[Any]
 
 
 class Inputs(Protocol):
-    """The inputs of one backbone.
-
-    Attributes
-    ----------
-    kind
-        `images`: encoded images or tensors; `tensors`: tensors alone; `rows`: features; `texts`: texts or
-        tokens; `none`: there is no model.
-    members
-        What one input of a JSON body may be: names of the members of its object.
-    shape
-        Of one sample.
-    """
+    """The inputs of one backbone."""
 
     @property
-    def kind(self) -> Kind: ...  # noqa: D102
+    def kind(self) -> Kind: ...
     @property
-    def members(self) -> tuple[str, ...]: ...  # noqa: D102
+    def members(self) -> tuple[str, ...]: ...
     @property
-    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
+    def shape(self) -> tuple[int, ...]: ...
 
     def refusal(self, member: str) -> str:
         """Say why an input with this member, which is not among `members`, cannot be read."""
@@ -52,23 +41,11 @@ class Inputs(Protocol):
         ...
 
     def decode(self, member: str, value: Any, max_pixels: int) -> Samples:
-        """Turn one input into one sample, without the first dimension.
-
-        Raises
-        ------
-        BackboneError
-            What is wrong with it.
-        """
+        """Turn one input into one sample, without the first dimension."""
         ...
 
     def check(self, values: NDArray[Any]) -> Samples:
-        """Turn an array of numbers (N, ...) into samples.
-
-        Raises
-        ------
-        BackboneError
-            It has another shape, is empty, or holds values that the backbone does not read.
-        """
+        """Turn an array of numbers (N, ...) into samples."""
         ...
 
     def batch(self, samples: Samples) -> Any:
@@ -79,14 +56,8 @@ class Inputs(Protocol):
 class ImageInputs:
     """Encoded images, if there is a preprocessing, and tensors.
 
-    Parameters
-    ----------
-    preprocessing
-        Turns an image into one sample; None where the backbone reads tensors only.
-    shape
-        Of one sample, float32.
-    holds_bytes
-        Whether the model reads integers from 0 to 255.
+    `preprocessing`: turns an image into one sample; None where the backbone reads tensors only.
+    `holds_bytes`: whether the model reads integers from 0 to 255.
     """
 
     def __init__(
@@ -120,13 +91,7 @@ class ImageInputs:
         return self._read(read_tensor(value, self.shape), "tensor")
 
     def check(self, values: NDArray[Any]) -> Samples:
-        """Check tensors (N, *shape), and convert them to float32.
-
-        Raises
-        ------
-        UnusableInput
-            They have another shape, are none or not finite, or no integers where the model reads those.
-        """
+        """Check tensors (N, *shape), and convert them to float32."""
         if values.shape[1:] != self.shape or values.ndim == 0 or not len(values):
             expected = ", ".join(("N", *map(str, self.shape)))
             raise UnusableInput(f"The array has the shape {values.shape}; the model takes ({expected}).")
@@ -157,30 +122,20 @@ class NoInputs:
         return self.refused
 
     def blank(self, count: int) -> Samples:
-        """Raise UnusableInput."""
         raise UnusableInput(self.refused)
 
     def decode(self, member: str, value: Any, max_pixels: int) -> Samples:
-        """Raise UnusableInput."""
         raise UnusableInput(self.refused)
 
     def check(self, values: NDArray[Any]) -> Samples:
-        """Raise UnusableInput."""
         raise UnusableInput(self.refused)
 
     def batch(self, samples: Samples) -> Any:
-        """Raise UnusableInput."""
         raise UnusableInput(self.refused)
 
 
 def read_tensor(value: Any, shape: Sequence[int]) -> NDArray[np.float32]:
-    """Read one input from nested JSON lists.
-
-    Raises
-    ------
-    UnusableInput
-        It is ragged, of another shape, or not made of finite numbers.
-    """
+    """Read one input from nested JSON lists."""
     if (actual := _shape(value)) != tuple(shape):
         raise UnusableInput(f"The tensor has the shape {actual}; the model takes {tuple(shape)}.")
     samples = np.empty(actual, np.float32)

@@ -14,9 +14,7 @@ class Preprocessing(Protocol):
     """Turns an image into one input."""
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of what `__call__` returns."""
-        ...
+    def input_shape(self) -> tuple[int, ...]: ...
 
     @property
     def background(self) -> int:
@@ -34,28 +32,15 @@ class Preprocessing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ImageClassification:
-    """Resize the short side, crop the centre, scale to [0, 1], normalise: torchvision's preset of that name.
+    """Resize the short side, crop the centre, scale to [0, 1], normalise, as torchvision's preset."""
 
-    Parameters
-    ----------
-    resize
-        Length of the short side after resizing, in pixels; or height and width.
-    crop
-        Side of the square that is cut from the centre, in pixels; None after a resize to height and width.
-    mean, std
-        Per channel, on the scale [0, 1]: three numbers for colour, one for grey.
-    interpolation
-        Pillow's resampling filter.
-    channels_last
-        Whether the channels are the last dimension of an input, not the first.
-    """
-
-    resize: int | tuple[int, ...]
+    resize: int | tuple[int, ...]  # Length of the short side after resizing, in pixels; or height and width
+    # Side of the square that is cut from the centre, in pixels; None after a resize to height and width
     crop: int | None
-    mean: tuple[float, ...]
+    mean: tuple[float, ...]  # Per channel, on the scale [0, 1]: three numbers for colour, one for grey
     std: tuple[float, ...]
     interpolation: Image.Resampling = Image.Resampling.BILINEAR
-    channels_last: bool = False
+    channels_last: bool = False  # Whether the channels are the last dimension of an input, not the first
 
     @property
     def background(self) -> int:

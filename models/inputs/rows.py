@@ -22,16 +22,10 @@ INTEGERS = ("int64", "int32")
 
 @dataclass(frozen=True)
 class Column:
-    """One input of a model, for `width` features.
-
-    Attributes
-    ----------
-    dtype
-        numpy's name of its type, such as `float32`, `int64` or `str`.
-    """
+    """One input of a model, for `width` features."""
 
     name: str
-    dtype: str
+    dtype: str  # numpy's name of its type, such as `float32`, `int64` or `str`
     width: int
 
     @property
@@ -57,17 +51,6 @@ class RowInputs:
 
     `by_feature` has the input of each feature. `is_free` says which features may have any value, because the
     model takes no categories there.
-
-    Parameters
-    ----------
-    columns
-        The inputs of the model.
-    names
-        Of the D features.
-    has_missing
-        Whether the model reads NaN as a missing value.
-    categories
-        A value that the model knows, by the input that takes categories.
     """
 
     kind: Kind = "rows"
@@ -105,13 +88,7 @@ class RowInputs:
         return rows
 
     def decode(self, member: str, value: Any, max_pixels: int) -> Samples:
-        """Turn a list of values, or an object of values by name, into one row; `cells` are text of CSV.
-
-        Raises
-        ------
-        UnusableInput
-            Naming the feature that is missing, unknown or of another type.
-        """
+        """Turn a list of values, or an object of values by name, into one row; `cells` are text of CSV."""
         if isinstance(value, dict):
             if unknown := next((name for name in value if name not in self._position), None):
                 raise UnusableInput(f"The model has no feature {unknown!r:.100}.")
@@ -129,13 +106,7 @@ class RowInputs:
         return row
 
     def check(self, values: NDArray[Any]) -> Samples:
-        """Check rows of numbers (N, D).
-
-        Raises
-        ------
-        UnusableInput
-            They have another shape, are none, or a value is not one that the model reads.
-        """
+        """Check rows of numbers (N, D)."""
         if not self._is_numeric:
             raise UnusableInput("The model has features that are strings; send rows as JSON or CSV.")
         if values.ndim != 2 or values.shape[1:] != self.shape or not len(values):
@@ -147,17 +118,7 @@ class RowInputs:
     def of_columns(self, columns: Sequence[NDArray[Any]], first: int = 0, name: str = "inputs") -> Samples:
         """Turn the values of each feature, D arrays (N,) of floats or strings, into rows.
 
-        Parameters
-        ----------
-        first
-            Number of the first row, for messages.
-        name
-            What rows are called in messages.
-
-        Raises
-        ------
-        UnusableInput
-            Naming the row, the feature and the value that the model does not read.
+        `name`: what rows are called in messages.
         """
         rows = np.empty((len(columns[0]), *self.shape), np.float64 if self._is_numeric else object)
         for index, (column, values) in enumerate(zip(self.by_feature, columns, strict=True)):

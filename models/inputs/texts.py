@@ -34,25 +34,8 @@ class Tokens(tuple[NDArray[np.int64], ...]):
 class TextInputs:
     """Samples are `Tokens`.
 
-    Parameters
-    ----------
-    names
-        The inputs of the model.
-    dtypes
-        numpy's type of each.
-    pad
-        What each input is padded with.
-    max_length
-        Longest sample; texts are cut to it, longer rows of tokens are refused.
-    fixed_length
-        Length to which every batch is padded; None for the longest sample of the batch.
-    tokenizer
-        The `tokenizer.json` of the model; None to read tokens only.
-
-    Raises
-    ------
-    BackboneError
-        The tokenizer cannot be read, or the package is not installed.
+    `fixed_length`: length to which every batch is padded; None for the longest sample of the batch.
+    `tokenizer`: the `tokenizer.json` of the model; None to read tokens only.
     """
 
     kind: Kind = "texts"
@@ -88,13 +71,7 @@ class TextInputs:
         return self._samples([Tokens(np.ones(1, np.int64) for _ in self.names)] * count)
 
     def decode(self, member: str, value: Any, max_pixels: int) -> Samples:
-        """Turn a text, or an object of rows of integers, into one sample.
-
-        Raises
-        ------
-        UnusableInput
-            It is empty, too long, or not made of integers.
-        """
+        """Turn a text, or an object of rows of integers, into one sample."""
         rows = self._tokenized(value) if member == "text" else self._given(value)
         (sample,) = self._samples([rows])
         return sample  # type: ignore[no-any-return] # an object array has items of any type
@@ -124,20 +101,7 @@ class TextInputs:
         return [sample.truncated for sample in samples]
 
     def limit_length(self, name: str, run: Callable[[dict[str, NDArray[Any]]], object]) -> None:
-        """Run the longest sample once; where it fails, lower `max_length` to the longest that does not.
-
-        Parameters
-        ----------
-        name
-            Of the model, for messages.
-        run
-            Runs the model on a batch, on the CPU: a GPU may read positions that do not exist.
-
-        Raises
-        ------
-        BackboneError
-            Samples of all lengths fail.
-        """
+        """Run the longest sample once; where it fails, lower `max_length` to the longest that does not."""
 
         def error_of(length: int) -> Exception | None:
             try:
@@ -160,18 +124,7 @@ class TextInputs:
             self._tokenizer.enable_truncation(usable)
 
     def of_texts(self, texts: Sequence[str], first: int = 0) -> Samples:
-        """Turn texts into samples; faster than one after the other.
-
-        Parameters
-        ----------
-        first
-            Number of the first text, for messages.
-
-        Raises
-        ------
-        UnusableInput
-            Naming the text that has no tokens; the model has no tokenizer.
-        """
+        """Turn texts into samples; faster than one after the other."""
         if self._tokenizer is None:
             raise UnusableInput(self.refusal("text"))
         encoded = self._tokenizer.encode_batch(list(texts))

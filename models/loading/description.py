@@ -16,41 +16,20 @@ RANDOM = "random"
 
 @dataclass(frozen=True)
 class Description:
-    """A model.
-
-    Attributes
-    ----------
-    inputs, members
-        Kind of its inputs, and what one input of a request may be.
-    input_shape, output_shape
-        Of one sample, and of the logits of two samples in a trial run; empty if there was none.
-    preprocessing
-        Of images; None if the model reads none, or if it is its own.
-    has_features
-        Whether calibrators may read the input of its last layer.
-    notes
-        What must be known besides.
-    """
-
     model: str
-    inputs: str
+    inputs: str  # Kind of its inputs, and what one input of a request may be
     members: tuple[str, ...]
     labels: tuple[str, ...]
+    # Of one sample, and of the logits of two samples in a trial run; empty if there was none
     input_shape: tuple[int, ...]
     output_shape: tuple[int, ...]
-    preprocessing: dict[str, Any] | None
-    has_features: bool
-    notes: tuple[str, ...]
+    preprocessing: dict[str, Any] | None  # Of images; None if the model reads none, or if it is its own
+    has_features: bool  # Whether calibrators may read the input of its last layer
+    notes: tuple[str, ...]  # What must be known besides
 
 
 def describe_model(spec: str) -> Description:
-    """Load a model on the CPU, with random weights if its name has none, and run it on two blank inputs.
-
-    Raises
-    ------
-    BackboneError
-        It cannot be loaded.
-    """
+    """Load a model on the CPU, with random weights if its name has none, and run it on two blank inputs."""
     is_random = spec.partition(":")[0] in BY_NAME and "?" not in spec
     backbone = load_backbone(spec, weights=RANDOM if is_random else None, device="cpu")
     inputs, found, notes = backbone.inputs, (), []

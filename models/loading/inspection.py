@@ -25,50 +25,22 @@ TRIAL_SIDE = 224
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output.
-
-    Attributes
-    ----------
-    shape
-        As the file declares it; names and None are free.
-    found
-        Shape in the trial run, empty where there was none.
-    """
-
     name: str
     type: str
-    shape: tuple[Any, ...]
-    found: tuple[int, ...] = ()
+    shape: tuple[Any, ...]  # As the file declares it; names and None are free
+    found: tuple[int, ...] = ()  # Shape in the trial run, empty where there was none
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """A model file.
-
-    Attributes
-    ----------
-    inputs, outputs
-        Of the file.
-    declaration
-        The members of the `model.json` that would declare it.
-    notes
-        What must be checked by a person.
-    """
-
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    declaration: dict[str, Any]
-    notes: tuple[str, ...]
+    declaration: dict[str, Any]  # The members of the `model.json` that would declare it
+    notes: tuple[str, ...]  # What must be checked by a person
 
 
 def inspect_model(path: Path) -> Inspection:
-    """Open an ONNX file, run it once on random inputs, and say how it would be declared.
-
-    Raises
-    ------
-    BackboneError
-        The file does not exist or cannot be opened.
-    """
+    """Open an ONNX file, run it once on random inputs, and say how it would be declared."""
     file = OnnxFile(path, optimize=False)
     session = file.session([CPU], threads=1)
     entries, returned = session.get_inputs(), session.get_outputs()

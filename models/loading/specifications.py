@@ -27,32 +27,10 @@ def load_backbone(
 ) -> Backbone:
     """Build the backbone that `spec` names and load its weights.
 
-    Parameters
-    ----------
-    spec
-        `digits`, which brings its own weights; `torchvision:NAME` for any classification model of
-        torchvision; `timm:NAME` or `timm:NAME?checkpoint=PATH`; `transformers:FOLDER`; `onnx:PATH` or
-        `pt2:PATH` for a model file (`backends/spec.py` says what is declared beside it); `logits:K` or
-        `logits` for no model: clients send logits of K classes.
-    weights
-        For `torchvision:NAME` and `timm:NAME`: path of a `.pth` or `.safetensors` file of the network's
-        parameters, or `random`; for torchvision also `DEFAULT` or the name of published weights (downloaded
-        once).
-    labels
-        File with one class name a line, for weights that bring none or other ones.
-    device
-        `auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`.
-    precision
-        `float32`, `bfloat16` or `float16`, of the forward pass; model files carry their own.
-    optimize
-        Whether a vision transformer may be rewritten to compute its last block for one token only. Logits of
-        the original and the rewritten network are compared on a random batch; where they differ by more than
-        1e-4 of the largest, a warning is logged and the original is used.
-
-    Raises
-    ------
-    BackboneError
-        If anything does not fit; the message names the file, shape, key or value.
+    `labels`: file with one class name a line, for weights that bring none or other ones. `optimize`: whether
+    a vision transformer may be rewritten to compute its last block for one token only. Logits of the original
+    and the rewritten network are compared on a random batch; where they differ by more than 1e-4 of the
+    largest, a warning is logged and the original is used.
     """
     if precision not in PRECISIONS:
         raise BackboneError(f"Unknown precision {precision!r}: expected one of {', '.join(PRECISIONS)}.")

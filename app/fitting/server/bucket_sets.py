@@ -17,13 +17,6 @@ class BucketSets:
 
     Only the process whose fit the registry has recorded as over removes one, so a process that lost a fit
     takes nothing from the process that adopted it.
-
-    Parameters
-    ----------
-    bucket
-        Shared by the replicas.
-    new_folder
-        Makes a local folder.
     """
 
     def __init__(self, bucket: Bucket, new_folder: Callable[[str], Path]) -> None:
@@ -38,13 +31,7 @@ class BucketSets:
         return folder
 
     def claim(self, fit_id: str, former_owner: str) -> Path:
-        """Copy the validation set of an adopted fit.
-
-        Raises
-        ------
-        OSError
-            It is gone, or the bucket does not answer.
-        """
+        """Copy the validation set of an adopted fit."""
         folder = self._new_folder(fit_id)
         try:
             self._bucket.get(f"{FOLDER}/{fit_id}", folder)

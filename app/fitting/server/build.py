@@ -31,16 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FitService:
-    """What the service holds of the refit path.
-
-    Attributes
-    ----------
-    activator
-        `activator.active` is the reference that predictions read.
-    """
+    """What the service holds of the refit path."""
 
     registry: Registry
-    activator: Activator
+    activator: Activator  # `activator.active` is the reference that predictions read
     jobs: FitJobs
 
 
@@ -64,34 +58,9 @@ async def open_refits(
 ) -> AsyncIterator[FitService]:
     """Open the registry, restore the active calibrator and take fits; all is closed in reverse.
 
-    Parameters
-    ----------
-    data_dir
-        Where uploads wait for their fits.
-    url
-        SQLAlchemy URL of the registry.
-    identity, backbone, source
-        What calibrators belong to, the backbone itself, and how another process loads it.
-    memory_bytes, cores
-        What a fit may allocate, and the cores on which the workers run.
-    keep
-        Newest versions and days to keep, as for `Registry.prune`; None to keep every calibrator.
-    migrate
-        Whether to apply missing migrations on PostgreSQL.
-    shared_dir
-        Directory or bucket that the replicas share for validation sets; None if there is none.
-    queues_only
-        Whether fits are left to other processes.
-    beside
-        Another model of this process: they share the database, and fit one after the other.
-    name
-        Of the model, if there are several.
-
-    Raises
-    ------
-    RegistryUnusable, RegistryUnavailable, DamagedArtifact
-        The database cannot be used; it does not answer, and the data folder has no copy of the active
-        calibrator; the active calibrator cannot be read.
+    `url`: SQLAlchemy URL of the registry. `keep`: newest versions and days to keep, as for `Registry.prune`;
+    None to keep every calibrator. `shared_dir`: directory or bucket that the replicas share for validation
+    sets; None if there is none.
     """
     async with AsyncExitStack() as stack:
         workspace = await asyncio.to_thread(Workspace, data_dir)

@@ -40,19 +40,7 @@ REFUSALS = {one.type: one for one in (*TABLE_REFUSALS.values(), UnknownUploadFor
 
 
 class UploadChecks:
-    """Checks of uploads in a worker.
-
-    Parameters
-    ----------
-    workspace
-        Contains the tables of labels while they are read.
-    summary
-        The backbone, with which an upload is compared.
-    closing
-        Set when the service shuts down.
-    worker
-        Reads the files.
-    """
+    """Checks of uploads in a worker."""
 
     def __init__(
         self,
@@ -69,20 +57,7 @@ class UploadChecks:
     async def check(
         self, folder: Path, content_type: str, fields: tuple[str, ...], others: Sequence[tuple[str, str]]
     ) -> Checked:
-        """Check the body of an upload in a folder, and store its arrays there.
-
-        Parameters
-        ----------
-        fields
-            Names of the form fields that are allowed.
-        others
-            Who else reads the data, and what: `logits`, `features` or `inputs`.
-
-        Raises
-        ------
-        BoxcalError
-            What is wrong with it.
-        """
+        """Check the body of an upload in a folder, and store its arrays there."""
         task = CheckTask(
             folder,
             content_type,
@@ -105,15 +80,7 @@ class UploadChecks:
         return NotReady(GOING_DOWN) if self._closing.is_set() else InvalidUpload(f"{what} {error}")
 
     async def read_labels(self, table: bytes | bytearray, max_rows: int, max_bytes: int) -> bytes:
-        """Let a worker turn a table of labels, Parquet or CSV, into the JSON body of `POST /feedback`.
-
-        Raises
-        ------
-        MalformedBody, InvalidParameter, UploadTooLarge
-            It cannot be read, or is too large.
-        NotReady, StorageFull, StorageUnavailable
-            The service is shutting down; the table cannot be written to the disk.
-        """
+        """Let a worker turn a table of labels, Parquet or CSV, into the JSON body of `POST /feedback`."""
         if self._closing.is_set():
             raise NotReady(GOING_DOWN)
         folder: Path | None = None

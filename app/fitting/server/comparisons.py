@@ -20,21 +20,7 @@ from boxcal.calibrators.method import reads_of_methods
 
 
 class Comparisons:
-    """Comparisons of this process, one at a time.
-
-    Parameters
-    ----------
-    registry, activator
-        Have the calibrators.
-    checks
-        Reads uploads.
-    source
-        The backbone, as the worker loads it.
-    memory_bytes
-        Memory that a comparison may allocate.
-    worker
-        Compares.
-    """
+    """Comparisons of this process, one at a time."""
 
     def __init__(
         self,
@@ -54,13 +40,6 @@ class Comparisons:
         self._worker = worker
 
     async def find(self, versions: Sequence[int], methods: Sequence[str]) -> list[ServedCalibrator]:
-        """Return the calibrators to compare.
-
-        Raises
-        ------
-        UnknownMethod, CalibratorNotFound, ForeignCalibrator, CalibratorPruned, DamagedArtifact
-            There is no such method; a version cannot be used.
-        """
         known = reads_of_methods()
         for name in methods:
             if name not in known:
@@ -74,15 +53,7 @@ class Comparisons:
         versions: Sequence[ServedCalibrator],
         methods: Sequence[str],
     ) -> dict[str, Any]:
-        """Check the request body in a folder of `FitJobs.reserve_slot`, and compare on it.
-
-        Raises
-        ------
-        BoxcalError
-            What is wrong with it.
-        NotReady
-            The service is shutting down.
-        """
+        """Check the request body in a folder of `FitJobs.reserve_slot`, and compare on it."""
         known = reads_of_methods()
         others = [(f"the method {name!r}", known[name]) for name in methods]
         others += [(f"version {one.version} ({one.method})", one.reads) for one in versions]

@@ -17,39 +17,21 @@ Result = tuple[FittedCalibrator, Callable[[int], Decision]]
 
 @dataclass(eq=False)
 class Job:
-    """One fit and those who watch it.
-
-    Attributes
-    ----------
-    folder
-        Contains the checked validation set.
-    is_shared
-        Whether the folder is in shared storage, so that another process can continue the fit.
-    budget_seconds
-        How long `auto` compares methods.
-    work
-        Waits for the turn of the fit and for the worker; `stop` cancels it.
-    conclusion
-        Waits for `work` and records how the fit ended.
-    ending
-        The state and the reason to record, and who cancelled the fit, if it was stopped.
-    is_elsewhere
-        Whether another process continues the fit.
-    started
-        When its turn came, by `time.monotonic`; None while it waits.
-    changed
-        Set when the record changes, and then replaced.
-    """
+    """One fit and those who watch it."""
 
     record: FitRecord
-    folder: Path
-    budget_seconds: float
+    folder: Path  # Contains the checked validation set
+    budget_seconds: float  # How long `auto` compares methods
+    # Whether the folder is in shared storage, so that another process can continue the fit
     is_shared: bool = False
+    # Waits for the turn of the fit and for the worker; `stop` cancels it
     work: asyncio.Task[Result] = field(init=False)
-    conclusion: asyncio.Task[None] = field(init=False)
+    conclusion: asyncio.Task[None] = field(init=False)  # Waits for `work` and records how the fit ended
+    # The state and the reason to record, and who cancelled the fit, if it was stopped
     ending: tuple[FitState, str, Caller | None] | None = None
-    is_elsewhere: bool = False
-    started: float | None = None
+    is_elsewhere: bool = False  # Whether another process continues the fit
+    started: float | None = None  # When its turn came, by `time.monotonic`; None while it waits
+    # Set when the record changes, and then replaced
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def update(self, record: FitRecord) -> None:

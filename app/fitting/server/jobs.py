@@ -50,35 +50,10 @@ MAX_QUEUED = 64
 class FitJobs:
     """The fits of this process that have not ended, and the record of all others.
 
-    Parameters
-    ----------
-    registry, activator
-        Record the results.
-    workspace
-        Contains uploads and validation sets.
-    telemetry
-        Counts the fits that end.
-    source, summary
-        The backbone, as workers load it and as checks compare with it.
-    memory_bytes
-        Memory that a fit may allocate.
-    shared
-        Validation sets that other replicas can read; None if there is no shared storage.
-    queues_only
-        Whether fits are left to other processes, which must share the directory.
-    workers
-        Those of another model, which closes them; None for workers of its own.
-    cores
-        On which its workers run; None for those of this process.
-
-    Attributes
-    ----------
-    workers
-        As given, or its own.
-    checks
-        Reads uploads; checks have a worker of their own, so that none waits for a fit.
-    comparisons
-        Compares calibrators and methods on uploads, in one more worker.
+    `shared`: validation sets that other replicas can read; None if there is no shared storage. `queues_only`:
+    whether fits are left to other processes, which must share the directory. `workers`: those of another
+    model, which closes them; None for workers of its own. `cores`: on which its workers run; None for those
+    of this process. `checks`: reads uploads; checks have a worker of their own, so that none waits for a fit.
     """
 
     def __init__(
@@ -140,13 +115,7 @@ class FitJobs:
             await self.workers.fits.close()
 
     def reserve_slot(self, client: str = "") -> AbstractAsyncContextManager[Path]:
-        """Reserve a slot and a folder for an upload, as `UploadSlots.reserve`.
-
-        Raises
-        ------
-        NotReady
-            The service is shutting down.
-        """
+        """Reserve a slot and a folder for an upload, as `UploadSlots.reserve`."""
         if self._closing.is_set():
             raise NotReady(GOING_DOWN)
         return self._slots.reserve(client)
@@ -158,22 +127,7 @@ class FitJobs:
         caller: Caller = SERVICE,
         permit: Callable[[ActivatePolicy], None] = lambda _: None,
     ) -> FitRecord:
-        """Check the request body in a folder of `reserve_slot`, and queue its fit.
-
-        Parameters
-        ----------
-        caller
-            For the audit log.
-        permit
-            Raises if the caller may not start a fit with this policy.
-
-        Raises
-        ------
-        BoxcalError
-            What is wrong with it.
-        NotReady
-            The service is shutting down.
-        """
+        """Check the request body in a folder of `reserve_slot`, and queue its fit."""
         active = self._activator.active.current
         who = f"the active calibrator, {active.method!r}, which the report compares with"
         fields = tuple(FitFields.model_fields)
@@ -205,7 +159,6 @@ class FitJobs:
         return record if self._queues_only else self._start(record, folder, checked.budget_seconds)
 
     def _start(self, record: FitRecord, folder: Path, budget_seconds: float) -> FitRecord:
-        """Queue a fit."""
         job = self._runner.start(record, folder, budget_seconds, is_shared=self._shared is not None)
         self._jobs[record.id] = job
         job.conclusion = asyncio.create_task(self._conclude(job))
@@ -214,26 +167,14 @@ class FitJobs:
         return job.record
 
     async def follow(self) -> None:
-        """Cancel the fits of this process whose cancellation another replica requested.
-
-        Raises
-        ------
-        RegistryUnavailable
-            The database does not answer.
-        """
+        """Cancel the fits of this process whose cancellation another replica requested."""
         if self._jobs:
             for fit_id in await self._registry.run(self._registry.fits.cancel_requests):
                 if fit_id in self._jobs:
                     self._jobs[fit_id].stop(FitState.CANCELLED, CANCELLED)
 
     async def sweep(self) -> None:
-        """Record that this process is alive; adopt a fit of a process that stopped, or interrupt it.
-
-        Raises
-        ------
-        RegistryUnavailable
-            The database does not answer.
-        """
+        """Record that this process is alive; adopt a fit of a process that stopped, or interrupt it."""
         fits, seen = self._registry.fits, self._registry.snapshots.last
         if self._jobs:
             await self._registry.run(fits.keep_alive)
@@ -274,18 +215,7 @@ class FitJobs:
         self._start(record, folder, BUDGET_SECONDS if budget_seconds is None else budget_seconds)
 
     async def refit(self, write: Callable[[Path], RefitTask]) -> RefitOutcome:
-        """Run a refit in the worker of the fits.
-
-        Parameters
-        ----------
-        write
-            Writes the data into a folder, in a thread, and returns the task.
-
-        Raises
-        ------
-        NotReady, WorkerFailed
-            The service is shutting down; the refit failed.
-        """
+        """Run a refit in the worker of the fits."""
         if self._closing.is_set():
             raise NotReady(GOING_DOWN)
         folder = await asyncio.to_thread(self._workspace.new_folder, f"refit-{secrets.token_hex(8)}")
@@ -299,13 +229,6 @@ class FitJobs:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def get(self, fit_id: str) -> FitRecord:
-        """Return the record of a fit.
-
-        Raises
-        ------
-        FitNotFound
-            No fit has the id.
-        """
         job = self._jobs.get(fit_id)
         return job.record if job else await self._registry.run(self._registry.fits.get, fit_id)
 
@@ -324,13 +247,7 @@ class FitJobs:
         return await self.get(fit_id)
 
     async def watch(self, fit_id: str) -> AsyncIterator[FitRecord]:
-        """Yield the record of a fit, now and after every change, until it has ended.
-
-        Raises
-        ------
-        FitNotFound
-            No fit has the id.
-        """
+        """Yield the record of a fit, now and after every change, until it has ended."""
         job = self._jobs.get(fit_id)
         if job:
             async for record in job.watch():
@@ -340,15 +257,7 @@ class FitJobs:
                 yield record
 
     async def cancel(self, fit_id: str, caller: Caller = SERVICE) -> FitRecord:
-        """Cancel a waiting or running fit; cancelling it again has no effect.
-
-        Raises
-        ------
-        FitNotFound, FitAlreadyOver, FitElsewhere
-            No fit has the id; it has ended; another process runs it.
-        RegistryUnavailable
-            The fit is stopped, but its end cannot be recorded yet.
-        """
+        """Cancel a waiting or running fit; cancelling it again has no effect."""
         job = self._jobs.get(fit_id)
         if job is not None:
             job.stop(FitState.CANCELLED, CANCELLED, caller)

@@ -23,13 +23,7 @@ logger = logging.getLogger("boxcal")
 
 
 async def work(settings: Settings, stop: asyncio.Event) -> None:
-    """Run fits until `stop` is set; a fit that runs by then is left to the next process.
-
-    Raises
-    ------
-    RegistryUnusable, RegistryUnavailable, BackboneError
-        The registry or the model cannot be opened.
-    """
+    """Run fits until `stop` is set; a fit that runs by then is left to the next process."""
     async with AsyncExitStack() as stack:
         first: FitService | None = None
         others: list[BackboneIdentity] = []

@@ -60,8 +60,7 @@ class FittedModel(Protocol):
         """Of the service, with those of this model."""
 
     @property
-    def fit_jobs(self) -> FitJobs:
-        """Its fits."""
+    def fit_jobs(self) -> FitJobs: ...
 
 
 CurrentModel = Annotated[FittedModel, Depends(current_model)]
@@ -190,13 +189,7 @@ UPLOAD_PROBLEMS = (
 
 
 def check_policy(key: LoadedKey | None, policy: ActivatePolicy) -> None:
-    """Refuse a fit that may activate its calibrator if the key of the request may not activate one.
-
-    Raises
-    ------
-    InsufficientScope
-        The key does not have the scope `activate`.
-    """
+    """Refuse a fit that may activate its calibrator if the key of the request may not activate one."""
     if key is not None and policy is not ActivatePolicy.NEVER and Scope.ACTIVATE not in key.permits:
         raise InsufficientScope(
             f"The API key {key.record.id} does not have the scope activate: it may only start fits with "
@@ -209,13 +202,7 @@ QUERY = {"/fit": ("wait", "model"), "/compare": ("versions", "methods", "model")
 
 
 async def no_other_parameters(request: Request) -> None:
-    """Refuse query parameters that nothing reads; those that are fields of the form are often sent there.
-
-    Raises
-    ------
-    InvalidParameter
-        Naming the parameter.
-    """
+    """Refuse query parameters that nothing reads; those that are fields of the form are often sent there."""
     path = request.scope["route"].path
     known, fields = QUERY[path], FIELDS if path == "/fit" else DECLARED
     for name in request.query_params:

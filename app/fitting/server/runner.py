@@ -41,23 +41,7 @@ T = TypeVar("T")
 
 
 class FitRunner:
-    """Runs one fit at a time; the others wait in the order of their start.
-
-    Parameters
-    ----------
-    registry, activator
-        Record the results.
-    telemetry
-        Counts the fits that end.
-    workers
-        Of the service.
-    source
-        Settings with which the worker loads the backbone.
-    memory_bytes
-        Memory limit of a fit.
-    closing
-        Set when the service stops: registry calls are then no longer retried.
-    """
+    """Runs one fit at a time; the others wait in the order of their start."""
 
     def __init__(
         self,
@@ -107,13 +91,7 @@ class FitRunner:
         return record
 
     async def refit(self, task: RefitTask) -> RefitOutcome:
-        """Run a refit after the fits that began before it.
-
-        Raises
-        ------
-        WorkerFailed
-            As `Worker.run`.
-        """
+        """Run a refit after the fits that began before it."""
         async with self._turn:
             return await self._worker.run(replace(task, memory_bytes=self._memory_bytes), RefitOutcome)
 
@@ -222,19 +200,7 @@ def decide(
     compared_with: int,
     active_version: int,
 ) -> Decision:
-    """Apply the upload's `activate` field.
-
-    Parameters
-    ----------
-    is_better, reason
-        The report's verdict on folds that the fit never saw, against version `compared_with`, and why.
-    warnings
-        Those of the report; a serious one means that the data may not show what the service will meet.
-    compared_with
-        The version that was active when the fit began, which the report compares with.
-    active_version
-        The version active now.
-    """
+    """Apply the upload's `activate` field."""
     serious = "; ".join(warning["message"] for warning in warnings if warning["severity"] == "serious")
     if policy is ActivatePolicy.ALWAYS:
         return Decision(

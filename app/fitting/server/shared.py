@@ -18,13 +18,6 @@ class SharedSets:
 
     The owner in the name keeps a process that lost a fit from removing the folder of the process that
     adopted it.
-
-    Parameters
-    ----------
-    root
-        The shared directory; created if it is missing.
-    owner
-        Names this process.
     """
 
     def __init__(self, root: Path, owner: str) -> None:
@@ -33,23 +26,11 @@ class SharedSets:
         self._root.mkdir(parents=True, exist_ok=True)
 
     def add(self, folder: Path, *, owned: bool = True) -> Path:
-        """Move a checked validation set into the shared directory; the name of its folder is the fit's id.
-
-        Parameters
-        ----------
-        owned
-            Whether this process fits; otherwise the first that claims it does.
-        """
+        """Move a checked validation set into the shared directory; the name of its folder is the fit's id."""
         return Path(shutil.move(folder, self._path(folder.name, self._owner if owned else NOBODY)))
 
     def claim(self, fit_id: str, former_owner: str) -> Path:
-        """Take over the folder of an adopted fit.
-
-        Raises
-        ------
-        FileNotFoundError
-            The validation set is gone.
-        """
+        """Take over the folder of an adopted fit."""
         # A released fit has no owner in the registry, and keeps the name of its last one on the disk.
         pattern = f"{fit_id}.{former_owner or '*'}"
         found = next(self._root.glob(pattern), None)

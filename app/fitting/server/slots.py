@@ -23,15 +23,7 @@ LONGEST_SECONDS = 300.0
 
 
 class UploadSlots:
-    """Slots for uploads, each with a folder.
-
-    Parameters
-    ----------
-    workspace
-        Contains the folders.
-    jobs
-        The fits that have not ended, by id; a fit has the name of its folder as its id.
-    """
+    """Slots for uploads, each with a folder."""
 
     def __init__(self, workspace: Workspace, jobs: Mapping[str, Job]) -> None:
         self._workspace = workspace
@@ -43,13 +35,6 @@ class UploadSlots:
         """Reserve a slot and a folder while an upload arrives and is checked.
 
         The folder is removed at the end, unless it belongs to a fit by then.
-
-        Raises
-        ------
-        FitQueueFull
-            Too many fits and arriving uploads, or too many uploads arriving from this client.
-        StorageFull, StorageUnavailable
-            The folder cannot be created.
         """
         arriving = self._arriving.total()
         if len(self._jobs) + arriving > MAX_WAITING:

@@ -25,24 +25,7 @@ RATE_SECONDS, RATE_BYTES = 10.0, 10 * 2**14
 async def receive(
     headers: Mapping[str, str], stream: AsyncGenerator[bytes, None], path: Path, max_bytes: int
 ) -> None:
-    """Write the body to `path` as it arrives.
-
-    Parameters
-    ----------
-    headers, stream
-        Those of the request.
-    max_bytes
-        How large the body may be.
-
-    Raises
-    ------
-    UnsupportedMediaType, MalformedBody, UploadTooLarge
-        It is of another type, ends before its announced length, or has more bytes.
-    UploadStalled
-        It came slower than the minimum rate.
-    StorageFull, StorageUnavailable
-        There is no space for it; the file cannot be written.
-    """
+    """Write the body to `path` as it arrives."""
     kind = headers.get("content-type", "")
     if kind.partition(";")[0].strip().lower() not in CONTENT_TYPES:
         raise UnsupportedMediaType(

@@ -51,13 +51,7 @@ class WorkerFailed(Exception):
 
 
 class TaskRefused(WorkerFailed):
-    """The worker could not do the task.
-
-    Attributes
-    ----------
-    problem
-        `type` of the error in the service's error tree.
-    """
+    """The worker could not do the task."""
 
     def __init__(self, refused: Refused) -> None:
         super().__init__(refused.detail)
@@ -67,12 +61,7 @@ class TaskRefused(WorkerFailed):
 class Worker:
     """Controls at most one process, on one event loop.
 
-    Parameters
-    ----------
-    seconds
-        Time limit of one task.
-    cores
-        Those of its process; None for those of this one, which may have only a part of the service's.
+    `cores`: those of its process; None for those of this one, which may have only a part of the service's.
     """
 
     def __init__(self, seconds: float, cores: Collection[int] | None = None) -> None:
@@ -91,19 +80,7 @@ class Worker:
     ) -> Answer:
         """Run a task after those of earlier calls, and return its result.
 
-        Parameters
-        ----------
-        answer
-            Type of the result.
-        on_progress
-            Called with the progress, 0 to 1, and the stage.
-
-        Raises
-        ------
-        WorkerFailed
-            The process died, sent something else, or took longer than the time limit.
-        TaskRefused
-            The worker could not do the task; if the data are not the cause, the reason is logged.
+        `on_progress`: called with the progress, 0 to 1, and the stage.
         """
         async with self._turn:
             if self._idle is not None:
@@ -179,18 +156,12 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """One process each for checks, fits and comparisons, so that none waits for another kind.
-
-    Attributes
-    ----------
-    turn
-        Held by the fit that runs.
-    """
+    """One process each for checks, fits and comparisons, so that none waits for another kind."""
 
     checks: Worker
     fits: Worker
     comparisons: Worker
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # Held by the fit that runs
 
     @classmethod
     def of(cls, cores: Collection[int] | None = None) -> Self:

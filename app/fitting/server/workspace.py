@@ -21,20 +21,7 @@ LOCK_NAME = ".alive"
 
 
 class Workspace:
-    """A folder of this process's own under `<data_dir>/work`; a context manager.
-
-    Parameters
-    ----------
-    data_dir
-        The service's data folder; made where it is missing.
-
-    Attributes
-    ----------
-    name
-        Names this process among those that share the data folder.
-    folder
-        This process's own folder.
-    """
+    """A folder of this process's own under `<data_dir>/work`; a context manager."""
 
     def __init__(self, data_dir: Path) -> None:
         self._root = data_dir / "work"

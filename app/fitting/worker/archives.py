@@ -25,20 +25,7 @@ MAX_COMMENT = 2**16
 
 
 def open_archive(file: IO[bytes]) -> zipfile.ZipFile:
-    """Open a zip archive whose entries can be unpacked one by one.
-
-    Parameters
-    ----------
-    file
-        Seekable; not closed here.
-
-    Raises
-    ------
-    InvalidUpload
-        It is no readable zip archive, or entries overlap, are encrypted, nameless or use another compression.
-    UploadTooLarge
-        Its directory is larger than `MAX_DIRECTORY_BYTES`.
-    """
+    """Open a zip archive whose entries can be unpacked one by one."""
     size = _directory_size(file)
     if size > MAX_DIRECTORY_BYTES:
         raise UploadTooLarge(
@@ -69,13 +56,7 @@ def open_archive(file: IO[bytes]) -> zipfile.ZipFile:
 
 
 def _directory_size(file: IO[bytes]) -> int:
-    """Read the size of the directory from the archive's last record.
-
-    Raises
-    ------
-    InvalidUpload
-        There is none, or the archive is in the 64-bit form, which keeps another size elsewhere.
-    """
+    """Read the size of the directory from the archive's last record."""
     length = file.seek(0, io.SEEK_END)
     file.seek(max(0, length - END.size - MAX_COMMENT))
     tail = file.read()

@@ -47,13 +47,7 @@ KINDS = {"labels": "iufUSb", GROUPS: "iufUS", "probabilities": "fiu", CLASSES: "
 
 
 def read_npz(archive: zipfile.ZipFile, folder: Path, expected: Expected) -> None:
-    """Check the arrays of an archive and keep them in `folder`.
-
-    Raises
-    ------
-    InvalidUpload, UploadTooLarge
-        Names the array, the place and the value that cannot be accepted.
-    """
+    """Check the arrays of an archive and keep them in `folder`."""
     entries = [entry for entry in archive.infolist() if entry.filename.endswith(".npy")]
     if len(entries) > MAX_MEMBERS:
         raise InvalidUpload(f"The archive has {len(entries)} arrays; the limit is {MAX_MEMBERS}.")
@@ -89,13 +83,7 @@ def read_npy(parts: Mapping[str, FilePart], folder: Path, expected: Expected) ->
 
 
 def choose(place: str, there: Collection[str], inputs: ModelInputs | None) -> list[str]:
-    """Choose the arrays to read; the first is that of the scores or samples.
-
-    Raises
-    ------
-    InvalidUpload
-        Naming the array that is missing or unknown.
-    """
+    """Choose the arrays to read; the first is that of the scores or samples."""
     refuse_weights(list(there))
     found = [name for name in SCORES if name in there]
     if inputs is not None and inputs.check_member(list(there)):
@@ -275,15 +263,6 @@ def _unpacked(file: IO[bytes], header: Header, name: str) -> Array:
 
 
 def read_object(file: IO[bytes], size: int) -> dict[str, Any]:
-    """Parse a JSON object.
-
-    Raises
-    ------
-    UploadTooLarge
-        It has more than `MAX_JSON_BYTES`.
-    MalformedBody
-        It is no JSON object.
-    """
     if size > MAX_JSON_BYTES:
         raise UploadTooLarge(
             f"The JSON document has {size:,} bytes; the limit is {MAX_JSON_BYTES:,}. Send .npz or .parquet."

@@ -46,13 +46,7 @@ UNPACKED_AT_ONCE = 2**20
 
 
 def check(task: CheckTask) -> Checked:
-    """Read the form, convert its file to arrays, and refuse it where the method misses what it reads.
-
-    Raises
-    ------
-    BoxcalError
-        Names the field, array, place or value that cannot be accepted.
-    """
+    """Read the form, convert its file to arrays, and refuse it where the method misses what it reads."""
     limit_memory(task.memory_bytes)
     body, backbone = task.folder / BODY_FILE, task.backbone
     if is_json(task.content_type):
@@ -136,23 +130,7 @@ def read_file(
 ) -> StoredSet:
     """Check a file of arrays, a table, a document or images, and keep in `folder` what a fit reads.
 
-    Parameters
-    ----------
-    classes
-        The backbone's K labels; None to accept arrays of any K.
-    max_bytes
-        How large the arrays may be, or the images, unpacked.
-    inputs
-        Of a model of features or texts, which may take the place of logits.
-    declared
-        What the sender says of the file.
-    is_served
-        As `Expected` takes it.
-
-    Raises
-    ------
-    UnknownUploadFormat, InvalidUpload, UploadTooLarge
-        Names the array, the image, the place and the value that cannot be accepted.
+    `classes`: the backbone's K labels; None to accept arrays of any K.
     """
     expected = Expected(classes, max_bytes, inputs, declared, is_served)
     buffered = io.BufferedReader(file)
@@ -183,13 +161,7 @@ def read_file(
 
 
 def _read_table(file: IO[bytes], kind: str, folder: Path, expected: Expected) -> None:
-    """Check a table, of a kind of `table_kind`, and keep it in `folder`.
-
-    Raises
-    ------
-    InvalidUpload, UploadTooLarge
-        Names the column, the row and the value that cannot be accepted.
-    """
+    """Check a table, of a kind of `table_kind`, and keep it in `folder`."""
     declared = expected.declared
     with readable(kind):
         table = open_table(file, kind)

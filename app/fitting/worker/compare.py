@@ -26,13 +26,7 @@ UNCLEAR = "not clearly different"
 
 
 def compare(task: CompareTask, progress: Callable[[float, str], None]) -> Compared:
-    """Evaluate the versions and the methods, and say how the versions differ.
-
-    Raises
-    ------
-    ValueError
-        The data cannot be compared on; says why.
-    """
+    """Evaluate the versions and the methods, and say how the versions differ."""
     data = StoredSet(task.folder)
     calibrators = {
         name_of(one): Calibrator.from_bytes(one.artifact) for one in task.versions if one.artifact is not None

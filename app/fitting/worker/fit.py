@@ -36,13 +36,7 @@ BACKBONE = 0.3  # of the progress, where the backbone computes the logits
 
 
 def perform(task: FitTask, progress: Progress) -> FitOutcome:
-    """Fit, judge on unseen folds, draw, and check that the saved calibrator gives the same answers.
-
-    Raises
-    ------
-    ValueError
-        The data cannot be fitted by this method; says why.
-    """
+    """Fit, judge on unseen folds, draw, and check that the saved calibrator gives the same answers."""
     data = StoredSet(task.folder)
     begin = BACKBONE if data.needs_backbone else 0.0
     against = None if task.against is None else Calibrator.from_bytes(task.against)
@@ -105,13 +99,7 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
 def read_besides_logits(
     task: FitTask | CompareTask, data: StoredSet, required_by: dict[str, str], progress: Progress
 ) -> dict[str, Any]:
-    """Limit the memory, run the backbone if that is needed, and give what else is read, as `fit` takes it.
-
-    Parameters
-    ----------
-    required_by
-        Who reads what: `logits`, `features` or `inputs`.
-    """
+    """Limit the memory, run the backbone if that is needed, and give what else is read, as `fit` takes it."""
     if not data.needs_backbone and required_by.keys() == {"logits"}:
         limit_memory(task.memory_bytes)
         return {}

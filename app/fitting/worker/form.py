@@ -32,11 +32,9 @@ class FilePart(io.RawIOBase):
         self._position = 0
 
     def readable(self) -> bool:
-        """Return true."""
         return True
 
     def seekable(self) -> bool:
-        """Return true."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -55,7 +53,6 @@ class FilePart(io.RawIOBase):
         return count
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
         super().close()
 
@@ -63,15 +60,7 @@ class FilePart(io.RawIOBase):
 def read_form(
     body: Path, content_type: str, accepted: Sequence[str]
 ) -> tuple[FitFields, dict[str, FilePart]]:
-    """Read the `accepted` fields, and open the files: `file` alone, or arrays by name.
-
-    Raises
-    ------
-    MalformedBody
-        It is no well-formed multipart body.
-    InvalidUpload, InvalidParameter
-        There is no file, or a field is unknown or has a value that is not accepted.
-    """
+    """Read the `accepted` fields, and open the files: `file` alone, or arrays by name."""
     header = Message()
     header["content-type"] = content_type
     boundary = header.get_boundary()

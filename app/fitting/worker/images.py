@@ -31,24 +31,7 @@ HEAD = 16
 def keep_images(
     archive: zipfile.ZipFile, place: FilePart, folder: Path, *, classes: Sequence[str], max_bytes: int
 ) -> None:
-    """Check an archive, and keep in `folder` where it lies and which images it holds.
-
-    Parameters
-    ----------
-    place
-        Where the archive lies; the fit reads it there, or in `folder` wherever that is moved.
-    classes
-        The backbone's labels: what the folders may be called.
-    max_bytes
-        How large the images may be, unpacked, all together.
-
-    Raises
-    ------
-    InvalidUpload
-        Names the folder or the image that cannot be accepted.
-    UploadTooLarge
-        The images are larger than the limit.
-    """
+    """Check an archive, and keep in `folder` where it lies and which images it holds."""
     index_of = {label: index for index, label in enumerate(classes)}
     for entry in archive.infolist():
         if entry.filename.startswith("/") or ".." in PurePosixPath(entry.filename).parts:
@@ -78,13 +61,7 @@ def keep_images(
 def decoded_images(
     folder: Path, preprocessing: Preprocessing, max_pixels: int, size: int
 ) -> Iterator[NDArray[np.float32]]:
-    """Yield the images of a set, decoded, `size` at a time.
-
-    Raises
-    ------
-    ValueError
-        An image cannot be decoded; names it.
-    """
+    """Yield the images of a set, decoded, `size` at a time."""
     batch: list[Any] = []
     for name, image in _images(folder):
         try:

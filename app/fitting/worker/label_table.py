@@ -18,13 +18,7 @@ from boxcal.app.tables.label_rows import label_rows
 
 
 def read_labels(task: TableTask) -> Tabled:
-    """Write the rows of a table as JSON.
-
-    Raises
-    ------
-    MalformedBody, InvalidParameter, UploadTooLarge
-        It cannot be read, has other columns or too many rows, or is too large as JSON.
-    """
+    """Write the rows of a table as JSON."""
     limit_memory(task.memory_bytes)
     with (task.folder / BODY_FILE).open("rb") as file:
         kind = "parquet" if file.peek(4)[:4] == b"PAR1" else "csv"

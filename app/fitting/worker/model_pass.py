@@ -33,20 +33,7 @@ def run_backbone(
     progress: Callable[[float, str], None],
     reads: Collection[str] = (),
 ) -> None:
-    """Run the backbone over the samples of a set, and keep the logits beside the labels.
-
-    Parameters
-    ----------
-    max_pixels
-        Most pixels of an image that is decoded.
-    reads
-        What the set shall hold besides logits: `features`, `inputs`, both or neither.
-
-    Raises
-    ------
-    ValueError
-        A sample cannot be decoded, or the model fails on it; names it.
-    """
+    """Run the backbone over the samples of a set, and keep the logits beside the labels."""
     from boxcal.models.backends.backbone import OpenBackbone  # noqa: PLC0415
 
     samples, what = _batches(data, backbone, max_pixels)

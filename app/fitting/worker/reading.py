@@ -55,11 +55,6 @@ def read_validation_data(
     Images (a zip archive or a folder, with a folder for each class), rows of features and texts go through
     the model of the settings; the set then also holds what `reads` names, `features` or `inputs`. Columns are
     matched with `classes`, the names that a calibrator or another file gives, if there are any.
-
-    Raises
-    ------
-    BoxcalError, BackboneError, ValueError
-        Naming the array, the image or the place, and the value that cannot be accepted.
     """
     source = BackboneSource.of(settings)
     data, backbone = _read(path, folder, source, declared, classes)
@@ -69,28 +64,7 @@ def read_validation_data(
 
 
 class RowFile:
-    """A Parquet file of scores, features or texts, without labels, read in parts.
-
-    Parameters
-    ----------
-    path
-        Has a list column `logits` or `probabilities`, one column of logits for each class, or the columns
-        that the model reads.
-    backbone
-        The model.
-
-    Attributes
-    ----------
-    rows
-        Of the file.
-    has_samples
-        Whether it has what the model reads, and no scores.
-
-    Raises
-    ------
-    InvalidUpload
-        Naming the column that is missing or unknown.
-    """
+    """A Parquet file of scores, features or texts, without labels, read in parts."""
 
     def __init__(self, path: Path, backbone: Backbone) -> None:
         self._backbone, self._samples = backbone, ModelInputs.of(backbone)
@@ -140,13 +114,7 @@ def fit_file(
     budget_seconds: float,
     declared: Declared = NOTHING,
 ) -> FittedCalibrator:
-    """Fit a method to validation data, judge it on unseen folds and draw the reliability diagram.
-
-    Raises
-    ------
-    BoxcalError, BackboneError, ValueError
-        As `read_validation_data`, or the data cannot be fitted by this method.
-    """
+    """Fit a method to validation data, judge it on unseen folds and draw the reliability diagram."""
     from boxcal.app.fitting.worker.fit import perform  # noqa: PLC0415 - matplotlib and the fits take long to load
 
     source = BackboneSource.of(settings)
@@ -159,9 +127,7 @@ def extras_of(
 ) -> tuple[dict[str, Any], list[str]]:
     """Give the features and inputs that a set holds, as `boxcal.calibrators.fit` takes them.
 
-    Returns
-    -------
-    The arguments, and a sentence for each part that does not belong to the model of the settings.
+    Returns the arguments, and a sentence for each part that does not belong to the model of the settings.
     """
     held = {name for name in wanted if name in requirements.REQUIRED and data.besides(name) is not None}
     if not held:

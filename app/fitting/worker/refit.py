@@ -25,13 +25,7 @@ SEED = 0
 
 
 def refit(task: RefitTask) -> RefitOutcome:
-    """Fit the candidates, and describe the best one.
-
-    Raises
-    ------
-    ValueError
-        The data cannot be fitted.
-    """
+    """Fit the candidates, and describe the best one."""
     limit_memory(task.memory_bytes)
     logits, labels = StoredSet(task.folder).arrays()
     num_classes = logits.shape[1]

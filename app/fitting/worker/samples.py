@@ -49,13 +49,7 @@ class SampleWriter:
         self._file.close()
 
     def append(self, block: Array) -> int:
-        """Write checked rows of features (n, D), or texts (n,), and return how many bytes they have.
-
-        Raises
-        ------
-        InvalidUpload, UploadTooLarge
-            A text is none, or is too long.
-        """
+        """Write checked rows of features (n, D), or texts (n,), and return how many bytes they have."""
         if self._is_text:
             _check_texts(block, self._count)
         columns = [block] if self._is_text else block.T
@@ -70,13 +64,7 @@ class SampleWriter:
 
 
 def kept_samples(folder: Path, inputs: Inputs, rows: int) -> Iterator[Array]:
-    """Yield what `SampleWriter` wrote, at most `rows` samples at a time, as samples of the model.
-
-    Raises
-    ------
-    ValueError
-        Naming the text that has no tokens.
-    """
+    """Yield what `SampleWriter` wrote, at most `rows` samples at a time, as samples of the model."""
     first = 0
     with (folder / SAMPLES).open("rb") as file, ipc.open_file(file) as reader:
         for number in range(reader.num_record_batches):
@@ -92,13 +80,7 @@ def kept_samples(folder: Path, inputs: Inputs, rows: int) -> Iterator[Array]:
 
 
 def tokens_of(texts: list[str], inputs: Inputs, first: int) -> Array:
-    """Turn texts into samples of a model.
-
-    Raises
-    ------
-    ValueError
-        Naming the text that has no tokens.
-    """
+    """Turn texts into samples of a model."""
     if not isinstance(inputs, TextInputs):
         raise ValueError(inputs.refusal("text"))
     try:

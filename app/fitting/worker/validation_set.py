@@ -35,23 +35,17 @@ MIN_GROUPS = 2
 
 @dataclass(frozen=True, slots=True)
 class StoredSet:
-    """N samples of K logits, or images, rows or texts, and one label each, all checked.
+    """N samples of K logits, or images, rows or texts, and one label each, all checked."""
 
-    Attributes
-    ----------
-    folder
-        Holds `logits.npy` (N, K), float32 or float64, finite, and `labels.npy` (N,), int64, each 0 to K - 1;
-        perhaps `features.npy` (N, D), what the backbone's last layer takes, and `inputs.npy` (N, ...), what
-        the backbone takes, `groups.npy` (N,), int64, and `sample_weight.npy` (N,), float64. Until the fit has
-        run the backbone, labelled images have `images.json`, which says where they are, and labelled rows and
-        texts `samples.arrow`, in place of logits.
-    """
-
+    # Holds `logits.npy` (N, K), float32 or float64, finite, and `labels.npy` (N,), int64, each 0 to K - 1;
+    # perhaps `features.npy` (N, D), what the backbone's last layer takes, and `inputs.npy` (N, ...), what the
+    # backbone takes, `groups.npy` (N,), int64, and `sample_weight.npy` (N,), float64. Until the fit has run
+    # the backbone, labelled images have `images.json`, which says where they are, and labelled rows and texts
+    # `samples.arrow`, in place of logits.
     folder: Path
 
     @property
     def samples(self) -> int:
-        """N."""
         return len(np.load(self.folder / "labels.npy", mmap_mode="r"))
 
     @property
@@ -102,13 +96,7 @@ class StoredSet:
 
 
 class ArrayWriter:
-    """Writes an array `folder/name.npy` block by block; a context manager.
-
-    Parameters
-    ----------
-    row_shape
-        Shape of one row.
-    """
+    """Writes an array `folder/name.npy` block by block; a context manager."""
 
     def __init__(self, folder: Path, name: str, row_shape: tuple[int, ...], dtype: Any) -> None:
         self._dtype = np.dtype(dtype)
@@ -143,56 +131,28 @@ def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class Expected:
-    """What an upload is compared with.
+    """What an upload is compared with."""
 
-    Attributes
-    ----------
-    classes
-        The K class names of the backbone; None to accept any K.
-    max_bytes
-        How large the arrays may be, all together, unpacked and converted.
-    inputs
-        Of a model of features or texts, which may be sent in place of logits.
-    declared
-        What the sender says of the file.
-    is_served
-        Whether a service reads it: logits that look like probabilities are then refused. Elsewhere the report
-        has a serious warning.
-    """
-
-    classes: Sequence[str] | None
-    max_bytes: int
-    inputs: ModelInputs | None = None
-    declared: Declared = NOTHING
+    classes: Sequence[str] | None  # The K class names of the backbone; None to accept any K
+    max_bytes: int  # How large the arrays may be, all together, unpacked and converted
+    inputs: ModelInputs | None = None  # Of a model of features or texts, which may be sent in place of logits
+    declared: Declared = NOTHING  # What the sender says of the file
+    # Whether a service reads it: logits that look like probabilities are then refused. Elsewhere the report
+    # has a serious warning.
     is_served: bool = True
 
 
 @dataclass(frozen=True)
 class FileColumns:
-    """How the columns of a file belong to the classes.
+    """How the columns of a file belong to the classes."""
 
-    Attributes
-    ----------
-    classes
-        In the order in which the set is kept; None where nothing names them.
-    own
-        In the order of the columns, if the file names them: its labels are theirs.
-    order
-        For each class the column of the file; None where they are in the order of the classes.
-    said
-        The same as a sentence.
-    is_single
-        Whether one column holds the scores of the second of two classes.
-    left_out
-        Columns of a table that are not read.
-    """
-
-    classes: Sequence[str] | None
-    own: Sequence[str] | None
+    classes: Sequence[str] | None  # In the order in which the set is kept; None where nothing names them
+    own: Sequence[str] | None  # In the order of the columns, if the file names them: its labels are theirs
+    # For each class the column of the file; None where they are in the order of the classes
     order: Sequence[int] | None
-    said: str | None
-    is_single: bool = False
-    left_out: tuple[str, ...] = ()
+    said: str | None  # The same as a sentence
+    is_single: bool = False  # Whether one column holds the scores of the second of two classes
+    left_out: tuple[str, ...] = ()  # Columns of a table that are not read
 
     @classmethod
     def matched(
@@ -204,13 +164,7 @@ class FileColumns:
         is_single: bool = False,
         left_out: tuple[str, ...] = (),
     ) -> Self:
-        """Match the classes that a file names with those known; see `column_order`.
-
-        Parameters
-        ----------
-        kind
-            What its scores were taken for, where the file does not say.
-        """
+        """Match the classes that a file names with those known; see `column_order`."""
         order = column_order(known, own)
         classes = known or own
         said = None
@@ -233,24 +187,7 @@ def keep_set(
     *,
     columns: FileColumns | None = None,
 ) -> None:
-    """Check the samples of an upload, and write them into `folder`.
-
-    Parameters
-    ----------
-    batches
-        Arrays of the same number of rows by name: `member`, `labels`, and perhaps `features`, `groups` and
-        `sample_weight`.
-    member
-        `logits`; `probabilities` or `percent`, whose logarithms are kept as `logits`; or what the model reads
-        instead.
-    columns
-        How the columns of the file belong to the classes.
-
-    Raises
-    ------
-    InvalidUpload, UploadTooLarge
-        Names the array, the place and the value that cannot be accepted.
-    """
+    """Check the samples of an upload, and write them into `folder`."""
     columns = FileColumns.matched(expected.classes, None) if columns is None else columns
     classes, inputs, declared = columns.own or columns.classes, expected.inputs, expected.declared
     beside: dict[str, list[Array]] = {"labels": [], GROUPS: [], SAMPLE_WEIGHT: []}
@@ -286,17 +223,7 @@ def keep_set(
 
 
 class ScoreWriter:
-    """Writes scores as logits in the order of the classes, and features beside them, block by block.
-
-    Attributes
-    ----------
-    look
-        What the rows that were sent as logits look like.
-    scaled
-        How many rows of probabilities had a sum remarkably far from 1.
-    width
-        K.
-    """
+    """Writes scores as logits in the order of the classes, and features beside them, block by block."""
 
     def __init__(self, folder: Path, member: str, columns: FileColumns) -> None:
         self._folder, self._member, self._order = folder, member, columns.order
@@ -443,13 +370,7 @@ def check_size(sizes: dict[str, int], max_bytes: int) -> None:
 
 
 def log_probabilities(block: Array, first: int = 0) -> Array:
-    """Return the logarithms of probabilities (n, K), the first row of which has the number `first`.
-
-    Raises
-    ------
-    InvalidUpload
-        Naming the row and the value that is no probability, or the sum that is not 1.
-    """
+    """Return the logarithms of probabilities (n, K), the first row of which has the number `first`."""
     return logits_of(block, PROBABILITIES, first)[0]
 
 

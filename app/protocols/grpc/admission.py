@@ -65,11 +65,6 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
     gRPC receives and deserialises the message of a unary call before it calls the handler. So unary calls
     are served as streams of one message, which are received on demand: nothing is received for a call that
     is refused. The key is in the metadata.
-
-    Parameters
-    ----------
-    access
-        Checks API keys.
     """
 
     def __init__(self, access: Access) -> None:
@@ -140,13 +135,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
                 limiter.leave()
 
     async def _received(self, context: Any) -> bytes:
-        """Receive the message of a call; few calls at once may take longer than a moment to send it.
-
-        Raises
-        ------
-        QueueFull, DeadlineExceeded, MalformedBody
-            Too many calls send slowly; this one took too long; there is no message.
-        """
+        """Receive the message of a call; few calls at once may take longer than a moment to send it."""
         receiving = asyncio.ensure_future(context.read())
         receiving.add_done_callback(_retrieve)
         await asyncio.wait([receiving], timeout=QUICK_SECONDS)
@@ -171,11 +160,6 @@ def _parsed(deserialize: Callable[[bytes], Any], data: bytes) -> Any:
     """Deserialise a message that has no more fields than a request may have.
 
     Each field becomes an object, however few bytes it has.
-
-    Raises
-    ------
-    MalformedBody, InvalidParameter
-        It cannot be parsed; it has more fields.
     """
     if (fields := count_fields(data, MAX_FIELDS)) > MAX_FIELDS:
         raise InvalidParameter(f"The message has more than {MAX_FIELDS:,} inputs, outputs and parameters.")

@@ -179,7 +179,6 @@ POOL.Add(file_descriptor())
 
 
 def message_class(name: str) -> Any:
-    """Return the class of a message."""
     return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
 
 

@@ -54,14 +54,6 @@ Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
 class Inference:
-    """The methods of the service.
-
-    Parameters
-    ----------
-    state
-        Of the service.
-    """
-
     def __init__(self, state: ProtocolState) -> None:
         self._state = state
         self._classes = {name: message_class(f"{name}Response") for name in METHODS}
@@ -103,13 +95,11 @@ class Inference:
         return self._classes["ModelReady"](ready=known and not self._state.has_failed())
 
     async def server_metadata(self, request: Any, context: Any) -> Any:
-        """Describe the server."""
         return self._classes["ServerMetadata"](
             name="boxcal", version=version_of("boxcal"), extensions=routes.EXTENSIONS
         )
 
     async def model_metadata(self, request: Any, context: Any) -> Any:
-        """Describe a model."""
         model = self._state.v2_model(request.name)
         return self._classes["ModelMetadata"](
             name=request.name,
@@ -120,7 +110,6 @@ class Inference:
         )
 
     async def repository_index(self, request: Any, context: Any) -> Any:
-        """List the models."""
         models = [
             {"name": name, "version": str(model.active.current.version), "state": "READY"}
             for name, model in self._state.v2.items()
@@ -138,7 +127,6 @@ class Inference:
         return self._classes["ModelStatistics"](**found)
 
     async def model_infer(self, request: Any, context: Any) -> Any:
-        """Answer an inference request."""
         asked = read_request(request)
         answered = await self._state.v2_model(asked.model).v2.infer(asked)
         response = self._classes["ModelInfer"](
@@ -152,13 +140,7 @@ class Inference:
 
 
 def read_request(request: Any) -> Asked:
-    """Read a request and its tensors, which are raw or typed contents.
-
-    Raises
-    ------
-    MalformedBody, InvalidInput
-        What is wrong with it.
-    """
+    """Read a request and its tensors, which are raw or typed contents."""
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise MalformedBody(f"The request has {len(request.inputs)} inputs and {len(raw)} raw contents.")

@@ -31,16 +31,6 @@ class ServedApp:
     Ray Serve runs the lifespan, but does not pass its state to requests (its issue 45395), adds the header
     `X-Request-Id` to every response itself, and cancels a request whose client has disconnected, before the
     application can notice and count it.
-
-    Parameters
-    ----------
-    app
-        The application.
-
-    Attributes
-    ----------
-    state
-        What the lifespan yielded.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -73,17 +63,7 @@ class ServedApp:
 
 
 class Direct:
-    """Hands a request to the application without what Ray Serve does for each, but for its own routes.
-
-    Parameters
-    ----------
-    app
-        Ray Serve's.
-    served
-        The application.
-    began, ended
-        Count a request: Ray Serve scales and stops replicas by how many are under way.
-    """
+    """Hands a request to the application without what Ray Serve does for each, but for its own routes."""
 
     def __init__(
         self, app: ASGIApp, served: ServedApp, began: Callable[[], object], ended: Callable[[], object]
@@ -94,7 +74,6 @@ class Direct:
         self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         if scope["type"] != "http" or scope["path"].startswith(ROUTES_OF_RAY):
             await self._app(scope, receive, send)
             return

@@ -29,14 +29,6 @@ CHECK_SECONDS = 2.0
 
 @serve.ingress()
 class Replica:
-    """One replica.
-
-    Parameters
-    ----------
-    args
-        Settings of the service by name.
-    """
-
     def __init__(self, args: dict[str, Any]) -> None:
         settings = replica_settings(args)
         sys.setswitchinterval(SWITCH_SECONDS)
@@ -53,18 +45,6 @@ class Replica:
 
 
 def application(args: dict[str, Any]) -> Any:
-    """Build the Serve application.
-
-    Parameters
-    ----------
-    args
-        Settings of the service by name, as in the environment without `BOXCAL_`.
-
-    Raises
-    ------
-    ValueError
-        A setting is unknown or invalid; the message names it.
-    """
     settings = replica_settings(args)
     deployment = serve.deployment(
         name=NAME,

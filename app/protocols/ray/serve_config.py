@@ -102,8 +102,6 @@ class Logging(Strict):
 
 
 class ServeConfig(Strict):
-    """The whole document."""
-
     proxy_location: Literal["EveryNode", "HeadOnly"] = "EveryNode"
     http_options: Http | None = None
     logging_config: Logging | None = None
@@ -111,13 +109,7 @@ class ServeConfig(Strict):
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read a Serve config, or the one in a manifest of the kind RayService, and check it.
-
-    Raises
-    ------
-    ValueError
-        It is no YAML or not as described here; the message names the member.
-    """
+    """Read a Serve config, or the one in a manifest of the kind RayService, and check it."""
     try:
         documents = [one for one in yaml.safe_load_all(path.read_text()) if one is not None]
         manifests = [one for one in documents if isinstance(one, dict) and one.get("kind") == "RayService"]

@@ -18,13 +18,7 @@ OF_SECRETS = ("database_url", "alarm_secret")
 
 
 def argument_settings(args: Mapping[str, Any]) -> Settings:
-    """Check the settings that a Serve config names; the environment adds the others.
-
-    Raises
-    ------
-    ValueError
-        A setting is unknown, invalid, or not for a replica on a cluster.
-    """
+    """Check the settings that a Serve config names; the environment adds the others."""
     for name in args:
         if name in OF_THE_CLUSTER:
             raise ValueError(f"args.{name}: the cluster's proxies listen, encrypt and start the replicas")
@@ -42,13 +36,7 @@ def argument_settings(args: Mapping[str, Any]) -> Settings:
 
 
 def replica_settings(args: Mapping[str, Any]) -> Settings:
-    """Read the settings of a replica from the arguments and the environment.
-
-    Raises
-    ------
-    ValueError
-        As `argument_settings`, or the registry is not one that replicas can share.
-    """
+    """Read the settings of a replica from the arguments and the environment."""
     settings = argument_settings(args)
     if settings.registry_url.startswith("sqlite"):
         raise ValueError("replicas on a cluster share a registry on PostgreSQL: set BOXCAL_DATABASE_URL")

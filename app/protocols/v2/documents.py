@@ -31,43 +31,26 @@ def parsed_size(body: Body | memoryview, length: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SentTensor:
-    """How a request describes one input.
-
-    Attributes
-    ----------
-    size
-        Bytes of its binary data; None where `data` holds it.
-    """
+    """How a request describes one input."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    size: int | None
+    size: int | None  # Bytes of its binary data; None where `data` holds it
     data: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The JSON part of a request.
-
-    Attributes
-    ----------
-    outputs
-        Names of the outputs that are asked for, with the number of classes of each.
-    binary
-        Which of them are wanted as binary data.
-    binary_default
-        Whether outputs are that are not asked for by name.
-    id
-        Given back in the response, a string or a number; None without one.
-    """
+    """The JSON part of a request."""
 
     inputs: tuple[SentTensor, ...]
+    # Names of the outputs that are asked for, with the number of classes of each
     outputs: tuple[tuple[str, int], ...]
-    binary: Mapping[str, bool]
-    binary_default: bool
+    binary: Mapping[str, bool]  # Which of them are wanted as binary data
+    binary_default: bool  # Whether outputs are that are not asked for by name
     parameters: Mapping[str, Any]
-    id: str | float | None
+    id: str | float | None  # Given back in the response, a string or a number; None without one
 
     def is_binary(self, name: str) -> bool:
         """Whether an output is wanted as binary data."""
@@ -82,17 +65,7 @@ def all_binary(answered: Answered, head: Head) -> bool:
 def read_request(body: Body | memoryview, length: str, model: str, version: str) -> tuple[Asked, Head]:
     """Read a request and its tensors.
 
-    Parameters
-    ----------
-    body
-        JSON, behind which may be binary data.
-    length
-        The header `Inference-Header-Content-Length`: bytes of the JSON part; empty without binary data.
-
-    Raises
-    ------
-    MalformedBody, InvalidParameter, InvalidInput
-        What is wrong with it.
+    `length`: the header `Inference-Header-Content-Length`: bytes of the JSON part; empty without binary data.
     """
     if length and not (length.isascii() and length.isdecimal() and int(length[:12]) <= len(body)):
         raise MalformedBody(
@@ -129,13 +102,7 @@ def read_request(body: Body | memoryview, length: str, model: str, version: str)
 
 
 def read_head(text: Body) -> Head:
-    """Read the JSON part of a request.
-
-    Raises
-    ------
-    MalformedBody, InvalidParameter, InvalidInput
-        What is wrong with it.
-    """
+    """Read the JSON part of a request."""
     try:
         document = parse_json(text)
     except orjson.JSONDecodeError as error:

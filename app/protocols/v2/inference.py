@@ -43,34 +43,17 @@ NUMBERS_PER_ROW = 64
 
 @dataclass(slots=True)
 class Asked:
-    """A request.
-
-    Attributes
-    ----------
-    model, version
-        As the client names them; an empty version is the active calibrator.
-    inputs
-        Arrays by name.
-    outputs
-        Names of the outputs, and how many classes each lists in the form of the classification extension; 0
-        for the tensor itself.
-    """
-
-    model: str
+    model: str  # As the client names them; an empty version is the active calibrator
     version: str
     inputs: Mapping[str, Array]
+    # Names of the outputs, and how many classes each lists in the form of the classification extension; 0 for
+    # the tensor itself
     outputs: Sequence[tuple[str, int]] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 def class_count(sent: Any) -> int:
-    """Check the parameter `classification` of an output.
-
-    Raises
-    ------
-    InvalidParameter
-        It is no number of classes.
-    """
+    """Check the parameter `classification` of an output."""
     if type(sent) is not int or sent < 0:
         raise InvalidParameter(f"classification is {sent!r:.50}; it is the number of classes to list.")
     return sent
@@ -98,19 +81,8 @@ class TensorDescription:
 class Models:
     """The two models that this protocol sees in one: with its backbone, and its calibrators alone.
 
-    Parameters
-    ----------
-    backbone
-        Its inputs are those of the model; without a model there is `NAME.calibrator` alone.
-    pipeline
-        Answers requests.
-
-    Attributes
-    ----------
-    names
-        Of the models.
-    counts
-        Requests, samples and nanoseconds by model, and by outcome for the requests.
+    `backbone`: its inputs are those of the model; without a model there is `NAME.calibrator` alone. `counts`:
+    requests, samples and nanoseconds by model, and by outcome for the requests.
     """
 
     def __init__(self, backbone: Backbone, pipeline: Pipeline) -> None:
@@ -149,13 +121,6 @@ class Models:
         ]
 
     async def infer(self, asked: Asked) -> Answered:
-        """Answer a request.
-
-        Raises
-        ------
-        BoxcalError
-            What is wrong with an input, the bounds or a parameter; those of the pipeline.
-        """
         began = time.perf_counter_ns()
         try:
             answer = await self._answer(asked)

@@ -16,8 +16,7 @@ class ProtocolModel(Protocol):
     """What it uses of a model."""
 
     @property
-    def telemetry(self) -> Telemetry:
-        """Its metrics."""
+    def telemetry(self) -> Telemetry: ...
 
     @property
     def registry(self) -> Registry:

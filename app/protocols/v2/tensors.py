@@ -34,13 +34,6 @@ Array = NDArray[Any]
 
 
 def read_shape(name: str, shape: Any) -> tuple[int, ...]:
-    """Check a shape.
-
-    Raises
-    ------
-    InvalidInput
-        It is no list of sizes.
-    """
     if (
         not isinstance(shape, Sequence)
         or len(shape) > MAX_DIMENSIONS
@@ -53,13 +46,7 @@ def read_shape(name: str, shape: Any) -> tuple[int, ...]:
 
 
 def from_binary(name: str, datatype: str, shape: tuple[int, ...], data: bytes | memoryview) -> Array:
-    """Read binary data as an array; `BYTES` become an array of bytes objects.
-
-    Raises
-    ------
-    InvalidInput, MalformedBody
-        The type is unknown; there are more or fewer bytes than the shape announces.
-    """
+    """Read binary data as an array; `BYTES` become an array of bytes objects."""
     count = math.prod(shape)
     if datatype == BYTES:
         return _elements(name, memoryview(data), count).reshape(shape)
@@ -79,11 +66,6 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Ar
     """Read nested or flat lists as an array; strings of `BYTES` become an array of str objects.
 
     `null` is NaN, a missing value.
-
-    Raises
-    ------
-    InvalidInput
-        The type is unknown; the data are of another type, or more or fewer than the shape announces.
     """
     count = math.prod(shape)
     # The types are checked first: NumPy pads strings to the longest of them.
