@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from boxcal.app.access import routes as access
 from boxcal.app.fitting.server import routes as refit
-from boxcal.app.http import documentation, health
+from boxcal.app.http import health, openapi
 from boxcal.app.http import problem_documents as documents
 from boxcal.app.http import problems as errors
 from boxcal.app.http.browsers import BrowserRules
@@ -43,7 +43,7 @@ from boxcal.app.registry import routes as registry
 from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 from boxcal.app.state import lifespan
-from boxcal.app.workers.slot import Slot
+from boxcal.app.workers.table import Slot
 
 DOCUMENTS = ("/openapi.json",)
 CORS_REQUEST_HEADERS = (
@@ -199,7 +199,7 @@ def describe(app: FastAPI) -> None:
     """Declare in the OpenAPI document that every error is a problem, FastAPI's validation errors included."""
     generate = app.openapi
 
-    def openapi() -> dict[str, Any]:
+    def document_of_api() -> dict[str, Any]:
         document = generate()
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas["Problem"] = documents.PROBLEM_SCHEMA
@@ -214,11 +214,11 @@ def describe(app: FastAPI) -> None:
                 answer = operation["responses"].get("422", {})
                 if documents.media_type(path) not in answer.get("content", {}):
                     operation["responses"]["422"] = declared
-        documentation.complete(document)
+        openapi.complete(document)
         for path, operations in document["paths"].items():
             for operation in operations.values():
                 declare_media_type(path, operation)
         document.setdefault("servers", [{"url": app.state.settings.root_path or "/"}])
         return document
 
-    app.openapi = openapi  # type: ignore[method-assign]
+    app.openapi = document_of_api  # type: ignore[method-assign]

@@ -19,7 +19,7 @@ from boxcal.app.main import create_app
 from boxcal.app.observability.logs import log_config
 from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
-from boxcal.app.workers.slot import Slot
+from boxcal.app.workers.table import Slot
 
 logger = logging.getLogger("boxcal")
 

@@ -14,8 +14,7 @@ from typing import TypedDict
 
 from fastapi import FastAPI
 
-from boxcal.app.access.access import Access
-from boxcal.app.access.build import open_access
+from boxcal.app.access.access import Access, open_access
 from boxcal.app.access.event_streams import EventStreams
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.server.build import FitService, open_refits
@@ -24,25 +23,22 @@ from boxcal.app.http.problems import BoxcalError, InternalError, ModelNotFound, 
 from boxcal.app.monitoring.build import open_monitoring
 from boxcal.app.monitoring.monitor import Monitor
 from boxcal.app.monitoring.writer import FeedbackWriter
-from boxcal.app.observability.background import background
-from boxcal.app.observability.free_memory import FreeMemory
-from boxcal.app.observability.model_metrics import MetricsOfModels
 from boxcal.app.observability.stats import Collects, Stats, keep_reading
-from boxcal.app.observability.telemetry import Telemetry
+from boxcal.app.observability.supervised_task import FreeMemory, background
+from boxcal.app.observability.telemetry import MetricsOfModels, Telemetry
 from boxcal.app.predict.build import open_pipeline
 from boxcal.app.predict.device import Device, Turns
 from boxcal.app.predict.options import BoundsOption
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.protocols.v2.inference import Models
-from boxcal.app.registry.activator import Activator
-from boxcal.app.registry.active import ActiveCalibrator
+from boxcal.app.registry.activator import Activator, ActiveCalibrator
 from boxcal.app.registry.records import BackboneIdentity
 from boxcal.app.registry.store import Registry
 from boxcal.app.settings import limits
-from boxcal.app.settings.nearest import hint
 from boxcal.app.settings.service import ModelEntry, Settings
 from boxcal.app.workers.metrics import SharedMetrics
-from boxcal.app.workers.slot import Slot
+from boxcal.app.workers.table import Slot
+from boxcal.calibrators.errors import hint
 from boxcal.models.backends.backbone import Backbone
 from boxcal.models.errors import BackboneError
 

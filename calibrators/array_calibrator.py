@@ -23,8 +23,8 @@ from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.parameters import Values
 from boxcal.calibrators.maps.temperature import TemperatureScaling
 from boxcal.calibrators.method import adjusted_method
-from boxcal.calibrators.operator.meeting import meet
-from boxcal.calibrators.plain_rows import PlainRows, plain_rows, solve_rows
+from boxcal.calibrators.operator.constants import meet
+from boxcal.calibrators.temperature_fast_path import PlainRows, plain_rows, solve_rows
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Rows = np.ndarray[Any, np.dtype[np.floating[Any]]]

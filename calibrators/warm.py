@@ -9,13 +9,12 @@ import torch
 from numpy.typing import NDArray
 
 from boxcal.calibrators.evaluation.report import cross_fitted_report
-from boxcal.calibrators.fitting.entry import fit
+from boxcal.calibrators.fitting.api import fit
 from boxcal.calibrators.monitoring.calibration_test import CalibrationTest
-from boxcal.calibrators.monitoring.drift import DriftTest
-from boxcal.calibrators.monitoring.duel import Duel
+from boxcal.calibrators.monitoring.champion_challenger import Duel
+from boxcal.calibrators.monitoring.drift import DriftTest, TrafficSample
 from boxcal.calibrators.monitoring.metrics import RunningMetrics
 from boxcal.calibrators.monitoring.stored_logits import pack
-from boxcal.calibrators.monitoring.traffic_sample import TrafficSample
 from boxcal.calibrators.operator.box_softmax import box_constrained_softmax
 from boxcal.calibrators.operator.warm import warm_arrays
 

@@ -227,7 +227,7 @@ def test_the_command_line_uses_public_parts_only() -> None:
         for part in ("cli", "client", "schemas", "server", "settings", "tables", "fitting.worker.reading")
     }
     allowed |= {"boxcal.app.fitting.worker.requirements", "boxcal.app.registry.maintenance"}
-    allowed |= {"boxcal.app.workers.supervisor", "boxcal.app.fitting.server.queue_worker"}
+    allowed |= {"boxcal.app.workers.supervisor", "boxcal.app.fitting.server.build"}
     allowed |= {"boxcal.app.fitting.backbones"}
     allowed |= {"boxcal.app.protocols.ray.serve_config", "boxcal.app.settings.config_file"}
     allowed |= {"boxcal.app.predict.options", "boxcal.app.http.problems", "boxcal.app.http.scopes"}

@@ -59,9 +59,11 @@ MUTATIONS = [
     Mutation(BETTORS, "SHARE = 1e-3", "SHARE = 0.0"),
     Mutation(LOOP, "ROLLBACK_ALPHA = 0.01", "ROLLBACK_ALPHA = 0.2"),
     # Admission.
-    Mutation("app/http/budget.py", "self.held + amount > self.limit", "self.held > self.limit"),
-    Mutation("app/http/budget.py", "self.held + amount > self.limit", "self.held + amount >= self.limit"),
-    Mutation("app/http/budget.py", "self.held -= amount", "pass"),
+    Mutation("app/http/memory_quota.py", "self.held + amount > self.limit", "self.held > self.limit"),
+    Mutation(
+        "app/http/memory_quota.py", "self.held + amount > self.limit", "self.held + amount >= self.limit"
+    ),
+    Mutation("app/http/memory_quota.py", "self.held -= amount", "pass"),
     # Access.
     Mutation(LIMITS, "WINDOW_SECONDS = 60", "WINDOW_SECONDS = 30"),
     Mutation(LIMITS, "self._in_progress >= self._concurrency", "self._in_progress > self._concurrency"),

@@ -1,21 +1,124 @@
-"""Decides which requests may pass, from keys in memory; no request waits for the database."""
+"""Decides which requests may pass, from keys in memory; no request waits for the database.
+
+A copy of the keys in the data folder, for a start while the registry does not answer.
+
+Opens access at start-up, and follows changes of the keys, which take effect within seconds.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import logging
+import os
 import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from boxcal.app.access.keys import KEY_LENGTH, PREFIX, SALT_BYTES, KeyRecord, key_of, matches, parts
-from boxcal.app.access.local_keys import LocalKeys
-from boxcal.app.access.store import CurrentKeys, KeyStore
+import orjson
+
+from boxcal.app.access.keys import (
+    KEY_LENGTH,
+    PREFIX,
+    SALT_BYTES,
+    CurrentKeys,
+    KeyRecord,
+    KeyStore,
+    key_of,
+    matches,
+    parts,
+)
+from boxcal.app.http.browsers import is_loopback
 from boxcal.app.http.limits import Limiter
 from boxcal.app.http.problems import (
     ApiKeyExpired,
     ApiKeyRequired,
     InsufficientScope,
     InvalidApiKey,
+    NoApiKey,
     RegistryUnavailable,
 )
-from boxcal.app.http.scopes import Requirement, permitted
+from boxcal.app.http.scopes import Requirement, Scope, permitted
+from boxcal.app.observability.supervised_task import background
+from boxcal.app.registry.store import Registry
+from boxcal.app.settings.service import Settings
+
+if TYPE_CHECKING:
+    from boxcal.app.observability.telemetry import Telemetry
+
+
+logger = logging.getLogger("boxcal")
+
+FILE_NAME = "keys.json"
+
+
+class LocalKeys:
+    """One JSON file, which only the owner may read; it has salts and digests, as the registry does."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._path = data_dir / FILE_NAME
+        self._written: object = None
+
+    def write(self, current: CurrentKeys) -> None:
+        """Replace the copy if a key was added, changed or revoked; a failure is logged, nothing else."""
+        document = {
+            "keys": [_document(record) for record in current.keys],
+            "any_created": current.any_created,
+        }
+        if document == self._written:
+            return
+        new = self._path.with_suffix(".new")
+        try:
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(orjson.dumps(document))
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self._path)
+            self._written = document
+        except OSError as error:
+            logger.warning("The copy of the API keys could not be written: %s", error)
+
+    def read(self) -> CurrentKeys | None:
+        """Return the keys of the copy; None where there is none, or it is not what was written."""
+        try:
+            document = orjson.loads(self._path.read_bytes())
+            keys = [_record(entry) for entry in document["keys"]]
+            # The database gives no time.
+            return CurrentKeys(keys, bool(document["any_created"]), datetime.now(UTC))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            logger.warning("%s cannot be read: %s", self._path, error)
+            return None
+
+
+def _document(record: KeyRecord) -> dict[str, object]:
+    return {
+        "id": record.id,
+        "name": record.name,
+        "salt": base64.b64encode(record.salt).decode(),
+        "digest": base64.b64encode(record.digest).decode(),
+        "scopes": sorted(record.scopes),
+        "per_minute": record.per_minute,
+        "concurrency": record.concurrency,
+        "created_at": record.created_at.isoformat(),
+        "expires_at": record.expires_at and record.expires_at.isoformat(),
+    }
+
+
+def _record(entry: dict[str, object]) -> KeyRecord:
+    values = dict(entry)
+    for name in ("salt", "digest"):
+        values[name] = base64.b64decode(str(entry[name]))
+    for name in ("created_at", "expires_at"):
+        values[name] = entry[name] and datetime.fromisoformat(str(entry[name]))
+    values["scopes"] = frozenset(map(Scope, entry["scopes"]))  # type: ignore[call-overload]
+    return KeyRecord(**values)  # type: ignore[arg-type]
+
 
 _NO_SALT, _NO_DIGEST = bytes(SALT_BYTES), bytes(32)
 
@@ -119,3 +222,53 @@ class Access:
         loaded = self._keys.get(record.id.encode())
         known = loaded is not None and loaded.limiter is not None and loaded.limiter.limits == limits
         return loaded.limiter if loaded is not None and known else Limiter(*limits)
+
+
+RECORD_SECONDS = 30.0
+"""Time between two records of the last uses of keys."""
+
+
+@asynccontextmanager
+async def open_access(settings: Settings, registry: Registry, telemetry: Telemetry) -> AsyncIterator[Access]:
+    """Load the keys and follow their changes; the last uses are recorded at the end."""
+    copy = None if registry.database.is_sqlite else LocalKeys(settings.data_dir)
+    is_open_to_others = not is_loopback(settings.address)
+    store = KeyStore(registry.database)
+    access = await registry.run(Access, store, copy, is_open_to_others=is_open_to_others)
+    if settings.allow_anonymous:
+        access.is_required = False
+        yield access
+        return
+    if is_open_to_others and not access.has_keys:
+        raise NoApiKey(
+            f"BOXCAL_HOST is {settings.host}, which other machines reach, and the registry has no valid "
+            "API key. Create one with `boxcal keys create NAME --scope admin`, or set "
+            "BOXCAL_ALLOW_ANONYMOUS=1 to serve everyone."
+        )
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(_record_last_uses, access, registry)
+        await stack.enter_async_context(background("keys", lambda: _follow(access, registry), telemetry))
+        yield access
+
+
+async def _record_last_uses(access: Access, registry: Registry) -> None:
+    with suppress(RegistryUnavailable):
+        await registry.run(access.record_uses)
+
+
+async def _follow(access: Access, registry: Registry) -> None:
+    """Load the keys again whenever their numbers in the registry change, and record their last uses."""
+    clock = asyncio.get_running_loop().time
+    loaded: tuple[int, int] | None = None
+    next_record = clock() + RECORD_SECONDS
+    while True:
+        keys = (await registry.snapshots.next()).keys
+        try:
+            if keys != loaded:
+                await registry.run(access.load)
+                loaded = keys
+            if clock() >= next_record:
+                next_record = clock() + RECORD_SECONDS
+                await registry.run(access.record_uses)
+        except RegistryUnavailable:
+            continue  # the registry logs that it is lost, once

@@ -7,10 +7,10 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from boxcal.app.cli.failures import naming
 from boxcal.app.cli.output import (
     Advance,
     messages,
+    naming,
     plain_table,
     progress_bar,
     screen,
@@ -23,9 +23,18 @@ from boxcal.app.fitting.worker.requirements import FEATURES
 from boxcal.app.tables.labels import Declared
 from boxcal.calibrators.checks import check_data
 from boxcal.calibrators.data import ValidationSet, check_validation_set
-from boxcal.calibrators.evaluation.comparison import PAPERS_METHODS, MethodComparison, compare_methods
-from boxcal.calibrators.evaluation.tables import LEGEND, TITLES, is_best, mark, to_csv, value_text
-from boxcal.calibrators.evaluation.tables import markdown as as_markdown
+from boxcal.calibrators.evaluation.comparison import (
+    LEGEND,
+    PAPERS_METHODS,
+    TITLES,
+    MethodComparison,
+    compare_methods,
+    is_best,
+    mark,
+    to_csv,
+    value_text,
+)
+from boxcal.calibrators.evaluation.comparison import markdown as as_markdown
 from boxcal.calibrators.method import parse, reads_of_methods
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from boxcal.app.cli.failures import UsageError
-from boxcal.app.cli.output import messages, plain_table, screen, write_json
+from boxcal.app.cli.output import UsageError, messages, plain_table, screen, write_json
 from boxcal.app.client import Answer, BoxcalClient
 
 IMAGES_PER_REQUEST = 32
@@ -45,7 +44,7 @@ def run(
     if url is not None:
         answer = _through_service(images, {"top_k": top_k, **bounds}, calibrator, url)
     else:
-        from boxcal.app.cli.local import predict  # noqa: PLC0415 - loads the model's libraries
+        from boxcal.app.cli.offline import predict  # noqa: PLC0415 - loads the model's libraries
 
         answer = predict(images, **bounds, top_k=top_k, calibrator=calibrator)
     if as_json:

@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 
 from boxcal.app.cli.commands import Config, Json, cli
-from boxcal.app.cli.setting_options import SettingsCommand
+from boxcal.app.cli.settings import SettingsCommand
 from boxcal.app.http.scopes import Scope
 
 
 @cli.command(cls=SettingsCommand)
 def serve(ctx: typer.Context, *, config: Config = None) -> None:
     """Start the service. Options come before environment variables, and these before the config file."""
+    from boxcal.app.cli.doctor import check_start
     from boxcal.app.cli.settings import read_settings
-    from boxcal.app.cli.starting import check_start
 
     settings = read_settings(config, **ctx.obj)
     check_start(settings)
@@ -36,13 +36,13 @@ def serve(ctx: typer.Context, *, config: Config = None) -> None:
 @cli.command()
 def worker(*, config: Config = None) -> None:
     """Run the fits of services with BOXCAL_FITS=queue, and continue those of processes that stopped."""
-    from boxcal.app.cli.failures import UsageError
+    from boxcal.app.cli.output import UsageError
     from boxcal.app.cli.settings import read_settings
 
     settings = read_settings(config)
     if settings.shared_dir is None:
         raise UsageError("`boxcal worker` needs BOXCAL_SHARED_DIR, the directory of the validation sets")
-    from boxcal.app.fitting.server.queue_worker import run
+    from boxcal.app.fitting.server.build import run
 
     run(settings)
 

@@ -2,26 +2,151 @@
 
 Every method that is one route is made from its function in `calls.py` or `predictions.py`, which holds its
 arguments and documentation for both clients.
+
+The states of a fit from its event stream and from polling, in order and each once.
+
+A stream may never open (a buffering proxy), break (a restart) or fall silent. So the state is polled between
+two streams, and after `STREAM_FAILURES` streams without an event it is only polled.
+
+What both clients know: where the service is, how long to wait, and the arguments of each request.
 """
 
 import asyncio
 import functools
 import inspect
+import os
+import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 from httpx_sse import SSEError, aconnect_sse, connect_sse
+from pydantic import ValidationError
 
 from boxcal.app.client import calls, predictions
-from boxcal.app.client.base import DEFAULT_URL, ClientBase, succeeded, until
-from boxcal.app.client.errors import ClientError
+from boxcal.app.client.errors import AnswerTimeoutError, ClientError, FitNotSucceededError, InvalidUrlError
 from boxcal.app.client.exchange import Call, RetryPolicy, attempts, parsed, transport_error
-from boxcal.app.client.following import Following
 from boxcal.app.schemas.fits import Fit
 from boxcal.app.schemas.health import Health
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_TIMEOUT = 35.0
+"""Five seconds longer than the service's default."""
+
+
+class ClientBase:
+    """What both clients know: where the service is, how long to wait, and when to retry."""
+
+    _open: Callable[..., Any]
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        retries: RetryPolicy | None = None,
+        headers: Mapping[str, str] | None = None,
+        verify: ssl.SSLContext | bool = True,
+        http_client: Any = None,
+        model: str | None = None,
+    ) -> None:
+        try:
+            parsed_url = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise InvalidUrlError(f"{url!r} is not a URL: {error}") from error
+        if parsed_url.scheme not in ("http", "https") or not parsed_url.host:
+            raise InvalidUrlError(f"{url!r} is not the URL of a service, such as {DEFAULT_URL}")
+        self._url, self._timeout, self._retries = url.rstrip("/"), timeout, retries or RetryPolicy()
+        key = api_key or os.environ.get("BOXCAL_API_KEY", "")
+        self._headers = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
+        self._model = {} if model is None else {"model": model}
+        self._owns_client = http_client is None
+        self._http = self._open(verify=verify) if http_client is None else http_client
+
+    def _arguments(self, call: Call[Any]) -> dict[str, Any]:
+        """Keyword arguments of httpx for one call."""
+        timeout = httpx.Timeout(self._timeout, read=self._timeout + call.extra_seconds)
+        given = dict(call.arguments)
+        if self._model:
+            given["params"] = {**given.get("params", {}), **self._model}
+        if self._headers:
+            given["headers"] = {**self._headers, **given.get("headers", {})}
+        return {"method": call.method, "url": self._url + call.path, "timeout": timeout, **given}
+
+    def _stream_arguments(self, fit_id: str) -> dict[str, Any]:
+        """Keyword arguments of httpx for the event stream of a fit."""
+        call = calls.fit_events(fit_id)
+        return self._arguments(call) | {"timeout": httpx.Timeout(self._timeout, read=SILENCE_SECONDS)}
+
+    def not_ready(self, seconds: float) -> AnswerTimeoutError:
+        """Describe a wait that was too short."""
+        return AnswerTimeoutError(f"{self._url} was not ready within {seconds:g} s")
+
+
+def until(seconds: float) -> Iterator[None]:
+    """Yield at once, and again as long as the time is not over."""
+    end = time.monotonic() + seconds
+    yield
+    while time.monotonic() < end:
+        yield
+
+
+def succeeded(fit: Fit | None) -> Fit:
+    """Return the final state of a fit that succeeded; FitNotSucceededError for any other."""
+    if fit is None:
+        raise AssertionError("following a fit ends with its final state")
+    if fit.state != "succeeded":
+        raise FitNotSucceededError(fit)
+    return fit
+
+
+STREAM_FAILURES = 3
+SILENCE_SECONDS = 45.0  # a stream that is silent for longer is closed
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
+
+
+class Following:
+    """The client's side of following one fit: what to do next, and which states are new."""
+
+    def __init__(self) -> None:
+        self.last: Fit | None = None
+        self._failures = 0
+        self._pause = FIRST_PAUSE
+
+    @property
+    def done(self) -> bool:
+        """Whether the last state is final."""
+        return self.last is not None and self.last.done
+
+    def try_stream(self) -> bool:
+        """Whether to open a stream now; one without an event counts as a failure."""
+        self._failures += 1  # reset by the first event
+        return self._failures <= STREAM_FAILURES
+
+    def event(self, data: str) -> Iterator[Fit]:
+        """Take an event of the stream; events of other kinds are skipped."""
+        try:
+            fit = Fit.model_validate_json(data)
+        except ValidationError:
+            return
+        self._failures = 0
+        yield from self.state(fit)
+
+    def state(self, fit: Fit) -> Iterator[Fit]:
+        """Take a state, and give it if it is new."""
+        if fit != self.last:
+            self.last = fit
+            self._pause = FIRST_PAUSE
+            yield fit
+
+    def pause(self) -> float:
+        """Seconds before the next round: longer each time, short again after a change."""
+        pause, self._pause = self._pause, min(self._pause * 1.5, LONGEST_PAUSE)
+        return pause
+
 
 __all__ = ["DEFAULT_URL", "AsyncBoxcalClient", "BoxcalClient"]
 

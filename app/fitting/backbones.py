@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from boxcal.app.tables.model_inputs import ModelInputs
+from boxcal.app.tables.sample_schema import ModelInputs
 
 if TYPE_CHECKING:
     from boxcal.app.settings.service import Settings

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from boxcal.app.fitting.messages import BUDGET_SECONDS
 from boxcal.app.http.problems import InvalidParameter
 from boxcal.app.registry.records import ActivatePolicy
-from boxcal.app.settings.nearest import hint
 from boxcal.app.tables.labels import Declared
+from boxcal.calibrators.errors import hint
 
 DECLARED = ("scores", "label", "ignore", "labels_as")
 """Fields that say what the file holds."""

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
-from boxcal.app.http.current import current_model, current_state
+from boxcal.app.http.dependencies import current_model, current_state
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import NotReady
 from boxcal.app.observability.stats import Collects, Stats

@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from boxcal.app.http.body_parts import EXTENSION, BodyParts
+from boxcal.app.http.protocol import EXTENSION, BodyParts
 
 CHUNK = 256 * 1024
 """Bytes of a long response that are sent at once; the next wait until the client has read most of them."""

@@ -3,6 +3,12 @@
 It relies on these parts of uvicorn that are not documented: `HttpToolsProtocol` with its attributes `cycle`,
 `flow`, `headers`, `parser`, `scope` and `transport`, and of `cycle` the attributes `body`, `disconnected`,
 `more_body`, `response_complete` and `transport`.
+
+A body in several parts, which are copied once if they are joined.
+
+A server that knows of them sends those of a response in one system call. This is an extension of ASGI: where
+the scope of a request announces `EXTENSION`, the `body` of a message may be `BodyParts`. Without it the parts
+are joined, or sent one after the other.
 """
 
 from __future__ import annotations
@@ -14,8 +20,31 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from boxcal.app.http.body_parts import EXTENSION, BodyParts
-from boxcal.app.http.budget import descriptor_limit
+from boxcal.app.http.memory_quota import descriptor_limit
+
+EXTENSION = "boxcal.body_parts"
+
+
+class BodyParts:
+    """Parts whose concatenation is a body."""
+
+    __slots__ = ("_length", "parts")
+
+    def __init__(self, parts: list[bytes | bytearray | memoryview], length: int) -> None:
+        self.parts = parts
+        self._length = length
+
+    def add(self, part: bytes) -> None:
+        """Add a part at the end."""
+        self.parts.append(part)
+        self._length += len(part)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.parts)
+
 
 CONTINUE = b"HTTP/1.1 100 "
 MAX_WAITING_BYTES = 512 * 1024

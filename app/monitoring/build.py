@@ -15,7 +15,7 @@ from boxcal.app.monitoring.monitor import Monitor
 from boxcal.app.monitoring.prior import PriorAdjustments
 from boxcal.app.monitoring.refits import RefitRunner
 from boxcal.app.monitoring.writer import FeedbackWriter
-from boxcal.app.observability.background import background
+from boxcal.app.observability.supervised_task import background
 from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.store import Registry
 

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import Connection, insert, select, text, update
 
 from boxcal.app.http.problems import RegistryUnavailable, UnusableCalibrator
-from boxcal.app.monitoring.document import document_of, meaning_of
 from boxcal.app.monitoring.events import EventLog, StoredEvent
-from boxcal.app.monitoring.fold import MonitorFold
+from boxcal.app.monitoring.fold import MonitorFold, document_of, meaning_of
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.versions import VersionAnswers, active_version_of
 from boxcal.app.registry.activator import Activator

@@ -16,7 +16,7 @@ import numpy as np
 from boxcal.app.http.problems import InvalidParameter, TooFewPredictions
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.versions import class_prior_of
-from boxcal.app.registry.active import ServedCalibrator
+from boxcal.app.registry.activator import ServedCalibrator
 from boxcal.app.registry.store import Registry
 from boxcal.calibrators.monitoring.class_prior import (
     FEWEST_ROWS,

@@ -1,17 +1,20 @@
-"""The routes of feedback and of the monitor; they translate, the writer and the monitor work."""
+"""The routes of feedback and of the monitor; they translate, the writer and the monitor work.
+
+The bodies that `POST /feedback` reads, for the OpenAPI document.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from boxcal.app.access.event_streams import count_event_stream
 from boxcal.app.fitting.server.jobs import FitJobs
-from boxcal.app.http.current import current_model
+from boxcal.app.http.dependencies import current_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
     BodyTooLarge,
@@ -29,7 +32,6 @@ from boxcal.app.http.problems import (
 from boxcal.app.monitoring.events import StoredEvent
 from boxcal.app.monitoring.items import MAX_ITEMS, Read, read_items
 from boxcal.app.monitoring.monitor import Monitor
-from boxcal.app.monitoring.schemas import BODY, TABLES
 from boxcal.app.monitoring.writer import FeedbackWriter
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.predict.bodies import JSON, header, json_object, read_body, read_json, unblocked
@@ -46,6 +48,60 @@ from boxcal.app.schemas.monitoring import (
 )
 from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
+
+CSV, PARQUET = "text/csv", "application/vnd.apache.parquet"
+TABLES = (CSV, PARQUET)
+
+LABEL = {
+    "anyOf": [{"type": "string"}, {"type": "integer", "minimum": 0}],
+    "description": "Name or index of the true class.",
+}
+PROPENSITY = {
+    "type": ["number", "null"],
+    "exclusiveMinimum": 0,
+    "maximum": 1,
+    "description": "Probability with which this prediction was chosen to be labelled.",
+}
+SOURCE = {"type": ["string", "null"], "description": "Who or what labelled it."}
+ITEMS = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": MAX_ITEMS,
+    "items": {
+        "type": "object",
+        "required": ["label"],
+        "properties": {
+            "id": {"type": "string", "description": "Of the prediction."},
+            "label": LABEL,
+            "propensity": PROPENSITY,
+            "source": SOURCE,
+            "logits": {
+                "type": "array",
+                "items": {"type": "number"},
+                "description": "K logits of a prediction that this service did not make; instead of `id`.",
+            },
+            "key": {"type": "string", "description": "Identifies an item with `logits`."},
+        },
+    },
+}
+COLUMNS = "Columns with the names of the members of an item."
+BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            JSON: {
+                "schema": {
+                    "type": "object",
+                    "required": ["items"],
+                    "additionalProperties": False,
+                    "properties": {"items": ITEMS},
+                }
+            },
+            CSV: {"schema": {"type": "string", "description": COLUMNS}},
+            PARQUET: {"schema": {"type": "string", "format": "binary", "description": COLUMNS}},
+        },
+    }
+}
 
 
 class MonitoredModel(Protocol):

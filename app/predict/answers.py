@@ -1,7 +1,15 @@
-"""Writes the response of a request: its calibrated rows, ranked, as JSON or as `.npy`."""
+"""Writes the response of a request: its calibrated rows, ranked, as JSON or as `.npy`.
+
+Lets the event loop run between the pieces of long work in another thread.
+
+Python asks a thread for the interpreter only after another has waited for a whole switch interval. Each time
+the thread releases it by itself, as numpy and compiled loops do, that wait begins again, and the thread takes
+the interpreter back before any other wakes. So even work in small pieces can stop the event loop for 50 ms.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -12,10 +20,18 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from boxcal.app.predict.interpreter import release_interpreter
 from boxcal.app.predict.options import Options
-from boxcal.app.registry.active import ServedCalibrator
+from boxcal.app.registry.activator import ServedCalibrator
 from boxcal.app.schemas.predictions import STAGES
+
+PAUSE_SECONDS = 1e-5
+"""Linux adds some 50 microseconds; pieces take about a millisecond."""
+
+
+def release_interpreter() -> None:
+    """Release the interpreter for long enough that a thread that waits for it gets it."""
+    time.sleep(PAUSE_SECONDS)
+
 
 Float64Array = NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 
-from boxcal.app.http.current import CLIENT_TIMEOUT
+from boxcal.app.http.dependencies import CLIENT_TIMEOUT
 from boxcal.app.http.problems import (
     BadRequest,
     BodyTooLarge,

@@ -21,8 +21,7 @@ from boxcal.app.predict.calibration import CalibrationRequest, Scoring, calibrat
 from boxcal.app.predict.device import Turns
 from boxcal.app.predict.options import BoundsOption, Labels, RequestBounds, check_bounds
 from boxcal.app.predict.pipeline import Pipeline
-from boxcal.app.registry.activator import Activator
-from boxcal.app.registry.active import ServedCalibrator
+from boxcal.app.registry.activator import Activator, ServedCalibrator
 from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 from boxcal.models.backends.backbone import Backbone

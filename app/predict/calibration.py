@@ -18,7 +18,7 @@ from boxcal.app.predict.answers import Float64Array, Rows
 from boxcal.app.predict.arrays import finite
 from boxcal.app.predict.entries import Part
 from boxcal.app.predict.options import RequestBounds
-from boxcal.app.registry.active import ServedCalibrator
+from boxcal.app.registry.activator import ServedCalibrator
 from boxcal.calibrators.array_calibrator import Box
 from boxcal.models.backends.backbone import Backbone, OpenBackbone
 

@@ -13,7 +13,7 @@ import orjson
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
-from boxcal.app.http.current import current_model, current_state
+from boxcal.app.http.dependencies import current_model, current_state
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.registry.migrations import HEAD
 from boxcal.app.settings import limits

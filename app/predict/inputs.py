@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.http.budget import Budget
+from boxcal.app.http.memory_quota import Budget
 from boxcal.app.http.problems import (
     BackboneFailed,
     ImageTooLarge,
@@ -29,7 +29,7 @@ from boxcal.app.http.problems import (
 )
 from boxcal.app.predict.bodies import CSV, FORM, IMAGES, TEXT, Posted
 from boxcal.app.predict.entries import Undecoded
-from boxcal.app.settings.nearest import hint
+from boxcal.calibrators.errors import hint
 from boxcal.models.errors import BackboneError, TooManyPixels
 from boxcal.models.inputs.base import Inputs as ModelInputs
 from boxcal.models.inputs.base import Samples

@@ -16,8 +16,8 @@ from pydantic_core import PydanticCustomError
 
 from boxcal.app.http.problem_documents import describe_validation
 from boxcal.app.http.problems import InvalidBounds, InvalidParameter
-from boxcal.app.settings.nearest import hint
 from boxcal.app.tables.labels import integer_of, names_are_integers
+from boxcal.calibrators.errors import hint
 from boxcal.calibrators.operator.constants import sum_tolerance
 
 NUMBER = {"type": "number", "minimum": 0, "maximum": 1}

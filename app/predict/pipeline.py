@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.http.budget import Budget
+from boxcal.app.http.memory_quota import Budget
 from boxcal.app.http.problems import (
     BackboneFailed,
     DeadlineExceeded,
@@ -38,8 +38,7 @@ from boxcal.app.predict.calibration import (
 )
 from boxcal.app.predict.inputs import InputDecoder, Inputs
 from boxcal.app.predict.options import BoundsOption, Labels, Options, RequestBounds, check_bounds
-from boxcal.app.registry.activator import Activator
-from boxcal.app.registry.active import ServedCalibrator
+from boxcal.app.registry.activator import Activator, ServedCalibrator
 from boxcal.models.inputs.base import Inputs as ModelInputs
 from boxcal.models.inputs.texts import TextInputs
 

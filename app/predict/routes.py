@@ -10,7 +10,7 @@ import numpy as np
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from boxcal.app.http.current import model_of
+from boxcal.app.http.dependencies import model_of
 from boxcal.app.http.plain_routes import DirectRequest, PlainRoute
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (

@@ -12,8 +12,14 @@ from boxcal.app.registry import audit
 from boxcal.app.registry.audit import SERVICE, Action, Caller
 from boxcal.app.registry.database import Database
 from boxcal.app.registry.records import UNCALIBRATED, Activation, BackboneIdentity, CalibratorRecord, Reason
-from boxcal.app.registry.rows import find_record, refuse_pruned
-from boxcal.app.registry.tables import activations, backbones, calibrators, utc_now
+from boxcal.app.registry.tables import (
+    activations,
+    backbones,
+    calibrators,
+    find_record,
+    refuse_pruned,
+    utc_now,
+)
 
 
 class ActivationLog:

@@ -8,8 +8,7 @@ from sqlalchemy import Engine, func, inspect, null, select, update
 
 from boxcal.app.registry.database import Database, Leader, check_revision
 from boxcal.app.registry.migrations import HEAD
-from boxcal.app.registry.schema import PRUNED_PARTS
-from boxcal.app.registry.tables import activations, backbones, calibrators, utc_now
+from boxcal.app.registry.tables import PRUNED_PARTS, activations, backbones, calibrators, utc_now
 
 
 def prune(

@@ -9,7 +9,7 @@ import orjson
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from boxcal.app.access.routes import CurrentCaller
-from boxcal.app.http.current import current_model
+from boxcal.app.http.dependencies import current_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
     CalibratorNotFound,
@@ -24,8 +24,7 @@ from boxcal.app.http.problems import (
     RegistryFull,
     RegistryUnavailable,
 )
-from boxcal.app.registry.activator import Activator
-from boxcal.app.registry.active import ActiveCalibrator
+from boxcal.app.registry.activator import Activator, ActiveCalibrator
 from boxcal.app.registry.records import Activation, CalibratorRecord
 from boxcal.app.registry.store import Registry
 from boxcal.app.schemas.calibrators import (

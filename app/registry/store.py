@@ -15,8 +15,7 @@ from boxcal.app.http.problems import DamagedArtifact, NoReport
 from boxcal.app.registry.activations import ActivationLog
 from boxcal.app.registry.artifacts import SharedArtifacts
 from boxcal.app.registry.audit import SERVICE
-from boxcal.app.registry.contact import RegistryThreads
-from boxcal.app.registry.database import CONNECTIONS, Database
+from boxcal.app.registry.database import CONNECTIONS, Database, RegistryThreads
 from boxcal.app.registry.fits import FitLog
 from boxcal.app.registry.maintenance import prune
 from boxcal.app.registry.records import (
@@ -29,9 +28,17 @@ from boxcal.app.registry.records import (
     FittedCalibrator,
     Reason,
 )
-from boxcal.app.registry.rows import find_record, record_of, refuse_pruned, select_records
 from boxcal.app.registry.snapshot import Snapshots
-from boxcal.app.registry.tables import backbones, calibrators, feedback_logs, utc_now
+from boxcal.app.registry.tables import (
+    backbones,
+    calibrators,
+    feedback_logs,
+    find_record,
+    record_of,
+    refuse_pruned,
+    select_records,
+    utc_now,
+)
 
 
 class Registry:

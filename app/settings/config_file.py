@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from boxcal.app.settings.nearest import hint
+from boxcal.calibrators.errors import hint
 
 VARIABLE = "BOXCAL_CONFIG"
 

@@ -16,7 +16,7 @@ from pydantic_settings import (
 )
 
 from boxcal.app.settings import config_file, model_list
-from boxcal.app.settings.nearest import nearest
+from boxcal.calibrators.errors import nearest
 
 UNIX = "unix:"
 CONSTANT = "its value is fixed (boxcal.app.settings.limits)"

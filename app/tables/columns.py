@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from boxcal.app.http.problems import InvalidUpload
-from boxcal.app.settings.nearest import hint
 from boxcal.app.tables.labels import Declared, clean, integer_of
-from boxcal.app.tables.model_inputs import FEATURES, TEXTS, ModelInputs
+from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs
+from boxcal.calibrators.errors import hint
 from boxcal.calibrators.scores import LOGITS, PROBABILITIES
 
 LABEL = "label"

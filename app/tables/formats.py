@@ -20,7 +20,7 @@ from pyarrow import ipc, types
 
 from boxcal.app.http.problems import BoxcalError, InvalidUpload, MalformedBody, UploadTooLarge
 from boxcal.app.tables.columns import MAX_COLUMNS
-from boxcal.app.tables.model_inputs import TEXT
+from boxcal.app.tables.sample_schema import TEXT
 
 START_BYTES = 4096
 START_ROWS_BYTES = 2**20

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from boxcal.app.http.problems import InvalidUpload
-from boxcal.app.settings.nearest import hint
+from boxcal.calibrators.errors import hint
 
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]

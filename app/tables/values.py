@@ -16,7 +16,7 @@ from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT, Columns
 from boxcal.app.tables.formats import BATCH_ROWS, OpenTable
 from boxcal.app.tables.labels import clean, integer_of
-from boxcal.app.tables.model_inputs import FEATURES, TEXT, TEXTS, ModelInputs, naming_samples
+from boxcal.app.tables.sample_schema import FEATURES, TEXT, TEXTS, ModelInputs, naming_samples
 from boxcal.calibrators.scores import two_columns
 from boxcal.models.inputs.rows import Column
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from boxcal.app.cli.quick_start import prepare
-from boxcal.app.workers.slot import Slot, take_share_of_cores
-from boxcal.app.workers.table import CLOSED, ProcessTable
+from boxcal.app.workers.table import CLOSED, ProcessTable, Slot, take_share_of_cores
 
 if TYPE_CHECKING:
     import uvicorn

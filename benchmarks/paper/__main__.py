@@ -26,7 +26,7 @@ from benchmarks.paper.runtime import measure, plot
 from benchmarks.paper.sets import DATA_SETS, SPLITS, DataSet, split
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import MissingDataError
-from boxcal.calibrators.fitting.fitted import Fitted
+from boxcal.calibrators.fitting.fitted_method import Fitted
 
 FOLDER = Path(__file__).parents[1] / "results" / "paper"
 FIGURE = Path(__file__).parents[2] / "docs" / "images" / "runtime.svg"

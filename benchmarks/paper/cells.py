@@ -11,9 +11,9 @@ from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.evaluation.crossfit import answers_on
 from boxcal.calibrators.evaluation.outcomes import outcomes
 from boxcal.calibrators.evaluation.toplabel import BinnedError, SmoothError
-from boxcal.calibrators.fitting.entry import fit_data
-from boxcal.calibrators.fitting.fitted import Fitted
-from boxcal.calibrators.fitting.fitter import fit_checked
+from boxcal.calibrators.fitting.api import fit_data
+from boxcal.calibrators.fitting.fit_method import fit_checked
+from boxcal.calibrators.fitting.fitted_method import Fitted
 from boxcal.calibrators.threads import one_library_thread
 
 TOP = 5

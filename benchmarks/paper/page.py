@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.paper.sets import METHODS
 from benchmarks.paper.statistics import BASELINE, METRICS, Results, base_of
-from boxcal.calibrators.evaluation.tables import CLEAR, DEGRADED, IMPROVED, TITLES
+from boxcal.calibrators.evaluation.comparison import CLEAR, DEGRADED, IMPROVED, TITLES
 
 PERCENT = {"error_rate", "smooth_ece", "ece_mass", "ece_width"}
 NEEDS = {"nc": "inputs", "ta": "features", "fc": "features"}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from boxcal.calibrators.calibrator import Calibrated, Calibrator
-from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.data import ValidationSet, fold_masks
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE, Tell, silent
 from boxcal.calibrators.evaluation.rows import (
@@ -24,7 +24,6 @@ from boxcal.calibrators.evaluation.rows import (
     joined_rows,
     kept_rows,
 )
-from boxcal.calibrators.folds import fold_masks
 from boxcal.calibrators.threads import over_blocks
 
 FOLDS = 5
@@ -187,7 +186,7 @@ def _calibrating(tell: Progress) -> Tell:
 
 def fit_set(method: str, data: ValidationSet, *, seed: int, progress: Progress | None = None) -> Calibrator:
     """Fit a method to a checked validation set."""
-    from boxcal.calibrators.fitting.entry import fit_data  # noqa: PLC0415 - fits load scipy
+    from boxcal.calibrators.fitting.api import fit_data  # noqa: PLC0415 - fits load scipy
 
     return fit_data(method, data, seed=seed, progress=progress).calibrator
 

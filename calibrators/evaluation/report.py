@@ -29,7 +29,7 @@ from boxcal.calibrators.evaluation.crossfit import (
     fit_set,
     share_of,
 )
-from boxcal.calibrators.evaluation.judgement import Judgement, compare, judge, verdict
+from boxcal.calibrators.evaluation.evaluate import Judgement, compare, judge, verdict
 from boxcal.calibrators.evaluation.outcomes import Tell, outcomes
 from boxcal.calibrators.evaluation.reliability import class_reliability, reliability_data
 from boxcal.calibrators.evaluation.rows import ProbabilityRows, softmax_rows

@@ -1,18 +1,76 @@
-"""The fit of `lb`: each row is sorted once, then any pair of clip limits costs O(N log K)."""
+"""The fit of `lb`: each row is sorted once, then any pair of clip limits costs O(N log K).
+
+Compiled loops of the fit of `lb`: the loss of clipped logits.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from boxcal.calibrators.fitting import kernels
 from boxcal.calibrators.fitting.descent import Minimum, best_of, descend, distinct, local_minima
 from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.fit_data import FitData
+from boxcal.calibrators.operator.compiling import compiled
 
 Array = np.ndarray[Any, Any]
+
+
+@compiled
+def running_weights(ascending: Array, sums: Array) -> None:
+    """Fill sums (N, K + 1) with the sums of exp(z) of the classes before each, z <= 0 ascending."""
+    for n in range(ascending.shape[0]):
+        sums[n, 0] = 0.0
+        for k in range(ascending.shape[1]):
+            sums[n, k + 1] = sums[n, k] + math.exp(max(ascending[n, k], -700.0))
+
+
+@compiled
+def clipped_nll(  # noqa: PLR0917 - compiled loops take arrays by position
+    ascending: Array,
+    sums: Array,
+    own: Array,
+    norms: Array,
+    weights: Array,
+    lower: float,
+    upper: float,
+) -> tuple[float, float, float]:
+    """Mean loss of softmax(clip(z, lower |z|, upper |z|)), and its derivatives in lower and upper.
+
+    `ascending` (N, K) are rows of z, in which 0 is the largest entry, `sums` their running weights, `own`
+    (N,) the label's entry of them, `norms` (N,) the rows' norms and `weights` (N,), of mean 1, how much each
+    counts.
+    """
+    count, size = ascending.shape
+    loss, d_lower, d_upper = 0.0, 0.0, 0.0
+    for n in range(count):
+        row, weight = ascending[n], weights[n]
+        low = max(lower * norms[n], -700.0)
+        high = max(upper * norms[n], -700.0)
+        first = int(np.searchsorted(row, low))
+        end = max(int(np.searchsorted(row, high)), first)
+        at_low, at_high = first * math.exp(min(low, 0.0)), (size - end) * math.exp(min(high, 0.0))
+        if low > 0.0:  # every class is below: all are equal
+            loss += weight * math.log(size)
+            continue
+        total = at_low + (sums[n, end] - sums[n, first]) + at_high
+        by_low, by_high = at_low / total, at_high / total
+        if own[n] < low:
+            loss -= weight * low
+            by_low -= 1.0
+        elif own[n] > high:
+            loss -= weight * high
+            by_high -= 1.0
+        else:
+            loss -= weight * own[n]
+        loss += weight * math.log(total)
+        d_lower += weight * (by_low * norms[n])
+        d_upper += weight * (by_high * norms[n])
+    return loss / count, d_lower / count, d_upper / count
+
 
 SAMPLES = 500, 2000
 """Rows that the grid looks at, and rows that the first descents look at."""
@@ -35,13 +93,13 @@ class SortedLogits:
         self.own = np.take_along_axis(self.ascending, labels[:, None], axis=1)[:, 0]
         self.ascending.sort(axis=1)
         self.sums = np.empty((scores.shape[0], scores.shape[1] + 1))
-        kernels.running_weights(self.ascending, self.sums)
+        running_weights(self.ascending, self.sums)
 
     def __call__(self, coordinates: Array) -> tuple[float, Array]:
         """Mean loss and gradient at (lower, share): the upper limit is `lower + (1 - lower) share`."""
         lower, share = coordinates
         upper = lower + (1.0 - lower) * share
-        value, by_lower, by_upper = kernels.clipped_nll(
+        value, by_lower, by_upper = clipped_nll(
             self.ascending, self.sums, self.own, self.norms, self.weights, lower, upper
         )
         return value, np.array([by_lower + by_upper * (1.0 - share), by_upper * (1.0 - lower)])

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.fitting.fitted import Fitted
-from boxcal.calibrators.fitting.fitter import fit_checked
-from boxcal.calibrators.folds import fold_masks
+from boxcal.calibrators.data import ValidationSet, fold_masks
+from boxcal.calibrators.fitting.fit_method import fit_checked
+from boxcal.calibrators.fitting.fitted_method import Fitted
 from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.method import parse
 

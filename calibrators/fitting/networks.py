@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.data import FOLDS, ValidationSet, fold_masks
 from boxcal.calibrators.fitting.descent import AGREE_WITHIN, Array, Minimum, descend, projected_gradient
-from boxcal.calibrators.fitting.fitted import Fitted, Maps
+from boxcal.calibrators.fitting.fitted_method import Fitted, Maps
 from boxcal.calibrators.fitting.network_validation import (
     SCREENING,
     DescentRows,
@@ -19,7 +19,6 @@ from boxcal.calibrators.fitting.network_validation import (
     cross_validated,
 )
 from boxcal.calibrators.fitting.objective import Objective
-from boxcal.calibrators.folds import FOLDS, fold_masks
 from boxcal.calibrators.maps.base import BoxMap, LogitMap
 from boxcal.calibrators.maps.parameters import Limits
 from boxcal.calibrators.maps.temperature import TemperatureScaling

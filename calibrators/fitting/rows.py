@@ -11,7 +11,7 @@ import numpy as np
 
 from boxcal.calibrators.array_ops import top_columns
 from boxcal.calibrators.fitting import loops
-from boxcal.calibrators.operator.cpu_losses import nll_rows
+from boxcal.calibrators.operator.cpu_loops import nll_rows
 from boxcal.calibrators.operator.uniform import SortedRows, open_cuts
 from boxcal.calibrators.threads import SMALL, block_rows, over_blocks, over_rows
 

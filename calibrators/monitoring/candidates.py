@@ -16,7 +16,7 @@ from torch import Tensor
 
 from boxcal.calibrators.calibrator import Calibrator
 from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.fitting.entry import fit
+from boxcal.calibrators.fitting.api import fit
 from boxcal.calibrators.maps.temperature import best_temperature
 from boxcal.calibrators.monitoring.class_prior import (
     FEWEST_ROWS,

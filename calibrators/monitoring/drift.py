@@ -3,6 +3,12 @@
 The p-value of each confidence among those of the validation data and of the traffic so far is uniform while
 both are exchangeable; a histogram of past p-values bets against that (Vovk et al., "Testing randomness
 online", 2021). It tells that the inputs changed, not that the calibration did.
+
+Which predictions without labels the monitor reads: all of them, unless there are very many for long.
+
+What it learns from them (class frequencies, drift, mean confidence) needs thousands, not hundreds of
+thousands a second. The choice depends on places and times in the log alone, so no test becomes invalid, and a
+log gives the same choice however it is cut.
 """
 
 from __future__ import annotations
@@ -104,3 +110,36 @@ def uniform(count: float) -> float:
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z ^= z >> np.uint64(31)
     return float(z >> np.uint64(11)) * 2.0**-53
+
+
+PER_SECOND = 2000.0
+"""So many are read of traffic that lasts."""
+
+RESERVE = 50_000.0
+"""So many more are read at once where there were few before; half of it before the first one is left out."""
+
+
+class TrafficSample(StatefulFold):
+    """Chooses predictions at random, the fewer the faster they come."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("reserve",)
+
+    def __init__(self) -> None:
+        self.reserve = np.array([RESERVE, 0.0])  # what is left of it, at a time in seconds
+
+    def choose(self, seq: Array, moments: Array) -> Array:
+        """Return (N,) bool, which predictions to read, by their places in the log (N,) and times (N,)."""
+        chosen = np.empty(len(seq), np.bool_)
+        _choose(np.ascontiguousarray(seq, np.int64), np.array(moments, np.float64), self.reserve, chosen)
+        return chosen
+
+
+@compiled
+def _choose(seq: Array, moments: Array, reserve: Array, chosen: Array) -> None:
+    for n in range(seq.shape[0]):
+        if moments[n] > reserve[1]:
+            reserve[0] = min(RESERVE, reserve[0] + PER_SECOND * (moments[n] - reserve[1]))
+            reserve[1] = moments[n]
+        chosen[n] = 2.0 * reserve[0] > RESERVE * uniform(float(seq[n]))
+        if chosen[n]:
+            reserve[0] -= 1.0

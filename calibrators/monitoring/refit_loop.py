@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from boxcal.calibrators.monitoring.calibration_test import CalibrationTest
+from boxcal.calibrators.monitoring.champion_challenger import Duel, Winner
 from boxcal.calibrators.monitoring.decisions import DecisionKind, LoopDecision, Phase, Proposal, RefitRequest
-from boxcal.calibrators.monitoring.duel import Duel, Winner
 from boxcal.calibrators.monitoring.state import Array, StatefulFold
 
 FEWEST_LABELS = 1000

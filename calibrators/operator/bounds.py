@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from boxcal.calibrators import tensor_ops
 from boxcal.calibrators.operator import constants
-from boxcal.calibrators.operator.meeting import meet, row_sum
+from boxcal.calibrators.operator.constants import meet, row_sum
 
 
 def is_traced() -> bool:

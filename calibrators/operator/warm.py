@@ -3,7 +3,7 @@
 import numpy as np
 
 from boxcal.calibrators.operator.ranking import most_probable
-from boxcal.calibrators.plain_rows import PlainRows, solve_rows
+from boxcal.calibrators.temperature_fast_path import PlainRows, solve_rows
 
 
 def warm_arrays() -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from boxcal.models.backends.labels import read_labels
+from boxcal.models.backends.checks import read_labels
 from boxcal.models.backends.torch_backbone import TorchBackbone
 from boxcal.models.backends.weights import load_into, read_weights
 from boxcal.models.digits_data import DIGIT_SIDE, GREY_LEVELS

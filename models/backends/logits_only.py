@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from boxcal.models.backends.labels import check_labels, read_lines
+from boxcal.models.backends.checks import check_labels, read_lines
 from boxcal.models.errors import BackboneError, UnusableInput
 from boxcal.models.inputs.base import Inputs, NoInputs
 

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcal.models.backends.checks import file_fingerprint, fingerprint_with, random_batch, same_logits
 from boxcal.models.backends.core_pool import CorePool
-from boxcal.models.backends.equivalence import random_batch, same_logits
-from boxcal.models.backends.fingerprints import file_fingerprint, fingerprint_with
 from boxcal.models.backends.onnx_file import CPU, OnnxFile, Sessions, batch_size_of, pieces
 from boxcal.models.backends.onnx_named import NamedOnnxBackbone, is_named
 from boxcal.models.backends.onnx_outputs import Output

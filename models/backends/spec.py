@@ -34,7 +34,7 @@ from typing import Annotated, Any, Literal
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
 
-from boxcal.models.backends.labels import check_labels, read_labels
+from boxcal.models.backends.checks import check_labels, read_labels
 from boxcal.models.errors import BackboneError
 from boxcal.models.inputs.preprocessing import ImageClassification
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from boxcal.models.backends.labels import check_labels, read_labels
+from boxcal.models.backends.checks import check_labels, read_labels
 from boxcal.models.backends.torch_backbone import TorchBackbone
 from boxcal.models.backends.weights import load_into, read_weights
 from boxcal.models.errors import BackboneError

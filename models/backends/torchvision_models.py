@@ -14,8 +14,7 @@ from PIL import Image
 from torch import nn
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
-from boxcal.models.backends.equivalence import random_batch, same_logits
-from boxcal.models.backends.labels import check_labels, read_labels
+from boxcal.models.backends.checks import check_labels, random_batch, read_labels, same_logits
 from boxcal.models.backends.torch_backbone import TorchBackbone
 from boxcal.models.backends.weights import load_into, read_weights
 from boxcal.models.errors import BackboneError

@@ -18,7 +18,7 @@ import tritonclient.http as triton
 from starlette.types import Message
 
 from boxcal.app.client import BoxcalClient
-from boxcal.app.http.compression import STEP, Decompression
+from boxcal.app.http.middleware import STEP, Decompression
 from boxcal.models.digits_data import Digits
 from tests.app.fitting.validation_data import validation_npz
 from tests.app.running import Service, running

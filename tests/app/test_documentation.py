@@ -9,7 +9,7 @@ import httpx
 import jsonschema
 import pytest
 
-from boxcal.app.http import documentation, examples
+from boxcal.app.http import openapi
 from boxcal.app.http.problem_documents import PROBLEM_MEDIA_TYPE
 from tests.app.fitting.validation_data import validation_npz
 
@@ -96,30 +96,29 @@ def test_answers_have_the_members_that_the_examples_show(busy_url: str) -> None:
             "/fit", params={"wait": 240}, files=upload, data={"method": "ts", "activate": "never"}
         )
         assert done.status_code == 200
-        assert done.json().keys() == examples.SUCCEEDED.keys()
+        assert done.json().keys() == openapi.SUCCEEDED.keys()
         version = done.json()["calibrator"]
-        assert http.get("/fits").json()["fits"][0].keys() == examples.SUCCEEDED.keys()
-        assert http.get(f"/calibrators/{version}").json().keys() == examples.CALIBRATOR.keys()
-        assert http.get("/calibrators/0").json().keys() == examples.UNCALIBRATED.keys()
-        assert examples.REPORT.keys() <= http.get(f"/calibrators/{version}/report").json().keys()
+        assert http.get("/fits").json()["fits"][0].keys() == openapi.SUCCEEDED.keys()
+        assert http.get(f"/calibrators/{version}").json().keys() == openapi.CALIBRATOR.keys()
+        assert http.get("/calibrators/0").json().keys() == openapi.UNCALIBRATED.keys()
+        assert openapi.REPORT.keys() <= http.get(f"/calibrators/{version}/report").json().keys()
         assert http.get("/health/live").json() == {"status": "live"}
-        ready = documentation.ANSWERS["get", "/health/ready", "200"][1]
+        ready = openapi.ANSWERS["get", "/health/ready", "200"][1]
         assert http.get("/health/ready").json().keys() == ready.keys()
         refused = http.get("/calibrators/9999").json()
         assert refused.keys() == {"type", "title", "status", "detail", "error", "request_id"}
         assert (
-            http.post("/fit", files=upload, data={"activate": "never"}).json().keys()
-            == examples.QUEUED.keys()
+            http.post("/fit", files=upload, data={"activate": "never"}).json().keys() == openapi.QUEUED.keys()
         )
 
 
 def test_every_example_belongs_to_something(document: Document) -> None:
     """A route that is renamed must not leave its examples behind."""
     known = {(method, path) for path, methods in document["paths"].items() for method in methods}
-    assert documentation.BODIES.keys() <= known
-    assert {(method, path) for method, path, _ in documentation.ANSWERS} <= known
+    assert openapi.BODIES.keys() <= known
+    assert {(method, path) for method, path, _ in openapi.ANSWERS} <= known
     parameters = {p["name"] for _, operation in operations(document) for p in operation.get("parameters", [])}
-    assert documentation.PARAMETERS.keys() == parameters
+    assert openapi.PARAMETERS.keys() == parameters
 
 
 def _examples(described: Document) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from boxcal.app.observability.free_memory import FreeMemory, resident_bytes
+from boxcal.app.observability.supervised_task import FreeMemory, resident_bytes
 
 BLOCK, COUNT = 100_000, 1000
 

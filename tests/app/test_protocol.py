@@ -10,8 +10,7 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from boxcal.app.http.body_parts import EXTENSION, BodyParts
-from boxcal.app.http.protocol import LimitedProtocol
+from boxcal.app.http.protocol import EXTENSION, BodyParts, LimitedProtocol
 from tests.app.running import listening
 
 PAUSE = 0.4

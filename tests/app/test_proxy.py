@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from boxcal.app.client import AsyncBoxcalClient, BoxcalClient
-from boxcal.app.client.base import DEFAULT_TIMEOUT
+from boxcal.app.client.clients import DEFAULT_TIMEOUT
 from boxcal.app.settings import limits
 from tests.app.fitting.validation_data import validation_npz
 from tests.app.running import running

@@ -11,7 +11,7 @@ from sklearn.frozen import FrozenEstimator
 from boxcal.calibrators import Bounds, Calibrator, array_ops, box_constrained_softmax, fit, methods
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.errors import MissingDataError
-from boxcal.calibrators.fitting.candidates import candidates
+from boxcal.calibrators.fitting.selection import candidates
 from boxcal.calibrators.maps.constant_box import box_at
 from boxcal.calibrators.maps.ensemble_temperature import EnsembleTemperatureScaling
 from boxcal.calibrators.method import parse

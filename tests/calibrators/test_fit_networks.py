@@ -11,8 +11,8 @@ from torch import Tensor
 
 from boxcal.calibrators import Calibrator, array_ops, fit
 from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.fitting import fitter, networks
-from boxcal.calibrators.fitting.fitted import Fitted
+from boxcal.calibrators.fitting import fit_method, networks
+from boxcal.calibrators.fitting.fitted_method import Fitted
 from boxcal.calibrators.fitting.network_validation import (
     DescentRows,
     HeldOutFold,
@@ -191,13 +191,13 @@ def test_joint_fits_begin_where_the_networks_that_they_contain_ended(monkeypatch
         begun.append(places)
         return mean_of_networks(objective, places, *others, **named)
 
-    monkeypatch.setattr(fitter, "mean_of_networks", spied)
+    monkeypatch.setattr(fit_method, "mean_of_networks", spied)
     logits, labels = contaminated(2000, 12, share=0.0)
     first, second = logits.topk(2, dim=1).values.T
     wrong = (first - second > 4.0) & (torch.arange(2000) % 3 == 0)
     labels[wrong] = (labels[wrong] + 1) % 12
     known: dict[str, Fitted] = {}
-    fitter.fit_checked("pts+pb-mlp", ValidationSet(logits, labels), known=known)
+    fit_method.fit_checked("pts+pb-mlp", ValidationSet(logits, labels), known=known)
     pts, bounded = known["pts"], known["ts+pb-mlp"]
     assert pts.has_networks
     assert bounded.has_networks

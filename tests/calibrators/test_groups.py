@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from boxcal.calibrators import fit
-from boxcal.calibrators.data import check_validation_set
+from boxcal.calibrators.data import check_validation_set, fold_masks
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.bootstrap import Resamples, mean_estimates
-from boxcal.calibrators.evaluation.judgement import judge
+from boxcal.calibrators.evaluation.evaluate import judge
 from boxcal.calibrators.evaluation.outcomes import outcomes
 from boxcal.calibrators.evaluation.report import cross_fitted_report
-from boxcal.calibrators.folds import fold_masks
 
 RNG = np.random.default_rng(3)
 LOGITS = RNG.normal(size=(120, 4)) * 2

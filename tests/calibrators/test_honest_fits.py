@@ -17,7 +17,6 @@ from boxcal.calibrators.evaluation.bootstrap import Estimate
 from boxcal.calibrators.evaluation.report import cross_fitted_report
 from boxcal.calibrators.evaluation.verdict import Verdict
 from boxcal.calibrators.fitting import FitResult, cross_validation, selection
-from boxcal.calibrators.fitting.candidates import candidates
 from boxcal.calibrators.fitting.cross_validation import (
     TOLERANCE,
     Comparison,
@@ -25,8 +24,9 @@ from boxcal.calibrators.fitting.cross_validation import (
     plainest_of_equals,
     selection_bias,
 )
-from boxcal.calibrators.fitting.fitted import Fitted
-from boxcal.calibrators.fitting.fitter import fit_checked
+from boxcal.calibrators.fitting.fit_method import fit_checked
+from boxcal.calibrators.fitting.fitted_method import Fitted
+from boxcal.calibrators.fitting.selection import candidates
 from boxcal.calibrators.method import parse
 
 Floats = NDArray[np.float64]

@@ -11,7 +11,7 @@ import torch
 from boxcal import Calibrator, fit
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.data import check_validation_set
-from boxcal.calibrators.fitting.candidates import candidates
+from boxcal.calibrators.fitting.selection import candidates
 from boxcal.calibrators.scores import as_logits
 
 Array = np.ndarray[Any, Any]

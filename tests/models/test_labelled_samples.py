@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from boxcal.app.cli import bulk, bulk_sources
+from boxcal.app.cli import bulk
 from boxcal.app.client import BoxcalClient
 from boxcal.app.client.bodies import upload_part
 from boxcal.app.client.errors import InvalidRequestError
@@ -26,7 +26,7 @@ from boxcal.app.fitting.worker.model_pass import run_backbone
 from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.http.problems import BoxcalError
 from boxcal.app.tables.labels import Declared
-from boxcal.app.tables.model_inputs import ModelInputs
+from boxcal.app.tables.sample_schema import ModelInputs
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.running import running
 from tests.models.test_onnx_exports import CLASSES, TEXTS, declare, linear, of_columns, of_text
@@ -351,8 +351,8 @@ def test_bulk_prediction_of_tables(
     model: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backbone = request.getfixturevalue(model)
-    monkeypatch.setattr(bulk_sources, "ROWS", 20)
-    monkeypatch.setattr(bulk_sources, "TEXTS", 20)
+    monkeypatch.setattr(bulk, "ROWS", 20)
+    monkeypatch.setattr(bulk, "TEXTS", 20)
     monkeypatch.setattr("boxcal.app.fitting.backbones.BackboneSource.load", lambda _: backbone)
     frame, source, output = table(backbone), tmp_path / "in.parquet", tmp_path / "out.parquet"
     source.write_bytes(as_parquet(frame.assign(id=1)))

@@ -12,8 +12,8 @@ from onnx import numpy_helper
 from torchvision.models import VisionTransformer
 
 from boxcal.models.backends import onnx_file, torchvision_models
+from boxcal.models.backends.checks import same_logits
 from boxcal.models.backends.class_token import take_class_token_early
-from boxcal.models.backends.equivalence import same_logits
 from boxcal.models.loading.specifications import load_backbone
 from tests.models.test_class_token import Graph, block, take
 

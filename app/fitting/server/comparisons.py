@@ -9,11 +9,10 @@ from typing import Any
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.fields import DECLARED
 from boxcal.app.fitting.messages import Compared, CompareTask, StoredVersion
-from boxcal.app.fitting.server.checks import UploadChecks
+from boxcal.app.fitting.server.upload_validation import UploadChecks
 from boxcal.app.fitting.server.worker_process import Worker, WorkerFailed
 from boxcal.app.http.problems import UnknownMethod
-from boxcal.app.registry.activator import Activator
-from boxcal.app.registry.active import ServedCalibrator
+from boxcal.app.registry.activator import Activator, ServedCalibrator
 from boxcal.app.registry.records import UNCALIBRATED
 from boxcal.app.registry.store import Registry
 from boxcal.calibrators.method import reads_of_methods

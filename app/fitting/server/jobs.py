@@ -16,16 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
-from boxcal.app.fitting.disk_errors import disk_errors_as_problems
 from boxcal.app.fitting.fields import FitFields
 from boxcal.app.fitting.messages import BUDGET_SECONDS, RefitOutcome, RefitTask
-from boxcal.app.fitting.server.bucket_sets import BucketSets
-from boxcal.app.fitting.server.checks import GOING_DOWN, UploadChecks
+from boxcal.app.fitting.resources import disk_errors_as_problems
 from boxcal.app.fitting.server.comparisons import Comparisons
-from boxcal.app.fitting.server.job import Job
+from boxcal.app.fitting.server.job import Job, UploadSlots
 from boxcal.app.fitting.server.runner import WAITING, FitRunner
-from boxcal.app.fitting.server.shared import SharedSets
-from boxcal.app.fitting.server.slots import UploadSlots
+from boxcal.app.fitting.server.shared_sets import BucketSets, SharedSets
+from boxcal.app.fitting.server.upload_validation import GOING_DOWN, UploadChecks
 from boxcal.app.fitting.server.worker_process import WorkerFailed, Workers
 from boxcal.app.fitting.server.workspace import Workspace
 from boxcal.app.http.problems import FitAlreadyOver, FitElsewhere, FitQueueFull, NotReady, RegistryUnavailable

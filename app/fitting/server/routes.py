@@ -15,8 +15,8 @@ from boxcal.app.access.routes import CurrentCaller, CurrentKey
 from boxcal.app.fitting.fields import DECLARED
 from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
 from boxcal.app.fitting.server.jobs import FitJobs
-from boxcal.app.fitting.server.upload import receive
-from boxcal.app.http.current import current_model
+from boxcal.app.fitting.server.upload_validation import receive
+from boxcal.app.http.dependencies import current_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
     CalibratorNotFound,
@@ -48,8 +48,8 @@ from boxcal.app.predict.routes import unless_disconnected
 from boxcal.app.registry.records import ActivatePolicy
 from boxcal.app.schemas.fits import ComparisonDocument, Fit, Fits
 from boxcal.app.settings import limits
-from boxcal.app.settings.nearest import hint, nearest
 from boxcal.app.settings.service import Settings
+from boxcal.calibrators.errors import hint, nearest
 
 
 class FittedModel(Protocol):

@@ -28,12 +28,12 @@ from boxcal.app.fitting.worker.validation_set import (
 )
 from boxcal.app.http.problems import InvalidUpload, MalformedBody, UploadTooLarge
 from boxcal.app.predict.arrays import read_rows
-from boxcal.app.settings.nearest import hint
 from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT, SCORES, kind_of, refuse_weights
 from boxcal.app.tables.labels import check_shape, refuse_matrix
-from boxcal.app.tables.model_inputs import FEATURES, TEXTS, ModelInputs, either_of, naming_samples
 from boxcal.app.tables.npy import Header, read_header
+from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs, either_of, naming_samples
 from boxcal.app.tables.values import Array, Batch
+from boxcal.calibrators.errors import hint
 from boxcal.calibrators.scores import two_columns
 from boxcal.models.errors import UnusableInput
 

@@ -19,12 +19,12 @@ from typing import IO
 
 from boxcal.app.fitting.fields import FitFields
 from boxcal.app.fitting.messages import BODY_FILE, Checked, CheckTask
+from boxcal.app.fitting.resources import limit_memory
 from boxcal.app.fitting.worker import requirements
 from boxcal.app.fitting.worker.archives import open_archive
 from boxcal.app.fitting.worker.arrays import NAMES, read_json, read_npy, read_npz, read_object
 from boxcal.app.fitting.worker.form import FilePart, read_form
 from boxcal.app.fitting.worker.images import keep_images
-from boxcal.app.fitting.worker.memory import limit_memory
 from boxcal.app.fitting.worker.validation_set import Expected, FileColumns, StoredSet, check_size, keep_set
 from boxcal.app.http.problems import InvalidUpload, UnknownMethod, UnknownUploadFormat, UploadTooLarge
 from boxcal.app.tables.columns import LABEL, SCORES, choose_columns
@@ -38,7 +38,7 @@ from boxcal.app.tables.formats import (
     table_kind,
 )
 from boxcal.app.tables.labels import NAME, NOTHING, Declared
-from boxcal.app.tables.model_inputs import ModelInputs
+from boxcal.app.tables.sample_schema import ModelInputs
 from boxcal.app.tables.values import arrays_of, distinct_labels
 
 GZIP_MAGIC = b"\x1f\x8b"

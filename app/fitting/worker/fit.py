@@ -12,8 +12,8 @@ import torch
 
 from boxcal.app.fitting.backbones import BackboneSummary
 from boxcal.app.fitting.messages import CompareTask, FitOutcome, FitTask
+from boxcal.app.fitting.resources import limit_memory
 from boxcal.app.fitting.worker import requirements
-from boxcal.app.fitting.worker.memory import limit_memory
 from boxcal.app.fitting.worker.model_pass import run_backbone
 from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.registry.records import FittedCalibrator
@@ -24,7 +24,7 @@ from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.errors import MissingDataError
 from boxcal.calibrators.evaluation.reliability import reliability_png, reliability_svg
 from boxcal.calibrators.evaluation.report import report_on
-from boxcal.calibrators.fitting.entry import fit_data
+from boxcal.calibrators.fitting.api import fit_data
 from boxcal.calibrators.method import reads_of_methods
 from boxcal.calibrators.threads import one_library_thread
 from boxcal.models.backends.backbone import Backbone

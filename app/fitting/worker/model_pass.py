@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from boxcal.app.fitting.worker.images import decoded_images
-from boxcal.app.fitting.worker.samples import kept_samples
-from boxcal.app.fitting.worker.validation_set import ArrayWriter, StoredSet
-from boxcal.app.tables.model_inputs import FEATURES, ModelInputs
+from boxcal.app.fitting.worker.validation_set import ArrayWriter, StoredSet, kept_samples
+from boxcal.app.tables.sample_schema import FEATURES, ModelInputs
 
 if TYPE_CHECKING:
     from boxcal.models.backends.backbone import Backbone

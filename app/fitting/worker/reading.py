@@ -16,15 +16,14 @@ from boxcal.app.fitting.messages import FitTask
 from boxcal.app.fitting.worker import check, requirements
 from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.model_pass import run_backbone
-from boxcal.app.fitting.worker.samples import tokens_of
-from boxcal.app.fitting.worker.validation_set import StoredSet, log_probabilities
+from boxcal.app.fitting.worker.validation_set import StoredSet, log_probabilities, tokens_of
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.registry.records import FittedCalibrator
 from boxcal.app.settings import limits
 from boxcal.app.tables.columns import LABEL, choose_columns
 from boxcal.app.tables.formats import open_table, readable
 from boxcal.app.tables.labels import NOTHING, Declared
-from boxcal.app.tables.model_inputs import TEXTS, ModelInputs
+from boxcal.app.tables.sample_schema import TEXTS, ModelInputs
 from boxcal.app.tables.values import samples_of_batch, scores_of_batch
 from boxcal.models.inputs.base import Samples
 

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from boxcal.app.fitting.messages import RefitOutcome, RefitTask
-from boxcal.app.fitting.worker.memory import limit_memory
+from boxcal.app.fitting.resources import limit_memory
 from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.registry.records import FittedCalibrator
 from boxcal.calibrators import Calibrator
 from boxcal.calibrators.checks import DataWarning
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.evaluation.crossfit import answers_on
-from boxcal.calibrators.evaluation.judgement import compare, judge, verdict
+from boxcal.calibrators.evaluation.evaluate import compare, judge, verdict
 from boxcal.calibrators.evaluation.outcomes import outcomes
 from boxcal.calibrators.evaluation.reliability import reliability_png, reliability_svg
 from boxcal.calibrators.evaluation.report import NO_BIAS, Against, Report, reliability_of

@@ -25,7 +25,7 @@ from boxcal.app.predict.inputs import Input, from_base64
 from boxcal.app.predict.options import SIDES, Options
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.protocols.v2.tensors import BYTES, Array
-from boxcal.app.settings.nearest import hint
+from boxcal.calibrators.errors import hint
 from boxcal.calibrators.scores import LOGITS
 from boxcal.models.backends.backbone import Backbone
 from boxcal.models.inputs.rows import RowInputs

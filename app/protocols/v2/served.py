@@ -8,7 +8,7 @@ from typing import Protocol
 from boxcal.app.access.access import Access
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.protocols.v2.inference import Models
-from boxcal.app.registry.active import ActiveCalibrator
+from boxcal.app.registry.activator import ActiveCalibrator
 from boxcal.app.registry.store import Registry
 
 

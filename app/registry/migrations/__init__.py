@@ -2,7 +2,7 @@
 
 A step only adds, so that the release before works on its tables.
 `HEAD` names the newest step. A start whose database is up to date does not load Alembic, nor does one whose
-database is new: it gets its tables from `boxcal.app.registry.schema`.
+database is new: it gets its tables from `boxcal.app.registry.tables`.
 """
 
 HEAD = "0012"

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from boxcal.app.access.keys import written
-from boxcal.app.access.store import KeyStore
+from boxcal.app.access.keys import KeyStore, written
 from boxcal.app.http.scopes import Scope
 from boxcal.app.registry.audit import Caller
 from tests.app.running import Service, running

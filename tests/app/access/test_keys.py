@@ -11,7 +11,7 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from boxcal.app.access.store import KeyStore
+from boxcal.app.access.keys import KeyStore
 from boxcal.app.client import BoxcalClient, ForbiddenError, UnauthorizedError
 from boxcal.app.http.problems import NoApiKey
 from boxcal.app.http.scopes import Scope

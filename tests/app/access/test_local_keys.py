@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from boxcal.app.access.local_keys import LocalKeys
-from boxcal.app.access.store import CurrentKeys
+from boxcal.app.access.access import LocalKeys
+from boxcal.app.access.keys import CurrentKeys
 
 
 def test_the_copy_knows_of_a_key_that_was_revoked_before_it_was_seen(tmp_path: Path) -> None:

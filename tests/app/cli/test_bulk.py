@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from boxcal.app.cli import bulk, bulk_sources
-from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli import bulk
+from boxcal.app.cli.output import UsageError
 from boxcal.app.fitting.worker.reading import RowFile
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.calibrators import Bounds, Calibrator, fit
@@ -25,8 +25,8 @@ LOGITS = np.random.default_rng(3).normal(size=(50, 3)) * 4
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_sources, "ROWS", 5)
-    monkeypatch.setattr(bulk_sources, "IMAGES", 4)
+    monkeypatch.setattr(bulk, "ROWS", 5)
+    monkeypatch.setattr(bulk, "IMAGES", 4)
     monkeypatch.setenv("BOXCAL_MODEL", "logits:3")
 
 

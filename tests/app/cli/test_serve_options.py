@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from boxcal.app.cli.setting_options import setting_options
+from boxcal.app.cli.settings import setting_options
 from boxcal.app.settings.config_file import ConfigFileError
 from boxcal.app.settings.service import Settings
 from tests.app.cli.conftest import Boxcal

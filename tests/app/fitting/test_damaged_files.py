@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from boxcal.app.fitting.server.upload import receive
+from boxcal.app.fitting.server.upload_validation import receive
 from boxcal.app.http.problems import BoxcalError, InvalidUpload, UploadStalled, UploadTooLarge
 from tests.app.fitting.files import (
     LABELS,
@@ -70,7 +70,7 @@ def test_every_single_flipped_byte_is_refused_or_harmless(tmp_path: Path) -> Non
 
 
 def test_an_upload_that_stalls_loses_its_slot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("boxcal.app.fitting.server.upload.RATE_SECONDS", 0.05)
+    monkeypatch.setattr("boxcal.app.fitting.server.upload_validation.RATE_SECONDS", 0.05)
 
     async def stalls() -> AsyncGenerator[bytes, None]:
         yield b"--x\r\nContent-Disposition: form-data; name=file; filename=v.npz\r\n\r\nPK"

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from boxcal.app.fitting.server.build import FitService
-from boxcal.app.fitting.server.slots import MAX_PER_CLIENT
+from boxcal.app.fitting.server.job import MAX_PER_CLIENT
 from boxcal.app.http.problems import FitAlreadyOver, FitQueueFull, StorageFull, StorageUnavailable
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.records import FitState

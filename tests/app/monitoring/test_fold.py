@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from boxcal.app.monitoring.document import document_of, meaning_of
-from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold
+from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold, document_of, meaning_of
 from boxcal.app.monitoring.records import NONE, Array, PredictionBlock, entries
 from boxcal.calibrators.monitoring.stored_logits import pack
 from boxcal.calibrators.operator import box_constrained_softmax
-from boxcal.calibrators.plain_rows import PlainRows
+from boxcal.calibrators.temperature_fast_path import PlainRows
 from tests.app.monitoring.traffic import CLASSES, stream
 
 VERSIONS = {1: PlainRows(1.0, 0.0, 1.0, CLASSES), 2: PlainRows(2.0, 0.0, 1.0, CLASSES)}

@@ -16,7 +16,7 @@ from boxcal.app.predict import options as request_options
 from boxcal.app.predict.answers import CalibratedAnswer
 from boxcal.app.predict.calibration import CalibrationRequest, calibrate
 from boxcal.app.predict.options import Labels
-from boxcal.app.registry.active import ServedCalibrator
+from boxcal.app.registry.activator import ServedCalibrator
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.calibrator import Calibrator
 from boxcal.calibrators.maps.constant_box import ConstantBounds

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 import pytest
 
-from boxcal.app.observability.free_memory import FreeMemory, resident_bytes
+from boxcal.app.observability.supervised_task import FreeMemory, resident_bytes
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.schemas.predictions import Answer
 from boxcal.models.digits_data import Digits

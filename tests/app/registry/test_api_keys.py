@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
-from boxcal.app.access.store import KeyStore
+from boxcal.app.access.keys import KeyStore
 from boxcal.app.http.scopes import Scope
 from boxcal.app.registry.audit import Caller
 from boxcal.app.registry.database import Database

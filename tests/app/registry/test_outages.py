@@ -11,11 +11,11 @@ from prometheus_client import generate_latest
 
 from boxcal.app.fitting.server.runner import WAITING
 from boxcal.app.http.problems import DamagedArtifact, RegistryUnavailable
-from boxcal.app.observability import background as tasks
-from boxcal.app.observability.background import background
+from boxcal.app.observability import supervised_task as tasks
+from boxcal.app.observability.supervised_task import background
 from boxcal.app.observability.telemetry import Telemetry
+from boxcal.app.registry.artifacts import FILE_NAME, LocalCopy
 from boxcal.app.registry.audit import Action, Caller, entries
-from boxcal.app.registry.local_copy import FILE_NAME, LocalCopy
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, FitState
 from tests.app.fitting.test_jobs import DIGITS, QUICK, SLOW, ended, submit, until
 from tests.app.raising import raises_problem

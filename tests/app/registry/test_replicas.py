@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from boxcal.app.fitting.server.build import FitService, open_refits
-from boxcal.app.fitting.server.shared import SharedSets
+from boxcal.app.fitting.server.shared_sets import SharedSets
 from boxcal.app.http.problems import DamagedArtifact, FitElsewhere, FitQueueFull
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.artifacts import ArtifactFiles
@@ -71,7 +71,7 @@ async def listeners(url: str) -> int:
 def test_a_notification_wakes_a_replica_that_polls_rarely(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("boxcal.app.registry.follower.FOLLOW_SECONDS", 600.0)
+    monkeypatch.setattr("boxcal.app.registry.follow.FOLLOW_SECONDS", 600.0)
 
     async def scenario() -> None:
         async with replica(tmp_path / "one", url) as one, replica(tmp_path / "other", url) as other:
@@ -156,7 +156,7 @@ def test_a_replica_that_stops_hands_its_fits_over(tmp_path: Path, url: str) -> N
 def test_a_fit_of_the_queue_is_run_by_a_worker_or_cancelled_before(
     tmp_path: Path, url: str, shares_file: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("boxcal.app.registry.follower.SWEEP_SECONDS", 0.5)
+    monkeypatch.setattr("boxcal.app.registry.follow.SWEEP_SECONDS", 0.5)
     url = f"sqlite:///{tmp_path / 'shared.db'}" if shares_file else url
 
     async def scenario() -> None:
@@ -294,7 +294,7 @@ def test_old_folders_of_ended_fits_are_removed(tmp_path: Path, monkeypatch: pyte
     shared.sweep({"running"})
     assert len(list(tmp_path.iterdir())) == 3
     vanished.unlink()
-    monkeypatch.setattr("boxcal.app.fitting.server.shared.ORPHAN_SECONDS", -1.0)
+    monkeypatch.setattr("boxcal.app.fitting.server.shared_sets.ORPHAN_SECONDS", -1.0)
     shared.sweep({"running"})
     assert [folder.name for folder in tmp_path.iterdir()] == ["running.other"]
 

@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from boxcal.app.fitting.server.worker_process import Worker
-from boxcal.app.workers.slot import share_of_cores
+from boxcal.app.workers.table import share_of_cores
 
 PROGRAM = """
 import os
-from boxcal.app.workers.slot import take_share_of_cores
+from boxcal.app.workers.table import take_share_of_cores
 before = take_share_of_cores(0, len(os.sched_getaffinity(0)))
 assert before is not None
 print(len(before), len(os.sched_getaffinity(0)))

@@ -11,8 +11,14 @@ import torch
 from boxcal.calibrators import evaluate, fit
 from boxcal.calibrators.data import ValidationSet, check_validation_set
 from boxcal.calibrators.errors import InvalidDataError, UnknownMethodError
-from boxcal.calibrators.evaluation.comparison import METRICS, MethodComparison, base_of, compare_methods
-from boxcal.calibrators.evaluation.tables import markdown, to_csv
+from boxcal.calibrators.evaluation.comparison import (
+    METRICS,
+    MethodComparison,
+    base_of,
+    compare_methods,
+    markdown,
+    to_csv,
+)
 from tests.calibrators.evaluation.simulation import softmax
 
 

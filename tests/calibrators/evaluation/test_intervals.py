@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import kstest
 
 from boxcal.calibrators.evaluation.bootstrap import Resamples, mean_estimates, proportion_estimate
-from boxcal.calibrators.evaluation.judgement import compare, judge
+from boxcal.calibrators.evaluation.evaluate import compare, judge
 from boxcal.calibrators.evaluation.outcomes import outcomes
 from tests.calibrators.evaluation.simulation import (
     WORLDS,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from boxcal.calibrators.monitoring.duel import Duel, Winner
+from boxcal.calibrators.monitoring.champion_challenger import Duel, Winner
 from tests.calibrators.monitoring.streams import answers, drawn, normalised
 
 

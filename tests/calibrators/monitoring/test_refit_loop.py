@@ -17,8 +17,8 @@ from boxcal.calibrators.monitoring.candidates import (
     candidates,
     mean_nll,
 )
+from boxcal.calibrators.monitoring.champion_challenger import Duel, Winner
 from boxcal.calibrators.monitoring.decisions import DecisionKind, LoopDecision, Phase
-from boxcal.calibrators.monitoring.duel import Duel, Winner
 from boxcal.calibrators.monitoring.refit_loop import RefitLoop
 from tests.calibrators.monitoring.streams import Array, answers, drawn, normalised
 

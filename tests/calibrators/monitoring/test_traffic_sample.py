@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from boxcal.calibrators.monitoring.traffic_sample import PER_SECOND, RESERVE, TrafficSample
+from boxcal.calibrators.monitoring.drift import PER_SECOND, RESERVE, TrafficSample
 
 
 def test_everything_is_read_of_moderate_traffic_and_of_bursts() -> None:

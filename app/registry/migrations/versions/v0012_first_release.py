@@ -1,4 +1,4 @@
-"""The tables of 0.3.0, which `boxcal.app.registry.schema` creates. Steps 0001 to 0011 were never released."""
+"""The tables of 0.3.0, which `boxcal.app.registry.tables` creates. Steps 0001 to 0011 were never released."""
 
 revision = "0012"
 down_revision = None

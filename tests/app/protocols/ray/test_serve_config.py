@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from boxcal.app.protocols.ray.serve_config import read_config
-from boxcal.app.protocols.ray.settings import ongoing_limit, replica_settings
+from boxcal.app.protocols.ray.serve_config import ongoing_limit, read_config, replica_settings
 from tests.app.cli.conftest import Boxcal, boxcal
 
 __all__ = ["boxcal"]

@@ -1,9 +1,13 @@
-"""Errors of the operating system about the data directory, as problems of the request."""
+"""Full disks as problems of the request, and the memory limit of the worker."""
+
+from __future__ import annotations
 
 import errno
 import logging
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from boxcal.app.http.problems import StorageFull, StorageUnavailable
 
@@ -36,3 +40,19 @@ def disk_errors_as_problems() -> Iterator[None]:
         raise StorageUnavailable(
             f"The data directory cannot be written: {error.strerror}. Try again later.", retry_after=10
         ) from error
+
+
+def limit_memory(allowance: int | None) -> None:
+    """Let this process map `allowance` bytes beyond what it has mapped now; None for no limit.
+
+    The libraries that are loaded map gigabytes of their own, so only what follows counts. Beyond the limit
+    (RLIMIT_AS) allocations fail.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limits = [_mapped() + allowance] if allowance is not None else []
+    limits += [hard] if hard != resource.RLIM_INFINITY else []
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits, default=hard), hard))
+
+
+def _mapped() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

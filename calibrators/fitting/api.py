@@ -12,7 +12,7 @@ from torch import Tensor
 
 from boxcal.calibrators.checks import check_fit
 from boxcal.calibrators.data import ValidationSet, check_validation_set, label_indices, named_columns
-from boxcal.calibrators.fitting.fitter import fit_checked
+from boxcal.calibrators.fitting.fit_method import fit_checked
 from boxcal.calibrators.fitting.result import FitResult, Progress
 from boxcal.calibrators.fitting.selection import BUDGET_SECONDS, choose
 from boxcal.calibrators.threads import one_library_thread

@@ -1,19 +1,24 @@
-"""Lets a worker read what strangers upload: validation sets, and tables of labels.
+"""Receives what strangers upload, validation sets and tables of labels, and lets a worker read it.
 
-This worker runs nothing else, so that a check never waits for a fit.
+The body is streamed into a preallocated file, and nothing in it is parsed here. Its size is limited, its
+space on the disk is reserved before it is written, and it must arrive at a minimum rate, because it holds one
+of a few slots. The worker that reads it runs nothing else, so that a check never waits for a fit.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 
+from starlette.requests import ClientDisconnect
+
 from boxcal.app.fitting.backbones import BackboneSummary
-from boxcal.app.fitting.disk_errors import disk_errors_as_problems
 from boxcal.app.fitting.messages import BODY_FILE, ITEMS_FILE, Checked, CheckTask, Tabled, TableTask
+from boxcal.app.fitting.resources import disk_errors_as_problems
 from boxcal.app.fitting.server.worker_process import TaskRefused, Worker, WorkerFailed
 from boxcal.app.fitting.server.workspace import Workspace
 from boxcal.app.http.problems import (
@@ -25,10 +30,79 @@ from boxcal.app.http.problems import (
     StorageFull,
     UnknownMethod,
     UnknownUploadFormat,
+    UnsupportedMediaType,
+    UploadStalled,
     UploadTooLarge,
 )
 from boxcal.app.settings import limits
 from boxcal.calibrators.method import reads_of_methods
+
+WRITE_BYTES = 2**20
+CONTENT_TYPES = ("multipart/form-data", "application/json")
+RATE_SECONDS, RATE_BYTES = 10.0, 10 * 2**14
+"""Within each 10 s an upload must bring 160 KiB, or end."""
+
+
+async def receive(
+    headers: Mapping[str, str], stream: AsyncGenerator[bytes, None], path: Path, max_bytes: int
+) -> None:
+    """Write the body to `path` as it arrives."""
+    kind = headers.get("content-type", "")
+    if kind.partition(";")[0].strip().lower() not in CONTENT_TYPES:
+        raise UnsupportedMediaType(
+            f"An upload is {' or '.join(CONTENT_TYPES)}, got {kind or 'no content type'!r}."
+        )
+    length = headers.get("content-length", "")
+    announced = int(length) if length.isdecimal() else 0
+    if announced > max_bytes:
+        raise UploadTooLarge(f"The upload has {announced:,} bytes; the limit is {max_bytes:,}.")
+    with disk_errors_as_problems(), path.open("wb", buffering=0) as file:
+        descriptor, size, buffer = file.fileno(), 0, bytearray()
+        if announced:
+            await asyncio.to_thread(os.posix_fallocate, descriptor, 0, announced)
+        async for piece in _at_minimum_rate(stream):
+            buffer += piece
+            if size + len(buffer) > max_bytes:
+                raise UploadTooLarge(f"The upload has more than {max_bytes:,} bytes, which is the limit.")
+            if len(buffer) >= WRITE_BYTES:
+                size += await asyncio.to_thread(_append, descriptor, size, buffer)
+                buffer = bytearray()
+        size += await asyncio.to_thread(_append, descriptor, size, buffer)
+        os.ftruncate(descriptor, size)
+
+
+def _append(descriptor: int, size: int, piece: bytearray) -> int:
+    """Write a piece at the end; its space is reserved first, where the length was not announced."""
+    if piece:
+        os.posix_fallocate(descriptor, size, len(piece))
+    view = memoryview(piece)
+    while view:
+        view = view[os.pwrite(descriptor, view, size + len(piece) - len(view)) :]
+    return len(piece)
+
+
+async def _at_minimum_rate(stream: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    loop = asyncio.get_running_loop()
+    size = brought = 0
+    deadline = loop.time() + RATE_SECONDS
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline):
+                piece = await anext(stream)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise UploadStalled(
+                f"The upload brought {brought:,} bytes in {RATE_SECONDS:g} s, after {size - brought:,}; "
+                f"the minimum is {RATE_BYTES:,}."
+            ) from error
+        except ClientDisconnect as error:
+            raise MalformedBody(f"The upload broke off after {size:,} bytes.") from error
+        size, brought = size + len(piece), brought + len(piece)
+        if brought >= RATE_BYTES:
+            brought, deadline = 0, loop.time() + RATE_SECONDS
+        yield piece
+
 
 CHECK_MEMORY_BYTES = 256 * 2**20
 """Memory of a check beside the arrays; most of it is address space that threads of libraries reserve."""

@@ -1,0 +1,94 @@
+"""Checks of a model: its class names, its fingerprint, and whether a rewritten one has the same logits."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from boxcal.models.errors import BackboneError
+
+
+def read_labels(path: Path, num_classes: int) -> tuple[str, ...]:
+    return check_labels(read_lines(path), num_classes, str(path))
+
+
+def read_lines(path: Path) -> list[str]:
+    """Read the lines of a labels file, without a byte order mark and without empty lines at the end."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").rstrip().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BackboneError(f"The labels file {path} cannot be read: {error}.") from error
+    return [line.strip() for line in lines]
+
+
+def check_labels(labels: Sequence[str], num_classes: int, source: str) -> tuple[str, ...]:
+    """Check that there is one non-empty label per class, normalise labels to NFC, and number repeated ones.
+
+    Requests name classes by their labels, so labels must be distinct, but common lists of ImageNet's classes
+    have two cranes: the second becomes `crane (2)`.
+    """
+    if len(labels) != num_classes:
+        raise BackboneError(f"{source} has {len(labels)} labels, but the model has {num_classes} classes.")
+    if "" in labels:
+        raise BackboneError(f"{source}: label {labels.index('') + 1} is empty.")
+    counts: Counter[str] = Counter()
+    distinct = []
+    for label in (unicodedata.normalize("NFC", label) for label in labels):
+        counts[label] += 1
+        distinct.append(label if counts[label] == 1 else f"{label} ({counts[label]})")
+    if repeated := [label for label, count in Counter(distinct).items() if count > 1]:
+        raise BackboneError(
+            f"{source}: the label {repeated[0]!r} repeats, even with repeated names numbered."
+        )
+    return tuple(distinct)
+
+
+def file_fingerprint(*paths: Path) -> str:
+    """Compute sha256 over model files, one after the other."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as stream:
+            hashlib.file_digest(stream, lambda: digest)
+    return digest.hexdigest()
+
+
+def fingerprint_with(fingerprint: str, **declared: object) -> str:
+    """Extend the fingerprint of the weights by what else changes the logits; None stands for the default.
+
+    Where everything is default, the fingerprint is that of the weights.
+    """
+    deviating = sorted((name, repr(value)) for name, value in declared.items() if value is not None)
+    return hashlib.sha256(f"{fingerprint} {deviating}".encode()).hexdigest() if deviating else fingerprint
+
+
+logger = logging.getLogger("boxcal")
+TOLERANCE = 1e-4  # of the largest logit
+SEED = 0
+
+
+def random_batch(count: int, input_shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Draw standard normal inputs, float32 (count, *input_shape); the same ones each time."""
+    return np.random.default_rng(SEED).standard_normal((count, *input_shape), dtype=np.float32)
+
+
+def same_logits(name: str, original: Any, rewritten: Any, eps: float = 0.0) -> bool:
+    """Compare logits (N, K) of both, and log a warning where they differ."""
+    original, rewritten = np.asarray(original), np.asarray(rewritten)
+    scale = np.abs(original).max()
+    difference = float(np.abs(rewritten - original).max() / scale) if scale > 0 else float(rewritten.any())
+    if difference <= (limit := max(TOLERANCE, 8 * eps)):
+        return True
+    logger.warning(
+        "%s is served as it is: rewritten to compute less, its logits differ by %.2g of the largest, "
+        "more than %.2g.",
+        name, difference, limit,
+    )  # fmt: skip
+    return False
