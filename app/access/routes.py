@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, Field
@@ -15,26 +15,6 @@ from boxcal.app.http.problems import InvalidParameter, RegistryUnavailable
 from boxcal.app.http.scopes import SCOPE_KEY, Scope
 from boxcal.app.registry.audit import Action, AuditRecord, Caller, entries
 from boxcal.app.registry.store import Registry
-
-
-class AuditedModel(Protocol):
-    """What `GET /audit` uses of a model."""
-
-    @property
-    def registry(self) -> Registry:
-        """Its registry; those of all models share one audit log."""
-
-
-class AuditedState(Protocol):
-    """What `GET /audit` uses of the service."""
-
-    @property
-    def default(self) -> AuditedModel:
-        """The first model."""
-
-
-CurrentState = Annotated[AuditedState, Depends(current_state)]
-
 
 router = APIRouter(tags=["access"])
 
@@ -122,13 +102,13 @@ async def get_identity(key: CurrentKey) -> Identity:
 
 @router.get("/audit", responses=problems(InvalidParameter, RegistryUnavailable))
 async def list_audit(
-    state: CurrentState,
+    state: Annotated[Any, Depends(current_state)],
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before_entry: Annotated[
         int | None, Query(ge=1, le=2**31 - 1, description="Only entries older than the one with this id.")
     ] = None,
 ) -> AuditLog:
     """List who fitted, activated and rolled back calibrators and changed keys, newest first."""
-    registry = state.default.registry
+    registry: Registry = state.default.registry  # those of all models share one audit log
     found = await registry.run(entries, registry.database, limit, before_entry)
     return AuditLog(entries=[AuditEntry.of(record) for record in found])

@@ -1,14 +1,14 @@
 """What routes read of the running service: its state, and the model that a request names.
 
-`state` builds both and passes them with every request. Each package of routes says in a Protocol which parts
-it uses, so that no package depends on what builds all of them.
+`state` builds both and passes them with every request. Routes name the parts of a model that they use, so
+that no package depends on what builds all of them.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Query, Request
+from fastapi import Depends, Query, Request
 
 STATE = "boxcal"
 """The key of the state of the service in the state that the server passes to every request."""
@@ -39,3 +39,12 @@ async def current_model(
     model: Annotated[str | None, Query(description="Name of the model. Default: the first one.")] = None,
 ) -> Any:
     return model_of(request)
+
+
+def part_of_model(name: str) -> Any:
+    """Depend on a part of the model that a request names: `Annotated[Monitor, part_of_model("monitor")]`."""
+
+    async def part(model: Annotated[Any, Depends(current_model)]) -> Any:
+        return getattr(model, name)
+
+    return Depends(part)

@@ -2,58 +2,27 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Depends
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
-from boxcal.app.http.dependencies import current_model, current_state
+from boxcal.app.http.dependencies import current_state, part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import NotReady
 from boxcal.app.observability.stats import Collects, Stats
 from boxcal.app.schemas.health import Live, Ready
 
 
-class ReadyVersion(Protocol):
-    """What is active."""
-
-    @property
-    def version(self) -> int:
-        """The version of the calibrator."""
-
-
-class ReadyCalibrator(Protocol):
-    """The reference that predictions read."""
-
-    @property
-    def current(self) -> ReadyVersion:
-        """The active calibrator."""
-
-
-class ObservedModel(Protocol):
-    """What these routes use of a model."""
-
-    @property
-    def name(self) -> str:
-        """Selects it in requests."""
-
-    @property
-    def active(self) -> ReadyCalibrator: ...
-
-    @property
-    def stats(self) -> Stats:
-        """The summary of its metrics."""
-
-
 class ObservedState(Protocol):
     """What these routes use of the service."""
 
     @property
-    def models(self) -> Mapping[str, ObservedModel]: ...
+    def models(self) -> Mapping[str, Any]: ...
 
     @property
-    def default(self) -> ObservedModel:
+    def default(self) -> Any:
         """The first model."""
 
     @property
@@ -68,7 +37,6 @@ class ObservedState(Protocol):
         """Raise NotReady if a model can no longer predict."""
 
 
-CurrentModel = Annotated[ObservedModel, Depends(current_model)]
 CurrentState = Annotated[ObservedState, Depends(current_state)]
 
 
@@ -115,6 +83,6 @@ async def metrics(state: CurrentState) -> Response:
         **problems(),
     },
 )
-async def get_stats(model: CurrentModel) -> Response:
+async def get_stats(stats: Annotated[Stats, part_of_model("stats")]) -> Response:
     """Return a summary for people who watch; `/metrics` has everything for machines."""
-    return Response(model.stats.response, media_type="application/json")
+    return Response(stats.response, media_type="application/json")

@@ -242,9 +242,10 @@ class RequestMiddleware:
         access: KeyCheck = scope["state"]["boxcal"].access
         key = access.admit(scope["headers"], requirement)
         scope[SCOPE_KEY] = key
-        if key.limiter is not None:
-            exchange.headers = key.limiter.headers()
-        return key.limiter
+        limiter: Limiter | None = key.limiter
+        if limiter is not None:
+            exchange.headers = limiter.headers()
+        return limiter
 
     def _below_root(self, scope: Scope) -> Scope:
         path: str = scope["path"]

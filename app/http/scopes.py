@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope as AsgiScope
-
-from boxcal.app.http.limits import Limiter
 
 
 class Scope(StrEnum):
@@ -106,21 +104,13 @@ SCOPE_KEY = "boxcal.key"
 """Under this name a request's ASGI scope has its key."""
 
 
-class AdmittedKey(Protocol):
-    """The key of a request that may pass."""
-
-    @property
-    def limiter(self) -> Limiter | None:
-        """Counts its requests; None if it has no limits."""
-
-
 class KeyCheck(Protocol):
     """The keys of the service, as requests are checked against them."""
 
     is_required: bool
     """Whether requests need a key."""
 
-    def admit(self, headers: list[tuple[bytes, bytes]], requirement: Requirement) -> AdmittedKey:
+    def admit(self, headers: list[tuple[bytes, bytes]], requirement: Requirement) -> Any:
         """Return the key of a request that may pass, or raise the problem that refuses it."""
 
 

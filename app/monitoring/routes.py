@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from boxcal.app.access.event_streams import count_event_stream
 from boxcal.app.fitting.server.jobs import FitJobs
-from boxcal.app.http.dependencies import current_model
+from boxcal.app.http.dependencies import part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
     BodyTooLarge,
@@ -47,7 +47,6 @@ from boxcal.app.schemas.monitoring import (
     RefitDecisions,
 )
 from boxcal.app.settings import limits
-from boxcal.app.settings.service import Settings
 
 CSV, PARQUET = "text/csv", "application/vnd.apache.parquet"
 TABLES = (CSV, PARQUET)
@@ -104,38 +103,8 @@ BODY: dict[str, Any] = {
 }
 
 
-class MonitoredModel(Protocol):
-    """What these routes use of a model."""
-
-    @property
-    def settings(self) -> Settings:
-        """Of the service, with those of this model."""
-
-    @property
-    def telemetry(self) -> Telemetry: ...
-
-    @property
-    def registry(self) -> Registry:
-        """Its calibrators, activations and fits."""
-
-    @property
-    def feedback(self) -> FeedbackWriter:
-        """Stores predictions and labels."""
-
-    @property
-    def monitor(self) -> Monitor:
-        """Tests its calibrators."""
-
-    @property
-    def pipeline(self) -> Pipeline:
-        """Computes its predictions."""
-
-    @property
-    def fit_jobs(self) -> FitJobs:
-        """Its fits, whose workers read tables of labels."""
-
-
-CurrentModel = Annotated[MonitoredModel, Depends(current_model)]
+CurrentRegistry = Annotated[Registry, part_of_model("registry")]
+CurrentMonitor = Annotated[Monitor, part_of_model("monitor")]
 
 
 router = APIRouter(tags=["feedback"])
@@ -158,7 +127,13 @@ SHOWN_PROBLEMS = 100
         RegistryUnavailable,
     ),
 )
-async def give_feedback(request: Request, model: CurrentModel) -> Feedback:
+async def give_feedback(
+    request: Request,
+    writer: Annotated[FeedbackWriter, part_of_model("feedback")],
+    pipeline: Annotated[Pipeline, part_of_model("pipeline")],
+    jobs: Annotated[FitJobs, part_of_model("fit_jobs")],
+    telemetry: Annotated[Telemetry, part_of_model("telemetry")],
+) -> Feedback:
     """Store the true labels of earlier predictions, or logits with labels; sending them twice is harmless."""
     kind = header(request, b"content-type").partition(";")[0].strip().lower()
     if kind not in (JSON, *TABLES):
@@ -169,14 +144,14 @@ async def give_feedback(request: Request, model: CurrentModel) -> Feedback:
         body = await read_json(request, TABLES)
     else:
         body = await read_body(request)
-        body = await model.fit_jobs.checks.read_labels(body, MAX_ITEMS, limits.MAX_BODY_BYTES)
-    labels, malformed = await unblocked(len(body), _read, body, model.pipeline.labels)
-    outcome = await model.feedback.label(labels)
+        body = await jobs.checks.read_labels(body, MAX_ITEMS, limits.MAX_BODY_BYTES)
+    labels, malformed = await unblocked(len(body), _read, body, pipeline.labels)
+    outcome = await writer.label(labels)
     outcome.problems = sorted([*outcome.problems, *malformed], key=lambda problem: problem.index)
     for result in ("accepted", "duplicates", "conflicts"):
-        model.telemetry.feedback(result, getattr(outcome, result))
+        telemetry.feedback(result, getattr(outcome, result))
     for reason in ("unknown", "expired", "malformed"):
-        model.telemetry.feedback(reason, outcome.count(reason))
+        telemetry.feedback(reason, outcome.count(reason))
     return Feedback(
         seq=outcome.seq,
         accepted=outcome.accepted,
@@ -194,9 +169,9 @@ def _read(body: bytes | bytearray, labels: Labels) -> Read:
 
 
 @router.get("/monitor", response_model_exclude_none=True, responses=problems(RegistryUnavailable))
-async def get_monitor(model: CurrentModel) -> MonitorState:
+async def get_monitor(registry: CurrentRegistry, monitor: CurrentMonitor) -> MonitorState:
     """Return the alarms, the diagnosis, the metrics and the expected accuracy of the active calibrator."""
-    return MonitorState.model_validate(await model.registry.run(model.monitor.current))
+    return MonitorState.model_validate(await registry.run(monitor.current))
 
 
 @router.post(
@@ -204,12 +179,14 @@ async def get_monitor(model: CurrentModel) -> MonitorState:
     response_model_exclude_none=True,
     responses=problems(MalformedBody, InvalidParameter, RegistryUnavailable),
 )
-async def acknowledge(model: CurrentModel, request: AcknowledgeRequest | None = None) -> MonitorState:
+async def acknowledge(
+    registry: CurrentRegistry, monitor: CurrentMonitor, request: AcknowledgeRequest | None = None
+) -> MonitorState:
     """Acknowledge the alarms: the test begins anew, and a proposal is declined."""
     note = None if request is None else request.note
-    await model.registry.run(model.monitor.acknowledge, note)
-    model.monitor.publish()
-    return MonitorState.model_validate(await model.registry.run(model.monitor.current))
+    await registry.run(monitor.acknowledge, note)
+    monitor.publish()
+    return MonitorState.model_validate(await registry.run(monitor.current))
 
 
 @router.get(
@@ -219,7 +196,7 @@ async def acknowledge(model: CurrentModel, request: AcknowledgeRequest | None = 
     dependencies=[Depends(count_event_stream)],
 )
 async def follow_monitor(
-    model: CurrentModel,
+    monitor: CurrentMonitor,
     last_event_id: Annotated[
         str | None,
         Header(pattern=r"^\d{1,9}$", description="Continue behind this event; default: the newest."),
@@ -229,7 +206,7 @@ async def follow_monitor(
     last = int(last_event_id) if last_event_id is not None else None
     yield ServerSentEvent(comment="open")  # sends the head of the response before there is an event
     with suppress(RegistryUnavailable):  # the client reconnects and continues
-        async for event in model.monitor.follow(last):
+        async for event in monitor.follow(last):
             yield ServerSentEvent(data=decision(event), event=event.kind, id=str(event.id))
 
 
@@ -240,12 +217,13 @@ def decision(event: StoredEvent) -> MonitorEvent:
 
 @router.get("/refits", responses=problems(InvalidParameter, RegistryUnavailable))
 async def list_refits(
-    model: CurrentModel,
+    registry: CurrentRegistry,
+    monitor: CurrentMonitor,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before_event: Annotated[
         int | None, Query(ge=0, le=2**31 - 1, description="Only decisions older than this one.")
     ] = None,
 ) -> RefitDecisions:
     """List what the monitor decided about alarms, refits and activations, with its evidence."""
-    found = await model.registry.run(model.monitor.events.newest, limit, before_event)
+    found = await registry.run(monitor.events.newest, limit, before_event)
     return RefitDecisions(decisions=tuple(decision(event) for event in found))

@@ -3,51 +3,22 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
-from boxcal.app.http.dependencies import current_model, current_state
+from boxcal.app.http.dependencies import current_state, part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.registry.migrations import HEAD
 from boxcal.app.settings import limits
-from boxcal.app.settings.service import Settings
 from boxcal.calibrators.method import reads_of_methods
 from boxcal.models.backends.backbone import Backbone
 from boxcal.models.inputs.base import Kind
-
-
-class DescribedModel(Protocol):
-    """What `GET /model` uses of a model."""
-
-    @property
-    def name(self) -> str:
-        """Selects it in requests."""
-
-    @property
-    def settings(self) -> Settings:
-        """Of the service, with those of this model."""
-
-    @property
-    def backbone(self) -> Backbone: ...
-
-
-class DescribedState(Protocol):
-    """What `GET /model` uses of the service."""
-
-    @property
-    def models(self) -> Mapping[str, DescribedModel]: ...
-
-
-CurrentModel = Annotated[DescribedModel, Depends(current_model)]
-CurrentState = Annotated[DescribedState, Depends(current_state)]
-
 
 router = APIRouter(tags=["model"])
 
@@ -111,11 +82,14 @@ RELEASE = Release(version=version("boxcal"), registry=HEAD, python=platform.pyth
 
 
 @router.get("/model", responses=problems())
-async def get_model(model: CurrentModel, state: CurrentState) -> ModelDescription:
+async def get_model(
+    name: Annotated[str, part_of_model("name")],
+    backbone: Annotated[Backbone, part_of_model("backbone")],
+    state: Annotated[Any, Depends(current_state)],
+) -> ModelDescription:
     """Describe the model: labels, limits and accepted formats."""
-    backbone = model.backbone
     return ModelDescription(
-        name=model.name,
+        name=name,
         models=list(state.models),
         num_classes=backbone.num_classes,
         labels=list(backbone.labels),

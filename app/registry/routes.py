@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from boxcal.app.access.routes import CurrentCaller
-from boxcal.app.http.dependencies import current_model
+from boxcal.app.http.dependencies import part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
     CalibratorNotFound,
@@ -24,7 +24,7 @@ from boxcal.app.http.problems import (
     RegistryFull,
     RegistryUnavailable,
 )
-from boxcal.app.registry.activator import Activator, ActiveCalibrator
+from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.records import Activation, CalibratorRecord
 from boxcal.app.registry.store import Registry
 from boxcal.app.schemas.calibrators import (
@@ -35,24 +35,8 @@ from boxcal.app.schemas.calibrators import (
     Calibrators,
 )
 
-
-class RegisteredModel(Protocol):
-    """What these routes use of a model."""
-
-    @property
-    def registry(self) -> Registry:
-        """Its calibrators, activations and fits."""
-
-    @property
-    def activator(self) -> Activator:
-        """Activates its calibrators."""
-
-    @property
-    def active(self) -> ActiveCalibrator:
-        """The calibrator that predictions use."""
-
-
-CurrentModel = Annotated[RegisteredModel, Depends(current_model)]
+CurrentRegistry = Annotated[Registry, part_of_model("registry")]
+CurrentActivator = Annotated[Activator, part_of_model("activator")]
 
 
 router = APIRouter(prefix="/calibrators", tags=["calibrators"])
@@ -126,7 +110,8 @@ def part(path: str, media_type: str, description: str, *errors: ProblemType) -> 
 @router.get("", response_model_exclude_none=True, responses=problems(InvalidParameter, RegistryUnavailable))
 async def list_calibrators(
     request: Request,
-    model: CurrentModel,
+    registry: CurrentRegistry,
+    activator: CurrentActivator,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before_version: Annotated[
         int | None, Query(ge=0, le=LARGEST_VERSION, description="Only lower versions than this one.")
@@ -134,8 +119,8 @@ async def list_calibrators(
 ) -> Calibrators:
     """List the calibrators of all backbones, or those of one model, newest first."""
     own = "model" in request.query_params
-    records = await model.registry.run(model.registry.list, limit, before_version, own=own)
-    active = model.active.current.version
+    records = await registry.run(registry.list, limit, before_version, own=own)
+    active = activator.active.current.version
     return Calibrators(calibrators=tuple(described(record, active) for record in records))
 
 
@@ -151,9 +136,11 @@ async def list_calibrators(
         RegistryFull,
     ),
 )
-async def rollback(model: CurrentModel, caller: CurrentCaller, expected: Expected = None) -> Activated:
+async def rollback(
+    registry: CurrentRegistry, activator: CurrentActivator, caller: CurrentCaller, expected: Expected = None
+) -> Activated:
     """Activate the previous calibrator; a second call goes back by one more."""
-    return activated(await model.registry.run(model.activator.rollback, caller, expected))
+    return activated(await registry.run(activator.rollback, caller, expected))
 
 
 @router.get(
@@ -161,59 +148,57 @@ async def rollback(model: CurrentModel, caller: CurrentCaller, expected: Expecte
     response_model_exclude_none=True,
     responses=problems(CalibratorNotFound, InvalidParameter, RegistryUnavailable),
 )
-async def get_calibrator(version: Version, model: CurrentModel) -> CalibratorDocument:
+async def get_calibrator(
+    version: Version, registry: CurrentRegistry, activator: CurrentActivator
+) -> CalibratorDocument:
     """Return one calibrator."""
-    record = await model.registry.run(model.registry.get, version)
-    return described(record, model.active.current.version)
+    record = await registry.run(registry.get, version)
+    return described(record, activator.active.current.version)
 
 
 @part("report", "application/json", "The report.")
-async def get_report(version: Version, model: CurrentModel) -> Response:
+async def get_report(version: Version, registry: CurrentRegistry) -> Response:
     """Return the report: metrics before and after calibration, on data that the fit did not use."""
-    report = await model.registry.run(model.registry.report, version)
+    report = await registry.run(registry.report, version)
     return Response(orjson.dumps(report), media_type="application/json")
 
 
 @part("report.html", "text/html", "The page.")
-async def get_report_page(version: Version, model: CurrentModel) -> Response:
+async def get_report_page(version: Version, registry: CurrentRegistry) -> Response:
     """Return the report as one HTML page that loads nothing else."""
     from boxcal.calibrators.evaluation.html_report import html_report  # noqa: PLC0415 - rarely needed
 
-    report = await model.registry.run(model.registry.report, version)
-    diagram = await model.registry.run(model.registry.reliability, version, "svg")
+    report = await registry.run(registry.report, version)
+    diagram = await registry.run(registry.reliability, version, "svg")
     page = html_report(report, diagram, title=f"Calibrator {version}")
     return Response(page, media_type="text/html", headers={"Content-Security-Policy": REPORT_POLICY})
 
 
 @part("reliability.json", "application/json", "The data.")
-async def get_reliability_data(version: Version, model: CurrentModel) -> Response:
+async def get_reliability_data(version: Version, registry: CurrentRegistry) -> Response:
     """Return the data of the reliability diagram."""
-    report = await model.registry.run(model.registry.report, version)
+    report = await registry.run(registry.report, version)
     return Response(orjson.dumps(report["reliability"]), media_type="application/json")
 
 
 @part("reliability.svg", "image/svg+xml", "The image.")
-async def get_reliability_diagram(version: Version, model: CurrentModel) -> Response:
+async def get_reliability_diagram(version: Version, registry: CurrentRegistry) -> Response:
     """Return the reliability diagram before and after calibration as SVG."""
-    return Response(
-        await model.registry.run(model.registry.reliability, version, "svg"), media_type="image/svg+xml"
-    )
+    return Response(await registry.run(registry.reliability, version, "svg"), media_type="image/svg+xml")
 
 
 @part("reliability.png", "image/png", "The image.")
-async def get_reliability_image(version: Version, model: CurrentModel) -> Response:
+async def get_reliability_image(version: Version, registry: CurrentRegistry) -> Response:
     """Return the reliability diagram as PNG."""
-    return Response(
-        await model.registry.run(model.registry.reliability, version, "png"), media_type="image/png"
-    )
+    return Response(await registry.run(registry.reliability, version, "png"), media_type="image/png")
 
 
 @part("artifact", "application/octet-stream", "A safetensors file.", DamagedArtifact)
-async def get_artifact(version: Version, model: CurrentModel) -> Response:
+async def get_artifact(version: Version, registry: CurrentRegistry) -> Response:
     """Return the artifact (safetensors), for `Calibrator.from_bytes`."""
     disposition = f'attachment; filename="calibrator-{version}.safetensors"'
     return Response(
-        await model.registry.run(model.registry.artifact, version),
+        await registry.run(registry.artifact, version),
         media_type="application/octet-stream",
         headers={"Content-Disposition": disposition},
     )
@@ -233,28 +218,30 @@ async def get_artifact(version: Version, model: CurrentModel) -> Response:
     ),
 )
 async def activate(
-    version: Version, model: CurrentModel, caller: CurrentCaller, expected: Expected = None
+    version: Version,
+    registry: CurrentRegistry,
+    activator: CurrentActivator,
+    caller: CurrentCaller,
+    expected: Expected = None,
 ) -> Activated:
     """Activate a calibrator; if it is already active, nothing changes."""
-    activate = model.activator.activate
-    return activated(await model.registry.run(activate, version, caller=caller, expected=expected))
+    activate = activator.activate
+    return activated(await registry.run(activate, version, caller=caller, expected=expected))
 
 
 @history.get("/activations", responses=problems(InvalidParameter, RegistryUnavailable))
 async def list_activations(
-    model: CurrentModel, limit: Annotated[int, Query(ge=1, le=1000, description="Maximum number.")] = 50
+    registry: CurrentRegistry, limit: Annotated[int, Query(ge=1, le=1000, description="Maximum number.")] = 50
 ) -> Activations:
     """List the newest activations, newest first, and the version that a rollback activates."""
 
     def read() -> tuple[Sequence[Activation], int | None]:
-        found = model.registry.activations.list(
-            limit
-        )  # before the target: `expected` then refuses a later one
+        found = registry.activations.list(limit)  # before the target: `expected` then refuses a later one
         try:
-            target: int | None = model.registry.activations.rollback_target()
+            target: int | None = registry.activations.rollback_target()
         except NothingToRollBack:
             target = None
         return found, target
 
-    found, target = await model.registry.run(read)
+    found, target = await registry.run(read)
     return Activations(activations=tuple(map(activated, found)), rollback_to=target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Query, Request, Response, status
@@ -16,7 +16,7 @@ from boxcal.app.fitting.fields import DECLARED
 from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
 from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.fitting.server.upload_validation import receive
-from boxcal.app.http.dependencies import current_model
+from boxcal.app.http.dependencies import part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
     CalibratorNotFound,
@@ -48,22 +48,9 @@ from boxcal.app.predict.routes import unless_disconnected
 from boxcal.app.registry.records import ActivatePolicy
 from boxcal.app.schemas.fits import ComparisonDocument, Fit, Fits
 from boxcal.app.settings import limits
-from boxcal.app.settings.service import Settings
 from boxcal.calibrators.errors import hint, nearest
 
-
-class FittedModel(Protocol):
-    """What these routes use of a model."""
-
-    @property
-    def settings(self) -> Settings:
-        """Of the service, with those of this model."""
-
-    @property
-    def fit_jobs(self) -> FitJobs: ...
-
-
-CurrentModel = Annotated[FittedModel, Depends(current_model)]
+CurrentJobs = Annotated[FitJobs, part_of_model("fit_jobs")]
 
 
 router = APIRouter(tags=["fits"])
@@ -232,7 +219,7 @@ async def no_other_parameters(request: Request) -> None:
 async def start_fit(
     request: Request,
     response: Response,
-    model: CurrentModel,
+    jobs: CurrentJobs,
     *,
     caller: CurrentCaller,
     key: CurrentKey,
@@ -247,14 +234,14 @@ async def start_fit(
 ) -> Fit:
     """Fit a calibrator to validation data, evaluate it by cross-fitting, and activate it if it is better."""
     client = request.client.host if request.client else ""
-    async with model.fit_jobs.reserve_slot(client) as folder:
+    async with jobs.reserve_slot(client) as folder:
         limit = limits.MAX_UPLOAD_BYTES
         await receive(request.headers, request.stream(), folder / BODY_FILE, limit)
-        record = await model.fit_jobs.submit(
+        record = await jobs.submit(
             folder, request.headers["content-type"], caller, lambda policy: check_policy(key, policy)
         )
     if wait:
-        record = await model.fit_jobs.wait(record.id, wait)
+        record = await jobs.wait(record.id, wait)
     if record.state.is_final:
         response.status_code = status.HTTP_200_OK
     response.headers["Location"] = f"{request.scope['root_path']}/fits/{record.id}{_query(request)}"
@@ -277,7 +264,7 @@ def _query(request: Request) -> str:
 )
 async def compare(
     request: Request,
-    model: CurrentModel,
+    jobs: CurrentJobs,
     versions: Annotated[
         list[Annotated[int, Query(ge=0, le=2**31 - 1)]],
         Query(max_length=8, description="Versions; the others are compared with the first one."),
@@ -290,11 +277,11 @@ async def compare(
     if not versions and not methods:
         raise InvalidParameter("/compare needs `versions` or `methods` in the query string.")
     client = request.client.host if request.client else ""
-    chosen = await model.fit_jobs.comparisons.find(list(dict.fromkeys(versions)), methods)
-    async with model.fit_jobs.reserve_slot(client) as folder:
+    chosen = await jobs.comparisons.find(list(dict.fromkeys(versions)), methods)
+    async with jobs.reserve_slot(client) as folder:
         limit = limits.MAX_UPLOAD_BYTES
         await receive(request.headers, request.stream(), folder / BODY_FILE, limit)
-        work = model.fit_jobs.comparisons.compare(folder, request.headers["content-type"], chosen, methods)
+        work = jobs.comparisons.compare(folder, request.headers["content-type"], chosen, methods)
         return ComparisonDocument.model_validate(await unless_disconnected(request, work))
 
 
@@ -302,20 +289,20 @@ async def compare(
     "/fits", response_model_exclude_none=True, responses=problems(InvalidParameter, RegistryUnavailable)
 )
 async def list_fits(
-    model: CurrentModel,
+    jobs: CurrentJobs,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before_fit: Annotated[str | None, Query(description="Only fits older than the fit with this id.")] = None,
 ) -> Fits:
     """List fits, newest first."""
-    return Fits(fits=tuple(map(Fit.model_validate, await model.fit_jobs.list(limit, before_fit))))
+    return Fits(fits=tuple(map(Fit.model_validate, await jobs.list(limit, before_fit))))
 
 
 @router.get(
     "/fits/{fit_id}", response_model_exclude_none=True, responses=problems(FitNotFound, RegistryUnavailable)
 )
-async def get_fit(fit_id: str, model: CurrentModel) -> Fit:
+async def get_fit(fit_id: str, jobs: CurrentJobs) -> Fit:
     """Return the state of a fit."""
-    return Fit.model_validate(await model.fit_jobs.get(fit_id))
+    return Fit.model_validate(await jobs.get(fit_id))
 
 
 @router.delete(
@@ -323,14 +310,14 @@ async def get_fit(fit_id: str, model: CurrentModel) -> Fit:
     response_model_exclude_none=True,
     responses=problems(FitNotFound, FitAlreadyOver, FitElsewhere, RegistryUnavailable, RegistryFull),
 )
-async def cancel_fit(fit_id: str, model: CurrentModel, caller: CurrentCaller) -> Fit:
+async def cancel_fit(fit_id: str, jobs: CurrentJobs, caller: CurrentCaller) -> Fit:
     """Cancel a queued or running fit."""
-    return Fit.model_validate(await model.fit_jobs.cancel(fit_id, caller))
+    return Fit.model_validate(await jobs.cancel(fit_id, caller))
 
 
-async def known_fit(fit_id: str, model: CurrentModel) -> str:
+async def known_fit(fit_id: str, jobs: CurrentJobs) -> str:
     """Refuse an unknown fit before a stream begins."""
-    await model.fit_jobs.get(fit_id)
+    await jobs.get(fit_id)
     return fit_id
 
 
@@ -341,7 +328,7 @@ async def known_fit(fit_id: str, model: CurrentModel) -> str:
     responses=problems(FitNotFound, RegistryUnavailable, ConcurrencyLimited),
     dependencies=[Depends(count_event_stream)],
 )
-async def follow_fit(fit_id: Annotated[str, Depends(known_fit)], model: CurrentModel) -> AsyncIterator[Fit]:
+async def follow_fit(fit_id: Annotated[str, Depends(known_fit)], jobs: CurrentJobs) -> AsyncIterator[Fit]:
     """Stream the state of a fit, now and after every change, until it ends."""
-    async for record in model.fit_jobs.watch(fit_id):
+    async for record in jobs.watch(fit_id):
         yield Fit.model_validate(record)
