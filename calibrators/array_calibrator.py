@@ -45,23 +45,9 @@ class CalibratedArrays:
 class TwoStages:
     """A logit map T and a bound map (a, b): what calibrators on arrays and on tensors share.
 
-    Parameters
-    ----------
-    method : str
-        The name it was built by, such as `ts+pb`.
-    logit_map : LogitMap
-    bound_map : BoxMap
-        Gives the box for a batch; vacuous for methods that learn none.
-    num_classes : int
-        K, at least 2.
-    centred : bool
-        Whether the logit map reads logits less the mean of their row, so that a number added to a row
-        changes nothing. False for artifacts of version 1, whose maps read the logits as they come.
-    uniform_share : float
-        Of the uniform distribution in a mixture with the softmax of the logits, whose logarithm the logit map
-        reads; 0 for the logits themselves.
-    classes : sequence of str, optional
-        The names of the classes in the order of the columns; None where they are their indices.
+    `uniform_share`: of the uniform distribution in a mixture with the softmax of the logits, whose logarithm
+    the logit map reads; 0 for the logits themselves. `classes`: the names of the classes in the order of the
+    columns; None where they are their indices.
     """
 
     def __init__(
@@ -88,13 +74,7 @@ class TwoStages:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read what `to_bytes` wrote.
-
-        Raises
-        ------
-        ArtifactError
-            If the bytes are damaged, or not a calibrator's.
-        """
+        """Read what `to_bytes` wrote."""
         one = artifact.read(data)
         maps = one.logit_map, one.bound_map
         return cls(one.method, *maps, one.num_classes, **one.options)
@@ -171,14 +151,7 @@ class TwoStages:
 
         An adjustment of an adjusted calibrator is one adjustment of the same map.
 
-        Parameters
-        ----------
-        offsets
-            (K,) in nats.
-        temperature
-            Positive.
-        suffix
-            Names the adjustment, one of `SUFFIXES`.
+        `offsets`: (K,) in nats.
         """
         first, added, divisor = self.logit_map, np.asarray(offsets, np.float64), float(temperature)
         if isinstance(first, Chain) and isinstance(first.second, ClassPriorAdjustment):
@@ -219,19 +192,7 @@ class ArrayCalibrator(TwoStages):
     def calibrate(self, rows: Rows, request: Box | None = None) -> CalibratedArrays:
         """Calibrate a batch; the fitted box yields to the one asked for as little as it must.
 
-        Parameters
-        ----------
-        rows
-            (N, K) logits of any floating dtype, or (N, D) features where `reads` says so.
-        request
-            Feasible bounds: one pair for all rows, or a row per sample.
-
-        Raises
-        ------
-        InvalidDataError
-            The rows have another width.
-        ValueError
-            Naming the row that has no answer.
+        `rows`: (N, K) logits of any floating dtype, or (N, D) features where `reads` says so.
         """
         wide = np.ascontiguousarray(rows, np.float64)
         self._check_width(np.shape(rows))

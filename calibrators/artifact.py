@@ -33,26 +33,14 @@ MOST_CLASSES = 1_000_000
 
 
 class Content(NamedTuple):
-    """What an artifact holds, in the order in which a calibrator is built of it.
-
-    Attributes
-    ----------
-    method
-    logit_map, bound_map
-    num_classes
-    centred
-        Whether the map of logits reads them less the mean of their row.
-    classes
-        The names of the classes in the order of the columns; None where they are not known.
-    uniform_share
-        See `TwoStages`.
-    """
+    """What an artifact holds, in the order in which a calibrator is built of it."""
 
     method: str
     logit_map: LogitMap
     bound_map: BoxMap
     num_classes: int
-    centred: bool
+    centred: bool  # Whether the map of logits reads them less the mean of their row
+    # The names of the classes in the order of the columns; None where they are not known
     classes: tuple[str, ...] | None = None
     uniform_share: float = 0.0
 
@@ -86,14 +74,7 @@ def write(
 
 
 def read(data: bytes) -> Content:
-    """Rebuild the maps that the bytes hold.
-
-    Raises
-    ------
-    ArtifactError
-        If the bytes are no safetensors file, have no spec of ours, hold tensors that are not finite float64,
-        other tensors than the method has, or what no fit could have produced.
-    """
+    """Rebuild the maps that the bytes hold."""
     spec = _read_spec(data)
     name, num_classes = _method_and_size(spec)
     try:

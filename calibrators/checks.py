@@ -52,24 +52,12 @@ KNOWN = 0.5
 
 @dataclass(frozen=True)
 class DataWarning:
-    """One finding about a validation set.
+    """One finding about a validation set."""
 
-    Attributes
-    ----------
-    code : str
-        A stable name, such as `duplicates`.
-    severity : str
-        `serious` where an activation by the gate is refused, else `warning`.
-    message : str
-        One or two sentences for people.
-    rows : int
-        How many rows are concerned; N where the whole set is.
-    """
-
-    code: str
-    severity: Severity
-    message: str
-    rows: int
+    code: str  # A stable name, such as `duplicates`
+    severity: Severity  # `serious` where an activation by the gate is refused, else `warning`
+    message: str  # One or two sentences for people
+    rows: int  # How many rows are concerned; N where the whole set is
 
     def to_dict(self) -> dict[str, Any]:
         """Return the warning as a JSON-ready document."""
@@ -79,14 +67,7 @@ class DataWarning:
 def check_data(logits: NDArray[Any], labels: Labels, facts: RowFacts | None = None) -> list[DataWarning]:
     """Look for what is probably wrong with validation data.
 
-    Parameters
-    ----------
-    logits : float32 or float64 (N, K)
-        Finite.
-    labels : int64 (N,)
-        Class indices below K.
-    facts : RowFacts, optional
-        Of these rows, if they are known.
+    `logits`: float32 or float64 (N, K), finite. `labels`: int64 (N,), class indices below K.
     """
     rows = RowFacts.of(logits, labels) if facts is None else facts
     found = [
@@ -181,17 +162,7 @@ def may_miss_classes(count: int, num_classes: int) -> bool:
 
 
 def check_changed(changed: int, count: int, before: float, after: float) -> list[DataWarning]:
-    """Warn where a calibrator changes many predicted labels and the error rate does not fall.
-
-    Parameters
-    ----------
-    changed : int
-        How many predicted labels differ.
-    count : int
-        N.
-    before, after : float
-        Share of samples whose predicted label was right, without and with the calibrator.
-    """
+    """Warn where a calibrator changes many predicted labels and the error rate does not fall."""
     if changed <= CHANGED * count or after > before:
         return []
     message = (

@@ -82,9 +82,8 @@ def unrelated_share(logits: NDArray[Any], labels: Labels) -> tuple[float, float]
     the K classes that occur among the labels. Rows whose true class is at a minimum that classes share are
     excluded: a forest's zeros, or clipped values.
 
-    Returns
-    -------
-    The estimate, and its significance in standard errors: the root of twice the gain in log-likelihood.
+    Returns the estimate, and its significance in standard errors: the root of twice the gain in
+    log-likelihood.
     """
     from scipy.optimize import brentq, minimize_scalar  # noqa: PLC0415 - only fits need scipy
 

@@ -24,33 +24,17 @@ def effective_samples(weights: NDArray[np.float64]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class RowFacts:
-    """Facts about the rows of logits (N, K), float64 (N,) unless it says otherwise.
+    """Facts about the rows of logits (N, K), float64 (N,) unless it says otherwise."""
 
-    Attributes
-    ----------
-    sums, norms, smallest, largest
-        Of the row: its sum, its Euclidean norm, and its smallest and largest logit.
-    own
-        The logit of the label.
-    predicted : int64 (N,)
-        The first class of the largest logit.
-    at_smallest : int64 (N,)
-        How many logits are equal to the smallest.
-    hashes : uint64 (N,)
-        Equal for equal rows.
-    copies : int64 (N,)
-        One number for all copies of a row.
-    """
-
-    sums: Floats
+    sums: Floats  # Of the row: its sum, its Euclidean norm, and its smallest and largest logit
     norms: Floats
     smallest: Floats
     largest: Floats
-    own: Floats
-    predicted: NDArray[np.int64]
-    at_smallest: NDArray[np.int64]
-    hashes: NDArray[np.uint64]
-    copies: NDArray[np.int64]
+    own: Floats  # The logit of the label
+    predicted: NDArray[np.int64]  # int64 (N,), the first class of the largest logit
+    at_smallest: NDArray[np.int64]  # int64 (N,), how many logits are equal to the smallest
+    hashes: NDArray[np.uint64]  # uint64 (N,), equal for equal rows
+    copies: NDArray[np.int64]  # int64 (N,), one number for all copies of a row
 
     @classmethod
     def of(cls, logits: NDArray[Any], labels: NDArray[np.int64]) -> Self:

@@ -27,13 +27,7 @@ INVERSE = np.ones(1)
 
 
 def solve_rows(logits: Array, lower: Array, upper: Array) -> Array:
-    """Give the box-constrained softmax of rows (N, K), for bounds that broadcast to them.
-
-    Raises
-    ------
-    ValueError
-        Naming the row that has no answer.
-    """
+    """Give the box-constrained softmax of rows (N, K), for bounds that broadcast to them."""
     rows = np.ascontiguousarray(logits)
     if lower.shape[-1:] in ((), (1,)) and upper.shape[-1:] in ((), (1,)):
         low, high = (np.ascontiguousarray(bound.reshape(-1)) for bound in (lower, upper))
@@ -75,19 +69,7 @@ def _solve(rows: Array, low: Array, high: Array, tolerance: float) -> Array:
 class PlainRows:
     """`p = BCSoftmax(g / temperature; lower, upper)` of float64 rows.
 
-    Parameters
-    ----------
-    temperature
-        Positive.
-    lower, upper
-        For every class.
-    num_classes
-        K.
-
-    Attributes
-    ----------
-    box
-        Lower and upper bound; None where they bound nothing.
+    `box`: lower and upper bound; None where they bound nothing.
     """
 
     def __init__(self, temperature: float, lower: float, upper: float, num_classes: int) -> None:
@@ -97,24 +79,12 @@ class PlainRows:
         self._tolerance = sum_tolerance(num_classes)
 
     def __call__(self, logits: Array) -> tuple[Array, Array]:
-        """Give probabilities and mapped logits (N, K) for logits (N, K), which lie row after row.
-
-        Raises
-        ------
-        ValueError
-            Naming the row that has no answer.
-        """
+        """Give probabilities and mapped logits (N, K) for logits (N, K), which lie row after row."""
         mapped = logits if self._temperature == 1.0 else logits / self._temperature
         return _solve(mapped, *self._box, self._tolerance), mapped
 
     def summarised(self, logits: Array) -> tuple[Array, Array, Array, Array]:
-        """Give also the sum of the probabilities of each row (N,), and the largest of them (N,).
-
-        Raises
-        ------
-        ValueError
-            Naming the row that has no answer.
-        """
+        """Give also the sum of the probabilities of each row (N,), and the largest of them (N,)."""
         mapped = logits if self._temperature == 1.0 else logits / self._temperature
         probabilities = np.empty_like(mapped)
         sums, largest = np.empty((2, len(mapped)))

@@ -119,17 +119,9 @@ def mean_estimates(
 ) -> list[Estimate]:
     """Return the mean of each column with its studentised bootstrap interval.
 
-    Parameters
-    ----------
-    columns : float64 (N, q)
-        Per-sample values, or per-sample differences between two classifiers, for which the interval is that
-        of the paired comparison. A column with infinite values has an infinite mean and no interval.
-    resamples
-        Of the samples, or of groups of them: the mean is linear in the sums of groups.
-    level
-        Chance that an interval holds the true mean: one number, or one for each column.
-    weights
-        How much each sample counts (N,), of mean 1; a resampled sample keeps its weight.
+    `columns`: float64 (N, q), per-sample values, or per-sample differences between two classifiers, for which
+    the interval is that of the paired comparison. A column with infinite values has an infinite mean and no
+    interval. `weights`: how much each sample counts (N,), of mean 1; a resampled sample keeps its weight.
     """
     finite = np.atleast_1d(np.isfinite(columns).all(axis=0))
     values = np.where(finite, columns, 0.0)

@@ -35,15 +35,7 @@ def cell_indices(rows: Matrix) -> Indices:
 
 
 class ClassCells:
-    """Sums over the K x 15 cells.
-
-    Attributes
-    ----------
-    count, mass, hits : float64 (15 K,)
-        Number of probabilities in the cell; their sum; how often the class of the cell was the true one.
-    variance : float64 (15 K,)
-        Variance of mass - hits: the larger of the sample variance and that under perfect calibration.
-    """
+    """Sums over the K x 15 cells."""
 
     def __init__(self, scored: Outcomes, tell: Tell = silent) -> None:
         from boxcal.calibrators.evaluation import loops  # noqa: PLC0415 - numba loads when needed

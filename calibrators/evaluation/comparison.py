@@ -103,48 +103,28 @@ class MetricScore:
 
 @dataclass(frozen=True, eq=False)
 class MethodScores:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes
-    ----------
-    method, base : str
-        The method, or the name of a calibrator, and what it is compared with; the base is empty for
-        `uncalibrated`.
-    scores : dict of MetricScore
-        By metric.
-    changed_labels : int
-        Test samples whose predicted label differs from that of the logits.
-    seconds : float
-        Time of the fits, all folds together.
-    """
-
+    # The method, or the name of a calibrator, and what it is compared with; the base is empty for
+    # `uncalibrated`
     method: str
     base: str
     scores: dict[str, MetricScore]
-    changed_labels: int
-    seconds: float
+    changed_labels: int  # Test samples whose predicted label differs from that of the logits
+    seconds: float  # Time of the fits, all folds together
 
 
 @dataclass(frozen=True, eq=False)
 class MethodComparison:
-    """Methods x metrics.
+    """Methods x metrics."""
 
-    Attributes
-    ----------
-    fit_samples, test_samples, classes, folds, seed : int
-        `test_samples` is 0 if the methods were cross-fitted.
-    rows : list of MethodScores
-    left_out : dict
-        Methods that could not be fitted, with the reason.
-    """
-
-    fit_samples: int
+    fit_samples: int  # `test_samples` is 0 if the methods were cross-fitted
     test_samples: int
     classes: int
     folds: int
     seed: int
     rows: list[MethodScores]
-    left_out: dict[str, str]
+    left_out: dict[str, str]  # Methods that could not be fitted, with the reason
 
     def best(self, metric: str) -> float:
         """Return the lowest value of a metric."""
@@ -191,27 +171,7 @@ def compare_methods(
 ) -> MethodComparison:
     """Fit and evaluate methods, and evaluate calibrators, on the same data.
 
-    Parameters
-    ----------
-    methods
-        Names of `methods()`, or `auto`; the base of each and `uncalibrated` are added if missing.
-    validation, test
-        Data for fits and for evaluation; without a test set, cross-fitting on the validation set.
-    calibrators
-        Calibrators by name, which are evaluated as they are.
-    reference : str
-        The name of the calibrator that the other ones are compared with, or `uncalibrated`.
-    folds : int
-        Groups of the jackknife, or of the cross-fitting.
-    seed : int
-        Makes fits, folds and bootstrap reproducible.
-    progress : callable, optional
-        Called with the completed fraction and the current step.
-
-    Raises
-    ------
-    InvalidDataError
-        If the two sets differ in their classes, or a set has fewer samples than folds.
+    `progress`: called with the completed fraction and the current step.
     """
     _check_sets(validation, test, folds)
     tell = progress or (lambda fraction, stage: None)

@@ -34,32 +34,16 @@ Progress = Callable[[float, str], None]
 
 @dataclass(frozen=True, eq=False)
 class CalibratedAnswers:
-    """A calibrator's answers to N samples, and how often its bounds held them.
+    """A calibrator's answers to N samples, and how often its bounds held them."""
 
-    Attributes
-    ----------
-    rows : ProbabilityRows
-        The probabilities (N, K).
-    predicted : int64 (N,)
-        The largest probability; ties go to the larger calibrated logit.
-    ties : int
-        Samples whose largest probability several classes share.
-    lower_samples, upper_samples : int
-        Samples with a probability on a lower bound above 0, or on an upper bound below 1.
-    lower_probabilities, upper_probabilities : int
-        Probabilities on such a bound.
-    lower_range, upper_range : tuple of float
-        Smallest, mean and largest effective bound.
-    """
-
-    rows: ProbabilityRows
-    predicted: Tensor
-    ties: int
-    lower_samples: int
+    rows: ProbabilityRows  # The probabilities (N, K)
+    predicted: Tensor  # int64 (N,), the largest probability; ties go to the larger calibrated logit
+    ties: int  # Samples whose largest probability several classes share
+    lower_samples: int  # Samples with a probability on a lower bound above 0, or on an upper bound below 1
     upper_samples: int
-    lower_probabilities: int
+    lower_probabilities: int  # Probabilities on such a bound
     upper_probabilities: int
-    lower_range: tuple[float, float, float]
+    lower_range: tuple[float, float, float]  # Smallest, mean and largest effective bound
     upper_range: tuple[float, float, float]
 
     @property
@@ -110,13 +94,7 @@ def answers_of(calibrator: Calibrator, scores: Tensor, tell: Tell = silent) -> C
 
 
 def answers_on(calibrator: Calibrator, data: ValidationSet, tell: Tell = silent) -> CalibratedAnswers:
-    """Ask a calibrator for all samples of a set: it reads their logits, features or shifted inputs.
-
-    Raises
-    ------
-    MissingDataError
-        If the set misses what the calibrator reads.
-    """
+    """Ask a calibrator for all samples of a set: it reads their logits, features or shifted inputs."""
     return answers_of(calibrator, data.logits if is_plain(calibrator) else calibrator.source(data), tell)
 
 
@@ -130,23 +108,7 @@ def cross_fit(
 ) -> CalibratedAnswers:
     """Calibrate each fold of the samples by a fit on the other folds.
 
-    Parameters
-    ----------
-    method : str
-        A name of `methods()`, or `auto`.
-    data : ValidationSet
-        What `check_validation_set` gives.
-    folds : int
-        Number of folds, 2 to N; samples are assigned at random, and copies of a row share a fold.
-    seed : int
-        Makes folds and fits reproducible.
-    progress : callable, optional
-        Called with the fraction done and what is being done; an exception it raises ends the fits.
-
-    Raises
-    ------
-    InvalidDataError
-        If there are fewer than 2 folds, or more folds than samples.
+    `progress`: called with the fraction done and what is being done; an exception it raises ends the fits.
     """
     if not 2 <= folds <= len(data):
         raise InvalidDataError(f"cross-fitting takes 2 to N = {len(data)} folds, not {folds}")

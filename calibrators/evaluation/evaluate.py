@@ -109,48 +109,24 @@ _BLOCK = 2_000_000
 
 @dataclass(frozen=True)
 class Perfect:
-    """What a metric would be under perfect calibration: labels drawn from the probabilities themselves.
+    """What a metric would be under perfect calibration: labels drawn from the probabilities themselves."""
 
-    Attributes
-    ----------
-    value : float
-        The mean over such draws.
-    p_value : float
-        Chance of a value at least as extreme as the one found; uniform if the model is calibrated.
-    """
-
-    value: float
+    value: float  # The mean over such draws
+    # Chance of a value at least as extreme as the one found; uniform if the model is calibrated
     p_value: float
 
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """The metrics of one classifier on N samples.
-
-    Attributes
-    ----------
-    scored : Outcomes
-        What was judged.
-    cells : ClassCells
-        Its sums over the cells of every class.
-    estimates : dict of Estimate
-        Each metric of `Metrics` by name, with its 95 % interval.
-    perfect : dict of Perfect
-        What perfect calibration would give, by metric.
-    deviations : dict of Deviations
-        For the calibration errors: the resampled noise that paired comparisons need.
-    maximum : MaximumError
-        MCE, whose comparisons rest on exact limits.
-    resamples : Resamples
-        Of the samples.
-    """
+    """The metrics of one classifier on N samples."""
 
     scored: Outcomes
-    cells: ClassCells
-    estimates: dict[str, Estimate]
-    perfect: dict[str, Perfect]
+    cells: ClassCells  # Its sums over the cells of every class
+    estimates: dict[str, Estimate]  # Each metric of `Metrics` by name, with its 95 % interval
+    perfect: dict[str, Perfect]  # What perfect calibration would give, by metric
+    # For the calibration errors: the resampled noise that paired comparisons need
     deviations: dict[str, Deviations]
-    maximum: MaximumError
+    maximum: MaximumError  # MCE, whose comparisons rest on exact limits
     resamples: Resamples
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
@@ -175,16 +151,7 @@ def judge(
 ) -> Judgement:
     """Judge a classifier's outcomes; the same seed on the same samples makes two judgements comparable.
 
-    Parameters
-    ----------
-    scored
-        What is judged.
-    seed, draws
-        Of the bootstrap.
-    resamples
-        Those of another judgement on the same samples with the same seed, if there is one.
-    tell
-        Called with the fraction done.
+    `tell`: called with the fraction done.
     """
     if resamples is None:
         resamples = Resamples(len(scored), draws=draws, seed=seed, groups=scored.groups)

@@ -33,16 +33,7 @@ METRIC_NAMES = {"ece_width": "ewECE", "ece_mass": "emECE", "smooth_ece": "smECE"
 def draw_report(report: dict[str, Any], form: Format = "svg") -> bytes:
     """Draw the top-label reliability of a report, before and after calibration.
 
-    Parameters
-    ----------
-    report : dict
-        What `Report.to_dict` gives.
-    form : "svg" or "png"
-
-    Returns
-    -------
-    bytes
-        The image.
+    `report`: what `Report.to_dict` gives. Returns the image.
     """
     figure = Figure(figsize=(11.0, 8.6), facecolor="white")
     grid = figure.add_gridspec(

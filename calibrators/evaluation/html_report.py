@@ -46,22 +46,9 @@ def html_report(
 ) -> str:
     """Write a report as a self-contained HTML page.
 
-    Parameters
-    ----------
-    report : mapping
-        What `Report.to_dict` gives; where it has `fit.choice`, the choice of `auto` is shown.
-    diagram : bytes
-        The reliability diagram as an SVG document, shown as an image.
-    title : str
-        The page's heading.
-    decision : str
-        What was decided about activation, if anything was.
-
-    Returns
-    -------
-    str
-        HTML with all text escaped. It needs no more than the content security policy
-        `default-src 'none'; style-src 'unsafe-inline'; img-src data:`.
+    `report`: what `Report.to_dict` gives; where it has `fit.choice`, the choice of `auto` is shown. Returns
+    HTML with all text escaped. It needs no more than the content security policy `default-src 'none';
+    style-src 'unsafe-inline'; img-src data:`.
     """
     image = base64.b64encode(diagram).decode("ascii")
     choice = (report.get("fit") or {}).get("choice") or {}

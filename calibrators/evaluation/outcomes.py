@@ -33,39 +33,19 @@ SUM_TOLERANCE = 1e-2  # the error of a softmax in bfloat16 is almost as large
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """The predictions of a classifier and whether they are correct, per sample.
+    """The predictions of a classifier and whether they are correct, per sample."""
 
-    Attributes
-    ----------
-    confidence : float64 (N,)
-        Probability of the predicted label.
-    correct : float64 (N,)
-        1 where the predicted label is the true one, else 0.
-    nll : float64 (N,)
-        -log of the true label's probability, in nats; inf where that probability is 0.
-    brier : float64 (N,)
-        Squared distance of the probabilities to the one-hot label, summed over classes.
-    predicted : int64 (N,)
-        Index of the predicted label.
-    labels : int64 (N,)
-        Index of the true label.
-    probabilities : ProbabilityRows
-        The probabilities (N, K), not copied.
-    groups : int64 (N,) or None
-        Samples of one group are not independent.
-    weights : float64 (N,) or None
-        How much each sample counts, of mean 1.
-    """
-
-    confidence: Vector
-    correct: Vector
+    confidence: Vector  # float64 (N,), probability of the predicted label
+    correct: Vector  # float64 (N,), 1 where the predicted label is the true one, else 0
+    # float64 (N,), -log of the true label's probability, in nats; inf where that probability is 0
     nll: Vector
+    # float64 (N,), squared distance of the probabilities to the one-hot label, summed over classes
     brier: Vector
-    predicted: Indices
-    labels: Indices
-    probabilities: ProbabilityRows
-    groups: Indices | None = None
-    weights: Vector | None = None
+    predicted: Indices  # int64 (N,), index of the predicted label
+    labels: Indices  # int64 (N,), index of the true label
+    probabilities: ProbabilityRows  # The probabilities (N, K), not copied
+    groups: Indices | None = None  # int64 (N,) or None, samples of one group are not independent
+    weights: Vector | None = None  # float64 (N,) or None, how much each sample counts, of mean 1
 
     def __len__(self) -> int:
         return len(self.confidence)
@@ -109,26 +89,10 @@ def outcomes(
 ) -> Outcomes:
     """Reduce probabilities (N, K) and labels (N,) to `Outcomes`.
 
-    Parameters
-    ----------
-    probabilities
-        Rows that sum to 1.
-    labels
-        Class indices below K.
-    predicted
-        Predicted labels (N,). If an upper bound makes classes equal, the label is the class with the larger
-        calibrated logit, which only the caller knows. By default the first of the largest probabilities.
-    groups
-        Numbers (N,) of groups, whose samples are not independent.
-    tell
-        Called with the fraction done.
-    weights
-        How much each sample counts (N,); above 0.
-
-    Raises
-    ------
-    InvalidDataError
-        If a row, class or sum is invalid; the message names the first.
+    `predicted`: predicted labels (N,). If an upper bound makes classes equal, the label is the class with the
+    larger calibrated logit, which only the caller knows. By default the first of the largest probabilities.
+    `groups`: numbers (N,) of groups, whose samples are not independent. `tell`: called with the fraction
+    done. `weights`: how much each sample counts (N,); above 0.
     """
     source = _rows(probabilities)
     count, num_classes = source.shape
@@ -164,13 +128,7 @@ def outcomes(
 
 
 def with_weights(scored: Outcomes, weights: Any) -> Outcomes:
-    """Give the samples weights (N,); those of weight 0 are left out, and equal weights are none.
-
-    Raises
-    ------
-    InvalidDataError
-        Naming the weight that is negative or not finite.
-    """
+    """Give the samples weights (N,); those of weight 0 are left out, and equal weights are none."""
     checked = check_weights(weights, len(scored)).numpy()
     used = np.flatnonzero(checked)
     if len(used) < len(checked):

@@ -38,27 +38,13 @@ def reliability_data(
 ) -> dict[str, Any]:
     """Return the data of a reliability diagram for JSON.
 
-    Parameters
-    ----------
-    confidence : float64 (N,)
-        Probability of the predicted label, or of one class.
-    correct : float64 (N,)
-        1 if that label is the true one, else 0.
-    seed
-        Makes the simulated band reproducible.
-    points, narrowest
-        Number of points of the curve over [0, 1], and its minimum bandwidth.
-    weights : float64 (N,), optional
-        How much each sample counts, of mean 1; counts are of samples.
-
-    Returns
-    -------
-    dict
-        `samples`, `accuracy`, `mean_confidence`; `bins` (15 of equal width, without empty ones), each
-        with its edges, count, mean confidence, accuracy and the accuracy's 95 % interval; `curve` with
-        `confidence`, `accuracy` and the `band_low`, `band_high` between which 95 % of such curves lie when
-        labels are drawn from the confidences, and the `bandwidth`; `histogram` with `counts` of
-        40 equal bins.
+    `confidence`: float64 (N,), probability of the predicted label, or of one class. `correct`: float64 (N,),
+    1 if that label is the true one, else 0. `weights`: float64 (N,), how much each sample counts, of mean 1;
+    counts are of samples. Returns `samples`, `accuracy`, `mean_confidence`; `bins` (15 of equal width,
+    without empty ones), each with its edges, count, mean confidence, accuracy and the accuracy's 95 %
+    interval; `curve` with `confidence`, `accuracy` and the `band_low`, `band_high` between which 95 % of such
+    curves lie when labels are drawn from the confidences, and the `bandwidth`; `histogram` with `counts` of
+    40 equal bins.
     """
     return {
         "samples": len(confidence),

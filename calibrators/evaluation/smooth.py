@@ -27,11 +27,7 @@ Matrix = NDArray[np.float64]
 class Confidences:
     """Confidences (N,) of samples, prepared for the smoothing of any residuals.
 
-    Parameters
-    ----------
-    confidence : float64 (N,)
-    weights : float64 (N,), optional
-        How much each sample counts, of mean 1.
+    `confidence`: float64 (N,). `weights`: float64 (N,), how much each sample counts, of mean 1.
     """
 
     def __init__(self, confidence: Vector, weights: Vector | None = None) -> None:
@@ -74,9 +70,7 @@ class Confidences:
     def drawn_to_grid(self, correct: Vector, rng: np.random.Generator, draws: int, cells: int) -> Matrix:
         """Distribute the residuals of the outcomes, and of outcomes drawn from the confidences.
 
-        Returns
-        -------
-        The grid (cells, 1 + draws); the first column is of `correct`.
+        Returns the grid (cells, 1 + draws); the first column is of `correct`.
         """
         from boxcal.calibrators.evaluation import loops  # noqa: PLC0415 - numba loads when needed
 
@@ -107,12 +101,8 @@ class Confidences:
 class SmoothedResiduals:
     """Rows of residuals at fixed confidences that can be smoothed with any bandwidth.
 
-    Parameters
-    ----------
-    confidences : Confidences
-        Of N samples.
-    residuals : float64 (N, R)
-        R sets of residuals for the same confidences: one for a value, many for a simulation.
+    `residuals`: float64 (N, R), r sets of residuals for the same confidences: one for a value, many for a
+    simulation.
     """
 
     def __init__(self, confidences: Confidences, residuals: Matrix) -> None:

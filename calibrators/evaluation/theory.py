@@ -18,25 +18,14 @@ UPDATE_LIMIT = 4.0
 
 @dataclass(frozen=True)
 class SmoothCalibrationBound:
-    """An upper bound on the smooth calibration error (smCE) of probability bounding, and its parts.
+    """An upper bound on the smooth calibration error (smCE) of probability bounding, and its parts."""
 
-    Attributes
-    ----------
-    bound : float
-        smCE is at most this with probability at least 1 - delta. Above 1 it says nothing.
-    gap : float
-        Empirical post-processing gap: the NLL, in nats, that the best 1-Lipschitz update of the logit would
-        still gain on the validation set.
-    deviation : float
-        The part due to chance in N samples.
-    delta : float
-        Probability with which the bound may fail.
-    """
-
-    bound: float
+    bound: float  # smCE is at most this with probability at least 1 - delta. Above 1 it says nothing.
+    # Empirical post-processing gap: the NLL, in nats, that the best 1-Lipschitz update of the logit would
+    # still gain on the validation set
     gap: float
-    deviation: float
-    delta: float
+    deviation: float  # The part due to chance in N samples
+    delta: float  # Probability with which the bound may fail
 
     def to_dict(self) -> dict[str, float]:
         """Return the four numbers by name."""
@@ -55,21 +44,8 @@ def smooth_calibration_bound(
     the paper's theorem on the smooth calibration error (its section 3.1). The bounds must have been fitted by
     minimising the NLL on these very samples.
 
-    Parameters
-    ----------
-    probability : (N,)
-        Probability of class 1 under the fitted bounds.
-    labels : (N,)
-        0 or 1.
-    lower, upper : float
-        The fitted bounds a in [0, 1/2] and b in [1/2, 1]; at least one must be tighter than 0 and 1.
-    delta : float
-        Probability, in (0, 1), with which the bound may fail.
-
-    Raises
-    ------
-    InvalidDataError
-        If a probability lies outside the bounds, a label is neither 0 nor 1, or the bounds are vacuous.
+    `probability`: (N,), probability of class 1 under the fitted bounds. `labels`: (N,), 0 or 1. `lower`,
+    `upper`: the fitted bounds a in [0, 1/2] and b in [1/2, 1]; at least one must be tighter than 0 and 1.
     """
     values, truth = np.asarray(probability, dtype=np.float64), np.asarray(labels)
     tight = max(lower, 1 - upper)
@@ -104,12 +80,7 @@ def post_processing_gap(logit: Vector, labels: Vector) -> float:
     bounds the distance to the optimum, and that distance is added. The theorem's limit of 4 on every other
     value is dropped, which can only enlarge the gap.
 
-    Parameters
-    ----------
-    logit : float64 (N,)
-        log(p / (1 - p)) of the probability p of class 1.
-    labels : float64 (N,)
-        0 or 1.
+    `logit`: float64 (N,), log(p / (1 - p)) of the probability p of class 1. `labels`: float64 (N,), 0 or 1.
     """
     from scipy.optimize import minimize  # noqa: PLC0415 - a service that only predicts needs no scipy
 

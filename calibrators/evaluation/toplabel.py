@@ -65,14 +65,7 @@ class _Groups:
 
 
 class TopLabelError:
-    """A calibration error of the predicted label's probability: here the sum of absolute averages.
-
-    Attributes
-    ----------
-    name : str
-    value, statistic, centre : float
-        What is reported, what p-values compare, and what the intervals are built around.
-    """
+    """A calibration error of the predicted label's probability: here the sum of absolute averages."""
 
     name: str
 

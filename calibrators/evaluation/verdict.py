@@ -22,17 +22,10 @@ The probabilities of errors, 2.5, 1.25 and 1.25 %, sum to 5 %: the three bounds 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict from three paired differences, new minus active: below 0 the new calibrator is better.
+    """The verdict from three paired differences, new minus active: below 0 the new calibrator is better."""
 
-    Attributes
-    ----------
-    active : str
-        The method of the active calibrator.
-    differences : mapping of Estimate
-        `nll`, `brier` and `smooth_ece`, each with an interval of its level in `LEVELS`.
-    """
-
-    active: str
+    active: str  # The method of the active calibrator
+    # `nll`, `brier` and `smooth_ece`, each with an interval of its level in `LEVELS`
     differences: Mapping[str, Estimate]
 
     @property

@@ -45,26 +45,8 @@ def fit_box(
 ) -> tuple[float, float, Minimum]:
     """Find the scalar box of least validation NLL.
 
-    Parameters
-    ----------
-    rows : SortedRows
-        Logits and labels, and weights if there are any.
-    sides : str
-        Which bounds to learn; the other stays vacuous.
-    seed : int
-        Of the sample of rows that is searched first, and of the perturbations.
-    perturbations : int, optional
-        Descents around the best end; by default the more, the fewer samples there are.
-    tick : callable, optional
-        Told the fraction done.
-
-    Returns
-    -------
-    lower, upper : float
-        0 and 1 where no bound is better.
-    minimum : Minimum
-        In coordinates (log of lower * K, log of slack), or the one of them that the sides leave; its value is
-        the NLL of the box returned.
+    Returns `lower, upper`: 0 and 1 where no bound is better; `minimum`: in coordinates (log of lower * K, log
+    of slack), or the one of them that the sides leave; its value is the NLL of the box returned.
     """
     without = rows.nll(0.0, 1.0).value
     plane = Plane(rows.num_classes, sides)

@@ -36,22 +36,8 @@ class _OutOfTime(Exception):
 class Comparison:
     """Losses of methods on the folds of repeated cross-validation, each computed at most once.
 
-    Parameters
-    ----------
-    data : ValidationSet
-    seed : int
-        Of the folds and of the fits.
-    deadline : float
-        Of `time.monotonic`; afterwards only `uncalibrated` is computed.
-    tell : callable
-        Called with what is being done.
-
-    Attributes
-    ----------
-    parts : list of Tensor
-        Masks (N,) of the folds, one repetition after another.
-    late : set of str
-        Methods that the deadline interrupted.
+    `deadline`: of `time.monotonic`; afterwards only `uncalibrated` is computed. `tell`: called with what is
+    being done. `parts`: masks (N,) of the folds, one repetition after another.
     """
 
     def __init__(self, data: ValidationSet, seed: int, deadline: float, tell: Callable[[str], None]) -> None:
@@ -167,15 +153,7 @@ def paired_errors(nll: Losses, tolerated: float, weights: Losses | None = None) 
 
 
 def plainest_of_equals(means: Losses, equal: Losses) -> int:
-    """Index of the first mean that counts as equal to the lowest, and is not above an earlier one.
-
-    Parameters
-    ----------
-    means : float64 (C,)
-        From the plainest method to the largest.
-    equal : float64 (C, C)
-        How far a mean may be above another one and count as equal to it.
-    """
+    """Index of the first mean that counts as equal to the lowest, and is not above an earlier one."""
     best = int(means.argmin())
     near = means <= means[best] + equal[:, best]
     undominated = means <= np.minimum.accumulate(means) + TOLERANCE
@@ -191,16 +169,8 @@ def selection_bias(
     the samples selects anew; samples that it misses judge its selection beside the method selected on all of
     them. Copies are resampled together.
 
-    Parameters
-    ----------
-    losses : float64 (N, 2, C)
-        NLL and Brier score of the candidates.
-    equal : float64 (C, C)
-        As for `plainest_of_equals`, which selects by the NLL.
-    groups : int64 (N,)
-        Samples with the same number are copies.
-    weights : float64 (N,), optional
-        How much each sample counts.
+    `losses`: float64 (N, 2, C), NLL and Brier score of the candidates. `groups`: int64 (N,), samples with the
+    same number are copies. `weights`: float64 (N,), how much each sample counts.
     """
     chosen = plainest_of_equals(weighted_mean(losses[:, 0], weights), equal)
     _, group = np.unique(groups, return_inverse=True)

@@ -37,14 +37,7 @@ class DualLoss:
 
     The general objective takes more than twice as long.
 
-    Parameters
-    ----------
-    scores : ndarray
-        (N, K) float64.
-    labels : ndarray
-        (N,) int64.
-    weights : ndarray, optional
-        (N,) float64, of mean 1.
+    `scores`: (N, K) float64. `labels`: (N,) int64. `weights`: (N,) float64, of mean 1.
     """
 
     def __init__(self, scores: Array, labels: Array, weights: Array | None = None) -> None:

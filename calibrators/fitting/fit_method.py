@@ -63,13 +63,7 @@ def mean_nll(data: ValidationSet) -> float:
 
 
 def check_scale(data: ValidationSet) -> None:
-    """Refuse logits too large or too small to compute with.
-
-    Raises
-    ------
-    InvalidDataError
-        Naming their scale and the limit.
-    """
+    """Refuse logits too large or too small to compute with."""
     scale = data.scale
     if not 1.0 / LARGEST_SCALE <= scale <= LARGEST_SCALE:
         raise InvalidDataError(

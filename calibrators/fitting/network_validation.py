@@ -52,33 +52,18 @@ class HeldOutFold(NamedTuple):
 
 
 class NetworkStart(NamedTuple):
-    """Where the descents of several networks may begin; their mean is the fit.
+    """Where the descents of several networks may begin; their mean is the fit."""
 
-    Attributes
-    ----------
-    exact
-        The loss of every row.
-    rows
-        The same, in random order.
-    folds
-        Of the cross-validation.
-    points
-        Coordinates, one vector for each network.
-    fold_points
-        Coordinates where each fold's descent begins. Its unseen rows had no part in them.
-    held
-        How many of the first coordinates stay as they are in the first `HELD` iterations, which take a few
-        rows, and which no cross-validation stops.
-    handicap
-        Nats by which its cross-validated loss must be lower than that of others to be chosen.
-    """
-
-    exact: Objective
-    rows: DescentRows
+    exact: Objective  # The loss of every row
+    rows: DescentRows  # The same, in random order
     folds: Sequence[HeldOutFold]
-    points: Sequence[Array]
+    points: Sequence[Array]  # Coordinates, one vector for each network
+    # Coordinates where each fold's descent begins. Its unseen rows had no part in them.
     fold_points: Sequence[Array]
+    # How many of the first coordinates stay as they are in the first `HELD` iterations, which take a few
+    # rows, and which no cross-validation stops
     held: int = 0
+    # Nats by which its cross-validated loss must be lower than that of others to be chosen
     handicap: float = 0.0
 
     def approached(self, point: Array, rows: DescentRows, limits: Limits | None) -> tuple[Array, int]:
@@ -97,24 +82,12 @@ class NetworkStart(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What cross-validation chose.
+    """What cross-validation chose."""
 
-    Attributes
-    ----------
-    start
-        Index of the start.
-    epochs
-        Its iterations.
-    share
-        Of the way from the plain answer that networks go.
-    folds
-        Coordinates of each fold's network there; none if these are too many.
-    """
-
-    start: int
+    start: int  # Index of the start
     epochs: int
-    share: float
-    folds: Sequence[Array] = ()
+    share: float  # Of the way from the plain answer that networks go
+    folds: Sequence[Array] = ()  # Coordinates of each fold's network there; none if these are too many
 
 
 def cross_validated(

@@ -34,24 +34,12 @@ COMPARING = 0.8
 
 
 class Place(NamedTuple):
-    """Where several networks start.
+    """Where several networks start."""
 
-    Attributes
-    ----------
-    maps
-        Whose networks they are.
-    points
-        Coordinates of both maps, for each network.
-    folds
-        The same, for the network of each fold of the cross-validation.
-    held
-        How many of the first coordinates stay as they are at first.
-    """
-
-    maps: Maps
-    points: Sequence[Array]
-    folds: Sequence[Array]
-    held: int = 0
+    maps: Maps  # Whose networks they are
+    points: Sequence[Array]  # Coordinates of both maps, for each network
+    folds: Sequence[Array]  # The same, for the network of each fold of the cross-validation
+    held: int = 0  # How many of the first coordinates stay as they are at first
 
     @classmethod
     def beside(
@@ -87,19 +75,7 @@ def around(maps: Maps, alone: Fitted, other: Fitted | None, constant: Fitted, ma
     with a box begins at its own networks and at those of `ts` with a box, for together they seldom find what
     those of the box find alone.
 
-    Parameters
-    ----------
-    maps : pair of maps
-        A logit map and its box.
-    alone : Fitted
-        The logit map without a box.
-    other : Fitted or None
-        The box behind a plainer logit map. If it has networks, the box reads what they read, and
-        cross-validation need not choose that again.
-    constant : Fitted
-        The logit map in a constant box.
-    mapped : Array
-        (N, K) logits that `alone` maps to.
+    `mapped`: (N, K) logits that `alone` maps to.
     """
     logit_map, box = maps
     near, middle = box.starts_at(constant.bound_map.coordinates())
@@ -142,23 +118,9 @@ def mean_of_networks(
     The first place's maps are the preferred ones. Where the mean is worse than the networks on average, they
     are not alike, and the answer is the lowest of them.
 
-    Parameters
-    ----------
-    objective : Objective
-        On all rows.
-    places : sequence of Place
-    data : ValidationSet
-    order : Array
-        (N,) int64: a random order of the rows.
-    seed : int
-        Of the folds.
-    plain : Place, optional
-        Where networks of the first place's maps answer the best constants: the first place unless given. The
-        networks must be better.
-    thorough : bool
-        Otherwise fewer networks and folds are used, which is enough to compare methods by.
-    tick : callable
-        Called with the fraction done.
+    `order`: (N,) int64: a random order of the rows. `plain`: where networks of the first place's maps answer
+    the best constants: the first place unless given. The networks must be better. `tick`: called with the
+    fraction done.
     """
     if len(places) > MOST_PLACES:
         some = objective.rows(order[:SCREENED])

@@ -26,12 +26,6 @@ class Objective:
 
     The logit map's coordinates come first, then the bound map's, if there is one. Where the logit map only
     divides rows by temperatures, the loss of rows that are sorted once is used (`FitRows.tempered`).
-
-    Parameters
-    ----------
-    logit_map : LogitMap
-    bound_map : BoxMap or None
-    data : FitRows
     """
 
     pseudo_sample = False
@@ -94,12 +88,7 @@ class Objective:
     def between(self, plain: Array, point: Array, share: float) -> Array:
         """Give coordinates at which networks answer what is between a constant answer and their own.
 
-        Parameters
-        ----------
-        plain, point : ndarray
-            Coordinates. Networks that do not answer a constant at `plain` stay as they are at `point`.
-        share : float
-            0 for the constants at `plain`, 1 for the answers at `point`.
+        `share`: 0 for the constants at `plain`, 1 for the answers at `point`.
         """
         size = self.logit_map.size
         fixed = self.logit_map.fixed_between(plain[:size])

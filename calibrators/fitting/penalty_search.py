@@ -88,22 +88,7 @@ def lowest_minimum(
 ) -> Minimum:
     """Descend from the starts; the answer is not above the points kept, optima of methods contained.
 
-    Parameters
-    ----------
-    objective : Objective
-        On all rows.
-    starts, kept : list of ndarray
-        Coordinates. Of many starts, those are followed that are lowest on some of the rows.
-    order : ndarray
-        (N,) int64: a random order of the rows.
-    perturbations : int
-        Descents around the best end.
-    thorough : bool
-        Otherwise fewer starts are followed, without perturbations.
-    seed : int
-        Of the perturbations.
-    tick : callable
-        Called with the fraction done.
+    `order`: (N,) int64: a random order of the rows. `tick`: called with the fraction done.
     """
     limits, followed = objective.limits, objective.logit_map.followed
     points = starts

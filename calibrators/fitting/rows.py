@@ -42,16 +42,8 @@ def losses_of(
 ) -> Array:
     """Loss (N,) of every row of `mapped(source)` under `box` of it, in blocks of rows.
 
-    Parameters
-    ----------
-    source : ndarray
-        (N, ...) of any dtype.
-    labels : ndarray
-        (N,) int64.
-    mapped : callable
-        Maps rows of the source, each by itself, to logits (n, K).
-    box : callable
-        Gives lower and upper bound of mapped rows, each () or (n, 1).
+    `source`: (N, ...) of any dtype. `labels`: (N,) int64. `mapped`: maps rows of the source, each by itself,
+    to logits (n, K). `box`: gives lower and upper bound of mapped rows, each () or (n, 1).
     """
 
     def work(rows: slice) -> Array:
@@ -64,13 +56,7 @@ def losses_of(
 
 
 class TemperedRows:
-    """Losses of the labels of rows sorted once, under a temperature and bounds of each row's own.
-
-    Parameters
-    ----------
-    sorted_rows : SortedRows
-        N rows of K logits.
-    """
+    """Losses of the labels of rows sorted once, under a temperature and bounds of each row's own."""
 
     def __init__(self, sorted_rows: SortedRows) -> None:
         self.scores, self.own = sorted_rows.scores, sorted_rows.label_scores
@@ -85,10 +71,7 @@ class TemperedRows:
     def losses(self, inverse: Array, lower: Array, upper: Array) -> list[Array]:
         """Give every row's loss, and its derivatives in 1 / temperature and in both bounds, each (N,).
 
-        Parameters
-        ----------
-        inverse, lower, upper : ndarray
-            (N,) float64: 1 / temperature and bounds of every row.
+        `inverse`, `lower`, `upper`: (N,) float64: 1 / temperature and bounds of every row.
         """
         answer = np.empty((len(inverse), 4))
         arrays = (self.scores, self.own, inverse, lower, upper, self.cuts, answer)
@@ -103,14 +86,8 @@ class TemperedRows:
 class FitRows:
     """Rows of a validation set; what objectives need of them is computed once, for all objectives.
 
-    Parameters
-    ----------
-    scores : ndarray
-        (N, K) float64 logits, (N, D) features, or (N, ...) inputs.
-    labels : ndarray
-        (N,) int64.
-    weights : ndarray, optional
-        (N,) float64, of mean 1.
+    `scores`: (N, K) float64 logits, (N, D) features, or (N, ...) inputs. `labels`: (N,) int64. `weights`:
+    (N,) float64, of mean 1.
     """
 
     def __init__(self, scores: Array, labels: Array, weights: Array | None = None) -> None:

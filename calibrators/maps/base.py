@@ -61,22 +61,9 @@ class LogitMap(Map):
     def pullback(self, p: Parameters, scores: Array, known: Any = None) -> tuple[Array, Pullback]:
         """Give the mapped logits, and their vector-Jacobian product.
 
-        Parameters
-        ----------
-        p
-            The parameters.
-        scores
-            (n, K) or (n, D).
-        known
-            What `known` gives of these rows, if that has been computed before.
-
-        Returns
-        -------
-        mapped : ndarray
-            (n, K).
-        back : callable
-            `back(by_mapped, through)` gives the derivatives in the searched parameters, and in the scores if
-            `through`, for those in the mapped logits.
+        `scores`: (n, K) or (n, D). Returns `mapped`: (n, K); `back`: `back(by_mapped, through)` gives the
+        derivatives in the searched parameters, and in the scores if `through`, for those in the mapped
+        logits.
         """
         raise NotImplementedError
 
@@ -142,13 +129,7 @@ class LogitMap(Map):
         """Release what only the fit needs."""
 
     def source(self, data: FitData) -> Array:
-        """Pick what the map reads.
-
-        Raises
-        ------
-        MissingDataError
-            If it was not given.
-        """
+        """Pick what the map reads."""
         if self.reads == "logits":
             return data.centred
         given = data.features if self.reads == "features" else data.inputs

@@ -28,15 +28,7 @@ TOP = 10
 
 
 class Map:
-    """Named float64 parameters, and coordinates: one flat vector in which a fit searches them.
-
-    Parameters
-    ----------
-    num_classes : int
-        K.
-    parameters : mapping, optional
-        Values by name; those that are missing have the values of a fresh map, which changes nothing.
-    """
+    """Named float64 parameters, and coordinates: one flat vector in which a fit searches them."""
 
     name: ClassVar[str]
     """The name that `methods()` lists, such as `ts`."""
@@ -129,13 +121,7 @@ class Map:
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Array], num_classes: int, part: str) -> Self:
-        """Build the map of stored tensors.
-
-        Raises
-        ------
-        ArtifactError
-            A tensor is missing or has another shape; the message names it, and the `part` it belongs to.
-        """
+        """Build the map of stored tensors."""
         sizes = {"K": num_classes, "T": min(TOP, num_classes)}
         own: dict[str, Any] = {}
         for name, shape in cls.shapes.items():

@@ -100,14 +100,8 @@ def best_temperature(
     The loss is convex in the inverse temperature t, with derivative E[z] - z_y and second derivative Var[z]
     under softmax(t z), averaged over the samples.
 
-    Returns
-    -------
-    temperature : float
-        Between 0.001 and 10,000 times the scale of the logits.
-    slope : float
-        What remains of the derivative of the mean loss in the log of the temperature.
-    rounds : int
-        Passes over the data.
+    Returns `temperature`: between 0.001 and 10,000 times the scale of the logits; `slope`: what remains of
+    the derivative of the mean loss in the log of the temperature; `rounds`: passes over the data.
     """
     unit = data.scale
     low, high = 1.0 / (HIGHEST * unit), 1.0 / (LOWEST * unit)

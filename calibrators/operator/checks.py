@@ -15,16 +15,8 @@ def check_values(
 ) -> None:
     """Raise a ValueError that names the first thing wrong with the values.
 
-    Parameters
-    ----------
-    logits : ndarray of shape (N, K)
-        Without NaN and +inf, and with a finite logit in every row.
-    lower, upper : ndarray of shape (N or 1, K or 1)
-        0 <= lower <= upper <= 1, with sums on the two sides of 1.
-    tolerance : float
-        How far the sums may miss 1.
-    first_row : int, optional
-        What to add to the rows' numbers, where these are rows of a larger whole.
+    `logits`: ndarray of shape (N, K), without NaN and +inf, and with a finite logit in every row. `lower`,
+    `upper`: ndarray of shape (N or 1, K or 1), 0 <= lower <= upper <= 1, with sums on the two sides of 1.
     """
     if not logits.size:
         return

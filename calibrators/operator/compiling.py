@@ -59,11 +59,6 @@ def compiled(
     numba keeps it beside the source, in NUMBA_CACHE_DIR or in the user's cache folder; where none can be
     written, each process compiles for itself. It is compiled anew when any file of its folder or of this one
     has changed: numba by itself looks at the entry's own file, not at those of the functions that it calls.
-
-    Parameters
-    ----------
-    fastmath
-        LLVM's flags for floating-point arithmetic that may be reordered or contracted.
     """
     if function is None:
         return partial(_compile, fastmath=fastmath)

@@ -32,18 +32,8 @@ def meet(
 ) -> tuple[Values, Values, Values]:
     """Clip fitted bounds into the request's and relax them as little as feasibility needs, unchecked.
 
-    Parameters
-    ----------
-    ops
-        `array_ops` or `tensor_ops`.
-    fitted, request
-        Lower and upper bounds, each (), (K,), (N, 1) or (N, K), float64.
-    always
-        Compute the relaxation even where no row needs it, for whoever records the operations.
-
-    Returns
-    -------
-    Lower and upper bounds, and whether a row was relaxed; this keeps the classes' axis.
+    `fitted`, `request`: lower and upper bounds, each (), (K,), (N, 1) or (N, K), float64. Returns lower and
+    upper bounds, and whether a row was relaxed; this keeps the classes' axis.
     """
     lower, upper = (ops.clip(bound, *request) for bound in fitted)
     over = row_sum(lower, num_classes) > 1.0 + sum_tolerance(num_classes)

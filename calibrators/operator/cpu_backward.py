@@ -111,15 +111,11 @@ def backward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
 ) -> None:
     """Fill the gradients; one that nobody asks for has no columns.
 
-    Parameters
-    ----------
-    upstream, probabilities, logits, by_logits : ndarray of shape (N, K), of one dtype
-    side : int8 ndarray of shape (N, K)
-    held : bool ndarray of shape (N or 1,)
-        False where every class of the row is known to be free, so that its sides need no look.
-    inverse : float64 ndarray of shape (N or 1,)
-    by_lower, by_upper : ndarray of shape (N, K), (N, 1) for the sum over the classes, or (0, 0)
-    by_temperature : float64 ndarray of shape (N,) or (0,)
+    `upstream`, `probabilities`, `logits`, `by_logits`: ndarray of shape (N, K), of one dtype. `side`: int8
+    ndarray of shape (N, K). `held`: bool ndarray of shape (N or 1,), False where every class of the row is
+    known to be free, so that its sides need no look. `inverse`: float64 ndarray of shape (N or 1,).
+    `by_lower`, `by_upper`: ndarray of shape (N, K), (N, 1) for the sum over the classes, or (0, 0).
+    `by_temperature`: float64 ndarray of shape (N,) or (0,).
     """
     kind = probabilities.dtype.type
     for n in range(side.shape[0]):

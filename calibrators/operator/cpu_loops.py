@@ -399,17 +399,11 @@ def forward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
 ) -> int:
     """Fill probabilities, side and held; return the first row that is refused, or -1.
 
-    Parameters
-    ----------
-    logits, probabilities : ndarray of shape (N, K), both float32 or both float64
-    lower, upper : ndarray of the same dtype; both (N or 1, K), or both (N or 1,) when uniform
-    inverse : float64 ndarray of shape (N or 1,)
-        One over the temperature.
-    tolerance : float
-        How far a sum of bounds may miss 1.
-    side : int8 ndarray of shape (N, K), or (1, 0) where nobody asks for it
-    held : bool ndarray of shape (N,), or (0,) likewise
-        False where no bound holds any class of the row, as far as a look at two numbers tells.
+    `logits`, `probabilities`: ndarray of shape (N, K), both float32 or both float64. `lower`, `upper`:
+    ndarray of the same dtype; both (N or 1, K), or both (N or 1,) when uniform. `inverse`: float64 ndarray of
+    shape (N or 1,), one over the temperature. `side`: int8 ndarray of shape (N, K), or (1, 0) where nobody
+    asks for it. `held`: bool ndarray of shape (N,), or (0,) likewise, False where no bound holds any class of
+    the row, as far as a look at two numbers tells.
     """
     weights = np.empty(logits.shape[1] if _is_single(probabilities) else 0, logits.dtype)
     return _rows(logits, lower, upper, inverse, tolerance, probabilities, side, held, weights)
@@ -439,13 +433,8 @@ def summarised_rows(  # noqa: PLR0917 - compiled loops take arrays by position
 
     Refused is also a row that was given an infinite logit.
 
-    Parameters
-    ----------
-    given, logits : float64 ndarray of shape (N, K)
-        Before and after a temperature.
-    lower, upper : ndarray of shape (1,)
-    sums, largest : float64 ndarray of shape (N,)
-        Of the probabilities of each row.
+    `given`, `logits`: float64 ndarray of shape (N, K), before and after a temperature. `sums`, `largest`:
+    float64 ndarray of shape (N,), of the probabilities of each row.
     """
     low, high, marks = lower[0], upper[0], np.empty(0, np.int8)
     weights, box = np.empty(0), box_of(low, high, logits.shape[1])
@@ -482,13 +471,9 @@ def nll_rows(  # noqa: PLR0917 - compiled loops take arrays by position
     With s the mass of the classes that no bound holds, q their probabilities, and n_a and n_b the numbers of
     classes at a and b, a free label y has the derivatives q / s - 1{y}, n_a / s and n_b / s.
 
-    Parameters
-    ----------
-    scores, by_scores : float64 ndarray of shape (N, K)
-    labels : int64 ndarray of shape (N,)
-    lower, upper : float64 ndarray of shape (N,)
-        One feasible box per row, for all its classes.
-    losses, by_lower, by_upper : float64 ndarray of shape (N,)
+    `scores`, `by_scores`: float64 ndarray of shape (N, K). `labels`: int64 ndarray of shape (N,). `lower`,
+    `upper`: float64 ndarray of shape (N,), one feasible box per row, for all its classes. `losses`,
+    `by_lower`, `by_upper`: float64 ndarray of shape (N,).
     """
     side, weights = np.empty(scores.shape[1], np.int8), np.empty(0)
     for n in range(scores.shape[0]):

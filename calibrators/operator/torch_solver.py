@@ -21,19 +21,10 @@ def solve(logits: Tensor, lower: Tensor, upper: Tensor, temperature: Tensor) -> 
     logit: nothing underflows, and finite logits of any size keep the digits of their differences. Logits are
     halved so that no difference overflows.
 
-    Parameters
-    ----------
-    logits : Tensor of shape (N, K)
-    lower, upper : Tensor that broadcast to (N, K)
-        Feasible bounds, up to rounding.
-    temperature : Tensor that broadcasts to (N, 1)
-
-    Returns
-    -------
-    probabilities : float64 Tensor of shape (N, K)
-        A row whose logits hold NaN or +inf, or nothing but -inf, is NaN.
-    side : int8 Tensor of shape (N, K)
-        `FREE`, `AT_LOWER` or `AT_UPPER`.
+    `logits`: tensor of shape (N, K). `lower`, `upper`: tensor that broadcast to (N, K), feasible bounds, up
+    to rounding. `temperature`: tensor that broadcasts to (N, 1). Returns `probabilities`, float64 Tensor of
+    shape (N, K): a row whose logits hold NaN or +inf, or nothing but -inf, is NaN; `side`, int8 Tensor of
+    shape (N, K): `FREE`, `AT_LOWER` or `AT_UPPER`.
     """
     lower, upper = (bound.to(torch.float64).expand_as(logits) for bound in (lower, upper))
     rate = (2.0 / temperature.to(torch.float64)).clamp(max=torch.finfo(torch.float64).max)

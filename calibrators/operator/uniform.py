@@ -58,29 +58,13 @@ class SortedRows:
     array of the logits' shape (0.4 GB for N = 50,000 and K = 1000), and a second one for the sums once bounds
     are evaluated. Use it from one thread at a time.
 
-    Parameters
-    ----------
-    logits : Tensor or ndarray of shape (N, K)
-        Without NaN and +inf, at least one finite logit in each row. A logit of -inf counts as one 800 below
-        the row's lowest finite one, so that a label there costs much, not infinitely much.
-        Where an upper bound pushes mass onto classes 1e6 below the largest logit, log-probabilities are right
-        to 1e-11, at 1e12 to 1e-4; beyond that, use `box_constrained_softmax`.
-    labels : Tensor or ndarray of shape (N,)
-        Class indices.
-    weights : ndarray of shape (N,), optional
-        How much each row counts in `nll`.
-
-    Attributes
-    ----------
-    scores : float64 ndarray of shape (N, K)
-        Each row less its largest logit, ascending.
-    label_scores : float64 ndarray of shape (N,)
-        The label's logit of each row less the largest.
-
-    Raises
-    ------
-    ValueError
-        Naming the row whose logits or label are invalid.
+    `logits`: tensor or ndarray of shape (N, K), without NaN and +inf, at least one finite logit in each row.
+    A logit of -inf counts as one 800 below the row's lowest finite one, so that a label there costs much, not
+    infinitely much. Where an upper bound pushes mass onto classes 1e6 below the largest logit,
+    log-probabilities are right to 1e-11, at 1e12 to 1e-4; beyond that, use `box_constrained_softmax`.
+    `labels`: tensor or ndarray of shape (N,), class indices. `weights`: ndarray of shape (N,), how much each
+    row counts in `nll`. `scores`: float64 ndarray of shape (N, K), each row less its largest logit,
+    ascending. `label_scores`: float64 ndarray of shape (N,), the label's logit of each row less the largest.
     """
 
     def __init__(
@@ -161,15 +145,7 @@ class SortedRows:
     def log_probability(self, lower: float | Floats, upper: float | Floats) -> LabelLogProbability:
         """Log-probability of each row's label under its row's bounds.
 
-        Parameters
-        ----------
-        lower, upper : number or ndarray of shape (N,)
-            0 <= lower <= 1/K <= upper <= 1, up to rounding.
-
-        Raises
-        ------
-        ValueError
-            Naming the row whose bounds are infeasible.
+        `lower`, `upper`: number or ndarray of shape (N,), 0 <= lower <= 1/K <= upper <= 1, up to rounding.
         """
         low, high = (
             np.broadcast_to(np.asarray(bound, dtype=np.float64), (self.num_rows,)) for bound in (lower, upper)
@@ -186,13 +162,7 @@ class SortedRows:
         return LabelLogProbability(*self._filled(low, high))
 
     def nll(self, lower: float, upper: float) -> UniformNll:
-        """Mean negative log-likelihood under one pair of bounds, with its gradient.
-
-        Raises
-        ------
-        ValueError
-            If the bounds are infeasible.
-        """
+        """Mean negative log-likelihood under one pair of bounds, with its gradient."""
         slack = sum_tolerance(self.num_classes)
         if not (
             0 <= lower <= (1 + slack) / self.num_classes and (1 - slack) / self.num_classes <= upper <= 1
