@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from boxcal.app.cli.output import EXIT_CODES, failure_of
+from boxcal.app.cli.failures import EXIT_CODES, failure_of
 
 cli = typer.Typer(
     name="boxcal",

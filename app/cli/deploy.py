@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 
-from boxcal.app.cli.output import UsageError, screen
+from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.output import screen
 from boxcal.app.client.errors import UnreachableError
 from boxcal.app.protocols.ray.serve_config import read_config
 

@@ -14,16 +14,8 @@ import torch
 from rich.markup import escape
 from rich.table import Table
 
-from boxcal.app.cli.output import (
-    UsageError,
-    messages,
-    naming,
-    plain_table,
-    progress_bar,
-    screen,
-    show_warnings,
-    write_json,
-)
+from boxcal.app.cli.failures import UsageError, naming
+from boxcal.app.cli.output import messages, plain_table, progress_bar, screen, show_warnings, write_json
 from boxcal.app.cli.predict import version_of
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.client import BoxcalClient

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from boxcal.app.cli.output import UsageError, messages, naming, plain_table, screen, write_json
+from boxcal.app.cli.failures import UsageError, naming
+from boxcal.app.cli.output import messages, plain_table, screen, write_json
 from boxcal.app.client import BoxcalClient, Feedback
 from boxcal.app.tables.formats import START_BYTES, open_table, readable, table_kind
 from boxcal.app.tables.label_rows import label_rows

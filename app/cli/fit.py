@@ -12,16 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from boxcal.app.cli.evaluate import metrics_table
-from boxcal.app.cli.output import (
-    UsageError,
-    messages,
-    naming,
-    plain_table,
-    progress_bar,
-    screen,
-    show_warnings,
-    write_json,
-)
+from boxcal.app.cli.failures import UsageError, naming
+from boxcal.app.cli.output import messages, plain_table, progress_bar, screen, show_warnings, write_json
 from boxcal.app.client import BoxcalClient
 from boxcal.app.schemas.fits import ActivatePolicy
 from boxcal.app.tables.labels import Declared

@@ -8,7 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from boxcal.app.access.keys import KeyRecord, KeyStore
-from boxcal.app.cli.output import UsageError, messages, plain_table, screen, write_json
+from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.output import messages, plain_table, screen, write_json
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.http.scopes import Scope
 from boxcal.app.registry.audit import Caller

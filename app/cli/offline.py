@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.cli.output import UsageError, progress_bar
+from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.output import progress_bar
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.client import Answer
 from boxcal.app.fitting.backbones import BackboneSource

@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.markup import escape
 
-from boxcal.app.cli.output import UsageError, messages, plain_table, screen, write_json
+from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.output import messages, plain_table, screen, write_json
 from boxcal.app.client import Answer, BoxcalClient
 
 IMAGES_PER_REQUEST = 32

@@ -15,7 +15,7 @@ from boxcal.app.http.scopes import Scope
 @cli.command(cls=SettingsCommand)
 def serve(ctx: typer.Context, *, config: Config = None) -> None:
     """Start the service. Options come before environment variables, and these before the config file."""
-    from boxcal.app.cli.doctor import check_start
+    from boxcal.app.cli.preflight import check_start
     from boxcal.app.cli.settings import read_settings
 
     settings = read_settings(config, **ctx.obj)
@@ -36,7 +36,7 @@ def serve(ctx: typer.Context, *, config: Config = None) -> None:
 @cli.command()
 def worker(*, config: Config = None) -> None:
     """Run the fits of services with BOXCAL_FITS=queue, and continue those of processes that stopped."""
-    from boxcal.app.cli.output import UsageError
+    from boxcal.app.cli.failures import UsageError
     from boxcal.app.cli.settings import read_settings
 
     settings = read_settings(config)

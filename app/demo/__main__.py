@@ -12,7 +12,8 @@ from argparse import ArgumentParser
 import numpy as np
 import numpy.typing as npt
 
-from boxcal.app.cli.output import failure_of, progress_bar, screen
+from boxcal.app.cli.failures import failure_of
+from boxcal.app.cli.output import progress_bar, screen
 from boxcal.app.client import DEFAULT_URL, BoxcalClient, Prediction, UnreachableError
 from boxcal.app.demo import shift as demo_shift
 from boxcal.calibrators import Metrics, evaluate

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 from sklearn.isotonic import IsotonicRegression
 
 from boxcal.calibrators import fit
-from boxcal.calibrators.maps.per_class import isotonic_with_one_more
+from boxcal.calibrators.maps.isotonic_loop import isotonic_with_one_more
 
 Floats = NDArray[np.float64]
 

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from boxcal.app.fitting.messages import BODY_FILE, ITEMS_FILE, TableTask
-from boxcal.app.fitting.worker.main import read_labels
+from boxcal.app.fitting.worker.label_table import read_labels
 from boxcal.app.http.problems import BoxcalError
 
 

@@ -41,7 +41,7 @@ SERVE_VARIABLES = {
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
     "RAY_SERVE_HAPROXY_NBTHREAD": "1",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "boxcal.app.protocols.ray.replica:middlewares",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "boxcal.app.protocols.ray.asgi:middlewares",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 REPLICA = "ray::ServeReplica"

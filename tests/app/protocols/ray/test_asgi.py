@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from boxcal.app.protocols.ray.replica import Direct, ServedApp, middlewares
+from boxcal.app.protocols.ray.asgi import Direct, ServedApp, middlewares
 
 RESPONSE: list[Message] = [
     {"type": "http.response.start", "status": 200, "headers": [(b"x-request-id", b"own"), (b"x", b"y")]},
