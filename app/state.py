@@ -252,7 +252,7 @@ async def build(settings: Settings, telemetry: Telemetry, slot: Slot | None = No
             models[model.name] = model
         default = next(iter(models.values()))
         if several:
-            telemetry.watch_registry(default.registry.database.contact.seconds_since_answer)
+            telemetry.watch_registry(default.registry.database.availability.seconds_since_answer)
         access = await stack.enter_async_context(open_access(settings, default.registry, telemetry))
         await stack.enter_async_context(background("memory", FreeMemory().run, telemetry))
         state = State(

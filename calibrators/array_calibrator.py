@@ -24,7 +24,7 @@ from boxcal.calibrators.maps.parameters import Values
 from boxcal.calibrators.maps.temperature import TemperatureScaling
 from boxcal.calibrators.method import adjusted_method
 from boxcal.calibrators.operator.constants import meet
-from boxcal.calibrators.temperature_fast_path import PlainRows, plain_rows, solve_rows
+from boxcal.calibrators.temperature_fast_path import TemperatureRows, solve_rows, temperature_rows
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Rows = np.ndarray[Any, np.dtype[np.floating[Any]]]
@@ -125,9 +125,9 @@ class TwoStages:
         }
 
     @cached_property
-    def plain(self) -> PlainRows | None:
+    def plain(self) -> TemperatureRows | None:
         """The short way for a temperature and a constant box; None for anything more."""
-        return None if self.uniform_share else plain_rows(self.logit_map, self.bound_map)
+        return None if self.uniform_share else temperature_rows(self.logit_map, self.bound_map)
 
     def mapped(self, scores: Values) -> Values:
         """Give the mapped logits (N, K) of float64 scores, an array or a tensor."""

@@ -18,7 +18,7 @@ from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.duplicates import Sketch, overlap
 from boxcal.calibrators.label_checks import is_associated, looks_random, mean_confidence, unrelated_share
 from boxcal.calibrators.method import parse
-from boxcal.calibrators.row_facts import RowFacts
+from boxcal.calibrators.row_statistics import RowStatistics
 from boxcal.calibrators.scores import SIGMOIDS, SMALLEST, WHOLE, ScoreLook
 
 Severity = Literal["warning", "serious"]
@@ -64,12 +64,12 @@ class DataWarning:
         return asdict(self)
 
 
-def check_data(logits: NDArray[Any], labels: Labels, facts: RowFacts | None = None) -> list[DataWarning]:
+def check_data(logits: NDArray[Any], labels: Labels, facts: RowStatistics | None = None) -> list[DataWarning]:
     """Look for what is probably wrong with validation data.
 
     `logits`: float32 or float64 (N, K), finite. `labels`: int64 (N,), class indices below K.
     """
-    rows = RowFacts.of(logits, labels) if facts is None else facts
+    rows = RowStatistics.of(logits, labels) if facts is None else facts
     found = [
         _classes(labels, logits.shape[1]),
         _rare_classes(labels, logits.shape[1]),
@@ -146,12 +146,12 @@ def rare_classes(labels: Labels, num_classes: int) -> NDArray[np.int64]:
     return np.flatnonzero((counts < ENOUGH_OF_CLASS) & ~by_chance)
 
 
-def shows_errors(rows: RowFacts, labels: Labels) -> bool:
+def shows_errors(rows: RowStatistics, labels: Labels) -> bool:
     """Whether some predicted label is wrong."""
     return bool((rows.predicted != labels).any())
 
 
-def holds_zeros(rows: RowFacts) -> bool:
+def holds_zeros(rows: RowStatistics) -> bool:
     """Whether some rows are logarithms of probabilities of which one was 0."""
     return bool((np.abs(rows.smallest - math.log(SMALLEST)) < ZERO_PRECISION).any())
 
@@ -211,7 +211,7 @@ def _rare_classes(labels: Labels, num_classes: int) -> DataWarning | None:
     return DataWarning("rare_classes", "warning", message, int(counts[rare].sum()))
 
 
-def _no_errors(rows: RowFacts, labels: Labels) -> DataWarning | None:
+def _no_errors(rows: RowStatistics, labels: Labels) -> DataWarning | None:
     """Find sets without a wrong prediction: their NLL is lowest with infinitely sharp probabilities."""
     if shows_errors(rows, labels):
         return None
@@ -222,7 +222,7 @@ def _no_errors(rows: RowFacts, labels: Labels) -> DataWarning | None:
     return DataWarning("no_errors", "serious", message, len(labels))
 
 
-def _other_kind(rows: RowFacts, logits: NDArray[Any]) -> DataWarning | None:
+def _other_kind(rows: RowStatistics, logits: NDArray[Any]) -> DataWarning | None:
     """Find probabilities, percentages and sigmoids sent as logits."""
     if rows.smallest.min() < 0:
         return None
@@ -239,7 +239,7 @@ def _other_kind(rows: RowFacts, logits: NDArray[Any]) -> DataWarning | None:
     return DataWarning("rows_sum_to_constant", "serious", message, len(logits))
 
 
-def _normalised(rows: RowFacts, num_classes: int) -> DataWarning | None:
+def _normalised(rows: RowStatistics, num_classes: int) -> DataWarning | None:
     """Find rows scaled to a fixed sum, and rows scaled to a fixed norm."""
     sums, norms = rows.sums, rows.norms
     count, total = len(sums), float(np.median(sums))
@@ -256,7 +256,7 @@ def _normalised(rows: RowFacts, num_classes: int) -> DataWarning | None:
     return None
 
 
-def _constant(rows: RowFacts) -> DataWarning | None:
+def _constant(rows: RowStatistics) -> DataWarning | None:
     constant = int((rows.largest == rows.smallest).sum())
     if not constant:
         return None
@@ -265,7 +265,7 @@ def _constant(rows: RowFacts) -> DataWarning | None:
     return DataWarning("constant_rows", "serious" if serious else "warning", message, constant)
 
 
-def _duplicates(rows: RowFacts) -> DataWarning | None:
+def _duplicates(rows: RowStatistics) -> DataWarning | None:
     count = len(rows.copies)
     copies = count - len(np.unique(rows.copies))
     if copies < max(1.0, COPIES * count):
@@ -277,7 +277,7 @@ def _duplicates(rows: RowFacts) -> DataWarning | None:
     return DataWarning("duplicates", "warning", message, copies)
 
 
-def _zeros(rows: RowFacts) -> DataWarning | None:
+def _zeros(rows: RowStatistics) -> DataWarning | None:
     zeros = int((rows.own - rows.largest < ZERO).sum())
     if not zeros:
         return None
@@ -288,7 +288,7 @@ def _zeros(rows: RowFacts) -> DataWarning | None:
     return DataWarning("zero_probability", "warning", message, zeros)
 
 
-def _clipped(rows: RowFacts, num_classes: int) -> DataWarning | None:
+def _clipped(rows: RowStatistics, num_classes: int) -> DataWarning | None:
     """Find logits or log probabilities that were cut off at one value from below."""
     least = rows.smallest.min()
     holds = rows.smallest == least
@@ -303,7 +303,7 @@ def _clipped(rows: RowFacts, num_classes: int) -> DataWarning | None:
     return DataWarning("clipped_values", "warning", message, clipped)
 
 
-def _error_rate(rows: RowFacts, logits: NDArray[Any], labels: Labels) -> DataWarning | None:
+def _error_rate(rows: RowStatistics, logits: NDArray[Any], labels: Labels) -> DataWarning | None:
     """Find labels that do not belong to the logits: no association, or errors like random classes."""
     error = float((rows.predicted != labels).mean())
     confidence = mean_confidence(logits)

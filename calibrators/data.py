@@ -17,7 +17,7 @@ from torch import Tensor
 
 from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.errors import InvalidDataError
-from boxcal.calibrators.row_facts import RowFacts, effective_samples
+from boxcal.calibrators.row_statistics import RowStatistics, effective_samples
 from boxcal.calibrators.threads import block_rows, over_blocks
 
 FEWEST_SAMPLES = 2
@@ -95,9 +95,9 @@ class ValidationSet:
         return self.labels.numpy()
 
     @cached_property
-    def facts(self) -> RowFacts:
+    def facts(self) -> RowStatistics:
         """What the checks of the data ask of every row."""
-        return RowFacts.of(self.logits.numpy(), self.labels.numpy())
+        return RowStatistics.of(self.logits.numpy(), self.labels.numpy())
 
     @cached_property
     def units(self) -> Tensor | None:

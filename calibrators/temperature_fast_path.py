@@ -66,7 +66,7 @@ def _solve(rows: Array, low: Array, high: Array, tolerance: float) -> Array:
     return probabilities
 
 
-class PlainRows:
+class TemperatureRows:
     """`p = BCSoftmax(g / temperature; lower, upper)` of float64 rows.
 
     `box`: lower and upper bound; None where they bound nothing.
@@ -99,11 +99,11 @@ class PlainRows:
         return probabilities, mapped, sums, largest
 
 
-def plain_rows(logit_map: LogitMap, bound_map: BoxMap) -> PlainRows | None:
+def temperature_rows(logit_map: LogitMap, bound_map: BoxMap) -> TemperatureRows | None:
     """Give the short way through two maps; None where they are more than a temperature and a box."""
     if not isinstance(logit_map, IdentityMap | TemperatureScaling) or not isinstance(
         bound_map, ConstantBounds
     ):
         return None
     temperature = logit_map.parameters.get("temperature", np.ones(())).item()
-    return PlainRows(temperature, *bound_map.pair, logit_map.num_classes)
+    return TemperatureRows(temperature, *bound_map.pair, logit_map.num_classes)

@@ -24,7 +24,7 @@ from boxcal.app.tables.labels import Declared
 from boxcal.calibrators import Calibrator
 from boxcal.calibrators.checks import check_data
 from boxcal.calibrators.evaluation.crossfit import answers_of
-from boxcal.calibrators.evaluation.evaluate import Judgement, compare, judge
+from boxcal.calibrators.evaluation.evaluate import Evaluation, compare, judge
 from boxcal.calibrators.evaluation.outcomes import outcomes, with_weights
 from boxcal.calibrators.evaluation.rows import softmax_rows
 
@@ -66,7 +66,7 @@ def _number(value: float | None, form: str = ".4f") -> str:
     return "infinite" if value is None else format(value, form)
 
 
-def judgement_table(metrics: dict[str, Any]) -> Table:
+def evaluation_table(metrics: dict[str, Any]) -> Table:
     """Lay out the metrics of one model, the calibration errors beside what perfect calibration would give."""
     table = plain_table("", "value", "95 % interval", "if calibrated", "p-value")
     for name, found in metrics.items():
@@ -114,7 +114,7 @@ def run(file: Path, *, calibrator: str | None, declared: Declared, url: str | No
     document: dict[str, Any] = {"samples": len(labels), "classes": logits.shape[1], "calibrator": name}
     if probabilities is None:
         document["metrics"] = before.to_dict()
-        table = judgement_table(document["metrics"])
+        table = evaluation_table(document["metrics"])
     else:
         document["metrics"] = _sides(
             before, judge(with_weights(outcomes(probabilities, labels, predicted), weights))
@@ -195,7 +195,7 @@ def _through_service(logits: Floats, calibrator: str | None, url: str) -> tuple[
     )
 
 
-def _sides(before: Judgement, after: Judgement) -> dict[str, Any]:
+def _sides(before: Evaluation, after: Evaluation) -> dict[str, Any]:
     differences = compare(after, before)
     left, right = before.to_dict(), after.to_dict()
     return {

@@ -82,7 +82,7 @@ def check_scores(
 ) -> NDArray[np.float64]:
     """Check an array of logits or probabilities, and convert it to float64 if the compiled loops need that.
 
-    `check_finite`: whether to look at the numbers; `PlainRows.summarised` refuses what is not finite itself.
+    `check_finite`: whether to look at the numbers; `TemperatureRows.summarised` does so itself.
     """
     if num_classes == 2 and values.size and values.shape in {(len(values),), (len(values), 1)}:
         values = two_columns(values, name)

@@ -23,10 +23,10 @@ from boxcal.app.predict.entries import (
     Outcomes,
     Part,
     Pass,
+    PendingImage,
     Result,
     Samples,
     Scores,
-    Undecoded,
 )
 from boxcal.app.predict.lanes import Lanes
 
@@ -129,7 +129,7 @@ class Batcher(Generic[Context, Result]):
             self._held -= samples
 
     async def run(
-        self, samples: Samples | Undecoded, context: Context, deadline: float = math.inf
+        self, samples: Samples | PendingImage, context: Context, deadline: float = math.inf
     ) -> Finished[Result]:
         """Send samples through the backbone, together with those of other requests.
 

@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
-class Posted:
+class RequestBody:
     kind: str
     # The body's bytes; of JSON and forms, its inputs: the member that the route names, or the files
     content: Any
@@ -74,7 +74,7 @@ async def read(
     kinds: tuple[str, ...],
     members: tuple[str, ...],
     check_room: Callable[[Options], None] | None = None,
-) -> Posted:
+) -> RequestBody:
     """Read a body and the options, which JSON and forms hold and other bodies have in the query string.
 
     `check_room`: called before any byte of the body is read, with the options as far as they are known; may
@@ -100,10 +100,10 @@ async def read(
     if kind == FORM:
         files, document = await _read_form(request)
         options = _noted(request, request_options.from_json(document))
-        return Posted(kind, files, member, options, sum(map(len, files)))
+        return RequestBody(kind, files, member, options, sum(map(len, files)))
     if kind != JSON:
         body = await read_body(request)
-        return Posted(kind, body if kind == NPY else bytes(body), member, options, len(body))
+        return RequestBody(kind, body if kind == NPY else bytes(body), member, options, len(body))
     body = await read_json(request, JSON_ALTERNATIVES[kinds])
     parsed = await unblocked(len(body), json_object, body, (*members, "options"))
     options = _noted(request, request_options.from_json(parsed.get("options")))
@@ -111,7 +111,7 @@ async def read(
     if len(given) > 1:
         raise InvalidParameter(f"The body has {' and '.join(map(repr, given))}; give one of them.")
     member = given[0] if given else member
-    return Posted(kind, parsed.get(member), member, options, len(body))
+    return RequestBody(kind, parsed.get(member), member, options, len(body))
 
 
 def _noted(request: Request, options: Options) -> Options:

@@ -18,7 +18,7 @@ Scores = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Undecoded:
+class PendingImage:
     """One sample that a lane decodes just before its pass: a change of thread less."""
 
     decode: Callable[[], Samples]  # Returns it as (1, *shape), or raises what is wrong with it
@@ -45,7 +45,7 @@ class Entry(Generic[Context, Result]):
     The future is done if the request has failed, expired or been cancelled; its samples are then skipped.
     """
 
-    samples: Samples | Undecoded
+    samples: Samples | PendingImage
     context: Context
     deadline: float
     future: asyncio.Future[Finished[Result]]
@@ -90,7 +90,7 @@ def decoded(
     parts: list[Part[Context, Result]],
 ) -> tuple[list[Part[Context, Result]], list[tuple[Part[Context, Result], Exception]]]:
     """Decode what is not decoded yet; returns the parts to score, and those that cannot be read."""
-    if not any(isinstance(part.entry.samples, Undecoded) for part in parts):
+    if not any(isinstance(part.entry.samples, PendingImage) for part in parts):
         return parts, []
     readable: list[Part[Context, Result]] = []
     unreadable: list[tuple[Part[Context, Result], Exception]] = []
@@ -100,7 +100,7 @@ def decoded(
         if entry.future.done():
             continue
         try:
-            if isinstance(entry.samples, Undecoded):
+            if isinstance(entry.samples, PendingImage):
                 entry.samples = entry.samples.decode()
                 entry.stages[0] = time.perf_counter() - began
         except Exception as error:

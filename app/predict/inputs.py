@@ -27,8 +27,8 @@ from boxcal.app.http.problems import (
     InvalidParameter,
     TooManySamples,
 )
-from boxcal.app.predict.bodies import CSV, FORM, IMAGES, TEXT, Posted
-from boxcal.app.predict.entries import Undecoded
+from boxcal.app.predict.bodies import CSV, FORM, IMAGES, TEXT, RequestBody
+from boxcal.app.predict.entries import PendingImage
 from boxcal.calibrators.errors import hint
 from boxcal.models.errors import BackboneError, TooManyPixels
 from boxcal.models.inputs.base import Inputs as ModelInputs
@@ -71,7 +71,7 @@ Inputs = Sequence[Input] | NDArray[np.generic]
 """What one JSON body or form holds, or an array (N, *shape) of samples."""
 
 
-def inputs_of(posted: Posted, limit: int, members: Sequence[str]) -> list[Input]:
+def inputs_of(posted: RequestBody, limit: int, members: Sequence[str]) -> list[Input]:
     """Return the inputs of a body of `/predict` that is not `.npy`; large JSON bodies take a while."""
     if posted.kind in IMAGES:
         return [Input("image", posted.content)]
@@ -169,14 +169,14 @@ class InputDecoder:
         # One thread of the pool, if it has more, is left to small images.
         self._large_images = asyncio.Semaphore(max(1, threads - 1))
 
-    def later(self, inputs: Inputs) -> Undecoded | None:
+    def later(self, inputs: Inputs) -> PendingImage | None:
         """Return a single small image for the thread that runs the model, if that is an ordinary core."""
         if not self._in_lanes or isinstance(inputs, np.ndarray) or len(inputs) != 1:
             return None
         pixels = self._pixels_of(inputs[0], "")
         if not 0 < pixels <= QUICK_PIXELS:
             return None
-        return Undecoded(lambda: self._sample(inputs[0], "")[None])
+        return PendingImage(lambda: self._sample(inputs[0], "")[None])
 
     async def decode(self, inputs: Inputs) -> Samples:
         """Return one sample for each input, in their order."""

@@ -43,7 +43,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Contact:
+class Availability:
     """Whether a database answers; only changes are logged. Its methods may be called from any thread."""
 
     def __init__(self, name: str) -> None:
@@ -88,8 +88,8 @@ class Contact:
 class RegistryThreads:
     """As many threads as the database has connections."""
 
-    def __init__(self, contact: Contact, count: int) -> None:
-        self._contact = contact
+    def __init__(self, availability: Availability, count: int) -> None:
+        self._contact = availability
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="registry")
 
     async def run(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -157,7 +157,7 @@ class Database:
             raise RegistryUnusable(f"BOXCAL_DATABASE_URL is not a database URL: {error}") from error
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         self._shown = parsed.render_as_string(hide_password=True)
-        self.contact = Contact(self._shown)
+        self.availability = Availability(self._shown)
         self._prepare: list[Callable[[Connection], None]] = []
         self._may_migrate = migrate or self.is_sqlite
         self._is_open = False
@@ -246,9 +246,9 @@ class Database:
             reason = str(cause).strip().partition("\n")[0]
             if name == "SQLITE_FULL" or getattr(cause, "sqlstate", None) == DISK_FULL:
                 raise RegistryFull(f"The registry cannot store more: {reason}") from error
-            self.contact.lost(reason)
+            self.availability.lost(reason)
             raise RegistryUnavailable(f"The registry does not answer: {reason}") from error
-        self.contact.made()
+        self.availability.made()
 
     def leads(self, connection: Connection, work: Leader) -> bool:
         """Whether this transaction does some work that one replica at a time does, until its end."""

@@ -251,7 +251,7 @@ class FitLog:
         others = fits.c.owner.not_in({*living, self.owner})
         if self._database.is_sqlite:
             return others
-        if self._database.contact.seconds_without_gap() < after.total_seconds():
+        if self._database.availability.seconds_without_gap() < after.total_seconds():
             return false()
         return others & (fits.c.seen_at < utc_now() - literal(after, Interval()))
 

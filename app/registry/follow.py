@@ -25,7 +25,7 @@ SPREAD_SECONDS = 0.1
 RECONNECT_SECONDS = 30.0
 
 
-class Wakeups:
+class Notifications:
     """One connection that listens, if the registry is on PostgreSQL; without it, waiting is polling.
 
     Behind PgBouncer in transaction mode no notification arrives, and `wait` always takes its full time.
@@ -85,11 +85,11 @@ async def follow(
     `Registry.prune`, done every hour; None to keep everything.
     """
     clock = asyncio.get_running_loop().time
-    wakeups = Wakeups(registry.database)
+    notifications = Notifications(registry.database)
     next_sweep, next_prune, logged = clock() + SWEEP_SECONDS, clock(), ""
     try:
         while True:
-            await wakeups.wait(FOLLOW_SECONDS)
+            await notifications.wait(FOLLOW_SECONDS)
             try:
                 seen = await registry.run(registry.snapshots.take)
                 registry.snapshots.announce()
@@ -114,4 +114,4 @@ async def follow(
                     logged = str(error)
                     logger.error("An activation by another process was not followed: %s", error)
     finally:
-        await wakeups.close()
+        await notifications.close()

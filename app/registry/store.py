@@ -72,7 +72,7 @@ class Registry:
         self.activations = ActivationLog(self.database, backbone, self.backbone_id)
         self.snapshots = Snapshots(self.database, self.backbone_id, owner)
         self._threads: RegistryThreads = (
-            RegistryThreads(self.database.contact, CONNECTIONS) if beside is None else beside._threads
+            RegistryThreads(self.database.availability, CONNECTIONS) if beside is None else beside._threads
         )
         self.run = self._threads.run
 

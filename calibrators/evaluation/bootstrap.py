@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from boxcal.calibrators.evaluation.outcomes import Tell, Vector, silent
 from boxcal.calibrators.evaluation.rows import Indices
 from boxcal.calibrators.evaluation.toplabel import Resampled
-from boxcal.calibrators.row_facts import effective_samples
+from boxcal.calibrators.row_statistics import effective_samples
 from boxcal.calibrators.threads import in_order
 
 LEVEL = 0.95

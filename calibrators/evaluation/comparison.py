@@ -33,7 +33,7 @@ from boxcal.calibrators.evaluation.crossfit import (
     cross_fit,
     fit_set,
 )
-from boxcal.calibrators.evaluation.evaluate import Judgement, compare, judge
+from boxcal.calibrators.evaluation.evaluate import Evaluation, compare, judge
 from boxcal.calibrators.evaluation.outcomes import Outcomes, outcomes
 from boxcal.calibrators.evaluation.toplabel import BinnedError, SmoothError
 
@@ -177,7 +177,7 @@ def compare_methods(
     tell = progress or (lambda fraction, stage: None)
     names = _with_bases(methods)
     names[1:1] = calibrators
-    judged: dict[str, Judgement] = {}
+    judged: dict[str, Evaluation] = {}
     rows: list[MethodScores] = []
     left_out: dict[str, str] = {}
     target = validation if test is None else test

@@ -48,7 +48,7 @@ from boxcal.calibrators.evaluation.toplabel import (
     TopLabelError,
 )
 from boxcal.calibrators.evaluation.verdict import LEVELS, Verdict
-from boxcal.calibrators.row_facts import effective_samples
+from boxcal.calibrators.row_statistics import effective_samples
 from boxcal.calibrators.threads import in_order
 
 LABEL_DRAWS = 400
@@ -117,7 +117,7 @@ class Perfect:
 
 
 @dataclass(frozen=True, eq=False)
-class Judgement:
+class Evaluation:
     """The metrics of one classifier on N samples."""
 
     scored: Outcomes
@@ -148,7 +148,7 @@ def judge(
     draws: int = DRAWS,
     resamples: Resamples | None = None,
     tell: Tell = silent,
-) -> Judgement:
+) -> Evaluation:
     """Judge a classifier's outcomes; the same seed on the same samples makes two judgements comparable.
 
     `tell`: called with the fraction done.
@@ -190,10 +190,10 @@ def judge(
     estimates["mce"] = Estimate(maximum.value, *maximum.limits(1 - LEVEL))
     rng = np.random.default_rng([seed, 3])
     perfect = {name: _perfect(name, statistics[name], drawn[name], rng) for name in statistics}
-    return Judgement(scored, cells, estimates, perfect, deviations, maximum, resamples)
+    return Evaluation(scored, cells, estimates, perfect, deviations, maximum, resamples)
 
 
-def compare(first: Judgement, second: Judgement) -> dict[str, Estimate]:
+def compare(first: Evaluation, second: Evaluation) -> dict[str, Estimate]:
     """Return first minus second, paired by sample, with 95 % intervals: below 0 the first is better.
 
     Both must have been judged on the same samples with the same seed and number of draws.
@@ -211,8 +211,8 @@ def compare(first: Judgement, second: Judgement) -> dict[str, Estimate]:
 
 
 def verdict(
-    first: Judgement,
-    second: Judgement,
+    first: Evaluation,
+    second: Evaluation,
     active: str,
     *,
     selection_bias: Mapping[str, float],
@@ -239,7 +239,7 @@ def _part(tell: Tell, begin: float, end: float) -> Tell:
     return lambda fraction: tell(begin + (end - begin) * fraction)
 
 
-def _differences(first: Judgement, second: Judgement) -> Matrix:
+def _differences(first: Evaluation, second: Evaluation) -> Matrix:
     """Return NLL and Brier score of every sample, first minus second: (N, 2)."""
     a, b = first.scored, second.scored
     with np.errstate(invalid="ignore"):
@@ -261,7 +261,7 @@ def _error_rate(scored: Outcomes, resamples: Resamples) -> Estimate:
     return Estimate(found.value, max(0.0, found.low), min(1.0, found.high))
 
 
-def _error_difference(first: Judgement, second: Judgement) -> Estimate:
+def _error_difference(first: Evaluation, second: Evaluation) -> Estimate:
     wrong, other = 1 - first.scored.correct, 1 - second.scored.correct
     weights = first.scored.weights
     if first.scored.groups is None and weights is None:

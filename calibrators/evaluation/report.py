@@ -29,7 +29,7 @@ from boxcal.calibrators.evaluation.crossfit import (
     fit_set,
     share_of,
 )
-from boxcal.calibrators.evaluation.evaluate import Judgement, compare, judge, verdict
+from boxcal.calibrators.evaluation.evaluate import Evaluation, compare, judge, verdict
 from boxcal.calibrators.evaluation.outcomes import Tell, outcomes
 from boxcal.calibrators.evaluation.reliability import class_reliability, reliability_data
 from boxcal.calibrators.evaluation.rows import ProbabilityRows, softmax_rows
@@ -48,7 +48,7 @@ class Against:
     `difference` is the new method minus the active one, by metric: below 0 the new one is better.
     """
 
-    judgement: Judgement
+    judgement: Evaluation
     difference: dict[str, Estimate]
     verdict: Verdict
 
@@ -76,7 +76,7 @@ class Report:
     ----------
     method : str
     samples, classes, folds, seed : int
-    before, after : Judgement
+    before, after : Evaluation
         The logits' softmax, and the cross-fitted calibrators' answers.
     difference : dict of Estimate
         After minus before, paired, by metric; below 0 is better.
@@ -103,8 +103,8 @@ class Report:
     classes: int
     folds: int
     seed: int
-    before: Judgement
-    after: Judgement
+    before: Evaluation
+    after: Evaluation
     difference: dict[str, Estimate]
     changed_labels: int
     answers: CalibratedAnswers
@@ -243,7 +243,7 @@ def report_on(
     answers = cross_fit(method, data, folds=folds, seed=seed, progress=share_of(tell, 0.0, _FITTED))
     resamples = Resamples(len(data), seed=seed, groups=None if data.units is None else data.units.numpy())
 
-    def judged(rows: ProbabilityRows, predicted: Any, begin: float, end: float, whose: str) -> Judgement:
+    def judged(rows: ProbabilityRows, predicted: Any, begin: float, end: float, whose: str) -> Evaluation:
         stage = f"judging {whose}"
         tell(begin, stage)
 
@@ -300,7 +300,7 @@ def report_on(
 
 
 def reliability_of(
-    before: Judgement, after: Judgement, seed: int, progress: Progress | None = None
+    before: Evaluation, after: Evaluation, seed: int, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Return the data of all reliability diagrams of a report."""
     tell, stage = progress or _silent, "preparing reliability diagrams"

@@ -17,7 +17,7 @@ from boxcal.calibrators.array_ops import top_columns, top_columns_back
 from boxcal.calibrators.fitting.rows import FitRows, dense_loss
 from boxcal.calibrators.maps.base import BoxMap, LogitMap
 from boxcal.calibrators.maps.identity import IdentityMap
-from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Pullback
+from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Vjp
 from boxcal.calibrators.threads import SMALL, blocks, over_rows
 
 
@@ -34,7 +34,7 @@ class Objective:
         self.logit_map, self.bound_map, self.data = logit_map, bound_map, data
         self.tempering = logit_map.tempering or IdentityMap(logit_map.num_classes)
         self.is_tempered = logit_map.tempering is logit_map
-        self.known = None if self.is_tempered else logit_map.known(data.scores)
+        self.precomputed = None if self.is_tempered else logit_map.precompute(data.scores)
         self._read()
 
     def _read(self) -> None:
@@ -60,7 +60,7 @@ class Objective:
         """Keep some rows, given as indices or as a mask."""
         part = copy.copy(self)
         part.data = self.data.rows(index)
-        part.known = None if self.known is None else self.known[index]
+        part.precomputed = None if self.precomputed is None else self.precomputed[index]
         part.reading, part.box_reading = (
             np.ascontiguousarray(read[:, index]) if read.size else read
             for read in (self.reading, self.box_reading)
@@ -171,8 +171,8 @@ class Objective:
 
     def _block(self, p: Any, others: Array, rows: slice) -> tuple[float, Gradients, Gradients]:
         """Sum the losses of a block of rows, and their derivatives in the parameters of both maps."""
-        known = None if self.known is None else self.known[rows]
-        mapped, back = self.logit_map.pullback(p, self.data.scores[rows], known)
+        precomputed = None if self.precomputed is None else self.precomputed[rows]
+        mapped, back = self.logit_map.vjp(p, self.data.scores[rows], precomputed)
         if not np.isfinite(mapped).all():
             value, by_map, by_box = _undefined(self.logit_map, self.bound_map)
             return value, by_map, by_box
@@ -190,7 +190,7 @@ class Objective:
             by_mapped += top_columns_back(self.bound_map.reading_back(columns, by_reading), order, mapped)
         return float(losses.sum()), back(by_mapped, False)[0], by_box
 
-    def _bounds(self, others: Array, columns: Array) -> tuple[Array, Array, Pullback]:
+    def _bounds(self, others: Array, columns: Array) -> tuple[Array, Array, Vjp]:
         """Give lower and upper of every row, each (N,), and the way back; 0 and 1 without a bound map."""
         if self.bound_map is None:
             ones = np.ones(columns.shape[1])

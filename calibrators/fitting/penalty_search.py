@@ -90,17 +90,17 @@ def lowest_minimum(
 
     `order`: (N,) int64: a random order of the rows. `tick`: called with the fraction done.
     """
-    limits, followed = objective.limits, objective.logit_map.followed
+    limits, starts_kept = objective.limits, objective.logit_map.starts_kept
     points = starts
-    if len(starts) > followed:
+    if len(starts) > starts_kept:
         some = objective.rows(order[:SCREENED])
-        points = sorted(starts, key=lambda point: some(point)[0])[:followed]
+        points = sorted(starts, key=lambda point: some(point)[0])[:starts_kept]
     if len(points) > 1 and len(order) > 2 * WARMED:
         some = objective.rows(order[:WARMED])
         ends = [descend(some, point, limits, tolerance=1e-10) for point in points]
         ends.sort(key=lambda end: end[1])
         close = [point for point, value, _ in ends if value <= ends[0][1] + BEHIND]
-        points = distinct(close, WARM_DISTANT, followed)
+        points = distinct(close, WARM_DISTANT, starts_kept)
     if not thorough:
         points, perturbations = points[: len(points) // 2 + 1], 0
     minimum = best_of(

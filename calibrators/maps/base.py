@@ -15,7 +15,7 @@ import numpy as np
 from boxcal.calibrators import array_ops
 from boxcal.calibrators.errors import MissingDataError
 from boxcal.calibrators.maps.fit_data import FitData, Solution
-from boxcal.calibrators.maps.parameters import Array, Gradients, Map, Parameters, Pullback, Values
+from boxcal.calibrators.maps.parameters import Array, Gradients, Map, Parameters, Values, Vjp
 
 Reads = Literal["logits", "features", "inputs"]
 
@@ -41,7 +41,7 @@ class LogitMap(Map):
     perturbations: int = 0
     """How many descents a fit makes around the best end, for maps whose loss has kinks."""
 
-    followed: int = 3
+    starts_kept: int = 3
     """How many of the starts a fit follows: those that look best on some of the rows."""
 
     @property
@@ -58,7 +58,7 @@ class LogitMap(Map):
         """Map (N, K) logits, or (N, D) features, to (N, K) logits, by the operations of a library."""
         raise NotImplementedError
 
-    def pullback(self, p: Parameters, scores: Array, known: Any = None) -> tuple[Array, Pullback]:
+    def vjp(self, p: Parameters, scores: Array, precomputed: Any = None) -> tuple[Array, Vjp]:
         """Give the mapped logits, and their vector-Jacobian product.
 
         `scores`: (n, K) or (n, D). Returns `mapped`: (n, K); `back`: `back(by_mapped, through)` gives the
@@ -67,7 +67,7 @@ class LogitMap(Map):
         """
         raise NotImplementedError
 
-    def known(self, scores: Array) -> Array | None:
+    def precompute(self, scores: Array) -> Array | None:
         """Compute what a fit need compute only once of rows, (N, ...); None where there is nothing."""
         del scores
         return None
@@ -161,14 +161,14 @@ class RowTemperature(LogitMap):
         """Give what the temperatures depend on, of the T largest logits of rows less their mean (T, N)."""
         return columns
 
-    def inverse(self, p: Parameters, reading: Array) -> tuple[Array, Pullback]:
+    def inverse(self, p: Parameters, reading: Array) -> tuple[Array, Vjp]:
         """Give 1 / temperature of every row (N,), and from derivatives in it those in the parameters.
 
         The way back gives those in what is read too, None where there are none.
         """
         raise NotImplementedError
 
-    def pullback(self, p: Parameters, scores: Array, known: Any = None) -> tuple[Array, Pullback]:
+    def vjp(self, p: Parameters, scores: Array, precomputed: Any = None) -> tuple[Array, Vjp]:
         """Multiply the rows: with r = 1 / temperature, dT = r dg + g dr."""
         columns, order = array_ops.top_columns(scores)
         inverse, inverse_back = self.inverse(p, self.reading(columns))
@@ -215,7 +215,7 @@ class BoxMap(Map):
         del columns
         return by_reading
 
-    def bounds(self, p: Parameters, reading: Array) -> tuple[Array, Array, Pullback]:
+    def bounds(self, p: Parameters, reading: Array) -> tuple[Array, Array, Vjp]:
         """Give lower and upper bound of every row, each (N,), and the way back.
 
         `back(by_lower, by_upper)` gives the derivatives in the parameters, and in what is read, None where

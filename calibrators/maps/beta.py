@@ -12,7 +12,7 @@ import numpy as np
 from boxcal.calibrators import array_ops
 from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.fit_data import FitData, Solution
-from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Pullback, Shapes, Values
+from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Shapes, Values, Vjp
 
 FLOOR, LEAST_REST = -690.0, 1e-16
 """Of log p and of 1 - p: far below what a float's rounding can tell from 0."""
@@ -33,7 +33,7 @@ class BetaCalibration(LogitMap):
         inside, outside = logs_of_both(ops, scores)
         return ops.log_sigmoid(p["log_weights"] * inside - p["complement_weights"] * outside + p["offsets"])
 
-    def pullback(self, p: Parameters, scores: Array, known: Any = None) -> tuple[Array, Pullback]:
+    def vjp(self, p: Parameters, scores: Array, precomputed: Any = None) -> tuple[Array, Vjp]:
         """With u = a log p - b log(1 - p) + c: dT = sigmoid(-u) du, du/d log p = a + b p / (1 - p)."""
         inside, outside = logs_of_both(array_ops, scores)
         first, second = p["log_weights"], p["complement_weights"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from boxcal.calibrators.maps.base import LogitMap, RowTemperature
-from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Parameters, Pullback, Values
+from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Parameters, Values, Vjp
 
 FIRST, SECOND = "first.", "second."
 
@@ -54,13 +54,13 @@ class Chain(LogitMap):
         """Apply one map, then the other."""
         return self.second(self.first(scores))
 
-    def known(self, scores: Array) -> Array | None:
+    def precompute(self, scores: Array) -> Array | None:
         """Compute what the first map need compute only once."""
-        return self.first.known(scores)
+        return self.first.precompute(scores)
 
-    def pullback(self, p: Parameters, scores: Array, known: Any = None) -> tuple[Array, Pullback]:
-        between, first_back = self.first.pullback(_of(FIRST, p), scores, known)
-        mapped, second_back = self.second.pullback(_of(SECOND, p), between)
+    def vjp(self, p: Parameters, scores: Array, precomputed: Any = None) -> tuple[Array, Vjp]:
+        between, first_back = self.first.vjp(_of(FIRST, p), scores, precomputed)
+        mapped, second_back = self.second.vjp(_of(SECOND, p), between)
 
         def back(by_mapped: Array, through: bool) -> tuple[Gradients, Array | None]:
             second, by_between = second_back(by_mapped, True)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from boxcal.calibrators.maps.base import LogitMap
-from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Pullback, Shapes, Values
+from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Shapes, Values, Vjp
 
 
 class ClassPriorAdjustment(LogitMap):
@@ -35,7 +35,7 @@ class ClassPriorAdjustment(LogitMap):
         del ops
         return (scores + p["adjustment_offsets"]) / p["adjustment_temperature"]
 
-    def pullback(self, p: Parameters, scores: Array, known: Any = None) -> tuple[Array, Pullback]:
+    def vjp(self, p: Parameters, scores: Array, precomputed: Any = None) -> tuple[Array, Vjp]:
         """Add and divide: dT = (dz + do) / t - T dt / t."""
         temperature = p["adjustment_temperature"]
         mapped = (scores + p["adjustment_offsets"]) / temperature

@@ -17,9 +17,9 @@ from boxcal.calibrators.maps.parameters import (
     Limits,
     Map,
     Parameters,
-    Pullback,
     Shapes,
     Values,
+    Vjp,
 )
 
 NARROWEST, WIDEST = math.log(1e-12), math.log(1.0 - 1e-9)
@@ -65,7 +65,7 @@ class ConstantBounds(BoxMap):
         del ops, logits
         return p["lower"], p["upper"]
 
-    def bounds(self, p: Parameters, reading: Array) -> tuple[Array, Array, Pullback]:
+    def bounds(self, p: Parameters, reading: Array) -> tuple[Array, Array, Vjp]:
         """Give the two numbers for every row."""
         ones = np.ones(reading.shape[1])
 

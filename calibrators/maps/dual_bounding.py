@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from boxcal.calibrators.maps.base import LogitMap
-from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Parameters, Pullback, Shapes, Values
+from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Parameters, Shapes, Values, Vjp
 
 
 class DualProbabilityBounding(LogitMap):
@@ -23,7 +23,7 @@ class DualProbabilityBounding(LogitMap):
     name = "dpb"
     shapes: ClassVar[Shapes] = {"shift_weights": ("K",), "shift_threshold": ()}
     perturbations = 4
-    followed = 9
+    starts_kept = 9
 
     def fresh(self) -> dict[str, Any]:
         return {"shift_weights": np.zeros(self.num_classes), "shift_threshold": 1.0}
@@ -33,7 +33,7 @@ class DualProbabilityBounding(LogitMap):
         weighted, threshold = p["shift_weights"] * scores, p["shift_threshold"]
         return scores - (weighted - ops.clip(weighted, -threshold, threshold))
 
-    def pullback(self, p: Parameters, scores: Array, known: Any = None) -> tuple[Array, Pullback]:
+    def vjp(self, p: Parameters, scores: Array, precomputed: Any = None) -> tuple[Array, Vjp]:
         """Shift: beyond the threshold dT = dg - w dg - g dw + sign dd."""
         weights, threshold = p["shift_weights"], p["shift_threshold"]
         weighted = weights * scores

@@ -12,7 +12,7 @@ import numpy as np
 from boxcal.calibrators.array_ops import softmax
 from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.fit_data import FitData
-from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Parameters, Pullback, Shapes, Values
+from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Parameters, Shapes, Values, Vjp
 from boxcal.calibrators.maps.temperature import HIGHEST, LOWEST, best_temperature
 
 SMALLEST = 1e-300
@@ -48,17 +48,17 @@ class EnsembleTemperatureScaling(LogitMap):
         mixture = (weights * ops.exp(ops.clip(parts - anchor, None, LARGEST_RATIO))).sum(0)
         return anchor + ops.log(mixture)
 
-    def known(self, scores: Array) -> Array:
+    def precompute(self, scores: Array) -> Array:
         """Compute the raw probabilities once."""
         return softmax(scores)
 
-    def pullback(self, p: Parameters, scores: Array, known: Any = None) -> tuple[Array, Pullback]:
+    def vjp(self, p: Parameters, scores: Array, precomputed: Any = None) -> tuple[Array, Vjp]:
         """Mix: with m the mixture, q softened and r raw probabilities, d log m = (w1 dq + w2 dr + dw) / m.
 
         dq_k = q_k (d(g_k / T) - sum_j q_j d(g_j / T)).
         """
         inverse, weights = 1.0 / p["temperature"], p["mixture_weights"]
-        raw = softmax(scores) if known is None else known
+        raw = softmax(scores) if precomputed is None else precomputed
         softened = softmax(scores * inverse)
         mixture = np.maximum(weights[0] * softened + weights[1] * raw, SMALLEST) + weights[2] / raw.shape[1]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from boxcal.calibrators.maps.base import RowTemperature
 from boxcal.calibrators.maps.fit_data import FitData, Solution
-from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Pullback, Values
+from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Values, Vjp
 
 
 class IdentityMap(RowTemperature):
@@ -22,7 +22,7 @@ class IdentityMap(RowTemperature):
         del ops, p
         return scores
 
-    def inverse(self, p: Parameters, reading: Array) -> tuple[Array, Pullback]:
+    def inverse(self, p: Parameters, reading: Array) -> tuple[Array, Vjp]:
         """Give 1 for every row."""
         del p
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.fit_data import FitData
-from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Parameters, Pullback, Shapes, Values
+from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Parameters, Shapes, Values, Vjp
 
 UNCLIPPED = 1e30
 ROTATIONS = 10
@@ -63,7 +63,7 @@ class FeatureClipping(LastLayerMap):
         """Map (N, D) features to logits."""
         return ops.clip(scores, -p["radius"], p["radius"]) @ p["head_weight"].T + p["head_bias"]
 
-    def pullback(self, p: Parameters, scores: Array, known: Any = None) -> tuple[Array, Pullback]:
+    def vjp(self, p: Parameters, scores: Array, precomputed: Any = None) -> tuple[Array, Vjp]:
         """Clip: features beyond the radius move with it, dT = W (dz or sign dr)."""
         radius, weight = p["radius"], p["head_weight"]
         beyond = np.abs(scores) > radius
@@ -127,7 +127,7 @@ class TiltAndAverage(LastLayerMap):
         tilted = ops.cos(p["angle"]) * p["head_weight"] + ops.sin(p["angle"]) * p["turned_weight"]
         return scores @ tilted.T + p["head_bias"]
 
-    def pullback(self, p: Parameters, scores: Array, known: Any = None) -> tuple[Array, Pullback]:
+    def vjp(self, p: Parameters, scores: Array, precomputed: Any = None) -> tuple[Array, Vjp]:
         """Tilt: dT = (cos W J - sin W) z d angle + W R dz."""
         cos, sin = np.cos(p["angle"]), np.sin(p["angle"])
         weight, turned = p["head_weight"], p["turned_weight"]

@@ -11,7 +11,7 @@ import numpy as np
 from boxcal.calibrators.array_ops import log_softmax
 from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.fit_data import FitData
-from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Pullback, Shapes, Values
+from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Shapes, Values, Vjp
 from boxcal.calibrators.maps.temperature import best_temperature
 
 
@@ -48,19 +48,19 @@ class LinearMap(LogitMap):
         """Give the factors of the penalty on the mean loss of so many samples."""
         raise NotImplementedError
 
-    def known(self, scores: Array) -> Array:
+    def precompute(self, scores: Array) -> Array:
         """Give what W takes, h(g / temperature): the temperature is not searched."""
         read: Array = scores / self.parameters["temperature"]
         return read
 
-    def known_back(self, read: Array, by_read: Array) -> Array:
+    def precompute_vjp(self, read: Array, by_read: Array) -> Array:
         """Give the derivatives in the scores for those in what W takes."""
         del read
         return by_read / self.parameters["temperature"]
 
-    def pullback(self, p: Parameters, scores: Array, known: Any = None) -> tuple[Array, Pullback]:
+    def vjp(self, p: Parameters, scores: Array, precomputed: Any = None) -> tuple[Array, Vjp]:
         """Map linearly: dT = dW x + W dx + dw'."""
-        read = self.known(scores) if known is None else known
+        read = self.precompute(scores) if precomputed is None else precomputed
         weight, diagonal = p[self.matrix], p[self.matrix].ndim == 1
         mapped = read * weight if diagonal else read @ weight.T
         mapped += p[self.offset]
@@ -70,7 +70,9 @@ class LinearMap(LogitMap):
             gradients = {self.matrix: by_weight, self.offset: by_mapped.sum(axis=0)}
             if not through:
                 return gradients, None
-            return gradients, self.known_back(read, by_mapped * weight if diagonal else by_mapped @ weight)
+            return gradients, self.precompute_vjp(
+                read, by_mapped * weight if diagonal else by_mapped @ weight
+            )
 
         return mapped, back
 
@@ -176,14 +178,14 @@ class DirichletCalibration(MatrixScaling):
         """Map the log probabilities of (N, K) logits linearly."""
         return ops.log_softmax(scores / p["temperature"]) @ p["weight"].T + p["intercept"]
 
-    def known(self, scores: Array) -> Array:
+    def precompute(self, scores: Array) -> Array:
         """Take the log probabilities of (N, K) logits."""
-        return log_softmax(super().known(scores))
+        return log_softmax(super().precompute(scores))
 
-    def known_back(self, read: Array, by_read: Array) -> Array:
+    def precompute_vjp(self, read: Array, by_read: Array) -> Array:
         """Go back through the log-softmax: u - q sum(u)."""
         by_scaled = by_read - np.exp(read) * by_read.sum(axis=1, keepdims=True)
-        return super().known_back(read, by_scaled)
+        return super().precompute_vjp(read, by_scaled)
 
 
 class StructuredMatrixScaling(MatrixScaling):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from boxcal.calibrators.maps.base import LogitMap
-from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Parameters, Pullback, Shapes, Values
+from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Parameters, Shapes, Values, Vjp
 
 
 class LogitBounding(LogitMap):
@@ -35,7 +35,7 @@ class LogitBounding(LogitMap):
         norm = ops.norm(scores)
         return ops.clip(scores, p["logit_lower"] * norm, p["logit_upper"] * norm)
 
-    def pullback(self, p: Parameters, scores: Array, known: Any = None) -> tuple[Array, Pullback]:
+    def vjp(self, p: Parameters, scores: Array, precomputed: Any = None) -> tuple[Array, Vjp]:
         """Clip; classes at a limit move with it: dT_k = |g| dc + c d|g|, and d|g| = (g / |g|) dg."""
         largest = scores.argmax(axis=1)[:, None]
         scores = scores - p["from_largest"] * np.take_along_axis(scores, largest, axis=1)

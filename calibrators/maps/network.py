@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from boxcal.calibrators import array_ops
-from boxcal.calibrators.maps.parameters import TOP, Array, Gradients, Map, Parameters, Pullback, Size, Values
+from boxcal.calibrators.maps.parameters import TOP, Array, Gradients, Map, Parameters, Size, Values, Vjp
 
 LOG_SOFTMAX, CENTRED, LOG_SURPRISAL = 1.0, 2.0, 3.0
 """What a network reads of the largest logits: their log-softmax (stored networks only); these less the mean
@@ -76,7 +76,7 @@ def network_outputs(ops: ModuleType, p: Parameters, logits: Values) -> Values:
     return hidden_layers(ops, p, logits)[1] @ p["network.weight_3"].T + p["network.bias_3"]
 
 
-def forward(p: Parameters, inputs: Array) -> tuple[Array, Pullback]:
+def forward(p: Parameters, inputs: Array) -> tuple[Array, Vjp]:
     """Give the outputs (outputs, N) for standardised inputs (T, N), one sample per column, and the way back.
 
     `back(by_outputs)` gives the derivatives in the layers by name, and in the inputs.

@@ -19,7 +19,7 @@ from boxcal.calibrators.maps.network import (
     network_outputs,
     network_shapes,
 )
-from boxcal.calibrators.maps.parameters import Array, Gradients, Map, Parameters, Pullback, Shapes, Values
+from boxcal.calibrators.maps.parameters import Array, Gradients, Map, Parameters, Shapes, Values, Vjp
 
 VACUOUS = -40.0
 """An output whose logistic is 0 in float64."""
@@ -42,7 +42,7 @@ class InstanceDependentBounds(NetworkMap, BoxMap):
         chances = ops.sigmoid(network_outputs(ops, p, logits))
         return box_at(ops, chances[:, :1], chances[:, 1:], logits.shape[1])
 
-    def bounds(self, p: Parameters, reading: Array) -> tuple[Array, Array, Pullback]:
+    def bounds(self, p: Parameters, reading: Array) -> tuple[Array, Array, Vjp]:
         """Ask the network: both outputs o are logits of a share f or s, and df = f (1 - f) do."""
         outputs, network_back = forward(p, reading)
         classes = self.num_classes

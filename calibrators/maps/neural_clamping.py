@@ -12,7 +12,7 @@ import numpy as np
 from boxcal.calibrators.errors import MissingDataError
 from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.fit_data import FitData
-from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Parameters, Pullback, Shapes, Values
+from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Parameters, Shapes, Values, Vjp
 from boxcal.calibrators.maps.temperature import HIGHEST, LOWEST
 
 WEIGHT = 0.1
@@ -50,10 +50,10 @@ class NeuralClamping(LogitMap):
         """Map logits of shifted inputs; while fitting, take inputs and run the backbone first."""
         if self.backbone is None:
             return super().__call__(scores)
-        mapped, _ = self.pullback(self.parameters, scores)
+        mapped, _ = self.vjp(self.parameters, scores)
         return mapped
 
-    def pullback(self, p: Parameters, scores: Array, known: Any = None) -> tuple[Array, Pullback]:
+    def vjp(self, p: Parameters, scores: Array, precomputed: Any = None) -> tuple[Array, Vjp]:
         """Divide, and go back through the backbone: dT = (dg - T dt) / t, g = backbone(x + s)."""
         temperature = p["temperature"]
         if self.backbone is None:

@@ -18,7 +18,7 @@ from boxcal.calibrators.maps.network import (
     network_outputs,
     network_shapes,
 )
-from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Pullback, Shapes, Values
+from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Shapes, Values, Vjp
 from boxcal.calibrators.maps.temperature import best_temperature
 
 OLD_LIMIT = 3.0
@@ -56,7 +56,7 @@ class ParameterisedTemperature(NetworkMap, RowTemperature):
         by_columns: Array = super().reading_back(columns / unit, by_reading) / unit
         return by_columns
 
-    def inverse(self, p: Parameters, reading: Array) -> tuple[Array, Pullback]:
+    def inverse(self, p: Parameters, reading: Array) -> tuple[Array, Vjp]:
         """Give r = exp(-network) / temperature, and dr = -r d network."""
         outputs, network_back = forward(p, reading)
         inverse: Array = np.exp(-outputs[0]) / p["temperature"]

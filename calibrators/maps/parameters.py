@@ -16,7 +16,7 @@ Values = Any
 Parameters = Mapping[str, Any]
 """By their names: float64 arrays, or tensors where the formula is given the operations of torch."""
 Gradients = dict[str, Array]
-Pullback = Callable[..., Any]
+Vjp = Callable[..., Any]
 """From derivatives in what a map gives to those in its parameters and in what it takes."""
 Limits = Sequence[tuple[float | None, float | None]]
 Size = int | str

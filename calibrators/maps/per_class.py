@@ -11,8 +11,8 @@ import numpy as np
 from boxcal.calibrators import array_ops
 from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.fit_data import FitData, Solution
-from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Pullback, Shapes, Values
-from boxcal.calibrators.row_facts import effective_samples
+from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Shapes, Values, Vjp
+from boxcal.calibrators.row_statistics import effective_samples
 
 Curve = tuple[Array, Array]
 """Ascending places in [0, 1], and the function's values there."""
@@ -56,7 +56,7 @@ class PerClassFunction(LogitMap):
         share = ops.clip(ops.nan_to_num((own - begin) / (end - begin), nan=0.0), 0.0, 1.0)
         return ops.log(at_left + share * (ops.gather(values, right) - at_left)).T
 
-    def pullback(self, p: Parameters, scores: Array, known: Any = None) -> tuple[Array, Pullback]:
+    def vjp(self, p: Parameters, scores: Array, precomputed: Any = None) -> tuple[Array, Vjp]:
         """Between two places d log f = f' dp / f, and dp = p (dg - p.dg); steps have no slope."""
         with np.errstate(invalid="ignore", divide="ignore"):  # two places may be one
             mapped = self.formula(array_ops, p, scores)

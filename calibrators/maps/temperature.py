@@ -11,7 +11,7 @@ import numpy as np
 
 from boxcal.calibrators.maps.base import RowTemperature
 from boxcal.calibrators.maps.fit_data import FitData, Solution
-from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Parameters, Pullback, Shapes, Values
+from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Parameters, Shapes, Values, Vjp
 from boxcal.calibrators.threads import block_rows, over_blocks
 
 LOWEST, HIGHEST = 1e-3, 1e4
@@ -43,7 +43,7 @@ class TemperatureScaling(RowTemperature):
         del ops
         return scores / p["temperature"]
 
-    def inverse(self, p: Parameters, reading: Array) -> tuple[Array, Pullback]:
+    def inverse(self, p: Parameters, reading: Array) -> tuple[Array, Vjp]:
         """Give the same for every row; with r = 1 / T, dr / dT = -r^2."""
         inverse = 1.0 / p["temperature"]
 

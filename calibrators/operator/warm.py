@@ -3,7 +3,7 @@
 import numpy as np
 
 from boxcal.calibrators.operator.ranking import most_probable
-from boxcal.calibrators.temperature_fast_path import PlainRows, solve_rows
+from boxcal.calibrators.temperature_fast_path import TemperatureRows, solve_rows
 
 
 def warm_arrays() -> None:
@@ -11,5 +11,5 @@ def warm_arrays() -> None:
     rows = np.zeros((2, 3))
     for upper in (np.full(1, 0.5), np.full(3, 0.5)):
         solve_rows(rows, np.zeros_like(upper), upper)
-    PlainRows(1.0, 0.0, 1.0, 3).summarised(rows)
+    TemperatureRows(1.0, 0.0, 1.0, 3).summarised(rows)
     most_probable(np.full(3, 1 / 3), np.full(3, 1 / 3), np.empty(2, np.int64))

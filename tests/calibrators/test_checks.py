@@ -13,7 +13,7 @@ from boxcal.calibrators.data import check_validation_set, fold_masks
 from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.evaluation.crossfit import cross_fit
 from boxcal.calibrators.method import parse
-from boxcal.calibrators.row_facts import RowFacts
+from boxcal.calibrators.row_statistics import RowStatistics
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -205,7 +205,7 @@ def test_votes_of_few_trees_are_no_copies() -> None:
     votes = rng.multinomial(10, probabilities(drawn(500, 3)[0]))
     assert len(np.unique(votes, axis=0)) < 100
     logits = np.log(votes + 0.1)
-    assert len(np.unique(RowFacts.of(logits, drawn(500, 3)[1]).copies)) == 500
+    assert len(np.unique(RowStatistics.of(logits, drawn(500, 3)[1]).copies)) == 500
 
 
 @pytest.mark.parametrize(("classes", "decimals"), [(2, 2), (2, 4), (3, 3), (5, 2), (5, 3), (10, 2), (50, 2)])

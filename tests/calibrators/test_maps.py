@@ -38,18 +38,18 @@ def test_the_product_of_a_logit_map_is_that_of_finite_differences(one: LogitMap)
     scores, upstream = 2.0 * rng.normal(size=(7, one.width)), rng.normal(size=(7, CLASSES))
     scores -= scores.mean(axis=1, keepdims=True)
     at = one.coordinates()
-    mapped, back = one.pullback(one.at(at), scores, one.known(scores))
+    mapped, back = one.vjp(one.at(at), scores, one.precompute(scores))
     np.testing.assert_allclose(mapped, one(scores), rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(one(torch.from_numpy(scores)), mapped, rtol=1e-9, atol=1e-12)
     gradients, by_scores = back(upstream, True)
 
     def through(rows: Array) -> float:
-        return float(np.vdot(upstream, one.pullback(one.parameters, rows.reshape(scores.shape))[0]))
+        return float(np.vdot(upstream, one.vjp(one.parameters, rows.reshape(scores.shape))[0]))
 
     numeric = central_differences(through, scores.ravel())
     np.testing.assert_allclose(by_scores.ravel(), numeric, rtol=1e-5, atol=1e-7)
     numeric = central_differences(
-        lambda x: float(np.vdot(upstream, one.pullback(one.at(x), scores, one.known(scores))[0])), at
+        lambda x: float(np.vdot(upstream, one.vjp(one.at(x), scores, one.precompute(scores))[0])), at
     )
     np.testing.assert_allclose(one.slopes(at, gradients), numeric, rtol=1e-5, atol=1e-7)
     assert back(upstream, False)[1] is None

@@ -7,7 +7,7 @@ from boxcal import BoxCalibrator, evaluate, fit
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.report import cross_fitted_report
-from boxcal.calibrators.row_facts import effective_samples
+from boxcal.calibrators.row_statistics import effective_samples
 
 ROWS, CLASSES = 400, 4
 UNPENALISED = ["ts", "pb", "ts+pb", "lb", "ets", "dpb"]

@@ -27,7 +27,7 @@ class Export:
 
 
 def check_answers(url: str, made: Export, *, version: int = 0) -> None:
-    """Posted inputs give the library's probabilities, and a bound on the first label holds."""
+    """RequestBody inputs give the library's probabilities, and a bound on the first label holds."""
     with httpx.Client(base_url=url, timeout=200) as http:
         predictions = uncalibrated(http, made)
         got = np.array([prediction["probabilities"] for prediction in predictions])

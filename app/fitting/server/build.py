@@ -82,7 +82,7 @@ async def open_refits(
         lender = None if beside is None else beside.registry
         registry = Registry(url, identity, owner=workspace.name, migrate=migrate, files=files, beside=lender)
         stack.push_async_callback(asyncio.to_thread, registry.close)
-        telemetry.watch_registry(registry.database.contact.seconds_since_answer)
+        telemetry.watch_registry(registry.database.availability.seconds_since_answer)
         copy = (
             None
             if registry.database.is_sqlite

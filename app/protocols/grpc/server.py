@@ -26,7 +26,7 @@ from boxcal.app.http.problems import (
 from boxcal.app.protocols.grpc.admission import Admission
 from boxcal.app.protocols.grpc.messages import METHODS, POOL, SERVICE, message_class
 from boxcal.app.protocols.v2 import routes
-from boxcal.app.protocols.v2.inference import Asked, class_count
+from boxcal.app.protocols.v2.inference import InferenceRequest, class_count
 from boxcal.app.protocols.v2.tensors import BYTES, datatype_of, from_binary, read_shape, to_binary
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Inference:
         return response
 
 
-def read_request(request: Any) -> Asked:
+def read_request(request: Any) -> InferenceRequest:
     """Read a request and its tensors, which are raw or typed contents."""
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
@@ -156,7 +156,7 @@ def read_request(request: Any) -> Asked:
         options = {name: _value(parameter) for name, parameter in wanted.parameters.items()}
         outputs.append((wanted.name, class_count(options.get("classification", 0))))
     parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
-    return Asked(request.model_name, request.model_version, inputs, outputs, parameters)
+    return InferenceRequest(request.model_name, request.model_version, inputs, outputs, parameters)
 
 
 class HealthChecks(health.aio.HealthServicer):  # type: ignore[misc]  # grpc has no types

@@ -12,7 +12,7 @@ import orjson
 
 from boxcal.app.http.problems import BodyTooLarge, InvalidInput, InvalidParameter, MalformedBody
 from boxcal.app.predict.bodies import COPIED, JSON_BYTES, QUICK_BYTES, Body, parse_json
-from boxcal.app.protocols.v2.inference import Answered, Asked, class_count
+from boxcal.app.protocols.v2.inference import Answered, InferenceRequest, class_count
 from boxcal.app.protocols.v2.tensors import datatype_of, from_binary, from_json, read_shape, view_of
 
 MAX_TENSORS = 1000
@@ -41,7 +41,7 @@ class SentTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class JsonPart:
     """The JSON part of a request."""
 
     inputs: tuple[SentTensor, ...]
@@ -57,12 +57,14 @@ class Head:
         return self.binary.get(name, self.binary_default)
 
 
-def all_binary(answered: Answered, head: Head) -> bool:
+def all_binary(answered: Answered, head: JsonPart) -> bool:
     """Whether a response is copied as it is: every output is of numbers and wanted as binary data."""
     return all(array.dtype.kind != "O" and head.is_binary(name) for name, array in answered.outputs)
 
 
-def read_request(body: Body | memoryview, length: str, model: str, version: str) -> tuple[Asked, Head]:
+def read_request(
+    body: Body | memoryview, length: str, model: str, version: str
+) -> tuple[InferenceRequest, JsonPart]:
     """Read a request and its tensors.
 
     `length`: the header `Inference-Header-Content-Length`: bytes of the JSON part; empty without binary data.
@@ -98,10 +100,10 @@ def read_request(body: Body | memoryview, length: str, model: str, version: str)
         position = end
     if position != len(body):
         raise MalformedBody(f"{len(body) - position} bytes follow the last input.")
-    return Asked(model, version, inputs, head.outputs, head.parameters), head
+    return InferenceRequest(model, version, inputs, head.outputs, head.parameters), head
 
 
-def read_head(text: Body) -> Head:
+def read_head(text: Body) -> JsonPart:
     """Read the JSON part of a request."""
     try:
         document = parse_json(text)
@@ -115,7 +117,7 @@ def read_head(text: Body) -> Head:
     if len(document["inputs"]) > MAX_TENSORS or len(outputs) > MAX_TENSORS:
         raise InvalidParameter(f"A request has at most {MAX_TENSORS} inputs and outputs.")
     given = document.get("id")
-    return Head(
+    return JsonPart(
         tuple(map(_tensor, document["inputs"])),
         tuple(map(_wanted, outputs)),
         {entry["name"]: bool(_parameters(entry).get("binary_data")) for entry in outputs},
@@ -126,12 +128,12 @@ def read_head(text: Body) -> Head:
 
 
 @lru_cache(maxsize=128)
-def repeated_head(text: bytes) -> Head:
+def repeated_head(text: bytes) -> JsonPart:
     """Read a JSON part that the next request may have too; nobody changes it."""
     return read_head(text)
 
 
-def write_response(answered: Answered, head: Head) -> tuple[list[bytes | memoryview], int]:
+def write_response(answered: Answered, head: JsonPart) -> tuple[list[bytes | memoryview], int]:
     """Write a response in pieces; the second value is the length of its JSON part, 0 if all of it is JSON."""
     described: list[dict[str, Any]] = []
     pieces: list[bytes | memoryview] = []

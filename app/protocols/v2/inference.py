@@ -42,7 +42,7 @@ NUMBERS_PER_ROW = 64
 
 
 @dataclass(slots=True)
-class Asked:
+class InferenceRequest:
     model: str  # As the client names them; an empty version is the active calibrator
     version: str
     inputs: Mapping[str, Array]
@@ -120,7 +120,7 @@ class Models:
             TensorDescription("index", "INT64", (-1,)),
         ]
 
-    async def infer(self, asked: Asked) -> Answered:
+    async def infer(self, asked: InferenceRequest) -> Answered:
         began = time.perf_counter_ns()
         try:
             answer = await self._answer(asked)
@@ -138,7 +138,7 @@ class Models:
         relaxed = bool(answer.rows.relaxed.any())
         return Answered(asked.model, str(answer.served.version), outputs, relaxed)
 
-    def _wanted(self, asked: Asked) -> Sequence[tuple[str, int]]:
+    def _wanted(self, asked: InferenceRequest) -> Sequence[tuple[str, int]]:
         seen: set[str] = set()
         for name, _ in asked.outputs:
             if name in seen:
@@ -151,7 +151,7 @@ class Models:
                 )
         return asked.outputs or [(name, 0) for name in DEFAULT_OUTPUTS]
 
-    async def _answer(self, asked: Asked) -> CalibratedAnswer:
+    async def _answer(self, asked: InferenceRequest) -> CalibratedAnswer:
         self._wanted(asked)
         document = _options(asked)
         given = {name: array for name, array in asked.inputs.items() if name not in SIDES}
@@ -218,7 +218,7 @@ class Models:
         raise InvalidInput(_unknown(given, [one for one in inputs.members if one != "cells"]))
 
 
-def _options(asked: Asked) -> dict[str, Any]:
+def _options(asked: InferenceRequest) -> dict[str, Any]:
     """Turn the parameters of a request into options of the pipeline."""
     document: dict[str, Any] = {}
     for name, value in asked.parameters.items():

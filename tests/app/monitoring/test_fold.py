@@ -10,10 +10,10 @@ from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold, document_of, 
 from boxcal.app.monitoring.records import NONE, Array, PredictionBlock, entries
 from boxcal.calibrators.monitoring.stored_logits import pack
 from boxcal.calibrators.operator import box_constrained_softmax
-from boxcal.calibrators.temperature_fast_path import PlainRows
+from boxcal.calibrators.temperature_fast_path import TemperatureRows
 from tests.app.monitoring.traffic import CLASSES, stream
 
-VERSIONS = {1: PlainRows(1.0, 0.0, 1.0, CLASSES), 2: PlainRows(2.0, 0.0, 1.0, CLASSES)}
+VERSIONS = {1: TemperatureRows(1.0, 0.0, 1.0, CLASSES), 2: TemperatureRows(2.0, 0.0, 1.0, CLASSES)}
 
 
 def answers(version: int, logits: Any) -> Any:

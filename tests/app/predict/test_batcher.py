@@ -24,7 +24,7 @@ from boxcal.app.http.problems import (
 )
 from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.batcher import Batcher
-from boxcal.app.predict.entries import Finished, Part, Undecoded
+from boxcal.app.predict.entries import Finished, Part, PendingImage
 from tests.app.raising import raises_problem
 
 pytestmark = pytest.mark.anyio
@@ -129,14 +129,14 @@ async def test_samples_decoded_in_a_lane_fail_alone_and_not_at_all_once_expired(
     device = Device()
     decoded: list[float] = []
 
-    def sample(value: float) -> Undecoded:
+    def sample(value: float) -> PendingImage:
         def decode() -> NDArray[np.float32]:
             decoded.append(value)
             if value < 0:
                 raise InvalidInput("negative")
             return rows(value)
 
-        return Undecoded(decode)
+        return PendingImage(decode)
 
     async with batching(device) as batcher:
         device.gate.clear()
@@ -314,7 +314,7 @@ async def test_samples_that_cannot_be_read_do_not_end_the_batcher_before_its_fir
     batcher: Doubling = Batcher(
         device.forward, device.finish, batch_sizer=BatchSizer(4, 10.0), max_queue_samples=100
     )
-    requests = [batcher.run(Undecoded(damaged), 0.0) for _ in range(20)]
+    requests = [batcher.run(PendingImage(damaged), 0.0) for _ in range(20)]
     results = await asyncio.gather(*requests, return_exceptions=True)
     assert {kind_of(result) for result in results} == {InvalidInput}
     assert batcher.failure is None

@@ -48,8 +48,8 @@ def test_keys_hold_while_the_database_is_away(postgresql: PostgreSQL, url: str, 
         assert status(replica.url, key) == 200
         postgresql.stop()
         try:
-            contact = replica.state.default.registry.database.contact
-            until(lambda: contact.failed_after(0.0))
+            availability = replica.state.default.registry.database.availability
+            until(lambda: availability.failed_after(0.0))
             assert status(replica.url, key) == 200
             assert status(replica.url, "wrong") == 401
         finally:

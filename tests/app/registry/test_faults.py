@@ -41,7 +41,7 @@ registry = Registry(sys.argv[1], DIGITS, owner="replica")
 fit = registry.fits.start(registry.fits.add("fit", "ts", ActivatePolicy.ALWAYS, 7))
 print(datetime.now(UTC).timestamp(), flush=True)
 input()
-registry.database.contact.seconds_without_gap = lambda: 1000.0
+registry.database.availability.seconds_without_gap = lambda: 1000.0
 print(registry.fits.interrupt_abandoned(set()), flush=True)
 try:
     registry.record_fit(fit, FITTED, lambda _: Decision(True, "so"))
@@ -104,7 +104,7 @@ def test_a_wrong_clock_interrupts_nothing(registry: Registry, url: str, shift: s
     mine = registry.fits.start(registry.fits.add("mine", "ts", ActivatePolicy.ALWAYS, 7))
     with replica(url, "faketime", "-f", shift) as other:
         assert abs(float(line(other)) - time.time()) > 60
-        registry.database.contact.seconds_without_gap = lambda: 1000.0  # type: ignore[method-assign]
+        registry.database.availability.seconds_without_gap = lambda: 1000.0  # type: ignore[method-assign]
         assert registry.fits.interrupt_abandoned(set()) == 0
         assert other.communicate("\n")[0].split() == ["0", "recorded"]
     theirs = registry.fits.get("fit")
@@ -159,7 +159,7 @@ def test_after_an_outage_nobody_is_given_up_for_having_been_silent(
 
     other = Registry(url, DIGITS, owner="other")
     other.list()
-    other.database.contact._steady_from -= 1000
+    other.database.availability._steady_from -= 1000
     fall_silent("before")
     assert other.fits.interrupt_abandoned(set()) == 1
     postgresql.stop()

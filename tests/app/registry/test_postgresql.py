@@ -89,7 +89,7 @@ def test_a_fit_elsewhere_is_given_up_only_once_it_was_silent(
     replicas: list[Registry], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other, _ = replicas
-    monkeypatch.setattr(other.database.contact, "seconds_without_gap", lambda: 61.0)
+    monkeypatch.setattr(other.database.availability, "seconds_without_gap", lambda: 61.0)
     one.fits.add("alive", "ts", ActivatePolicy.NEVER, 7)
     assert other.fits.interrupt_abandoned({"other"}) == 0
     database = Database(url)

@@ -23,7 +23,7 @@ def effective_samples(weights: NDArray[np.float64]) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class RowFacts:
+class RowStatistics:
     """Facts about the rows of logits (N, K), float64 (N,) unless it says otherwise."""
 
     sums: Floats  # Of the row: its sum, its Euclidean norm, and its smallest and largest logit

@@ -14,7 +14,7 @@ from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.linear import VectorScaling
 from boxcal.calibrators.maps.temperature import TemperatureScaling
 from boxcal.calibrators.operator import box_constrained_softmax
-from boxcal.calibrators.temperature_fast_path import plain_rows
+from boxcal.calibrators.temperature_fast_path import temperature_rows
 
 CLASSES = 20
 
@@ -34,7 +34,7 @@ def test_the_short_way_answers_as_the_long_one(
 ) -> None:
     rng = np.random.default_rng(0)
     made = calibrator(temperature, *box)
-    short = plain_rows(made.logit_map, made.bound_map)
+    short = temperature_rows(made.logit_map, made.bound_map)
     assert short is not None
     assert short.box == (None if box == (0.0, 1.0) else box)
     for scale in (1e-3, 3.0, 1e3, 1e9):
@@ -59,7 +59,7 @@ def test_the_short_way_answers_as_the_long_one(
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_the_short_way_refuses_a_row_that_is_not_finite(wrong: float) -> None:
     made = calibrator(2.0, 0.0, 1.0)
-    short = plain_rows(made.logit_map, made.bound_map)
+    short = temperature_rows(made.logit_map, made.bound_map)
     assert short is not None
     logits = np.zeros((3, CLASSES))
     logits[1, 4] = wrong
@@ -68,7 +68,7 @@ def test_the_short_way_refuses_a_row_that_is_not_finite(wrong: float) -> None:
 
 
 def test_a_calibrator_that_is_more_than_a_temperature_and_a_box_has_no_short_way() -> None:
-    assert plain_rows(VectorScaling(4), ConstantBounds(4)) is None
+    assert temperature_rows(VectorScaling(4), ConstantBounds(4)) is None
 
 
 @pytest.mark.parametrize("count", [1, 5, COMPILED_TOP_K, COMPILED_TOP_K + 1, 100])
