@@ -10,7 +10,7 @@ from starlette.requests import Request
 from boxcal.app.access.access import LoadedKey
 from boxcal.app.http.memory_quota import descriptor_limit
 from boxcal.app.http.problems import ConcurrencyLimited, Unavailable
-from boxcal.app.http.scopes import SCOPE_KEY
+from boxcal.app.http.requirements import SCOPE_KEY
 
 LARGEST = 1024
 """Streams in all, however many descriptors there are; a client may have a quarter of all streams."""

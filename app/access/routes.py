@@ -12,7 +12,8 @@ from boxcal.app.access.access import LoadedKey
 from boxcal.app.http.dependencies import current_state
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import InvalidParameter, RegistryUnavailable
-from boxcal.app.http.scopes import SCOPE_KEY, Scope
+from boxcal.app.http.requirements import SCOPE_KEY
+from boxcal.app.http.scopes import Scope
 from boxcal.app.registry.audit import Action, AuditRecord, Caller, entries
 from boxcal.app.registry.store import Registry
 

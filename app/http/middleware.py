@@ -26,7 +26,8 @@ from boxcal.app.http.memory_quota import Budget
 from boxcal.app.http.plain_routes import DirectRequest
 from boxcal.app.http.problem_documents import CLIENT_CLOSED, as_problem, document, media_type
 from boxcal.app.http.problems import MalformedBody, UnsupportedMediaType
-from boxcal.app.http.scopes import SCOPE_KEY, KeyCheck, Level, Requirements
+from boxcal.app.http.requirements import SCOPE_KEY, KeyCheck, Requirements
+from boxcal.app.http.scopes import Level
 from boxcal.app.observability.logs import current_request_id
 from boxcal.app.observability.telemetry import UNMATCHED, Telemetry
 from boxcal.calibrators.errors import hint
