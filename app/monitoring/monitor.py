@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,39 +41,31 @@ MONITOR_LOCK = 0x6D6F6E69
 Result = TypeVar("Result")
 
 
+@dataclass(eq=False)
 class Monitor:
     """Folds the feedback log; its methods but `run` and `wake` block.
 
     `document`: the newest document that this process knows; None before the first step.
     """
 
-    def __init__(
-        self,
-        registry: Registry,
-        activator: Activator,
-        log: FeedbackLog,
-        events: EventLog,
-        telemetry: Telemetry,
-        *,
-        classes: Sequence[str],
-        refits: bool,
-        folds: bool = True,
-    ) -> None:
-        self._registry = registry
-        self._activator = activator
-        self._log = log
-        self._telemetry = telemetry
-        self._classes = classes
-        self._refits = refits
-        self._folds = folds
-        self._answers = VersionAnswers(activator)
-        self._is_monitor = monitors.c.backbone_id == registry.backbone_id
+    registry: Registry
+    activator: Activator
+    log: FeedbackLog
+    events: EventLog
+    telemetry: Telemetry
+    _: KW_ONLY
+    classes: Sequence[str]
+    refits: bool
+    folds: bool = True
+
+    def __post_init__(self) -> None:
+        self._answers = VersionAnswers(self.activator)
+        self._is_monitor = monitors.c.backbone_id == self.registry.backbone_id
         self._lock = threading.Lock()
         self._seen: tuple[int, int, int] | None = None
         self._closing = False
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
-        self.events = events
         self.document: dict[str, Any] | None = None
 
     def wake(self) -> None:
@@ -89,7 +82,7 @@ class Monitor:
             place = self._place()
             try:
                 if woken or place is None or place != self._seen:
-                    while await self._registry.run(self.step):
+                    while await self.registry.run(self.step):
                         pass
                     self._seen = place
                 self.publish()
@@ -100,23 +93,23 @@ class Monitor:
 
     def _place(self) -> tuple[int, int, int] | None:
         """Return what the registry said last about the log, the state and the activation."""
-        last = self._registry.snapshots.last
+        last = self.registry.snapshots.last
         return None if last is None else (last.seq, last.revision, last.activation)
 
     def publish(self) -> None:
         """Show the state in the metrics, and wake those who wait for a change."""
         if self.document is not None:
-            self._telemetry.monitored(self.document)
+            self.telemetry.monitored(self.document)
         waiting, self._changed = self._changed, asyncio.Event()
         waiting.set()
 
     async def follow(self, last: int | None) -> AsyncIterator[StoredEvent]:
         """Yield the events behind the event `last`, or from now on, until the service stops."""
         if last is None:
-            last = await self._registry.run(self.events.last)
+            last = await self.registry.run(self.events.last)
         while not self._closing:
             changed = self._changed
-            for event in await self._registry.run(self.events.after, last):
+            for event in await self.registry.run(self.events.after, last):
                 last = event.id
                 yield event
             await changed.wait()
@@ -128,26 +121,26 @@ class Monitor:
 
     def step(self) -> bool:
         """Fold the next entries; returns whether there may be more."""
-        activation = self._activator.active.activation
+        activation = self.activator.active.activation
         with self._lock:
-            with self._registry.database.read() as connection:
+            with self.registry.database.read() as connection:
                 row = self._row(connection)
                 if row is not None:
                     self.document = row.document
-                    if row.activation >= activation and not self._log.has_entries_after(connection, row.seq):
+                    if row.activation >= activation and not self.log.has_entries_after(connection, row.seq):
                         return False
-            if not self._folds:
+            if not self.folds:
                 return False
             with self._locked(wait=False) as found:
                 if found is None:
                     return False
                 fold, connection = found
-                rows = max(1, NUMBERS_PER_STEP // len(self._classes))
+                rows = max(1, NUMBERS_PER_STEP // len(self.classes))
                 labels = min(LABELS_PER_STEP, rows)
-                entries, more = self._log.after(connection, fold.seq, labels, rows)
+                entries, more = self.log.after(connection, fold.seq, labels, rows)
                 for version in fold.loop.earlier_versions:
                     try:
-                        self._activator.load(version)
+                        self.activator.load(version)
                     except UnusableCalibrator:
                         fold.loop.forget(version)
                 self.events.add(connection, fold.fold(entries))
@@ -179,34 +172,34 @@ class Monitor:
 
     def current(self) -> dict[str, Any]:
         """Read the document, with its meaning and with what the log has."""
-        with self._registry.database.read() as connection:
+        with self.registry.database.read() as connection:
             row = self._row(connection)
-            seq, rows = self._log.position(connection)
+            seq, rows = self.log.position(connection)
             document: dict[str, Any] = {} if row is None else dict(row.document)
-            log = {"seq": seq, "rows": rows, "sources": self._log.sources(connection)}
+            log = {"seq": seq, "rows": rows, "sources": self.log.sources(connection)}
             return {**document, "sentence": meaning_of(document), "log": log}
 
     @contextmanager
     def _locked(self, *, wait: bool) -> Iterator[tuple[MonitorFold, Connection] | None]:
         """Lock the state, and save it at the end of the block; None if another process has the lock."""
-        activation = self._registry.activations.active()
-        with self._registry.database.write() as connection:
-            backbone_id = connection.execute(select(self._registry.backbone_id)).scalar_one()
-            if not self._registry.database.is_sqlite and not _lock(connection, backbone_id, wait=wait):
+        activation = self.registry.activations.active()
+        with self.registry.database.write() as connection:
+            backbone_id = connection.execute(select(self.registry.backbone_id)).scalar_one()
+            if not self.registry.database.is_sqlite and not _lock(connection, backbone_id, wait=wait):
                 yield None
                 return
             row = self._row(connection, monitors.c.state)
             if row is None:
-                active = active_version_of(self._registry, self._activator, activation)
-                fold = MonitorFold(len(self._classes), self._answers, active, refits=self._refits)
+                active = active_version_of(self.registry, self.activator, activation)
+                fold = MonitorFold(len(self.classes), self._answers, active, refits=self.refits)
             else:
                 state = bytes(row.state)
-                fold = MonitorFold.from_bytes(state, len(self._classes), self._answers, refits=self._refits)
+                fold = MonitorFold.from_bytes(state, len(self.classes), self._answers, refits=self.refits)
                 if activation.id > row.activation:
-                    active = active_version_of(self._registry, self._activator, activation)
+                    active = active_version_of(self.registry, self.activator, activation)
                     self.events.add(connection, [fold.activated(active)])
             yield fold, connection
-            document = document_of(fold, self._classes)
+            document = document_of(fold, self.classes)
             values = {
                 "seq": fold.seq,
                 "revision": 1 if row is None else row.revision + 1,

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -34,44 +35,37 @@ logger = logging.getLogger("boxcal")
 SILENT_SECONDS = 30.0
 
 
+@dataclass(eq=False)
 class RefitRunner:
     """Runs refits for the monitor, on one event loop."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        activator: Activator,
-        jobs: FitJobs,
-        log: FeedbackLog,
-        monitor: Monitor,
-        *,
-        owner: str,
-        activate: bool,
-    ) -> None:
-        self._registry = registry
-        self._activator = activator
-        self._jobs = jobs
-        self._log = log
-        self._monitor = monitor
-        self._owner = owner
-        self._activate = activate
-        self._is_monitor = monitors.c.backbone_id == registry.backbone_id
-        self._is_mine = self._is_monitor & (monitors.c.refit_owner == owner)
+    registry: Registry
+    activator: Activator
+    jobs: FitJobs
+    log: FeedbackLog
+    monitor: Monitor
+    _: KW_ONLY
+    owner: str
+    activate: bool
+
+    def __post_init__(self) -> None:
+        self._is_monitor = monitors.c.backbone_id == self.registry.backbone_id
+        self._is_mine = self._is_monitor & (monitors.c.refit_owner == self.owner)
         self._task: asyncio.Task[None] | None = None
 
     async def step(self) -> None:
         """Begin what the loop waits for."""
-        phase = (self._monitor.document or {}).get("phase")
+        phase = (self.monitor.document or {}).get("phase")
         if self._task is not None and not self._task.done():
-            await self._registry.run(self._keep_claim)
+            await self.registry.run(self._keep_claim)
         elif phase == "fitting":
-            if await self._registry.run(self._claim):
+            if await self.registry.run(self._claim):
                 self._task = asyncio.create_task(self._refit(), name="refit")
-        elif phase == "proposed" and self._activate:
-            proposal = await self._registry.run(self._monitor.change, lambda fold, _: fold.loop.proposal)
+        elif phase == "proposed" and self.activate:
+            proposal = await self.registry.run(self.monitor.change, lambda fold, _: fold.loop.proposal)
             if proposal is not None:
-                await self._registry.run(self._activator.activate, proposal.version, Reason.REFIT)
-                self._monitor.wake()
+                await self.registry.run(self.activator.activate, proposal.version, Reason.REFIT)
+                self.monitor.wake()
 
     async def close(self) -> None:
         """Stop a refit that runs; it is done again after the next start."""
@@ -84,10 +78,10 @@ class RefitRunner:
         """Fit, record the best candidate, and tell the loop."""
         try:
             try:
-                outcome = await self._jobs.refit(self._write_task)
+                outcome = await self.jobs.refit(self._write_task)
                 version = outcome.version
                 if outcome.fitted is not None:
-                    version = await self._registry.run(self._registry.add, outcome.fitted)
+                    version = await self.registry.run(self.registry.add, outcome.fitted)
                 await self._answer(lambda fold: _fitted(fold, version, outcome))
             except WorkerFailed as error:
                 reason = str(error)
@@ -97,18 +91,18 @@ class RefitRunner:
             logger.warning("The registry does not answer; the refit is done again.")
         except BoxcalError as error:
             logger.warning("A refit could not be done: %s", error)
-        self._monitor.wake()
+        self.monitor.wake()
 
     def _write_task(self, folder: Path) -> RefitTask:
         """Write the labels that the loop asks for into a folder; blocks."""
-        request, seq, versions = self._monitor.change(
+        request, seq, versions = self.monitor.change(
             lambda fold, _: (fold.loop.request, fold.refit_seq, fold.loop.earlier_versions)
         )
         if request is None:
             raise BoxcalError("the loop waits for no fit any more")
         count = request.last - request.first
-        with self._registry.database.read() as connection:
-            logits, labels = self._log.labelled_until(connection, seq, request.champion, count)
+        with self.registry.database.read() as connection:
+            logits, labels = self.log.labelled_until(connection, seq, request.champion, count)
         np.save(folder / "logits.npy", logits)
         np.save(folder / "labels.npy", labels)
         earlier = [(version, *self._stored(version)) for version in versions]
@@ -116,8 +110,8 @@ class RefitRunner:
 
     def _stored(self, version: int) -> tuple[bytes | None, list[float] | None]:
         """Return the artifact of a version, and its class prior."""
-        artifact = None if version == UNCALIBRATED else self._registry.artifact(version)
-        prior, _ = class_prior_of(self._registry, version)
+        artifact = None if version == UNCALIBRATED else self.registry.artifact(version)
+        prior, _ = class_prior_of(self.registry, version)
         return artifact, None if prior is None else prior.tolist()
 
     def _claim(self) -> bool:
@@ -125,19 +119,19 @@ class RefitRunner:
         now = time.time()
         free = self._is_monitor & or_(
             monitors.c.refit_owner.is_(None),
-            monitors.c.refit_owner == self._owner,
+            monitors.c.refit_owner == self.owner,
             monitors.c.refit_seen_at < now - SILENT_SECONDS,
         )
-        with self._registry.database.read() as connection:
+        with self.registry.database.read() as connection:
             if connection.execute(select(monitors.c.backbone_id).where(free)).first() is None:
                 return False
-        with self._registry.database.write() as connection:
-            claim = update(monitors).where(free).values(refit_owner=self._owner, refit_seen_at=now)
+        with self.registry.database.write() as connection:
+            claim = update(monitors).where(free).values(refit_owner=self.owner, refit_seen_at=now)
             return bool(connection.execute(claim).rowcount)
 
     def _keep_claim(self) -> None:
         """Record that this process still fits; blocks."""
-        with self._registry.database.write() as connection:
+        with self.registry.database.write() as connection:
             connection.execute(update(monitors).where(self._is_mine).values(refit_seen_at=time.time()))
 
     async def _answer(self, answer: Callable[[MonitorFold], LoopDecision]) -> None:
@@ -146,9 +140,9 @@ class RefitRunner:
         def work(fold: MonitorFold, connection: Connection) -> None:
             release = update(monitors).where(self._is_mine).values(refit_owner=None, refit_seen_at=None)
             if connection.execute(release).rowcount and fold.loop.phase is Phase.FITTING:
-                self._monitor.events.add(connection, [answer(fold)])
+                self.monitor.events.add(connection, [answer(fold)])
 
-        await self._registry.run(self._monitor.change, work)
+        await self.registry.run(self.monitor.change, work)
 
 
 def _fitted(fold: MonitorFold, version: int | None, outcome: RefitOutcome) -> LoopDecision:

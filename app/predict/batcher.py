@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from typing import Generic
 
 from boxcal.app.http.problems import BackboneFailed, DeadlineExceeded, NotReady, QueueFull, TooManySamples
@@ -34,6 +35,7 @@ ADMISSION_SAFETY_FACTOR = 1.4
 """A request is refused at once if this many times the expected wait exceeds its timeout."""
 
 
+@dataclass(eq=False)
 class Batcher(Generic[Context, Result]):
     """The queue in front of the backbone.
 
@@ -44,29 +46,25 @@ class Batcher(Generic[Context, Result]):
     device that several models share; None if it has the device alone.
     """
 
-    def __init__(
-        self,
-        forward: Callable[[Samples, bool], Scores],
-        finish: Callable[[Scores, Sequence[Part[Context, Result]]], Sequence[Result | Exception]],
-        *,
-        batch_sizer: BatchSizer,
-        max_queue_samples: int,
-        on_batch: Callable[[int], None] = lambda _: None,
-        on_thread: Callable[[], None] = lambda: None,
-        turns: Turns | None = None,
-    ) -> None:
-        self.max_queue_samples = max_queue_samples
-        self._batch_sizer = batch_sizer
-        self._on_batch = on_batch
+    forward: Callable[[Samples, bool], Scores]
+    finish: Callable[[Scores, Sequence[Part[Context, Result]]], Sequence[Result | Exception]]
+    _: KW_ONLY
+    batch_sizer: BatchSizer
+    max_queue_samples: int
+    on_batch: Callable[[int], None] = lambda _: None
+    on_thread: Callable[[], None] = lambda: None
+    turns: Turns | None = None
+
+    def __post_init__(self) -> None:
         self._open: set[asyncio.Future[Finished[Result]]] = set()
         self._held = 0
         self._loop = loop = asyncio.get_running_loop()
         self._lanes: Lanes[Context, Result] = Lanes(
-            forward,
-            finish,
-            batch_sizer=batch_sizer,
-            on_thread=on_thread,
-            turns=turns,
+            self.forward,
+            self.finish,
+            batch_sizer=self.batch_sizer,
+            on_thread=self.on_thread,
+            turns=self.turns,
             deliver=lambda *batch: loop.call_soon_threadsafe(self._deliver, *batch),
             on_failure=lambda: loop.call_soon_threadsafe(self._fail_all),
         )
@@ -97,7 +95,7 @@ class Batcher(Generic[Context, Result]):
         limit = self.max_queue_samples
         if samples > limit:
             raise TooManySamples(f"The request holds {samples} samples; the queue takes at most {limit}.")
-        wait = self._batch_sizer.wait_for(self._held)
+        wait = self.batch_sizer.wait_for(self._held)
         retry_after = max(1, math.ceil(wait))
         if self._held + samples > limit:
             raise QueueFull(
@@ -107,7 +105,7 @@ class Batcher(Generic[Context, Result]):
         left = deadline - time.monotonic()
         if left < wait * ADMISSION_SAFETY_FACTOR or left <= 0:
             # A client retries a 503, which is useless if the timeout is too short for an empty queue.
-            if left <= self._batch_sizer.wait_for(samples):
+            if left <= self.batch_sizer.wait_for(samples):
                 raise DeadlineExceeded("The request's timeout is shorter than its work alone would take.")
             raise QueueFull(
                 f"{self._held} samples are waiting, about {wait * 1e3:.0f} ms of work, which is longer than "
@@ -164,7 +162,7 @@ class Batcher(Generic[Context, Result]):
         finish_seconds: float,
     ) -> None:
         if passed.size:
-            self._on_batch(passed.size)
+            self.on_batch(passed.size)
         for part, outcome in outcomes:
             entry = part.entry
             if entry.future.done():

@@ -19,6 +19,7 @@ from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.batcher import Batcher
 from boxcal.app.predict.calibration import CalibrationRequest, Scoring, calibrate, calibrate_batch
 from boxcal.app.predict.device import Turns
+from boxcal.app.predict.inputs import InputDecoder
 from boxcal.app.predict.options import BoundsOption, Labels, RequestBounds, check_bounds
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.registry.activator import Activator, ServedCalibrator
@@ -27,8 +28,6 @@ from boxcal.app.settings.service import Settings
 from boxcal.models.backends.backbone import Backbone
 
 NICENESS = 5
-MEMORY_FACTOR = 16
-"""Logits and responses under way may take this many times the largest body."""
 
 
 @asynccontextmanager
@@ -63,23 +62,11 @@ async def open_pipeline(
     # Decoding for a GPU may use every core; on a CPU the passes need them.
     threads = 2 if is_on_cpu else max(2, os.cpu_count() or 1)
     with ThreadPoolExecutor(threads, thread_name_prefix="decode", initializer=lower_thread_priority) as pool:
+        decoder = InputDecoder(
+            backbone.inputs, pool, threads=threads, max_pixels=limits.MAX_PIXELS, in_lanes=is_on_cpu
+        )
         pipeline = Pipeline(
-            model=name,
-            labels=labels,
-            inputs=backbone.inputs,
-            max_pixels=limits.MAX_PIXELS,
-            activator=activator,
-            batcher=batcher,
-            scoring=scoring,
-            pool=pool,
-            threads=threads,
-            is_on_cpu=is_on_cpu,
-            telemetry=telemetry,
-            keep=keep,
-            adjusted=adjusted,
-            timeout_seconds=limits.TIMEOUT_SECONDS,
-            max_memory_bytes=MEMORY_FACTOR * limits.MAX_BODY_BYTES,
-            bounds=checked,
+            name, labels, decoder, batcher, scoring, activator, telemetry, keep, adjusted, checked
         )
         try:
             await asyncio.to_thread(warm, backbone, activator.active.current, settings.max_batch_size)

@@ -160,9 +160,9 @@ class InputDecoder:
         max_pixels: int,
         in_lanes: bool,
     ) -> None:
-        self._inputs = inputs
+        self.inputs = inputs
         self._in_lanes = in_lanes
-        self._pool = pool
+        self.pool = pool
         self._threads = threads
         self._max_pixels = max_pixels
         self._pixels = Budget("pixels", 2 * IMAGES_PER_REQUEST * max_pixels)
@@ -183,12 +183,12 @@ class InputDecoder:
         loop = asyncio.get_running_loop()
         if isinstance(inputs, np.ndarray):
             with _naming(""):
-                return await loop.run_in_executor(self._pool, self._inputs.check, inputs)
+                return await loop.run_in_executor(self.pool, self.inputs.check, inputs)
         names = [f"inputs[{n}]: " for n in range(len(inputs))] if len(inputs) > 1 else [""]
-        if self._inputs.kind in {"rows", "texts"}:
+        if self.inputs.kind in {"rows", "texts"}:
             for sent, name in zip(inputs, names, strict=True):
                 self._check_member(sent, name)
-            return await loop.run_in_executor(self._pool, self._decode_all, inputs, names)
+            return await loop.run_in_executor(self.pool, self._decode_all, inputs, names)
         pixels = [self._pixels_of(sent, name) for sent, name in zip(inputs, names, strict=True)]
         limit = self._pixels.limit // 2
         if sum(pixels) > limit:
@@ -196,16 +196,16 @@ class InputDecoder:
                 f"The images have {sum(pixels):,} pixels; the limit of a request is {limit:,}."
             )
         if len(inputs) > 1 and max(pixels) <= SMALL_PIXELS:
-            return await loop.run_in_executor(self._pool, self._decode_all, inputs, names)
+            return await loop.run_in_executor(self.pool, self._decode_all, inputs, names)
 
         async def decoded(sent: Input, name: str, size: int) -> Samples:
             async with self._large_images if size > LARGE_IMAGE_PIXELS else nullcontext():
-                return await loop.run_in_executor(self._pool, self._sample, sent, name)
+                return await loop.run_in_executor(self.pool, self._sample, sent, name)
 
         with self._pixels.holding(sum(pixels)) if sum(pixels) > LARGE_IMAGE_PIXELS else nullcontext():
             if len(inputs) == 1:
                 return (await decoded(inputs[0], names[0], pixels[0]))[None]
-            samples = self._inputs.blank(len(inputs))
+            samples = self.inputs.blank(len(inputs))
             left = iter(zip(range(len(inputs)), inputs, names, pixels, strict=True))
 
             async def decode_next() -> None:
@@ -223,7 +223,7 @@ class InputDecoder:
 
     def check_magnitude(self, samples: Samples, error: BackboneFailed) -> None:
         """Attribute a failure of the backbone to inputs so large that its arithmetic overflows."""
-        if self._inputs.kind not in {"images", "tensors"}:
+        if self.inputs.kind not in {"images", "tensors"}:
             return
         position = int(np.abs(samples).argmax())
         largest = float(samples.flat[position])
@@ -236,14 +236,14 @@ class InputDecoder:
 
     def _decode_all(self, inputs: Sequence[Input], names: Sequence[str]) -> Samples:
         """Decode inputs that each take microseconds, up to a tenth of a millisecond."""
-        samples = self._inputs.blank(len(inputs))
+        samples = self.inputs.blank(len(inputs))
         for position, (sent, name) in enumerate(zip(inputs, names, strict=True)):
             samples[position] = self._sample(sent, name)
         return samples
 
     def _check_member(self, sent: Input, name: str) -> None:
-        if sent.member not in self._inputs.members:
-            raise InvalidInput(f"{name}{self._inputs.refusal(sent.member)}")
+        if sent.member not in self.inputs.members:
+            raise InvalidInput(f"{name}{self.inputs.refusal(sent.member)}")
 
     def _pixels_of(self, sent: Input, name: str) -> int:
         """Return how many pixels the header of an image announces; 0 for another input."""
@@ -257,7 +257,7 @@ class InputDecoder:
 
     def _sample(self, sent: Input, name: str) -> Samples:
         with _naming(name):
-            return self._inputs.decode(sent.member, sent.value, self._max_pixels)
+            return self.inputs.decode(sent.member, sent.value, self._max_pixels)
 
 
 @contextmanager

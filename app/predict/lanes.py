@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from queue import Queue
 from typing import Generic, cast
 
@@ -38,6 +38,7 @@ from boxcal.app.predict.entries import (
 logger = logging.getLogger("boxcal")
 
 
+@dataclass(eq=False)
 class Lanes(Generic[Context, Result]):
     """The queue of waiting samples and the threads that empty it.
 
@@ -46,39 +47,31 @@ class Lanes(Generic[Context, Result]):
     thread; None while all threads run.
     """
 
-    def __init__(
-        self,
-        forward: Callable[[Samples, bool], Scores],
-        finish: Callable[[Scores, Sequence[Part[Context, Result]]], Sequence[Result | Exception]],
-        *,
-        batch_sizer: BatchSizer,
-        on_thread: Callable[[], None],
-        turns: Turns | None,
-        deliver: Callable[[Pass[Context, Result], Outcomes[Context, Result], float], object],
-        on_failure: Callable[[], object],
-    ) -> None:
-        self._forward = forward
-        self._finish = finish
-        self._batch_sizer = batch_sizer
-        self._on_thread = on_thread
-        self._turns = turns
-        self._deliver = deliver
-        self._on_failure = on_failure
+    forward: Callable[[Samples, bool], Scores]
+    finish: Callable[[Scores, Sequence[Part[Context, Result]]], Sequence[Result | Exception]]
+    _: KW_ONLY
+    batch_sizer: BatchSizer
+    on_thread: Callable[[], None]
+    turns: Turns | None
+    deliver: Callable[[Pass[Context, Result], Outcomes[Context, Result], float], object]
+    on_failure: Callable[[], object]
+
+    def __post_init__(self) -> None:
         self.failure: BaseException | None = None
         self.device_seconds = 0.0
         self._queue: deque[Entry[Context, Result]] = deque()
-        if turns is not None:
-            turns.has_work = lambda: bool(self._queue)
+        if self.turns is not None:
+            self.turns.has_work = lambda: bool(self._queue)
         self._waiting = 0
         self._closing = False
         self._changed = threading.Condition()
-        self._passes = batch_sizer.passes
+        self._passes = self.batch_sizer.passes
         self._running = 0
         # Bounded, so that `batch_sizer` learns the rate of the slower side.
-        self._finishing: Queue[Pass[Context, Result] | None] = Queue(maxsize=batch_sizer.passes)
+        self._finishing: Queue[Pass[Context, Result] | None] = Queue(maxsize=self.batch_sizer.passes)
         self._last = 0
         self._throughput_since: float | None = None
-        self._lanes = [self._thread(self._drive, f"backbone-{n}") for n in range(batch_sizer.passes)]
+        self._lanes = [self._thread(self._drive, f"backbone-{n}") for n in range(self.batch_sizer.passes)]
         self._finisher = self._thread(self._finish_passes, "finisher")
         for thread in (*self._lanes, self._finisher):
             thread.start()
@@ -108,13 +101,13 @@ class Lanes(Generic[Context, Result]):
     def _supervise(self, work: Callable[[], None]) -> None:
         """Run a thread, and report it if it ends with an error."""
         try:
-            self._on_thread()
+            self.on_thread()
             work()
         except BaseException as error:
             logger.critical("a thread of the batcher has ended; the service cannot predict", exc_info=error)
             self.failure = error
             with suppress(RuntimeError):  # the event loop is closed
-                self._on_failure()
+                self.on_failure()
 
     def _drive(self) -> None:
         while True:
@@ -129,16 +122,16 @@ class Lanes(Generic[Context, Result]):
                 seconds = time.perf_counter() - began
                 more = bool(self._queue)
             finally:
-                if self._turns is not None:
-                    self._turns.leave(time.perf_counter() - entered, is_coming=more)
+                if self.turns is not None:
+                    self.turns.leave(time.perf_counter() - entered, is_coming=more)
             with self._changed:
                 self._running -= 1
                 self.device_seconds += seconds
             size = parts[-1].stop if parts else 0
             passed = Pass(size, began, seconds, logits, scored, [*failed, *unreadable])
             if more:
-                if self._turns is not None and self._finishing.full():
-                    self._turns.forgo()
+                if self.turns is not None and self._finishing.full():
+                    self.turns.forgo()
                 self._finishing.put(passed)
             else:  # a change of threads would only delay the response
                 self._finish_pass(passed)
@@ -152,17 +145,17 @@ class Lanes(Generic[Context, Result]):
         with self._changed:
             self._note_throughput()
         while self._wait():
-            alone = self._turns is None or self._turns.enter()
+            alone = self.turns is None or self.turns.enter()
             with self._changed:
                 share = max(1, math.ceil(self._waiting / (self._passes - self._running)))
-                if parts := self._take(self._batch_sizer.size_of(share)):
+                if parts := self._take(self.batch_sizer.size_of(share)):
                     self._last = parts[-1].stop
                     self._running += 1
                     if self._queue:
                         self._changed.notify()
                     return parts, alone and self._running == 1 and (self._passes == 1 or not self._queue)
-            if self._turns is not None:  # what waited has expired, or another lane has taken it
-                self._turns.leave(0.0)
+            if self.turns is not None:  # what waited has expired, or another lane has taken it
+                self.turns.leave(0.0)
         return [], False
 
     def _wait(self) -> bool:
@@ -180,14 +173,14 @@ class Lanes(Generic[Context, Result]):
         """Measure the rate of the whole service while samples are always waiting."""
         now = time.perf_counter()
         if self._last and self._throughput_since is not None:
-            self._batch_sizer.observe_throughput(
-                self._last, now - self._throughput_since, compare=self._turns is None
+            self.batch_sizer.observe_throughput(
+                self._last, now - self._throughput_since, compare=self.turns is None
             )
         self._throughput_since = now if self._queue else None
 
     def _gather(self, idle: float) -> None:
-        until = time.perf_counter() + self._batch_sizer.gather_seconds(self._waiting, self._last, idle)
-        while self._waiting < min(self._last, self._batch_sizer.batch_size) and not self._closing:
+        until = time.perf_counter() + self.batch_sizer.gather_seconds(self._waiting, self._last, idle)
+        while self._waiting < min(self._last, self.batch_sizer.batch_size) and not self._closing:
             left = until - time.perf_counter()
             if left <= 0:
                 return
@@ -248,11 +241,11 @@ class Lanes(Generic[Context, Result]):
         """Score samples; a batch that fails is split in halves until the samples that fail are found."""
         began = time.perf_counter()
         try:
-            logits = self._forward(samples, alone)
+            logits = self.forward(samples, alone)
         except Exception as error:
             if _is_out_of_memory(error):
                 with self._changed:
-                    self._batch_sizer.ran_out_of_memory(len(samples))
+                    self.batch_sizer.ran_out_of_memory(len(samples))
                 logger.warning("out of memory with a batch of %d samples", len(samples))
             elif _is_permanent(error):
                 raise
@@ -262,7 +255,7 @@ class Lanes(Generic[Context, Result]):
         else:
             if self._passes == 1 or not alone:  # a pass that has every core measures something else
                 with self._changed:
-                    self._batch_sizer.measured(len(samples), time.perf_counter() - began)
+                    self.batch_sizer.measured(len(samples), time.perf_counter() - began)
             return [logits]
         half = len(samples) // 2
         return [*self._runs(samples[:half], alone), *self._runs(samples[half:], alone)]
@@ -276,7 +269,7 @@ class Lanes(Generic[Context, Result]):
         began = time.perf_counter()
         results: Sequence[Result | Exception] = []
         try:
-            results = self._finish(passed.logits, passed.scored) if passed.scored else []
+            results = self.finish(passed.logits, passed.scored) if passed.scored else []
         except Exception as error:
             if _is_permanent(error):
                 raise
@@ -285,7 +278,7 @@ class Lanes(Generic[Context, Result]):
         outcomes = [*zip(passed.scored, results, strict=True), *passed.failed]
         seconds = time.perf_counter() - began
         with suppress(RuntimeError):  # the event loop is closed
-            self._deliver(passed, outcomes, seconds)
+            self.deliver(passed, outcomes, seconds)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -39,7 +39,7 @@ from boxcal.app.predict.calibration import (
 from boxcal.app.predict.inputs import InputDecoder, Inputs
 from boxcal.app.predict.options import BoundsOption, Labels, Options, RequestBounds, check_bounds
 from boxcal.app.registry.activator import Activator, ServedCalibrator
-from boxcal.models.inputs.base import Inputs as ModelInputs
+from boxcal.app.settings import limits
 from boxcal.models.inputs.texts import TextInputs
 
 INLINE_NUMBERS = 16_384
@@ -48,6 +48,8 @@ QUICK_NUMBERS = 4 * INLINE_NUMBERS
 """The same for arrays, if the calibrator has one temperature and no bounds apply: 0.1 ms."""
 BYTES_PER_NUMBER = 32
 """Memory that calibration takes for each logit: float64 logits, mapped logits, probabilities and bounds."""
+MEMORY_FACTOR = 16
+"""Logits and responses under way may take this many times the largest body."""
 DIGITS = 20
 """Usual length of a float64 in JSON, with its comma."""
 NOTHING = nullcontext()
@@ -55,51 +57,30 @@ NOTHING = nullcontext()
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Pipeline:
-    """Answers requests.
+    """Answers requests."""
 
-    `keep`: keeps logits (N, K) for feedback, with the version that answered, and returns an id for each row.
-    """
+    model: str  # The name that responses contain
+    labels: Labels
+    decoder: InputDecoder
+    batcher: Batcher[CalibrationRequest, Rows]
+    scoring: Scoring
+    activator: Activator
+    telemetry: Telemetry
+    # Keeps logits (N, K) for feedback, with the version that answered, and returns an id for each row
+    keep: Callable[[int, NDArray[np.float64]], Sequence[str]]
+    # Adjusts a calibrator to the class frequencies of recent traffic
+    adjusted: Callable[[ServedCalibrator], Awaitable[ServedCalibrator]]
+    bounds: RequestBounds | None = None  # Of requests that set none
 
-    def __init__(
-        self,
-        *,
-        model: str,
-        labels: Labels,
-        inputs: ModelInputs,
-        max_pixels: int,
-        activator: Activator,
-        batcher: Batcher[CalibrationRequest, Rows],
-        scoring: Scoring,
-        pool: ThreadPoolExecutor,
-        threads: int,
-        is_on_cpu: bool,
-        telemetry: Telemetry,
-        keep: Callable[[int, NDArray[np.float64]], Sequence[str]],
-        adjusted: Callable[[ServedCalibrator], Awaitable[ServedCalibrator]],
-        timeout_seconds: float,
-        max_memory_bytes: int,
-        bounds: RequestBounds | None = None,
-    ) -> None:
-        self.model = model
-        self.labels = labels
-        self._num_classes = len(labels)
-        self.batcher = batcher
-        self.inputs = inputs
-        self._activator = activator
-        self._scoring = scoring
-        self._pool = pool
-        self._telemetry = telemetry
-        self._keep = keep
-        self._adjusted = adjusted
-        self._timeout = timeout_seconds
-        self._bounds = bounds
-        self._memory = Budget("bytes", max_memory_bytes)
-        self._decoder = InputDecoder(inputs, pool, threads=threads, max_pixels=max_pixels, in_lanes=is_on_cpu)
+    def __post_init__(self) -> None:
+        self.inputs = self.decoder.inputs
+        self.memory = Budget("bytes", MEMORY_FACTOR * limits.MAX_BODY_BYTES)
 
     @property
     def active_version(self) -> int:
-        return self._activator.active.current.version
+        return self.activator.active.current.version
 
     def check_room(self, options: Options) -> None:
         """Refuse a request before its body is read, if not even one sample would be admitted."""
@@ -109,33 +90,33 @@ class Pipeline:
 
     def memory_for(self, rows: int, options: Options, *, as_json: bool) -> AbstractContextManager[None]:
         """Hold, for a block, the memory that a request is estimated to need until its response is sent."""
-        numbers = rows * self._num_classes
+        numbers = rows * len(self.labels)
         if numbers <= INLINE_NUMBERS:
             return NOTHING
         response = 8 * numbers
         if as_json:
-            listed = min(options.top_k, self._num_classes) * (100 + self.labels.longest)
+            listed = min(options.top_k, len(self.labels)) * (100 + self.labels.longest)
             response = rows * (200 + listed) + DIGITS * numbers * (options.probabilities + options.logits)
         needed = BYTES_PER_NUMBER * numbers + response
-        if needed > self._memory.limit:
+        if needed > self.memory.limit:
             raise RequestTooLarge(
-                f"{rows:,} samples of {self._num_classes} classes need about {needed:,} bytes, of which the "
-                f"response has {response:,}; the limit is {self._memory.limit:,}."
+                f"{rows:,} samples of {len(self.labels)} classes need about {needed:,} bytes, of which the "
+                f"response has {response:,}; the limit is {self.memory.limit:,}."
             )
-        return self._memory.holding(needed)
+        return self.memory.holding(needed)
 
     async def predict(self, inputs: Inputs, options: Options) -> CalibratedAnswer:
         arrived = time.perf_counter()
         deadline = time.monotonic() + self._timeout_of(options)
         requested = await self._requested(options)
         truncated = None
-        with self.batcher.reserve_slot(len(inputs), deadline), self._scoring.requested_by(requested.served):
+        with self.batcher.reserve_slot(len(inputs), deadline), self.scoring.requested_by(requested.served):
             is_shifted = requested.served.reads == "inputs"
-            if not is_shifted and (undecoded := self._decoder.later(inputs)) is not None:
+            if not is_shifted and (undecoded := self.decoder.later(inputs)) is not None:
                 decoded = time.perf_counter()
                 finished = await self.batcher.run(undecoded, requested, deadline)
             else:
-                samples = await within(deadline - time.monotonic(), self._decoder.decode(inputs))
+                samples = await within(deadline - time.monotonic(), self.decoder.decode(inputs))
                 if isinstance(self.inputs, TextInputs):
                     truncated = self.inputs.truncated(samples)
                 if is_shifted:
@@ -144,7 +125,7 @@ class Pipeline:
                 try:
                     finished = await self.batcher.run(samples, requested, deadline)
                 except BackboneFailed as error:
-                    self._decoder.check_magnitude(samples, error)
+                    self.decoder.check_magnitude(samples, error)
                     raise
         seconds = {
             "decode": decoded - arrived + finished.decode,
@@ -202,34 +183,34 @@ class Pipeline:
 
     def count(self, answer: CalibratedAnswer) -> None:
         """Count a response in the metrics."""
-        self._telemetry.stages(answer.seconds)
+        self.telemetry.stages(answer.seconds)
         hits = answer.bound_hits()
-        self._telemetry.answered(answer.rows.largest, *hits, int(np.count_nonzero(answer.rows.relaxed)))
+        self.telemetry.answered(answer.rows.largest, *hits, int(np.count_nonzero(answer.rows.relaxed)))
 
     async def _in_pool(self, work: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self.decoder.pool, work, *arguments)
 
     def _timeout_of(self, options: Options) -> float:
-        return self._timeout if options.timeout_ms is None else options.timeout_ms / 1e3
+        return limits.TIMEOUT_SECONDS if options.timeout_ms is None else options.timeout_ms / 1e3
 
     async def _requested(self, options: Options) -> CalibrationRequest:
         if options.bounds is None:
-            bounds = self._bounds
+            bounds = self.bounds
         elif _size(options.bounds) <= INLINE_NUMBERS // 16:
             bounds = check_bounds(options.bounds, self.labels)
         else:
             bounds = await self._in_pool(check_bounds, options.bounds, self.labels)
-        served = self._activator.active.current
+        served = self.activator.active.current
         version = served.version if options.calibrator == "active" else options.calibrator
         if version != served.version:
-            served = await within(self._timeout_of(options), self._activator.fetch(version))
+            served = await within(self._timeout_of(options), self.activator.fetch(version))
         if options.feedback and served.reads != "logits":
             raise InvalidParameter(
                 f"The calibrator {served.version} (`{served.method}`) reads {served.reads}; `feedback` needs "
                 "one that reads logits."
             )
         if options.prior_adjustment:
-            served = await within(self._timeout_of(options), self._adjusted(served))
+            served = await within(self._timeout_of(options), self.adjusted(served))
         return CalibrationRequest(served, bounds)
 
     def _answer(
@@ -242,7 +223,7 @@ class Pipeline:
         *,
         truncated: Sequence[bool] | None = None,
     ) -> CalibratedAnswer:
-        ids = self._keep(requested.served.version, rows.logits) if options.feedback else None
+        ids = self.keep(requested.served.version, rows.logits) if options.feedback else None
         seconds["total"] = time.perf_counter() - arrived
         return CalibratedAnswer(
             self.model, self.labels.names, requested.served, rows, options, seconds, ids, truncated

@@ -180,7 +180,7 @@ def test_a_response_that_is_not_read_is_dropped(quick: Service) -> None:
         line.sendall(post(path, len(body), "content-type: application/x-npy\r\n") + body)
         while not line.recv(1, socket.MSG_PEEK):
             pass
-        memory = quick.state.default.pipeline._memory
+        memory = quick.state.default.pipeline.memory
         while memory.held:
             threading.Event().wait(0.01)
         assert len(read_all(line)) < 10 * 2**20

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.fitting.server.shared_sets import BucketSets, SharedSets
+from boxcal.app.fitting.server.worker_process import Workers
 from boxcal.app.fitting.server.workspace import Workspace
 from boxcal.app.http.problems import RegistryUnavailable
 from boxcal.app.observability.supervised_task import background
@@ -99,10 +100,10 @@ async def open_refits(
             source=source,
             summary=summary,
             memory_bytes=memory_bytes,
-            cores=cores,
             shared=shared,
             queues_only=queues_only,
-            workers=None if beside is None else beside.jobs.workers,
+            workers=Workers.of(cores) if beside is None else beside.jobs.workers,
+            closes_workers=beside is None,
         )
         stack.push_async_callback(jobs.close)
         with suppress(RegistryUnavailable):

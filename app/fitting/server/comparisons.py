@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +19,24 @@ from boxcal.app.registry.store import Registry
 from boxcal.calibrators.method import reads_of_methods
 
 
+@dataclass(eq=False)
 class Comparisons:
     """Comparisons of this process, one at a time."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        activator: Activator,
-        checks: UploadChecks,
-        source: BackboneSource,
-        *,
-        memory_bytes: int,
-        worker: Worker,
-    ) -> None:
-        self._registry = registry
-        self._activator = activator
-        self._checks = checks
-        self._source = source
-        self._memory_bytes = memory_bytes
-        self._worker = worker
+    registry: Registry
+    activator: Activator
+    checks: UploadChecks
+    source: BackboneSource
+    _: KW_ONLY
+    memory_bytes: int
+    worker: Worker
 
     async def find(self, versions: Sequence[int], methods: Sequence[str]) -> list[ServedCalibrator]:
         known = reads_of_methods()
         for name in methods:
             if name not in known:
                 raise UnknownMethod(f"There is no method {name!r:.200}; there are {', '.join(known)}.")
-        return [await self._activator.fetch(version) for version in versions]
+        return [await self.activator.fetch(version) for version in versions]
 
     async def compare(
         self,
@@ -56,16 +49,16 @@ class Comparisons:
         known = reads_of_methods()
         others = [(f"the method {name!r}", known[name]) for name in methods]
         others += [(f"version {one.version} ({one.method})", one.reads) for one in versions]
-        await self._checks.check(folder, content_type, DECLARED, others)
-        stored = [await self._registry.run(self._stored, one) for one in versions]
-        task = CompareTask(folder, self._source, stored, list(methods), self._memory_bytes)
+        await self.checks.check(folder, content_type, DECLARED, others)
+        stored = [await self.registry.run(self._stored, one) for one in versions]
+        task = CompareTask(folder, self.source, stored, list(methods), self.memory_bytes)
         try:
-            return (await self._worker.run(task, Compared)).document
+            return (await self.worker.run(task, Compared)).document
         except WorkerFailed as error:
-            raise self._checks.refusal(error, "The comparison failed.") from error
+            raise self.checks.refusal(error, "The comparison failed.") from error
 
     def _stored(self, served: ServedCalibrator) -> StoredVersion:
         if served.version == UNCALIBRATED:
             return StoredVersion(served.version, served.method, None, None)
-        known = self._registry.report(served.version).get("sketch")
-        return StoredVersion(served.version, served.method, self._registry.artifact(served.version), known)
+        known = self.registry.report(served.version).get("sketch")
+        return StoredVersion(served.version, served.method, self.registry.artifact(served.version), known)

@@ -10,8 +10,9 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,57 +46,48 @@ MAX_QUEUED = 64
 """Fits that may wait for `boxcal worker` processes."""
 
 
+@dataclass(eq=False)
 class FitJobs:
     """The fits of this process that have not ended, and the record of all others.
 
-    `shared`: validation sets that other replicas can read; None if there is no shared storage. `queues_only`:
-    whether fits are left to other processes, which must share the directory. `workers`: those of another
-    model, which closes them; None for workers of its own. `cores`: on which its workers run; None for those
-    of this process. `checks`: reads uploads; checks have a worker of their own, so that none waits for a fit.
+    Where `closes_workers` is false, the workers belong to another model. Checks of uploads have a worker of
+    their own, so that none waits for a fit.
     """
 
-    def __init__(
-        self,
-        registry: Registry,
-        activator: Activator,
-        workspace: Workspace,
-        telemetry: Telemetry,
-        *,
-        source: BackboneSource,
-        summary: BackboneSummary,
-        memory_bytes: int,
-        shared: SharedSets | BucketSets | None = None,
-        queues_only: bool = False,
-        workers: Workers | None = None,
-        cores: Collection[int] | None = None,
-    ) -> None:
-        self._registry = registry
-        self._activator = activator
-        self._workspace = workspace
-        self._shared = shared
-        self._queues_only = queues_only
+    registry: Registry
+    activator: Activator
+    workspace: Workspace
+    telemetry: Telemetry
+    _: KW_ONLY
+    source: BackboneSource
+    summary: BackboneSummary
+    memory_bytes: int
+    workers: Workers
+    closes_workers: bool = True
+    shared: SharedSets | BucketSets | None = None  # Validation sets that other replicas can read
+    queues_only: bool = False  # Whether fits are left to other processes, which share the directory
+
+    def __post_init__(self) -> None:
         self._closing = asyncio.Event()
         self._next_tidy = 0.0
         self._jobs: dict[str, Job] = {}
-        self._slots = UploadSlots(workspace, self._jobs)
-        self._has_own_workers = workers is None
-        self.workers = workers or Workers.of(cores)
-        self.checks = UploadChecks(workspace, summary, self._closing, self.workers.checks)
+        self._slots = UploadSlots(self.workspace, self._jobs)
+        self.checks = UploadChecks(self.workspace, self.summary, self._closing, self.workers.checks)
         self.comparisons = Comparisons(
-            registry,
-            activator,
+            self.registry,
+            self.activator,
             self.checks,
-            source,
-            memory_bytes=memory_bytes,
+            self.source,
+            memory_bytes=self.memory_bytes,
             worker=self.workers.comparisons,
         )
         self._runner = FitRunner(
-            registry,
-            activator,
-            telemetry,
+            self.registry,
+            self.activator,
+            self.telemetry,
             workers=self.workers,
-            source=source,
-            memory_bytes=memory_bytes,
+            source=self.source,
+            memory_bytes=self.memory_bytes,
             closing=self._closing,
         )
 
@@ -104,12 +96,12 @@ class FitJobs:
         self._closing.set()
         for job in self._jobs.values():
             job.stop(FitState.INTERRUPTED, INTERRUPTED)
-        if self._has_own_workers:
+        if self.closes_workers:
             await self.workers.checks.close()
             await self.workers.comparisons.close()
         while self._jobs:
             await asyncio.wait([job.conclusion for job in self._jobs.values()])
-        if self._has_own_workers:
+        if self.closes_workers:
             await self.workers.fits.close()
 
     def reserve_slot(self, client: str = "") -> AbstractAsyncContextManager[Path]:
@@ -126,7 +118,7 @@ class FitJobs:
         permit: Callable[[ActivatePolicy], None] = lambda _: None,
     ) -> FitRecord:
         """Check the request body in a folder of `reserve_slot`, and queue its fit."""
-        active = self._activator.active.current
+        active = self.activator.active.current
         who = f"the active calibrator, {active.method!r}, which the report compares with"
         fields = tuple(FitFields.model_fields)
         checked = await self.checks.check(folder, content_type, fields, [(who, active.calibrator.reads)])
@@ -134,30 +126,30 @@ class FitJobs:
         if self._closing.is_set():
             raise NotReady(GOING_DOWN)
         fit_id = folder.name
-        if self._queues_only and await self._registry.run(self._registry.fits.waiting) >= MAX_QUEUED:
+        if self.queues_only and await self.registry.run(self.registry.fits.waiting) >= MAX_QUEUED:
             raise FitQueueFull(f"{MAX_QUEUED} fits wait for a worker; try again later.")
-        if self._shared is not None:
+        if self.shared is not None:
             with disk_errors_as_problems():
-                folder = await asyncio.to_thread(self._shared.add, folder, owned=not self._queues_only)
+                folder = await asyncio.to_thread(self.shared.add, folder, owned=not self.queues_only)
         try:
-            record = await self._registry.run(
-                self._registry.fits.add,
+            record = await self.registry.run(
+                self.registry.fits.add,
                 fit_id,
                 checked.method,
                 checked.activate,
                 checked.samples,
                 budget_seconds=checked.budget_seconds,
-                shared=self._shared is not None,
-                owned=not self._queues_only,
+                shared=self.shared is not None,
+                owned=not self.queues_only,
                 caller=caller,
             )
         except BaseException:
             await self._leave(folder, is_over=True)
             raise
-        return record if self._queues_only else self._start(record, folder, checked.budget_seconds)
+        return record if self.queues_only else self._start(record, folder, checked.budget_seconds)
 
     def _start(self, record: FitRecord, folder: Path, budget_seconds: float) -> FitRecord:
-        job = self._runner.start(record, folder, budget_seconds, is_shared=self._shared is not None)
+        job = self._runner.start(record, folder, budget_seconds, is_shared=self.shared is not None)
         self._jobs[record.id] = job
         job.conclusion = asyncio.create_task(self._conclude(job))
         if self._closing.is_set():
@@ -167,47 +159,47 @@ class FitJobs:
     async def follow(self) -> None:
         """Cancel the fits of this process whose cancellation another replica requested."""
         if self._jobs:
-            for fit_id in await self._registry.run(self._registry.fits.cancel_requests):
+            for fit_id in await self.registry.run(self.registry.fits.cancel_requests):
                 if fit_id in self._jobs:
                     self._jobs[fit_id].stop(FitState.CANCELLED, CANCELLED)
 
     async def sweep(self) -> None:
         """Record that this process is alive; adopt a fit of a process that stopped, or interrupt it."""
-        fits, seen = self._registry.fits, self._registry.snapshots.last
+        fits, seen = self.registry.fits, self.registry.snapshots.last
         if self._jobs:
-            await self._registry.run(fits.keep_alive)
-        living = await asyncio.to_thread(self._workspace.sweep)
+            await self.registry.run(fits.keep_alive)
+        living = await asyncio.to_thread(self.workspace.sweep)
         if seen is None or seen.is_abandoned:
             await self._adopt(living)
-            await self._registry.run(fits.interrupt_abandoned, living)
+            await self.registry.run(fits.interrupt_abandoned, living)
         now = time.monotonic()
-        if self._shared is not None and now >= self._next_tidy:
+        if self.shared is not None and now >= self._next_tidy:
             self._next_tidy = now + TIDY_SECONDS
-            unfinished = await self._registry.run(fits.unfinished)
-            await asyncio.to_thread(self._shared.sweep, unfinished)
+            unfinished = await self.registry.run(fits.unfinished)
+            await asyncio.to_thread(self.shared.sweep, unfinished)
 
     async def adopt(self) -> None:
         """Take the oldest fit that has no owner, or that of a process that stopped, if there is one."""
-        await self._adopt(await asyncio.to_thread(self._workspace.sweep))
+        await self._adopt(await asyncio.to_thread(self.workspace.sweep))
 
     async def _adopt(self, living: set[str]) -> None:
-        fits, shared = self._registry.fits, self._shared
+        fits, shared = self.registry.fits, self.shared
         if (
             shared is None
-            or self._queues_only
+            or self.queues_only
             or self.workers.turn.locked()
             or self._jobs
             or self._closing.is_set()
         ):
             return
-        adopted = await self._registry.run(fits.adopt, living)
+        adopted = await self.registry.run(fits.adopt, living)
         if adopted is None:
             return
         record, former_owner, budget_seconds = adopted
         try:
             folder = await asyncio.to_thread(shared.claim, record.id, former_owner)
         except OSError as error:
-            await self._registry.run(fits.end, record, FitState.INTERRUPTED, f"{INTERRUPTED} {error}")
+            await self.registry.run(fits.end, record, FitState.INTERRUPTED, f"{INTERRUPTED} {error}")
             return
         logger.warning("Fit %s is continued: its owner stopped.", record.id)
         self._start(record, folder, BUDGET_SECONDS if budget_seconds is None else budget_seconds)
@@ -216,7 +208,7 @@ class FitJobs:
         """Run a refit in the worker of the fits."""
         if self._closing.is_set():
             raise NotReady(GOING_DOWN)
-        folder = await asyncio.to_thread(self._workspace.new_folder, f"refit-{secrets.token_hex(8)}")
+        folder = await asyncio.to_thread(self.workspace.new_folder, f"refit-{secrets.token_hex(8)}")
         try:
             return await self._runner.refit(await asyncio.to_thread(write, folder))
         except WorkerFailed as error:
@@ -228,11 +220,11 @@ class FitJobs:
 
     async def get(self, fit_id: str) -> FitRecord:
         job = self._jobs.get(fit_id)
-        return job.record if job else await self._registry.run(self._registry.fits.get, fit_id)
+        return job.record if job else await self.registry.run(self.registry.fits.get, fit_id)
 
     async def list(self, limit: int, before: str | None = None) -> list[FitRecord]:
         """Return the records of the newest fits, newest first; only fits older than the fit `before`."""
-        records = await self._registry.run(self._registry.fits.list, limit, before)
+        records = await self.registry.run(self.registry.fits.list, limit, before)
         return [self._jobs[record.id].record if record.id in self._jobs else record for record in records]
 
     async def wait(self, fit_id: str, seconds: float) -> FitRecord:
@@ -264,7 +256,7 @@ class FitJobs:
                     raise RegistryUnavailable(f"Fit {fit_id} ends as soon as the registry answers.")
         record = await self.get(fit_id)
         if not record.state.is_final:
-            await self._registry.run(self._registry.fits.request_cancel, fit_id, caller)
+            await self.registry.run(self.registry.fits.request_cancel, fit_id, caller)
             record = await self.wait(fit_id, ELSEWHERE_SECONDS)
         if not record.state.is_final:
             raise FitElsewhere(
@@ -286,11 +278,11 @@ class FitJobs:
 
     async def _leave(self, folder: Path, *, is_over: bool) -> None:
         """Remove a validation set unless another process needs it; what cannot be removed is swept later."""
-        if self._shared is None:
+        if self.shared is None:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             return
         try:
-            await asyncio.to_thread(self._shared.leave, folder, is_over=is_over)
+            await asyncio.to_thread(self.shared.leave, folder, is_over=is_over)
         except OSError as error:
             logger.warning("The validation set in %s was not removed: %s", folder, error)
 

@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -40,28 +40,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class FitRunner:
     """Runs one fit at a time; the others wait in the order of their start."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        activator: Activator,
-        telemetry: Telemetry,
-        *,
-        workers: Workers,
-        source: BackboneSource,
-        memory_bytes: int,
-        closing: asyncio.Event,
-    ) -> None:
-        self._registry = registry
-        self._activator = activator
-        self._telemetry = telemetry
-        self._source = source
-        self._memory_bytes = memory_bytes
-        self._closing = closing
-        self._worker = workers.fits
-        self._turn = workers.turn
+    registry: Registry
+    activator: Activator
+    telemetry: Telemetry
+    _: KW_ONLY
+    workers: Workers
+    source: BackboneSource
+    memory_bytes: int
+    closing: asyncio.Event
 
     def start(self, record: FitRecord, folder: Path, budget_seconds: float, *, is_shared: bool) -> Job:
         """Put a fit with a checked validation set at the end of the queue; `finish` must be called next."""
@@ -83,44 +73,44 @@ class FitRunner:
             logger.exception("Fit %s failed in the service", job.record.id)
             record = await self._end(job, FitState.FAILED, SERVICE_FAILED)
         if job.started is not None:
-            self._turn.release()
+            self.workers.turn.release()
         if job.is_elsewhere:
             return record
         seconds = time.monotonic() - job.started if job.started is not None else 0.0
-        self._telemetry.fit_ended(record.state.value, record.method, seconds)
+        self.telemetry.fit_ended(record.state.value, record.method, seconds)
         return record
 
     async def refit(self, task: RefitTask) -> RefitOutcome:
         """Run a refit after the fits that began before it."""
-        async with self._turn:
-            return await self._worker.run(replace(task, memory_bytes=self._memory_bytes), RefitOutcome)
+        async with self.workers.turn:
+            return await self.workers.fits.run(replace(task, memory_bytes=self.memory_bytes), RefitOutcome)
 
     async def _fit(self, job: Job) -> Result:
         """Wait for the turn of a fit, and run it in the worker."""
-        await self._turn.acquire()
+        await self.workers.turn.acquire()
         job.started = time.monotonic()
-        start = asyncio.create_task(self._call(job, self._registry.fits.start, job.record))
+        start = asyncio.create_task(self._call(job, self.registry.fits.start, job.record))
         try:
             await asyncio.shield(start)
         finally:
             job.update(await start)  # also if the fit is cancelled: its end must name the attempt that began
-        active = self._activator.active.current
+        active = self.activator.active.current
         against = known = None
         if active.version != UNCALIBRATED:
-            against = await self._call(job, self._registry.artifact, active.version)
-            known = (await self._call(job, self._registry.report, active.version)).get("sketch")
+            against = await self._call(job, self.registry.artifact, active.version)
+            known = (await self._call(job, self.registry.report, active.version)).get("sketch")
         task = FitTask(
             job.folder,
-            self._source,
+            self.source,
             job.record.method,
             against=against,
             known=known,
             budget_seconds=job.budget_seconds,
-            memory_bytes=self._memory_bytes,
+            memory_bytes=self.memory_bytes,
         )
         recorder = asyncio.create_task(self._record_progress(job))
         try:
-            outcome = await self._worker.run(
+            outcome = await self.workers.fits.run(
                 task,
                 FitOutcome,
                 lambda progress, stage: job.update(replace(job.record, progress=progress, stage=stage)),
@@ -142,12 +132,12 @@ class FitRunner:
         fitted, decision = result
         # The disk may be full; this makes space for the result.
         await asyncio.to_thread(shutil.rmtree, job.folder, ignore_errors=True)
-        await self._call(job, self._activator.accept, job.record, fitted, decision)
-        return await self._call(job, self._registry.fits.get, job.record.id)
+        await self._call(job, self.activator.accept, job.record, fitted, decision)
+        return await self._call(job, self.registry.fits.get, job.record.id)
 
     async def _end(self, job: Job, state: FitState, why: str, canceller: Caller | None = None) -> FitRecord:
         """Record the end of a fit without a result, or leave it to another process; a failure is logged."""
-        fits = self._registry.fits
+        fits = self.registry.fits
         try:
             try:
                 if job.is_shared and state is FitState.INTERRUPTED:
@@ -170,13 +160,13 @@ class FitRunner:
         """Call the registry; retry while it does not answer or its disk is full: no result is lost."""
         while True:
             try:
-                return await self._registry.run(call, *arguments, **named)
+                return await self.registry.run(call, *arguments, **named)
             except RegistryUnavailable:
-                if self._closing.is_set():
+                if self.closing.is_set():
                     raise
                 job.update(replace(job.record, stage=WAITING))
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), RETRY_SECONDS)
+                await asyncio.wait_for(self.closing.wait(), RETRY_SECONDS)
 
     async def _record_progress(self, job: Job) -> None:
         """Record the progress every second, which also tells other replicas that the fit is alive."""
@@ -184,7 +174,7 @@ class FitRunner:
             await asyncio.sleep(RECORD_SECONDS)
             record = job.record
             try:
-                await self._registry.run(self._registry.fits.advance, record, record.progress, record.stage)
+                await self.registry.run(self.registry.fits.advance, record, record.progress, record.stage)
             except RegistryUnavailable:
                 continue  # the registry logs the outage, once
             except FitLost:

@@ -58,7 +58,7 @@ def test_a_cancel_that_meets_the_start_or_the_result_leaves_the_next_fit_alone(t
         opened.activator.accept = held(accept)  # type: ignore[method-assign]
         late = await submit(jobs, QUICK)
         await asyncio.to_thread(reached.wait, 240)
-        process = jobs._runner._worker._process
+        process = jobs.workers.fits._process
         assert process is not None
         cancelling = asyncio.create_task(jobs.cancel(late))
         await asyncio.sleep(0)
@@ -74,7 +74,7 @@ def test_a_cancel_that_meets_the_start_or_the_result_leaves_the_next_fit_alone(t
         assert (unexpected.state, "see the server log" in (unexpected.error or "")) == (FitState.FAILED, True)
         opened.activator.accept = accept  # type: ignore[method-assign]
         assert (await until(jobs, await submit(jobs, QUICK), ended)).state is FitState.SUCCEEDED
-        assert jobs._runner._worker._process is process
+        assert jobs.workers.fits._process is process
 
     run(tmp_path, scenario)
 

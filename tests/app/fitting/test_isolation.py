@@ -191,7 +191,7 @@ def test_a_worker_that_dies_costs_its_own_upload_alone(
 
     def update_and_end(job: Job, record: FitRecord) -> None:
         if record.stage.startswith(stage) and not job.record.stage.startswith(stage):
-            end(pid_of(jobs._runner._worker))
+            end(pid_of(jobs.workers.fits))
         update(job, record)
 
     with Load(served.url) as load:

@@ -141,7 +141,7 @@ def test_a_worker_that_dies_fails_its_fit_alone(tmp_path: Path) -> None:
         doomed = await submit(jobs, SLOW, "ts+pb")
         waiting = await submit(jobs, QUICK)
         await until(jobs, doomed, fitting)
-        worker = jobs._runner._worker._process
+        worker = jobs.workers.fits._process
         assert worker is not None
         os.kill(worker.pid, signal.SIGSEGV)
         failed = await until(jobs, doomed, ended)

@@ -126,7 +126,7 @@ def test_a_broken_image_cancels_the_others_of_its_request(
     service: Service, monkeypatch: pytest.MonkeyPatch, digits: Digits
 ) -> None:
     decoded = []
-    decoder = service.state.default.pipeline._decoder
+    decoder = service.state.default.pipeline.decoder
     true_sample = decoder._sample
 
     def sample(sent: Any, name: str) -> Any:
@@ -229,8 +229,8 @@ def test_logits_of_the_backbone_that_are_not_finite_are_a_failure_of_the_service
     service: Service, monkeypatch: pytest.MonkeyPatch, digits: Digits, caplog: pytest.LogCaptureFixture
 ) -> None:
     lanes: Any = service.state.default.pipeline.batcher._lanes
-    forward = lanes._forward
-    monkeypatch.setattr(lanes, "_forward", lambda samples, alone: forward(samples, alone) * float("nan"))
+    forward = lanes.forward
+    monkeypatch.setattr(lanes, "forward", lambda samples, alone: forward(samples, alone) * float("nan"))
     value = service.state.telemetry.registry.get_sample_value
     before = value("boxcal_rejected_total", {"reason": "backbone-failed"}) or 0
     answer = httpx.post(f"{service.url}/predict", content=digits.png(0), headers=PNG)

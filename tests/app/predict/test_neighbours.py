@@ -40,18 +40,18 @@ async def until(condition: Callable[[], bool]) -> None:
 def held_backbone(service: Service) -> Iterator[None]:
     """Keep every pass in the backbone for the duration of the block, so that requests wait behind it."""
     lanes: Any = service.state.default.pipeline.batcher._lanes
-    forward, gate = lanes._forward, threading.Event()
+    forward, gate = lanes.forward, threading.Event()
 
     def held(samples: Any, alone: bool) -> Any:
         assert gate.wait(60)
         return forward(samples, alone)
 
-    lanes._forward = held
+    lanes.forward = held
     try:
         yield
     finally:
         gate.set()
-        lanes._forward = forward
+        lanes.forward = forward
 
 
 async def test_corrupt_infeasible_cancelled_and_expired_neighbours_disturb_nobody(
