@@ -293,6 +293,7 @@ ANSWERS: dict[tuple[str, str, str], tuple[str, Any]] = {
                 "queue_samples": 1024,
                 "timeout_ms": 30000.0,
             },
+            "example": None,
             "examples": [{"name": "digit 9", "png": IMAGE}],
         },
     ),

@@ -30,15 +30,19 @@ export function show(main) {
   return () => view.stop();
 }
 
-/** The request for an input, an image or logits, with options. */
-const request = ({ blob, logits }, options) =>
+/** The request for an input, an image, another one of the model or logits, with options. */
+const request = ({ blob, input, logits }, options) =>
   blob
     ? {
         path: `/predict?options=${encodeURIComponent(JSON.stringify(options))}`,
         type: blob.type || "image/png",
         body: blob,
       }
-    : { path: "/calibrate", type: "application/json", body: JSON.stringify({ logits: [logits], options }) };
+    : {
+        path: input ? "/predict" : "/calibrate",
+        type: "application/json",
+        body: JSON.stringify(input ? { inputs: [input], options } : { logits: [logits], options }),
+      };
 
 /** Options of the request that confirms an answer. */
 const confirmation = (calibrator, bounds) => ({ probabilities: true, top_k: 1, calibrator, bounds });

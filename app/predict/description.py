@@ -54,6 +54,9 @@ class ModelDescription(BaseModel):
     formats: list[str] = Field(description="Image media types; empty if the model takes no images.")
     device: str
     limits: Limits
+    example: dict[str, Any] | None = Field(
+        description="One input of a JSON body of `/predict`; null for images and for large tensors."
+    )
     examples: list[Example] = Field(description="Example images, for models that come with some.")
 
 
@@ -104,6 +107,7 @@ async def get_model(
             queue_samples=limits.MAX_QUEUE_SAMPLES,
             timeout_ms=1e3 * limits.TIMEOUT_SECONDS,
         ),
+        example=backbone.inputs.example(),
         examples=list(examples(backbone.name)),
     )
 

@@ -243,7 +243,8 @@ class InputDecoder:
 
     def _check_member(self, sent: Input, name: str) -> None:
         if sent.member not in self.inputs.members:
-            raise InvalidInput(f"{name}{self.inputs.refusal(sent.member)}")
+            member = "rows of CSV" if sent.member == "cells" else sent.member
+            raise InvalidInput(f"{name}{self.inputs.refusal(member)}")
 
     def _pixels_of(self, sent: Input, name: str) -> int:
         """Return how many pixels the header of an image announces; 0 for another input."""

@@ -6,6 +6,7 @@ between the two, such as the queue, only counts, splits and joins samples along 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
@@ -16,6 +17,8 @@ from boxcal.models.errors import UnusableInput
 from boxcal.models.inputs.preprocessing import Preprocessing
 
 MAX_DIMENSIONS = 32
+LARGEST_EXAMPLE = 1000
+"""Numbers of a tensor that somebody may read."""
 
 Kind = Literal["images", "tensors", "rows", "texts", "none"]
 Samples = NDArray[Any]
@@ -34,6 +37,10 @@ class Inputs(Protocol):
 
     def refusal(self, member: str) -> str:
         """Say why an input with this member, which is not among `members`, cannot be read."""
+        ...
+
+    def example(self) -> dict[str, Any] | None:
+        """Give one input of a JSON body that can be read; None for images, large tensors and no model."""
         ...
 
     def blank(self, count: int) -> Samples:
@@ -78,6 +85,12 @@ class ImageInputs:
             )
         return f"The model takes {' or '.join(self.members)}, not {member}."
 
+    def example(self) -> dict[str, Any] | None:
+        """Give a tensor of zeros, if it is small."""
+        if self.kind == "images" or math.prod(self.shape) > LARGEST_EXAMPLE:
+            return None
+        return {"tensor": np.zeros(self.shape).tolist()}
+
     def blank(self, count: int) -> Samples:
         """Give zeros (count, *shape), float32."""
         return np.zeros((count, *self.shape), np.float32)
@@ -120,6 +133,9 @@ class NoInputs:
     def refusal(self, member: str) -> str:
         """Say that nothing is read."""
         return self.refused
+
+    def example(self) -> None:
+        """Give nothing."""
 
     def blank(self, count: int) -> Samples:
         raise UnusableInput(self.refused)

@@ -81,6 +81,11 @@ class RowInputs:
         """Say why this input cannot be read."""
         return f"The model takes `features`, a row of {len(self.names)} values, not {member}."
 
+    def example(self) -> dict[str, Any]:
+        """Give zeros, empty strings and one of the known categories, by name."""
+        plain = (one.item() if isinstance(one, np.generic) else one for one in self._example)
+        return {"features": dict(zip(self.names, plain, strict=True))}
+
     def blank(self, count: int) -> Samples:
         """Give rows of zeros, empty strings, and one of the known categories."""
         rows = np.empty((count, *self.shape), np.float64 if self._is_numeric else object)

@@ -66,6 +66,12 @@ class TextInputs:
             return "The model takes tokens: no tokenizer.json is declared for it."
         return f"The model takes {' or '.join(f'`{name}`' for name in self.members)}, not {member}."
 
+    def example(self) -> dict[str, Any]:
+        """Give a text, or one token without a tokenizer."""
+        if self._tokenizer is None:
+            return {"tokens": {name: [1] for name in self.names}}
+        return {"text": "This is an example."}
+
     def blank(self, count: int) -> Samples:
         """Give samples of one token."""
         return self._samples([Tokens(np.ones(1, np.int64) for _ in self.names)] * count)

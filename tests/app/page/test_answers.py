@@ -123,7 +123,9 @@ def test_an_input_that_is_refused_has_no_answer(
     text.write_text("no image")
     open_try(page, page_url)
     page.locator("#image").set_input_files(text)
-    expect(page.locator(".trouble")).to_contain_text("not text")
+    expect(page.locator(".trouble")).to_contain_text(
+        "This model reads images; a.txt is of the type text/plain"
+    )
     expect(page.locator(".headline")).to_be_hidden()
     expect(page.locator(".sure")).to_be_hidden()
     page.get_by_role("button", name="Example 3: digit 3").click()
