@@ -209,6 +209,24 @@ def test_a_service_that_is_silent_at_the_start_is_named(page: Page, page_url: st
     expect(page.locator(".sure")).to_be_visible()
 
 
+def test_small_probabilities_stay_in_their_card_on_a_narrow_screen(
+    browser: Browser, page_url: str, problems: Problems
+) -> None:
+    with watched_page(browser, problems, viewport={"width": 320, "height": 700}) as page:
+        open_try(page, page_url)
+        page.get_by_text("Logits", exact=True).click()
+        page.get_by_label("Logits", exact=True).last.fill("90, 30, 0, 0, 0, 0, 0, 0, 0, 0")
+        expect(page.locator(".row .n", has_text="< 0.0001 %").last).to_be_visible()
+        beyond = """(numbers) => numbers.filter((n) => {
+          const { left, right } = n.closest(".card").getBoundingClientRect();
+          const own = n.getBoundingClientRect();
+          return n.scrollWidth > n.clientWidth + 1 || own.left < left || own.right > right;
+        }).map((n) => n.textContent)"""
+        assert page.locator(".row:not(.head) .n").evaluate_all(beyond) == []
+        assert page.locator(".row .name").evaluate_all("(all) => all.every((n) => n.clientWidth > 8)")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 @pytest.fixture
 def colleague(page_url: str) -> Iterator[httpx.Client]:
     """Use the same service without the page."""
@@ -401,7 +419,7 @@ def test_the_api_documentation_works_offline(page: Page, page_url: str) -> None:
     expect(page.locator(".opblock-summary-path", has_text="/predict").first).to_be_visible()
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [1280, 390, 320])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_view_is_accessible(
     browser: Browser,
