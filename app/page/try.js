@@ -21,8 +21,8 @@ const STATUS = {
 };
 const CURRENT = ["confirmed", "computed"]; // the others are dimmed
 
-// Kept while the page is open.
-const state = { model: null, version: "active", chosen: new ChosenBounds(), pinned: new Set() };
+// Kept while the page is open; `invalid` is text in place of bounds, until it is corrected or bounds are set otherwise.
+const state = { model: null, version: "active", chosen: new ChosenBounds(), pinned: new Set(), invalid: null };
 
 export function show(main) {
   const view = new Try(main);
@@ -209,7 +209,13 @@ class Try {
     this.build();
     const bounded = state.chosen.option(labels) !== undefined; // the answer was asked for without bounds
     this.update(bounded ? "computed" : "confirmed");
-    if (bounded) this.confirmSoon(0);
+    if (bounded || state.invalid !== null) this.check();
+  }
+
+  /** Have the bounds confirmed, or say again that the text in their place is not valid. */
+  check() {
+    if (state.invalid === null) this.confirmSoon(0);
+    else this.readJson();
   }
 
   visible() {
@@ -267,7 +273,7 @@ class Try {
             state.pinned.add(found);
             this.build();
             this.update("computed");
-            this.confirmSoon(0);
+            this.check();
           }
         },
       });
@@ -279,6 +285,7 @@ class Try {
   /** A handle moved: draw new bars in this frame and confirm with the service later. */
   moved() {
     performance.mark("boxcal-move");
+    state.invalid = null;
     this.update("computed");
     performance.measure("boxcal-move", "boxcal-move");
     this.confirmSoon(CONFIRM_AFTER);
@@ -305,7 +312,7 @@ class Try {
     this.say(now, feasible, low, high);
     const { sent } = this.answer,
       bounds = state.chosen.option(labels);
-    this.json.value = JSON.stringify(bounds ?? {}, null, 1);
+    this.json.value = state.invalid ?? JSON.stringify(bounds ?? {}, null, 1);
     this.curl.textContent = command(request(sent, confirmation(chosenVersion(), bounds)), sent);
   }
 
@@ -407,6 +414,7 @@ class Try {
   async readJson() {
     this.stopConfirming();
     const check = (this.confirming = {});
+    state.invalid = this.json.value;
     const { sent, calibrator, labels } = this.answer;
     try {
       const written = JSON.parse(this.json.value || "{}");

@@ -197,6 +197,41 @@ def test_bounds_that_are_not_valid_are_refused(
     expect(page.locator(".trouble")).to_be_empty()
 
 
+@pytest.mark.parametrize("bounds", ['{"upper": 0.3', '{"uper": 0.3}'])
+def test_bounds_that_are_not_valid_stay_so_with_the_next_input(
+    page: Page, page_url: str, problems: Problems, bounds: str
+) -> None:
+    problems.expected = "status of 422"
+    open_try(page, page_url)
+    area = page.get_by_label("Bounds as JSON")
+    write_bounds(page, '{"upper": 0.6}')
+    expect(page.locator(".sure")).to_be_visible()
+    write_bounds(page, bounds)
+
+    def check() -> None:
+        expect(page.locator(".trouble")).to_contain_text(
+            "These bounds are not valid" if "uper" not in bounds else "uper"
+        )
+        page.wait_for_timeout(300)
+        expect(page.locator(".sure")).to_have_count(0)
+        expect(page.locator(".foot")).to_contain_text("not confirmed")
+        expect(area).to_have_value(bounds)
+
+    check()
+    page.get_by_role("button", name="Example 3: digit 3").click()
+    expect(page.locator(".headline .label")).to_have_text("3")
+    check()
+    page.get_by_role("link", name="Service").click()
+    expect(page.locator(".tile")).to_have_count(6)
+    page.get_by_role("link", name="Try", exact=True).click()
+    page.get_by_text("Exact bounds as JSON").click()
+    check()
+    page.get_by_label("Upper bound of 9").press("ArrowLeft")
+    expect(page.locator(".sure")).to_be_visible()
+    expect(area).to_have_value(re.compile('"upper"'))
+    expect(page.locator(".trouble")).to_be_empty()
+
+
 @pytest.fixture(scope="module")
 def labels_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run a service without a model, whose labels contain commands."""
