@@ -14,7 +14,6 @@ def main() -> None:
         from boxcal.app.cli.quick_start import set_up_allocator
 
         set_up_allocator()  # starts the process anew, so before anything that takes long to import
-    from boxcal.app.cli import running as running  # adds its commands
     from boxcal.app.cli.commands import main as run
 
     run()

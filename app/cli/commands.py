@@ -1,18 +1,29 @@
-"""Arguments and exit codes of the `boxcal` command; each command is implemented in the file of its name.
+"""The `boxcal` command: its commands in the order of its help, and its exit codes.
 
-Those files import large packages such as torch, so each is imported when its command runs. Help and usage
-errors appear at once.
+A command is in the file of its name, which imports large packages such as torch inside functions: help and
+usage errors appear at once. The arguments of `evaluate`, `monitor` and `doctor` are here, because nearly all
+of their functions need such packages; and so are commands of a few lines.
 """
 
 # ruff: noqa: PLC0415 - see above
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import typer
 
-from boxcal.app.cli.failures import EXIT_CODES, failure_of
+from boxcal.app.cli import options
+from boxcal.app.cli.compare import compare
+from boxcal.app.cli.deploy import deploy
+from boxcal.app.cli.failures import EXIT_CODES, UsageError, failure_of
+from boxcal.app.cli.feedback import feedback
+from boxcal.app.cli.fit import fit
+from boxcal.app.cli.inspect import inspect
+from boxcal.app.cli.keys import keys
+from boxcal.app.cli.output import screen, write_json
+from boxcal.app.cli.predict import predict
+from boxcal.app.cli.settings import SettingsCommand, read_settings
 
 cli = typer.Typer(
     name="boxcal",
@@ -23,238 +34,32 @@ cli = typer.Typer(
 )
 
 
-Url = Annotated[
-    str | None,
-    typer.Option(envvar="BOXCAL_URL", help="Use the service at this address.", show_default=False),
-]
-CalibratorName = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE|VERSION",
-        help="A calibrator saved by `boxcal fit --output`; with --url a version of the registry.",
-        show_default=False,
-    ),
-]
-Json = Annotated[
-    bool, typer.Option("--json", help="Write one JSON document to stdout and messages to stderr.")
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Settings in TOML: `name = value`, and a table `\\[models.NAME]` for each of several models. "
-        "Default: BOXCAL_CONFIG.",
-        show_default=False,
-    ),
-]
-ValidationFile = Annotated[
-    Path,
-    typer.Argument(
-        metavar="FILE",
-        exists=True,
-        readable=True,
-        help="`.npz` or `.json` with logits (N, K) and labels (N,); `.parquet`, `.arrow` or `.csv` with the "
-        "column label and either logits (lists) or one column per class; or images: a folder or a `.zip` "
-        "with one folder per class; or labelled rows or texts for the model (BOXCAL_MODEL).",
-    ),
-]
-
-
-Scores = Annotated[
-    Literal["logits", "probabilities", "percent"] | None,
-    typer.Option(help="What the scores of the file are. Default: as they are named, else logits."),
-]
-LabelColumn = Annotated[
-    str | None, typer.Option("--label", help="The column of the labels.", show_default="label")
-]
-ClassColumns = Annotated[
-    str | None,
-    typer.Option(
-        "--classes", metavar="A,B,C", help="The columns of the classes, in the order of their indices."
-    ),
-]
-Ignored = Annotated[str | None, typer.Option(metavar="A,B", help="Columns to leave out.")]
-LabelsAs = Annotated[
-    Literal["index", "name"] | None,
-    typer.Option(help="What numbers among the labels are, where classes are named by numbers."),
-]
-
-
-def declared_of(options: dict[str, Any]) -> dict[str, Any]:
-    """Join the options that say what a file holds to one, `declared`."""
-    from boxcal.app.tables.labels import Declared
-
-    classes, ignore = options.pop("classes"), options.pop("ignore")
-    declared = Declared(
-        options.pop("scores"),
-        options.pop("label"),
-        None if classes is None else tuple(classes.split(",")),
-        () if ignore is None else tuple(ignore.split(",")),
-        options.pop("labels_as"),
-    )
-    return {**options, "declared": declared}
-
-
-@cli.command()
-def predict(
-    images: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="SOURCE...",
-            exists=True,
-            readable=True,
-            help="Images; with --output, a folder or a `.parquet` of features, texts or logits.",
-        ),
-    ],
-    *,
-    lower: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="BOUND", help="Lower bound: 0.01 for all classes, or LABEL=0.02; can be repeated."
-        ),
-    ] = None,
-    upper: Annotated[
-        list[str] | None, typer.Option(metavar="BOUND", help="Upper bound, in the same form.")
-    ] = None,
-    top_k: Annotated[int, typer.Option(help="Number of classes to list.")] = 5,
-    calibrator: CalibratorName = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Write the predictions of a folder of images, or of a `.parquet` of logits, probabilities "
-            "or features, to this `.parquet`. A run that was stopped continues.",
-        ),
-    ] = None,
-    url: Url = None,
-    as_json: Json = False,
-) -> None:
-    """Classify images with calibrated probabilities within bounds that you set."""
-    options = locals()
-    from boxcal.app.cli.predict import run
-
-    run(**options)
-
-
-@cli.command()
-def fit(
-    file: ValidationFile,
-    *,
-    method: Annotated[
-        str,
-        typer.Option(help="Calibration method, for example `ts+pb`; `auto` selects one by cross-validation."),
-    ] = "auto",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Save the calibrator to this file (safetensors).")
-    ] = None,
-    report: Annotated[Path | None, typer.Option(help="Save the report to this file (JSON).")] = None,
-    diagram: Annotated[
-        Path | None, typer.Option(help="Save the reliability diagram to this file (SVG).")
-    ] = None,
-    html: Annotated[Path | None, typer.Option(help="Save the report to this file as a web page.")] = None,
-    activate: Annotated[
-        Literal["if_better", "always", "never"],
-        typer.Option(help="With --url: when to activate the new calibrator."),
-    ] = "if_better",
-    budget_seconds: Annotated[
-        float, typer.Option(min=0.001, max=3600, help="Seconds for which `auto` compares methods.")
-    ] = 120.0,
-    labels: Annotated[
-        Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Labels in `.npy`, where FILE is a `.npy` of logits."),
-    ] = None,
-    scores: Scores = None,
-    label: LabelColumn = None,
-    classes: ClassColumns = None,
-    ignore: Ignored = None,
-    labels_as: LabelsAs = None,
-    url: Url = None,
-    as_json: Json = False,
-) -> None:
-    """Fit a calibrator to validation data and report its effect on data that the fit did not use."""
-    options = declared_of(locals())
-    from boxcal.app.cli.fit import run
-
-    run(**options)
-
-
-@cli.command()
-def feedback(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            readable=True,
-            help="`.csv` or `.parquet` with the columns id and label, and perhaps propensity and source.",
-        ),
-    ],
-    *,
-    url: Annotated[
-        str, typer.Option(envvar="BOXCAL_URL", help="Address of the service.")
-    ] = "http://127.0.0.1:8000",
-    as_json: Json = False,
-) -> None:
-    """Send the true labels of earlier predictions to a service."""
-    from boxcal.app.cli.feedback import run
-
-    run(file, url=url, as_json=as_json)
+cli.command()(predict)
+cli.command()(fit)
+cli.command()(feedback)
 
 
 @cli.command()
 def evaluate(
-    file: ValidationFile,
+    file: options.ValidationFile,
     *,
-    calibrator: CalibratorName = None,
-    scores: Scores = None,
-    label: LabelColumn = None,
-    classes: ClassColumns = None,
-    ignore: Ignored = None,
-    labels_as: LabelsAs = None,
-    url: Url = None,
-    as_json: Json = False,
+    calibrator: options.CalibratorName = None,
+    scores: options.Scores = None,
+    label: options.LabelColumn = None,
+    classes: options.ClassColumns = None,
+    ignore: options.Ignored = None,
+    labels_as: options.LabelsAs = None,
+    url: options.Url = None,
+    as_json: options.Json = False,
 ) -> None:
     """Measure the calibration of a model, without and with a calibrator."""
-    options = declared_of(locals())
     from boxcal.app.cli.evaluate import run
 
-    run(**options)
+    declared = options.declared_of(scores, label, classes, ignore, labels_as)
+    run(file, calibrator=calibrator, declared=declared, url=url, as_json=as_json)
 
 
-@cli.command()
-def compare(
-    file: ValidationFile,
-    *,
-    test: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            readable=True,
-            help="Evaluate on this file (default: cross-fitting).",
-        ),
-    ] = None,
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Method to compare; can be repeated. Default: the methods of the paper, except `nc`."
-        ),
-    ] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Save the table to this file (Markdown).")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Save all numbers to this file (CSV).")] = None,
-    scores: Scores = None,
-    label: LabelColumn = None,
-    classes: ClassColumns = None,
-    ignore: Ignored = None,
-    labels_as: LabelsAs = None,
-    as_json: Json = False,
-) -> None:
-    """Fit several methods to the same data and compare them."""
-    options = declared_of(locals())
-    from boxcal.app.cli.compare import run
-
-    run(**options)
+cli.command()(compare)
 
 
 @cli.command()
@@ -285,7 +90,7 @@ def monitor(
         bool, typer.Option("--refit", help="Replay also refits, duels, activations and rollbacks.")
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="Save a plot to this file (.svg or .png).")] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Replay a log of predictions and labels, and test whether the calibration still holds."""
     from boxcal.app.cli.monitor import run
@@ -293,27 +98,78 @@ def monitor(
     run(file, calibrator=calibrator, validation=validation, refit=refit, plot=plot, as_json=as_json)
 
 
-@cli.command()
-def inspect(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="An ONNX file, or a model as in BOXCAL_MODEL.")
-    ],
-    *,
-    write: Annotated[bool, typer.Option("--write", help="Save the declaration beside the model.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Show what a model reads and returns, and the `model.json` that would serve an ONNX file."""
-    from boxcal.app.cli.inspect import run
-
-    run(model, write=write, as_json=as_json)
+cli.command()(inspect)
 
 
 @cli.command()
-def doctor(*, config: Config = None, as_json: Json = False) -> None:
+def doctor(*, config: options.Config = None, as_json: options.Json = False) -> None:
     """Check the settings, the models, the registry, the disk and the port; exit code 1 if one fails."""
     from boxcal.app.cli.doctor import run
 
     run(config, as_json=as_json)
+
+
+@cli.command(cls=SettingsCommand)
+def serve(ctx: typer.Context, *, config: options.Config = None) -> None:
+    """Start the service. Options come before environment variables, and these before the config file."""
+    from boxcal.app.cli.preflight import check_start
+
+    settings = read_settings(config, **ctx.obj)
+    check_start(settings)
+    if settings.workers > 1:
+        from boxcal.app.workers.supervisor import supervise
+
+        supervise(settings)
+        return
+    from boxcal.app.cli.quick_start import prepare
+
+    prepare()
+    from boxcal.app.server import serve as run
+
+    run(settings)
+
+
+@cli.command()
+def worker(*, config: options.Config = None) -> None:
+    """Run the fits of services with BOXCAL_FITS=queue, and continue those of processes that stopped."""
+    settings = read_settings(config)
+    if settings.shared_dir is None:
+        raise UsageError("`boxcal worker` needs BOXCAL_SHARED_DIR, the directory of the validation sets")
+    from boxcal.app.fitting.server.build import run
+
+    run(settings)
+
+
+@cli.command()
+def migrate(*, config: options.Config = None) -> None:
+    """Update the tables of the registry that BOXCAL_DATABASE_URL or BOXCAL_DATA_DIR selects."""
+    from boxcal.app.registry.maintenance import migrate as run
+
+    screen.print(f"The registry has the tables of revision {run(read_settings(config).registry_url)}.")
+
+
+@cli.command()
+def prune(
+    *,
+    keep_versions: Annotated[int, typer.Option(min=1, help="Newest calibrators of each model to keep.")],
+    keep_days: Annotated[
+        float, typer.Option(min=0, help="Days for which calibrators that were active are kept.")
+    ] = 30,
+    as_json: options.Json = False,
+) -> None:
+    """Delete artifacts and reports of old calibrators from the registry; their entries stay."""
+    from boxcal.app.registry.maintenance import prune_and_compact
+
+    url = read_settings().registry_url
+    pruned = prune_and_compact(url, keep_versions=keep_versions, keep_days=keep_days)
+    if as_json:
+        write_json({"pruned": pruned})
+    else:
+        screen.print(f"Pruned {len(pruned)} calibrators: {', '.join(map(str, pruned)) or 'none'}.")
+
+
+cli.add_typer(keys, name="keys")
+cli.command()(deploy)
 
 
 def show_version(asked: bool) -> None:
@@ -326,7 +182,7 @@ def show_version(asked: bool) -> None:
 
 
 @cli.callback()
-def options(
+def common(
     *,
     version: Annotated[
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")

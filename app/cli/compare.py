@@ -1,12 +1,19 @@
 """`boxcal compare`: every method on one validation set, side by side, judged on data that no fit has seen."""
 
+# ruff: noqa: PLC0415 - help needs none of what is imported late
+
+from __future__ import annotations
+
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 
+from boxcal.app.cli import options
 from boxcal.app.cli.failures import naming
 from boxcal.app.cli.output import (
     Advance,
@@ -18,51 +25,61 @@ from boxcal.app.cli.output import (
     write_json,
 )
 from boxcal.app.cli.settings import read_settings
-from boxcal.app.fitting.worker.reading import extras_of, read_validation_data
-from boxcal.app.fitting.worker.requirements import FEATURES
-from boxcal.app.tables.labels import Declared
-from boxcal.calibrators.checks import check_data
-from boxcal.calibrators.data import ValidationSet, check_validation_set
-from boxcal.calibrators.evaluation.comparison import (
-    LEGEND,
-    PAPERS_METHODS,
-    TITLES,
-    MethodComparison,
-    compare_methods,
-    is_best,
-    mark,
-    to_csv,
-    value_text,
-)
-from boxcal.calibrators.evaluation.comparison import markdown as as_markdown
-from boxcal.calibrators.method import parse, reads_of_methods
+
+if TYPE_CHECKING:
+    from boxcal.app.tables.labels import Declared
+    from boxcal.calibrators.data import ValidationSet
+    from boxcal.calibrators.evaluation.comparison import MethodComparison
 
 
-def run(
-    file: Path,
+def compare(
+    file: options.ValidationFile,
     *,
-    test: Path | None,
-    method: Sequence[str] | None,
-    markdown: Path | None,
-    csv: Path | None,
-    declared: Declared,
-    as_json: bool,
+    test: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            readable=True,
+            help="Evaluate on this file (default: cross-fitting).",
+        ),
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Method to compare; can be repeated. Default: the methods of the paper, except `nc`."
+        ),
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Save the table to this file (Markdown).")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Save all numbers to this file (CSV).")] = None,
+    scores: options.Scores = None,
+    label: options.LabelColumn = None,
+    classes: options.ClassColumns = None,
+    ignore: options.Ignored = None,
+    labels_as: options.LabelsAs = None,
+    as_json: options.Json = False,
 ) -> None:
-    """Fit and judge the methods, save what is asked for, and show the table."""
+    """Fit several methods to the same data and compare them."""
+    from boxcal.app.fitting.worker.requirements import FEATURES
+    from boxcal.calibrators.evaluation import comparison as comparing
+    from boxcal.calibrators.method import parse, reads_of_methods
+
+    declared = options.declared_of(scores, label, classes, ignore, labels_as)
     methods = method or []
     for name in methods:
         if name != "auto":
             parse(name)  # a mistyped name is told before a large file is read
     wanted = {reads_of_methods()[name] for name in methods} if methods else {FEATURES}
     with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("reading") as advance:
-        fitted_to, classes = _read(file, Path(folder) / "validation", advance, wanted, declared=declared)
+        fitted_to, names = _read(file, Path(folder) / "validation", advance, wanted, declared=declared)
         judged_on = None
         if test is not None:
             place = Path(folder) / "test"
-            judged_on, _ = _read(test, place, advance, wanted, declared=declared, classes=classes)
+            judged_on, _ = _read(test, place, advance, wanted, declared=declared, classes=names)
     with progress_bar("comparing") as advance:
-        comparison = compare_methods(methods or PAPERS_METHODS, fitted_to, judged_on, progress=advance)
-    for path, write in ((markdown, as_markdown), (csv, to_csv)):
+        comparison = comparing.compare_methods(
+            methods or comparing.PAPERS_METHODS, fitted_to, judged_on, progress=advance
+        )
+    for path, write in ((markdown, comparing.markdown), (csv, comparing.to_csv)):
         if path is not None:
             path.write_text(write(comparison))
             messages.print(f"saved {escape(str(path))}", soft_wrap=True)
@@ -82,6 +99,10 @@ def _read(
     classes: Sequence[str] | None = None,
 ) -> tuple[ValidationSet, list[str] | None]:
     """Read a file, its columns in the order of `classes`, and show what is wrong with its data."""
+    from boxcal.app.fitting.worker.reading import extras_of, read_validation_data
+    from boxcal.calibrators.checks import check_data
+    from boxcal.calibrators.data import check_validation_set
+
     folder.mkdir()
     with naming(file):
         data = read_validation_data(
@@ -97,6 +118,8 @@ def _read(
 
 
 def _show(comparison: MethodComparison) -> None:
+    from boxcal.calibrators.evaluation.comparison import LEGEND
+
     judged = (
         f"judged on {comparison.test_samples} others"
         if comparison.test_samples
@@ -126,6 +149,8 @@ def _verdict(comparison: MethodComparison) -> str:
 
 
 def _table(comparison: MethodComparison) -> Table:
+    from boxcal.calibrators.evaluation.comparison import TITLES, is_best, mark, value_text
+
     table = plain_table("method", *TITLES.values())
     for row in comparison.rows:
         cells = []

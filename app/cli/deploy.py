@@ -1,25 +1,51 @@
 """`boxcal deploy`: checks a Serve config, sends it to a Ray cluster and waits until it serves."""
 
+# ruff: noqa: PLC0415 - help needs none of what is imported late
+
 from __future__ import annotations
 
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import httpx
+import typer
 
 from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.output import screen
-from boxcal.app.client.errors import UnreachableError
-from boxcal.app.protocols.ray.serve_config import read_config
+
+if TYPE_CHECKING:
+    import httpx
 
 APPLICATIONS = "/api/serve/applications/"
 REQUEST_SECONDS = 30.0
 POLL_SECONDS = 1.0
 
 
-def run(file: Path, *, address: str, check: bool, timeout: float) -> None:
+def deploy(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            help="A Serve config such as deploy/ray/serve.yaml, or a RayService manifest that contains one.",
+        ),
+    ],
+    *,
+    address: Annotated[
+        str, typer.Option(envvar="RAY_DASHBOARD_ADDRESS", help="Address of the cluster's dashboard.")
+    ] = "http://127.0.0.1:8265",
+    check: Annotated[bool, typer.Option("--check", help="Only check the file.")] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until every replica runs.")] = 600.0,
+) -> None:
+    """Check a Serve config, deploy it on a Ray cluster, and wait until every replica runs."""
+    import httpx
+
+    from boxcal.app.client.errors import UnreachableError
+    from boxcal.app.protocols.ray.serve_config import read_config
+
     try:
         config = read_config(file)
     except ValueError as error:

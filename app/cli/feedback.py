@@ -1,23 +1,46 @@
 """`boxcal feedback`: sends a file of true labels to a service, in parts."""
 
+# ruff: noqa: PLC0415 - help needs none of what is imported late
+
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from boxcal.app.cli.failures import UsageError, naming
+from boxcal.app.cli.options import Json
 from boxcal.app.cli.output import messages, plain_table, screen, write_json
-from boxcal.app.client import BoxcalClient, Feedback
-from boxcal.app.tables.formats import START_BYTES, open_table, readable, table_kind
-from boxcal.app.tables.label_rows import label_rows
+
+if TYPE_CHECKING:
+    from boxcal.app.client import Feedback
 
 ITEMS_PER_REQUEST = 1000
 COUNTS = ("accepted", "duplicates", "conflicts", "unknown", "expired", "malformed")
 
 
-def run(file: Path, *, url: str, as_json: bool) -> None:
-    """Send every row; show what became of them."""
+def feedback(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            help="`.csv` or `.parquet` with the columns id and label, and perhaps propensity and source.",
+        ),
+    ],
+    *,
+    url: Annotated[
+        str, typer.Option(envvar="BOXCAL_URL", help="Address of the service.")
+    ] = "http://127.0.0.1:8000",
+    as_json: Json = False,
+) -> None:
+    """Send the true labels of earlier predictions to a service."""
+    from boxcal.app.client import BoxcalClient
+
     parts: list[Feedback] = []
     with BoxcalClient(url) as client:
         for items in _parts(file):
@@ -38,6 +61,9 @@ def run(file: Path, *, url: str, as_json: bool) -> None:
 
 def _parts(path: Path) -> Iterator[list[Any]]:
     """Yield the items of a file, some at a time."""
+    from boxcal.app.tables.formats import START_BYTES, open_table, readable, table_kind
+    from boxcal.app.tables.label_rows import label_rows
+
     part: list[Any] = []
     with path.open("rb") as file:
         kind = table_kind(file.peek(START_BYTES)) or "csv"

@@ -1,22 +1,27 @@
 """`boxcal fit`: a validation file to a calibrator and its report, through a service or on this machine."""
 
+# ruff: noqa: PLC0415 - help needs none of what is imported late
+
+from __future__ import annotations
+
 import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
+import typer
 from rich.markup import escape
-from rich.table import Table
 
-from boxcal.app.cli.evaluate import metrics_table
+from boxcal.app.cli import options
 from boxcal.app.cli.failures import UsageError, naming
 from boxcal.app.cli.output import messages, plain_table, progress_bar, screen, show_warnings, write_json
-from boxcal.app.client import BoxcalClient
-from boxcal.app.schemas.fits import ActivatePolicy
-from boxcal.app.tables.labels import Declared
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from boxcal.app.tables.labels import Declared
 
 
 @dataclass(frozen=True)
@@ -30,28 +35,48 @@ class FinishedFit:
     fit: dict[str, Any]
 
 
-def run(
-    file: Path,
+def fit(
+    file: options.ValidationFile,
     *,
-    method: str,
-    output: Path | None,
-    report: Path | None,
-    diagram: Path | None,
-    html: Path | None,
-    activate: ActivatePolicy,
-    budget_seconds: float,
-    labels: Path | None,
-    declared: Declared,
-    url: str | None,
-    as_json: bool,
+    method: Annotated[
+        str,
+        typer.Option(help="Calibration method, for example `ts+pb`; `auto` selects one by cross-validation."),
+    ] = "auto",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Save the calibrator to this file (safetensors).")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Save the report to this file (JSON).")] = None,
+    diagram: Annotated[
+        Path | None, typer.Option(help="Save the reliability diagram to this file (SVG).")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Save the report to this file as a web page.")] = None,
+    activate: Annotated[
+        Literal["if_better", "always", "never"],
+        typer.Option(help="With --url: when to activate the new calibrator."),
+    ] = "if_better",
+    budget_seconds: Annotated[
+        float, typer.Option(min=0.001, max=3600, help="Seconds for which `auto` compares methods.")
+    ] = 120.0,
+    labels: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Labels in `.npy`, where FILE is a `.npy` of logits."),
+    ] = None,
+    scores: options.Scores = None,
+    label: options.LabelColumn = None,
+    classes: options.ClassColumns = None,
+    ignore: options.Ignored = None,
+    labels_as: options.LabelsAs = None,
+    url: options.Url = None,
+    as_json: options.Json = False,
 ) -> None:
-    """Fit, save what is asked for, and show what the fit changes on data it never saw."""
+    """Fit a calibrator to validation data and report its effect on data that the fit did not use."""
+    declared = options.declared_of(scores, label, classes, ignore, labels_as)
     with tempfile.TemporaryDirectory(prefix="boxcal-") as folder:
         if labels is not None:
             file = _packed(file, labels, Path(folder))
         if url is None:
             fitted = _here(file, method, budget_seconds, declared)
-        elif declared.classes is not None:
+        elif classes is not None:
             raise UsageError("--classes names columns where there is no model; the service has one")
         else:
             fitted = _through_service(
@@ -60,10 +85,10 @@ def run(
                 method=method,
                 activate=activate,
                 budget_seconds=budget_seconds,
-                scores=declared.scores,
-                label=declared.label,
+                scores=scores,
+                label=label,
                 ignore=declared.ignore,
-                labels_as=declared.labels_as,
+                labels_as=labels_as,
             )
     saved = [
         (path, content)
@@ -87,7 +112,7 @@ def run(
 
 
 def _page(fitted: FinishedFit) -> bytes:
-    from boxcal.calibrators.evaluation.html_report import html_report  # noqa: PLC0415 - rarely needed
+    from boxcal.calibrators.evaluation.html_report import html_report
 
     version, decision = fitted.fit.get("calibrator"), str(fitted.fit.get("decision") or "")
     title = "Calibration report" if version is None else f"Calibrator {version}"
@@ -96,6 +121,8 @@ def _page(fitted: FinishedFit) -> bytes:
 
 def _packed(file: Path, labels: Path, folder: Path) -> Path:
     """Pack a `.npy` of scores and one of labels into one `.npz`."""
+    import numpy as np
+
     try:
         arrays = {"logits": np.load(file), "labels": np.load(labels)}
     except (ValueError, EOFError) as error:
@@ -106,9 +133,9 @@ def _packed(file: Path, labels: Path, folder: Path) -> Path:
 
 
 def _here(file: Path, method: str, budget_seconds: float, declared: Declared) -> FinishedFit:
-    from boxcal.app.cli.settings import read_settings  # noqa: PLC0415
-    from boxcal.app.fitting.worker.reading import fit_file  # noqa: PLC0415 - imports torch
-    from boxcal.calibrators.method import parse  # noqa: PLC0415
+    from boxcal.app.cli.settings import read_settings
+    from boxcal.app.fitting.worker.reading import fit_file
+    from boxcal.calibrators.method import parse
 
     if method != "auto":
         parse(method)  # a mistyped name is told before a large file is read
@@ -129,9 +156,11 @@ def _here(file: Path, method: str, budget_seconds: float, declared: Declared) ->
     return FinishedFit(fitted.method, fitted.report, fitted.artifact, fitted.reliability_svg, {})
 
 
-def _through_service(file: Path, url: str, **options: Any) -> FinishedFit:
+def _through_service(file: Path, url: str, **asked: Any) -> FinishedFit:
+    from boxcal.app.client import BoxcalClient
+
     with BoxcalClient(url) as client:
-        queued = client.fit(file, **options)
+        queued = client.fit(file, **asked)
         with progress_bar("fitting") as advance:
             done = client.wait_for_fit(queued.id, lambda fit: advance(fit.progress, fit.stage or ""))
         version = done.version
@@ -153,6 +182,8 @@ def _candidates_table(candidates: Sequence[dict[str, Any]]) -> Table:
 
 
 def _show(fitted: FinishedFit) -> None:
+    from boxcal.app.cli.evaluate import metrics_table
+
     report = fitted.report
     unseen = f"judged on {report['samples']} samples, each unseen by the fit that calibrated it"
     screen.print(f"[bold]{escape(fitted.method)}[/], {unseen}", soft_wrap=True)

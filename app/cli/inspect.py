@@ -1,22 +1,33 @@
 """`boxcal inspect`: what a model reads and returns, and the declaration that would serve an ONNX file."""
 
+# ruff: noqa: PLC0415 - help needs no model
+
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.options import Json
 from boxcal.app.cli.output import messages, plain_table, screen, write_json
-from boxcal.models.loading.inspection import describe_model, inspect_model
 
 SHOWN_LABELS = 8
 
 
-def run(model: str, *, write: bool, as_json: bool) -> None:
-    """Print the inputs, the outputs and the declaration; save it if asked to."""
+def inspect(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="An ONNX file, or a model as in BOXCAL_MODEL.")
+    ],
+    *,
+    write: Annotated[bool, typer.Option("--write", help="Save the declaration beside the model.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a model reads and returns, and the `model.json` that would serve an ONNX file."""
+    from boxcal.models.loading.inspection import inspect_model
+
     path = Path(model.removeprefix("onnx:"))
     if path.suffix != ".onnx":
         if write:
@@ -46,6 +57,8 @@ def run(model: str, *, write: bool, as_json: bool) -> None:
 
 def _named(model: str, *, as_json: bool) -> None:
     """Show a model that is loaded by its name."""
+    from boxcal.models.loading.inspection import describe_model
+
     found = describe_model(model)
     if as_json:
         write_json(asdict(found))

@@ -1,33 +1,66 @@
 """`boxcal keys`: creates, lists and revokes API keys in the registry of the settings."""
 
+# ruff: noqa: PLC0415 - help needs none of what is imported late
+
+from __future__ import annotations
+
 import getpass
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from boxcal.app.access.keys import KeyRecord, KeyStore
+import typer
+
 from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.options import Json
 from boxcal.app.cli.output import messages, plain_table, screen, write_json
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.http.scopes import Scope
-from boxcal.app.registry.audit import Caller
+
+if TYPE_CHECKING:
+    from boxcal.app.access.keys import KeyRecord, KeyStore
+    from boxcal.app.registry.audit import Caller
 
 LONGEST_NAME = 128
 
+keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys in the registry.")
 
+
+@keys.command("create")
 def create(
-    name: str,
+    name: Annotated[str, typer.Argument(help="Name of the key, for example of the program that uses it.")],
     *,
-    scope: Sequence[Scope],
-    expires_days: float | None,
-    per_minute: int | None,
-    concurrency: int | None,
-    output: Path | None,
-    as_json: bool,
+    scope: Annotated[
+        list[Scope],
+        typer.Option(help="What the key permits; can be repeated. `admin` permits everything."),
+    ],
+    expires_days: Annotated[
+        float | None, typer.Option(min=0, help="Days until the key expires.", show_default=False)
+    ] = None,
+    per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Requests per minute to each replica.", show_default=False)
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Requests in progress at the same time in each replica.", show_default=False
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write the key to this new file, which only you can read. If the file exists, nothing is "
+            "created.",
+        ),
+    ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Create a key, and print it or write it to a new file."""
+    """Create an API key and print it; it cannot be shown again."""
     if not 1 <= len(name) <= LONGEST_NAME:
         raise UsageError(f"the name of a key has 1 to {LONGEST_NAME} characters, got {len(name)}")
     if output is not None and output.exists():
@@ -53,7 +86,9 @@ def create(
         print(key)  # noqa: T201 - alone on stdout, so that a script can read it
 
 
-def show(*, as_json: bool) -> None:
+@keys.command("list")
+def show(*, as_json: Json = False) -> None:
+    """List all API keys, without their secrets."""
     with _store() as store:
         records = store.list()
     if as_json:
@@ -73,7 +108,9 @@ def show(*, as_json: bool) -> None:
     screen.print(table)
 
 
-def revoke(key_id: str) -> None:
+@keys.command("revoke")
+def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the key.")]) -> None:
+    """Revoke an API key; running services refuse it within seconds."""
     with _store() as store:
         store.revoke(key_id, _caller())
     messages.print(f"The API key {key_id} is revoked.")
@@ -91,6 +128,8 @@ def _write(path: Path, key: str) -> None:
 
 @contextmanager
 def _store() -> Iterator[KeyStore]:
+    from boxcal.app.access.keys import KeyStore
+
     store = KeyStore.at(read_settings().registry_url)
     try:
         yield store
@@ -99,6 +138,8 @@ def _store() -> Iterator[KeyStore]:
 
 
 def _caller() -> Caller:
+    from boxcal.app.registry.audit import Caller
+
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container may run as a user without a name

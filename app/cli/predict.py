@@ -1,39 +1,70 @@
 """`boxcal predict`: calibrated probabilities of images, from a service or from the model on this machine."""
 
+# ruff: noqa: PLC0415 - help needs none of what is imported late
+
+from __future__ import annotations
+
 import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.markup import escape
 
 from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.options import CalibratorName, Json, Url
 from boxcal.app.cli.output import messages, plain_table, screen, write_json
-from boxcal.app.client import Answer, BoxcalClient
+
+if TYPE_CHECKING:
+    from boxcal.app.client import Answer
 
 IMAGES_PER_REQUEST = 32
 
 
-def run(
-    images: Sequence[Path],
+def predict(
+    images: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SOURCE...",
+            exists=True,
+            readable=True,
+            help="Images; with --output, a folder or a `.parquet` of features, texts or logits.",
+        ),
+    ],
     *,
-    lower: Sequence[str] | None,
-    upper: Sequence[str] | None,
-    top_k: int,
-    calibrator: str | None,
-    output: Path | None,
-    url: str | None,
-    as_json: bool,
+    lower: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="BOUND", help="Lower bound: 0.01 for all classes, or LABEL=0.02; can be repeated."
+        ),
+    ] = None,
+    upper: Annotated[
+        list[str] | None, typer.Option(metavar="BOUND", help="Upper bound, in the same form.")
+    ] = None,
+    top_k: Annotated[int, typer.Option(help="Number of classes to list.")] = 5,
+    calibrator: CalibratorName = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write the predictions of a folder of images, or of a `.parquet` of logits, probabilities "
+            "or features, to this `.parquet`. A run that was stopped continues.",
+        ),
+    ] = None,
+    url: Url = None,
+    as_json: Json = False,
 ) -> None:
-    """Predict every image and show the classes of each, most probable first; or write them to a file."""
+    """Classify images with calibrated probabilities within bounds that you set."""
     if top_k < 1:
         raise UsageError(f"top_k is {top_k}; it must be at least 1")
     bounds = {"lower": read_bounds("lower", lower or ()), "upper": read_bounds("upper", upper or ())}
     if output is not None:
         if len(images) != 1 or url is not None:
             raise UsageError("--output takes one folder or one .parquet, and no --url")
-        from boxcal.app.cli import bulk  # noqa: PLC0415 - loads the model's libraries
+        from boxcal.app.cli import bulk
 
         rows = bulk.run(images[0], output, **bounds, calibrator=calibrator)
         if as_json:
@@ -45,9 +76,9 @@ def run(
     if url is not None:
         answer = _through_service(images, {"top_k": top_k, **bounds}, calibrator, url)
     else:
-        from boxcal.app.cli.offline import predict  # noqa: PLC0415 - loads the model's libraries
+        from boxcal.app.cli import offline
 
-        answer = predict(images, **bounds, top_k=top_k, calibrator=calibrator)
+        answer = offline.predict(images, **bounds, top_k=top_k, calibrator=calibrator)
     if as_json:
         write_json(answer.model_dump(exclude_unset=True))
     else:
@@ -57,6 +88,8 @@ def run(
 def _through_service(
     images: Sequence[Path], options: dict[str, Any], calibrator: str | None, url: str
 ) -> Answer:
+    from boxcal.app.client import BoxcalClient
+
     if calibrator is not None:
         options["calibrator"] = version_of(calibrator)
     answers: list[Answer] = []

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, save
 
 from boxcal.app.cli.failures import UsageError
-from boxcal.app.cli.inspect import run
+from boxcal.app.cli.inspect import inspect
 from boxcal.models.loading.inspection import inspect_model
 from boxcal.models.loading.specifications import load_backbone
 from tests.models.files import write_onnx
@@ -51,7 +51,7 @@ def test_the_declaration_serves_the_model(
     path = tmp_path / "m.onnx"
     make(path)
     path.with_suffix(".json").unlink(missing_ok=True)
-    run(str(path), write=True, as_json=True)
+    inspect(str(path), write=True, as_json=True)
     shown = json.loads(capsys.readouterr().out)
     saved = json.loads(path.with_suffix(".json").read_text())
     assert shown["declaration"] == saved
@@ -60,7 +60,7 @@ def test_the_declaration_serves_the_model(
     assert list(backbone.labels) == saved["labels"]
     assert shown["inputs"][0]["name"] in {"x", "X", "height", "rows", "input_ids"}
     with pytest.raises(UsageError, match="exists; it was not replaced"):
-        run(str(path), write=True, as_json=False)
+        inspect(str(path), write=True, as_json=False)
 
 
 def test_what_must_be_checked_is_said(tmp_path: Path) -> None:
@@ -113,18 +113,18 @@ def test_the_command_prints_a_table(tmp_path: Path) -> None:
 def test_a_model_by_name_is_described(
     model: str, expected: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(model, write=False, as_json=True)
+    inspect(model, write=False, as_json=True)
     shown = json.loads(capsys.readouterr().out)
     assert expected.items() <= shown.items()
-    run(model, write=False, as_json=False)
+    inspect(model, write=False, as_json=False)
     assert f"{len(shown['labels'])}: {shown['labels'][0]}, " in capsys.readouterr().out
     with pytest.raises(UsageError, match="needs no declaration"):
-        run(model, write=True, as_json=False)
+        inspect(model, write=True, as_json=False)
 
 
 def test_a_folder_of_transformers_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec, _ = text_of_transformers(tmp_path)
-    run(spec, write=False, as_json=True)
+    inspect(spec, write=False, as_json=True)
     shown = json.loads(capsys.readouterr().out)
     assert (shown["inputs"], shown["members"]) == ("texts", ["text", "tokens"])
     assert (shown["labels"], shown["output_shape"]) == (["cat", "dog", "emu"], [2, 3])

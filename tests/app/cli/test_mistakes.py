@@ -113,7 +113,7 @@ def test_a_fit_that_fails_is_work_that_failed(
         ended = {**FIT, "state": "interrupted", "error": "the service stopped"}
         raise FitNotSucceededError(Fit.model_validate(ended))
 
-    monkeypatch.setattr("boxcal.app.cli.fit.run", fail)
+    monkeypatch.setattr("boxcal.app.cli.fit._here", fail)
     assert "fit f interrupted: the service stopped" in refused(boxcal, 1, "fit", image)
 
 

@@ -1,0 +1,82 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from boxcal.app.tables.labels import Declared
+
+Url = Annotated[
+    str | None,
+    typer.Option(envvar="BOXCAL_URL", help="Use the service at this address.", show_default=False),
+]
+CalibratorName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|VERSION",
+        help="A calibrator saved by `boxcal fit --output`; with --url a version of the registry.",
+        show_default=False,
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Write one JSON document to stdout and messages to stderr.")
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Settings in TOML: `name = value`, and a table `\\[models.NAME]` for each of several models. "
+        "Default: BOXCAL_CONFIG.",
+        show_default=False,
+    ),
+]
+ValidationFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE",
+        exists=True,
+        readable=True,
+        help="`.npz` or `.json` with logits (N, K) and labels (N,); `.parquet`, `.arrow` or `.csv` with the "
+        "column label and either logits (lists) or one column per class; or images: a folder or a `.zip` "
+        "with one folder per class; or labelled rows or texts for the model (BOXCAL_MODEL).",
+    ),
+]
+
+
+Scores = Annotated[
+    Literal["logits", "probabilities", "percent"] | None,
+    typer.Option(help="What the scores of the file are. Default: as they are named, else logits."),
+]
+LabelColumn = Annotated[
+    str | None, typer.Option("--label", help="The column of the labels.", show_default="label")
+]
+ClassColumns = Annotated[
+    str | None,
+    typer.Option(
+        "--classes", metavar="A,B,C", help="The columns of the classes, in the order of their indices."
+    ),
+]
+Ignored = Annotated[str | None, typer.Option(metavar="A,B", help="Columns to leave out.")]
+LabelsAs = Annotated[
+    Literal["index", "name"] | None,
+    typer.Option(help="What numbers among the labels are, where classes are named by numbers."),
+]
+
+
+def declared_of(
+    scores: Any, label: str | None, classes: str | None, ignore: str | None, labels_as: Any
+) -> Declared:
+    """Join the options that say what a file holds."""
+    from boxcal.app.tables.labels import Declared  # noqa: PLC0415 - help needs no tables
+
+    return Declared(
+        scores,
+        label,
+        None if classes is None else tuple(classes.split(",")),
+        () if ignore is None else tuple(ignore.split(",")),
+        labels_as,
+    )
