@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from boxcal.calibrators import array_ops, artifact
+from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.maps.base import BoxMap, LogitMap, Reads
 from boxcal.calibrators.maps.chain import Chain
@@ -26,6 +27,8 @@ from boxcal.calibrators.method import adjusted_method
 from boxcal.calibrators.operator.constants import meet
 from boxcal.calibrators.temperature_fast_path import TemperatureRows, solve_rows, temperature_rows
 
+INPUTS_AT_ONCE = 256
+"""How many inputs a backbone is handed in one batch."""
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Rows = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Box = tuple[Array, Array]
@@ -78,6 +81,12 @@ class TwoStages:
         one = artifact.read(data)
         maps = one.logit_map, one.bound_map
         return cls(one.method, *maps, one.num_classes, **one.options)
+
+    @property
+    def on_arrays(self) -> ArrayCalibrator:
+        """The calibrator of the same maps that takes arrays."""
+        maps = self.logit_map, self.bound_map
+        return ArrayCalibrator(self.method, *maps, self.num_classes, **self.options)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -184,6 +193,21 @@ class ArrayCalibrator(TwoStages):
     def input_shift(self) -> Array | None:
         """What to add to a backbone's inputs before it makes the logits; None for all methods but `nc`."""
         return self.logit_map.input_shift
+
+    def source(self, data: ValidationSet) -> Array:
+        """Give what a call takes for every sample of a set: logits, features, or logits of shifted inputs.
+
+        Raises MissingDataError if the set misses it.
+        """
+        given, shift = self.logit_map.source(data), self.input_shift
+        if shift is None or data.backbone is None:
+            return given
+        import torch  # noqa: PLC0415 - the backbone is one of torch
+
+        with torch.no_grad():
+            parts = torch.split(torch.from_numpy(given), INPUTS_AT_ONCE)
+            logits = [data.backbone((part + torch.from_numpy(shift)).float()).double() for part in parts]
+            return np.asarray(torch.cat(logits).numpy())
 
     def __call__(self, rows: Rows) -> Array:
         """Give probabilities (N, K) for logits (N, K), or features (N, D)."""

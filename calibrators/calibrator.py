@@ -9,12 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from boxcal.calibrators.array_calibrator import TwoStages
-from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.array_calibrator import ArrayCalibrator, TwoStages
 from boxcal.calibrators.operator import Bounds, box_constrained_softmax
-
-INPUTS_AT_ONCE = 256
-"""How many inputs a backbone is handed in one batch."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +45,10 @@ class Calibrator(TwoStages):
         shift = self.logit_map.input_shift
         return None if shift is None else torch.from_numpy(shift)
 
-    @torch.no_grad()
-    def source(self, data: ValidationSet) -> Tensor:
-        """Give what a call takes for every sample of a set: logits, features, or logits of shifted inputs.
-
-        Raises
-        ------
-        MissingDataError
-            If the set misses it.
-        """
-        given, shift = torch.from_numpy(self.logit_map.source(data)), self.input_shift
-        if shift is None or data.backbone is None:
-            return given
-        parts = torch.split(given, INPUTS_AT_ONCE)
-        return torch.cat([data.backbone((part + shift).float()).double() for part in parts])
+    @classmethod
+    def on_tensors(cls, one: ArrayCalibrator) -> Calibrator:
+        """Take the maps of a calibrator on arrays."""
+        return cls(one.method, one.logit_map, one.bound_map, one.num_classes, **one.options)
 
     def __call__(self, logits: Tensor, bounds: Bounds | None = None) -> Tensor:
         """Give probabilities (N, K) in float64 for logits (N, K), inside the bounds if any are given.

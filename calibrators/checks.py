@@ -97,11 +97,11 @@ def check_fit(method: str, data: ValidationSet) -> list[DataWarning]:
     of the class says little.
     """
     if method == "auto":
-        return check_data(data.logits.numpy(), data.labels.numpy(), data.facts)
+        return check_data(data.logits, data.labels, data.facts)
     one = parse(method)
     parameters = one.num_parameters(data.num_classes)
-    count, labels = len(data), data.labels.numpy()
-    warnings = check_data(data.logits.numpy(), labels, data.facts)
+    count, labels = len(data), data.labels
+    warnings = check_data(data.logits, labels, data.facts)
     if one.is_per_class:
         warnings = [
             replace(found, severity="serious") if found.code == "rare_classes" else found

@@ -11,14 +11,17 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.row_statistics import RowStatistics, effective_samples
 from boxcal.calibrators.threads import block_rows, over_blocks
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+Backbone = Callable[[Any], Any]
+"""From a tensor of torch to another one."""
 
 FEWEST_SAMPLES = 2
 
@@ -29,32 +32,32 @@ class ValidationSet:
 
     Attributes
     ----------
-    logits : Tensor
+    logits : ndarray
         (N, K) float32 or float64. Large sets are worked on in blocks of rows, each converted to float64.
-    labels : Tensor
+    labels : ndarray
         (N,) int64.
-    features : Tensor or None
+    features : ndarray or None
         (N, D) float64: input of the last layer of the backbone.
-    head : tuple of Tensor or None
+    head : tuple of ndarray or None
         Weight (K, D) and bias (K,) of that layer, float64.
-    inputs : Tensor or None
+    inputs : ndarray or None
         (N, ...) float32: input of the backbone.
     backbone : callable or None
-        Inputs to logits (N, K), differentiable in the inputs.
-    groups : Tensor or None
+        From a tensor of inputs to one of logits (N, K), differentiable in the inputs.
+    groups : ndarray or None
         (N,) int64: samples of one number are not independent, and share a fold.
-    weights : Tensor or None
+    weights : ndarray or None
         (N,) float64, above 0, of mean 1: how much each sample counts.
     """
 
-    logits: Tensor
-    labels: Tensor
-    features: Tensor | None = None
-    head: tuple[Tensor, Tensor] | None = None
-    inputs: Tensor | None = None
-    backbone: Callable[[Tensor], Tensor] | None = None
-    groups: Tensor | None = None
-    weights: Tensor | None = None
+    logits: NDArray[Any]
+    labels: Indices
+    features: Floats | None = None
+    head: tuple[Floats, Floats] | None = None
+    inputs: NDArray[np.float32] | None = None
+    backbone: Backbone | None = None
+    groups: Indices | None = None
+    weights: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -62,77 +65,59 @@ class ValidationSet:
     @property
     def effective(self) -> float:
         """The effective number of samples: N, or (sum of weights)^2 / (sum of their squares) (Kish 1965)."""
-        return len(self) if self.weights is None else effective_samples(self.weights.numpy())
-
-    @property
-    def row_weights(self) -> NDArray[np.float64] | None:
-        """The weights as an array."""
-        return None if self.weights is None else self.weights.numpy()
+        return len(self) if self.weights is None else effective_samples(self.weights)
 
     @property
     def num_classes(self) -> int:
-        return self.logits.shape[1]
+        return int(self.logits.shape[1])
 
     @cached_property
-    def scores(self) -> Tensor:
+    def scores(self) -> Floats:
         """The logits (N, K) less the mean of their row, in float64: what maps of logits read."""
-        wide = self.logits.to(torch.float64, copy=True)
-        return wide.sub_(wide.mean(dim=1, keepdim=True))
-
-    @property
-    def centred(self) -> NDArray[np.float64]:
-        """`scores` as an array."""
-        return self.scores.numpy()
-
-    @property
-    def rows_of_logits(self) -> NDArray[Any]:
-        """`logits` as an array."""
-        return self.logits.numpy()
-
-    @property
-    def classes(self) -> NDArray[np.int64]:
-        """`labels` as an array."""
-        return self.labels.numpy()
+        wide = self.logits.astype(np.float64)
+        wide -= wide.mean(axis=1, keepdims=True)
+        return wide
 
     @cached_property
     def facts(self) -> RowStatistics:
         """What the checks of the data ask of every row."""
-        return RowStatistics.of(self.logits.numpy(), self.labels.numpy())
+        return RowStatistics.of(self.logits, self.labels)
 
     @cached_property
-    def units(self) -> Tensor | None:
+    def units(self) -> Indices | None:
         """One number (N,) for all rows of a group, and for all copies; None if all rows are independent."""
         copies = np.unique(self.facts.copies, return_inverse=True)[1].astype(np.int64)
         first = int(copies.max()) + 1
         if self.groups is None:
-            return None if first == len(self) else torch.from_numpy(copies)
+            return None if first == len(self) else copies
         from scipy.sparse import coo_array  # noqa: PLC0415 - only fits need it
         from scipy.sparse.csgraph import connected_components  # noqa: PLC0415
 
         size = first + int(self.groups.max()) + 1
-        edges = coo_array((np.ones(len(copies)), (copies, first + self.groups.numpy())), shape=(size, size))
+        edges = coo_array((np.ones(len(copies)), (copies, first + self.groups)), shape=(size, size))
         parts = connected_components(edges, directed=False)[1]
-        return torch.from_numpy(np.unique(parts[copies], return_inverse=True)[1].astype(np.int64))
+        return np.unique(parts[copies], return_inverse=True)[1].astype(np.int64)
 
     @cached_property
     def sketch(self) -> Sketch:
         """Hashes of some rows, by which a later fit tells that it is given the same data."""
-        if self.logits.dtype is torch.float32:
+        if self.logits.dtype == np.float32:
             return Sketch.of_hashes(self.facts.hashes)
-        return Sketch.of(self.logits.numpy())
+        return Sketch.of(self.logits)
 
     @cached_property
     def scale(self) -> float:
         """Mean distance of the largest logit to the mean of its row; 1 where all logits are equal."""
 
-        def work(rows: slice) -> Tensor:
-            part = self.logits[rows].double()
-            return part.amax(dim=1) - part.mean(dim=1)
+        def work(rows: slice) -> Floats:
+            part = self.logits[rows].astype(np.float64)
+            distances: Floats = part.max(axis=1) - part.mean(axis=1)
+            return distances
 
-        distances = torch.cat(list(over_blocks(work, len(self), block_rows(self.num_classes))))
+        distances = np.concatenate(list(over_blocks(work, len(self), block_rows(self.num_classes))))
         return float((distances if self.weights is None else distances * self.weights).mean()) or 1.0
 
-    def rows(self, index: Tensor) -> ValidationSet:
+    def rows(self, index: NDArray[Any]) -> ValidationSet:
         """Return a subset of the samples."""
         return replace(
             self,
@@ -145,14 +130,13 @@ class ValidationSet:
         )
 
 
-def as_array(values: Any, name: str) -> np.ndarray[Any, Any]:
+def as_array(values: Any, name: str) -> NDArray[Any]:
     """Return a tensor, array or nested list as a NumPy array of numbers."""
-    if isinstance(values, Tensor):
+    if hasattr(values, "detach"):  # a tensor of torch
         values = values.detach().cpu()
-        if values.dtype is torch.bfloat16:
+        if str(values.dtype) == "torch.bfloat16":
             values = values.float()
-        array: np.ndarray[Any, Any] = values.numpy()
-        return array
+        values = values.numpy()
     try:
         array = np.asarray(values)
     except ValueError as error:
@@ -162,7 +146,7 @@ def as_array(values: Any, name: str) -> np.ndarray[Any, Any]:
     return array
 
 
-def check_logits(logits: Any) -> Tensor:
+def check_logits(logits: Any) -> NDArray[Any]:
     """Check that logits are a finite (N, K) matrix with K of at least 2; return them as float32 or float64.
 
     Raises
@@ -185,12 +169,7 @@ def check_logits(logits: Any) -> Tensor:
             f" ({infinite} such values in all)"
         )
     kept = np.float32 if array.dtype in (np.float16, np.float32) else np.float64
-    return as_tensor(np.ascontiguousarray(array, dtype=kept))
-
-
-def as_tensor(array: NDArray[Any]) -> Tensor:
-    """Share an array with a tensor; torch warns of arrays that cannot be written, so they are copied."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    return np.ascontiguousarray(array, dtype=kept)
 
 
 def named_columns(scores: Any) -> list[str] | None:
@@ -217,7 +196,7 @@ def label_indices(labels: Any, classes: list[str]) -> Any:
     return np.array([index[str(name)] for name in names.tolist()])
 
 
-def check_labels(labels: Any, num_samples: int, num_classes: int) -> Tensor:
+def check_labels(labels: Any, num_samples: int, num_classes: int) -> Indices:
     """Check that labels are N class indices below K; return them as int64.
 
     Raises
@@ -237,7 +216,7 @@ def check_labels(labels: Any, num_samples: int, num_classes: int) -> Tensor:
         raise InvalidDataError(
             f"labels must be class indices 0 to {num_classes - 1}; row {row} is {array[row].item()}"
         )
-    return torch.from_numpy(array.astype(np.int64))
+    return array.astype(np.int64)
 
 
 def check_validation_set(
@@ -247,7 +226,7 @@ def check_validation_set(
     features: Any = None,
     head: Any = None,
     inputs: Any = None,
-    backbone: Callable[[Tensor], Tensor] | None = None,
+    backbone: Backbone | None = None,
     groups: Any = None,
     sample_weight: Any = None,
 ) -> ValidationSet:
@@ -276,7 +255,7 @@ def check_validation_set(
         )
     own_inputs = None
     if inputs is not None:
-        own_inputs = torch.from_numpy(np.ascontiguousarray(as_array(inputs, "inputs"), dtype=np.float32))
+        own_inputs = np.ascontiguousarray(as_array(inputs, "inputs"), dtype=np.float32)
         if len(own_inputs) != num_samples:
             raise InvalidDataError(f"there are {num_samples} rows of logits but {len(own_inputs)} inputs")
     own_groups = None if groups is None else check_groups(groups, num_samples)
@@ -284,7 +263,7 @@ def check_validation_set(
     return data if sample_weight is None else _weighted(data, check_weights(sample_weight, num_samples))
 
 
-def check_weights(weights: Any, num_samples: int) -> Tensor:
+def check_weights(weights: Any, num_samples: int) -> Floats:
     """Check the weights of N samples: finite, not negative, and not all 0; return them as float64.
 
     Raises
@@ -303,28 +282,29 @@ def check_weights(weights: Any, num_samples: int) -> Tensor:
         )
     if not array.any():
         raise InvalidDataError("sample_weight must not be 0 for every sample")
-    return torch.from_numpy(array.astype(np.float64))
+    return array.astype(np.float64)
 
 
-def _weighted(data: ValidationSet, weights: Tensor) -> ValidationSet:
+def _weighted(data: ValidationSet, weights: Floats) -> ValidationSet:
     """Leave out samples of weight 0, and give the others their weights unless these are equal."""
     used = weights > 0
-    if not bool(used.all()):
+    if not used.all():
         count = int(used.sum())
         if count < FEWEST_SAMPLES:
             raise InvalidDataError(f"a fit needs at least {FEWEST_SAMPLES} samples of weight above 0")
         data, weights = data.rows(used), weights[used]
-    if bool((weights == weights[0]).all()):
+    if (weights == weights[0]).all():
         return data
     return replace(data, weights=_of_mean_1(weights))
 
 
-def _of_mean_1(weights: Tensor) -> Tensor:
+def _of_mean_1(weights: Floats) -> Floats:
     scaled = weights / weights.max()  # whose sum is finite
-    return scaled / scaled.mean()
+    mean_1: Floats = scaled / scaled.mean()
+    return mean_1
 
 
-def check_groups(groups: Any, num_samples: int) -> Tensor:
+def check_groups(groups: Any, num_samples: int) -> Indices:
     """Turn the groups of N samples, numbers or texts, into int64 (N,).
 
     Raises
@@ -332,7 +312,7 @@ def check_groups(groups: Any, num_samples: int) -> Tensor:
     InvalidDataError
         There is not one for each sample, or a single one for all.
     """
-    array = groups.numpy() if isinstance(groups, Tensor) else np.asarray(groups)
+    array = groups.numpy() if hasattr(groups, "detach") else np.asarray(groups)
     if array.shape != (num_samples,):
         raise InvalidDataError(f"groups must have shape ({num_samples},), not {array.shape}")
     if array.dtype.kind not in "iufUSb":
@@ -344,10 +324,10 @@ def check_groups(groups: Any, num_samples: int) -> Tensor:
         raise InvalidDataError(
             f"all samples belong to the group {names[0].item()!r}; a fit is judged on groups it has not seen"
         )
-    return torch.from_numpy(numbers.astype(np.int64))
+    return numbers.astype(np.int64)
 
 
-def _finite(values: Any, name: str, shape: tuple[int | None, ...]) -> Tensor:
+def _finite(values: Any, name: str, shape: tuple[int | None, ...]) -> Floats:
     """Check that an array is finite and of a shape, in which None stands for any size."""
     array = as_array(values, name)
     fits = array.ndim == len(shape) and all(
@@ -360,14 +340,14 @@ def _finite(values: Any, name: str, shape: tuple[int | None, ...]) -> Tensor:
     if not finite.all():
         where = tuple(int(i) for i in np.argwhere(~finite)[0])
         raise InvalidDataError(f"{name} must be finite; the entry at {where} is {float(array[where])}")
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64))
+    return np.ascontiguousarray(array, dtype=np.float64)
 
 
 FOLDS = 5
 """Of the cross-validations of a fit."""
 
 
-def fold_masks(data: ValidationSet, folds: int, seed: int) -> list[Tensor]:
+def fold_masks(data: ValidationSet, folds: int, seed: int) -> list[NDArray[np.bool_]]:
     """Assign the samples to folds at random, and give a mask (N,) of each.
 
     Copies of a row, and rows of a group, share a fold, so that no fit is judged on a row that it has seen;
@@ -375,8 +355,8 @@ def fold_masks(data: ValidationSet, folds: int, seed: int) -> list[Tensor]:
     held-out samples would then have just the class frequencies of the others, which favours methods that fit
     class frequencies by about (K - 1) / N nats.
     """
-    group = np.arange(len(data)) if data.units is None else data.units.numpy()
+    group = np.arange(len(data)) if data.units is None else data.units
     rng = np.random.default_rng(seed)
-    fold_of = torch.from_numpy(rng.permutation(np.arange(int(group.max()) + 1) % folds)[group])
+    fold_of = rng.permutation(np.arange(int(group.max()) + 1) % folds)[group]
     masks = [fold_of == fold for fold in range(folds)]
     return [mask for mask in masks if mask.any() and not mask.all()]

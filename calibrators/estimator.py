@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Literal, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from boxcal.calibrators.calibrator import Calibrated
-from boxcal.calibrators.data import as_tensor
+from boxcal.calibrators.array_calibrator import Box, CalibratedArrays
 from boxcal.calibrators.errors import InvalidDataError, ValidationDataWarning
 from boxcal.calibrators.fitting import FitResult, fit
 from boxcal.calibrators.fitting.selection import BUDGET_SECONDS
-from boxcal.calibrators.operator import Bounds
+from boxcal.calibrators.operator.constants import check_entries, check_sums
 from boxcal.calibrators.scores import KINDS, LOGITS, ScoreLook, as_logits, two_columns
+
+if TYPE_CHECKING:
+    from boxcal.calibrators.calibrator import Calibrator
 
 
 class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
@@ -48,7 +50,7 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     n_features_in_ : int
         K.
     calibrator_ : boxcal.Calibrator
-        The fitted calibrator.
+        The fitted calibrator, which takes tensors; `result_.on_arrays` needs no torch.
     result_ : boxcal.FitResult
         The fit, with its certificate and its warnings.
 
@@ -88,6 +90,11 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         tags = super().__sklearn_tags__()
         tags.classifier_tags.poor_score = True
         return tags
+
+    @property
+    def calibrator_(self) -> Calibrator:
+        """The fitted calibrator, which takes tensors of torch."""
+        return self.result_.calibrator
 
     def fit(self, logits: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fit the method to logits, or probabilities, of data that the model was not trained on.
@@ -141,8 +148,8 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             seed=self.seed,
             budget_seconds=self.budget_seconds,
         )
-        self.result_ = result
-        self.calibrator_ = result.calibrator.named([str(name) for name in self.classes_])
+        named = result.on_arrays.named([str(name) for name in self.classes_])
+        self.result_ = replace(result, on_arrays=named)
         for finding in result.warnings:
             if finding.severity == "serious":
                 warnings.warn(f"{finding.code}: {finding.message}", ValidationDataWarning, stacklevel=2)
@@ -150,16 +157,16 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
 
     def predict_proba(self, logits: ArrayLike) -> NDArray[np.float64]:
         """Return calibrated probabilities (N, K) inside the bounds."""
-        return np.asarray(self._calibrated(logits).probabilities.numpy())
+        return self._calibrated(logits).probabilities
 
     def predict(self, logits: ArrayLike) -> NDArray[Any]:
         """Return the most probable class of each row; ties go to the larger calibrated logit."""
         calibrated = self._calibrated(logits)
-        probabilities, mapped = calibrated.probabilities.numpy(), calibrated.logits.numpy()
+        probabilities, mapped = calibrated.probabilities, calibrated.logits
         ties = np.where(probabilities == probabilities.max(axis=1, keepdims=True), mapped, -np.inf)
         return np.asarray(self.classes_[ties.argmax(axis=1)])
 
-    def _calibrated(self, logits: ArrayLike) -> Calibrated:
+    def _calibrated(self, logits: ArrayLike) -> CalibratedArrays:
         check_is_fitted(self)
         names = getattr(self, "feature_names_in_", None)
         if names is not None and set(getattr(logits, "columns", ())) == set(names):
@@ -167,8 +174,7 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         elif self.n_features_in_ == 1:
             logits = _two_dimensional(logits)
         values = self._in_order(validate_data(self, logits, dtype=np.float64, reset=False))
-        with torch.inference_mode():
-            return self.calibrator_.calibrate(as_tensor(self._as_logits(values)), self._bounds())
+        return self.result_.on_arrays.calibrate(self._as_logits(values), self._bounds())
 
     def _order_of_columns(self) -> list[int] | None:
         """Match the named columns of a DataFrame with the classes; None where nothing is named by them."""
@@ -201,7 +207,7 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             raise InvalidDataError(f'scores is {self.scores!r}; use "auto" or one of {", ".join(KINDS)}.')
         return as_logits(values, self.scores)[0]
 
-    def _bounds(self) -> Bounds | None:
+    def _bounds(self) -> Box | None:
         if self.lower is None and self.upper is None:
             return None
         shape = len(self.classes_)
@@ -210,7 +216,9 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             np.broadcast_to(np.asarray(default if side is None else side, np.float64), shape)
             for side, default in sides
         )
-        return Bounds(torch.from_numpy(lower.copy()), torch.from_numpy(upper.copy()))
+        check_entries(lower, upper)
+        check_sums(lower, upper, shape)
+        return lower, upper
 
 
 def _two_dimensional(scores: Any) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from rich.markup import escape
 from rich.table import Table
 
@@ -21,7 +20,7 @@ from boxcal.app.cli.settings import read_settings
 from boxcal.app.client import BoxcalClient
 from boxcal.app.fitting.worker.reading import holds_images, read_validation_data
 from boxcal.app.tables.labels import Declared
-from boxcal.calibrators import Calibrator
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.checks import check_data
 from boxcal.calibrators.evaluation.crossfit import answers_of
 from boxcal.calibrators.evaluation.evaluate import Evaluation, compare, judge
@@ -90,7 +89,7 @@ def run(file: Path, *, calibrator: str | None, declared: Declared, url: str | No
     loaded = (
         None
         if calibrator is None or url is not None
-        else Calibrator.from_bytes(Path(calibrator).read_bytes())
+        else ArrayCalibrator.from_bytes(Path(calibrator).read_bytes())
     )
     with (
         naming(file),
@@ -110,7 +109,7 @@ def run(file: Path, *, calibrator: str | None, declared: Declared, url: str | No
         columns, warnings = data.columns, data.notes
     warnings += [one.to_dict() for one in check_data(logits, labels)]
     name, probabilities, predicted = _calibrated(logits, loaded, calibrator, url)
-    before = judge(with_weights(outcomes(softmax_rows(torch.from_numpy(logits)), labels), weights))
+    before = judge(with_weights(outcomes(softmax_rows(logits), labels), weights))
     document: dict[str, Any] = {"samples": len(labels), "classes": logits.shape[1], "calibrator": name}
     if probabilities is None:
         document["metrics"] = before.to_dict()
@@ -134,7 +133,7 @@ def run(file: Path, *, calibrator: str | None, declared: Declared, url: str | No
     show_warnings(warning for warning in warnings if warning not in serious)
 
 
-def _classes(loaded: Calibrator | None, url: str | None) -> Sequence[str] | None:
+def _classes(loaded: ArrayCalibrator | None, url: str | None) -> Sequence[str] | None:
     """Return the names of the classes of a calibrator or of the model of a service."""
     if url is not None:
         with BoxcalClient(url) as client:
@@ -163,15 +162,15 @@ def _verdict(document: dict[str, Any]) -> str:
 
 
 def _calibrated(
-    logits: Floats, loaded: Calibrator | None, calibrator: str | None, url: str | None
+    logits: Floats, loaded: ArrayCalibrator | None, calibrator: str | None, url: str | None
 ) -> tuple[str | None, Floats | None, Floats | None]:
     """Name a calibrator and return its probabilities (N, K) and labels (N,); None for each without one."""
     if url is not None:
         return _through_service(logits, calibrator, url)
     if loaded is None:
         return None, None, None
-    answer = answers_of(loaded, torch.from_numpy(logits))
-    return loaded.method, answer.probabilities.numpy(), answer.predicted.numpy()
+    answer = answers_of(loaded, logits)
+    return loaded.method, answer.probabilities, answer.predicted
 
 
 def _through_service(logits: Floats, calibrator: str | None, url: str) -> tuple[str, Floats, Floats]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import torch
 from rich.markup import escape
 
 from boxcal.app.cli.failures import UsageError, naming
@@ -23,7 +22,7 @@ from boxcal.app.monitoring.records import NONE, entries
 from boxcal.app.tables.columns import SCORES
 from boxcal.app.tables.formats import BATCH_ROWS, START_BYTES, open_table, readable, table_kind
 from boxcal.app.tables.values import lists_of
-from boxcal.calibrators import Calibrator
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.monitoring.candidates import candidates, mean_nll
 from boxcal.calibrators.monitoring.decisions import DecisionKind, LoopDecision
 from boxcal.calibrators.monitoring.figure import Trace, draw
@@ -185,12 +184,12 @@ def run(
 class Replay:
     """The monitor of the service, fed with a log, that fits and activates at once where it may."""
 
-    def __init__(self, calibrator: Calibrator, validation: PredictionLog | None, *, refit: bool) -> None:
+    def __init__(self, calibrator: ArrayCalibrator, validation: PredictionLog | None, *, refit: bool) -> None:
         prior, gap = None, 0.0
         if validation is not None:
             known = validation.labels != UNLABELLED
             labels = validation.labels[known]
-            rows = calibrator(torch.from_numpy(validation.logits[known])).numpy()
+            rows = calibrator(validation.logits[known])
             prior = rows.mean(0)
             gap = float((rows.argmax(1) == labels).mean() - rows.max(1).mean())
         self.versions = {0: (calibrator, prior)}
@@ -246,7 +245,7 @@ class Replay:
         return ActiveVersion(version, calibrator.method, version, prior, self.gap, reads_logits=True)
 
     def _calibrate(self, version: int, logits: Array) -> Array:
-        rows: Array = self.versions[version][0](torch.from_numpy(np.ascontiguousarray(logits))).numpy()
+        rows: Array = self.versions[version][0](logits)
         return rows
 
     def _trace(self, log: PredictionLog, first: int, last: int) -> None:
@@ -273,11 +272,11 @@ class Replay:
         return {"predictions": predictions, **document, "decisions": decisions}
 
 
-def _calibrator(path: Path | None, log: PredictionLog) -> Calibrator:
+def _calibrator(path: Path | None, log: PredictionLog) -> ArrayCalibrator:
     size = log.logits.shape[1]
     if path is None:
-        return Calibrator.uncalibrated(size)
-    loaded = Calibrator.from_bytes(path.read_bytes())
+        return ArrayCalibrator.uncalibrated(size)
+    loaded = ArrayCalibrator.from_bytes(path.read_bytes())
     if loaded.reads != "logits" or loaded.num_classes != size:
         raise UsageError(
             f"{path} reads {loaded.reads} of {loaded.num_classes} classes, but the log has logits of {size}"

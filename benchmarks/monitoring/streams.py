@@ -35,11 +35,11 @@ class Answers:
     def of(cls, folder: Path) -> Answers:
         """Fit `ts` to the validation split and answer the test split."""
         validation, test = read(folder / "val.npz"), read(folder / "test.npz")
-        calibrator = fit("ts", validation.scores, validation.labels).calibrator
+        calibrator = fit("ts", validation.scores, validation.labels).on_arrays
         return cls(
             folder.name,
-            calibrator(test.scores).numpy(),
-            calibrator(validation.scores).mean(0).numpy(),
+            calibrator(test.scores),
+            calibrator(validation.scores).mean(axis=0),
         )
 
     @property

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.paper.cells import Cell, run
 from benchmarks.paper.page import page
 from benchmarks.paper.runtime import measure, plot
@@ -47,12 +49,14 @@ class Store:
     def describe(self, validation: ValidationSet, test: ValidationSet) -> None:
         """Keep what is known of the sets."""
         scores, labels = test.scores, test.labels
-        confidence, predicted = scores.softmax(dim=1).max(dim=1)
+        confidence, predicted = torch.from_numpy(scores).softmax(dim=1).max(dim=1)
         self.document |= {
             "classes": scores.shape[1],
             "fit_samples": len(validation),
             "test_samples": len(test),
-            "confidence_beyond_accuracy": float((confidence - (predicted == labels).double()).mean()),
+            "confidence_beyond_accuracy": float(
+                (confidence - (predicted == torch.from_numpy(labels)).double()).mean()
+            ),
         }
 
     def is_done(self, method: str, seed: int) -> bool:

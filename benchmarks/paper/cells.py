@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 
+import torch
 from torch import Tensor
 
 from boxcal.calibrators.data import ValidationSet
@@ -83,7 +84,7 @@ def run(
     seconds = time.process_time() - started
     answers = answers_on(result.calibrator, test)
     scored = outcomes(answers.probabilities, test.labels, answers.predicted)
-    ties, changed = top_classes(test.scores, answers.probabilities)
+    ties, changed = top_classes(torch.from_numpy(test.scores), torch.from_numpy(answers.probabilities))
     return Cell(
         split=seed,
         method=method,
@@ -96,8 +97,8 @@ def run(
         ece_width=BinnedError(scored, "width").value,
         nll=float(scored.nll.mean()),
         brier=float(scored.brier.mean()),
-        changed_labels=int((answers.predicted != test.scores.argmax(dim=1)).sum()),
-        order_error=float((answers.probabilities.argmax(dim=1) != test.labels).double().mean()),
+        changed_labels=int((answers.predicted != test.scores.argmax(axis=1)).sum()),
+        order_error=float((answers.probabilities.argmax(axis=1) != test.labels).mean()),
         top_ties=ties,
         top_changed=changed,
     )

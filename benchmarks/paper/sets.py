@@ -97,11 +97,14 @@ def split(folder: Path, seed: int) -> tuple[ValidationSet, ValidationSet]:
     parts = read(folder / "val.npz"), read(folder / "test.npz")
     if seed == 0:
         return parts
-    logits, labels = torch.cat([part.logits for part in parts]), torch.cat([part.labels for part in parts])
+    logits, labels = (
+        np.concatenate([part.logits for part in parts]),
+        np.concatenate([part.labels for part in parts]),
+    )
     features = None
     if parts[0].features is not None and parts[1].features is not None:
-        features = torch.cat([parts[0].features, parts[1].features])
+        features = np.concatenate([parts[0].features, parts[1].features])
     whole = ValidationSet(logits, labels, features=features, head=parts[0].head)
-    order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(seed)).numpy()
     count = len(parts[0])
     return whole.rows(order[:count]), whole.rows(order[count:])

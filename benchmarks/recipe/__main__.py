@@ -50,7 +50,7 @@ Labelled = tuple[Tensor, Tensor]
 def labelled(path: Path) -> Labelled:
     """Read logits and labels of a file."""
     data = read(path)
-    return data.scores, data.labels
+    return torch.from_numpy(data.scores), torch.from_numpy(data.labels)
 
 
 def strength_of(method: str, val: Labelled) -> float:

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
-from boxcal.calibrators.calibrator import Calibrator
+from boxcal.calibrators.array_calibrator import TwoStages
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import InvalidDataError, MissingDataError
 from boxcal.calibrators.evaluation.bootstrap import Estimate
@@ -38,7 +37,7 @@ from boxcal.calibrators.evaluation.outcomes import Outcomes, outcomes
 from boxcal.calibrators.evaluation.toplabel import BinnedError, SmoothError
 
 BASELINE = "uncalibrated"
-NO_CALIBRATORS: Mapping[str, Calibrator] = {}
+NO_CALIBRATORS: Mapping[str, TwoStages] = {}
 METRICS = ("error_rate", "smooth_ece", "ece_mass", "ece_width", "nll", "brier")
 DRAWS = 400
 
@@ -163,7 +162,7 @@ def compare_methods(
     validation: ValidationSet,
     test: ValidationSet | None = None,
     *,
-    calibrators: Mapping[str, Calibrator] = NO_CALIBRATORS,
+    calibrators: Mapping[str, TwoStages] = NO_CALIBRATORS,
     reference: str = BASELINE,
     folds: int = FOLDS,
     seed: int = 0,
@@ -260,8 +259,7 @@ def _answers(
     fits = _all_but_one(len(validation), folds, seed)
     tests = _all_but_one(len(test), folds, seed)
     for number, (kept, judged_on) in enumerate(zip(fits, tests, strict=True), 1):
-        rows = torch.from_numpy(kept)
-        part = _fitted(method, validation.rows(rows), test, seed, _share(progress, number, folds))
+        part = _fitted(method, validation.rows(kept), test, seed, _share(progress, number, folds))
         groups.append(part.rows(judged_on))
     return whole, groups
 
@@ -279,7 +277,7 @@ def _fitted(
 
 
 def _outcomes(answers: CalibratedAnswers, data: ValidationSet) -> Outcomes:
-    return outcomes(answers.rows, data.labels, answers.predicted, data.units, weights=data.row_weights)
+    return outcomes(answers.rows, data.labels, answers.predicted, data.units, weights=data.weights)
 
 
 def _all_but_one(count: int, folds: int, seed: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
-from boxcal.calibrators.calibrator import Calibrated, Calibrator
+from boxcal.calibrators.array_calibrator import ArrayCalibrator, CalibratedArrays, TwoStages
 from boxcal.calibrators.data import ValidationSet, fold_masks
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE, Tell, silent
 from boxcal.calibrators.evaluation.rows import (
+    Indices,
+    Matrix,
     ProbabilityRows,
     calibrated_rows,
     is_plain,
@@ -37,7 +38,7 @@ class CalibratedAnswers:
     """A calibrator's answers to N samples, and how often its bounds held them."""
 
     rows: ProbabilityRows  # The probabilities (N, K)
-    predicted: Tensor  # int64 (N,), the largest probability; ties go to the larger calibrated logit
+    predicted: Indices  # int64 (N,), the largest probability; ties go to the larger calibrated logit
     ties: int  # Samples whose largest probability several classes share
     lower_samples: int  # Samples with a probability on a lower bound above 0, or on an upper bound below 1
     upper_samples: int
@@ -47,9 +48,9 @@ class CalibratedAnswers:
     upper_range: tuple[float, float, float]
 
     @property
-    def probabilities(self) -> Tensor:
+    def probabilities(self) -> Matrix:
         """All the probabilities, float64 (N, K)."""
-        return torch.from_numpy(self.rows.at(slice(None)))
+        return self.rows.at(slice(None))
 
     def bounds(self) -> dict[str, Any]:
         """Return the bounds and how often they bind, JSON-ready."""
@@ -68,21 +69,21 @@ class CalibratedAnswers:
         }
 
 
-def predicted_labels(answer: Calibrated) -> Tensor:
+def predicted_labels(answer: CalibratedArrays) -> Indices:
     """Return the label of the largest probability of each row (N,); ties go to the larger logit."""
-    largest = answer.probabilities.amax(dim=1, keepdim=True)
-    return answer.logits.masked_fill(answer.probabilities < largest, -torch.inf).argmax(dim=1)
+    largest = answer.probabilities.max(axis=1, keepdims=True)
+    return np.asarray(np.where(answer.probabilities < largest, -np.inf, answer.logits).argmax(axis=1))
 
 
-def answers_of(calibrator: Calibrator, scores: Tensor, tell: Tell = silent) -> CalibratedAnswers:
+def answers_of(calibrator: TwoStages, scores: NDArray[Any], tell: Tell = silent) -> CalibratedAnswers:
     """Ask a calibrator for all rows of what it reads, (N, K) logits or (N, D) features, a block at a time."""
-    count = len(scores)
+    calibrator, count = calibrator.on_arrays, len(scores)
     kept = None if is_plain(calibrator) else np.empty((count, calibrator.num_classes))
 
     def work(part: slice) -> CalibratedAnswers:
         answer = calibrator.calibrate(scores[part])
         if kept is not None:
-            kept[part] = answer.probabilities.numpy()
+            kept[part] = answer.probabilities
         return _block_answers(answer)
 
     blocks = []
@@ -90,12 +91,13 @@ def answers_of(calibrator: Calibrator, scores: Tensor, tell: Tell = silent) -> C
         blocks.append(block)
         tell(min(1.0, len(blocks) * ROWS_AT_ONCE / count))
     rows = kept_rows(kept) if kept is not None else calibrated_rows(calibrator, scores)
-    return pooled(blocks, rows, torch.cat([block.predicted for block in blocks]))
+    return pooled(blocks, rows, np.concatenate([block.predicted for block in blocks]))
 
 
-def answers_on(calibrator: Calibrator, data: ValidationSet, tell: Tell = silent) -> CalibratedAnswers:
+def answers_on(calibrator: TwoStages, data: ValidationSet, tell: Tell = silent) -> CalibratedAnswers:
     """Ask a calibrator for all samples of a set: it reads their logits, features or shifted inputs."""
-    return answers_of(calibrator, data.logits if is_plain(calibrator) else calibrator.source(data), tell)
+    reading = calibrator.on_arrays
+    return answers_of(reading, data.logits if is_plain(reading) else reading.source(data), tell)
 
 
 def cross_fit(
@@ -114,7 +116,7 @@ def cross_fit(
         raise InvalidDataError(f"cross-fitting takes 2 to N = {len(data)} folds, not {folds}")
     masks = fold_masks(data, folds, seed)
     fold_of, place_in = np.empty((2, len(data)), dtype=np.int64)
-    predicted = torch.empty(len(data), dtype=torch.int64)
+    predicted = np.empty(len(data), np.int64)
     blocks, parts = list[CalibratedAnswers](), list[ProbabilityRows]()
     for place, unseen in enumerate(masks):
 
@@ -125,7 +127,7 @@ def cross_fit(
         tell(0.0, "fitting")
         calibrator = fit_set(method, data.rows(~unseen), seed=seed, progress=share_of(tell, 0.0, 0.9))
         block = answers_on(calibrator, data.rows(unseen), _calibrating(share_of(tell, 0.9, 1.0)))
-        inside = torch.nonzero(unseen)[:, 0].numpy()
+        inside = np.flatnonzero(unseen)
         fold_of[inside], predicted[unseen] = place, block.predicted
         if is_plain(calibrator):
             parts.append(calibrated_rows(calibrator, data.logits))
@@ -146,37 +148,39 @@ def _calibrating(tell: Progress) -> Tell:
     return lambda fraction: tell(fraction, "calibrating")
 
 
-def fit_set(method: str, data: ValidationSet, *, seed: int, progress: Progress | None = None) -> Calibrator:
+def fit_set(
+    method: str, data: ValidationSet, *, seed: int, progress: Progress | None = None
+) -> ArrayCalibrator:
     """Fit a method to a checked validation set."""
     from boxcal.calibrators.fitting.api import fit_data  # noqa: PLC0415 - fits load scipy
 
-    return fit_data(method, data, seed=seed, progress=progress).calibrator
+    return fit_data(method, data, seed=seed, progress=progress).on_arrays
 
 
-def _block_answers(answer: Calibrated) -> CalibratedAnswers:
-    probabilities = answer.probabilities
-    at_lower = (probabilities == answer.lower) & (answer.lower > 0)
-    at_upper = (probabilities == answer.upper) & (answer.upper < 1)
-    shared = (probabilities == probabilities.amax(dim=1, keepdim=True)).sum(dim=1) > 1
+def _block_answers(answer: CalibratedArrays) -> CalibratedAnswers:
+    probabilities, (lower, upper) = answer.probabilities, answer.box
+    at_lower = (probabilities == lower) & (lower > 0)
+    at_upper = (probabilities == upper) & (upper < 1)
+    shared = (probabilities == probabilities.max(axis=1, keepdims=True)).sum(axis=1) > 1
     return CalibratedAnswers(
         rows=kept_rows(np.empty((0, probabilities.shape[1]))),
         predicted=predicted_labels(answer),
         ties=int(shared.sum()),
-        lower_samples=int(at_lower.any(dim=1).sum()),
-        upper_samples=int(at_upper.any(dim=1).sum()),
+        lower_samples=int(at_lower.any(axis=1).sum()),
+        upper_samples=int(at_upper.any(axis=1).sum()),
         lower_probabilities=int(at_lower.sum()),
         upper_probabilities=int(at_upper.sum()),
-        lower_range=_span(answer.lower),
-        upper_range=_span(answer.upper),
+        lower_range=_span(lower),
+        upper_range=_span(upper),
     )
 
 
-def _span(bound: Tensor) -> tuple[float, float, float]:
+def _span(bound: Matrix) -> tuple[float, float, float]:
     return float(bound.min()), float(bound.mean()), float(bound.max())
 
 
 def pooled(
-    blocks: Sequence[CalibratedAnswers], rows: ProbabilityRows, predicted: Tensor
+    blocks: Sequence[CalibratedAnswers], rows: ProbabilityRows, predicted: Indices
 ) -> CalibratedAnswers:
     """Join the counts of blocks of samples; `rows` and `predicted` are of all samples."""
     sizes = np.array([len(block.predicted) for block in blocks], dtype=np.float64)

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from numpy.typing import ArrayLike
-from torch import Tensor
 
 from boxcal.calibrators.evaluation.bins import NUM_BINS, Binning
 from boxcal.calibrators.evaluation.classwise import ClassCells
@@ -23,7 +22,7 @@ from boxcal.calibrators.evaluation.toplabel import (
     SmoothError,
 )
 
-Array = ArrayLike | Tensor
+Array = ArrayLike
 
 
 def error_rate(probabilities: Array, labels: Array, predicted: Array | None = None) -> float:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 from boxcal.calibrators.data import as_array, check_labels, check_weights
 from boxcal.calibrators.errors import InvalidDataError
@@ -79,10 +78,10 @@ class Outcomes:
 
 
 def outcomes(
-    probabilities: ArrayLike | Tensor | ProbabilityRows,
-    labels: ArrayLike | Tensor,
+    probabilities: ArrayLike | ProbabilityRows,
+    labels: ArrayLike,
     predicted: Any = None,
-    groups: Tensor | None = None,
+    groups: Indices | None = None,
     tell: Tell = silent,
     *,
     weights: Any = None,
@@ -96,8 +95,8 @@ def outcomes(
     """
     source = _rows(probabilities)
     count, num_classes = source.shape
-    truth = check_labels(labels, count, num_classes).numpy()
-    chosen = None if predicted is None else check_labels(predicted, count, num_classes).numpy()
+    truth = check_labels(labels, count, num_classes)
+    chosen = None if predicted is None else check_labels(predicted, count, num_classes)
 
     def work(part: slice) -> tuple[Indices, Vector, Vector, Vector]:
         rows = source.at(part)
@@ -122,14 +121,14 @@ def outcomes(
         predicted=label,
         labels=truth,
         probabilities=source,
-        groups=None if groups is None else groups.numpy(),
+        groups=groups,
         weights=None if weights is None else _of_mean_1(np.asarray(weights, dtype=np.float64)),
     )
 
 
 def with_weights(scored: Outcomes, weights: Any) -> Outcomes:
     """Give the samples weights (N,); those of weight 0 are left out, and equal weights are none."""
-    checked = check_weights(weights, len(scored)).numpy()
+    checked = check_weights(weights, len(scored))
     used = np.flatnonzero(checked)
     if len(used) < len(checked):
         scored, checked = scored.rows(used), checked[used]

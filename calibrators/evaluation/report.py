@@ -8,15 +8,13 @@ reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
-from boxcal.calibrators.calibrator import Calibrator
+from boxcal.calibrators.array_calibrator import TwoStages
 from boxcal.calibrators.checks import DataWarning, check_changed, check_fit, check_known
-from boxcal.calibrators.data import FEWEST_SAMPLES, ValidationSet, check_validation_set
+from boxcal.calibrators.data import FEWEST_SAMPLES, Backbone, ValidationSet, check_validation_set
 from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.bootstrap import DRAWS, LEVEL, Estimate, Resamples
@@ -156,14 +154,14 @@ def cross_fitted_report(
     *,
     seed: int = 0,
     progress: Progress | None = None,
-    against: Calibrator | None = None,
+    against: TwoStages | None = None,
     known: Sketch | None = None,
     selection_bias: Mapping[str, float] = NO_BIAS,
     folds: int = FOLDS,
     features: Any = None,
     head: Any = None,
     inputs: Any = None,
-    backbone: Callable[[Tensor], Tensor] | None = None,
+    backbone: Backbone | None = None,
     groups: Any = None,
     sample_weight: Any = None,
 ) -> Report:
@@ -181,7 +179,7 @@ def cross_fitted_report(
         Makes folds, fits and bootstrap reproducible.
     progress : callable, optional
         Called with the fraction done and what is being done; an exception it raises ends the report.
-    against : Calibrator, optional
+    against : Calibrator or ArrayCalibrator, optional
         The active calibrator, compared on the same samples; the plain softmax unless given.
     known : Sketch, optional
         Of the data that the active calibrator was fitted to.
@@ -230,7 +228,7 @@ def report_on(
     *,
     seed: int = 0,
     progress: Progress | None = None,
-    against: Calibrator | None = None,
+    against: TwoStages | None = None,
     known: Sketch | None = None,
     selection_bias: Mapping[str, float] = NO_BIAS,
     folds: int = FOLDS,
@@ -241,7 +239,7 @@ def report_on(
     tell = progress or _silent
     folds = min(folds, len(data))
     answers = cross_fit(method, data, folds=folds, seed=seed, progress=share_of(tell, 0.0, _FITTED))
-    resamples = Resamples(len(data), seed=seed, groups=None if data.units is None else data.units.numpy())
+    resamples = Resamples(len(data), seed=seed, groups=data.units)
 
     def judged(rows: ProbabilityRows, predicted: Any, begin: float, end: float, whose: str) -> Evaluation:
         stage = f"judging {whose}"
@@ -250,7 +248,7 @@ def report_on(
         def share(start: float, stop: float) -> Tell:
             return lambda done: tell(begin + (end - begin) * (start + (stop - start) * done), stage)
 
-        scored = outcomes(rows, data.labels, predicted, data.units, share(0.0, 0.1), weights=data.row_weights)
+        scored = outcomes(rows, data.labels, predicted, data.units, share(0.0, 0.1), weights=data.weights)
         return judge(scored, seed=seed, resamples=resamples, tell=share(0.1, 1.0))
 
     middle = (_FITTED + _JUDGED) / 2 if against is None else (2 * _FITTED + _JUDGED) / 3
@@ -328,7 +326,7 @@ def _smooth_bound(method: str, data: ValidationSet, seed: int) -> SmoothCalibrat
     bounds = calibrator.fitted_bounds
     if bounds is None:
         return None
-    return smooth_calibration_bound(calibrator(data.scores)[:, 1].numpy(), data.labels.numpy(), *bounds)
+    return smooth_calibration_bound(calibrator(data.scores)[:, 1], data.labels, *bounds)
 
 
 def _silent(fraction: float, stage: str) -> None:

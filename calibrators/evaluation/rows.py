@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from boxcal.calibrators.calibrator import Calibrator
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
+from boxcal.calibrators.array_ops import softmax
 
 Matrix = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -34,16 +33,16 @@ def kept_rows(array: NDArray[Any]) -> ProbabilityRows:
     return ProbabilityRows(array.shape, lambda part: array[part].astype(np.float64))
 
 
-def softmax_rows(logits: Tensor) -> ProbabilityRows:
+def softmax_rows(logits: NDArray[Any]) -> ProbabilityRows:
     """Compute the softmax of logits (N, K), in float64."""
     shape = logits.shape[0], logits.shape[1]
-    return ProbabilityRows(shape, lambda part: torch.softmax(logits[part].double(), dim=1).numpy())
+    return ProbabilityRows(shape, lambda part: softmax(logits[part].astype(np.float64)))
 
 
-def calibrated_rows(calibrator: Calibrator, logits: Tensor) -> ProbabilityRows:
+def calibrated_rows(calibrator: ArrayCalibrator, logits: NDArray[Any]) -> ProbabilityRows:
     """Compute what a calibrator gives for logits (N, K); `is_plain`, so no row depends on the others."""
     shape = logits.shape[0], logits.shape[1]
-    return ProbabilityRows(shape, lambda part: calibrator(logits[part]).numpy())
+    return ProbabilityRows(shape, lambda part: calibrator(logits[part]))
 
 
 def joined_rows(parts: Sequence[ProbabilityRows], of: Indices, place: Indices) -> ProbabilityRows:
@@ -66,6 +65,6 @@ def some_rows(rows: ProbabilityRows, index: Indices) -> ProbabilityRows:
     return ProbabilityRows((len(index), rows.shape[1]), lambda part: rows.at(index[part]))
 
 
-def is_plain(calibrator: Calibrator) -> bool:
+def is_plain(calibrator: ArrayCalibrator) -> bool:
     """Whether a calibrator is one temperature and one box, and reads logits."""
     return calibrator.plain is not None

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from boxcal.calibrators.checks import check_fit
-from boxcal.calibrators.data import ValidationSet, check_validation_set, label_indices, named_columns
+from boxcal.calibrators.data import (
+    Backbone,
+    ValidationSet,
+    check_validation_set,
+    label_indices,
+    named_columns,
+)
 from boxcal.calibrators.fitting.fit_method import fit_checked
 from boxcal.calibrators.fitting.result import FitResult, Progress
 from boxcal.calibrators.fitting.selection import BUDGET_SECONDS, choose
@@ -26,7 +29,7 @@ def fit(
     features: Any = None,
     head: Any = None,
     inputs: Any = None,
-    backbone: Callable[[Tensor], Tensor] | None = None,
+    backbone: Backbone | None = None,
     groups: Any = None,
     sample_weight: Any = None,
     seed: int = 0,
@@ -95,8 +98,7 @@ def fit(
         sample_weight=sample_weight,
     )
     result = fit_data(method, data, seed=seed, progress=progress, budget_seconds=budget_seconds)
-    calibrator = result.calibrator.named(classes)
-    return replace(result, calibrator=calibrator, warnings=tuple(check_fit(method, data)))
+    return replace(result, on_arrays=result.on_arrays.named(classes), warnings=tuple(check_fit(method, data)))
 
 
 def fit_data(

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.fitting.descent import Minimum, best_of, descend, distinct, local_minima
 from boxcal.calibrators.maps.base import LogitMap
-from boxcal.calibrators.maps.fit_data import FitData
 from boxcal.calibrators.operator.compiling import compiled
 
 Array = np.ndarray[Any, Any]
@@ -106,13 +106,13 @@ class SortedLogits:
 
 
 def fit_limits(
-    logit_map: LogitMap, data: FitData, *, seed: int, thorough: bool, tick: Callable[[float], None]
+    logit_map: LogitMap, data: ValidationSet, *, seed: int, thorough: bool, tick: Callable[[float], None]
 ) -> Minimum:
     """Find the limits of least validation NLL, in the coordinates of `LogitBounding` and within its own.
 
     A search that is not thorough makes no perturbations around the optimum.
     """
-    z, y, weights, within = data.centred, data.classes, data.row_weights, logit_map.limits()
+    z, y, weights, within = data.scores, data.labels, data.weights, logit_map.limits()
     order = np.random.default_rng(seed).permutation(len(y))
     few, some = (
         SortedLogits(z[rows], y[rows], None if weights is None else weights[rows])

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from boxcal.calibrators.data import ValidationSet, fold_masks
@@ -89,7 +88,7 @@ class Comparison:
         paired = one[:, 0] - two[:, 0]
         if self.data.weights is None:
             return float(paired.mean()), standard_error(paired)
-        weights = np.concatenate([self.data.weights.numpy()[one.numpy()] for one in self.parts[:parts]])
+        weights = np.concatenate([self.data.weights[one] for one in self.parts[:parts]])
         return weighted_mean(paired, weights), standard_error(paired, weights)
 
     def is_behind(self, name: str, other: str, errors: float, parts: int) -> bool:
@@ -102,7 +101,7 @@ class Comparison:
         """NLL and Brier score (N, 2), means over repetitions, of fits that had not seen the sample."""
         total, count = np.zeros((len(self.data), 2)), np.zeros((len(self.data), 1))
         for part, losses in self._losses[name].items():
-            inside = self.parts[part].numpy()
+            inside = self.parts[part]
             total[inside] += losses
             count[inside] += 1
         result: Losses = total / count
@@ -110,7 +109,7 @@ class Comparison:
 
     def lowest(self, names: Sequence[str]) -> str:
         """Name the method of the lowest NLL."""
-        return min(names, key=lambda name: weighted_mean(self.losses(name)[:, 0], self.data.row_weights))
+        return min(names, key=lambda name: weighted_mean(self.losses(name)[:, 0], self.data.weights))
 
     def _losses_of(self, name: str, part: int) -> Losses:
         def watch(fraction: float, stage: str) -> None:
@@ -124,12 +123,12 @@ class Comparison:
         known = self._fitted[part] if method.logit_map.reads == "logits" and not method.mixed else None
         calibrator = fit_checked(
             name, used, seed=self.seed, thorough=False, progress=watch, known=known
-        ).calibrator
+        ).on_arrays
         probabilities = calibrator(calibrator.source(unseen))
-        own = probabilities.gather(1, unseen.labels[:, None])[:, 0]
-        nll = -own.clamp_min(torch.finfo(torch.float64).tiny).log()
-        brier = probabilities.square().sum(dim=1) - 2 * own + 1
-        return torch.stack([nll, brier], dim=1).numpy()
+        own = np.take_along_axis(probabilities, unseen.labels[:, None], axis=1)[:, 0]
+        nll = -np.log(np.maximum(own, np.finfo(np.float64).tiny))
+        brier = np.square(probabilities).sum(axis=1) - 2 * own + 1
+        return np.stack([nll, brier], axis=1)
 
 
 def weighted_mean(values: Losses, weights: Losses | None) -> Any:

@@ -13,10 +13,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.fitting import loops
 from boxcal.calibrators.fitting.descent import AGREE_WITHIN, Minimum, descend, projected_gradient
 from boxcal.calibrators.maps.base import LogitMap
-from boxcal.calibrators.maps.fit_data import FitData
 from boxcal.calibrators.maps.parameters import Array
 from boxcal.calibrators.threads import SMALL, over_rows
 
@@ -78,13 +78,13 @@ class DualLoss:
 
 
 def fit_shift(
-    logit_map: LogitMap, data: FitData, *, seed: int, thorough: bool, tick: Callable[[float], None]
+    logit_map: LogitMap, data: ValidationSet, *, seed: int, thorough: bool, tick: Callable[[float], None]
 ) -> Minimum:
     """Find weights and a threshold of low validation NLL.
 
     A search that is not thorough follows fewer starts and makes fewer descents around the best end.
     """
-    objective, limits = DualLoss(data.centred, data.classes, data.row_weights), logit_map.limits()
+    objective, limits = DualLoss(data.scores, data.labels, data.weights), logit_map.limits()
     starts, rng = logit_map.starts(), np.random.default_rng(seed)
     every = objective.in_float32()
     some = every.rows(rng.permutation(len(data))[:ROWS])

@@ -13,10 +13,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 
 from boxcal.calibrators import array_ops
-from boxcal.calibrators.calibrator import Calibrator
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.fitting.clip_limits import fit_limits
@@ -53,11 +52,10 @@ def mean_nll(data: ValidationSet) -> float:
     """Mean negative log-likelihood of the logits, in nats, in blocks: nothing large is copied."""
 
     def work(rows: slice) -> float:
-        part = data.logits[rows].double()
-        if data.weights is None:
-            return float(torch.nn.functional.cross_entropy(part, data.labels[rows], reduction="sum"))
-        losses = torch.nn.functional.cross_entropy(part, data.labels[rows], reduction="none")
-        return float((losses * data.weights[rows]).sum())
+        part, labels = data.logits[rows].astype(np.float64), data.labels[rows]
+        part -= part.max(axis=1, keepdims=True)
+        losses = np.log(np.exp(part).sum(axis=1)) - np.take_along_axis(part, labels[:, None], axis=1)[:, 0]
+        return float(losses.sum() if data.weights is None else losses @ data.weights[rows])
 
     return sum(over_blocks(work, len(data), max(1, CHUNK // data.num_classes))) / len(data)
 
@@ -161,7 +159,7 @@ def fit_checked(
     )
     found.logit_map.release()
     report(1.0, f"fitting {name}")
-    calibrator = Calibrator(name, found.logit_map, found.bound_map, data.num_classes)
+    calibrator = ArrayCalibrator(name, found.logit_map, found.bound_map, data.num_classes)
     return FitResult(calibrator, name, nll, certificate, time.perf_counter() - started)
 
 
@@ -171,15 +169,15 @@ def _fit_mixed(name: str, data: ValidationSet, **options: Any) -> FitResult:
     A probability of 0 then counts as what N samples can tell from 0 (as in structured matrix scaling).
     """
     share = 1.0 / (data.effective + 1.0)
-    mixed = torch.from_numpy(array_ops.with_uniform(data.logits.double().numpy(), share))
+    mixed = array_ops.with_uniform(data.logits.astype(np.float64), share)
     found = fit_checked(name.removeprefix(MIXED), replace(data, logits=mixed), **options)
     nll, uncalibrated, size = found.nll, mean_nll(data), data.num_classes
-    maps = found.calibrator.logit_map, found.calibrator.bound_map
+    maps = found.on_arrays.logit_map, found.on_arrays.bound_map
     if nll >= uncalibrated - SAME:
         nll, share, maps = uncalibrated, 0.0, (parse(name).logit_map(size), ConstantBounds(size))
     return replace(
         found,
-        calibrator=Calibrator(name, *maps, size, uniform_share=share),
+        on_arrays=ArrayCalibrator(name, *maps, size, uniform_share=share),
         method=name,
         nll=nll,
         certificate=replace(found.certificate, uncalibrated_nll=uncalibrated),
@@ -255,12 +253,12 @@ class _Fits:
             return Fitted(logit_map, self._box(), minimum, contains).valued(self.data)
         kept = [logit_map.tempered(self.of(name).log_temperature)[0] for name in contains]
         search = next((SEARCHES[one] for one in type(logit_map).__mro__ if one in SEARCHES), None)
-        if search and self.data.logits.numel() >= FEWEST_LOGITS.get(type(logit_map), 0):
+        if search and self.data.logits.size >= FEWEST_LOGITS.get(type(logit_map), 0):
             minimum = search(logit_map, self.data, seed=self.seed, thorough=self.thorough, tick=self.tick)
         else:
             objective, starts = self._objective(logit_map, None), list(logit_map.starts())
             if objective.is_network:
-                maps = [(one, self._box()) for one in logit_map.variants(self.data.centred)]
+                maps = [(one, self._box()) for one in logit_map.variants(self.data.scores)]
                 found = self._mean(objective, [Place(one, starts, starts) for one in maps])
                 plainer = [Fitted.at(maps[0], point, found.minimum) for point in kept]
                 return replace(self._lowest(found, plainer), contains=contains)
@@ -377,13 +375,13 @@ class _Fits:
     def _objective(self, logit_map: LogitMap, box: BoxMap | None) -> Objective:
         if logit_map.reads == "logits":
             return Objective(logit_map, box, self._rows)
-        rows = FitRows(logit_map.source(self.data), self.data.classes, self.data.row_weights)
+        rows = FitRows(logit_map.source(self.data), self.data.labels, self.data.weights)
         return Objective(logit_map, box, rows)
 
     @cached_property
     def _rows(self) -> FitRows:
         """The logits, prepared once for all objectives."""
-        return FitRows(self.data.centred, self.data.classes, self.data.row_weights)
+        return FitRows(self.data.scores, self.data.labels, self.data.weights)
 
     def _mean(self, objective: Objective, places: Sequence[Place], plain: Place | None = None) -> Fitted:
         """Fit networks, and answer their mean."""
@@ -402,7 +400,7 @@ class _Fits:
         """Coordinates of the best constant box behind a map, on some of the samples."""
         data = self._some
         mapped = logit_map.moved(start)(logit_map.source(data))
-        rows = SortedRows(mapped, data.classes, data.row_weights)
+        rows = SortedRows(mapped, data.labels, data.weights)
         *_, box = fit_box(rows, "both", seed=self.seed, perturbations=0)
         return box.coordinates
 
@@ -426,7 +424,7 @@ class _Fits:
         """Enough of the samples to find where to start."""
         if len(self.data) <= 2 * WARMED:
             return self.data
-        return self.data.rows(torch.from_numpy(self._order[:WARMED]))
+        return self.data.rows(self._order[:WARMED])
 
     @cached_property
     def _order(self) -> Array:

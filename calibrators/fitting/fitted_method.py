@@ -87,8 +87,8 @@ class Fitted:
         """Mean NLL of a set."""
         # A temperature does not depend on a number added to a row, so nothing large is copied.
         is_plain = isinstance(self.logit_map, IdentityMap | TemperatureScaling)
-        source = data.rows_of_logits if is_plain else self.logit_map.source(data)
-        return mean_of(losses_of(source, data.classes, self.logit_map, self.bound_map), data.row_weights)
+        source = data.logits if is_plain else self.logit_map.source(data)
+        return mean_of(losses_of(source, data.labels, self.logit_map, self.bound_map), data.weights)
 
     def objective(self, data: ValidationSet) -> float:
         """Mean NLL plus the penalty."""
@@ -99,7 +99,7 @@ class Fitted:
         """Share of flat units on a set, of the network that has most of them; None without a network."""
         shares = []
         if self.logit_map.is_network:
-            shares.append(self.logit_map.saturation(data.centred))
+            shares.append(self.logit_map.saturation(data.scores))
         if self.bound_map.is_network:
             shares.append(self.bound_map.saturation(self.mapped(data)))
         return max((share for share in shares if share is not None), default=None)

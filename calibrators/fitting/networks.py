@@ -126,7 +126,7 @@ def mean_of_networks(
         some = objective.rows(order[:SCREENED])
         places = sorted(places, key=lambda place: some(place.points[0])[0])[:MOST_PLACES]
     networks = max(len(place.points) for place in places) if thorough else SCREENING
-    masks = [mask.numpy() for mask in fold_masks(data, FOLDS, seed)[: None if thorough else SCREENING]]
+    masks = fold_masks(data, FOLDS, seed)[: None if thorough else SCREENING]
     every = DescentRows.of(objective, order)
     folds = [
         HeldOutFold(DescentRows.of(objective, order[~unseen[order]]), objective.rows(unseen))

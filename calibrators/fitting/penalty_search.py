@@ -32,13 +32,13 @@ def fit_linear(
     def loss(part: ValidationSet) -> Objective:
         own = copy(logit_map)
         own.samples = part.effective
-        return objective_of(own, None, part.centred, part.classes, part.row_weights)
+        return objective_of(own, None, part.scores, part.labels, part.weights)
 
     if len(logit_map.strengths) > 1 and len(data) >= 2 * FOLDS:
         masks = fold_masks(data, FOLDS, seed)
         sides = [(loss(data.rows(~inside)), loss(data.rows(inside))) for inside in masks]
-        weights = np.ones(len(data)) if data.row_weights is None else data.row_weights
-        shares = [float(weights[inside.numpy()].sum()) for inside in masks]
+        weights = np.ones(len(data)) if data.weights is None else data.weights
+        shares = [float(weights[inside].sum()) for inside in masks]
         points, means, paths = [start] * len(masks), list[float](), list[Array]()
         for strength in logit_map.strengths:
             total = 0.0

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from boxcal.calibrators.calibrator import Calibrator
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.checks import DataWarning
+
+if TYPE_CHECKING:
+    from boxcal.calibrators.calibrator import Calibrator
 
 Progress = Callable[[float, str], None]
 """Called with the fraction done, 0 to 1, and what is being done. An exception it raises ends the fit."""
@@ -70,7 +74,8 @@ class FitResult:
 
     Attributes
     ----------
-    calibrator : Calibrator
+    on_arrays : ArrayCalibrator
+        The fitted calibrator, which takes arrays and needs no torch.
     method : str
         The fitted method; for `auto`, the selected one.
     nll : float
@@ -84,10 +89,21 @@ class FitResult:
         Probable problems of the data, or of the method for these data.
     """
 
-    calibrator: Calibrator
+    on_arrays: ArrayCalibrator
     method: str
     nll: float
     certificate: Certificate
     seconds: float
     choice: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[DataWarning, ...] = ()
+
+    @cached_property
+    def calibrator(self) -> Calibrator:
+        """The fitted calibrator, which takes tensors of torch."""
+        try:
+            from boxcal.calibrators.calibrator import Calibrator  # noqa: PLC0415 - imports torch
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f"`calibrator` takes tensors and needs the package {error.name}; `on_arrays` takes arrays."
+            ) from error
+        return Calibrator.on_tensors(self.on_arrays)

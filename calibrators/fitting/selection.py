@@ -61,7 +61,7 @@ def candidates(data: ValidationSet) -> list[str]:
     were sent, some methods are listed with a mixture, too. Where no predicted label is wrong, nothing limits
     how sharp a method makes the probabilities: the unchanged logits are left.
     """
-    if not shows_errors(data.facts, data.labels.numpy()):
+    if not shows_errors(data.facts, data.labels):
         return [IdentityMap.name]
     given = {"logits"}
     if data.features is not None and data.head is not None:
@@ -94,7 +94,7 @@ def by_size(names: Sequence[str], num_classes: int) -> list[str]:
 def _has_enough(name: str, data: ValidationSet) -> bool:
     """Whether there are enough samples for a method with parameters per class to do no harm."""
     K, count = data.num_classes, data.effective
-    parameters, labels = parse(name).num_parameters(K), data.labels.numpy()
+    parameters, labels = parse(name).num_parameters(K), data.labels
     if len(rare_classes(labels, K)):
         return False
     complete = not len(absent_classes(labels, K))
@@ -229,7 +229,7 @@ def _decide(comparison: Comparison, compared: list[str], names: list[str]) -> tu
     """Select among what was compared, sorted by size, and say why."""
     losses = np.stack([comparison.losses(name) for name in compared], axis=2)
     nll = losses[:, 0]
-    weights = comparison.data.row_weights
+    weights = comparison.data.weights
     means = dict(zip(compared, weighted_mean(nll, weights).tolist(), strict=True))
     plain, lowest = compared.index(IdentityMap.name), min(means, key=means.__getitem__)
     equal = paired_errors(nll, EQUAL, weights)
@@ -243,7 +243,7 @@ def _decide(comparison: Comparison, compared: list[str], names: list[str]) -> tu
     shown = f"`{lowest}` has the lowest cross-validated NLL of {len(compared)} methods, {means[lowest]:.4f}"
     if best != lowest:
         shown += f", and `{best}` is the plainest within {EQUAL:g} standard errors of it, {means[best]:.4f}"
-    if not shows_errors(comparison.data.facts, comparison.data.labels.numpy()):
+    if not shows_errors(comparison.data.facts, comparison.data.labels):
         why = (
             "no predicted label is wrong, so nothing limits how sharp a method makes the probabilities:"
             " the logits stay unchanged"

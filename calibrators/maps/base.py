@@ -13,9 +13,9 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from boxcal.calibrators import array_ops
+from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import MissingDataError
-from boxcal.calibrators.maps.fit_data import FitData, Solution
-from boxcal.calibrators.maps.parameters import Array, Gradients, Map, Parameters, Values, Vjp
+from boxcal.calibrators.maps.parameters import Array, Gradients, Map, Parameters, Solution, Values, Vjp
 
 Reads = Literal["logits", "features", "inputs"]
 
@@ -112,10 +112,10 @@ class LogitMap(Map):
         del p
         return None
 
-    def prepare(self, data: FitData, tick: Callable[[float], None] = lambda fraction: None) -> None:
+    def prepare(self, data: ValidationSet, tick: Callable[[float], None] = lambda fraction: None) -> None:
         """Take from the data what is not fitted: a head, the scale of a network's inputs."""
 
-    def solve(self, data: FitData, tick: Callable[[float], None]) -> Solution | None:
+    def solve(self, data: ValidationSet, tick: Callable[[float], None]) -> Solution | None:
         """Fit the map in its own way; None leaves it to descents from the starts."""
         del data, tick
         return None
@@ -128,16 +128,16 @@ class LogitMap(Map):
     def release(self) -> None:
         """Release what only the fit needs."""
 
-    def source(self, data: FitData) -> Array:
+    def source(self, data: ValidationSet) -> Array:
         """Pick what the map reads."""
         if self.reads == "logits":
-            return data.centred
+            return data.scores
         given = data.features if self.reads == "features" else data.inputs
         partner = data.head if self.reads == "features" else data.backbone
         if given is None or partner is None:
             needed = "features and the head" if self.reads == "features" else "inputs and the backbone"
             raise MissingDataError(f"the method {self.name!r} needs {needed}, and they were not given")
-        array: Array = given.numpy()
+        array: Array = given
         return array
 
 

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from boxcal.calibrators import array_ops
+from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.maps.base import LogitMap
-from boxcal.calibrators.maps.fit_data import FitData, Solution
-from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Shapes, Values, Vjp
+from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Shapes, Solution, Values, Vjp
 
 FLOOR, LEAST_REST = -690.0, 1e-16
 """Of log p and of 1 - p: far below what a float's rounding can tell from 0."""
@@ -55,13 +55,13 @@ class BetaCalibration(LogitMap):
 
         return array_ops.log_sigmoid(values), back
 
-    def solve(self, data: FitData, tick: Callable[[float], None]) -> Solution:
+    def solve(self, data: ValidationSet, tick: Callable[[float], None]) -> Solution:
         """Fit a logistic regression per class; one whose weight is negative is fitted again without."""
         from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415 - only fits need it
         from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - as above
 
-        inside, outside = logs_of_both(array_ops, data.centred)
-        y = data.classes
+        inside, outside = logs_of_both(array_ops, data.scores)
+        y = data.labels
         fitted = np.zeros((3, self.num_classes))
         for k in range(self.num_classes):
             hits = y == k
@@ -72,7 +72,7 @@ class BetaCalibration(LogitMap):
                     model = LogisticRegression(C=1e6, solver="newton-cholesky")
                     with warnings.catch_warnings():  # where Newton's method fails, it goes on with L-BFGS
                         warnings.simplefilter("ignore", ConvergenceWarning)
-                        model.fit(readings[:, used], hits, sample_weight=data.row_weights)
+                        model.fit(readings[:, used], hits, sample_weight=data.weights)
                     weights = dict(zip(used, model.coef_[0], strict=True))
                     used = [column for column, weight in weights.items() if weight >= 0.0] or [0]
                     if len(used) == len(weights):

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from boxcal.calibrators.array_ops import softmax
+from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.maps.base import LogitMap
-from boxcal.calibrators.maps.fit_data import FitData
 from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Parameters, Shapes, Values, Vjp
 from boxcal.calibrators.maps.temperature import HIGHEST, LOWEST, best_temperature
 
@@ -114,7 +114,7 @@ class EnsembleTemperatureScaling(LogitMap):
         """Temperatures around that of `ts`; masses of 0 to 1."""
         return [(math.log(LOWEST * self._unit), math.log(HIGHEST * self._unit)), *[(0.0, 1.0)] * 3]
 
-    def prepare(self, data: FitData, tick: Callable[[float], None] = lambda fraction: None) -> None:
+    def prepare(self, data: ValidationSet, tick: Callable[[float], None] = lambda fraction: None) -> None:
         """Find the temperature of `ts`."""
         self._unit = best_temperature(data, tick)[0]
 

@@ -7,9 +7,9 @@ from types import ModuleType
 
 import numpy as np
 
+from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.maps.base import RowTemperature
-from boxcal.calibrators.maps.fit_data import FitData, Solution
-from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Values, Vjp
+from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Solution, Values, Vjp
 
 
 class IdentityMap(RowTemperature):
@@ -35,6 +35,6 @@ class IdentityMap(RowTemperature):
     def starts(self) -> Sequence[Array]:
         return [np.empty(0)]
 
-    def solve(self, data: FitData, tick: Callable[[float], None]) -> Solution:
+    def solve(self, data: ValidationSet, tick: Callable[[float], None]) -> Solution:
         del data, tick
         return Solution(0.0, 1, 1, 0)

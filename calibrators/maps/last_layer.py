@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.maps.base import LogitMap
-from boxcal.calibrators.maps.fit_data import FitData
 from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Parameters, Shapes, Values, Vjp
 
 UNCLIPPED = 1e30
@@ -32,10 +32,10 @@ class LastLayerMap(LogitMap):
         """D, the number of features."""
         return int(self.parameters["head_weight"].shape[1])
 
-    def prepare(self, data: FitData, tick: Callable[[float], None] = lambda fraction: None) -> None:
+    def prepare(self, data: ValidationSet, tick: Callable[[float], None] = lambda fraction: None) -> None:
         """Take the last layer, such that the logits of each row have the mean 0."""
         if data.head is not None:
-            weight, bias = ((part - part.mean(dim=0)).numpy() for part in data.head)
+            weight, bias = (part - part.mean(axis=0) for part in data.head)
             self.parameters = self.parameters | {"head_weight": weight, "head_bias": bias}
 
     def describe(self) -> dict[str, Any]:
@@ -86,11 +86,11 @@ class FeatureClipping(LastLayerMap):
         """Give the log of the radius."""
         return np.log(self.parameters["radius"].reshape(1))
 
-    def prepare(self, data: FitData, tick: Callable[[float], None] = lambda fraction: None) -> None:
+    def prepare(self, data: ValidationSet, tick: Callable[[float], None] = lambda fraction: None) -> None:
         """Take the last layer, and how large the features are."""
         super().prepare(data)
         if data.features is not None:
-            self._largest = float(abs(data.features.numpy()).max()) or 1.0
+            self._largest = float(np.abs(data.features).max()) or 1.0
 
     def starts(self) -> Sequence[Array]:
         """Radii from the largest feature downwards."""
@@ -139,7 +139,7 @@ class TiltAndAverage(LastLayerMap):
 
         return scores @ tilted.T + p["head_bias"], back
 
-    def prepare(self, data: FitData, tick: Callable[[float], None] = lambda fraction: None) -> None:
+    def prepare(self, data: ValidationSet, tick: Callable[[float], None] = lambda fraction: None) -> None:
         """Take the last layer, and turn it by a right angle in planes drawn with fixed seeds."""
         super().prepare(data)
         weight = self.parameters["head_weight"]

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from boxcal.calibrators.array_ops import log_softmax
+from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.maps.base import LogitMap
-from boxcal.calibrators.maps.fit_data import FitData
 from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Shapes, Values, Vjp
 from boxcal.calibrators.maps.temperature import best_temperature
 
@@ -96,7 +96,7 @@ class LinearMap(LogitMap):
         self.parameters["temperature"] = np.exp(np.array(log_temperature))
         return self.starts()
 
-    def prepare(self, data: FitData, tick: Callable[[float], None] = lambda fraction: None) -> None:
+    def prepare(self, data: ValidationSet, tick: Callable[[float], None] = lambda fraction: None) -> None:
         """Fit the temperature."""
         self.samples = data.effective
         self.parameters["temperature"] = np.array(best_temperature(data, tick)[0])

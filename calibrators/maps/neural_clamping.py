@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import MissingDataError
 from boxcal.calibrators.maps.base import LogitMap
-from boxcal.calibrators.maps.fit_data import FitData
 from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Parameters, Shapes, Values, Vjp
 from boxcal.calibrators.maps.temperature import HIGHEST, LOWEST
 
@@ -100,14 +100,14 @@ class NeuralClamping(LogitMap):
         temperature = self.parameters["temperature"].reshape(1)
         return np.concatenate([np.log(temperature), self.parameters["input_shift"].ravel()])
 
-    def prepare(self, data: FitData, tick: Callable[[float], None] = lambda fraction: None) -> None:
+    def prepare(self, data: ValidationSet, tick: Callable[[float], None] = lambda fraction: None) -> None:
         """Take the inputs' shape, and check that the backbone can be differentiated in them."""
         if data.inputs is None or data.backbone is None:
             return
         import torch  # noqa: PLC0415 - the backbone is one of torch
 
-        self.parameters = self.parameters | {"input_shift": np.zeros(tuple(data.inputs.shape[1:]))}
-        probe = data.inputs[:1].clone().requires_grad_()
+        self.parameters = self.parameters | {"input_shift": np.zeros(data.inputs.shape[1:])}
+        probe = torch.tensor(data.inputs[:1], requires_grad=True)
         with torch.enable_grad():
             if not data.backbone(probe).requires_grad:
                 raise MissingDataError(

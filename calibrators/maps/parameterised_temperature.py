@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.maps.base import LogitMap, RowTemperature
-from boxcal.calibrators.maps.fit_data import FitData
 from boxcal.calibrators.maps.network import (
     DRAWS,
     NetworkMap,
@@ -76,11 +76,11 @@ class ParameterisedTemperature(NetworkMap, RowTemperature):
         change = log_temperature - float(np.log(self.parameters["temperature"]))
         return [self.started([change], seed) for seed in range(DRAWS)]
 
-    def prepare(self, data: FitData, tick: Callable[[float], None] = lambda fraction: None) -> None:
+    def prepare(self, data: ValidationSet, tick: Callable[[float], None] = lambda fraction: None) -> None:
         """Fit the temperature that the network changes, and let it see the logits that this gives."""
         temperature = best_temperature(data, tick)[0]
         self.parameters["temperature"] = np.array(temperature)
-        self.prepare_network(data.centred / temperature)
+        self.prepare_network(data.scores / temperature)
 
     def variants(self, scores: Array) -> Sequence[Self]:
         """Give a map for each choice of what the network reads, where there is one."""

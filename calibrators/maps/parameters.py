@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -154,3 +154,12 @@ def _fits(actual: tuple[int, ...], shape: tuple[Size, ...], sizes: dict[str, int
         size == (wanted if isinstance(wanted, int) else sizes.setdefault(wanted, size))
         for size, wanted in zip(actual, shape, strict=True)
     )
+
+
+class Solution(NamedTuple):
+    """How a map's own solver did, for the certificate; the gradient norm is nan where there is none."""
+
+    gradient_norm: float
+    starts: int
+    starts_agreeing: int
+    evaluations: int

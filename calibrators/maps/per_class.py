@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from boxcal.calibrators import array_ops
+from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.maps.base import LogitMap
-from boxcal.calibrators.maps.fit_data import FitData, Solution
-from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Shapes, Values, Vjp
+from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Shapes, Solution, Values, Vjp
 from boxcal.calibrators.row_statistics import effective_samples
 
 Curve = tuple[Array, Array]
@@ -79,12 +79,12 @@ class PerClassFunction(LogitMap):
 
         return mapped, back
 
-    def solve(self, data: FitData, tick: Callable[[float], None]) -> Solution:
+    def solve(self, data: ValidationSet, tick: Callable[[float], None]) -> Solution:
         """Fit every class on its own."""
-        p, y = array_ops.softmax(data.centred), data.classes
+        p, y = array_ops.softmax(data.scores), data.labels
         curves = []
         for k in range(self.num_classes):
-            places, values = self.curve(p[:, k], (y == k).astype(np.float64), data.row_weights)
+            places, values = self.curve(p[:, k], (y == k).astype(np.float64), data.weights)
             curves.append((places, np.clip(values, 1.0 / p.size, 1.0)))
             tick((k + 1) / self.num_classes)
         longest = max(len(places) for places, _ in curves)

@@ -9,9 +9,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.maps.base import RowTemperature
-from boxcal.calibrators.maps.fit_data import FitData, Solution
-from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Parameters, Shapes, Values, Vjp
+from boxcal.calibrators.maps.parameters import (
+    Array,
+    Gradients,
+    Limits,
+    Parameters,
+    Shapes,
+    Solution,
+    Values,
+    Vjp,
+)
 from boxcal.calibrators.threads import block_rows, over_blocks
 
 LOWEST, HIGHEST = 1e-3, 1e4
@@ -77,12 +86,12 @@ class TemperatureScaling(RowTemperature):
         edge = {"temperature": f"The temperature ended at the edge of its range, {value:g}."}
         return edge if self._at_edge else {}
 
-    def prepare(self, data: FitData, tick: Callable[[float], None] = lambda fraction: None) -> None:
+    def prepare(self, data: ValidationSet, tick: Callable[[float], None] = lambda fraction: None) -> None:
         """Find the best temperature, around which joint fits look."""
         self._found = best_temperature(data, tick)
         self._unit = self._found[0]
 
-    def solve(self, data: FitData, tick: Callable[[float], None]) -> Solution:
+    def solve(self, data: ValidationSet, tick: Callable[[float], None]) -> Solution:
         """Take the temperature that Newton's method has found: the loss is convex in its inverse."""
         del tick
         temperature, slope, rounds = self._found
@@ -93,7 +102,7 @@ class TemperatureScaling(RowTemperature):
 
 
 def best_temperature(
-    data: FitData, tick: Callable[[float], None] = lambda fraction: None
+    data: ValidationSet, tick: Callable[[float], None] = lambda fraction: None
 ) -> tuple[float, float, int]:
     """Find the temperature of least NLL by Newton's method in float64, inside a bracket.
 
@@ -130,9 +139,9 @@ def _of_round(tick: Callable[[float], None], rounds: int) -> Callable[[float], N
     return lambda share: tick(1.0 - left * (1.0 - share * (1.0 - ROUND_SHARE)))
 
 
-def _derivatives(data: FitData, inverse: float, tick: Callable[[float], None]) -> tuple[float, float]:
+def _derivatives(data: ValidationSet, inverse: float, tick: Callable[[float], None]) -> tuple[float, float]:
     """First and second derivative of the mean loss in the inverse temperature."""
-    logits, labels, row_weights = data.rows_of_logits, data.classes, data.row_weights
+    logits, labels, row_weights = data.logits, data.labels, data.weights
 
     def of_rows(rows: slice) -> tuple[Array, Array]:
         """Of the loss of each row of a block that fits into the processor's cache."""

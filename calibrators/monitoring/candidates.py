@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 from scipy.optimize import minimize
-from torch import Tensor
 
-from boxcal.calibrators.calibrator import Calibrator
+from boxcal.calibrators.array_calibrator import ArrayCalibrator, TwoStages
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.fitting.api import fit
 from boxcal.calibrators.maps.temperature import best_temperature
@@ -51,7 +50,7 @@ class Candidate:
         Of an earlier one; None of a new one.
     """
 
-    calibrator: Calibrator
+    calibrator: ArrayCalibrator
     nll: float
     parameters: int
     score: float
@@ -64,7 +63,7 @@ class Candidate:
         return self.calibrator.method
 
 
-def adjust_class_prior(calibrator: Calibrator, source: Array, target: Array) -> Calibrator:
+def adjust_class_prior(calibrator: TwoStages, source: Array, target: Array) -> ArrayCalibrator:
     """Adjust a calibrator fitted where classes have frequencies `source` (K,) to frequencies `target` (K,).
 
     Raises
@@ -74,17 +73,17 @@ def adjust_class_prior(calibrator: Calibrator, source: Array, target: Array) -> 
     """
     if len(source) != calibrator.num_classes:
         raise ValueError(f"{calibrator.num_classes} classes need as many class frequencies above 0")
-    return calibrator.adjusted(prior_offsets(source, target))
+    return calibrator.on_arrays.adjusted(prior_offsets(source, target))
 
 
 def candidates(
-    champion: Calibrator,
+    champion: TwoStages,
     logits: Array,
     labels: Array,
     class_prior: Array | None,
     *,
     traffic: Array | None = None,
-    earlier: Mapping[int, tuple[Calibrator, Array | None]] | None = None,
+    earlier: Mapping[int, tuple[TwoStages, Array | None]] | None = None,
 ) -> list[Candidate]:
     """Fit the candidates, best first.
 
@@ -104,24 +103,25 @@ def candidates(
     uniform = np.full(champion.num_classes, 1.0 / champion.num_classes)
     known = uniform if class_prior is None else class_prior
     source = np.maximum(known / known.sum(), SMALLEST_FREQUENCY)
-    scores, truth = torch.as_tensor(logits, dtype=torch.float64), torch.as_tensor(labels, dtype=torch.int64)
-    everything = scores if traffic is None else torch.as_tensor(traffic, dtype=torch.float64)
+    scores, truth = np.asarray(logits, np.float64), np.asarray(labels, np.int64)
+    everything = scores if traffic is None else np.asarray(traffic, np.float64)
+    champion = champion.on_arrays
     mapped = champion.calibrate(scores).logits
     found = []
 
-    def add(calibrator: Calibrator, parameters: int) -> None:
+    def add(calibrator: ArrayCalibrator, parameters: int) -> None:
         rows = calibrator(scores)
         nll = nll_of(rows, truth)
-        prior = rows.mean(0).numpy()
+        prior = rows.mean(axis=0)
         found.append(Candidate(calibrator, nll, parameters, nll + parameters / len(truth), prior))
 
-    add(fit("ts", scores, truth).calibrator, 1)
+    add(fit("ts", scores, truth).on_arrays, 1)
     if len(everything) >= FEWEST_ROWS:
-        target = estimate_class_prior(champion(everything).numpy(), source)
+        target = estimate_class_prior(champion(everything), source)
         add(adjust_class_prior(champion, source, target), 0)
         # The class frequencies of miscalibrated answers are wrong: first a temperature, and one after.
         tempered = champion.adjusted(np.zeros(len(source)), best_temperature(ValidationSet(mapped, truth))[0])
-        target = estimate_class_prior(tempered(everything).numpy(), source)
+        target = estimate_class_prior(tempered(everything), source)
         shifted = adjust_class_prior(tempered, source, target)
         last = best_temperature(ValidationSet(shifted.calibrate(scores).logits, truth))[0]
         add(shifted.adjusted(np.zeros(len(source)), last, suffix="+em+ts"), 1)
@@ -130,24 +130,26 @@ def candidates(
         add(champion.adjusted(offsets, temperature, suffix="+bias"), len(source) + 1)
     for version, (calibrator, prior) in (earlier or {}).items():
         nll = mean_nll(calibrator, scores, truth)
-        found.append(Candidate(calibrator, nll, 0, nll, uniform if prior is None else prior, version))
+        found.append(
+            Candidate(calibrator.on_arrays, nll, 0, nll, uniform if prior is None else prior, version)
+        )
     return sorted(found, key=lambda candidate: candidate.score)
 
 
-def mean_nll(calibrator: Calibrator, logits: Array | Tensor, labels: Array | Tensor) -> float:
+def mean_nll(calibrator: TwoStages, logits: Array, labels: Any) -> float:
     """Mean NLL in nats of labels (N,) for logits (N, K)."""
-    return nll_of(calibrator(torch.as_tensor(logits)), torch.as_tensor(labels))
+    return nll_of(calibrator.on_arrays(logits), labels)
 
 
-def nll_of(probabilities: Tensor, labels: Tensor) -> float:
+def nll_of(probabilities: Array, labels: Any) -> float:
     """Mean NLL in nats of labels (N,) by float64 probabilities (N, K)."""
-    truth = probabilities.gather(1, labels[:, None])
-    return float(-truth.clamp_min(torch.finfo(torch.float64).tiny).log().mean())
+    truth = np.take_along_axis(probabilities, np.asarray(labels)[:, None], axis=1)
+    return float(-np.log(np.maximum(truth, np.finfo(np.float64).tiny)).mean())
 
 
-def _bias(mapped: Tensor, labels: Tensor) -> tuple[Array, float]:
+def _bias(mapped: Array, labels: Any) -> tuple[Array, float]:
     """Fit offsets (K,) and a temperature by NLL, with a ridge of K/N that draws the offsets to 0."""
-    z, y, size = mapped.numpy(), labels.numpy(), mapped.shape[1]
+    z, y, size = mapped, labels, mapped.shape[1]
     rows = np.arange(len(y))
 
     def objective(point: Array) -> tuple[float, Array]:

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from boxcal.calibrators import tensor_ops
 from boxcal.calibrators.operator import constants
-from boxcal.calibrators.operator.constants import meet, row_sum
+from boxcal.calibrators.operator.constants import check_entries, check_sums, meet
 
 
 def is_traced() -> bool:
@@ -69,9 +69,9 @@ class Bounds:
             if value.ndim > 2:
                 raise ValueError(f"{name} bounds have shape {tuple(value.shape)}; they take at most (N, K)")
             object.__setattr__(self, name, value)
-        _check_entries(self.lower, self.upper)
+        check_entries(self.lower.numpy(), self.upper.numpy())
         if self.num_classes is not None:
-            _check_sums(self.lower, self.upper, self.num_classes)
+            check_sums(self.lower.numpy(), self.upper.numpy(), self.num_classes)
 
     @property
     def shape(self) -> torch.Size:
@@ -94,7 +94,7 @@ class Bounds:
         if self.num_classes not in (None, num_classes):
             raise ValueError(f"bounds for {self.num_classes} classes cannot bound {num_classes} classes")
         if self.num_classes is None:
-            _check_sums(self.lower, self.upper, num_classes)
+            check_sums(self.lower.numpy(), self.upper.numpy(), num_classes)
         return self
 
     def yielding_to(self, request: "Bounds", num_classes: int | None = None) -> "EffectiveBounds":
@@ -146,45 +146,3 @@ class EffectiveBounds(NamedTuple):
 
     bounds: Bounds
     relaxed: Tensor
-
-
-def _check_entries(lower: Tensor, upper: Tensor) -> None:
-    """Raise where a bound is not a probability, or a lower bound lies above its upper bound."""
-    try:
-        shape = (lower + upper).shape
-    except RuntimeError:
-        raise ValueError(
-            f"lower bounds of shape {tuple(lower.shape)} do not match"
-            f" upper bounds of shape {tuple(upper.shape)}"
-        ) from None
-    low, high = lower.expand(shape), upper.expand(shape)
-    for name, bound in (("lower", low), ("upper", high)):
-        wrong = ~((bound >= 0.0) & (bound <= 1.0))
-        if wrong.any():
-            where, index = _first(wrong)
-            raise ValueError(f"{name} bound {bound[index].item()!r}{where} is not a probability in [0, 1]")
-    wrong = low > high
-    if wrong.any():
-        where, index = _first(wrong)
-        raise ValueError(
-            f"lower bound {low[index].item()!r} is above upper bound {high[index].item()!r}{where}"
-        )
-
-
-def _check_sums(lower: Tensor, upper: Tensor, num_classes: int) -> None:
-    """Raise where no probability vector of K classes fits between the bounds."""
-    tolerance = sum_tolerance(num_classes)
-    for name, bound, side, relation in (("lower", lower, 1.0, "above"), ("upper", upper, -1.0, "below")):
-        total = row_sum(bound, num_classes)
-        wrong = (total - 1.0) * side > tolerance
-        if wrong.any():
-            index = tuple(wrong.nonzero()[0].tolist())
-            row = f" in row {index[0]}" if wrong.ndim == 2 else ""
-            raise ValueError(f"the {name} bounds add up to {total[index].item()!r}{row}, {relation} 1")
-
-
-def _first(wrong: Tensor) -> tuple[str, tuple[int, ...]]:
-    """Where the first offending entry stands: in words, and as an index."""
-    index = tuple(int(i) for i in wrong.nonzero()[0])
-    words = {0: "", 1: " of class {0}", 2: " of class {1} in row {0}"}[len(index)]
-    return words.format(*index), index

@@ -1,11 +1,16 @@
 """What every engine of the operator agrees on: numbers, and how fitted bounds yield to those of a request.
 
-It works on arrays of any library and imports none; see `Bounds.yielding_to`.
+Bounds meet on arrays of any library; see `Bounds.yielding_to`.
 """
 
 import math
 import sys
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
 
 FREE, AT_LOWER, AT_UPPER = 0, 1, 2
 """Which bound holds a class."""
@@ -62,3 +67,43 @@ def _draw_to_sum_one(ops: Any, bound: Values, target: Values, num_classes: int) 
     kept, given = ops.clip(kept, 0.0, 1.0), ops.clip(given, 0.0, 1.0)
     # From the nearer end: small bounds reached from far ones would carry the rounding of those.
     return ops.where(given < kept, bound + given * (target - bound), target + kept * (bound - target))
+
+
+def check_entries(lower: Array, upper: Array) -> None:
+    """Raise ValueError where a bound is not a probability, or a lower bound lies above its upper bound."""
+    try:
+        low, high = np.broadcast_arrays(lower, upper)
+    except ValueError:
+        raise ValueError(
+            f"lower bounds of shape {lower.shape} do not match upper bounds of shape {upper.shape}"
+        ) from None
+    for name, bound in (("lower", low), ("upper", high)):
+        wrong = ~((bound >= 0.0) & (bound <= 1.0))
+        if wrong.any():
+            where, index = _first(wrong)
+            raise ValueError(f"{name} bound {bound[index].item()!r}{where} is not a probability in [0, 1]")
+    wrong = low > high
+    if wrong.any():
+        where, index = _first(wrong)
+        raise ValueError(
+            f"lower bound {low[index].item()!r} is above upper bound {high[index].item()!r}{where}"
+        )
+
+
+def check_sums(lower: Array, upper: Array, num_classes: int) -> None:
+    """Raise ValueError where no probability vector of K classes fits between the bounds."""
+    tolerance = sum_tolerance(num_classes)
+    for name, bound, side, relation in (("lower", lower, 1.0, "above"), ("upper", upper, -1.0, "below")):
+        total = np.asarray(row_sum(bound, num_classes))
+        wrong = (total - 1.0) * side > tolerance
+        if wrong.any():
+            index = tuple(int(i) for i in np.argwhere(wrong)[0])
+            row = f" in row {index[0]}" if wrong.ndim == 2 else ""
+            raise ValueError(f"the {name} bounds add up to {total[index].item()!r}{row}, {relation} 1")
+
+
+def _first(wrong: Array) -> tuple[str, tuple[int, ...]]:
+    """Where the first offending entry stands: in words, and as an index."""
+    index = tuple(int(i) for i in np.argwhere(wrong)[0])
+    words = {0: "", 1: " of class {0}", 2: " of class {1} in row {0}"}[len(index)]
+    return words.format(*index), index

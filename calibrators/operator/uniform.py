@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
-from torch import Tensor
 
 from boxcal.calibrators.operator.compiling import compiled
 from boxcal.calibrators.operator.constants import UNDERFLOW, sum_tolerance
@@ -69,12 +68,12 @@ class SortedRows:
 
     def __init__(
         self,
-        logits: Tensor | NDArray[np.floating],
-        labels: Tensor | NDArray[np.integer],
+        logits: Any,
+        labels: Any,
         weights: Floats | None = None,
     ) -> None:
         given, indices = (
-            array.detach().cpu().double().numpy() if isinstance(array, Tensor) else array
+            array.detach().cpu().double().numpy() if hasattr(array, "detach") else array
             for array in (logits, labels)
         )
         scores, indices = np.array(given, dtype=np.float64, order="C"), np.asarray(indices).astype(np.int64)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from boxcal.calibrators.checks import DataWarning, check_changed, check_data, check_fit, check_known
@@ -238,7 +237,7 @@ def test_copies_are_found_even_where_a_few_have_another_label(classes: int) -> N
 def test_copies_share_a_fold() -> None:
     logits, labels = repeated(*drawn(60))
     masks = [mask.reshape(10, 60) for mask in fold_masks(check_validation_set(logits, labels), 5, 0)]
-    assert all(torch.equal(mask, mask[:1].expand_as(mask)) for mask in masks)
+    assert all((mask == mask[:1]).all() for mask in masks)
     assert [int(mask[0].sum()) for mask in masks] == [12] * 5
 
 
@@ -249,7 +248,7 @@ def test_a_fit_is_never_judged_on_a_copy_of_what_it_saw() -> None:
     assert (answers == answers[0]).all()
     own = answers[0][np.arange(60), labels[:60]]
     alone = cross_fit("vector", check_validation_set(*drawn(60))).probabilities[np.arange(60), labels[:60]]
-    assert -own.log().mean() > -alone.log().mean() - 0.5
+    assert -np.log(own).mean() > -np.log(alone).mean() - 0.5
 
 
 def test_there_are_no_more_folds_than_distinct_rows() -> None:

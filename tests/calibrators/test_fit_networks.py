@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from boxcal.calibrators import Calibrator, array_ops, fit
-from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.fitting import fit_method, networks
 from boxcal.calibrators.fitting.fitted_method import Fitted
 from boxcal.calibrators.fitting.network_validation import (
@@ -33,17 +33,17 @@ from tests.calibrators.samples import central_differences, contaminated, nll_of,
 
 def prepared(method: str, logits: Tensor, labels: Tensor) -> tuple[LogitMap, LogitMap, BoxMap | None]:
     """Give the logit map of a method, the same with what clips it, and its box, ready for a fit."""
-    parts, data, size = parse(method), ValidationSet(logits, labels), logits.shape[1]
+    parts, data, size = parse(method), check_validation_set(logits, labels), logits.shape[1]
     logit_map, box = parts.logit_map(size), BOUND_MAPS[parts.bounds](size) if parts.bounds else None
     logit_map.prepare(data)
     if box:
-        box.prepare(data.centred)
+        box.prepare(data.scores)
     return logit_map, Chain(logit_map, LogitBounding(size)) if parts.clipped else logit_map, box
 
 
 def objective_for(method: str, logits: Tensor, labels: Tensor) -> Objective:
     _, whole, box = prepared(method, logits, labels)
-    return objective_of(whole, box, ValidationSet(logits, labels).centred, labels.numpy())
+    return objective_of(whole, box, check_validation_set(logits, labels).scores, labels.numpy())
 
 
 @pytest.mark.parametrize("method", ["pb-mlp", "ts+pb-mlp", "pts"])
@@ -197,7 +197,7 @@ def test_joint_fits_begin_where_the_networks_that_they_contain_ended(monkeypatch
     wrong = (first - second > 4.0) & (torch.arange(2000) % 3 == 0)
     labels[wrong] = (labels[wrong] + 1) % 12
     known: dict[str, Fitted] = {}
-    fit_method.fit_checked("pts+pb-mlp", ValidationSet(logits, labels), known=known)
+    fit_method.fit_checked("pts+pb-mlp", check_validation_set(logits, labels), known=known)
     pts, bounded = known["pts"], known["ts+pb-mlp"]
     assert pts.has_networks
     assert bounded.has_networks

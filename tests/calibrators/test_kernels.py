@@ -71,8 +71,8 @@ def test_loss_of_clipped_logits_and_its_derivatives(num_classes: int) -> None:
 def test_dual_bounding_in_float32_and_its_quick_search() -> None:
     data = check_validation_set(*overconfident(2500, 30))
     mapping = DualProbabilityBounding(30)
-    exact = DualLoss(data.centred, data.classes)
-    general = objective_of(mapping, None, data.centred, data.classes)
+    exact = DualLoss(data.scores, data.labels)
+    general = objective_of(mapping, None, data.scores, data.labels)
     for start in mapping.starts():
         value, gradient = exact(start)
         assert value == pytest.approx(general(start)[0], abs=1e-12)
@@ -80,7 +80,7 @@ def test_dual_bounding_in_float32_and_its_quick_search() -> None:
         value, gradient = exact.in_float32()(start)
         assert value == pytest.approx(exact(start)[0], abs=1e-6)
         np.testing.assert_allclose(gradient, exact(start)[1], atol=1e-6)
-    large = DualLoss(data.centred * 1e4, data.classes)
+    large = DualLoss(data.scores * 1e4, data.labels)
     start = mapping.starts()[0]
     assert large.in_float32()(start)[0] == large(start)[0]
     quick = fit_shift(mapping, data, seed=0, thorough=True, tick=lambda fraction: None)

@@ -10,8 +10,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from packaging.requirements import Requirement
+
+from boxcal.calibrators.method import reads_of_methods
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -42,9 +45,20 @@ CALIBRATORS = """
 import numpy as np
 import boxcal
 logits = np.random.default_rng(0).normal(size=(200, 3))
-result = boxcal.fit("ts", logits, logits.argmax(1))
-assert boxcal.evaluate(result.calibrator(logits), logits.argmax(1)).error_rate == 0
+for method in {methods!r}:
+    result = boxcal.fit(method, logits, logits.argmax(1), budget_seconds=2.0)
+    assert boxcal.evaluate(result.on_arrays(logits), logits.argmax(1)).error_rate < 0.1
+assert boxcal.BoxCalibrator("ts", upper=0.7).fit(logits, logits.argmax(1)).predict_proba(logits).max() <= 0.7
+try:
+    result.calibrator
+except ImportError as error:
+    assert "torch" in str(error) and "on_arrays" in str(error)
+else:
+    raise AssertionError("torch is there")
 """
+
+
+METHODS = [name for name, reads in reads_of_methods().items() if reads == "logits" and name != "auto"]
 
 
 def normal(name: str) -> str:
@@ -100,7 +114,7 @@ def run(extra: str, code: str) -> subprocess.CompletedProcess[str]:
         ("", CLIENT),
         ("", COMMAND.format(arguments=["--help"])),
         ("", COMMAND.format(arguments=["predict", "--help"])),
-        ("calibrators", CALIBRATORS),
+        ("calibrators", CALIBRATORS.format(methods=["auto", *METHODS])),
         ("serve", "from boxcal.app.server import serve"),
     ],
 )
@@ -112,7 +126,7 @@ def test_an_extra_is_enough(extra: str, code: str) -> None:
 def test_the_client_comes_without_the_server_and_without_torch() -> None:
     modules = importlib.metadata.packages_distributions()
     assert not [name for name in HEAVY if normal(modules[name][0]) in installs("")]
-    assert "fastapi" not in installs("calibrators")
+    assert not {"fastapi", "torch", "sqlalchemy", "onnxruntime"} & installs("calibrators")
     assert all(normal(modules[name][0]) in installs("serve") for name in HEAVY)
 
 
@@ -128,3 +142,20 @@ def test_a_command_without_its_extra_says_what_to_install(tmp_path: Path) -> Non
     assert done.returncode == 2
     assert "pip install 'boxcal[serve]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_files_are_fitted_and_judged_without_torch_and_without_a_server(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    logits = 2 * random.normal(size=(300, 4))
+    labels = (logits / 2 + random.gumbel(size=logits.shape)).argmax(axis=1)
+    file, fitted = tmp_path / "v.npz", tmp_path / "c.safetensors"
+    np.savez(file, logits=logits, labels=labels)
+    for command, shown in (
+        (["fit", str(file), "--output", str(fitted), "--method", "ts+pb"], "0 ties"),
+        (["evaluate", str(file), "--calibrator", str(fitted)], "NLL"),
+        (["compare", str(file), "--method", "ts"], "ts"),
+        (["monitor", str(file), "--calibrator", str(fitted)], "300"),
+    ):
+        done = run("calibrators", COMMAND.format(arguments=command))
+        assert done.returncode == 0, done.stderr
+        assert shown in done.stdout

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from boxcal.app.fitting.messages import Compared, CompareTask, StoredVersion
 from boxcal.app.fitting.worker.fit import SEED, read_besides_logits
 from boxcal.app.fitting.worker.validation_set import StoredSet
-from boxcal.calibrators import Calibrator
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.checks import KNOWN
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.duplicates import Sketch, overlap
@@ -29,7 +27,9 @@ def compare(task: CompareTask, progress: Callable[[float, str], None]) -> Compar
     """Evaluate the versions and the methods, and say how the versions differ."""
     data = StoredSet(task.folder)
     calibrators = {
-        name_of(one): Calibrator.from_bytes(one.artifact) for one in task.versions if one.artifact is not None
+        name_of(one): ArrayCalibrator.from_bytes(one.artifact)
+        for one in task.versions
+        if one.artifact is not None
     }
     required_by = {reads_of_methods()[method]: f"the method {method!r}" for method in task.methods}
     for name, calibrator in calibrators.items():
@@ -40,9 +40,7 @@ def compare(task: CompareTask, progress: Callable[[float, str], None]) -> Compar
     with one_library_thread():
         comparison = compare_methods(
             task.methods,
-            check_validation_set(
-                torch.from_numpy(logits), torch.from_numpy(labels), **extras, **data.grouping
-            ),
+            check_validation_set(logits, labels, **extras, **data.grouping),
             calibrators=calibrators,
             reference=name_of(task.versions[0]) if task.versions else BASELINE,
             seed=SEED,

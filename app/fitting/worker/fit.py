@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from boxcal.app.fitting.backbones import BackboneSummary
 from boxcal.app.fitting.messages import CompareTask, FitOutcome, FitTask
@@ -18,7 +19,7 @@ from boxcal.app.fitting.worker.model_pass import run_backbone
 from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.registry.records import FittedCalibrator
 from boxcal.app.settings import limits
-from boxcal.calibrators import Calibrator
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.errors import MissingDataError
@@ -39,12 +40,12 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
     """Fit, judge on unseen folds, draw, and check that the saved calibrator gives the same answers."""
     data = StoredSet(task.folder)
     begin = BACKBONE if data.needs_backbone else 0.0
-    against = None if task.against is None else Calibrator.from_bytes(task.against)
+    against = None if task.against is None else ArrayCalibrator.from_bytes(task.against)
     required_by = _required_by(task.method, data, against)
     extras = read_besides_logits(task, data, required_by, _part(progress, 0.0, begin))
     extras |= data.grouping
     progress(begin, "checking the validation set")
-    checked = check_validation_set(*(torch.from_numpy(array) for array in data.arrays()), **extras)
+    checked = check_validation_set(*data.arrays(), **extras)
     result = fit_data(
         task.method,
         checked,
@@ -78,11 +79,9 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
     }
     if data.columns is not None:
         document["fit"]["columns"] = data.columns
-    calibrator = result.calibrator.named(data.classes)
+    calibrator = result.on_arrays.named(data.classes)
     artifact = calibrator.to_bytes()
-    source = (
-        torch.from_numpy(extras["features"]) if calibrator.reads == requirements.FEATURES else checked.logits
-    )
+    source = extras["features"] if calibrator.reads == requirements.FEATURES else checked.logits
     _check_round_trip(calibrator, artifact, source[:ROUND_TRIP_ROWS])
     fitted = FittedCalibrator(
         method=result.method,
@@ -111,7 +110,7 @@ def read_besides_logits(
     return _extras(required_by, data, backbone)
 
 
-def _required_by(method: str, data: StoredSet, against: Calibrator | None) -> dict[str, str]:
+def _required_by(method: str, data: StoredSet, against: ArrayCalibrator | None) -> dict[str, str]:
     """Say what is read (`logits`, `features`, `inputs`), and by whom."""
     required_by = {reads_of_methods()[method]: f"the method {method!r}"}
     if against is not None:
@@ -137,6 +136,6 @@ def _part(progress: Progress, start: float, end: float) -> Progress:
     return lambda fraction, stage: progress(start + fraction * (end - start), stage)
 
 
-def _check_round_trip(calibrator: Calibrator, artifact: bytes, logits: torch.Tensor) -> None:
-    if not torch.equal(Calibrator.from_bytes(artifact)(logits), calibrator(logits)):
+def _check_round_trip(calibrator: ArrayCalibrator, artifact: bytes, logits: NDArray[Any]) -> None:
+    if not np.array_equal(ArrayCalibrator.from_bytes(artifact)(logits), calibrator(logits)):
         raise RuntimeError(f"The `{calibrator.method}` calibrator answers differently once it was saved.")

@@ -10,7 +10,7 @@ from boxcal.app.fitting.messages import RefitOutcome, RefitTask
 from boxcal.app.fitting.resources import limit_memory
 from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.registry.records import FittedCalibrator
-from boxcal.calibrators import Calibrator
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.checks import DataWarning
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.evaluation.crossfit import answers_on
@@ -47,15 +47,19 @@ def refit(task: RefitTask) -> RefitOutcome:
     )
 
 
-def _calibrator(artifact: bytes | None, num_classes: int) -> Calibrator:
-    return Calibrator.uncalibrated(num_classes) if artifact is None else Calibrator.from_bytes(artifact)
+def _calibrator(artifact: bytes | None, num_classes: int) -> ArrayCalibrator:
+    return (
+        ArrayCalibrator.uncalibrated(num_classes)
+        if artifact is None
+        else ArrayCalibrator.from_bytes(artifact)
+    )
 
 
 def _prior(values: list[float] | None) -> Any:
     return None if values is None else np.array(values)
 
 
-def _fitted(best: Candidate, champion: Calibrator, logits: Any, labels: Any) -> FittedCalibrator:
+def _fitted(best: Candidate, champion: ArrayCalibrator, logits: Any, labels: Any) -> FittedCalibrator:
     report = _report(best.calibrator, champion, logits, labels).to_dict()
     report["refit"] = {
         "candidate": best.name,
@@ -73,7 +77,7 @@ def _fitted(best: Candidate, champion: Calibrator, logits: Any, labels: Any) -> 
     )
 
 
-def _report(calibrator: Calibrator, champion: Calibrator, logits: Any, labels: Any) -> Report:
+def _report(calibrator: ArrayCalibrator, champion: ArrayCalibrator, logits: Any, labels: Any) -> Report:
     """Judge a calibrator on the labels that it was fitted to; the duel judges it on later ones."""
     data = check_validation_set(logits, labels)
     answers, active = answers_on(calibrator, data), answers_on(champion, data)

@@ -56,7 +56,8 @@ def fitted(method: str) -> tuple[Calibrator, torch.Tensor]:
         }
 
     calibrator = fit(method, **part(slice(100))).calibrator
-    return calibrator, calibrator.source(check_validation_set(**part(slice(100, None))))
+    read = calibrator.on_arrays.source(check_validation_set(**part(slice(100, None))))
+    return calibrator, torch.from_numpy(read)
 
 
 def feasible(random: np.random.Generator) -> Bounds:

@@ -43,7 +43,7 @@ def test_bases_come_along_and_what_cannot_be_fitted_is_named(comparison: MethodC
 
 def test_values_are_those_of_a_fit_on_all_validation_samples(comparison: MethodComparison) -> None:
     validation, test = data(500, 1), data(800, 2)
-    calibrator = fit("ts", validation.scores, validation.labels).calibrator
+    calibrator = fit("ts", validation.scores, validation.labels).on_arrays
     expected = evaluate(calibrator(test.scores), test.labels)
     row = next(row for row in comparison.rows if row.method == "ts")
     for metric in METRICS:
@@ -78,7 +78,7 @@ def test_standard_errors_are_those_of_repeated_experiments() -> None:
     for seed in range(60):
         validation, test = data(300, seed), data(300, 1000 + seed)
         metrics = evaluate(
-            fit("ts", validation.scores, validation.labels).calibrator(test.scores), test.labels
+            fit("ts", validation.scores, validation.labels).on_arrays(test.scores), test.labels
         )
         found.append([metrics.nll, metrics.error_rate])
     claimed = []
@@ -98,7 +98,7 @@ def test_without_a_test_set_methods_are_cross_fitted() -> None:
 
 def test_calibrators_are_judged_as_they_are_and_compared_with_one_of_them() -> None:
     fitted_to, others = data(500, 1), data(800, 2)
-    calibrators = {name: fit(name, fitted_to.scores, fitted_to.labels).calibrator for name in ("ts", "pb")}
+    calibrators = {name: fit(name, fitted_to.scores, fitted_to.labels).on_arrays for name in ("ts", "pb")}
     named = {f"version of {name}": calibrator for name, calibrator in calibrators.items()}
     found = compare_methods([], others, calibrators=named, reference="version of ts")
     assert [(row.method, row.base) for row in found.rows] == [
