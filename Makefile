@@ -2,7 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# With PyTorch, torchvision and onnxruntime-gpu, and without.
 RUNTIME := $(VENV)/.runtime-installed
+LIGHT := $(VENV)/.light-installed
+# What `serve` and `demo` need: PyTorch only for models that are run by it, or where it is installed already.
+TORCH_MODELS := torchvision:% timm:% transformers:% pt2:%
+SERVICE = $(if $(or $(wildcard $(RUNTIME)),$(filter $(TORCH_MODELS),$(BOXCAL_MODEL))),$(RUNTIME),$(LIGHT))
 DEV := $(VENV)/.dev-installed
 # Ray has an environment of its own: its packages are many, and only tests/deploy/test_ray.py uses them.
 RAY_VENV := .venv-ray
@@ -13,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-load
 
 # `compat` puts the checkout on sys.path. Otherwise `import boxcal` in the folder that contains a clone named boxcal finds the clone,
 # a folder without __init__.py, before it finds the package.
-EDITABLE := --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
+EDITABLE := --quiet --no-deps --config-settings editable_mode=compat --editable .
 
 # Of what pip says: each package that it fetches, with its size, and that it unpacks them.
 PACKAGES := sed -un 's/^ *\(Downloading\|Using cached\) /  /p; s/^Installing collected packages.*/Unpacking them/p'
@@ -21,15 +26,27 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test coverage test-long ray fuzz check format demo docs bench-serving bench-operator lock clean
+.PHONY: help system-packages serve gpu test coverage test-long ray fuzz check format demo docs bench-serving bench-operator lock clean
 
 help: ## Show this help
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-$(RUNTIME): requirements.lock pyproject.toml
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "boxcal requires Python 3.11 to 3.13; select one with: make PYTHON=python3.11 ...")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing requirements.lock into $(VENV). The first time this takes a few minutes, because PyTorch is large."
+	@$(PYTHON) -m venv $(VENV)
+
+$(LIGHT): requirements-onnx.lock pyproject.toml | $(BIN)/python
+	@echo "Installing requirements-onnx.lock into $(VENV): about 1 GB. Models that PyTorch runs need 'make gpu'."
+	@$(BIN)/python -m pip install --progress-bar off --require-hashes --requirement requirements-onnx.lock | $(PACKAGES)
+	@echo "Installing boxcal"
+	@$(BIN)/python -m pip install $(EDITABLE)
+	@echo "Compiling its loops"
+	@$(BIN)/python -m boxcal.calibrators.warm
+	@touch $@
+
+$(RUNTIME): requirements.lock pyproject.toml | $(BIN)/python
+	@echo "Installing requirements.lock into $(VENV): about 6 GB, most of it PyTorch with CUDA. This takes some minutes."
+	@$(BIN)/python -m pip uninstall --quiet --yes onnxruntime  # onnxruntime-gpu holds the same module
 	@$(BIN)/python -m pip install --progress-bar off --require-hashes --requirement requirements.lock | $(PACKAGES)
 	@echo "Installing boxcal"
 	@$(BIN)/python -m pip install $(EDITABLE)
@@ -41,10 +58,30 @@ $(DEV): $(RUNTIME) requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement requirements-dev.lock
 	touch $@
 
-serve: $(RUNTIME) ## Start the service on http://127.0.0.1:8000
+serve: ## Start the service on http://127.0.0.1:8000
+	@$(MAKE) --no-print-directory $(SERVICE)
 	$(BIN)/boxcal serve
 
-test: $(DEV) ## Run the test suite, its files in PYTEST_WORKERS processes
+gpu: $(RUNTIME) ## Install PyTorch, torchvision and onnxruntime-gpu, about 6 GB
+
+# Prometheus checks the dashboard and the rules; PostgreSQL, PgBouncer and libfaketime test the shared registry.
+# HAProxy and nginx are tested in front of replicas. Chromium tests the web page.
+DEBIAN := prometheus postgresql pgbouncer faketime haproxy nginx-light chromium fonts-dejavu-core
+AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
+
+system-packages: ## Install the Debian packages that the tests need, as root or with sudo
+	@dpkg -s $(DEBIAN) >/dev/null 2>&1 || \
+	if command -v apt-get >/dev/null && $(AS_ROOT) true 2>/dev/null; then \
+	  echo "Installing $(DEBIAN)"; \
+	  $(AS_ROOT) sh -c 'cd /etc && mkdir -p postgresql-common && cd postgresql-common && \
+	    test -e createcluster.conf || echo "create_main_cluster = false" > createcluster.conf' && \
+	  $(AS_ROOT) apt-get update -qq && \
+	  $(AS_ROOT) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(DEBIAN) >/dev/null; \
+	else \
+	  echo "Without the rights to install: $(DEBIAN). Tests skip what is missing, and say so with 'pytest -rs'."; \
+	fi
+
+test: $(DEV) system-packages ## Run the test suite, its files in PYTEST_WORKERS processes
 	$(PYTEST)
 
 coverage: $(DEV) ## Run the test suite and report which lines and branches it reaches
@@ -74,7 +111,8 @@ format: $(DEV) ## Format the code and apply automatic fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-demo: $(RUNTIME) ## Demonstrate prediction, bounds, fit, monitoring and rollback with the running service
+demo: ## Demonstrate prediction, bounds, fit, monitoring and rollback with the running service
+	@$(MAKE) --no-print-directory $(SERVICE)
 	$(BIN)/python -m boxcal.app.demo
 
 docs: $(DEV) ## Build the documentation site in site/
@@ -88,6 +126,7 @@ bench-operator: $(DEV) ## Compare the operator with torch.softmax and others
 
 lock: ## Update the lock files (requires uv)
 	uv pip compile pyproject.toml --extra serve --extra grpc --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements.lock
+	uv pip compile pyproject.toml --extra onnx --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-onnx.lock
 	uv pip compile pyproject.toml --extra serve --extra ray --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-ray.lock
 	uv pip compile pyproject.toml --extra serve --extra grpc --extra s3 --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-s3.lock
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-dev.lock

@@ -4,8 +4,9 @@ They are kept on disk (NUMBA_CACHE_DIR, else beside the source), for this kind o
 first fit, and the first labels that a service gets, wait for the compiler.
 """
 
+from contextlib import suppress
+
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from boxcal.calibrators.evaluation.report import cross_fitted_report
@@ -15,7 +16,6 @@ from boxcal.calibrators.monitoring.champion_challenger import Duel
 from boxcal.calibrators.monitoring.drift import DriftTest, TrafficSample
 from boxcal.calibrators.monitoring.metrics import RunningMetrics
 from boxcal.calibrators.monitoring.stored_logits import pack
-from boxcal.calibrators.operator.box_softmax import box_constrained_softmax
 from boxcal.calibrators.operator.warm import warm_arrays
 
 METHODS = ("ts+pb", "dirichlet+pb-mlp", "ts+lb", "ets+pb", "pb-mlp", "dpb", "venn-abers")
@@ -26,10 +26,8 @@ ROWS, CLASSES = 60, 3
 def warm() -> None:
     """Call every compiled form once, so that nobody waits for a compiler later."""
     warm_arrays()
-    for dtype in (torch.float32, torch.float64):
-        for upper in (0.5, torch.full((3,), 0.5, dtype=dtype)):
-            logits = torch.zeros(2, 3, dtype=dtype, requires_grad=True)
-            torch.autograd.grad(box_constrained_softmax(logits, 0.1, upper).sum(), logits)
+    with suppress(ModuleNotFoundError):
+        _warm_tensors()
     pack(np.full((1, 3), 1 / 3))
     random = np.random.default_rng(0)
     rows = 5.0 * random.normal(size=(ROWS, CLASSES))
@@ -40,6 +38,17 @@ def warm() -> None:
         fit(method, rows.astype(np.float32), labels)
     cross_fitted_report("ts", rows, labels)
     _warm_monitoring(random.dirichlet(np.ones(CLASSES), ROWS), labels)
+
+
+def _warm_tensors() -> None:
+    import torch  # noqa: PLC0415 - the service may run without it
+
+    from boxcal.calibrators.operator.box_softmax import box_constrained_softmax  # noqa: PLC0415
+
+    for dtype in (torch.float32, torch.float64):
+        for upper in (0.5, torch.full((3,), 0.5, dtype=dtype)):
+            logits = torch.zeros(2, 3, dtype=dtype, requires_grad=True)
+            torch.autograd.grad(box_constrained_softmax(logits, 0.1, upper).sum(), logits)
 
 
 def _warm_monitoring(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> None:

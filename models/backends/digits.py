@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
 from torch import nn
 
 from boxcal.models.backends.checks import read_labels
 from boxcal.models.backends.torch_backbone import TorchBackbone
 from boxcal.models.backends.weights import load_into, read_weights
-from boxcal.models.digits_data import DIGIT_SIDE, GREY_LEVELS
+from boxcal.models.digits_data import DIGIT_SIDE, GREY_LEVELS, LABELS, DigitLevels
 
 WEIGHTS = Path(__file__).with_name("digits.safetensors")
-LABELS = tuple("0123456789")
 PATCH = 2
 WIDTH = 64
 LAYERS = 2
 HEADS = 4
-LARGEST_SQUARE = 128 * DIGIT_SIDE
 
 
 class Block(nn.Module):
@@ -87,47 +81,9 @@ class DigitsTransformer(nn.Module):
     def forward(self, levels: torch.Tensor) -> torch.Tensor:
         """Logits (N, 10) of levels (N, 1, 8, 8)."""
         patches = self.conv_proj(levels / (GREY_LEVELS / 2) - 1).flatten(2).permute(0, 2, 1)
-        tokens = torch.cat([self.class_token.expand(len(patches), -1, -1), patches], dim=1)
+        tokens = torch.cat([self.class_token.expand(patches.shape[0], -1, -1), patches], dim=1)
         logits: torch.Tensor = self.heads(self.encoder(tokens)[:, 0])
         return logits
-
-
-@dataclass(frozen=True, slots=True)
-class DigitLevels:
-    """Turn an image into the form of scikit-learn's digits: 8 × 8, white on black, integers 0 to 16.
-
-    The data set counts the inked pixels of 4 × 4 blocks; averaging areas and rounding does the same.
-    """
-
-    @property
-    def background(self) -> int:
-        """Black: the digits are white."""
-        return 0
-
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """One grey channel, height, width."""
-        return (1, DIGIT_SIDE, DIGIT_SIDE)
-
-    def needed_size(self, width: int, height: int) -> tuple[int, int]:
-        """Eight pixels per side of each averaged block are enough."""
-        side = 8 * DIGIT_SIDE
-        return side, side
-
-    def __call__(self, image: Image.Image) -> NDArray[np.float32]:
-        """Turn an image in mode RGB into float32 (1, 8, 8), integers 0 to 16."""
-        grey = image.convert("L")
-        if grey.width != grey.height:
-            # Averaged first where it is large: the square has the area of the longer side.
-            grey = grey.reduce(max(1, max(grey.size) // LARGEST_SQUARE))
-            side = max(grey.size)
-            square = Image.new("L", (side, side), self.background)
-            square.paste(grey, ((side - grey.width) // 2, (side - grey.height) // 2))
-            grey = square
-        if grey.width != DIGIT_SIDE:
-            grey = grey.resize((DIGIT_SIDE, DIGIT_SIDE), Image.Resampling.BOX)
-        levels: NDArray[np.float32] = np.asarray(grey, np.float32)[None] * np.float32(GREY_LEVELS / 255)
-        return levels.round()
 
 
 def load_digits(*, labels: Path | None, device: str, precision: str) -> TorchBackbone:

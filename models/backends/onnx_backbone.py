@@ -22,6 +22,7 @@ from boxcal.models.backends.onnx_outputs import Output
 from boxcal.models.backends.spec import PreprocessingSpec, read_spec
 from boxcal.models.errors import BackboneError, UnusableInput
 from boxcal.models.inputs.base import ImageInputs, Inputs
+from boxcal.models.inputs.preprocessing import Preprocessing
 
 PROBES = 2
 SCALES = (1.0, 30.0)
@@ -72,7 +73,7 @@ class OnnxBackbone:
         self._output = Output(session.get_outputs(), spec, path)
         self._batch_size = batch_size_of(inputs)
         shape = [size if isinstance(size, int) and size > 0 else None for size in inputs[0].shape[1:]]
-        self.preprocessing = spec.preprocessing_for(tuple(shape), path)
+        self.preprocessing: Preprocessing | None = spec.preprocessing_for(tuple(shape), path)
         self.input_shape = self._shape_of_one(tuple(shape))
         holds_bytes = self._dtype is np.uint8
         if holds_bytes and spec.preprocessing is not None:

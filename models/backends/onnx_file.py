@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import packages_distributions
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,18 @@ from boxcal.models.backends.core_pool import usable_cores
 from boxcal.models.errors import BackboneError
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+RUNTIMES = "onnxruntime", "onnxruntime-gpu"
+"""The packages that hold the module `onnxruntime`."""
+
+
+def check_one_runtime(installed: Iterable[str]) -> None:
+    """Refuse two packages that have overwritten each other's files, and say how to mend that."""
+    both = " ".join(name for name in RUNTIMES if name in installed)
+    if " " in both:
+        raise BackboneError(
+            f"{both.replace(' ', ' and ')} are both installed, and hold the same module: pip uninstall --yes "
+            f"{both}, then pip install one of them (onnxruntime-gpu for CUDA)."
+        )
 
 
 class OnnxFile:
@@ -31,6 +44,7 @@ class OnnxFile:
     """
 
     def __init__(self, path: Path, *, optimize: bool = True) -> None:
+        check_one_runtime(packages_distributions().get("onnxruntime", ()))
         if not path.is_file():
             raise BackboneError(f"The model file {path} does not exist.")
         self._path = path

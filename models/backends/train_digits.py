@@ -1,4 +1,4 @@
-"""Train the `digits` backbone: `python -m boxcal.models.backends.train_digits [--check]` writes its weights.
+"""Train the `digits` backbone: `python -m boxcal.models.backends.train_digits [--check]` writes its files.
 
 It is trained long, with neither weight decay nor augmentation nor a look at the validation split: it ends
 overconfident, as such networks do, which is what there is to calibrate. One thread and a fixed seed make
@@ -18,8 +18,9 @@ from torch import nn
 from torch.nn import functional
 from torchvision.models.vision_transformer import VisionTransformer
 
-from boxcal.models.backends.digits import HEADS, LABELS, LAYERS, PATCH, WEIGHTS, WIDTH, DigitsTransformer
-from boxcal.models.digits_data import DIGIT_SIDE, Digits, load_digits_split
+from boxcal.models.backends.digits import HEADS, LAYERS, PATCH, WEIGHTS, WIDTH, DigitsTransformer
+from boxcal.models.backends.digits_onnx import GRAPH
+from boxcal.models.digits_data import DIGIT_SIDE, LABELS, Digits, load_digits_split
 
 SEED = 0
 EPOCHS = 150
@@ -98,6 +99,21 @@ def compare(network: DigitsTransformer) -> bool:
     return apart == 0
 
 
+def export(network: DigitsTransformer) -> None:
+    """Write the network as an ONNX graph, for services without torch."""
+    inputs = torch.zeros(2, 1, DIGIT_SIDE, DIGIT_SIDE)
+    torch.onnx.export(
+        network.eval(),
+        (inputs,),
+        str(GRAPH),
+        dynamo=False,
+        input_names=["levels"],
+        output_names=["logits"],
+        dynamic_axes={"levels": {0: "n"}, "logits": {0: "n"}},
+    )
+    print(f"wrote {GRAPH} ({GRAPH.stat().st_size:,} bytes)")  # noqa: T201
+
+
 def main() -> int:
     """Train, then write the weights or compare them with the committed ones."""
     parser = argparse.ArgumentParser(description="Train the digits backbone.")
@@ -113,6 +129,7 @@ def main() -> int:
         return 0 if compare(network) else 1
     save_file({key: value.contiguous() for key, value in network.state_dict().items()}, WEIGHTS)
     print(f"wrote {WEIGHTS} ({WEIGHTS.stat().st_size:,} bytes)")  # noqa: T201
+    export(network)
     return 0
 
 

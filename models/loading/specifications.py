@@ -9,6 +9,7 @@ from boxcal.models.errors import BackboneError
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 MODEL_FILES = ("onnx", "pt2")
+PACKAGES = ("torch", "torchvision", "onnxruntime")
 WITH_WEIGHTS = (*MODEL_FILES, "transformers")
 SPECIFICATIONS = (
     "'digits', 'torchvision:NAME', 'timm:NAME', 'transformers:FOLDER', 'onnx:PATH', 'pt2:PATH', "
@@ -34,17 +35,37 @@ def load_backbone(
     """
     if precision not in PRECISIONS:
         raise BackboneError(f"Unknown precision {precision!r}: expected one of {', '.join(PRECISIONS)}.")
-    family, _, rest = spec.partition(":")
+    family = spec.partition(":")[0]
     if weights is not None and family == "logits":
         raise BackboneError(f"{spec!r} is no model; {weights!r} cannot be used with it.")
     if weights is not None and (spec == "digits" or family in WITH_WEIGHTS):
         raise BackboneError(f"{spec!r} brings its own weights; {weights!r} cannot be used with it.")
     if precision != "float32" and family in MODEL_FILES:
         raise BackboneError(f"{spec!r} carries its own precision; {precision!r} cannot be asked of it.")
-    # Each family imports what it needs.
-    if spec == "digits":
-        from boxcal.models.backends.digits import load_digits  # noqa: PLC0415
+    try:
+        return _load(spec, weights, labels, device, precision, optimize=optimize)
+    except ModuleNotFoundError as error:
+        if error.name not in PACKAGES:
+            raise
+        raise BackboneError(
+            f"{spec!r} needs the package {error.name}: pip install 'boxcal[serve]' (in a checkout: make gpu)."
+        ) from error
 
+
+def _load(
+    spec: str, weights: str | None, labels: Path | None, device: str, precision: str, *, optimize: bool
+) -> Backbone:
+    """Load a model; each family imports what it needs."""
+    family, _, rest = spec.partition(":")
+    if spec == "digits":
+        try:
+            from boxcal.models.backends.digits import load_digits  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            from boxcal.models.backends.digits_onnx import load_digits_onnx  # noqa: PLC0415
+
+            return load_digits_onnx(labels=labels, device=device, precision=precision)
         return load_digits(labels=labels, device=device, precision=precision)
     if family == "torchvision" and rest:
         from boxcal.models.backends.torchvision_models import load_torchvision  # noqa: PLC0415

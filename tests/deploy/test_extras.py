@@ -15,6 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from boxcal.calibrators.method import reads_of_methods
+from boxcal.models.backends.onnx_file import check_one_runtime
+from boxcal.models.errors import BackboneError
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -58,6 +60,19 @@ else:
 """
 
 
+SERVICE = """
+import numpy as np
+from boxcal.app.server import serve
+from boxcal.models.loading import load_backbone
+assert load_backbone("digits")(np.zeros((2, 1, 8, 8), np.float32)).shape == (2, 10)
+for spec in ("torchvision:vit_b_16", "pt2:model.pt2"):
+    try:
+        load_backbone(spec)
+    except ValueError as error:
+        assert "needs the package torch: pip install 'boxcal[serve]'" in str(error), error
+    else:
+        raise AssertionError("torch is there")
+"""
 METHODS = [name for name, reads in reads_of_methods().items() if reads == "logits" and name != "auto"]
 
 
@@ -97,6 +112,8 @@ def requires(name: str) -> list[str]:
 def run(extra: str, code: str) -> subprocess.CompletedProcess[str]:
     """Run code where only the modules of `boxcal[extra]` and the standard library can be imported."""
     allowed = installs(extra) | {"boxcal"}
+    if "onnxruntime" in allowed:  # both packages hold the module of this name
+        allowed.add("onnxruntime-gpu")
     hidden = {
         module
         for module, distributions in importlib.metadata.packages_distributions().items()
@@ -115,6 +132,7 @@ def run(extra: str, code: str) -> subprocess.CompletedProcess[str]:
         ("", COMMAND.format(arguments=["--help"])),
         ("", COMMAND.format(arguments=["predict", "--help"])),
         ("calibrators", CALIBRATORS.format(methods=["auto", *METHODS])),
+        ("onnx", SERVICE),
         ("serve", "from boxcal.app.server import serve"),
     ],
 )
@@ -159,3 +177,10 @@ def test_files_are_fitted_and_judged_without_torch_and_without_a_server(tmp_path
         done = run("calibrators", COMMAND.format(arguments=command))
         assert done.returncode == 0, done.stderr
         assert shown in done.stdout
+
+
+def test_two_packages_of_one_module_are_refused_with_the_line_that_mends_it() -> None:
+    check_one_runtime(["onnxruntime-gpu"])
+    check_one_runtime(["onnxruntime"])
+    with pytest.raises(BackboneError, match="pip uninstall --yes onnxruntime onnxruntime-gpu, then"):
+        check_one_runtime(["onnxruntime-gpu", "onnxruntime"])

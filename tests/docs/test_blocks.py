@@ -123,6 +123,11 @@ def check_helm(words: list[str]) -> None:
         assert second in properties[first].get("properties", {"": None})
 
 
+def check_source(arguments: list[str]) -> None:
+    """Check that the environment is the one that make fills."""
+    assert arguments == [".venv/bin/activate"]
+
+
 COMMANDS: Mapping[str, Callable[[list[str]], None]] = {
     "make": check_make,
     "docker": check_docker,
@@ -130,6 +135,7 @@ COMMANDS: Mapping[str, Callable[[list[str]], None]] = {
     "boxcal": check_boxcal,
     "export": check_export,
     "helm": check_helm,
+    "source": check_source,
 }
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from boxcal.models.backends.digits import DigitLevels
+from boxcal.models.digits_data import DigitLevels
 from boxcal.models.errors import InvalidImage, TooManyPixels
 from boxcal.models.inputs.decoding import decode
 from boxcal.models.inputs.preprocessing import ImageClassification, Preprocessing

@@ -7,9 +7,11 @@ from PIL import Image
 from torch.nn import functional
 
 from boxcal.models.backends.backbone import Backbone
-from boxcal.models.backends.digits import WEIGHTS, DigitLevels, DigitsTransformer
+from boxcal.models.backends.digits import WEIGHTS, DigitsTransformer
+from boxcal.models.backends.digits_onnx import load_digits_onnx
 from boxcal.models.backends.weights import load_into, read_weights
-from boxcal.models.digits_data import DigitsSplit, load_digits_split
+from boxcal.models.digits_data import DigitLevels, DigitsSplit, load_digits_split
+from boxcal.models.errors import BackboneError
 from boxcal.models.loading.specifications import load_backbone
 
 
@@ -118,3 +120,19 @@ def test_training_reproduces_a_network_of_the_same_quality(split: DigitsSplit) -
     with torch.inference_mode():
         predicted = network(torch.from_numpy(split.test.levels)).argmax(1)
     assert (predicted.numpy() == split.test.labels).mean() > 0.9
+
+
+def test_digits_without_torch_are_the_same_model() -> None:
+    with_torch = load_backbone("digits", device="cpu")
+    without = load_digits_onnx(labels=None, device="cpu", precision="float32")
+    levels = load_digits_split().test.levels
+    logits = np.asarray(with_torch(levels))
+    assert np.abs(without(levels) - logits).max() < 1e-6 * np.abs(logits).max()
+    for name in ("name", "labels", "fingerprint", "input_shape", "num_classes"):
+        assert getattr(without, name) == getattr(with_torch, name)
+    assert without.inputs.members == with_torch.inputs.members
+    sample = load_digits_split().test.png(0)
+    decoded = [one.inputs.decode("image", sample, 10**6) for one in (with_torch, without)]
+    assert np.array_equal(decoded[0], decoded[1])
+    with pytest.raises(BackboneError, match=r"needs torch: pip install 'boxcal\[serve\]'"):
+        load_digits_onnx(labels=None, device="cpu", precision="bfloat16")
