@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [path for folder in ("app", "models", "calibrators") for path in (ROOT / folder).rglob("*.py")]
+SOURCES = [path for path in SOURCES if not path.stem.endswith("_pb2")]  # generated
 
 USED = {
     "numba": {"_cache", "_cache_file", "_source_stamp"},

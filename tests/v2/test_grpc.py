@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,9 @@ from tests.app.running import Service, running
 from tests.v2.test_rest import LOGITS, calibrated, check_equal, images, predicted, text
 
 __all__ = ["images"]
+
+ROOT = Path(__file__).parents[2]
+PROTO = "boxcal/app/protocols/grpc/inference.proto"
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +53,17 @@ def logits_input(logits: Any) -> Any:
     found = triton.InferInput("logits", list(logits.shape), "FP64")
     found.set_data_from_numpy(logits)
     return found
+
+
+def test_the_stubs_are_those_of_the_proto_file(tmp_path: Path) -> None:
+    """The comment in the file says how they are made."""
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", f"--python_out={tmp_path}", PROTO]
+    subprocess.run(command, cwd=ROOT, check=True)
+    stubs = PROTO.replace(".proto", "_pb2.py")
+    generated = (tmp_path / stubs).read_text()
+    assert generated.count("_descriptor_pool.Default()") == 1
+    expected = generated.replace("_descriptor_pool.Default()", "_descriptor_pool.DescriptorPool()")
+    assert (ROOT / stubs).read_text() == expected
 
 
 def test_the_service_and_its_models_are_described(client: Any) -> None:

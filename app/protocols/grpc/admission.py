@@ -25,10 +25,11 @@ from boxcal.app.http.problems import (
 )
 from boxcal.app.http.scopes import Level, Requirement, Scope
 from boxcal.app.predict.bodies import unblocked
-from boxcal.app.protocols.grpc.messages import SERVICE, count_fields
+from boxcal.app.protocols.grpc import inference_pb2
 
 logger = logging.getLogger("boxcal")
 
+SERVICE: str = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 STATUS = {
     HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     HTTPStatus.UNPROCESSABLE_ENTITY: grpc.StatusCode.INVALID_ARGUMENT,
@@ -169,3 +170,37 @@ def _parsed(deserialize: Callable[[bytes], Any], data: bytes) -> Any:
         return deserialize(data)
     except Exception as error:  # protobuf raises several types
         raise MalformedBody(f"The message cannot be parsed: {error!s:.100}.") from error
+
+
+def count_fields(data: bytes, limit: int) -> int:
+    """Count the fields of a message, not those of the messages in it, up to one more than `limit`.
+
+    A field is a tag, whose three lowest bits are the wire type, and a value. Returns -1 if a field ends
+    behind the data.
+    """
+    position = count = 0
+    while position < len(data) and count <= limit:
+        tag, position = _varint(data, position)
+        kind = tag & 7
+        if kind == 0:
+            _, position = _varint(data, position)
+        elif kind == 2:
+            length, position = _varint(data, position)
+            position += length
+        else:
+            position += {1: 8, 5: 4}.get(kind, len(data))
+        count += 1
+    return count if position <= len(data) else -1
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """Read a number of 7 bits a byte, least first, and return the position behind it."""
+    value = shift = 0
+    while position < len(data):
+        byte = data[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, position
+        shift += 7
+    return value, len(data) + 1

@@ -15,16 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
+from google.protobuf import descriptor_pool
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from boxcal.app.http.problems import (
-    InternalError,
-    InvalidInput,
-    MalformedBody,
-)
-from boxcal.app.protocols.grpc.admission import Admission
-from boxcal.app.protocols.grpc.messages import METHODS, POOL, SERVICE, message_class
+from boxcal.app.http.problems import InternalError, InvalidInput, MalformedBody
+from boxcal.app.protocols.grpc import inference_pb2
+from boxcal.app.protocols.grpc.admission import SERVICE, Admission
 from boxcal.app.protocols.v2 import routes
 from boxcal.app.protocols.v2.inference import InferenceRequest, class_count
 from boxcal.app.protocols.v2.tensors import BYTES, datatype_of, from_binary, read_shape, to_binary
@@ -56,7 +53,6 @@ Handler = Callable[[Any, Any], Awaitable[Any]]
 class Inference:
     def __init__(self, state: ProtocolState) -> None:
         self._state = state
-        self._classes = {name: message_class(f"{name}Response") for name in METHODS}
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         """Return the handler of each method."""
@@ -74,34 +70,34 @@ class Inference:
         return {
             name: grpc.unary_unary_rpc_method_handler(
                 method,
-                request_deserializer=message_class(f"{name}Request").FromString,
-                response_serializer=self._classes[name].SerializeToString,
+                request_deserializer=getattr(inference_pb2, f"{name}Request").FromString,
+                response_serializer=getattr(inference_pb2, f"{name}Response").SerializeToString,
             )
             for name, method in methods.items()
         }
 
     async def server_live(self, request: Any, context: Any) -> Any:
         """Return true while the process runs."""
-        return self._classes["ServerLive"](live=True)
+        return inference_pb2.ServerLiveResponse(live=True)
 
     async def server_ready(self, request: Any, context: Any) -> Any:
         """Return whether the service can predict."""
-        return self._classes["ServerReady"](ready=not self._state.has_failed())
+        return inference_pb2.ServerReadyResponse(ready=not self._state.has_failed())
 
     async def model_ready(self, request: Any, context: Any) -> Any:
         """Return whether a version of a model can predict."""
         model = self._state.v2_model(request.name)
         known = not request.version or request.version in await routes.model_versions(model)
-        return self._classes["ModelReady"](ready=known and not self._state.has_failed())
+        return inference_pb2.ModelReadyResponse(ready=known and not self._state.has_failed())
 
     async def server_metadata(self, request: Any, context: Any) -> Any:
-        return self._classes["ServerMetadata"](
+        return inference_pb2.ServerMetadataResponse(
             name="boxcal", version=version_of("boxcal"), extensions=routes.EXTENSIONS
         )
 
     async def model_metadata(self, request: Any, context: Any) -> Any:
         model = self._state.v2_model(request.name)
-        return self._classes["ModelMetadata"](
+        return inference_pb2.ModelMetadataResponse(
             name=request.name,
             versions=await routes.model_versions(model),
             platform="boxcal",
@@ -114,22 +110,22 @@ class Inference:
             {"name": name, "version": str(model.active.current.version), "state": "READY"}
             for name, model in self._state.v2.items()
         ]
-        return self._classes["RepositoryIndex"](models=models)
+        return inference_pb2.RepositoryIndexResponse(models=models)
 
     async def model_config(self, request: Any, context: Any) -> Any:
         """Describe a model as Triton does."""
         config = await routes.model_config(request.name, self._state, request.version)
-        return self._classes["ModelConfig"](config=config)
+        return inference_pb2.ModelConfigResponse(config=config)
 
     async def model_statistics(self, request: Any, context: Any) -> Any:
         """Return how much of one model or of all has been answered."""
         found = await routes.model_statistics(self._state, request.name, request.version)
-        return self._classes["ModelStatistics"](**found)
+        return inference_pb2.ModelStatisticsResponse(**found)
 
     async def model_infer(self, request: Any, context: Any) -> Any:
         asked = read_request(request)
         answered = await self._state.v2_model(asked.model).v2.infer(asked)
-        response = self._classes["ModelInfer"](
+        response = inference_pb2.ModelInferResponse(
             model_name=answered.model, model_version=answered.version, id=request.id
         )
         response.parameters["bounds_relaxed"].bool_param = answered.relaxed
@@ -211,9 +207,7 @@ class _Pools:
     """Descriptors of this service and of the others, for reflection."""
 
     def __getattr__(self, name: str) -> Any:
-        from google.protobuf import descriptor_pool  # noqa: PLC0415
-
-        own, others = getattr(POOL, name), getattr(descriptor_pool.Default(), name)
+        own, others = getattr(inference_pb2.DESCRIPTOR.pool, name), getattr(descriptor_pool.Default(), name)
 
         def find(*arguments: Any) -> Any:
             try:
