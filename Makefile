@@ -29,7 +29,7 @@ SHELL := bash
 .PHONY: help system-packages serve gpu test coverage test-long ray fuzz check format demo docs bench-serving bench-operator lock clean
 
 help: ## Show this help
-	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-16s %s\n", $$1, $$2}'
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "boxcal requires Python 3.11 to 3.13; select one with: make PYTHON=python3.11 ...")'

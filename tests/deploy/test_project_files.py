@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ def test_the_workflow_runs_every_supported_python_and_existing_targets() -> None
     used = [step.removeprefix("make ") for step in steps if step.startswith("make ")]
     assert used
     assert set(used) <= targets
+
+
+def test_make_help_shows_whole_lines() -> None:
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    line = "Compare the service with six others (inputs: BENCH_SERVING_MODEL, _LABELS, _IMAGES)"
+    assert f"  make bench-serving    {line}\n" in shown
 
 
 def test_the_chart_accepts_every_setting_that_it_does_not_set_itself() -> None:
