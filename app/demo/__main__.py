@@ -82,11 +82,18 @@ def run(client: BoxcalClient) -> None:
             demo_shift.run(client, digits.test, say)
     finally:
         if fit.activated:
-            say("6. Roll back:")
-            restored = client.rollback()
-            if restored.version != before.version:
-                restored = client.activate(before.version)
-            say(f"   calibrator {restored.version} ({restored.method}) is active")
+            restore(client, before.version)
+
+
+def restore(client: BoxcalClient, version: int) -> None:
+    """Roll back by one calibrator and, where that is not yet the version, activate the version."""
+    say("6. Roll back:")
+    active = client.rollback()
+    say(f"   calibrator {active.version} ({active.method}) is active")
+    if active.version != version:
+        say("7. Activate the calibrator from before the demo:")
+        active = client.activate(version)
+        say(f"   calibrator {active.version} ({active.method}) is active")
 
 
 def compare(client: BoxcalClient, logits: Matrix, part: Digits, version: int) -> None:

@@ -6,9 +6,34 @@ import numpy as np
 import pytest
 
 from boxcal.app.client import BoxcalClient
+from boxcal.app.demo import __main__ as demo
 from boxcal.app.demo import shift as demo_shift
 from boxcal.models.digits_data import load_digits_split
+from tests.app.client.scripted import Reply, scripted
 from tests.app.running import running
+
+
+def active(version: int, method: str) -> list[Reply]:
+    at = {"reason": "rollback", "activated_at": "2026-11-21T02:51:59Z"}
+    return [Reply(document={"version": version, "method": method, **at})]
+
+
+def test_the_last_steps_say_what_each_of_them_activates(capsys: pytest.CaptureFixture[str]) -> None:
+    """After two activations a rollback leads to the first; another step leads to what was before the demo."""
+    replies = {
+        "calibrators_rollback": active(1, "ts"),
+        "calibrators_0_activate": active(0, "uncalibrated"),
+    }
+    with scripted(**replies) as script, BoxcalClient(script.url) as client:
+        demo.restore(client, 0)
+        assert capsys.readouterr().out.splitlines() == [
+            "6. Roll back:",
+            "   calibrator 1 (ts) is active",
+            "7. Activate the calibrator from before the demo:",
+            "   calibrator 0 (uncalibrated) is active",
+        ]
+        demo.restore(client, 1)
+    assert capsys.readouterr().out == "6. Roll back:\n   calibrator 1 (ts) is active\n"
 
 
 @pytest.mark.long
