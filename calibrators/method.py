@@ -8,7 +8,7 @@ from pkgutil import iter_modules
 from typing import NamedTuple
 
 from boxcal.calibrators import maps
-from boxcal.calibrators.errors import UnknownMethodError
+from boxcal.calibrators.errors import UnknownMethodError, hint
 from boxcal.calibrators.maps.base import BoxMap, LogitMap
 from boxcal.calibrators.maps.class_prior import ClassPriorAdjustment
 from boxcal.calibrators.maps.constant_box import ConstantBounds
@@ -121,11 +121,13 @@ def parse(name: str) -> Method:
     Raises
     ------
     UnknownMethodError
-        Listing the methods that exist.
+        Naming the nearest method, then all that exist.
     """
     known = catalogue()
     if name not in known:
-        raise UnknownMethodError(f"no method {name!r}; there are auto, {', '.join(known)}")
+        meant = hint(name, ["auto", *known])
+        there = " There are" if meant else "; there are"
+        raise UnknownMethodError(f"no method {name!r:.200}{meant}{there} auto, {', '.join(known)}")
     return known[name]
 
 

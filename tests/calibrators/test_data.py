@@ -46,9 +46,11 @@ def test_data_that_no_fit_can_use_is_refused(logits: object, labels: object, mes
 
 def test_an_unknown_method_is_refused_with_those_that_exist() -> None:
     with pytest.raises(
-        UnknownMethodError, match="no method 'st'; there are auto, uncalibrated, fc, ta, ts, lb"
+        UnknownMethodError, match=r"^no method 'tss'; did you mean 'ts'\? There are auto, unc"
     ):
-        fit("st", GOOD, LABELS)
+        fit("tss", GOOD, LABELS)
+    with pytest.raises(UnknownMethodError, match=r"^no method 'magic'; there are auto, uncalibrated, fc, ta"):
+        fit("magic", GOOD, LABELS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
