@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from boxcal.calibrators.data import ValidationSet
     from boxcal.calibrators.evaluation.comparison import MethodComparison
 
+WIDEST = 1000
+NOT_SHOWN = "a wider terminal shows standard errors"
+
 
 def compare(
     file: options.ValidationFile,
@@ -118,7 +121,7 @@ def _read(
 
 
 def _show(comparison: MethodComparison) -> None:
-    from boxcal.calibrators.evaluation.comparison import LEGEND
+    from boxcal.calibrators.evaluation.comparison import IN_BRACKETS, LEGEND
 
     judged = (
         f"judged on {comparison.test_samples} others"
@@ -129,8 +132,11 @@ def _show(comparison: MethodComparison) -> None:
     screen.print(
         f"{comparison.classes} classes, fitted to {comparison.fit_samples} samples, {judged}", soft_wrap=True
     )
-    screen.print(_table(comparison))
-    screen.print(f"[dim]{escape(LEGEND.replace('`', ''))}")
+    table, legend = _table(comparison), LEGEND.replace("`", "")
+    if screen.measure(table, options=screen.options.update(width=WIDEST)).maximum > screen.width:
+        table, legend = _table(comparison, errors=False), legend.replace(IN_BRACKETS, NOT_SHOWN)
+    screen.print(table)
+    screen.print(f"[dim]{escape(legend)}")
     for method, reason in comparison.left_out.items():
         messages.print(f"[dim]left out: {escape(method)} ({escape(reason)})")
 
@@ -148,15 +154,20 @@ def _verdict(comparison: MethodComparison) -> str:
     )
 
 
-def _table(comparison: MethodComparison) -> Table:
+def _table(comparison: MethodComparison, *, errors: bool = True) -> Table:
+    """Lay out the metrics of every method; without standard `errors` for 80 columns."""
     from boxcal.calibrators.evaluation.comparison import TITLES, is_best, mark, value_text
 
-    table = plain_table("method", *TITLES.values())
+    table = plain_table(
+        "method", *(title if errors else title.replace(" rate", "") for title in TITLES.values())
+    )
+    table.columns[0].no_wrap = True
     for row in comparison.rows:
         cells = []
         for metric in TITLES:
             score = row.scores[metric]
-            text = f"{value_text(metric, score)} {mark(score):<2}"
+            value = value_text(metric, score)
+            text = f"{value if errors else value.partition(' ')[0]} {mark(score):<2}"
             cells.append(f"[bold]{text}[/]" if is_best(comparison, metric, score) else text)
         table.add_row(escape(row.method), *cells)
     return table

@@ -318,8 +318,9 @@ TITLES = {
     "brier": "Brier",
 }
 IMPROVED, DEGRADED, CLEAR = "▼", "▲", "*"
+IN_BRACKETS = "the standard error is in brackets"
 LEGEND = (
-    f"Lower is better; the standard error is in brackets. {IMPROVED} lower and {DEGRADED} higher than the"
+    f"Lower is better; {IN_BRACKETS}. {IMPROVED} lower and {DEGRADED} higher than the"
     f" base method; `{CLEAR}`: the paired 95 % interval does not contain 0; bold: the best of its column."
 )
 _IN_PERCENT = {"error_rate", "smooth_ece", "ece_mass", "ece_width"}

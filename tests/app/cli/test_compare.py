@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from boxcal.app.cli import output
 from boxcal.models.backends.backbone import OpenBackbone
 from boxcal.models.digits_data import load_digits_split
 from boxcal.models.loading.specifications import load_backbone
@@ -58,10 +59,32 @@ def test_people_see_a_table(boxcal: Boxcal, validation_file: Path) -> None:
     assert {"uncalibrated", "ts", "pb"} <= {line.split(" ")[0] for line in shown.stdout.splitlines()}
 
 
+def test_the_table_fits_80_columns(
+    boxcal: Boxcal, validation_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output.screen, "width", 80)
+    lines = boxcal("compare", validation_file, "--method", "dirichlet+pb-mlp").stdout.splitlines()
+    assert lines[2] == "method             Error %   smECE %   emECE %   ewECE %        NLL      Brier"
+    names = [line.split(" ")[0] for line in lines[3:6]]
+    assert names == ["uncalibrated", "dirichlet", "dirichlet+pb-mlp"]
+    assert max(map(len, lines[2:])) <= 80
+
+
+def test_a_wide_terminal_shows_standard_errors(
+    boxcal: Boxcal, validation_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output.screen, "width", 140)
+    shown = boxcal("compare", validation_file, "--method", "ts").stdout
+    assert "standard error is in brackets" in shown
+    assert "(" in shown.splitlines()[3]
+
+
 def test_an_unknown_method_is_told_before_anything_is_fitted(boxcal: Boxcal, validation_file: Path) -> None:
     ended = boxcal("compare", validation_file, "--method", "magic")
     assert (ended.code, ended.stdout) == (2, "")
     assert "'magic'" in ended.stderr
+    mistyped = boxcal("compare", validation_file, "--method", "tss")
+    assert mistyped.stderr.startswith("boxcal: error: no method 'tss'; did you mean 'ts'? There are auto, ")
 
 
 def test_methods_that_read_features_take_them_from_the_file(boxcal: Boxcal, tmp_path: Path) -> None:
