@@ -26,6 +26,7 @@ from boxcal.calibrators.evaluation.crossfit import answers_of
 from boxcal.calibrators.evaluation.evaluate import Evaluation, compare, judge
 from boxcal.calibrators.evaluation.outcomes import outcomes, with_weights
 from boxcal.calibrators.evaluation.rows import softmax_rows
+from boxcal.calibrators.evaluation.verdict import sentence
 
 TITLES = {
     "error_rate": "error rate",
@@ -142,7 +143,7 @@ def _classes(loaded: ArrayCalibrator | None, url: str | None) -> Sequence[str] |
 
 
 def _verdict(document: dict[str, Any]) -> str:
-    """Say in one sentence how well calibrated the model is, or what the calibrator changes."""
+    """Say in one sentence how well calibrated the model is, or whether to use the calibrator."""
     metrics = document["metrics"]
     if document["calibrator"] is None:
         found = metrics["smooth_ece"]
@@ -151,14 +152,7 @@ def _verdict(document: dict[str, Any]) -> str:
             f"The model {said}: smooth ECE {found['value']:.4f}, where perfect calibration shows "
             f"{found['perfect']:.4f} (p = {found['p_value']:.3f})."
         )
-    change = metrics["nll"]["difference"]
-    if None in change.values():
-        return "The NLL is infinite: a true class has probability 0."
-    how = "lowers" if change["high"] < 0 else "raises" if change["low"] > 0 else "does not clearly change"
-    return (
-        f"{document['calibrator']} {how} the NLL: {change['value']:+.4f}, 95 % interval "
-        f"{change['low']:+.4f} to {change['high']:+.4f}."
-    )
+    return sentence(document)
 
 
 def _calibrated(

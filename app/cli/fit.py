@@ -183,16 +183,20 @@ def _candidates_table(candidates: Sequence[dict[str, Any]]) -> Table:
 
 def _show(fitted: FinishedFit) -> None:
     from boxcal.app.cli.evaluate import metrics_table
+    from boxcal.calibrators.evaluation.verdict import sentence
 
     report = fitted.report
+    serious = [warning for warning in report["warnings"] if warning["severity"] == "serious"]
+    show_warnings(serious)
+    screen.print(f"[bold]{escape(sentence(report))}[/]", soft_wrap=True)
     unseen = f"judged on {report['samples']} samples, each unseen by the fit that calibrated it"
-    screen.print(f"[bold]{escape(fitted.method)}[/], {unseen}", soft_wrap=True)
+    screen.print(f"{escape(fitted.method)}, {unseen}", soft_wrap=True)
     screen.print(metrics_table(report["metrics"]))
     screen.print(f"{report['changed_labels']} labels changed, {report['ties']} ties")
     choice = report["fit"]["choice"]
     if choice:
         screen.print(f"auto: {escape(choice['why'])}", soft_wrap=True)
         screen.print(_candidates_table(choice["candidates"]))
-    show_warnings(report["warnings"])
+    show_warnings(warning for warning in report["warnings"] if warning not in serious)
     if fitted.fit:
         screen.print(f"calibrator {fitted.fit['calibrator']}: {escape(str(fitted.fit.get('decision', '')))}")

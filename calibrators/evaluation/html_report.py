@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from boxcal.calibrators.evaluation.verdict import sentence
+
 NAMES = {
     "nll": "NLL, nats",
     "brier": "Brier score",
@@ -52,11 +54,14 @@ def html_report(
     """
     image = base64.b64encode(diagram).decode("ascii")
     choice = (report.get("fit") or {}).get("choice") or {}
+    warnings = report.get("warnings") or ()
+    serious = [one for one in warnings if one.get("severity") == "serious"]
     parts = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="faint">{_summary(report, choice)}</p>',
+        *_warnings("Correct the data", serious),
         *_verdict(report, choice, decision),
-        *_warnings(report.get("warnings") or ()),
+        f'<p class="faint">{_summary(report, choice)}</p>',
+        *_warnings("Warnings", [one for one in warnings if one not in serious]),
         "<h2>Reliability</h2>",
         f'<img alt="Reliability before and after calibration" src="data:image/svg+xml;base64,{image}">',
         *_metrics(report),
@@ -72,10 +77,10 @@ def html_report(
 
 
 def _summary(report: Mapping[str, Any], choice: Mapping[str, Any]) -> str:
-    method = f"Method <code>{escape(str(report['method']))}</code>"
     chosen = choice.get("chosen")
+    method = f"Method <code>{escape(str(chosen or report['method']))}</code>"
     if chosen:
-        method += f", which chose <code>{escape(str(chosen))}</code>"
+        method = method.replace("Method", "Method <code>auto</code>, which chose", 1)
     return (
         f"{method}. {report['samples']:,} samples, {report['classes']:,} classes; every sample is judged by a"
         f" fit that never saw it ({report['folds']} folds)."
@@ -83,18 +88,19 @@ def _summary(report: Mapping[str, Any], choice: Mapping[str, Any]) -> str:
 
 
 def _verdict(report: Mapping[str, Any], choice: Mapping[str, Any], decision: str) -> Iterable[str]:
-    kind = "verdict better" if report["is_better"] else "verdict"
-    answer = "Better than the active calibrator" if report["is_better"] else "Not clearly better"
-    yield f'<p class="{kind}"><strong>{answer}:</strong> {_prose(report["against"]["reason"])}.</p>'
-    for name, text in (("Choice", choice.get("why")), ("Activation", decision)):
+    said = sentence(report)
+    kind = "verdict better" if said.startswith("Use it") else "verdict"
+    yield f'<p class="{kind}"><strong>{_prose(said)}</strong></p>'
+    reason = f"{report['against']['reason']}."
+    for name, text in (("Why", reason), ("Choice", choice.get("why")), ("Activation", decision)):
         if text:
             yield f"<p><strong>{name}:</strong> {_prose(text)}</p>"
 
 
-def _warnings(warnings: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+def _warnings(title: str, warnings: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     if not warnings:
         return
-    yield "<h2>Warnings</h2><ul>"
+    yield f"<h2>{title}</h2><ul>"
     for warning in warnings:
         severity = escape(str(warning.get("severity", "")))
         kind = ' class="serious"' if severity == "serious" else ""

@@ -1,4 +1,4 @@
-"""The verdict on two calibrators, which decides about an activation with `if_better`."""
+"""The verdict on two calibrators, which decides about an activation with `if_better`, and its sentence."""
 
 from __future__ import annotations
 
@@ -73,3 +73,53 @@ class Verdict:
             "joint_level": LEVEL,
             "joint_intervals": {name: one.to_dict() for name, one in self.differences.items()},
         }
+
+
+def sentence(report: Mapping[str, Any]) -> str:
+    """Begin a report with whether to use its calibrator; `report` is its document, or that of `evaluate`."""
+    against, metrics = report.get("against"), report["metrics"]
+    found = {name: metrics[name]["difference"] for name in NAMES}
+    before, other = metrics["nll"]["before"], ""
+    raw = found["nll"]
+    if against:
+        before, raw = against["metrics"]["nll"]["active"], against["metrics"]["nll"]["difference"]
+        found = against["joint_intervals"]
+        other = "" if against["method"] == "uncalibrated" else f" against `{against['method']}`"
+    higher = [name for name in NAMES if name != "nll" and _sign(found[name]) > 0]
+    if metrics["nll"]["after"]["value"] is None:
+        sign, said = (0 if before["value"] is None else 1), "NLL is infinite: a true class has probability 0"
+    elif before["value"] is None:
+        sign, said = -1, "NLL is no longer infinite"
+    elif raw["low"] == raw["high"] == 0:
+        sign, said = 0, "NLL does not change"
+    else:
+        sign, said = _sign(found["nll"]), _change("nll", found["nll"])
+    if higher:
+        said += ", but " if sign < 0 else ", and "
+        said += " and ".join(_change(name, found[name]) for name in higher)
+    if higher or sign > 0:
+        lead = "Do not use it"
+    elif sign == 0:
+        lead = "No clear gain"
+    elif any(warning["severity"] == "serious" for warning in report["warnings"]):
+        lead = "Correct the data first"
+    else:
+        lead = "Use it"
+    return f"{lead}: {said}{other}."
+
+
+def _sign(change: Mapping[str, Any]) -> int:
+    """Return -1 or 1 where a difference is clearly below or above 0."""
+    if change["value"] is None or abs(change["value"]) <= TOLERANCE:
+        return 0
+    return int(change["low"] > 0) - int(change["high"] < 0)
+
+
+def _change(name: str, change: Mapping[str, Any]) -> str:
+    low, high = change["low"], change["high"]
+    digits = 3 if min(abs(low), abs(high)) >= 0.0005 else 5
+    sign = _sign(change)
+    if sign == 0:
+        return f"{NAMES[name]} is not clearly different ({low:+.{digits}f} to {high:+.{digits}f})"
+    near, by, far = (f"{size:.{digits}f}" for size in sorted(map(abs, (low, change["value"], high))))
+    return f"{NAMES[name]} {'falls' if sign < 0 else 'rises'} by {by} ({near} to {far})"

@@ -66,7 +66,9 @@ def test_fit_is_the_same_here_and_through_a_service(
 def test_fit_shows_people_what_changes(boxcal: Boxcal, validation_file: Path, url: str) -> None:
     shown = boxcal("fit", validation_file, "--method", "ts", "--url", url, "--activate", "never")
     assert shown.code == 0
-    rows = {line.split("  ")[0]: line for line in shown.stdout.splitlines()}
+    first, *lines = shown.stdout.splitlines()
+    assert first == "Use it: NLL falls by 0.651 (0.492 to 0.822)."
+    rows = {line.split("  ")[0]: line for line in lines}
     assert {"error rate", "NLL", "ECE (equal width)", "ECE (equal mass)"} <= rows.keys()
     assert "Not activated, as asked." in shown.stdout
 
@@ -115,6 +117,8 @@ def test_evaluate_agrees_with_the_library_and_with_the_service(
     here = boxcal("evaluate", validation_file, "--calibrator", saved, "--json").json
     version = fitted["fit"]["calibrator"]
     there = boxcal("evaluate", validation_file, "--calibrator", version, "--url", url, "--json").json
+    shown = boxcal("evaluate", validation_file, "--calibrator", saved).stdout
+    assert shown.startswith("Use it: NLL falls by 0.653 (0.495 to 0.825).\n")
     assert here["metrics"] == there["metrics"]
 
     data = np.load(validation_file)

@@ -40,7 +40,9 @@ def test_the_page_tells_verdict_metrics_and_changes(document: dict[str, Any]) ->
     page = Tags(html_report(document, reliability_svg(document), title="Calibrator 3", decision="activated"))
     assert "Calibrator 3" in page.text
     assert document["against"]["reason"].replace("`", "") in page.text
-    assert "Better than the active calibrator" in page.text
+    lead = "Use it: NLL falls by 0.612 (0.414 to 0.842)."
+    assert page.text.index(lead) < page.text.index("Method pb. 300 samples")
+    assert "active calibrator" not in page.text  # it is compared with the logits as they are
     assert "activated" in page.text
     rows = [attributes for tag, attributes in page.found if tag == "tr"]
     assert len(rows) == 1 + len(METRICS)
@@ -56,6 +58,17 @@ def test_what_auto_found_is_shown(document: dict[str, Any]) -> None:
     text = Tags(html_report({**document, "fit": {"choice": choice}}, b"<svg/>")).text
     assert "ts has the lowest NLL" in text
     assert "0.512346" in text
+    assert "Method auto, which chose ts. 300 samples" in text
+
+
+def test_what_is_seriously_wrong_with_the_data_comes_first(document: dict[str, Any]) -> None:
+    found = [
+        {"code": "a", "severity": "warning", "message": "few samples"},
+        {"code": "b", "severity": "serious", "message": "labels are shifted"},
+    ]
+    text = Tags(html_report({**document, "warnings": found}, b"<svg/>")).text
+    places = [text.index(one) for one in ("labels are shifted", "Correct the data first: NLL", "few samples")]
+    assert places == sorted(places)
 
 
 def test_nothing_is_loaded(document: dict[str, Any]) -> None:
