@@ -73,6 +73,16 @@ def test_fit_shows_people_what_changes(boxcal: Boxcal, validation_file: Path, ur
     assert "Not activated, as asked." in shown.stdout
 
 
+def test_what_is_seriously_wrong_with_the_data_comes_before_the_verdict(
+    boxcal: Boxcal, tmp_path: Path
+) -> None:
+    logits, labels = overconfident(400)
+    np.savez(tmp_path / "shifted.npz", logits=logits, labels=(labels + 1) % logits.shape[1])
+    first, second, *_ = boxcal("fit", tmp_path / "shifted.npz", "--method", "ts").stdout.splitlines()
+    assert first.startswith("serious: error rate ")
+    assert second.startswith("Correct the data first: NLL falls by ")
+
+
 def test_fit_reads_parquet(boxcal: Boxcal, tmp_path: Path) -> None:
     logits, labels = overconfident(60)
     table = pa.table({"logits": list(logits), "label": labels})
