@@ -1,11 +1,14 @@
-# Image of the service for the CPU, or with `--build-arg ACCELERATOR=cuda` for an NVIDIA GPU; the wheels are the same.
-# With `--build-arg LOCK=requirements-ray.lock` it contains Ray (deploy/ray), with `LOCK=requirements-s3.lock` a client of S3.
-# Dependencies and project are separate layers, so that a code change does not rebuild the 7 GB of dependencies.
+# Image of the service for ONNX models and logits on CPUs, without PyTorch: about 1.1 GB.
+#   --build-arg LOCK=requirements.lock        with PyTorch: every model, about 7 GB
+#   --build-arg ACCELERATOR=cuda              besides: what an NVIDIA GPU needs
+#   --build-arg LOCK=requirements-ray.lock    with PyTorch and Ray (deploy/ray)
+#   --build-arg LOCK=requirements-s3.lock     with PyTorch and a client of S3
+# Dependencies and project are separate layers, so that a code change does not rebuild the dependencies.
 
 FROM python:3.11-slim-bookworm AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
-ARG LOCK=requirements.lock
-COPY requirements.lock requirements-ray.lock requirements-s3.lock /build/
+ARG LOCK=requirements-onnx.lock
+COPY requirements-onnx.lock requirements.lock requirements-ray.lock requirements-s3.lock /build/
 RUN python -m venv /opt/venv \
  && /opt/venv/bin/python -m pip install --require-hashes --requirement "/build/$LOCK"
 WORKDIR /build
@@ -17,6 +20,10 @@ COPY boxcal boxcal
 RUN /opt/venv/bin/python -m pip install --no-deps --no-index --no-build-isolation --target /opt/boxcal .
 
 FROM python:3.11-slim-bookworm
+LABEL org.opencontainers.image.title=boxcal \
+      org.opencontainers.image.version=0.3.0 \
+      org.opencontainers.image.licenses=Apache-2.0 \
+      org.opencontainers.image.description="Calibrated classifier probabilities within hard bounds, over HTTP"
 ARG ACCELERATOR=cpu
 # Triton compiles the launchers of its kernels with a C compiler at run time, on a GPU only.
 RUN if [ "$ACCELERATOR" = cuda ]; then \

@@ -18,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-load
 
 # `compat` puts the checkout on sys.path. Otherwise `import boxcal` in the folder that contains a clone named boxcal finds the clone,
 # a folder without __init__.py, before it finds the package.
-EDITABLE := --quiet --no-deps --config-settings editable_mode=compat --editable .
+EDITABLE := --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
 
 # Of what pip says: each package that it fetches, with its size, and that it unpacks them.
 PACKAGES := sed -un 's/^ *\(Downloading\|Using cached\) /  /p; s/^Installing collected packages.*/Unpacking them/p'
@@ -126,7 +126,7 @@ bench-operator: $(DEV) ## Compare the operator with torch.softmax and others
 
 lock: ## Update the lock files (requires uv)
 	uv pip compile pyproject.toml --extra serve --extra grpc --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements.lock
-	uv pip compile pyproject.toml --extra onnx --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-onnx.lock
+	echo "setuptools>=80" | uv pip compile pyproject.toml - --extra onnx --extra grpc --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-onnx.lock
 	uv pip compile pyproject.toml --extra serve --extra ray --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-ray.lock
 	uv pip compile pyproject.toml --extra serve --extra grpc --extra s3 --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-s3.lock
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-dev.lock

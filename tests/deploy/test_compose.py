@@ -46,7 +46,7 @@ def test_plain_up_starts_the_cpu_and_the_gpu_profile_replaces_it() -> None:
     (device,) = gpu["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
     assert "ARG ACCELERATOR=" in (ROOT / "Dockerfile").read_text()
-    assert gpu["build"]["args"] == {"ACCELERATOR": "cuda"}
+    assert gpu["build"]["args"] == {"ACCELERATOR": "cuda", "LOCK": "requirements.lock"}
     assert gpu["networks"]["default"]["aliases"] == ["boxcal"], "Prometheus knows the service by one name"
 
 

@@ -3,6 +3,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,22 @@ def test_every_package_comes_from_the_lock_file_by_hash() -> None:
     assert installs
     for run in installs:
         assert '--require-hashes --requirement "/build/$LOCK"' in run or "--no-index" in run, run
-    assert "LOCK=requirements.lock" in values("ARG")
+    assert "LOCK=requirements-onnx.lock" in values("ARG")
+    copied = " ".join(values("COPY"))
+    for lock in ROOT.glob("requirements*.lock"):
+        assert lock.name == "requirements-dev.lock" or f"{lock.name} " in copied
+
+
+def test_the_image_says_what_it_is() -> None:
+    (labels,) = values("LABEL", FINAL)
+    assert f"org.opencontainers.image.version={version('boxcal')}" in labels
+    assert "org.opencontainers.image.licenses=Apache-2.0" in labels
+
+
+def test_the_small_image_is_without_torch_and_with_all_that_the_service_loads() -> None:
+    names = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements-onnx.lock").read_text(), re.MULTILINE))
+    assert {"onnxruntime", "grpcio", "fastapi", "setuptools"} <= names
+    assert not {"torch", "torchvision", "onnxruntime-gpu"} & names
 
 
 def test_nothing_is_fetched_around_the_package_manager() -> None:
