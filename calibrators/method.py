@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -125,10 +126,14 @@ def parse(name: str) -> Method:
     """
     known = catalogue()
     if name not in known:
-        meant = hint(name, ["auto", *known])
-        there = " There are" if meant else "; there are"
-        raise UnknownMethodError(f"no method {name!r:.200}{meant}{there} auto, {', '.join(known)}")
+        raise UnknownMethodError(no_method(name, ["auto", *known]))
     return known[name]
+
+
+def no_method(name: str, known: Iterable[str]) -> str:
+    """Say that there is no method of a name, with the nearest one before the list of all."""
+    meant = hint(name, known)
+    return f"no method {name!r:.200}{meant}{' There' if meant else '; there'} are {', '.join(known)}"
 
 
 def parse_stored(name: str) -> Method:

@@ -41,13 +41,17 @@ export function reportCards(heading, { record, report, against, other }) {
 function verdict(report) {
   const { smooth_ece: e, nll } = report.metrics;
   const sure = e.after.p_value > 0.05;
+  const { low, high } = e.difference;
+  const clear = high < 0 || low > 0;
+  const words = clear ? [high < 0 ? "falls from " : "rises from ", " to ", ""] : ["is ", " before and ", " after, which is not clearly different"];
   return h(
     "p",
     { class: "lead" },
-    `On ${report.samples.toLocaleString("en")} samples that the fit did not see, the calibration error ${e.after.value < e.before.value ? "falls" : "rises"} from `,
+    `On ${report.samples.toLocaleString("en")} samples that the fit did not see, the calibration error ${words[0]}`,
     h("b", {}, percent(e.before.value)),
-    " to ",
+    words[1],
     h("b", {}, percent(e.after.value)),
+    words[2],
     sure ? "; perfect calibration would look the same (p = " : "; that is more than chance explains (p = ",
     `${e.after.p_value.toFixed(2)}). `,
     nll.difference.high < 0

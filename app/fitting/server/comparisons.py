@@ -16,7 +16,7 @@ from boxcal.app.http.problems import UnknownMethod
 from boxcal.app.registry.activator import Activator, ServedCalibrator
 from boxcal.app.registry.records import UNCALIBRATED
 from boxcal.app.registry.store import Registry
-from boxcal.calibrators.method import reads_of_methods
+from boxcal.calibrators.method import no_method, reads_of_methods
 
 
 @dataclass(eq=False)
@@ -35,7 +35,7 @@ class Comparisons:
         known = reads_of_methods()
         for name in methods:
             if name not in known:
-                raise UnknownMethod(f"There is no method {name!r:.200}; there are {', '.join(known)}.")
+                raise UnknownMethod(f"There is {no_method(name, known)}.")
         return [await self.activator.fetch(version) for version in versions]
 
     async def compare(

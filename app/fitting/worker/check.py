@@ -40,6 +40,7 @@ from boxcal.app.tables.formats import (
 from boxcal.app.tables.labels import NAME, NOTHING, Declared
 from boxcal.app.tables.sample_schema import ModelInputs
 from boxcal.app.tables.values import arrays_of, distinct_labels
+from boxcal.calibrators.method import no_method
 
 GZIP_MAGIC = b"\x1f\x8b"
 UNPACKED_AT_ONCE = 2**20
@@ -113,9 +114,7 @@ def _read_json(body: Path, task: CheckTask) -> tuple[FitFields, StoredSet]:
 
 def _check_method(fields: FitFields, task: CheckTask) -> None:
     if fields.method not in task.methods:
-        raise UnknownMethod(
-            f"There is no method {fields.method!r:.200}; there are {', '.join(task.methods)}."
-        )
+        raise UnknownMethod(f"There is {no_method(fields.method, task.methods)}.")
 
 
 def read_file(

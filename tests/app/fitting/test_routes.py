@@ -77,7 +77,7 @@ def test_a_bad_upload_is_a_problem_and_changes_nothing(service: Service, name: s
         (422, "needs one part `file`", multipart(('name="file"', b"no file name"))),
         (422, "its parts with a file name: `file`, `file`", multipart(FILE, FILE)),
         (400, "the limit is 4,096", multipart(FILE, ('name="method"', b"x" * 5000))),
-        (422, "no method 'tss'; there are auto, uncalibrated", multipart(FILE, ('name="method"', b"tss"))),
+        (422, "'tss'; did you mean 'ts'? There are auto, uncal", multipart(FILE, ('name="method"', b"tss"))),
         (422, "For the method 'fc', features are needed", multipart(FILE, ('name="method"', b"fc"))),
         (422, "`activate` = 'maybe'", multipart(FILE, ('name="activate"', b"maybe"))),
         (422, "no field `activated`; did you mean", multipart(FILE, ('name="activated"', b"always"))),

@@ -130,6 +130,7 @@ def test_a_calibrator_is_fitted_activated_compared_and_rolled_back(
     expect(page.locator("table.fits tbody tr")).not_to_have_count(0)
     page.get_by_role("link", name="Open the report").click()
     expect(page.locator(".lead").first).to_contain_text("samples that the fit did not see")
+    expect(page.locator(".lead").first).to_contain_text("after, which is not clearly different")
     expect(page.locator("svg.reliability")).to_have_count(2)
     expect(page.locator("table.metrics tbody tr").first).to_be_visible()
     page.get_by_label("Compare with").select_option(str(ts))
