@@ -260,6 +260,8 @@ class RequestMiddleware:
             scope.get(TELEMETRY, self._telemetry).rejected("disconnected")
             exchange.status = CLIENT_CLOSED
             return
+        if isinstance(error, RecursionError):  # nothing calls itself but what reads or quotes a document
+            error = MalformedBody("The document is nested too deeply.")
         if not isinstance(error, errors.BoxcalError | HTTPException | RequestValidationError):
             logger.error("%s %s failed", scope["method"], _path(scope), exc_info=error)
         elif isinstance(error, errors.BoxcalError) and error.kind in errors.DEFECTS:

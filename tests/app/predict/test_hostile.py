@@ -281,3 +281,28 @@ def test_one_stall_teaches_little_and_is_forgotten() -> None:
     assert sizer.wait_for(100) > 100 * before
     now = 120.0
     assert sizer.wait_for(100) < 1.1 * before
+
+
+@pytest.mark.parametrize("nested", ["[" * 1000 + "1" + "]" * 1000, '{"a":' * 1000 + "1" + "}" * 1000])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/calibrate", '{"logits":%s}'),
+        ("/calibrate", '{"logits":[%s]}'),
+        ("/predict", '{"inputs":[1],"options":{"bounds":{"lower":%s}}}'),
+        ("/feedback", '{"items":[{"id":%s,"label":1}]}'),
+        ("/feedback", '{"items":[{"id":"x","label":%s}]}'),
+        ("/feedback", '{"items":[{"logits":[1,2],"label":1,"key":%s}]}'),
+        ("/monitor/acknowledge", '{"note":%s}'),
+        ("/v2/models/digits/infer", '{"inputs":[{"name":"a","datatype":"FP32","shape":%s,"data":[1]}]}'),
+        ("/v2/models/digits/infer", '{"inputs":[],"parameters":%s}'),
+        ("/v2/models/digits/infer", '{"inputs":[],"outputs":%s}'),
+    ],
+)
+def test_documents_that_are_nested_too_deeply_are_refused(
+    http: httpx.Client, path: str, body: str, nested: str
+) -> None:
+    answer = http.post(path, content=body % nested, headers=JSON)
+    assert answer.status_code in {200, 400, 422}, answer.text
+    if answer.status_code == 200:  # a label that cannot be read is named in the answer
+        assert answer.json()["malformed"] == 1
