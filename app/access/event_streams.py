@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from starlette.requests import Request
 
 from boxcal.app.access.access import LoadedKey
+from boxcal.app.http.dependencies import address_of
 from boxcal.app.http.memory_quota import descriptor_limit
 from boxcal.app.http.problems import ConcurrencyLimited, Unavailable
 from boxcal.app.http.requirements import SCOPE_KEY
@@ -50,7 +51,7 @@ async def count_event_stream(request: Request) -> AsyncIterator[None]:
     """Count the event stream of a request until its response has ended; a dependency of its route."""
     streams: EventStreams = request.scope["state"]["boxcal"].event_streams
     key: LoadedKey | None = request.scope.get(SCOPE_KEY)
-    address = request.client.host if request.client else ""
+    address = address_of(request)
     client = address if key is None else key.record.id
     streams.enter(client)
     try:

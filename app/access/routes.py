@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, Field
 
 from boxcal.app.access.access import LoadedKey
-from boxcal.app.http.dependencies import current_state
+from boxcal.app.http.dependencies import address_of, current_state
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import InvalidParameter, RegistryUnavailable
 from boxcal.app.http.requirements import SCOPE_KEY
@@ -77,7 +77,7 @@ CurrentKey = Annotated[LoadedKey | None, Depends(current_key)]
 
 async def current_caller(request: Request, key: CurrentKey) -> Caller:
     """Return who sends a request, for the audit log."""
-    address = request.client.host if request.client else ""
+    address = address_of(request)
     return (
         Caller(ANONYMOUS, None, address) if key is None else Caller(key.record.name, key.record.id, address)
     )

@@ -6,6 +6,7 @@ that no package depends on what builds all of them.
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
@@ -17,6 +18,15 @@ TELEMETRY = "boxcal.telemetry"
 
 CLIENT_TIMEOUT = "boxcal.client_timeout"
 """A key in the scope of a request that sets its timeout itself; the metrics count these apart."""
+
+
+def address_of(request: Request) -> str:
+    """Return the address from which a request came; empty where a proxy names something else."""
+    host = request.client.host if request.client else ""
+    try:
+        return str(ip_address(host))
+    except ValueError:
+        return ""
 
 
 async def current_state(request: Request) -> Any:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from boxcal.app.client import AsyncBoxcalClient, BoxcalClient
 from boxcal.app.client.clients import DEFAULT_TIMEOUT
+from boxcal.app.http.dependencies import address_of
 from boxcal.app.settings import limits
 from tests.app.fitting.validation_data import validation_npz
 from tests.app.running import running
@@ -98,3 +100,20 @@ async def test_the_asynchronous_client_too() -> None:
 
 def test_the_client_waits_longer_than_the_service() -> None:
     assert limits.TIMEOUT_SECONDS < DEFAULT_TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("sent", "known"),
+    [
+        ("10.0.0.7", "10.0.0.7"),
+        ("2001:DB8::1", "2001:db8::1"),
+        ("<script>alert(1)</script>", ""),
+        ("9" * 60_000, ""),
+        ("10.0.0.7\0", ""),
+        (None, ""),
+    ],
+)
+def test_what_a_proxy_names_is_an_address_or_nothing(sent: str | None, known: str) -> None:
+    """It becomes part of the audit log, and the key by which uploads and streams are limited."""
+    client = None if sent is None else (sent, 1)
+    assert address_of(Request({"type": "http", "client": client, "headers": []})) == known

@@ -16,7 +16,7 @@ from boxcal.app.fitting.fields import DECLARED
 from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
 from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.fitting.server.upload_validation import receive
-from boxcal.app.http.dependencies import part_of_model
+from boxcal.app.http.dependencies import address_of, part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
     CalibratorNotFound,
@@ -233,7 +233,7 @@ async def start_fit(
     ] = 0,
 ) -> Fit:
     """Fit a calibrator to validation data, evaluate it by cross-fitting, and activate it if it is better."""
-    client = request.client.host if request.client else ""
+    client = address_of(request)
     async with jobs.reserve_slot(client) as folder:
         limit = limits.MAX_UPLOAD_BYTES
         await receive(request.headers, request.stream(), folder / BODY_FILE, limit)
@@ -276,7 +276,7 @@ async def compare(
     """Evaluate versions, and methods, on one validation set; the differences are paired by sample."""
     if not versions and not methods:
         raise InvalidParameter("/compare needs `versions` or `methods` in the query string.")
-    client = request.client.host if request.client else ""
+    client = address_of(request)
     chosen = await jobs.comparisons.find(list(dict.fromkeys(versions)), methods)
     async with jobs.reserve_slot(client) as folder:
         limit = limits.MAX_UPLOAD_BYTES
