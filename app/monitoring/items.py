@@ -16,6 +16,8 @@ from boxcal.app.tables.labels import integer_of
 from boxcal.calibrators.monitoring.stored_logits import pack
 
 MAX_ITEMS = 50_000
+HINTED = 100
+"""Problems whose unknown label is compared with all that are known, which takes milliseconds."""
 LONGEST_SOURCE = 64
 LONGEST_KEY = 200
 MEMBERS = {"id", "label", "propensity", "source", "logits", "key"}
@@ -37,7 +39,7 @@ def read_items(items: Any, labels: Labels) -> Read:
     problems: list[ItemProblem] = []
     for index, item in enumerate(items):
         try:
-            found.append(_item(index, item, labels))
+            found.append(_item(index, item, labels, hints=len(problems) < HINTED))
         except _Malformed as error:
             sent = item.get("id") if isinstance(item, dict) else None
             shown = sent[:64] if isinstance(sent, str) else None
@@ -45,7 +47,7 @@ def read_items(items: Any, labels: Labels) -> Read:
     return found, problems
 
 
-def _item(index: int, item: Any, labels: Labels) -> Label:
+def _item(index: int, item: Any, labels: Labels, *, hints: bool) -> Label:
     if not isinstance(item, dict):
         raise _Malformed(f"{reprlib.repr(item)} is no object")
     if unknown := item.keys() - MEMBERS:
@@ -54,7 +56,7 @@ def _item(index: int, item: Any, labels: Labels) -> Label:
         )
     if ("id" in item) == ("key" in item) or ("logits" in item) != ("key" in item):
         raise _Malformed("it needs either `id`, or `logits` and `key`")
-    label = _label(item.get("label"), labels)
+    label = _label(item.get("label"), labels, hints=hints)
     propensity, source = item.get("propensity"), item.get("source")
     if propensity is not None and not (
         isinstance(propensity, int | float) and not isinstance(propensity, bool) and 0 < propensity <= 1
@@ -76,12 +78,13 @@ def _item(index: int, item: Any, labels: Labels) -> Label:
     return Label(index, digest, label, propensity, source, _logits(item["logits"], len(labels)))
 
 
-def _label(value: Any, labels: Labels) -> int:
+def _label(value: Any, labels: Labels, *, hints: bool) -> int:
     if isinstance(value, str) and value in labels.index:
         return labels.index[value]
     number = integer_of(value) if isinstance(value, str) else value
     if number is None and isinstance(value, str):
-        raise _Malformed(f"label is {value!r:.100}, a class the model does not have{labels.hint(value)}")
+        hint = labels.hint(value) if hints else ""
+        raise _Malformed(f"label is {value!r:.100}, a class the model does not have{hint}")
     if isinstance(number, float) and number.is_integer():
         number = int(number)
     if type(number) is int and number in labels.by_number:

@@ -1,5 +1,6 @@
 """Items of feedback: each is read or named, whatever the others are."""
 
+import time
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,16 @@ def test_the_number_of_items_is_limited(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(items, "MAX_ITEMS", 2)
     with raises_problem(InvalidParameter, match="more than 2 items"):
         read_items([{}] * 3, LABELS)
+
+
+def test_few_unknown_labels_are_compared_with_all_that_are_known() -> None:
+    many = Labels([f"class {k}" for k in range(3000)])
+    sent = [{"id": str(n), "label": f"clasz {n % 3000}"} for n in range(20_000)]
+    started = time.process_time()
+    found, problems = read_items(sent, many)
+    assert time.process_time() - started < 5.0  # a label costs 2 ms: all would take 40 s
+    assert not found
+    assert ["did you mean" in problem.detail for problem in problems] == [True] * 100 + [False] * 19_900
 
 
 JSON = st.recursive(
