@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from boxcal.app.client import AsyncBoxcalClient, BoxcalClient
     from boxcal.calibrators import (
         Bounds,
+        BoxCalibratedClassifier,
         BoxCalibrator,
         Calibrated,
         Calibrator,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncBoxcalClient",
     "Bounds",
+    "BoxCalibratedClassifier",
     "BoxCalibrator",
     "BoxcalClient",
     "Calibrated",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from boxcal.calibrators.calibrator import Calibrated as Calibrated
     from boxcal.calibrators.calibrator import Calibrator as Calibrator
+    from boxcal.calibrators.estimator import BoxCalibratedClassifier as BoxCalibratedClassifier
     from boxcal.calibrators.estimator import BoxCalibrator as BoxCalibrator
     from boxcal.calibrators.fitting import FitResult as FitResult
     from boxcal.calibrators.fitting import fit as fit
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Bounds": "boxcal.calibrators.operator",
+    "BoxCalibratedClassifier": "boxcal.calibrators.estimator",
     "BoxCalibrator": "boxcal.calibrators.estimator",
     "Calibrated": "boxcal.calibrators.calibrator",
     "Calibrator": "boxcal.calibrators.calibrator",

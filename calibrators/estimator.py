@@ -1,4 +1,4 @@
-"""`BoxCalibrator`: the calibration methods behind scikit-learn's interface, NumPy in and NumPy out."""
+"""`BoxCalibrator` and `BoxCalibratedClassifier`: scikit-learn's interface to the methods."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import check_cv, cross_val_predict
+from sklearn.utils import column_or_1d, get_tags, indexable
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_is_fitted,
+    has_fit_parameter,
+    validate_data,
+)
 
 from boxcal.calibrators.array_calibrator import Box, CalibratedArrays
 from boxcal.calibrators.errors import InvalidDataError, ValidationDataWarning
@@ -219,6 +227,198 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         check_entries(lower, upper)
         check_sums(lower, upper, shape)
         return lower, upper
+
+
+class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
+    """Calibrate a classifier by cross-validation; it stands in the place of `CalibratedClassifierCV`.
+
+    As with `CalibratedClassifierCV(ensemble=False)`, each sample is scored by a copy of the estimator that
+    was not trained on it, one calibrator is fitted to these scores, and the estimator is fitted to all data.
+
+    Parameters
+    ----------
+    estimator : estimator
+        A classifier with `decision_function`, which is preferred, or `predict_proba`, whose probabilities are
+        calibrated through their logarithms. A `FrozenEstimator` is not fitted: give `fit` data that it was
+        not trained on.
+    method : str
+        A name of `boxcal.methods()`, or `auto`, which selects one by cross-validated NLL.
+    cv : int, splitter or iterable of (train, test)
+        The folds; an integer gives stratified ones. Each class must occur in each training part.
+    n_jobs : int, optional
+        How many folds are fitted at once.
+    lower, upper : float or array_like of shape (K,), optional
+        Hard bounds on every probability that is returned.
+    seed : int
+        Seed of the calibrator's folds and of its starting points.
+    budget_seconds : float
+        How long `auto` compares methods.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (K,)
+        The class names, in the order of the columns.
+    estimator_ : estimator
+        The estimator, fitted to all data; the one that was given if it is frozen.
+    box_calibrator_ : BoxCalibrator
+        The calibrator of the estimator's scores.
+    result_ : boxcal.FitResult
+        The fit, with its certificate and its warnings.
+    n_features_in_ : int
+        The number of features, where the estimator has it.
+    feature_names_in_ : ndarray of shape (n_features_in_,), dtype object
+        The names of the features, where the estimator has them.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sklearn.linear_model import LogisticRegression
+    >>> from boxcal import BoxCalibratedClassifier
+    >>> rows, y = load_iris(return_X_y=True)
+    >>> classifier = BoxCalibratedClassifier(LogisticRegression(max_iter=500), "ts", upper=0.9).fit(rows, y)
+    >>> float(classifier.predict_proba(rows).max())
+    0.9
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        method: str = "auto",
+        cv: Any = 5,
+        *,
+        n_jobs: int | None = None,
+        lower: Any = None,
+        upper: Any = None,
+        seed: int = 0,
+        budget_seconds: float = BUDGET_SECONDS,
+    ) -> None:
+        self.estimator = estimator
+        self.method = method
+        self.cv = cv
+        self.n_jobs = n_jobs
+        self.lower = lower
+        self.upper = upper
+        self.seed = seed
+        self.budget_seconds = budget_seconds
+
+    def __sklearn_tags__(self) -> Any:
+        """Take what the estimator takes."""
+        tags = super().__sklearn_tags__()
+        given = get_tags(self.estimator).input_tags
+        tags.input_tags.sparse, tags.input_tags.allow_nan = given.sparse, given.allow_nan
+        return tags
+
+    @property
+    def result_(self) -> FitResult:
+        """The fit of the calibrator."""
+        result: FitResult = self.box_calibrator_.result_
+        return result
+
+    def fit(
+        self,
+        X: Any,  # scikit-learn passes it by this name
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+    ) -> Self:
+        """Fit the estimator, and the calibrator to its scores of samples that it was not trained on.
+
+        Parameters
+        ----------
+        X : array_like of shape (N, n_features)
+            What the estimator takes.
+        y : array_like of shape (N,)
+            Class names, or class indices.
+        sample_weight : array_like of shape (N,), optional
+            How much each sample counts, for the calibrator and for an estimator whose `fit` takes it.
+        groups : array_like of shape (N,), optional
+            Given to the splitter `cv`.
+
+        Raises
+        ------
+        ValueError
+            A class is not in a training part, the data are invalid, or the bounds leave no probabilities.
+        """
+        rows, names = indexable(X, column_or_1d(y, warn=True))
+        check_classification_targets(names)
+        weights = None if sample_weight is None else _check_sample_weight(sample_weight, names)
+        takes = weights is not None and has_fit_parameter(self.estimator, "sample_weight")
+        params = {"sample_weight": weights} if takes else {}
+        if isinstance(self.estimator, FrozenEstimator):
+            check_is_fitted(self.estimator)
+            self.estimator_ = self.estimator
+            scores = self._scores(rows)
+        else:
+            if weights is not None and not takes:
+                warnings.warn(
+                    f"{type(self.estimator).__name__}.fit takes no sample_weight; the calibrator does.",
+                    stacklevel=2,
+                )
+            splits = self._splits(rows, names, groups)
+            scores = cross_val_predict(
+                self.estimator,
+                rows,
+                names,
+                cv=splits,
+                method=self._source(),
+                n_jobs=self.n_jobs,
+                params=params,
+            )
+            self.estimator_ = clone(self.estimator).fit(rows, names, **params)
+        self.classes_ = self.estimator_.classes_
+        for name in ("n_features_in_", "feature_names_in_"):
+            if hasattr(self.estimator_, name):
+                setattr(self, name, getattr(self.estimator_, name))
+        self.box_calibrator_ = BoxCalibrator(
+            self.method,
+            classes=self.classes_,
+            scores="logits" if self._source() == "decision_function" else "probabilities",
+            lower=self.lower,
+            upper=self.upper,
+            seed=self.seed,
+            budget_seconds=self.budget_seconds,
+        ).fit(scores, names, weights)
+        return self
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Return calibrated probabilities (N, K) inside the bounds."""
+        check_is_fitted(self)
+        probabilities: NDArray[np.float64] = self.box_calibrator_.predict_proba(self._scores(X))
+        return probabilities
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the most probable class of each row, (N,); ties go to the larger calibrated logit."""
+        check_is_fitted(self)
+        names: NDArray[Any] = self.box_calibrator_.predict(self._scores(X))
+        return names
+
+    def _source(self) -> str:
+        """Name the method of the estimator that gives the scores."""
+        for name in ("decision_function", "predict_proba"):
+            if hasattr(self.estimator, name):
+                return name
+        raise AttributeError(
+            f"{type(self.estimator).__name__} has neither decision_function nor predict_proba."
+        )
+
+    def _scores(self, rows: Any) -> Any:
+        return getattr(self.estimator_, self._source())(rows)
+
+    def _splits(self, rows: Any, names: NDArray[Any], groups: Any) -> list[Any]:
+        """Give the folds, whose training parts have every class."""
+        classes, counts = np.unique(names, return_counts=True)
+        if len(classes) < 2:
+            raise ValueError(f"y has {'one class' if len(classes) else 'no sample'}; two classes are needed.")
+        if isinstance(self.cv, int) and counts.min() < self.cv:
+            raise ValueError(
+                f"cv is {self.cv}, but class {classes[counts.argmin()]!s} has {counts.min()} samples: "
+                "give more samples of it, or fewer folds."
+            )
+        splits = list(check_cv(self.cv, names, classifier=True).split(rows, names, groups))
+        for number, (train, _) in enumerate(splits):
+            if len(absent := np.setdiff1d(classes, names[train])):
+                raise ValueError(f"The training part of fold {number} has no sample of class {absent[0]!s}.")
+        return splits
 
 
 def _two_dimensional(scores: Any) -> Any:

@@ -1,20 +1,25 @@
-"""`BoxCalibrator` keeps scikit-learn's conventions, and gives what `fit` gives."""
+"""The estimators keep scikit-learn's conventions, and give what `fit` gives."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, cross_val_predict, cross_val_score
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
-from sklearn.utils.estimator_checks import estimator_checks_generator
+from sklearn.svm import LinearSVC
+from sklearn.utils.estimator_checks import check_estimator, estimator_checks_generator
 
-from boxcal import BoxCalibrator, fit
+from boxcal import BoxCalibratedClassifier, BoxCalibrator, fit
 from boxcal.calibrators.errors import ValidationDataWarning
 
 CLASSES = np.array(["cat", "dog", "emu"])
@@ -129,3 +134,81 @@ def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
         if cause is None:
             raise
         pytest.skip(SQUARE)
+
+
+def samples(classes: int = 3) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(5)
+    rows = rng.normal(size=(300, 4))
+    cuts = [-0.5, 0.5] if classes == 3 else [0.0]
+    return rows, CLASSES[np.digitize(rows[:, 0] + 0.5 * rng.normal(size=300), cuts)]
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("model", [LinearSVC(random_state=0), GaussianNB()])
+def test_a_classifier_is_calibrated_on_scores_of_samples_it_was_not_trained_on(
+    model: Any, classes: int
+) -> None:
+    rows, y = samples(classes)
+    classifier = BoxCalibratedClassifier(model, "ts", upper=0.9).fit(rows, y)
+    source = "decision_function" if isinstance(model, LinearSVC) else "predict_proba"
+    apart = BoxCalibrator(
+        "ts", scores="logits" if source == "decision_function" else "probabilities", upper=0.9
+    ).fit(cross_val_predict(model, rows, y, cv=5, method=source), y)
+    refitted = clone(model).fit(rows, y)
+    expected = apart.predict_proba(getattr(refitted, source)(rows))
+    np.testing.assert_array_equal(classifier.predict_proba(rows), expected)
+    np.testing.assert_array_equal(classifier.classes_, CLASSES[:classes])
+    assert classifier.predict_proba(rows).max() <= 0.9
+    assert classifier.score(rows, y) > 0.7
+    assert classifier.n_features_in_ == 4
+    assert classifier.result_.method == "ts"
+
+
+def test_a_frozen_classifier_is_not_fitted() -> None:
+    rows, y = samples()
+    trained = LogisticRegression().fit(rows[:100], y[:100])
+    classifier = BoxCalibratedClassifier(FrozenEstimator(trained), "ts").fit(rows[100:], y[100:])
+    expected = BoxCalibrator("ts").fit(trained.decision_function(rows[100:]), y[100:])
+    np.testing.assert_array_equal(
+        classifier.predict_proba(rows), expected.predict_proba(trained.decision_function(rows))
+    )
+
+
+def test_weights_and_groups_reach_the_estimator_and_the_folds() -> None:
+    rows, y = samples()
+    weights, groups = np.where(y == "cat", 3.0, 1.0), np.arange(300) // 10
+    folds = GroupKFold(4)
+    classifier = BoxCalibratedClassifier(LogisticRegression(), "vector", folds).fit(rows, y, weights, groups)
+    scores = cross_val_predict(
+        LogisticRegression(), rows, y, cv=folds, groups=groups, method="decision_function",
+        params={"sample_weight": weights},
+    )  # fmt: skip
+    refitted = LogisticRegression().fit(rows, y, weights)
+    expected = BoxCalibrator("vector").fit(scores, y, weights).predict_proba(refitted.decision_function(rows))
+    np.testing.assert_array_equal(classifier.predict_proba(rows), expected)
+    with pytest.warns(UserWarning, match="takes no sample_weight"):
+        BoxCalibratedClassifier(KNeighborsClassifier(60), "ts").fit(rows, y, weights)
+
+
+def test_data_frames_keep_their_names_and_a_class_outside_a_fold_is_named() -> None:
+    rows, y = samples()
+    table = pd.DataFrame(rows, columns=["a", "b", "c", "d"])
+    classifier = BoxCalibratedClassifier(LogisticRegression(), "ts").fit(table, y)
+    assert list(classifier.feature_names_in_) == ["a", "b", "c", "d"]
+    with pytest.raises(ValueError, match="names should match"):
+        classifier.predict_proba(table.rename(columns={"a": "e"}))
+    order = np.argsort(y, kind="stable")
+    with pytest.raises(ValueError, match="fold 0 has no sample of class cat"):
+        BoxCalibratedClassifier(LogisticRegression(), "ts", KFold(2)).fit(rows[order][:200], y[order][:200])
+    few = np.r_[order[:150], order[-3:]]
+    with pytest.raises(ValueError, match=r"cv is 5, but class emu has 3 samples"):
+        BoxCalibratedClassifier(LogisticRegression(), "ts").fit(rows[few], y[few])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model", [LogisticRegression(), GaussianNB()])
+def test_the_classifier_passes_all_of_scikit_learns_checks(model: Any) -> None:
+    """With 3 folds, as scikit-learn checks its own: one of its data sets has 3 samples of a class."""
+    found = check_estimator(BoxCalibratedClassifier(model, "ts", cv=3), on_skip=None)
+    assert {check["status"] for check in found} <= {"passed", "skipped"}
+    assert len(found) > 50
