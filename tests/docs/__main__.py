@@ -15,6 +15,7 @@ PLAYED = (
     "docs/configuration.md",
     "docs/http.md",
     "docs/monitoring.md",
+    "docs/scikit-learn.md",
 )
 """Documents in the order in which they are executed against one service."""
 
