@@ -40,7 +40,6 @@ from boxcal.app.predict import description
 from boxcal.app.predict import routes as predict
 from boxcal.app.protocols.v2 import routes as v2
 from boxcal.app.registry import routes as registry
-from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 from boxcal.app.state import lifespan
 from boxcal.app.workers.table import Slot
@@ -103,8 +102,6 @@ class Application(FastAPI):
             all_routes(self),
             self.state.telemetry,
             documents=DOCUMENTS,
-            max_body_bytes=limits.MAX_BODY_BYTES,
-            unlimited={"/fit", "/compare"},
             browsers=BrowserRules(settings),
             root_path=settings.root_path,
         )

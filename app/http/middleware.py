@@ -30,6 +30,7 @@ from boxcal.app.http.requirements import SCOPE_KEY, KeyCheck, Requirements
 from boxcal.app.http.scopes import Level
 from boxcal.app.observability.logs import current_request_id
 from boxcal.app.observability.telemetry import UNMATCHED, Telemetry
+from boxcal.app.settings import limits
 from boxcal.calibrators.errors import hint
 from boxcal.models.errors import BackboneError
 
@@ -162,6 +163,14 @@ class Exchange:
             self._bodies.release(self._counted)
 
 
+def body_limit(path: str) -> int | None:
+    """Return the most bytes of a body; None for uploads, which have a limit of their own."""
+    if path in {"/fit", "/compare"}:
+        return None
+    is_large = path in {"/predict", "/calibrate", "/feedback"} or path.endswith("/infer")
+    return limits.MAX_BODY_BYTES if is_large else limits.SMALL_BODY_BYTES
+
+
 class RequestMiddleware:
     """Measures and checks requests, limits bodies, and renders errors.
 
@@ -175,8 +184,6 @@ class RequestMiddleware:
         telemetry: Telemetry,
         *,
         documents: Collection[str],
-        max_body_bytes: int,
-        unlimited: Collection[str],
         browsers: BrowserRules,
         root_path: str = "",
     ) -> None:
@@ -185,10 +192,8 @@ class RequestMiddleware:
         self._routes = routes
         self._telemetry = telemetry
         self._labels = documents
-        self._max_body_bytes = max_body_bytes
-        self._unlimited = unlimited
         self._root_path = root_path
-        self._bodies = Budget("bytes of bodies", 8 * max_body_bytes)
+        self._bodies = Budget("bytes of bodies", 8 * limits.MAX_BODY_BYTES)
         self._browsers = browsers
         self._requirements = Requirements(routes)
         self._with_slash = {
@@ -204,8 +209,7 @@ class RequestMiddleware:
         if scope["path"].endswith("/") and scope["path"] not in self._with_slash:
             scope = {**scope, "path": scope["path"].rstrip("/")}
         began = time.perf_counter()
-        limit = None if scope["path"] in self._unlimited else self._max_body_bytes
-        exchange = Exchange(receive, send, limit, self._bodies)
+        exchange = Exchange(receive, send, body_limit(scope["path"]), self._bodies)
         routed = scope
         limiter: Limiter | None = None
         try:
@@ -260,6 +264,8 @@ class RequestMiddleware:
             scope.get(TELEMETRY, self._telemetry).rejected("disconnected")
             exchange.status = CLIENT_CLOSED
             return
+        if isinstance(error, HTTPException) and isinstance(error.__cause__, errors.BoxcalError):
+            error = error.__cause__  # raised while FastAPI read the body
         if isinstance(error, RecursionError):  # nothing calls itself but what reads or quotes a document
             error = MalformedBody("The document is nested too deeply.")
         if not isinstance(error, errors.BoxcalError | HTTPException | RequestValidationError):

@@ -177,7 +177,7 @@ async def get_monitor(registry: CurrentRegistry, monitor: CurrentMonitor) -> Mon
 @router.post(
     "/monitor/acknowledge",
     response_model_exclude_none=True,
-    responses=problems(MalformedBody, InvalidParameter, RegistryUnavailable),
+    responses=problems(MalformedBody, BodyTooLarge, InvalidParameter, RegistryUnavailable),
 )
 async def acknowledge(
     registry: CurrentRegistry, monitor: CurrentMonitor, request: AcknowledgeRequest | None = None

@@ -1,7 +1,9 @@
 """Limits that are the same for every service; read where they apply, as `limits.NAME`."""
 
 MAX_BODY_BYTES = 32 * 2**20
-"""Of a request, except uploads."""
+"""Of a request with inputs, logits or labels."""
+SMALL_BODY_BYTES = 64 * 2**10
+"""Of any other request, except uploads."""
 MAX_UPLOAD_BYTES = 2**30
 """Of a request to `/fit` or `/compare`, and of its arrays."""
 MAX_PIXELS = 50_000_000

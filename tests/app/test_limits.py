@@ -16,6 +16,8 @@ import psutil
 import pytest
 
 from boxcal.app.http import protocol
+from boxcal.app.http.middleware import body_limit
+from boxcal.app.http.scopes import ROUTES
 from boxcal.models.digits_data import Digits
 from tests.app.running import Service, running
 
@@ -185,3 +187,20 @@ def test_a_response_that_is_not_read_is_dropped(quick: Service) -> None:
             threading.Event().wait(0.01)
         assert len(read_all(line)) < 10 * 2**20
     live(quick)
+
+
+def test_the_bodies_of_small_documents_are_small_whether_they_say_so_or_not(http: httpx.Client) -> None:
+    for sent in (b" " * 2**16 + b"{}", iter([b" " * 2**16, b"{}"])):
+        headers = {"content-type": "application/json"}
+        answer = http.post("/monitor/acknowledge", content=sent, headers=headers)
+        assert answer.status_code == 413, answer.text
+        assert answer.json()["detail"].endswith("the limit is 65,536.")
+
+
+def test_every_route_with_large_bodies_is_listed() -> None:
+    """A route that is added has small bodies until somebody says otherwise."""
+    large = {path for _, path in ROUTES if body_limit(path) != 2**16}
+    assert large == {
+        "/predict", "/calibrate", "/feedback", "/fit", "/compare",
+        "/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer",
+    }  # fmt: skip
