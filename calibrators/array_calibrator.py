@@ -190,6 +190,10 @@ class ArrayCalibrator(TwoStages):
     """`p = BCSoftmax(T(g); a(g), b(g))` on arrays."""
 
     @property
+    def on_arrays(self) -> ArrayCalibrator:
+        return self
+
+    @property
     def input_shift(self) -> Array | None:
         """What to add to a backbone's inputs before it makes the logits; None for all methods but `nc`."""
         return self.logit_map.input_shift
