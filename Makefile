@@ -99,7 +99,7 @@ test-long: $(DEV) $(RAY) ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m long --timeout 1800
 
 fuzz: $(DEV) ## Send 5,000 damaged requests to a running service
-	$(BIN)/python -m tests.fuzz 5000 --seed 14
+	$(BIN)/python -m tools.fuzz 5000 --seed 14
 
 check: $(DEV) ## Check formatting, lint, types and import direction
 	$(BIN)/ruff format --check .

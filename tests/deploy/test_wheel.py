@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.deploy import processes
-from tests.docs import conversation
-from tests.docs.conversation import normalised
+from tools.docs import conversation
+from tools.docs.conversation import normalised
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("app", "calibrators", "models")

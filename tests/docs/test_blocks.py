@@ -27,8 +27,8 @@ from boxcal.app.settings import model_list
 from boxcal.app.settings.service import Settings
 from boxcal.calibrators.checks import check_data
 from boxcal.models.backends.spec import ModelSpec
-from tests.docs.__main__ import PLAYED
-from tests.docs.conversation import ROOT
+from tools.docs.__main__ import PLAYED
+from tools.docs.conversation import ROOT
 
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DOCUMENTS = [

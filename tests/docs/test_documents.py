@@ -13,9 +13,9 @@ from boxcal.app.predict.options import Options
 from boxcal.app.settings.service import Settings
 from boxcal.calibrators import methods
 from tests.deploy import processes
-from tests.docs.__main__ import PLAYED
-from tests.docs.conversation import GENERATED, ROOT, Conversation, normalised
-from tests.docs.generated import PARTS
+from tools.docs.__main__ import PLAYED
+from tools.docs.conversation import GENERATED, ROOT, Conversation, normalised
+from tools.docs.generated import PARTS
 
 PACKAGES = ("app", "calibrators", "models")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -33,7 +33,7 @@ def test_the_outputs_in_the_documents_are_current(tmp_path: Path) -> None:
     for name, text in played.items():
         written, said = (normalised(t).splitlines() for t in ((ROOT / name).read_text(), text))
         difference = "\n".join(difflib.unified_diff(written, said, name, "played", lineterm="", n=2))
-        assert not difference, f"run python -m tests.docs\n{difference}"
+        assert not difference, f"run python -m tools.docs\n{difference}"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import boxcal
 from boxcal.app import client
-from tests.docs.conversation import ROOT
+from tools.docs.conversation import ROOT
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`kill -9` at any moment costs what was under way, and nothing else; `python -m tests.kills` shows more."""
+"""`kill -9` at any moment costs what was under way, and nothing else; `python -m tools.kills` shows more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.crashes import KINDS, rounds
+from tools.hostile.crashes import KINDS, rounds
 
 
 def test_a_kill_of_each_kind(tmp_path: Path) -> None:

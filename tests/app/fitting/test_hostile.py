@@ -14,8 +14,8 @@ from tests.app.fitting.files import LABELS, LOGITS, parquet
 from tests.app.fitting.service import Service
 from tests.app.fitting.test_images import archive as archive_of_images
 from tests.app.fitting.validation_data import CONTENT_TYPE, form, npz
-from tests.hostile.mutations import damage
-from tests.hostile.uploads import FORMS, HOSTILE
+from tools.hostile.mutations import damage
+from tools.hostile.uploads import FORMS, HOSTILE
 
 MEMORY_BYTES = 300 * 2**20
 

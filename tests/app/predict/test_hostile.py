@@ -19,7 +19,7 @@ from boxcal.app.schemas.predictions import Answer
 from boxcal.models.digits_data import Digits
 from boxcal.models.inputs import decoding
 from tests.app.running import Service
-from tests.hostile.bodies import MIB, json_bodies, npy, png, progressive_jpeg
+from tools.hostile.bodies import MIB, json_bodies, npy, png, progressive_jpeg
 
 JSON = {"content-type": "application/json"}
 NPY = {"content-type": "application/x-npy"}

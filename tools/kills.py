@@ -1,4 +1,4 @@
-"""Kills a service at random moments of its work and starts it again: `python -m tests.kills 500`.
+"""Kills a service at random moments of its work and starts it again: `python -m tools.kills 500`.
 
 After each start the last acknowledged state must be there, the database whole, and no fit or file left over.
 """
@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.hostile.crashes import rounds
+from tools.hostile.crashes import rounds
 
 
 def main() -> int:

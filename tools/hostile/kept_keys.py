@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.hostile.preloaded import PreloadedService
+from tools.hostile.preloaded import PreloadedService
 
 
 class Keys:

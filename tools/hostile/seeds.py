@@ -16,7 +16,7 @@ from boxcal.models.digits_data import load_digits_split
 from tests.app.fitting.files import LABELS, LOGITS, compressed, parquet
 from tests.app.fitting.test_images import archive as archive_of_images
 from tests.app.fitting.validation_data import CONTENT_TYPE, form, multipart, npz
-from tests.hostile.bodies import npy
+from tools.hostile.bodies import npy
 
 JSON, NPY = "application/json", "application/x-npy"
 OPTIONS = {

@@ -1,6 +1,6 @@
 """Measures predictions beside 1,000 idle and 500 half-open connections and a body of 2 GB at 10 kB/s.
 
-`python -m tests.connections` prints the latencies of /predict and /health/live without and with them, and
+`python -m tools.connections` prints the latencies of /predict and /health/live without and with them, and
 when the slow body was refused.
 """
 
@@ -19,8 +19,8 @@ import httpx
 
 from boxcal.models.digits_data import load_digits_split
 from tests.app.fitting.service import Service
-from tests.hostile.cases import request
-from tests.hostile.seeds import Seed
+from tools.hostile.cases import request
+from tools.hostile.seeds import Seed
 
 IDLE, HALF_OPEN = 1000, 500
 SLOW_BYTES, BYTES_PER_SECOND = 2 * 10**9, 10_000

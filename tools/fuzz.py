@@ -1,4 +1,4 @@
-"""Sends damaged requests to a running service: `python -m tests.fuzz 100000 --seed 1`.
+"""Sends damaged requests to a running service: `python -m tools.fuzz 100000 --seed 1`.
 
 No answer may be an undocumented failure, or come later than its timeout plus a second. Afterwards the memory
 of the service must be back, its data folder empty, and its log without errors.
@@ -21,9 +21,9 @@ from typing import Any
 import httpx
 
 from tests.app.fitting.service import Service
-from tests.hostile.cases import Case, Cases
-from tests.hostile.exchange import Answer, Broken, exchange, judge
-from tests.hostile.seeds import DEFAULT_SECONDS, ENDLESS
+from tools.hostile.cases import Case, Cases
+from tools.hostile.exchange import Answer, Broken, exchange, judge
+from tools.hostile.seeds import DEFAULT_SECONDS, ENDLESS
 
 CONNECTIONS = 8
 WAITING_CONNECTIONS = 200

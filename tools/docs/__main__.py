@@ -1,4 +1,4 @@
-"""Execute the documents against a service and update their outputs: `python -m tests.docs`."""
+"""Execute the documents against a service and update their outputs: `python -m tools.docs`."""
 
 import difflib
 import tempfile
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.deploy import processes
-from tests.docs.conversation import ROOT, Conversation, normalised
-from tests.docs.generated import PARTS
+from tools.docs.conversation import ROOT, Conversation, normalised
+from tools.docs.generated import PARTS
 
 PLAYED = (
     "README.md",

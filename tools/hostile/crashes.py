@@ -22,10 +22,10 @@ import torch
 
 from boxcal.calibrators import Calibrator
 from tests.app.fitting.validation_data import CONTENT_TYPE, form, overconfident, validation_npz
-from tests.hostile.cases import request
-from tests.hostile.kept_keys import Keys, database
-from tests.hostile.preloaded import Preloaded, PreloadedService
-from tests.hostile.seeds import Seed
+from tools.hostile.cases import request
+from tools.hostile.kept_keys import Keys, database
+from tools.hostile.preloaded import Preloaded, PreloadedService
+from tools.hostile.seeds import Seed
 
 UPLOAD = validation_npz(400)
 METHODS = ("ts", "pb")

@@ -1,4 +1,4 @@
-"""Make the images of the documents, each from a real run: `python -m tests.docs.images`.
+"""Make the images of the documents, each from a real run: `python -m tools.docs.images`.
 
 digit.png        the handwritten digit of the examples, from the test split
 reliability.svg  the digits model before and after the default fit, cross-fitted on its validation split
@@ -23,7 +23,7 @@ from boxcal.calibrators.monitoring.calibration_test import CalibrationTest
 from boxcal.calibrators.monitoring.figure import Trace, draw
 from boxcal.models.digits_data import load_digits_split
 from boxcal.models.loading.specifications import load_backbone
-from tests.docs.conversation import ROOT
+from tools.docs.conversation import ROOT
 
 IMAGES = ROOT / "docs" / "images"
 BAR, BOX, INK = "#1f6fb4", "#d9dee4", "#1f2933"

@@ -1,4 +1,4 @@
-"""Take the screenshots of the documentation: `python -m tests.docs.screenshots`, with Chromium installed.
+"""Take the screenshots of the documentation: `python -m tools.docs.screenshots`, with Chromium installed.
 
 A real service is started, `ts` is fitted to the validation split of the digits and activated, and traffic
 with labels changes until the monitor proposes another version. Then each view is captured in light and dark:
@@ -23,7 +23,7 @@ from boxcal.models.digits_data import GREY_LEVELS, Digits, load_digits_split
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.page.conftest import CHROMIUM
 from tests.app.running import running
-from tests.docs.conversation import ROOT
+from tools.docs.conversation import ROOT
 
 IMAGES = ROOT / "docs" / "images"
 READY = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import httptools
 
-from tests.hostile.cases import Case
+from tools.hostile.cases import Case
 
 GRACE_SECONDS = 1.0
 FAULTS = (503, 504, 507)

@@ -1,4 +1,4 @@
-"""Sends good and hostile requests to a running service for a while: `python -m tests.soak 60`.
+"""Sends good and hostile requests to a running service for a while: `python -m tools.soak 60`.
 
 No good request may fail, and the memory of the service must not grow after the first sixth of the time.
 """
@@ -21,11 +21,11 @@ import httpx
 
 from tests.app.fitting.service import Service
 from tests.app.fitting.validation_data import CONTENT_TYPE, form, validation_npz
-from tests.hostile.bodies import json_bodies, png, progressive_jpeg
-from tests.hostile.cases import Case, Cases, request
-from tests.hostile.exchange import Answer, Broken, exchange, judge
-from tests.hostile.seeds import JSON, Seed
-from tests.hostile.uploads import HOSTILE
+from tools.hostile.bodies import json_bodies, png, progressive_jpeg
+from tools.hostile.cases import Case, Cases, request
+from tools.hostile.exchange import Answer, Broken, exchange, judge
+from tools.hostile.seeds import JSON, Seed
+from tools.hostile.uploads import HOSTILE
 
 GOOD_PER_SECOND, HOSTILE_PER_SECOND = 8.0, 2.0
 HEAVY_SECONDS = 20.0

@@ -3,7 +3,7 @@
 Three kinds of parts are replaced by their current content. In `console` blocks, each line after `$ ` runs in
 a shell, and the lines below are its output. In `pycon` blocks, each line after `>>> ` runs in one Python
 session for all documents. The text between `<!-- name -->` and `<!-- /name -->` is generated. `python -m
-tests.docs` writes the result into the documents, and the tests compare it with them.
+tools.docs` writes the result into the documents, and the tests compare it with them.
 """
 
 import contextlib

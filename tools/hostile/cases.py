@@ -10,10 +10,10 @@ from typing import Any
 from urllib.parse import parse_qs, quote
 
 from tests.app.fitting.files import LOGITS
-from tests.hostile import seeds
-from tests.hostile.bodies import npy
-from tests.hostile.mutations import VALUES, WORDS, mutate
-from tests.hostile.seeds import DEFAULT_SECONDS, FIT_SECONDS, Seed
+from tools.hostile import seeds
+from tools.hostile.bodies import npy
+from tools.hostile.mutations import VALUES, WORDS, mutate
+from tools.hostile.seeds import DEFAULT_SECONDS, FIT_SECONDS, Seed
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW")
 PATHS = (

@@ -1,0 +1,1 @@
+"""What executes, generates and illustrates the documents."""
