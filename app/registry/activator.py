@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from boxcal.app.http.problems import DamagedArtifact, RegistryUnavailable
-from boxcal.app.registry.artifacts import LocalCopy
 from boxcal.app.registry.audit import SERVICE, Caller
 from boxcal.app.registry.records import (
     UNCALIBRATED,
@@ -28,6 +27,7 @@ from boxcal.app.registry.records import (
     FittedCalibrator,
     Reason,
 )
+from boxcal.app.registry.storage import CalibratorCopy
 from boxcal.app.registry.store import Registry
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 
@@ -86,7 +86,7 @@ class Activator:
     """
 
     def __init__(
-        self, registry: Registry, num_classes: int, telemetry: Telemetry, copy: LocalCopy | None = None
+        self, registry: Registry, num_classes: int, telemetry: Telemetry, copy: CalibratorCopy | None = None
     ) -> None:
         self._registry = registry
         self._num_classes = num_classes

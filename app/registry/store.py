@@ -13,7 +13,6 @@ from sqlalchemy import Connection, insert, select, true
 
 from boxcal.app.http.problems import DamagedArtifact, NoReport
 from boxcal.app.registry.activations import ActivationLog
-from boxcal.app.registry.artifacts import SharedArtifacts
 from boxcal.app.registry.audit import SERVICE
 from boxcal.app.registry.database import CONNECTIONS, Database, RegistryThreads
 from boxcal.app.registry.fits import FitLog
@@ -29,6 +28,7 @@ from boxcal.app.registry.records import (
     Reason,
 )
 from boxcal.app.registry.snapshot import Snapshots
+from boxcal.app.registry.storage import SharedArtifacts
 from boxcal.app.registry.tables import (
     backbones,
     calibrators,

@@ -1,45 +1,41 @@
 """Puts the registry and the refit path together at start-up, each after what it depends on.
 
-`boxcal worker`: runs the fits of the queue in a process that serves no requests.
-
-Any number of these processes share the registry and the directory of validation sets with the services. Each
-takes the oldest fit that has no owner, and continues those of processes that stopped.
+A background task follows the other processes that share the registry: they activate calibrators, and stop
+during fits. `boxcal worker` is a process that follows and fits, and serves no requests: any number of them
+take the oldest fit that has no owner, and continue those of processes that stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from logging.config import dictConfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.server.jobs import FitJobs
-from boxcal.app.fitting.server.shared_sets import BucketSets, SharedSets
 from boxcal.app.fitting.server.worker_process import Workers
 from boxcal.app.fitting.server.workspace import Workspace
-from boxcal.app.http.problems import RegistryUnavailable
+from boxcal.app.http.problems import BoxcalError, RegistryUnavailable
+from boxcal.app.observability.logs import log_config
 from boxcal.app.observability.supervised_task import background
+from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.activator import Activator
-from boxcal.app.registry.artifacts import FILE_NAME, FOLDER, ArtifactFiles, ArtifactObjects, LocalCopy
-from boxcal.app.registry.bucket import SCHEME, Bucket
-from boxcal.app.registry.follow import follow
 from boxcal.app.registry.records import BackboneIdentity
+from boxcal.app.registry.snapshot import Notifications
+from boxcal.app.registry.storage import FILE_NAME, CalibratorCopy, SharedArtifacts, SharedSets, open_storage
 from boxcal.app.registry.store import Registry
+from boxcal.app.settings.service import Settings
 
 if TYPE_CHECKING:
-    from boxcal.app.observability.telemetry import Telemetry
     from boxcal.models.backends.backbone import Backbone
 
-import logging
-import signal
-from logging.config import dictConfig
-
-from boxcal.app.observability.logs import log_config
-from boxcal.app.observability.telemetry import Telemetry
-from boxcal.app.settings.service import Settings
+logger = logging.getLogger("boxcal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +74,8 @@ async def open_refits(
     async with AsyncExitStack() as stack:
         workspace = await asyncio.to_thread(Workspace, data_dir)
         stack.callback(workspace.close)
-        bucket = await asyncio.to_thread(Bucket, str(shared_dir)) if is_bucket(shared_dir) else None
-        files = await asyncio.to_thread(shared_artifacts, shared_dir, bucket)
+        storage = await asyncio.to_thread(open_storage, shared_dir)
+        files = None if storage is None else SharedArtifacts(storage)
         lender = None if beside is None else beside.registry
         registry = Registry(url, identity, owner=workspace.name, migrate=migrate, files=files, beside=lender)
         stack.push_async_callback(asyncio.to_thread, registry.close)
@@ -87,11 +83,12 @@ async def open_refits(
         copy = (
             None
             if registry.database.is_sqlite
-            else LocalCopy(data_dir, identity, f"active-{name}.calibrator" if beside else FILE_NAME)
+            else CalibratorCopy(data_dir, identity, f"active-{name}.calibrator" if beside else FILE_NAME)
         )
         activator = await registry.run(Activator, registry, identity.num_classes, telemetry, copy)
         summary = await asyncio.to_thread(BackboneSummary.of, backbone, workspace.folder)
-        shared = shared_sets(shared_dir, bucket, workspace, registry.fits.owner)
+        owner = registry.fits.owner
+        shared = None if storage is None else SharedSets(storage, owner, workspace.new_folder)
         jobs = FitJobs(
             registry,
             activator,
@@ -115,30 +112,55 @@ async def open_refits(
         yield FitService(registry, activator, jobs)
 
 
-def is_bucket(shared_dir: Path | str | None) -> bool:
-    """Whether replicas share a bucket, not a directory."""
-    return str(shared_dir).startswith(SCHEME)
+FOLLOW_SECONDS = 2.0
+SWEEP_SECONDS = 4.0
+PRUNE_SECONDS = 3600.0
 
 
-def shared_artifacts(
-    shared_dir: Path | str | None, bucket: Bucket | None
-) -> ArtifactFiles | ArtifactObjects | None:
-    """Return where replicas share artifacts, if they do."""
-    if bucket is not None:
-        return ArtifactObjects(bucket)
-    return None if shared_dir is None else ArtifactFiles(Path(shared_dir) / FOLDER)
+async def follow(
+    registry: Registry,
+    activator: Activator,
+    follow_fits: Callable[[], Awaitable[None]],
+    sweep_fits: Callable[[], Awaitable[None]],
+    keep: tuple[int, float] | None = None,
+) -> None:
+    """Follow without end; what fails is tried again in the next turn, and logged once.
 
-
-def shared_sets(
-    shared_dir: Path | str | None, bucket: Bucket | None, workspace: Workspace, owner: str
-) -> SharedSets | BucketSets | None:
-    """Return where replicas share validation sets, if they do."""
-    if bucket is not None:
-        return BucketSets(bucket, workspace.new_folder)
-    return None if shared_dir is None else SharedSets(Path(shared_dir), owner)
-
-
-logger = logging.getLogger("boxcal")
+    `follow_fits`: called when the cancellation of a fit was requested. `sweep_fits`: called every
+    `SWEEP_SECONDS`, and at once where a fit has no living owner. `keep`: versions and days as for
+    `Registry.prune`, done every hour; None to keep everything.
+    """
+    clock = asyncio.get_running_loop().time
+    notifications = Notifications(registry.database)
+    next_sweep, next_prune, logged = clock() + SWEEP_SECONDS, clock(), ""
+    try:
+        while True:
+            await notifications.wait(FOLLOW_SECONDS)
+            try:
+                seen = await registry.run(registry.snapshots.take)
+                registry.snapshots.announce()
+                if seen.is_cancelled:
+                    await follow_fits()
+                if clock() >= next_sweep or (seen.is_abandoned and not registry.database.is_sqlite):
+                    next_sweep = clock() + SWEEP_SECONDS
+                    await sweep_fits()
+                if keep is not None and clock() >= next_prune:
+                    next_prune = clock() + PRUNE_SECONDS
+                    pruned = await registry.run(registry.prune, *keep)
+                    if pruned:
+                        logger.info("Pruned the calibrators %s.", ", ".join(map(str, pruned)))
+                # Last: a calibrator that cannot be loaded fails in every turn, and fits do not depend on it.
+                if seen.activation > activator.active.activation:
+                    await registry.run(activator.follow)
+                logged = ""
+            except RegistryUnavailable:
+                continue  # the registry logs that it is lost, once
+            except BoxcalError as error:
+                if str(error) != logged:
+                    logged = str(error)
+                    logger.error("An activation by another process was not followed: %s", error)
+    finally:
+        await notifications.close()
 
 
 async def work(settings: Settings, stop: asyncio.Event) -> None:

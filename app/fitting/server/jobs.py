@@ -23,7 +23,6 @@ from boxcal.app.fitting.resources import disk_errors_as_problems
 from boxcal.app.fitting.server.comparisons import Comparisons
 from boxcal.app.fitting.server.job import Job, UploadSlots
 from boxcal.app.fitting.server.runner import WAITING, FitRunner
-from boxcal.app.fitting.server.shared_sets import BucketSets, SharedSets
 from boxcal.app.fitting.server.upload_validation import GOING_DOWN, UploadChecks
 from boxcal.app.fitting.server.worker_process import WorkerFailed, Workers
 from boxcal.app.fitting.server.workspace import Workspace
@@ -32,6 +31,7 @@ from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.audit import SERVICE, Caller
 from boxcal.app.registry.fits import CANCELLED, INTERRUPTED
 from boxcal.app.registry.records import ActivatePolicy, FitRecord, FitState
+from boxcal.app.registry.storage import SharedSets
 from boxcal.app.registry.store import Registry
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class FitJobs:
     memory_bytes: int
     workers: Workers
     closes_workers: bool = True
-    shared: SharedSets | BucketSets | None = None  # Validation sets that other replicas can read
+    shared: SharedSets | None = None  # Validation sets that other replicas can read
     queues_only: bool = False  # Whether fits are left to other processes, which share the directory
 
     def __post_init__(self) -> None:

@@ -14,9 +14,9 @@ from boxcal.app.http.problems import DamagedArtifact, RegistryUnavailable
 from boxcal.app.observability import supervised_task as tasks
 from boxcal.app.observability.supervised_task import background
 from boxcal.app.observability.telemetry import Telemetry
-from boxcal.app.registry.artifacts import FILE_NAME, LocalCopy
 from boxcal.app.registry.audit import Action, Caller, entries
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, FitState
+from boxcal.app.registry.storage import FILE_NAME, CalibratorCopy
 from tests.app.fitting.test_jobs import DIGITS, QUICK, SLOW, ended, submit, until
 from tests.app.raising import raises_problem
 from tests.app.registry.postgresql import PostgreSQL
@@ -113,12 +113,12 @@ def test_a_replica_starts_from_its_copy_and_follows_once_the_database_is_back(
 
 
 def test_the_copy_is_of_one_backbone_and_is_checked(tmp_path: Path) -> None:
-    copy = LocalCopy(tmp_path, DIGITS)
+    copy = CalibratorCopy(tmp_path, DIGITS)
     assert copy.read() is None
     copy.write(7, 3, "ts", b"artifact")
     copy.write(6, 2, "pb", b"earlier")
     assert copy.read() == (7, 3, "ts", b"artifact")
-    assert LocalCopy(tmp_path, BackboneIdentity("digits", "cd" * 32, DIGITS.labels)).read() is None
+    assert CalibratorCopy(tmp_path, BackboneIdentity("digits", "cd" * 32, DIGITS.labels)).read() is None
     file = tmp_path / FILE_NAME
     file.write_bytes(file.read_bytes()[:-1])
     with raises_problem(DamagedArtifact, match="SHA-256 differs"):

@@ -18,12 +18,11 @@ import psycopg
 import pytest
 
 from boxcal.app.fitting.server.build import FitService, open_refits
-from boxcal.app.fitting.server.shared_sets import SharedSets
 from boxcal.app.http.problems import DamagedArtifact, FitElsewhere, FitQueueFull
 from boxcal.app.observability.telemetry import Telemetry
-from boxcal.app.registry.artifacts import ArtifactFiles
 from boxcal.app.registry.fits import MAX_ATTEMPTS
 from boxcal.app.registry.records import ActivatePolicy, Decision, FitRecord, FitState, FittedCalibrator
+from boxcal.app.registry.storage import SharedArtifacts, SharedDirectory, SharedSets
 from boxcal.app.registry.store import Registry
 from boxcal.calibrators import Calibrator
 from tests.app.fitting.service import Service
@@ -71,7 +70,7 @@ async def listeners(url: str) -> int:
 def test_a_notification_wakes_a_replica_that_polls_rarely(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("boxcal.app.registry.follow.FOLLOW_SECONDS", 600.0)
+    monkeypatch.setattr("boxcal.app.fitting.server.build.FOLLOW_SECONDS", 600.0)
 
     async def scenario() -> None:
         async with replica(tmp_path / "one", url) as one, replica(tmp_path / "other", url) as other:
@@ -156,7 +155,7 @@ def test_a_replica_that_stops_hands_its_fits_over(tmp_path: Path, url: str) -> N
 def test_a_fit_of_the_queue_is_run_by_a_worker_or_cancelled_before(
     tmp_path: Path, url: str, shares_file: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("boxcal.app.registry.follow.SWEEP_SECONDS", 0.5)
+    monkeypatch.setattr("boxcal.app.fitting.server.build.SWEEP_SECONDS", 0.5)
     url = f"sqlite:///{tmp_path / 'shared.db'}" if shares_file else url
 
     async def scenario() -> None:
@@ -190,11 +189,11 @@ def test_a_queue_that_is_full_refuses(tmp_path: Path, url: str, monkeypatch: pyt
 
 
 def test_artifacts_are_read_from_the_shared_directory(tmp_path: Path, url: str) -> None:
-    files = ArtifactFiles(tmp_path)
+    files = SharedArtifacts(SharedDirectory(tmp_path))
     one, other = (Registry(url, DIGITS, owner=name, files=files) for name in ("one", "other"))
     fit = one.fits.add("fit", "ts", ActivatePolicy.ALWAYS, 7)
     version, _ = one.record_fit(fit, FITTED, lambda _: Decision(True, "so"))
-    file = tmp_path / (one.get(version).sha256 or "")
+    file = tmp_path / "artifacts" / (one.get(version).sha256 or "")
     assert file.read_bytes() == ARTIFACT
     with other.database.write() as connection:
         connection.exec_driver_sql("ALTER TABLE calibrators DISABLE TRIGGER ALL")
@@ -208,16 +207,16 @@ def test_artifacts_are_read_from_the_shared_directory(tmp_path: Path, url: str) 
 
 
 def test_only_the_newest_artifacts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("boxcal.app.registry.artifacts.KEPT", 2)
-    files = ArtifactFiles(tmp_path)
+    monkeypatch.setattr("boxcal.app.registry.storage.KEPT", 2)
+    files = SharedArtifacts(SharedDirectory(tmp_path))
     names = [hashlib.sha256(bytes([number])).hexdigest() for number in range(3)]
     for number, name in enumerate(names):
         files.write(name, bytes([number]))
-        os.utime(tmp_path / name, (number, number))
+        os.utime(tmp_path / "artifacts" / name, (number, number))
     files.write("ab" * 32, b"new")
     assert files.read(names[0]) is None
     assert files.read(names[2]) == bytes([2])
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list((tmp_path / "artifacts").iterdir())) == 2
 
 
 @pytest.mark.long
@@ -286,17 +285,17 @@ def test_a_fit_that_stopped_several_replicas_is_interrupted(
 
 
 def test_old_folders_of_ended_fits_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = SharedSets(tmp_path, "me")
+    shared = SharedSets(SharedDirectory(tmp_path), "me", Path)
     for name in ("ended.me", "running.other"):
         (tmp_path / name).mkdir()
     vanished = tmp_path / "vanished.other"  # listed, but gone when it is looked at
     vanished.symlink_to("nowhere")
     shared.sweep({"running"})
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.glob("*.*"))) == 3
     vanished.unlink()
-    monkeypatch.setattr("boxcal.app.fitting.server.shared_sets.ORPHAN_SECONDS", -1.0)
+    monkeypatch.setattr("boxcal.app.registry.storage.ORPHAN_SECONDS", -1.0)
     shared.sweep({"running"})
-    assert [folder.name for folder in tmp_path.iterdir()] == ["running.other"]
+    assert {folder.name for folder in tmp_path.iterdir()} == {"artifacts", "running.other"}
 
 
 PRELUDE = """
