@@ -1,4 +1,4 @@
-"""`/metrics`: the series that were promised, and no others whatever clients send."""
+"""`/metrics`: the series that were promised, whatever clients send; free memory is returned."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from prometheus_client import generate_latest
 from starlette.types import Receive, Scope, Send
 
 from boxcal.app.main import create_app
+from boxcal.app.observability.supervised_task import FreeMemory, resident_bytes
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.settings.service import Settings
 from boxcal.models.digits_data import Digits
@@ -164,3 +165,29 @@ async def test_ten_thousand_random_requests_add_no_series(tmp_path: Path, digits
     assert sum(float(count) for _, count in answered) > 10_000
     assert sum(float(count) for status, count in answered if status == "200") > 1000
     assert not any(float(count) for status, count in answered if status == "500")
+
+
+BLOCK, COUNT = 100_000, 1000
+
+
+def blocks() -> list[bytearray]:
+    """Blocks below the size that glibc maps by itself."""
+    return [bytearray(BLOCK) for _ in range(COUNT)]
+
+
+def test_what_is_free_below_a_block_in_use_is_returned() -> None:
+    memory = FreeMemory()
+    memory.give_back()
+    for _ in range(2):
+        *others, last = blocks()
+        held = resident_bytes()
+        assert memory.give_back() < 0.2 * BLOCK * COUNT  # all of it is in use
+        del others
+        assert memory.give_back() > 0.8 * BLOCK * COUNT
+        assert resident_bytes() < held - 0.8 * BLOCK * COUNT
+        assert len(last) == BLOCK
+
+
+def test_other_allocators_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
+    assert FreeMemory().give_back() == 0

@@ -36,6 +36,16 @@ def contaminated(
     return logits, labels
 
 
+def drawn(
+    count: int = 1000, classes: int = 10, *, temperature: float = 1.5, seed: int = 0
+) -> tuple[Floats, NDArray[np.int64]]:
+    """The same as `overconfident`, as arrays."""
+    rng = np.random.default_rng(seed)
+    logits = 2.5 * rng.normal(size=(count, classes))
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    return temperature * logits, labels
+
+
 @dataclass(frozen=True)
 class Everything:
     """A validation set with all that any method reads: the backbone is its own last layer."""

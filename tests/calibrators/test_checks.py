@@ -13,18 +13,11 @@ from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.evaluation.crossfit import cross_fit
 from boxcal.calibrators.method import parse
 from boxcal.calibrators.row_statistics import RowStatistics
+from tests.calibrators.samples import drawn
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 Set = tuple[Floats, Labels]
-
-
-def drawn(count: int = 1000, classes: int = 10, *, temperature: float = 1.5, seed: int = 0) -> Set:
-    """Logits that are `temperature` times too large, and labels of the right ones."""
-    rng = np.random.default_rng(seed)
-    logits = 2.5 * rng.normal(size=(count, classes))
-    labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
-    return temperature * logits, labels
 
 
 def probabilities(logits: Floats) -> Floats:

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
+from sklearn.isotonic import IsotonicRegression
 
 from boxcal.calibrators import Bounds, Calibrator, array_ops, box_constrained_softmax, fit, methods
 from boxcal.calibrators.data import check_validation_set
@@ -14,6 +15,7 @@ from boxcal.calibrators.errors import MissingDataError
 from boxcal.calibrators.fitting.selection import candidates
 from boxcal.calibrators.maps.constant_box import box_at
 from boxcal.calibrators.maps.ensemble_temperature import EnsembleTemperatureScaling
+from boxcal.calibrators.maps.isotonic_loop import isotonic_with_one_more
 from boxcal.calibrators.method import parse
 from boxcal.calibrators.operator.uniform import SortedRows
 from tests.calibrators.samples import contaminated, everything, nll_of, overconfident
@@ -181,14 +183,6 @@ def test_a_joint_fit_survives_logits_of_ten_thousand() -> None:
     assert result.nll < math.log(6) + 0.1
 
 
-def test_auto_improves_an_overconfident_network_on_unseen_data() -> None:
-    logits, labels = overconfident(1500, 5, temperature=3.0)
-    unseen, truth = overconfident(4000, 5, temperature=3.0, seed=9)
-    result = fit("auto", logits, labels)
-    assert result.method != "uncalibrated"
-    assert nll_of(result.calibrator, unseen, truth) < nll_of(Calibrator.uncalibrated(5), unseen, truth) - 0.1
-
-
 @pytest.mark.parametrize("num_samples", [2, 3, 7])
 def test_a_handful_of_samples_is_enough_for_an_answer(num_samples: int) -> None:
     logits, labels = contaminated(num_samples, 3, seed=1)
@@ -262,3 +256,46 @@ def test_request_bounds_meet_the_fitted_ones() -> None:
     tight = calibrator.calibrate(logits, Bounds(lower=lower))
     assert (tight.probabilities[:, 0] >= lower[0]).all()
     torch.testing.assert_close(calibrator(logits), box_constrained_softmax(logits, *fitted), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_one_more_sample_joins_as_in_a_fit_from_scratch(seed: int, label: float) -> None:
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(1, 40))
+    counts = rng.integers(1, 4, size)
+    sums = rng.binomial(counts, np.linspace(0.1, 0.9, size))
+    answers = isotonic_with_one_more(counts.astype(float), sums.astype(float), label)
+    assert len(answers) == 2 * size + 1
+    for index, answer in enumerate(answers):
+        score = (index - 1) / 2
+        scores = np.append(np.arange(size), score)
+        fitted = IsotonicRegression().fit(
+            scores, np.append(sums / counts, label), sample_weight=np.append(counts, 1)
+        )
+        assert answer == pytest.approx(fitted.predict([score])[0], abs=1e-12)
+
+
+def by_definition(seen: Floats, hits: Floats, new: float) -> float:
+    """Refit with the new sample twice, once for each label (Vovk, Petej and Fedorova 2015)."""
+    values = []
+    for label in (0.0, 1.0):
+        fitted = IsotonicRegression().fit(np.append(seen, new), np.append(hits, label))
+        values.append(float(fitted.predict([new])[0]))
+    return values[1] / (1.0 - values[0] + values[1])
+
+
+@pytest.mark.parametrize("levels", [4, 64])
+def test_tied_probabilities_are_one_value(levels: int) -> None:
+    generator = torch.Generator().manual_seed(levels)
+    p = torch.randint(0, levels, (150, 1), generator=generator) / (levels - 1.0)
+    probabilities = torch.cat([p, 1.0 - p], dim=1).double().clamp(1e-12, 1.0 - 1e-12)
+    labels = (torch.rand(150, generator=generator) > 0.2 + 0.6 * p[:, 0]).long()
+    logits = probabilities.log()
+    found = fit("venn-abers", logits, labels).calibrator(logits).numpy()
+    seen = logits.softmax(1).numpy()
+    floor = 1.0 / seen.size
+    expected = np.array(
+        [[by_definition(seen[:, k], (labels.numpy() == k) * 1.0, row[k]) for k in range(2)] for row in seen]
+    ).clip(floor, 1.0)
+    np.testing.assert_allclose(found, expected / expected.sum(1, keepdims=True), atol=1e-9)

@@ -13,9 +13,7 @@ from sklearn.ensemble import RandomForestClassifier
 
 from boxcal.calibrators import Calibrator, fit, methods
 from boxcal.calibrators.data import check_validation_set
-from boxcal.calibrators.evaluation.bootstrap import Estimate
 from boxcal.calibrators.evaluation.report import cross_fitted_report
-from boxcal.calibrators.evaluation.verdict import Verdict
 from boxcal.calibrators.fitting import FitResult, cross_validation, selection
 from boxcal.calibrators.fitting.cross_validation import (
     TOLERANCE,
@@ -28,17 +26,10 @@ from boxcal.calibrators.fitting.fit_method import fit_checked
 from boxcal.calibrators.fitting.fitted_method import Fitted
 from boxcal.calibrators.fitting.selection import candidates
 from boxcal.calibrators.method import parse
+from tests.calibrators.samples import drawn
 
 Floats = NDArray[np.float64]
 Set = tuple[Floats, NDArray[np.int64]]
-
-
-def drawn(count: int, classes: int = 10, *, temperature: float = 1.5, seed: int = 0) -> Set:
-    """Logits that are `temperature` times too large, and labels of the right ones."""
-    rng = np.random.default_rng(seed)
-    logits = 2.5 * rng.normal(size=(count, classes))
-    labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
-    return temperature * logits, labels
 
 
 def scores(calibrator: Calibrator | None, logits: Floats, labels: NDArray[np.int64]) -> tuple[float, float]:
@@ -133,18 +124,6 @@ def test_auto_fits_nothing_per_class_where_a_class_has_a_handful_of_labels(few: 
     assert "classes 0, 1, 2 have fewer than 25 samples" in warning.message
     assert fit("vector", logits[kept], labels[kept]).nll < result.nll
     assert parse(fit("auto", logits, labels, budget_seconds=1000).method).is_per_class
-
-
-def test_labels_of_other_rows_are_told() -> None:
-    logits, labels = drawn(600)
-    result = fit("dirichlet", logits, (labels + 1) % 10)
-    assert "error_rate" in serious(result)
-
-
-def test_probabilities_sent_as_logits_are_told() -> None:
-    logits, labels = drawn(600)
-    probabilities = torch.from_numpy(logits).softmax(dim=1).numpy()
-    assert "rows_sum_to_constant" in serious(fit("ts", probabilities, labels))
 
 
 def test_copies_do_not_lead_the_choice_astray() -> None:
@@ -290,22 +269,6 @@ def test_what_counts_as_equal_depends_on_the_noise_of_the_difference() -> None:
 def test_one_candidate_has_no_bias() -> None:
     losses = np.random.default_rng(0).normal(size=(100, 2, 1))
     assert selection_bias(losses, np.zeros((1, 1)), np.arange(100)) == {"nll": 0.0, "brier": 0.0}
-
-
-def test_the_unchanged_logits_are_not_better_than_themselves() -> None:
-    report = cross_fitted_report("uncalibrated", *drawn(100))
-    assert not report.is_better
-    equal = Estimate(-3e-17, -4e-17, -2e-17)
-    zero = Estimate(0.0, 0.0, 0.0)
-    assert not Verdict("uncalibrated", {"nll": equal, "brier": zero, "smooth_ece": zero}).is_better
-
-
-def test_a_verdict_needs_all_three_scores() -> None:
-    better, worse, open_ = Estimate(-0.1, -0.2, -0.05), Estimate(0.1, 0.05, 0.2), Estimate(0.1, -0.1, 0.2)
-    assert Verdict("ts", {"nll": better, "brier": open_, "smooth_ece": open_}).is_better
-    assert not Verdict("ts", {"nll": better, "brier": worse, "smooth_ece": open_}).is_better
-    assert not Verdict("ts", {"nll": better, "brier": open_, "smooth_ece": worse}).is_better
-    assert not Verdict("ts", {"nll": open_, "brier": better, "smooth_ece": better}).is_better
 
 
 @pytest.mark.parametrize(("count", "classes"), [(50, 10), (100, 100)])

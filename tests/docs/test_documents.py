@@ -1,14 +1,21 @@
-"""The outputs in the documents are those of a real service, and their links are valid."""
+"""The outputs in the documents are those of a real service, links are valid, and the site builds."""
+
+from __future__ import annotations
 
 import ast
 import difflib
+import os
 import re
 import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+import boxcal
+from boxcal.app import client
 from boxcal.app.predict.options import Options
 from boxcal.app.settings.service import Settings
 from boxcal.calibrators import methods
@@ -102,3 +109,15 @@ def test_every_setting_has_a_line_that_says_when_to_change_it() -> None:
 def test_every_option_is_in_the_table_of_options() -> None:
     text = (ROOT / "docs" / "http.md").read_text()
     assert not {name for name in Options.model_fields if f"| `{name}` |" not in text}
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    build = [sys.executable, "-W", "error", "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    # Otherwise mkdocs-material prints an advertisement that contains the word "warning".
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(build, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    reference = "".join(page.read_text() for page in (tmp_path / "api").glob("*.html"))
+    missing = {name for name in (*boxcal.__all__, *client.__all__) if f'.{name}"' not in reference}
+    assert not missing

@@ -1,4 +1,4 @@
-"""What the commands do, on this machine and through a service, for people and for scripts."""
+"""What the commands do, on this machine and through a service, for people and for scripts; `prune`."""
 
 from pathlib import Path
 
@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from boxcal.app.client import BoxcalClient
+from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, Decision, FittedCalibrator
+from boxcal.app.registry.store import Registry
 from boxcal.calibrators import Calibrator, evaluate
 from boxcal.models.digits_data import Digits
 from boxcal.models.loading.specifications import load_backbone
@@ -221,3 +223,21 @@ def test_a_table_of_probabilities_with_an_identifier(boxcal: Boxcal, tmp_path: P
     own = np.maximum(rounded[np.arange(200), labels], 2.0**-126)
     assert found["metrics"]["nll"]["value"] == pytest.approx(-np.log(own).mean(), abs=1e-9)
     assert found["columns"] == "named by the file"
+
+
+def test_prune_returns_the_space_to_the_disk(
+    boxcal: Boxcal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOXCAL_DATA_DIR", str(tmp_path))
+    file = tmp_path / "boxcal.sqlite3"
+    registry = Registry(f"sqlite:///{file}", BackboneIdentity("digits", "ab" * 32, ("a", "b")), owner="me")
+    fitted = FittedCalibrator("ts", bytes(1_000_000), {}, {"warnings": []}, b"", b"", 7)
+    for number in range(5):
+        fit = registry.fits.add(str(number), "ts", ActivatePolicy.NEVER, 7)
+        registry.record_fit(fit, fitted, lambda _: Decision(False, "so"))
+    registry.close()
+    assert file.stat().st_size > 5_000_000
+    assert boxcal("prune", "--keep-versions", 2, "--json").json == {"pruned": [1, 2, 3]}
+    assert file.stat().st_size < 3_000_000
+    assert boxcal("prune", "--keep-versions", 2).stdout == "Pruned 0 calibrators: none.\n"
+    assert boxcal("prune", "--keep-versions", 0).code == 2

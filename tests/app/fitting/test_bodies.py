@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.app.fitting.files import LABELS, LOGITS, by_class, csv, npy
+from tests.app.fitting.files import LABELS, LOGITS, npy
 from tests.app.fitting.service import Service
 from tests.app.fitting.validation_data import npz, overconfident
 
@@ -64,11 +64,6 @@ UNKNOWN: dict[str, tuple[str, dict[str, Any], str]] = {
         {"json": GOOD},
         "'version'; did you mean 'versions'?",
     ),
-    "form field": (
-        "/fit",
-        {"files": {"file": ("v", csv(by_class()))}, "data": {"metod": "ts"}},
-        "There is no field `metod`; did you mean 'method'?",
-    ),
     "JSON member": ("/fit", {"json": {**GOOD, "metod": "ts"}}, "no field `metod`; did you mean 'method'?"),
     "JSON weights": ("/fit", {"json": {**GOOD, "sample_weight": [1]}}, "`sample_weight`"),
     "npy part": (
@@ -81,7 +76,6 @@ UNKNOWN: dict[str, tuple[str, dict[str, Any], str]] = {
         {"files": {"file": ("v", npz(logits=LOGITS, labels=LABELS)), "labels": ("y", npy(LABELS))}},
         "one part `file`",
     ),
-    "method": ("/fit", {"json": {**GOOD, "method": "magic"}}, "There is no method 'magic'"),
     "budget": ("/fit", {"json": {**GOOD, "budget_seconds": -1}}, "`budget_seconds` = -1"),
 }
 
@@ -94,9 +88,6 @@ def test_what_is_unknown_is_refused_by_name(service: Service, name: str) -> None
     assert message in answer.json()["detail"]
 
 
-def test_a_body_of_another_type_is_refused(service: Service) -> None:
-    answer = service.client.post("/fit", content=b"x", headers={"content-type": "text/csv"})
-    assert answer.status_code == 415
-    assert "multipart/form-data or application/json" in answer.json()["detail"]
+def test_json_that_is_cut_off_is_refused(service: Service) -> None:
     broken = service.client.post("/fit", content=b"[1", headers={"content-type": "application/json"})
     assert broken.status_code == 400

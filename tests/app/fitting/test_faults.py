@@ -1,4 +1,4 @@
-"""A full disk, slow uploads and calls that come at a bad moment cost no fit and no slot."""
+"""A full disk, slow uploads, calls at a bad moment and `kill -9` cost no other fit and no slot."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from tests.app.fitting.test_hostile import left_behind
 from tests.app.fitting.test_jobs import QUICK, ended, run, submit, until
 from tests.app.fitting.validation_data import CONTENT_TYPE, validation_npz
 from tests.app.raising import raises_problem
+from tools.hostile.crashes import KINDS, rounds
 
 DISK_BYTES = 12 * 2**20
 
@@ -187,3 +188,15 @@ def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
         assert (done["state"], done["activated"]) == ("succeeded", True), done
         assert any("waiting for the registry" in stage for stage in stages)
         assert client.get("/health/ready").json()["calibrator"] == done["calibrator"]
+
+
+def test_a_kill_of_each_kind(tmp_path: Path) -> None:
+    assert len(rounds(tmp_path / "data", len(KINDS), seed=4)) == len(KINDS)
+
+
+@pytest.mark.long
+def test_a_hundred_kills(tmp_path: Path) -> None:
+    found = rounds(tmp_path / "data", 100, seed=20)
+    print(*found, sep="\n")  # noqa: T201 - shown by -s, and where the test fails
+    for step in ("fitting", "fold", ("judging", "comparing", "preparing", "drawing", "done")):
+        assert any(stage.startswith(step) for stage in found)

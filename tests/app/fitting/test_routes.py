@@ -1,4 +1,4 @@
-"""The refit path and the registry over HTTP, against a real service."""
+"""The refit path and the registry over HTTP, against a real service; the default fit of the digits."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from boxcal.calibrators import Calibrator
+from boxcal.calibrators import Calibrator, evaluate
+from boxcal.models.digits_data import load_digits_split
+from boxcal.models.loading.specifications import load_backbone
 from tests.app.fitting.service import Service
 from tests.app.fitting.test_good_files import GOOD
 from tests.app.fitting.test_refused_files import BAD
-from tests.app.fitting.validation_data import CONTENT_TYPE, npz, overconfident, validation_npz
+from tests.app.fitting.validation_data import CONTENT_TYPE, Floats, npz, overconfident, validation_npz
 from tests.app.fitting.validation_data import multipart as multipart_body
 
 
@@ -55,7 +57,7 @@ def untouched(service: Service) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("untouched")
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("name", ["empty", "JSON, cut off", "zip bomb", "NaN"])
 def test_a_bad_upload_is_a_problem_and_changes_nothing(service: Service, name: str) -> None:
     status, _, make = BAD[name]
     response = post_fit(service, make(), activate="always")
@@ -314,3 +316,36 @@ def test_told_to_stop_the_service_tells_those_who_follow_a_fit_and_ends(tmp_path
         assert "upload the validation set again" in events[-1]["error"]
         own.start()
         assert own.client.get(accepted).json() == events[-1]
+
+
+@pytest.fixture(scope="module")
+def split_logits() -> dict[str, Floats]:
+    backbone = load_backbone("digits", weights=None, labels=None, device="cpu", precision="float32")
+    split = load_digits_split()
+    parts = {"validation": split.validation, "test": split.test}
+    return {name: backbone(torch.from_numpy(part.levels)).numpy() for name, part in parts.items()}
+
+
+def test_the_default_fit_improves_nll_and_both_calibration_errors(
+    service: Service,
+    split_logits: dict[str, Floats],
+) -> None:
+    split = load_digits_split()
+    upload = npz(logits=split_logits["validation"], labels=split.validation.labels)
+    done = service.client.post("/fit?wait=240", files={"file": ("digits.npz", upload)}).json()
+    assert (done["state"], done["activated"]) == ("succeeded", True), done
+    body = {"logits": split_logits["test"].tolist()}
+    metrics = {}
+    for version in (0, done["calibrator"]):
+        options = {"probabilities": True, "calibrator": version}
+        answer = service.client.post("/calibrate", json=body | {"options": options}).json()
+        probabilities = np.array([row["probabilities"] for row in answer["predictions"]])
+        metrics[version] = evaluate(probabilities, split.test.labels)
+    before, after = metrics[0], metrics[done["calibrator"]]
+    print(f"nll {before.nll:.4f} -> {after.nll:.4f}")  # noqa: T201 - shown by -s
+    print(f"ece {before.ece_width:.4f} -> {after.ece_width:.4f}")  # noqa: T201
+    print(f"mass {before.ece_mass:.4f} -> {after.ece_mass:.4f}")  # noqa: T201
+    assert after.nll < before.nll
+    assert after.ece_width < before.ece_width
+    assert after.ece_mass < before.ece_mass
+    assert service.client.post("/calibrators/rollback").json()["version"] != done["calibrator"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import struct
-import zlib
 from typing import Any
 
 import httpx
@@ -35,17 +33,6 @@ def problem(response: httpx.Response, status: int) -> str:
     assert document["error"] == document["detail"]
     assert document["type"].startswith("urn:boxcal:problem:")
     return str(document["detail"])
-
-
-def huge_png() -> bytes:
-    """Write the header of an image of 50,000 x 50,000 pixels, and next to nothing after it."""
-    header = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 0, 0, 0, 0)
-    chunks = b""
-    for kind, content in ((b"IHDR", header), (b"IDAT", zlib.compress(b"\0" * 100))):
-        chunks += (
-            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-        )
-    return b"\x89PNG\r\n\x1a\n" + chunks
 
 
 def test_every_kind_of_body_gets_the_same_answer(http: httpx.Client, digits: Digits) -> None:
@@ -178,14 +165,7 @@ def test_a_version_is_used_where_it_is_named(http: httpx.Client) -> None:
         ({"calibrator": -1}, 'options.calibrator: should be "active" or the number of a version, got -1'),
         ({"calibrator": "best"}, "got 'best'"),
         ({"timeout_ms": 0}, "options.timeout_ms"),
-        (
-            {"bounds": {"lower": 0.6, "upper": 0.5}},
-            "lower bound 0.6 of class '0' is above its upper bound 0.5",
-        ),
-        ({"bounds": {"lower": 0.2}}, "add up to 2.0, above 1"),
         ({"bounds": {"upper": 0.05}}, "add up to 0.5, below 1"),
-        ({"bounds": {"upper": {"seven": 0.5}}}, "'seven', a class the model does not have"),
-        ({"bounds": {"upper": [0.5, 0.5]}}, "has 2 numbers, but the model has 10 classes"),
         ({"bounds": {"higher": 1}}, "options.bounds.higher"),
         ("quick", "options"),
     ],
@@ -264,7 +244,6 @@ def test_images_that_are_wrong_are_refused(http: httpx.Client, digits: Digits) -
     assert "empty" in problem(post(b""), 400)
     assert "expected JPEG, PNG or WebP" in problem(post(b"to whom it may concern"), 422)
     assert "damaged" in problem(post(jpeg.getvalue()[:2000], "image/jpeg"), 422)
-    assert "50,000" in problem(post(huge_png()), 413)
     assert "image/jpeg, image/png, image/webp" in problem(post(digits.png(0), "image/gif"), 415)
     assert "missing" in problem(http.post("/predict", content=digits.png(0)), 415)
     assert post(jpeg.getvalue(), "image/jpeg").status_code == 200

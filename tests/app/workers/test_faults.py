@@ -53,16 +53,6 @@ def test_a_process_that_stops_hangs_or_dies_is_replaced(service: Service, fault:
     wait(lambda: metric(service, "boxcal_process_restarts_total") > restarts)
 
 
-def test_replacing_the_processes_again_and_again_keeps_the_descriptors(service: Service) -> None:
-    def replace() -> int:
-        before = {one.pid for one in processes(service)}
-        service.process.send_signal(signal.SIGHUP)
-        wait(lambda: len(processes(service)) == 2 and not before & {one.pid for one in processes(service)})
-        return service.process.num_fds()
-
-    assert len({replace() for _ in range(3)}) == 1
-
-
 def test_after_sigterm_connections_are_refused_at_once_and_waiting_ones_answered(service: Service) -> None:
     address = ("127.0.0.1", httpx.URL(service.url).port or 0)
     with ExitStack() as stack:

@@ -46,15 +46,6 @@ def processes(service: Service) -> list[psutil.Process]:
     return found
 
 
-def test_a_process_that_is_killed_starts_again(service: Service) -> None:
-    count = len(ready(service))
-    first = {child.pid for child in processes(service)}
-    psutil.Process(max(first)).kill()
-    wait(lambda: len(ready(service)) == count + 1)
-    assert len(first & {child.pid for child in processes(service)}) == 1
-    assert service.client.get("/health/ready").is_success
-
-
 def test_hangup_replaces_the_processes_and_fails_no_request(service: Service) -> None:
     count = len(ready(service))
     before = {child.pid for child in processes(service)}

@@ -1,4 +1,4 @@
-"""The supervisor restarts, replaces and ends processes, and their metrics are added."""
+"""The supervisor restarts, replaces and ends processes, on their cores; their metrics are added."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ import psutil
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from boxcal.app.fitting.server.worker_process import Worker
 from boxcal.app.settings.service import Settings
 from boxcal.app.workers import supervisor as workers
 from boxcal.app.workers.metrics import SharedMetrics, keep_counts
 from boxcal.app.workers.process import Acceptor
 from boxcal.app.workers.supervisor import Process, Supervisor
-from boxcal.app.workers.table import CLOSED, ProcessTable
+from boxcal.app.workers.table import CLOSED, ProcessTable, share_of_cores
 
 SERVES = """
 import sys, time
@@ -248,3 +249,37 @@ def test_options_reach_the_processes(tmp_path: Path) -> None:
     assert (given["BOXCAL_MODEL"], given["BOXCAL_DATA_DIR"]) == ("logits:3", str(tmp_path))
     with workers.open_listener(Settings(host=f"unix:{tmp_path}/socket")) as opened:
         assert opened.getsockname() == str(tmp_path / "socket")
+
+
+PROGRAM = """
+import os
+from boxcal.app.workers.table import take_share_of_cores
+before = take_share_of_cores(0, len(os.sched_getaffinity(0)))
+assert before is not None
+print(len(before), len(os.sched_getaffinity(0)))
+"""
+
+
+def test_cores_that_divide_equally_are_shared_and_others_are_not() -> None:
+    assert [share_of_cores({4, 5, 6, 7}, index, 2) for index in (0, 1)] == [{4, 5}, {6, 7}]
+    assert share_of_cores({0, 1, 2}, 1, 2) == {0, 1, 2}
+    assert share_of_cores({0, 1}, 3, 4) == {0, 1}
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no such limit")
+def test_a_process_restricts_itself_and_tells_what_it_had() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == [str(len(os.sched_getaffinity(0))), "1"]
+
+
+@pytest.mark.anyio
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no such limit")
+async def test_a_fit_runs_on_the_cores_of_the_service() -> None:
+    (core, *_) = os.sched_getaffinity(0)
+    worker = Worker(60.0, {core})
+    await worker._started()
+    try:
+        assert worker._process is not None
+        assert os.sched_getaffinity(worker._process.pid) == {core}
+    finally:
+        await worker.close()

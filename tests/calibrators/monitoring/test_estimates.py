@@ -1,16 +1,18 @@
-"""Streaming metrics, drift, expected accuracy and class frequencies against their definitions."""
+"""Streaming metrics, drift, accuracy, class frequencies; which rows are read, and how logits are kept."""
 
 import math
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from boxcal.calibrators.evaluation.metrics import evaluate
 from boxcal.calibrators.monitoring.accuracy import Accuracy
 from boxcal.calibrators.monitoring.class_prior import estimate_class_prior, is_shifted
-from boxcal.calibrators.monitoring.drift import DriftTest
+from boxcal.calibrators.monitoring.drift import PER_SECOND, RESERVE, DriftTest, TrafficSample
 from boxcal.calibrators.monitoring.metrics import RunningMetrics
 from boxcal.calibrators.monitoring.state import Array
+from boxcal.calibrators.monitoring.stored_logits import pack, unpack
 from tests.calibrators.monitoring.streams import answers, drawn, normalised
 
 
@@ -153,3 +155,79 @@ def test_too_few_rows_give_no_class_frequencies() -> None:
         estimate_class_prior(np.full((999, 2), 0.5), np.ones(2))
     with pytest.raises(ValueError, match="do not fit"):
         estimate_class_prior(np.full((1000, 2), 0.5), np.ones(3))
+
+
+def test_everything_is_read_of_moderate_traffic_and_of_bursts() -> None:
+    sample = TrafficSample()
+    seconds = 1e9 + np.arange(200_000) / PER_SECOND
+    assert sample.choose(np.arange(len(seconds)), seconds).all()
+    burst = int(RESERVE / 2)
+    assert sample.choose(np.arange(burst), np.full(burst, 1e9 + 1e6)).all()
+
+
+@pytest.mark.parametrize("rate", [20_000.0, 200_000.0])
+def test_traffic_that_lasts_is_read_at_a_limited_rate_and_evenly(rate: float) -> None:
+    sample = TrafficSample()
+    seconds = 1e9 + np.arange(0.0, 60.0, 64 / rate).repeat(64)  # requests of 64 rows
+    chosen = sample.choose(np.arange(len(seconds)), seconds)
+    last = chosen[len(chosen) // 2 :]
+    assert last.sum() / 30.0 == pytest.approx(PER_SECOND, rel=0.1)
+    by_row = last[: len(last) // 64 * 64].reshape(-1, 64).mean(0)
+    assert by_row.std() < 5 * np.sqrt(by_row.mean() / (len(last) / 64))
+
+
+def test_the_choice_does_not_depend_on_how_the_log_is_cut() -> None:
+    random = np.random.default_rng(0)
+    seq, seconds = np.arange(100_000), 1e9 + np.sort(random.uniform(0.0, 2.0, 100_000))
+    whole = TrafficSample().choose(seq, seconds)
+    assert 0.2 < whole.mean() < 0.9
+    sample, cuts = TrafficSample(), np.sort(random.integers(0, len(seq), 300))
+    parts = zip(np.split(seq, cuts), np.split(seconds, cuts), strict=True)
+    found = []
+    for some, times in parts:
+        restored = TrafficSample()
+        restored.load_state_dict(sample.state_dict())
+        sample = restored
+        found.append(sample.choose(some, times))
+    assert np.array_equal(np.concatenate(found), whole)
+
+
+def softmax(logits: NDArray[np.float64], temperature: float = 1.0) -> NDArray[np.float64]:
+    powers = np.exp((logits - logits.max(1, keepdims=True)) / temperature)
+    answers: NDArray[np.float64] = powers / powers.sum(1, keepdims=True)
+    return answers
+
+
+def test_every_half_and_every_tie_is_rounded_as_numpy_does() -> None:
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    halves = np.unique(every[np.isfinite(every)].astype(np.float64))
+    ties = (halves[1:] + halves[:-1]) / 2
+    below = np.concatenate([halves, ties, np.nextafter(ties, np.inf), np.nextafter(ties, -np.inf), [-1e-30]])
+    numbers = below[(below <= 0) & (below >= -65504)][:, None]
+    found = unpack(pack(np.hstack([np.zeros_like(numbers), numbers])))
+    assert np.array_equal(found[:, 0], np.zeros(len(numbers)))
+    assert np.array_equal(found[:, 1], numbers[:, 0].astype(np.float16).astype(np.float64))
+
+
+@pytest.mark.parametrize("size", [2, 10, 1000])
+@pytest.mark.parametrize("offset", [0.0, -3e3, 3e3, 6e3, 7e4, -1e6, 1e6])
+def test_probabilities_are_those_that_were_served_whatever_the_offset(size: int, offset: float) -> None:
+    logits = 3.0 * np.random.default_rng(0).normal(size=(500, size)) + offset
+    found = unpack(pack(logits))
+    assert np.abs(softmax(found) - softmax(logits)).max() < 0.001
+    assert np.abs(found - logits).max() < 0.02
+
+
+@pytest.mark.parametrize(("spread", "temperature"), [(1e5, 1.0), (1e5, 3e4), (1e9, 3e8), (1e-3, 1e-3)])
+def test_rows_wider_than_float16_keep_their_probabilities(spread: float, temperature: float) -> None:
+    logits = spread * np.random.default_rng(1).normal(size=(500, 10)) - spread
+    served = softmax(logits, temperature)
+    assert np.abs(softmax(unpack(pack(logits)), temperature) - served).max() < 0.001
+
+
+def test_extreme_logits_stay_finite_and_in_their_order() -> None:
+    found = unpack(pack(np.array([[1e300, 0.0, -1e300], [-1e300, -1e300, -np.inf], [5.0, 5.0, 5.0]])))
+    assert np.isfinite(found).all()
+    assert found[0].argmax() == 0
+    assert found[0].argmin() == 2
+    assert np.array_equal(found[2], [5.0, 5.0, 5.0])
