@@ -11,8 +11,10 @@ names belong together, whatever is activated meanwhile.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,13 +35,6 @@ from boxcal.calibrators.array_calibrator import ArrayCalibrator
 
 if TYPE_CHECKING:
     from boxcal.app.observability.telemetry import Telemetry
-
-import threading
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from boxcal.calibrators.array_calibrator import ArrayCalibrator
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,22 @@
 """The database of the registry: opened on first use, migrated, and entered by short transactions.
 
-Whether the database of the registry answers, and the threads that call it.
-
-A database that hangs blocks these threads and nothing else.
+Threads of the registry's own call it, so a database that hangs blocks these and nothing else.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import IntEnum
 from pathlib import Path
 from sqlite3 import OperationalError as SqliteError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import orjson
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
@@ -28,12 +30,6 @@ from boxcal.app.registry.tables import create_schema
 
 if TYPE_CHECKING:
     import psycopg
-
-import asyncio
-import logging
-import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
 
 logger = logging.getLogger("boxcal")
 

@@ -63,14 +63,10 @@ def ongoing_limit(settings: Settings) -> int:
 
 
 class Strict(BaseModel):
-    """A member that has no field is an error."""
-
     model_config = ConfigDict(extra="forbid")
 
 
 class Autoscaling(Strict):
-    """When Ray Serve adds and removes replicas."""
-
     min_replicas: PositiveInt = 1
     max_replicas: PositiveInt
     initial_replicas: PositiveInt | None = None
@@ -82,8 +78,6 @@ class Autoscaling(Strict):
 
 
 class Actor(Strict):
-    """What a replica needs of its node."""
-
     num_cpus: NonNegativeFloat | None = None
     num_gpus: NonNegativeFloat | None = None
     memory: PositiveFloat | None = None
@@ -92,8 +86,6 @@ class Actor(Strict):
 
 
 class Deployment(Strict):
-    """How many replicas there are, and how they are replaced."""
-
     name: Literal["boxcal"]
     num_replicas: PositiveInt | None = None
     autoscaling_config: Autoscaling | None = None
@@ -128,16 +120,12 @@ class ServedApplication(Strict):
 
 
 class Http(Strict):
-    """Where the proxies listen."""
-
     host: str | None = None
     port: int | None = Field(default=None, ge=1, le=65535)
     keep_alive_timeout_s: PositiveInt | None = None
 
 
 class Logging(Strict):
-    """The log of Ray Serve itself."""
-
     encoding: Literal["TEXT", "JSON"] | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] | None = None
     enable_access_log: bool | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from boxcal.app.protocols.ray.asgi import Direct, ServedApp, middlewares
+from boxcal.app.protocols.ray.asgi import ServedApp
 
 RESPONSE: list[Message] = [
     {"type": "http.response.start", "status": 200, "headers": [(b"x-request-id", b"own"), (b"x", b"y")]},
@@ -83,25 +83,3 @@ def test_a_request_that_ray_cancels_receives_the_disconnection() -> None:
         assert app.seen == ["state", "http.disconnect"]
 
     asyncio.run(scenario())
-
-
-def test_a_request_that_arrives_directly_is_counted_and_ray_answers_its_own_routes() -> None:
-    async def scenario() -> None:
-        _, served = await started()
-        counted: list[str] = []
-
-        async def ray(scope: Scope, receive: Receive, send: Send) -> None:
-            counted.append(scope["path"])
-
-        direct = Direct(ray, served, lambda: counted.append("began"), lambda: counted.append("ended"))
-        await direct({"type": "http", "path": "/-/healthz"}, nothing, into([]))
-        sent: list[Message] = []
-        await direct({"type": "http", "path": "/calibrate"}, nothing, into(sent))
-        assert counted == ["/-/healthz", "began", "ended"]
-        assert sent == RESPONSE
-
-    asyncio.run(scenario())
-
-
-def test_a_process_that_is_no_replica_gets_no_layers() -> None:
-    assert middlewares() == []
