@@ -1,7 +1,4 @@
-"""Slow, obvious solvers of the box-constrained softmax, which the engines are held against.
-
-The first three are the paper's own algorithms; `box_bisection` works in 60 digits and is the judge.
-"""
+"""Slow, obvious solvers of the box-constrained softmax; `box_bisection`, in 60 digits, is the judge."""
 
 import math
 from decimal import Decimal, localcontext
@@ -14,90 +11,6 @@ Floats = NDArray[np.float64]
 DIGITS = 60
 MINUS_INFINITY_GAP = 800
 """A logit of -inf counts as one so far below the lowest finite one: the operator's convention."""
-
-
-def upper_bounded_sorted(logits: Floats, upper: Floats) -> Floats:
-    """Solve with upper bounds alone by the paper's Algorithm 1: sort by b / exp(g), O(K log K)."""
-    weights = np.exp(logits - logits.max())
-    order = np.argsort(upper / weights, kind="stable")
-    weights, bounds = weights[order], upper[order]
-    remaining = np.append(np.cumsum(weights[::-1])[::-1], 0.0)
-    mass = np.append(1.0, 1.0 - np.cumsum(bounds))
-    cut = next(
-        (k for k in range(len(bounds)) if weights[k] * mass[k] <= bounds[k] * remaining[k]), len(bounds)
-    )
-    answer = bounds.copy()
-    if cut < len(bounds):
-        answer[cut:] = weights[cut:] * mass[cut] / remaining[cut]
-    unsorted = np.empty_like(answer)
-    unsorted[order] = answer
-    return unsorted
-
-
-def upper_bounded_quickselect(logits: Floats, upper: Floats, rng: np.random.Generator) -> Floats:
-    """Solve with upper bounds alone by the appendix's quickselect, with random pivots: expected O(K)."""
-    weights = np.exp(logits - logits.max())
-    ratios = upper / weights
-    mass, remaining = 1.0, weights.sum()
-    threshold = -math.inf
-    last = int(ratios.argmax())
-    candidates = np.array([k for k in range(len(logits)) if k != last], dtype=np.int64)
-    beyond = ratios[last]
-    while candidates.size:
-        pivot = ratios[rng.choice(candidates)]
-        at_most = candidates[ratios[candidates] <= pivot]
-        above = candidates[ratios[candidates] > pivot]
-        mass_left = mass - upper[at_most].sum()
-        weight_left = remaining - weights[at_most].sum()
-        following = min(beyond, ratios[above].min() if above.size else math.inf)
-        if mass_left <= 0.0 or mass_left / weight_left <= following:
-            if mass_left > 0.0:
-                threshold = pivot
-            candidates = at_most[ratios[at_most] < pivot]
-            beyond = pivot
-        else:
-            mass, remaining, candidates = mass_left, weight_left, above
-    held = ratios <= threshold
-    # The cut may lie before the first candidate: then nothing is held.
-    if _fits(weights, upper, np.zeros_like(held)):
-        held = np.zeros_like(held)
-    scale = (1.0 - upper[held].sum()) / weights[~held].sum()
-    return np.where(held, upper, weights * scale)
-
-
-def _fits(weights: Floats, upper: Floats, held: NDArray[np.bool_]) -> bool:
-    """Whether holding these classes at their bounds leaves the others within theirs."""
-    scale = (1.0 - upper[held].sum()) / weights[~held].sum()
-    return bool((weights[~held] * scale <= upper[~held]).all())
-
-
-def box_sorted_search(logits: Floats, lower: Floats, upper: Floats) -> Floats:
-    """Solve with both bounds by the paper's Algorithm 2: sort by a / exp(g), bisect the count held."""
-    scores = logits - logits.max()
-    order = np.argsort(-lower / np.exp(scores), kind="stable")
-    scores, low, high = scores[order], lower[order], upper[order]
-    count = len(scores)
-
-    def mass_after(k: int) -> float:
-        return 1.0 - float(low[:k].sum())
-
-    def candidate(k: int) -> Floats:
-        mass = mass_after(k)
-        rest = upper_bounded_sorted(scores[k:], high[k:] / mass) * mass if mass > 0.0 else low[k:] * 0.0
-        return np.concatenate([low[:k], rest])
-
-    left = 0
-    right = max(k for k in range(count) if high[k:].sum() >= mass_after(k) - 1e-15)
-    while left < right:
-        middle = (left + right) // 2
-        p = candidate(middle)
-        if (p >= low - 1e-13).all() and (p <= high + 1e-13).all():
-            right = middle
-        else:
-            left = middle + 1
-    answer = np.empty(count)
-    answer[order] = candidate(left)
-    return answer
 
 
 def one_step_greedy(logits: Floats, lower: float) -> Floats:

@@ -1,4 +1,7 @@
-"""Each rule of the gate, the monitor, fits, admission and access is changed, and a test must then fail."""
+"""Each rule of the gate, the monitor, fits, the operator, the queue, the registry and access is changed.
+
+A test must then fail.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,24 @@ LOOP = "calibrators/monitoring/refit_loop.py"
 LIMITS = "app/http/limits.py"
 STREAMS = "app/access/event_streams.py"
 ACCESS = "app/access/access.py"
+LOOPS = "calibrators/operator/cpu_loops.py"
+SHARED = "calibrators/operator/constants.py"
+BOUNDS = "calibrators/operator/bounds.py"
+BATCHER = "app/predict/batcher.py"
+SIZER = "app/predict/batch_sizer.py"
+OPTIONS = "app/predict/options.py"
+CALIBRATION = "app/predict/calibration.py"
+FITS = "app/registry/fits.py"
+ACTIVATIONS = "app/registry/activations.py"
+
+DEFECTS = "tests/calibrators/operator/test_defects.py"
+EXACTNESS = "tests/calibrators/operator/test_exactness.py"
+MEETING = "tests/calibrators/operator/test_bounds.py"
+QUEUE = "tests/app/predict/test_batcher.py"
+SIZES = "tests/app/predict/test_batch_sizer.py"
+HELD = "tests/app/predict/test_bounds_hold.py::test_bounds_"
+BATCH = "tests/app/predict/test_bounds_hold.py::test_requests_of_one_batch_keep_their_calibrators_and_bounds"
+STORE = "tests/app/registry/test_store.py"
 
 MUTATIONS = [
     # The gate.
@@ -86,6 +107,98 @@ MUTATIONS = [
         'frozenset({"boxcal_registry_last_contact_seconds", "boxcal_calibrator_info"})',
         "frozenset[str]()",
     ),
+    # The operator on the CPU.
+    Mutation(LOOPS, "select(is_free, zero, clipped)", "zero", DEFECTS),
+    Mutation(LOOPS, "is_free = clipped == value", "is_free = value <= high", DEFECTS),
+    Mutation(LOOPS, "if settled or beyond == next_beyond:", "if True:", EXACTNESS),
+    Mutation(
+        LOOPS,
+        "[i] = select(clipped < high, clipped, high)",
+        "[i] = clipped",
+        f"{DEFECTS}::test_both_bounds_bind",
+    ),
+    Mutation(
+        LOOPS,
+        "lower <= smallest and largest <= upper",
+        "lower <= smallest",
+        f"{EXACTNESS}::test_a_long_row_of_two_logits",
+    ),
+    Mutation(
+        LOOPS, "held[n] = outcome != PLAIN", "held[n] = False", "tests/calibrators/operator/test_gradients.py"
+    ),
+    Mutation(
+        LOOPS,
+        "p[y] -= 1.0",
+        "pass",
+        "tests/calibrators/test_kernels.py::test_loss_in_a_box_and_its_derivatives",
+    ),
+    # Bounds that meet.
+    Mutation(SHARED, "return eps * (8.0 + math.sqrt(num_classes))", "return 0.0", MEETING),
+    Mutation(SHARED, "relaxed = over | under", "relaxed = over", MEETING),
+    Mutation(SHARED, "ops.where(given < kept, ", "ops.where(given > kept, ", MEETING),
+    Mutation(BOUNDS, "if self.num_classes not in (None, num_classes):", "if False:", MEETING),
+    Mutation(BOUNDS, "if self.num_classes is None:", "if False:", MEETING),
+    # The queue of the backbone.
+    Mutation(BATCHER, "self._held + samples > limit", "self._held + samples >= limit", QUEUE),
+    Mutation(BATCHER, "self._held -= samples", "pass", QUEUE),
+    Mutation(BATCHER, "ADMISSION_SAFETY_FACTOR = 1.4", "ADMISSION_SAFETY_FACTOR = 0.1", QUEUE),
+    Mutation(BATCHER, "if left <= self.batch_sizer.wait_for(samples):", "if False:", QUEUE),
+    Mutation(BATCHER, "== len(entry.samples):", "> 0:", QUEUE),
+    Mutation(BATCHER, "entry.parts.sort(key=lambda p: p[0])", "pass", QUEUE),
+    Mutation(SIZER, "min(self._limit, samples // 2)", "samples", SIZES),
+    Mutation(SIZER, "seconds = min(seconds, LARGEST_STEP * cost)", "pass", SIZES),
+    Mutation(SIZER, "queued >= min(last, self.batch_size) or idle > self.fixed", "False", SIZES),
+    Mutation(SIZER, "WORTHWHILE = 0.97", "WORTHWHILE = 2.0", SIZES),
+    # The bounds of a request.
+    Mutation(
+        OPTIONS,
+        "crossed = lower > upper",
+        "crossed = lower > upper + 1.0",
+        f"{HELD}that_cannot_be_met_are_refused_by_name",
+    ),
+    Mutation(
+        OPTIONS,
+        "math.fsum(lower)) > 1.0 + tolerance",
+        "math.fsum(lower)) > 1.0",
+        f"{HELD}whose_sum_misses_1_by_an_ulp_are_taken",
+    ),
+    Mutation(
+        OPTIONS,
+        "math.fsum(upper)) < 1.0 - tolerance",
+        "math.fsum(upper)) < 0.0",
+        f"{HELD}that_cannot_be_met_are_refused_by_name",
+    ),
+    Mutation(
+        OPTIONS,
+        "isinstance(value, bool) or not isinstance(value, int | float)",
+        "not isinstance(value, int | float)",
+        f"{HELD}that_cannot_be_met_are_refused_by_name",
+    ),
+    Mutation(CALIBRATION, "lower[start:stop], upper[start:stop] = pair.lower, pair.upper", "pass", BATCH),
+    Mutation(
+        CALIBRATION, "groups.setdefault(id(part.context.served), [])", "groups.setdefault(0, [])", BATCH
+    ),
+    # Who owns a fit, and what is active.
+    Mutation(FITS, "& (fits.c.owner == self.owner) & (fits.c.attempt", "& (fits.c.attempt", STORE),
+    Mutation(FITS, " & (fits.c.attempt == fit.attempt)", "", STORE),
+    Mutation(FITS, "update(fits).where(own, _unfinished)", "update(fits).where(own)", STORE),
+    Mutation(FITS, "not_in({*living, self.owner})", "not_in({self.owner})", STORE),
+    Mutation(FITS, "is_left = ~_adoptable | (fits.c.seen_at < given_up)", "is_left = ~_adoptable", STORE),
+    Mutation(ACTIVATIONS, "if current.version == version:", "if False:", STORE),
+    Mutation(ACTIVATIONS, "_refuse_unexpected(current.version, expected)", "pass", STORE),
+    Mutation(ACTIVATIONS, "previous=previous or None", "previous=None", STORE),
+    Mutation(ACTIVATIONS, "if record.backbone not in (None, self._backbone):", "if False:", STORE),
+    Mutation(
+        ACTIVATIONS,
+        "select(activations).where(activations.c.backbone_id == self._backbone_id)",
+        "select(activations)",
+        STORE,
+    ),
+    Mutation(ACTIVATIONS, "refuse_pruned(record)", "pass", STORE),
+    # What a key may send.
+    Mutation(LIMITS, "self._left -= 1.0", "pass", QUOTA),
+    Mutation(LIMITS, "self._in_progress -= 1", "pass", QUOTA),
+    Mutation(LIMITS, "math.ceil((self._quota - self._left)", "math.ceil(self._quota", QUOTA),
 ]
 
 

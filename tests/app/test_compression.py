@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import io
 import json
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,18 +19,13 @@ from starlette.types import Message
 from boxcal.app.client import BoxcalClient
 from boxcal.app.http.middleware import STEP, Decompression
 from boxcal.models.digits_data import Digits
+from tests.app.fitting.files import npy
 from tests.app.fitting.validation_data import validation_npz
 from tests.app.running import Service, running
 
 LOGITS = np.array([[1.0, 2.0, 4.0, 0.5, *range(6)]])
 JSON = json.dumps({"logits": LOGITS.tolist()}).encode()
 HEADERS = {"content-type": "application/json"}
-
-
-def npy(array: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
 
 
 def several_members(data: bytes) -> bytes:

@@ -17,6 +17,7 @@ from boxcal.app.client import Answer, BoxcalClient
 from boxcal.app.client.errors import ClientError
 from boxcal.models.errors import BackboneError
 from boxcal.models.loading.specifications import load_backbone
+from tests.app.fitting.files import npy
 from tests.app.running import Service, running
 
 LABELS = ("cat", "dog", "emu")
@@ -40,12 +41,6 @@ def softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def probabilities_of(answer: Answer) -> np.ndarray[Any, Any]:
     return np.array([prediction.probabilities for prediction in answer.predictions], np.float64)
-
-
-def npy(array: Any) -> bytes:
-    out = io.BytesIO()
-    np.save(out, array)
-    return out.getvalue()
 
 
 def test_logits_are_fitted_and_calibrated_within_bounds(logits_only: Service) -> None:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from boxcal.app.observability import logs
+from tests.app.fitting.service import free_port
 from tests.deploy import processes
 
 NEW_ID = re.compile(r"[0-9a-f]{16}")
@@ -48,7 +49,7 @@ def test_an_invalid_id_is_replaced(http: httpx.Client, given: str) -> None:
 
 def lines_after_one_request(folder: Path, **settings: str) -> list[str]:
     """Serve one request in a process of its own and read its log."""
-    port, log = processes.free_port(), folder / "service.log"
+    port, log = free_port(), folder / "service.log"
     environment = {"BOXCAL_PORT": str(port), "BOXCAL_DATA_DIR": str(folder / "data"), "BOXCAL_DEVICE": "cpu"}
     command = [str(Path(sys.executable).with_name("boxcal")), "serve"]
     with processes.running(command, log, **environment, **settings) as process:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,16 +14,10 @@ from typing import Any
 import httpx
 import yaml
 
+from tests.app.fitting.service import free_port
+
 ROOT = Path(__file__).parents[2]
 SCRAPE_SECONDS = 0.5
-
-
-def free_port() -> int:
-    """Return a port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def wait_until(

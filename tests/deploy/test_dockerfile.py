@@ -1,6 +1,5 @@
 import json
 import re
-import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -10,6 +9,7 @@ import pytest
 import yaml
 
 from tests.deploy.dockerfile import environment, read_dockerfile
+from tests.deploy.test_wheel import copy_checkout
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("app", "calibrators", "models")
@@ -104,12 +104,7 @@ def test_the_build_context_holds_what_is_copied_and_nothing_else() -> None:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project installed as the image installs it, from a copy of what the image copies."""
-    context = tmp_path_factory.mktemp("context")
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, context / package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "boxcal", context / "boxcal", symlinks=True)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, context)
+    context = copy_checkout(tmp_path_factory.mktemp("context"))
     (run,) = [run for run in values("RUN") if "--target" in run]
     target = context / "installed"
     arguments = run.split("-m ", 1)[1].replace("/opt/boxcal", str(target)).split()

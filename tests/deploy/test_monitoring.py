@@ -1,4 +1,3 @@
-import io
 import math
 import os
 import shutil
@@ -9,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
-from PIL import Image
 
-from tests.deploy.processes import ROOT, SCRAPE_SECONDS, free_port, wait_until
+from boxcal.models.digits_data import load_digits_split
+from tests.app.fitting.service import free_port
+from tests.app.fitting.validation_data import validation_npz
+from tests.deploy.processes import ROOT, SCRAPE_SECONDS, wait_until
 from tests.deploy.queries import annotation_queries, dashboard, dashboard_queries, metrics_read, rule_queries
 
 ALL_QUERIES = [*dashboard_queries(), *annotation_queries(), *rule_queries()]
@@ -27,27 +27,12 @@ def ask(prometheus: str, expression: str) -> list[float]:
     return [float(series["value"][1]) for series in answer["data"]["result"]]
 
 
-def image(seed: int) -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (8, 8), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, format="PNG")
-    return buffer.getvalue()
-
-
-def validation_set() -> bytes:
-    generator = np.random.default_rng(0)
-    logits = generator.normal(0, 4, (600, 10))
-    labels = (logits / 4 + generator.gumbel(size=logits.shape)).argmax(axis=1)
-    buffer = io.BytesIO()
-    np.savez(buffer, logits=logits, labels=labels)
-    return buffer.getvalue()
-
-
 def use(client: httpx.Client) -> None:
     """Do once what makes every series move: predictions, bounds that hold, and a refusal."""
+    digits = load_digits_split().test
     for seed in range(4):
         headers = {"content-type": "image/png"}
-        client.post("/predict", content=image(seed), headers=headers).raise_for_status()
+        client.post("/predict", content=digits.png(seed), headers=headers).raise_for_status()
     bounds = {"upper": 0.3, "lower": 0.01}
     logits = [[6.0] + [0.0] * 9]
     client.post("/calibrate", json={"logits": logits, "options": {"bounds": bounds}}).raise_for_status()
@@ -61,7 +46,7 @@ def used_service(service: str, prometheus: str) -> str:
         fit = client.post(
             "/fit",
             params={"wait": 240},
-            files={"file": ("validation.npz", validation_set())},
+            files={"file": ("validation.npz", validation_npz(600))},
             data={"method": "ts", "activate": "always"},
         )
         assert fit.json()["state"] == "succeeded", fit.text

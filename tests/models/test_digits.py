@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.nn import functional
 
 from boxcal.models.backends.backbone import Backbone
 from boxcal.models.backends.digits import WEIGHTS, DigitsTransformer
@@ -64,19 +63,6 @@ def test_the_network_is_decent_and_overconfident(digits: Backbone, split: Digits
         accuracy = (probabilities.argmax(1) == labels).double().mean()
         assert accuracy > 0.92
         assert probabilities.amax(1).mean() > accuracy + 0.03
-
-
-def test_a_temperature_fitted_on_validation_helps_the_test_split(
-    digits: Backbone, split: DigitsSplit
-) -> None:
-    validation = digits(torch.from_numpy(split.validation.levels))
-    labels = torch.from_numpy(split.validation.labels)
-    temperatures = torch.linspace(0.5, 5, 91)
-    best = min(temperatures, key=lambda t: functional.cross_entropy(validation / t, labels).item())
-    assert best > 1.3
-    test = digits(torch.from_numpy(split.test.levels))
-    labels = torch.from_numpy(split.test.labels)
-    assert functional.cross_entropy(test / best, labels) < functional.cross_entropy(test, labels) - 0.02
 
 
 def test_each_sample_is_answered_the_same_in_any_batch(digits: Backbone, split: DigitsSplit) -> None:

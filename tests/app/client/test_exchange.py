@@ -95,8 +95,11 @@ def test_a_call_with_effects_is_not_retried_after_any_other_503(
     assert len(script.asked) == 1
 
 
-def test_a_call_without_effects_is_retried_after_the_503_of_a_proxy(ask: Ask) -> None:
-    with scripted(predict=[Reply(503, body=b"<html>"), Reply(document=ANSWER)]) as script:
+@pytest.mark.parametrize("first", [Reply(503, body=b"<html>"), Reply(drop=True)])
+def test_a_call_without_effects_is_retried_after_any_503_and_a_lost_connection(
+    ask: Ask, first: Reply
+) -> None:
+    with scripted(predict=[first, Reply(document=ANSWER)]) as script:
         assert ask(script.url, "predict", b"x", retries=QUICK).model == "digits"
     assert script.count("/predict") == 2
 
@@ -121,12 +124,6 @@ def test_a_retry_after_beyond_the_limit_raises_at_once(ask: Ask) -> None:
         assert time.monotonic() - begin < 5.0
     assert caught.value.retry_after == 600.0
     assert script.count("/metrics") == 1
-
-
-def test_a_call_without_effects_is_retried_after_a_lost_connection(ask: Ask) -> None:
-    with scripted(predict=[Reply(drop=True), Reply(document=ANSWER)]) as script:
-        assert ask(script.url, "predict", b"x", retries=QUICK).model == "digits"
-    assert script.count("/predict") == 2
 
 
 @pytest.mark.parametrize(("name", "path"), EFFECTS)

@@ -4,12 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold, document_of, meaning_of
 from boxcal.app.monitoring.records import NONE, Array, PredictionBlock, entries
 from boxcal.calibrators.monitoring.stored_logits import pack
-from boxcal.calibrators.operator import box_constrained_softmax
 from boxcal.calibrators.temperature_fast_path import TemperatureRows
 from tests.app.monitoring.traffic import CLASSES, stream
 
@@ -169,9 +167,3 @@ def test_without_refits_an_alarm_asks_for_nothing() -> None:
     assert {decision.kind.value for decision in decisions} == {"alarm", "material_alarm"}
     fold.activated(active(2, 2))
     assert fold.loop.earlier_versions == []
-
-
-def test_the_answers_are_those_of_the_operator() -> None:
-    logits, _ = stream(20)
-    expected = box_constrained_softmax(torch.from_numpy(logits), temperature=2.0).numpy()
-    assert answers(2, logits) == pytest.approx(expected, abs=1e-12)

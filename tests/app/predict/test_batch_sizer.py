@@ -49,6 +49,10 @@ def test_one_stall_is_no_news() -> None:
     before = batch_sizer.batch_size
     batch_sizer.measured(before, 5.0)
     assert batch_sizer.batch_size >= 0.7 * before
+    batch_sizer = BatchSizer(64, 10.0)
+    for seconds in (0.01, 5.0):
+        batch_sizer.measured(4, seconds)
+    assert batch_sizer.wait_for(4) == pytest.approx(0.012)
 
 
 def test_a_size_that_ran_out_of_memory_is_not_asked_for_again() -> None:

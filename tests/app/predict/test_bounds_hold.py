@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 
 from boxcal.app.http.problems import InvalidBounds
 from boxcal.app.predict import options as request_options
-from boxcal.app.predict.answers import CalibratedAnswer
-from boxcal.app.predict.calibration import CalibrationRequest, calibrate
+from boxcal.app.predict.answers import CalibratedAnswer, Rows
+from boxcal.app.predict.calibration import CalibrationRequest, calibrate, calibrate_batch
 from boxcal.app.predict.options import Labels
 from boxcal.app.registry.activator import ServedCalibrator
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
@@ -26,18 +27,20 @@ from tests.app.raising import raises_problem
 SIZES = st.one_of(st.integers(2, 12), st.sampled_from([100, 257, 1000]))
 
 
+def served(num_classes: int, fitted: tuple[float, float]) -> ServedCalibrator:
+    box = ConstantBounds.of(num_classes, *fitted)
+    calibrator = Calibrator("pb", IdentityMap(num_classes), box, num_classes)
+    return ServedCalibrator(1, "pb", ArrayCalibrator.from_bytes(calibrator.to_bytes()))
+
+
 def answer(logits: np.ndarray[Any, Any], sent: dict[str, Any], fitted: tuple[float, float]) -> dict[str, Any]:
     """Answer as `/calibrate` does: through JSON on both sides."""
     num_classes = logits.shape[1]
     labels = Labels([f"class {k}" for k in range(num_classes)])
     document = orjson.loads(orjson.dumps(sent))
     options = request_options.from_json({"bounds": document, "probabilities": True, "top_k": 3})
-    calibrator = Calibrator(
-        "pb", IdentityMap(num_classes), ConstantBounds.of(num_classes, *fitted), num_classes
-    )
     wanted = CalibrationRequest(
-        ServedCalibrator(1, "pb", ArrayCalibrator.from_bytes(calibrator.to_bytes())),
-        request_options.check_bounds(options.bounds, labels),
+        served(num_classes, fitted), request_options.check_bounds(options.bounds, labels)
     )
     rows = calibrate(logits, wanted)
     answer = CalibratedAnswer("any", labels.names, wanted.served, rows, options, {})
@@ -120,6 +123,20 @@ def test_every_answer_obeys_its_bounds_and_sums_to_one(data: st.DataObject) -> N
             assert entry["probability"] == probabilities[entry["index"]]
 
 
+def test_requests_of_one_batch_keep_their_calibrators_and_bounds() -> None:
+    scores = 3 * np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    loose, tight = served(3, (0.0, 0.9)), served(3, (0.0, 0.6))
+    box = request_options.RequestBounds(np.zeros(3), np.full(3, 0.4))
+    wanted = [CalibrationRequest(*one) for one in ((loose, None), (loose, box), (tight, None))]
+    parts: list[Any] = [
+        SimpleNamespace(context=one, start=2 * n, stop=2 * n + 2) for n, one in enumerate(wanted)
+    ]
+    for part, rows in zip(parts, calibrate_batch(scores, parts), strict=True):
+        assert isinstance(rows, Rows)
+        alone = calibrate(scores[part.start : part.stop].astype(np.float64), part.context)
+        np.testing.assert_allclose(rows.probabilities, alone.probabilities, rtol=0, atol=1e-12)
+
+
 def test_float32_bounds_are_not_mistaken_for_their_float64_neighbours() -> None:
     document = answer(np.array([[5.0, 0.0, 0.0]]), {"upper": 0.4, "lower": 0.1}, (0.0, 1.0))
     assert document["predictions"][0]["probabilities"][0] == 0.4
@@ -183,6 +200,14 @@ def test_bounds_that_are_feasible_but_for_rounding_are_taken(num_classes: int) -
             request_options.check_bounds(request_options.from_json({"bounds": sent}).bounds, labels)
             is not None
         )
+
+
+@pytest.mark.parametrize(
+    "sent", [{"lower": [math.nextafter(0.5, 1)] * 2}, {"upper": [math.nextafter(0.5, 0)] * 2}]
+)
+def test_bounds_whose_sum_misses_1_by_an_ulp_are_taken(sent: Any) -> None:
+    bounds = request_options.from_json({"bounds": sent}).bounds
+    assert request_options.check_bounds(bounds, Labels(["a", "b"])) is not None
 
 
 @pytest.mark.parametrize("sent", [None, {}, {"lower": 0}, {"lower": 0.0, "upper": 1}])

@@ -11,17 +11,12 @@ import numpy as np
 import pytest
 
 from boxcal.models.digits_data import Digits
+from tests.app.fitting.files import npy
 
 JSON = {"content-type": "application/json"}
 NPY = {"content-type": "application/x-npy"}
 PNG = {"content-type": "image/png"}
 RAMP = [float(k) for k in range(10)]
-
-
-def npy(values: Any) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, np.asarray(values))
-    return stream.getvalue()
 
 
 def problem(response: httpx.Response, status: int) -> str:

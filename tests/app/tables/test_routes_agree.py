@@ -16,6 +16,7 @@ import torch
 
 from boxcal import BoxCalibrator, Calibrator, fit
 from boxcal.app.tables.labels import Declared
+from tests.app.fitting.files import npy
 from tests.app.fitting.validation_data import npz
 from tests.app.running import running
 from tests.app.tables.sets import TABLES, Given, frame, given, read, softmax
@@ -29,12 +30,6 @@ ROWS = PROBABILITIES[:60]
 
 
 post = partial(httpx.post, timeout=100)
-
-
-def npy(array: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
 
 
 @pytest.fixture(scope="module")
