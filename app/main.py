@@ -20,8 +20,8 @@ from boxcal.app.http import health, openapi
 from boxcal.app.http import problem_documents as documents
 from boxcal.app.http import problems as errors
 from boxcal.app.http.browsers import BrowserRules
+from boxcal.app.http.dependencies import PlainRoutes
 from boxcal.app.http.middleware import RequestMiddleware
-from boxcal.app.http.plain_routes import PlainRoutes
 from boxcal.app.http.problems import (
     ApiKeyExpired,
     ApiKeyRequired,

@@ -39,8 +39,8 @@ from boxcal.app.settings.service import ModelEntry, Settings
 from boxcal.app.workers.metrics import SharedMetrics
 from boxcal.app.workers.table import Slot
 from boxcal.calibrators.errors import hint
+from boxcal.models import BackboneError
 from boxcal.models.backends.backbone import Backbone
-from boxcal.models.errors import BackboneError
 
 logger = logging.getLogger("boxcal")
 

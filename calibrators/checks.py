@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.duplicates import Sketch, overlap
 from boxcal.calibrators.label_checks import is_associated, looks_random, mean_confidence, unrelated_share
 from boxcal.calibrators.method import parse
-from boxcal.calibrators.row_statistics import RowStatistics
+from boxcal.calibrators.row_statistics import RowStatistics, Sketch, overlap
 from boxcal.calibrators.scores import SIGMOIDS, SMALLEST, WHOLE, ScoreLook
 
 Severity = Literal["warning", "serious"]

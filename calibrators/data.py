@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.errors import InvalidDataError
-from boxcal.calibrators.row_statistics import RowStatistics, effective_samples
+from boxcal.calibrators.row_statistics import RowStatistics, Sketch, effective_samples
 from boxcal.calibrators.threads import block_rows, over_blocks
 
 Floats = NDArray[np.float64]

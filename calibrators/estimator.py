@@ -11,10 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import check_cv, cross_val_predict
-from sklearn.utils import column_or_1d, get_tags, indexable
+from sklearn.utils import check_array, check_consistent_length, column_or_1d, get_tags, indexable
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
-    _check_sample_weight,
     check_is_fitted,
     has_fit_parameter,
     validate_data,
@@ -341,7 +340,12 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator
         """
         rows, names = indexable(X, column_or_1d(y, warn=True))
         check_classification_targets(names)
-        weights = None if sample_weight is None else _check_sample_weight(sample_weight, names)
+        weights = None
+        if sample_weight is not None:
+            weights = check_array(sample_weight, ensure_2d=False, input_name="sample_weight")
+            if weights.ndim != 1:
+                raise ValueError(f"sample_weight has the shape {weights.shape}; it must be ({len(names)},).")
+            check_consistent_length(weights, names)
         takes = weights is not None and has_fit_parameter(self.estimator, "sample_weight")
         params = {"sample_weight": weights} if takes else {}
         if isinstance(self.estimator, FrozenEstimator):

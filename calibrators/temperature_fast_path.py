@@ -107,3 +107,14 @@ def temperature_rows(logit_map: LogitMap, bound_map: BoxMap) -> TemperatureRows 
         return None
     temperature = logit_map.parameters.get("temperature", np.ones(())).item()
     return TemperatureRows(temperature, *bound_map.pair, logit_map.num_classes)
+
+
+def warm_arrays() -> None:
+    """Call each compiled form that a service needs: the operator with one box or many, a ranking."""
+    from boxcal.calibrators.operator.cpu_loops import most_probable  # noqa: PLC0415 - imports numba
+
+    rows = np.zeros((2, 3))
+    for upper in (np.full(1, 0.5), np.full(3, 0.5)):
+        solve_rows(rows, np.zeros_like(upper), upper)
+    TemperatureRows(1.0, 0.0, 1.0, 3).summarised(rows)
+    most_probable(np.full(3, 1 / 3), np.full(3, 1 / 3), np.empty(2, np.int64))

@@ -16,7 +16,7 @@ from boxcal.calibrators.monitoring.champion_challenger import Duel
 from boxcal.calibrators.monitoring.drift import DriftTest, TrafficSample
 from boxcal.calibrators.monitoring.metrics import RunningMetrics
 from boxcal.calibrators.monitoring.stored_logits import pack
-from boxcal.calibrators.operator.warm import warm_arrays
+from boxcal.calibrators.temperature_fast_path import warm_arrays
 
 METHODS = ("ts+pb", "dirichlet+pb-mlp", "ts+lb", "ets+pb", "pb-mlp", "dpb", "venn-abers")
 """Together their fits call every loop of the package `fitting`."""

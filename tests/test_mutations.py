@@ -43,9 +43,9 @@ LOOPS = "calibrators/operator/cpu_loops.py"
 SHARED = "calibrators/operator/constants.py"
 BOUNDS = "calibrators/operator/bounds.py"
 BATCHER = "app/predict/batcher.py"
-SIZER = "app/predict/batch_sizer.py"
+SIZER = "app/predict/lanes.py"
 OPTIONS = "app/predict/options.py"
-CALIBRATION = "app/predict/calibration.py"
+CALIBRATION = "app/predict/answers.py"
 FITS = "app/registry/fits.py"
 ACTIVATIONS = "app/registry/activations.py"
 
@@ -80,11 +80,9 @@ MUTATIONS = [
     Mutation(BETTORS, "SHARE = 1e-3", "SHARE = 0.0"),
     Mutation(LOOP, "ROLLBACK_ALPHA = 0.01", "ROLLBACK_ALPHA = 0.2"),
     # Admission.
-    Mutation("app/http/memory_quota.py", "self.held + amount > self.limit", "self.held > self.limit"),
-    Mutation(
-        "app/http/memory_quota.py", "self.held + amount > self.limit", "self.held + amount >= self.limit"
-    ),
-    Mutation("app/http/memory_quota.py", "self.held -= amount", "pass"),
+    Mutation("app/http/limits.py", "self.held + amount > self.limit", "self.held > self.limit"),
+    Mutation("app/http/limits.py", "self.held + amount > self.limit", "self.held + amount >= self.limit"),
+    Mutation("app/http/limits.py", "self.held -= amount", "pass"),
     # Access.
     Mutation(LIMITS, "WINDOW_SECONDS = 60", "WINDOW_SECONDS = 30"),
     Mutation(LIMITS, "self._in_progress >= self._concurrency", "self._in_progress > self._concurrency"),

@@ -15,8 +15,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from boxcal.app.access.access import Access
 from boxcal.app.access.event_streams import EventStreams
 from boxcal.app.access.keys import KeyStore
-from boxcal.app.http.limits import Limiter
-from boxcal.app.http.memory_quota import Budget
+from boxcal.app.http.limits import Budget, Limiter
 from boxcal.app.http.problems import (
     ApiKeyExpired,
     ConcurrencyLimited,

@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator
 from starlette.requests import Request
 
 from boxcal.app.access.access import LoadedKey
-from boxcal.app.http.dependencies import address_of
-from boxcal.app.http.memory_quota import descriptor_limit
+from boxcal.app.http.dependencies import SCOPE_KEY, address_of
+from boxcal.app.http.limits import descriptor_limit
 from boxcal.app.http.problems import ConcurrencyLimited, Unavailable
-from boxcal.app.http.requirements import SCOPE_KEY
 
 LARGEST = 1024
 """Streams in all, however many descriptors there are; a client may have a quarter of all streams."""

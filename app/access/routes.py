@@ -9,10 +9,9 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, Field
 
 from boxcal.app.access.access import LoadedKey
-from boxcal.app.http.dependencies import address_of, current_state
+from boxcal.app.http.dependencies import SCOPE_KEY, address_of, current_state
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import InvalidParameter, RegistryUnavailable
-from boxcal.app.http.requirements import SCOPE_KEY
 from boxcal.app.http.scopes import Scope
 from boxcal.app.registry.audit import Action, AuditRecord, Caller, entries
 from boxcal.app.registry.store import Registry

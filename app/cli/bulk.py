@@ -30,9 +30,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyarrow import ipc
 
-from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.offline import Bound, bounds_of, calibrator_of, image_of, scores_of
-from boxcal.app.cli.output import Advance, messages, progress_bar
+from boxcal.app.cli.output import Advance, UsageError, messages, progress_bar
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.worker.reading import RowFile

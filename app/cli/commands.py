@@ -16,12 +16,11 @@ import typer
 from boxcal.app.cli import options
 from boxcal.app.cli.compare import compare
 from boxcal.app.cli.deploy import deploy
-from boxcal.app.cli.failures import EXIT_CODES, UsageError, failure_of
 from boxcal.app.cli.feedback import feedback
 from boxcal.app.cli.fit import fit
 from boxcal.app.cli.inspect import inspect
 from boxcal.app.cli.keys import keys
-from boxcal.app.cli.output import screen, write_json
+from boxcal.app.cli.output import EXIT_CODES, UsageError, failure_of, screen, write_json
 from boxcal.app.cli.predict import predict
 from boxcal.app.cli.settings import SettingsCommand, read_settings
 

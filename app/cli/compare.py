@@ -14,10 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from boxcal.app.cli import options
-from boxcal.app.cli.failures import naming
 from boxcal.app.cli.output import (
     Advance,
     messages,
+    naming,
     plain_table,
     progress_bar,
     screen,

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from boxcal.app.cli.failures import UsageError
-from boxcal.app.cli.output import screen
+from boxcal.app.cli.output import UsageError, screen
 
 if TYPE_CHECKING:
     import httpx

@@ -12,9 +12,8 @@ import sqlalchemy
 import typer
 from rich.markup import escape
 
-from boxcal.app.cli.failures import CannotStart, UsageError
 from boxcal.app.cli.offline import bounds_of
-from boxcal.app.cli.output import screen, write_json
+from boxcal.app.cli.output import CannotStart, UsageError, screen, write_json
 from boxcal.app.cli.preflight import check_port
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.fitting.backbones import BackboneSource

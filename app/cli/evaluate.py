@@ -13,8 +13,16 @@ import numpy.typing as npt
 from rich.markup import escape
 from rich.table import Table
 
-from boxcal.app.cli.failures import UsageError, naming
-from boxcal.app.cli.output import messages, plain_table, progress_bar, screen, show_warnings, write_json
+from boxcal.app.cli.output import (
+    UsageError,
+    messages,
+    naming,
+    plain_table,
+    progress_bar,
+    screen,
+    show_warnings,
+    write_json,
+)
 from boxcal.app.cli.predict import version_of
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.client import BoxcalClient
@@ -24,8 +32,7 @@ from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.checks import check_data
 from boxcal.calibrators.evaluation.crossfit import answers_of
 from boxcal.calibrators.evaluation.evaluate import Evaluation, compare, judge
-from boxcal.calibrators.evaluation.outcomes import outcomes, with_weights
-from boxcal.calibrators.evaluation.rows import softmax_rows
+from boxcal.calibrators.evaluation.outcomes import outcomes, softmax_rows, with_weights
 from boxcal.calibrators.evaluation.verdict import sentence
 
 TITLES = {

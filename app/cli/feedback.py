@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from boxcal.app.cli.failures import UsageError, naming
 from boxcal.app.cli.options import Json
-from boxcal.app.cli.output import messages, plain_table, screen, write_json
+from boxcal.app.cli.output import UsageError, messages, naming, plain_table, screen, write_json
 
 if TYPE_CHECKING:
     from boxcal.app.client import Feedback

@@ -15,8 +15,16 @@ import typer
 from rich.markup import escape
 
 from boxcal.app.cli import options
-from boxcal.app.cli.failures import UsageError, naming
-from boxcal.app.cli.output import messages, plain_table, progress_bar, screen, show_warnings, write_json
+from boxcal.app.cli.output import (
+    UsageError,
+    messages,
+    naming,
+    plain_table,
+    progress_bar,
+    screen,
+    show_warnings,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table

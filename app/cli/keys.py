@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.options import Json
-from boxcal.app.cli.output import messages, plain_table, screen, write_json
+from boxcal.app.cli.output import UsageError, messages, plain_table, screen, write_json
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.http.scopes import Scope
 

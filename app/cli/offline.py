@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.cli.failures import UsageError
-from boxcal.app.cli.output import progress_bar
+from boxcal.app.cli.output import UsageError, progress_bar
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.client import Answer
 from boxcal.app.fitting.backbones import BackboneSource
@@ -18,8 +17,8 @@ from boxcal.app.predict.options import BoundsOption, Labels, check_bounds
 from boxcal.app.settings import limits
 from boxcal.app.tables.labels import are_indices
 from boxcal.calibrators.array_calibrator import ArrayCalibrator, Box, CalibratedArrays
+from boxcal.models import InvalidImage
 from boxcal.models.backends.backbone import Backbone, OpenBackbone
-from boxcal.models.errors import InvalidImage
 from boxcal.models.inputs.base import Samples
 from boxcal.models.inputs.decoding import decode
 

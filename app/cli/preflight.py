@@ -6,7 +6,7 @@ import os
 import socket
 import tempfile
 
-from boxcal.app.cli.failures import CannotStart
+from boxcal.app.cli.output import CannotStart
 from boxcal.app.settings.service import Settings
 
 SERVICE_SECONDS = 2.0

@@ -40,7 +40,7 @@ def prepare() -> None:
     gc.disable()
     hidden = sys.modules.setdefault("scipy", None) is None  # type: ignore[arg-type]
     try:
-        from boxcal.calibrators.operator.warm import warm_arrays  # noqa: PLC0415 - not before this
+        from boxcal.calibrators.temperature_fast_path import warm_arrays  # noqa: PLC0415 - not before this
 
         warm_arrays()
     finally:

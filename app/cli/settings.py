@@ -19,7 +19,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 
-from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.output import UsageError
 from boxcal.app.settings.config_file import VARIABLE, ConfigFileError
 
 if TYPE_CHECKING:

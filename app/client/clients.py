@@ -1,14 +1,11 @@
 """The two clients, blocking and for asyncio.
 
-Every method that is one route is made from its function in `calls.py` or `predictions.py`, which holds its
-arguments and documentation for both clients.
+Every method that is one route is made from its function in `calls.py`, which holds its arguments and
+documentation for both clients.
 
-The states of a fit from its event stream and from polling, in order and each once.
-
-A stream may never open (a buffering proxy), break (a restart) or fall silent. So the state is polled between
-two streams, and after `STREAM_FAILURES` streams without an event it is only polled.
-
-What both clients know: where the service is, how long to wait, and the arguments of each request.
+The states of a fit come from its event stream and from polling, in order and each once. A stream may never
+open (a buffering proxy), break (a restart) or fall silent. So the state is polled between two streams, and
+after `STREAM_FAILURES` streams without an event it is only polled.
 """
 
 import asyncio
@@ -25,7 +22,7 @@ import httpx
 from httpx_sse import SSEError, aconnect_sse, connect_sse
 from pydantic import ValidationError
 
-from boxcal.app.client import calls, predictions
+from boxcal.app.client import calls
 from boxcal.app.client.errors import AnswerTimeoutError, ClientError, FitNotSucceededError, InvalidUrlError
 from boxcal.app.client.exchange import Call, RetryPolicy, attempts, parsed, transport_error
 from boxcal.app.schemas.fits import Fit
@@ -224,12 +221,12 @@ class BoxcalClient(ClientBase):
     _open = httpx.Client
     _http: httpx.Client
 
-    predict = _blocking(predictions.predict)
-    predict_tensors = _blocking(predictions.predict_tensors)
-    predict_features = _blocking(predictions.predict_features)
-    predict_texts = _blocking(predictions.predict_texts)
-    calibrate = _blocking(predictions.calibrate)
-    calibrate_probabilities = _blocking(predictions.calibrate_probabilities)
+    predict = _blocking(calls.predict)
+    predict_tensors = _blocking(calls.predict_tensors)
+    predict_features = _blocking(calls.predict_features)
+    predict_texts = _blocking(calls.predict_texts)
+    calibrate = _blocking(calls.calibrate)
+    calibrate_probabilities = _blocking(calls.calibrate_probabilities)
     feedback = _blocking(calls.feedback)
     monitor = _blocking(calls.monitor)
     acknowledge = _blocking(calls.acknowledge)
@@ -329,12 +326,12 @@ class AsyncBoxcalClient(ClientBase):
     _open = httpx.AsyncClient
     _http: httpx.AsyncClient
 
-    predict = _awaiting(predictions.predict)
-    predict_tensors = _awaiting(predictions.predict_tensors)
-    predict_features = _awaiting(predictions.predict_features)
-    predict_texts = _awaiting(predictions.predict_texts)
-    calibrate = _awaiting(predictions.calibrate)
-    calibrate_probabilities = _awaiting(predictions.calibrate_probabilities)
+    predict = _awaiting(calls.predict)
+    predict_tensors = _awaiting(calls.predict_tensors)
+    predict_features = _awaiting(calls.predict_features)
+    predict_texts = _awaiting(calls.predict_texts)
+    calibrate = _awaiting(calls.calibrate)
+    calibrate_probabilities = _awaiting(calls.calibrate_probabilities)
     feedback = _awaiting(calls.feedback)
     monitor = _awaiting(calls.monitor)
     acknowledge = _awaiting(calls.acknowledge)

@@ -2,22 +2,94 @@
 
 It sends images of scikit-learn's handwritten digits to the service. The fit uses the validation split. The
 comparison uses the test split, which neither the training of the model nor the fit has seen. Then
-`demo_shift` adds noise to the images. At the end the calibrator that was active before is active again.
+`run_shift` adds noise to the images, which makes the calibrated answers too confident, and sends every true
+label: an alarm, a refit, a comparison and an activation follow. At the end the calibrator that was active
+before is active again.
 """
 
 import os
 import sys
+import time
 from argparse import ArgumentParser
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from boxcal.app.cli.failures import failure_of
-from boxcal.app.cli.output import progress_bar, screen
-from boxcal.app.client import DEFAULT_URL, BoxcalClient, Prediction, UnreachableError
-from boxcal.app.demo import shift as demo_shift
+from boxcal.app.cli.output import failure_of, progress_bar, screen
+from boxcal.app.client import DEFAULT_URL, AnswerTimeoutError, BoxcalClient, Prediction, UnreachableError
 from boxcal.calibrators import Metrics, evaluate
-from boxcal.models.digits_data import Digits, load_digits_split
+from boxcal.models.digits_data import GREY_LEVELS, Digits, load_digits_split
+
+NOISE = 5.0
+"""Standard deviation of the noise, in grey levels."""
+PART = 77
+"""Predictions a request; a seventh of the test split."""
+MOST_ROUNDS = 20
+SECONDS = 120.0
+PAUSE = 0.05
+EVERY = ("alarm", "candidate", "no_candidate", "duel_won", "duel_lost", "duel_undecided")
+
+Levels = npt.NDArray[np.float32]
+
+
+def run_shift(client: BoxcalClient, digits: Digits, say: Callable[[str], None]) -> None:
+    """Play the act, and show what the service decides."""
+    rng = np.random.default_rng(0)
+    first = max((one["id"] for one in client.refits(limit=1)), default=0)
+    state = play(client, digits.levels, digits.labels)
+    say(f"   {len(digits)} clear images: {describe(state)}")
+    for _ in range(MOST_ROUNDS):
+        noisy = digits.levels + rng.normal(0.0, NOISE, digits.levels.shape)
+        state = play(client, np.clip(noisy, 0, GREY_LEVELS).astype(np.float32), digits.labels)
+        if state["phase"] == "fitting":
+            state = settled(client, lambda now: now["phase"] != "fitting")
+        news = [one for one in client.refits() if one["id"] > first]
+        for one in reversed(news):
+            first = one["id"]
+            if one["kind"] in EVERY:
+                say(f"   {one['sentence']}")
+        if state["phase"] == "proposed":
+            say(f"   {len(digits)} noisy images: {describe(state)}")
+            client.activate(state["challenger"])
+            state = play(client, np.clip(noisy, 0, GREY_LEVELS).astype(np.float32), digits.labels)
+            active = state["calibrator"]
+            say(f"   Activated calibrator {active['version']} ({active['method']}): {describe(state)}")
+            return
+    say("   No calibrator was proposed; does BOXCAL_AUTO_REFIT have its default, propose?")
+
+
+def play(client: BoxcalClient, levels: Levels, labels: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """Predict images, give their labels, and return the state of the monitor once it includes them."""
+    seq = 0
+    for start in range(0, len(levels), PART):
+        answer = client.predict_tensors(levels[start : start + PART], feedback=True, top_k=1)
+        ids = [str(prediction.id) for prediction in answer.predictions]
+        given = dict(zip(ids, labels[start : start + PART].tolist(), strict=True))
+        seq = client.feedback(given).seq
+    return settled(client, lambda state: state["seq"] >= seq)
+
+
+def settled(client: BoxcalClient, is_done: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Wait for the monitor."""
+    deadline = time.monotonic() + SECONDS
+    while not is_done(state := client.monitor()):
+        if time.monotonic() > deadline:
+            raise AnswerTimeoutError(f"the monitor took longer than {SECONDS:g} s")
+        time.sleep(PAUSE)
+    return state
+
+
+def describe(state: dict[str, Any]) -> str:
+    """Say whether there is an alarm, and how many answers are right."""
+    raised = state["alarms"]["strict"]["alarm"]
+    accuracy = state["expected_accuracy"]
+    return (
+        f"{'alarm' if raised else 'no alarm'}, expected accuracy "
+        f"{accuracy['value']:.2f} ({accuracy['low']:.2f} to {accuracy['high']:.2f})"
+    )
+
 
 IMAGES_PER_REQUEST = 64
 SHOWN_DIGIT = 0
@@ -79,7 +151,7 @@ def run(client: BoxcalClient) -> None:
         compare(client, test, digits.test, fit.version)
         if fit.activated:
             say("5. Monitor the calibrator with labels, while the images change:")
-            demo_shift.run(client, digits.test, say)
+            run_shift(client, digits.test, say)
     finally:
         if fit.activated:
             restore(client, before.version)

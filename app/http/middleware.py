@@ -20,19 +20,23 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from boxcal.app.http import problems as errors
 from boxcal.app.http.browsers import BrowserRules
-from boxcal.app.http.dependencies import CLIENT_TIMEOUT, TELEMETRY
-from boxcal.app.http.limits import Limiter
-from boxcal.app.http.memory_quota import Budget
-from boxcal.app.http.plain_routes import DirectRequest
+from boxcal.app.http.dependencies import (
+    CLIENT_TIMEOUT,
+    SCOPE_KEY,
+    TELEMETRY,
+    DirectRequest,
+    KeyCheck,
+    Requirements,
+)
+from boxcal.app.http.limits import Budget, Limiter
 from boxcal.app.http.problem_documents import CLIENT_CLOSED, as_problem, document, media_type
 from boxcal.app.http.problems import MalformedBody, UnsupportedMediaType
-from boxcal.app.http.requirements import SCOPE_KEY, KeyCheck, Requirements
 from boxcal.app.http.scopes import Level
 from boxcal.app.observability.logs import current_request_id
 from boxcal.app.observability.telemetry import UNMATCHED, Telemetry
 from boxcal.app.settings import limits
 from boxcal.calibrators.errors import hint
-from boxcal.models.errors import BackboneError
+from boxcal.models import BackboneError
 
 CODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """Content codings with the `wbits` of zlib."""

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from boxcal.app.http.memory_quota import descriptor_limit
+from boxcal.app.http.limits import descriptor_limit
 
 EXTENSION = "boxcal.body_parts"
 

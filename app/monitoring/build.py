@@ -1,4 +1,10 @@
-"""Builds feedback and the monitor at start-up, each part after what it depends on."""
+"""Builds feedback and the monitor at start-up, each part after what it depends on.
+
+For requests with `prior_adjustment`, calibrators are adjusted to the class frequencies of recent predictions.
+The frequencies are estimated by MAP-EM from the predictions that are kept for feedback, once a minute; where
+their change is not significant, the answers stay as they are. The registry and the monitor know nothing of
+it: the adjustment lasts as long as a request.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,6 @@ from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.monitoring.events import EventLog
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.monitor import Monitor
-from boxcal.app.monitoring.prior import PriorAdjustments
 from boxcal.app.monitoring.refits import RefitRunner
 from boxcal.app.monitoring.writer import FeedbackWriter
 from boxcal.app.observability.supervised_task import background
@@ -24,6 +29,76 @@ if TYPE_CHECKING:
 
     from boxcal.app.observability.telemetry import Telemetry
     from boxcal.app.settings.service import Settings
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from boxcal.app.http.problems import InvalidParameter, TooFewPredictions
+from boxcal.app.monitoring.versions import class_prior_of
+from boxcal.app.registry.activator import ServedCalibrator
+from boxcal.calibrators.monitoring.class_prior import (
+    FEWEST_ROWS,
+    SMALLEST_FREQUENCY,
+    estimate_class_prior,
+    is_shifted,
+    prior_offsets,
+)
+
+if TYPE_CHECKING:
+    from boxcal.calibrators.monitoring.state import Array
+
+
+REFRESH_SECONDS = 60.0
+ROWS = 5000
+NUMBERS = 2**22
+"""Of logits, at most, unless the fewest rows have more."""
+
+
+class PriorAdjustments:
+    """Adjusts calibrators, on one event loop."""
+
+    def __init__(self, registry: Registry, log: FeedbackLog) -> None:
+        self._registry = registry
+        self._log = log
+        self._lock = asyncio.Lock()
+        self._made: dict[int, tuple[float, ServedCalibrator]] = {}
+
+    async def adjusted(self, served: ServedCalibrator) -> ServedCalibrator:
+        """Return a calibrator adjusted to the class frequencies of its recent predictions."""
+        if served.reads != "logits":
+            raise InvalidParameter(
+                f"The calibrator {served.version} (`{served.method}`) reads {served.reads}; "
+                "`prior_adjustment` needs one that reads logits."
+            )
+        async with self._lock:
+            until, made = self._made.get(served.version, (0.0, served))
+            if time.monotonic() >= until:
+                made = await self._registry.run(self._adjust, served)
+                self._made = {served.version: (time.monotonic() + REFRESH_SECONDS, made)}
+        return made
+
+    def _adjust(self, served: ServedCalibrator) -> ServedCalibrator:
+        num_classes = served.calibrator.num_classes
+        count = max(FEWEST_ROWS, min(ROWS, NUMBERS // num_classes))
+        with self._registry.database.read() as connection:
+            logits = self._log.newest(connection, served.version, count)
+        if len(logits) < FEWEST_ROWS:
+            raise TooFewPredictions(
+                f"Prior adjustment of calibrator {served.version} needs {FEWEST_ROWS:,} of its predictions "
+                f"with the option `feedback`; {len(logits):,} are kept."
+            )
+        known, samples = class_prior_of(self._registry, served.version)
+        source: Array = np.ones(num_classes) if known is None else known
+        source = np.maximum(source / source.sum(), SMALLEST_FREQUENCY)
+        rows = served.calibrator(np.asarray(logits, np.float64))
+        target = estimate_class_prior(rows, source) if is_shifted(rows, source, samples) else source
+        offsets = prior_offsets(source, target)
+        adjusted = served.calibrator.adjusted(offsets)
+        return ServedCalibrator(served.version, adjusted.method, adjusted)
+
 
 logger = logging.getLogger("boxcal")
 

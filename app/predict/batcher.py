@@ -15,12 +15,13 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Generic
 
 from boxcal.app.http.problems import BackboneFailed, DeadlineExceeded, NotReady, QueueFull, TooManySamples
-from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.device import Turns
-from boxcal.app.predict.entries import (
+from boxcal.app.predict.lanes import (
+    BatchSizer,
     Context,
     Entry,
     Finished,
+    Lanes,
     Outcomes,
     Part,
     Pass,
@@ -29,7 +30,6 @@ from boxcal.app.predict.entries import (
     Samples,
     Scores,
 )
-from boxcal.app.predict.lanes import Lanes
 
 ADMISSION_SAFETY_FACTOR = 1.4
 """A request is refused at once if this many times the expected wait exceeds its timeout."""

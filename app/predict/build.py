@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.app.observability.telemetry import Telemetry
-from boxcal.app.predict.answers import Rows
-from boxcal.app.predict.batch_sizer import BatchSizer
+from boxcal.app.predict.answers import CalibrationRequest, Rows, Scoring, calibrate, calibrate_batch
 from boxcal.app.predict.batcher import Batcher
-from boxcal.app.predict.calibration import CalibrationRequest, Scoring, calibrate, calibrate_batch
 from boxcal.app.predict.device import Turns
 from boxcal.app.predict.inputs import InputDecoder
+from boxcal.app.predict.lanes import BatchSizer
 from boxcal.app.predict.options import BoundsOption, Labels, RequestBounds, check_bounds
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.registry.activator import Activator, ServedCalibrator

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.http.memory_quota import Budget
+from boxcal.app.http.limits import Budget
 from boxcal.app.http.problems import (
     BackboneFailed,
     ImageTooLarge,
@@ -28,9 +28,9 @@ from boxcal.app.http.problems import (
     TooManySamples,
 )
 from boxcal.app.predict.bodies import CSV, FORM, IMAGES, TEXT, RequestBody
-from boxcal.app.predict.entries import PendingImage
+from boxcal.app.predict.lanes import PendingImage
 from boxcal.calibrators.errors import hint
-from boxcal.models.errors import BackboneError, TooManyPixels
+from boxcal.models import BackboneError, TooManyPixels
 from boxcal.models.inputs.base import Inputs as ModelInputs
 from boxcal.models.inputs.base import Samples
 from boxcal.models.inputs.decoding import check_size, image_size

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.http.memory_quota import Budget
+from boxcal.app.http.limits import Budget
 from boxcal.app.http.problems import (
     BackboneFailed,
     DeadlineExceeded,
@@ -26,16 +26,17 @@ from boxcal.app.http.problems import (
     RequestTooLarge,
 )
 from boxcal.app.observability.telemetry import Telemetry
-from boxcal.app.predict.answers import CalibratedAnswer, Rows
-from boxcal.app.predict.batcher import Batcher
-from boxcal.app.predict.calibration import (
+from boxcal.app.predict.answers import (
+    CalibratedAnswer,
     CalibrationRequest,
+    Rows,
     Scoring,
     calibrate,
     check_reads_logits,
     is_quick,
     shifted,
 )
+from boxcal.app.predict.batcher import Batcher
 from boxcal.app.predict.inputs import InputDecoder, Inputs
 from boxcal.app.predict.options import BoundsOption, Labels, Options, RequestBounds, check_bounds
 from boxcal.app.registry.activator import Activator, ServedCalibrator

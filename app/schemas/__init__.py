@@ -1,1 +1,9 @@
 """Documents of every route, which the server, the client and the command line share; pydantic alone."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Document(BaseModel):
+    """A frozen response; members that a newer service adds are kept in `model_extra`."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", from_attributes=True)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from boxcal.app.schemas.document import Document
+from boxcal.app.schemas import Document
 
 
 class BackboneName(Document):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from boxcal.app.schemas.document import Document
+from boxcal.app.schemas import Document
 
 ActivatePolicy = Literal["if_better", "always", "never"]
 FitState = Literal["queued", "running", "succeeded", "failed", "cancelled", "interrupted"]

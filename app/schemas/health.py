@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from boxcal.app.schemas.document import Document
+from boxcal.app.schemas import Document
 
 
 class Live(Document):

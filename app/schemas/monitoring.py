@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from boxcal.app.schemas.document import Document
+from boxcal.app.schemas import Document
 
 
 class FeedbackProblem(Document):

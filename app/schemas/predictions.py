@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from boxcal.app.schemas.document import Document
+from boxcal.app.schemas import Document
 
 
 class CalibratorName(Document):

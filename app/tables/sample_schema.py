@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
 from boxcal.app.http.problems import InvalidUpload
-from boxcal.models.errors import UnusableInput
+from boxcal.models import UnusableInput
 from boxcal.models.inputs.rows import Column, RowInputs
 from boxcal.models.inputs.texts import TextInputs
 

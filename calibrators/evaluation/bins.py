@@ -6,8 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from boxcal.calibrators.evaluation.outcomes import Vector
-from boxcal.calibrators.evaluation.rows import Indices
+from boxcal.calibrators.evaluation.outcomes import Indices, Vector
 
 Binning = Literal["width", "mass"]
 NUM_BINS = 15

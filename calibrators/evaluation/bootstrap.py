@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.calibrators.evaluation.outcomes import Tell, Vector, silent
-from boxcal.calibrators.evaluation.rows import Indices
+from boxcal.calibrators.evaluation.outcomes import Indices, Tell, Vector, silent
 from boxcal.calibrators.evaluation.toplabel import Resampled
 from boxcal.calibrators.row_statistics import effective_samples
 from boxcal.calibrators.threads import in_order

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.calibrators.evaluation.bins import NUM_BINS
-from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE, Outcomes, Tell, Vector, silent
-from boxcal.calibrators.evaluation.rows import Indices
+from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE, Indices, Outcomes, Tell, Vector, silent
 from boxcal.calibrators.threads import over_blocks
 
 Matrix = NDArray[np.float64]

@@ -15,15 +15,17 @@ from numpy.typing import NDArray
 from boxcal.calibrators.array_calibrator import ArrayCalibrator, CalibratedArrays, TwoStages
 from boxcal.calibrators.data import ValidationSet, fold_masks
 from boxcal.calibrators.errors import InvalidDataError
-from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE, Tell, silent
-from boxcal.calibrators.evaluation.rows import (
+from boxcal.calibrators.evaluation.outcomes import (
+    ROWS_AT_ONCE,
     Indices,
     Matrix,
     ProbabilityRows,
+    Tell,
     calibrated_rows,
     is_plain,
     joined_rows,
     kept_rows,
+    silent,
 )
 from boxcal.calibrators.threads import over_blocks
 

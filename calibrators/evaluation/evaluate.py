@@ -36,8 +36,15 @@ from boxcal.calibrators.evaluation.classwise import (
     ClasswiseError,
     cell_indices,
 )
-from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE, Outcomes, Tell, Vector, silent
-from boxcal.calibrators.evaluation.rows import Indices, Matrix
+from boxcal.calibrators.evaluation.outcomes import (
+    ROWS_AT_ONCE,
+    Indices,
+    Matrix,
+    Outcomes,
+    Tell,
+    Vector,
+    silent,
+)
 from boxcal.calibrators.evaluation.toplabel import (
     BinnedError,
     DebiasedError,

@@ -13,8 +13,16 @@ import numpy as np
 from boxcal.calibrators.evaluation.bins import bin_edges, bin_indices
 from boxcal.calibrators.evaluation.bootstrap import LEVEL, proportion_estimate
 from boxcal.calibrators.evaluation.classwise import ClassCells
-from boxcal.calibrators.evaluation.outcomes import ROWS_AT_ONCE, Outcomes, Tell, Vector, silent
-from boxcal.calibrators.evaluation.rows import Indices, Matrix, ProbabilityRows
+from boxcal.calibrators.evaluation.outcomes import (
+    ROWS_AT_ONCE,
+    Indices,
+    Matrix,
+    Outcomes,
+    ProbabilityRows,
+    Tell,
+    Vector,
+    silent,
+)
 from boxcal.calibrators.evaluation.smooth import Confidences, SmoothedResiduals, grid_size
 from boxcal.calibrators.threads import in_order, over_blocks
 

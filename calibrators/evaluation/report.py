@@ -15,7 +15,6 @@ from typing import Any
 from boxcal.calibrators.array_calibrator import TwoStages
 from boxcal.calibrators.checks import DataWarning, check_changed, check_fit, check_known
 from boxcal.calibrators.data import FEWEST_SAMPLES, Backbone, ValidationSet, check_validation_set
-from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.bootstrap import DRAWS, LEVEL, Estimate, Resamples
 from boxcal.calibrators.evaluation.crossfit import (
@@ -28,12 +27,12 @@ from boxcal.calibrators.evaluation.crossfit import (
     share_of,
 )
 from boxcal.calibrators.evaluation.evaluate import Evaluation, compare, judge, verdict
-from boxcal.calibrators.evaluation.outcomes import Tell, outcomes
+from boxcal.calibrators.evaluation.outcomes import ProbabilityRows, Tell, outcomes, softmax_rows
 from boxcal.calibrators.evaluation.reliability import class_reliability, reliability_data
-from boxcal.calibrators.evaluation.rows import ProbabilityRows, softmax_rows
 from boxcal.calibrators.evaluation.theory import SmoothCalibrationBound, smooth_calibration_bound
 from boxcal.calibrators.evaluation.verdict import Verdict
 from boxcal.calibrators.method import BOUND_MAPS
+from boxcal.calibrators.row_statistics import Sketch
 
 NO_BIAS: Mapping[str, float] = {}
 _FITTED, _JUDGED, _CHECKED = 0.4, 0.9, 0.93  # the fraction done after each step

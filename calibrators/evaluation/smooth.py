@@ -12,8 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.calibrators.evaluation.outcomes import Vector
-from boxcal.calibrators.evaluation.rows import Indices
+from boxcal.calibrators.evaluation.outcomes import Indices, Vector
 
 SMALLEST_BANDWIDTH = 0.001
 BISECTIONS = 10

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.models.errors import BackboneError
+from boxcal.models import BackboneError
 
 
 def read_labels(path: Path, num_classes: int) -> tuple[str, ...]:

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from boxcal.models.backends.checks import read_labels
-from boxcal.models.backends.torch_backbone import TorchBackbone
-from boxcal.models.backends.weights import load_into, read_weights
+from boxcal.models.backends.torch_backbone import TorchBackbone, load_into, read_weights
 from boxcal.models.digits_data import DIGIT_SIDE, GREY_LEVELS, LABELS, DigitLevels
 
 WEIGHTS = Path(__file__).with_name("digits.safetensors")

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
+from boxcal.models import BackboneError
 from boxcal.models.backends.checks import read_labels
 from boxcal.models.backends.onnx_backbone import OnnxBackbone
 from boxcal.models.backends.onnx_file import OnnxFile, Sessions
 from boxcal.models.digits_data import LABELS, DigitLevels
-from boxcal.models.errors import BackboneError
 from boxcal.models.inputs.base import ImageInputs
 
 GRAPH = Path(__file__).with_name("digits.onnx")

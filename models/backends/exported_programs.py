@@ -19,10 +19,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from boxcal.models import BackboneError
 from boxcal.models.backends.checks import file_fingerprint, fingerprint_with
 from boxcal.models.backends.spec import read_spec
 from boxcal.models.backends.torch_backbone import TorchBackbone, resolve_device
-from boxcal.models.errors import BackboneError
 
 # The entries of an archive without pickles, below its root folder.
 RAW = re.compile(

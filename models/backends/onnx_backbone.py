@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcal.models import BackboneError, UnusableInput
 from boxcal.models.backends.checks import file_fingerprint, fingerprint_with, random_batch, same_logits
 from boxcal.models.backends.core_pool import CorePool
 from boxcal.models.backends.onnx_file import CPU, OnnxFile, Sessions, batch_size_of, pieces
 from boxcal.models.backends.onnx_named import NamedOnnxBackbone, is_named
 from boxcal.models.backends.onnx_outputs import Output
 from boxcal.models.backends.spec import PreprocessingSpec, read_spec
-from boxcal.models.errors import BackboneError, UnusableInput
 from boxcal.models.inputs.base import ImageInputs, Inputs
 from boxcal.models.inputs.preprocessing import Preprocessing
 

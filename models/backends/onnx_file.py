@@ -15,9 +15,9 @@ import onnxruntime
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from boxcal.models import BackboneError
 from boxcal.models.backends.class_token import take_class_token_early
 from boxcal.models.backends.core_pool import usable_cores
-from boxcal.models.errors import BackboneError
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 RUNTIMES = "onnxruntime", "onnxruntime-gpu"

@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from boxcal.models import BackboneError, UnusableInput
 from boxcal.models.backends.checks import file_fingerprint, fingerprint_with
 from boxcal.models.backends.core_pool import usable_cores
 from boxcal.models.backends.onnx_file import CPU, OnnxFile, Sessions, batch_size_of, pieces
 from boxcal.models.backends.onnx_outputs import Output, class_labels
 from boxcal.models.backends.spec import ModelSpec, read_spec
-from boxcal.models.errors import BackboneError, UnusableInput
 from boxcal.models.inputs.base import Inputs
 from boxcal.models.inputs.rows import INTEGERS, Column, RowInputs
 from boxcal.models.inputs.texts import IDS, MASK, TextInputs

@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from boxcal.models import BackboneError
 from boxcal.models.backends.spec import ModelSpec
-from boxcal.models.errors import BackboneError
 
 FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)")
 MAPS = ("seq(map(int64,tensor(float)))", "seq(map(string,tensor(float)))")

@@ -34,8 +34,8 @@ from typing import Annotated, Any, Literal
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
 
+from boxcal.models import BackboneError
 from boxcal.models.backends.checks import check_labels, read_labels
-from boxcal.models.errors import BackboneError
 from boxcal.models.inputs.preprocessing import ImageClassification
 
 Number = Annotated[float, Field(allow_inf_nan=False)]

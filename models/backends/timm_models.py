@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from PIL import Image
 
+from boxcal.models import BackboneError
 from boxcal.models.backends.checks import check_labels, read_labels
-from boxcal.models.backends.torch_backbone import TorchBackbone
-from boxcal.models.backends.weights import load_into, read_weights
-from boxcal.models.errors import BackboneError
+from boxcal.models.backends.torch_backbone import TorchBackbone, load_into, read_weights
 from boxcal.models.inputs.preprocessing import ImageClassification
 
 RANDOM = "random"

@@ -14,10 +14,9 @@ from PIL import Image
 from torch import nn
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
+from boxcal.models import BackboneError
 from boxcal.models.backends.checks import check_labels, random_batch, read_labels, same_logits
-from boxcal.models.backends.torch_backbone import TorchBackbone
-from boxcal.models.backends.weights import load_into, read_weights
-from boxcal.models.errors import BackboneError
+from boxcal.models.backends.torch_backbone import TorchBackbone, load_into, read_weights
 from boxcal.models.inputs.preprocessing import ImageClassification
 
 RANDOM = "random"

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
+from boxcal.models import BackboneError, UnusableInput
 from boxcal.models.backends.backbone import Backbone
 from boxcal.models.backends.checks import check_labels, fingerprint_with, read_labels
 from boxcal.models.backends.core_pool import usable_cores
@@ -31,7 +32,6 @@ from boxcal.models.backends.torch_backbone import (
     resolve_device,
     tensors_fingerprint,
 )
-from boxcal.models.errors import BackboneError, UnusableInput
 from boxcal.models.inputs.preprocessing import ImageClassification
 from boxcal.models.inputs.texts import IDS, MASK, TYPES, TextInputs
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.models.errors import UnusableInput
+from boxcal.models import UnusableInput
 from boxcal.models.inputs.preprocessing import Preprocessing
 
 MAX_DIMENSIONS = 32

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError, WebPImagePlugin
 
-from boxcal.models.errors import InvalidImage, TooManyPixels
+from boxcal.models import InvalidImage, TooManyPixels
 from boxcal.models.inputs.preprocessing import Preprocessing
 
 # check_size replaces Pillow's own limit; its error names the size and the limit.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.models.errors import UnusableInput
+from boxcal.models import UnusableInput
 from boxcal.models.inputs.base import Kind, Samples
 
 EXACT = 2**53

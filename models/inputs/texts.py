@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.models.errors import BackboneError, UnusableInput
+from boxcal.models import BackboneError, UnusableInput
 from boxcal.models.inputs.base import Kind, Samples
 
 logger = logging.getLogger("boxcal")

@@ -15,7 +15,7 @@ import pytest
 
 from boxcal.app.client import Answer, BoxcalClient
 from boxcal.app.client.errors import ClientError
-from boxcal.models.errors import BackboneError
+from boxcal.models import BackboneError
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.fitting.files import npy
 from tests.app.running import Service, running

@@ -175,7 +175,7 @@ def test_half_open_requests_do_not_delay_the_end_and_leave_no_tracebacks(tmp_pat
 
 
 FAILING = """
-from boxcal.app.predict.batch_sizer import BatchSizer
+from boxcal.app.predict.lanes import BatchSizer
 from boxcal.app.server import serve
 from boxcal.app.settings.service import Settings
 def fail(self, share):

@@ -23,7 +23,7 @@ from boxcal.app.registry.records import FittedCalibrator
 from boxcal.app.settings.service import Settings
 from boxcal.app.state import build
 from boxcal.calibrators import fit as fitted
-from boxcal.models.errors import BackboneError
+from boxcal.models import BackboneError
 from tests.app.fitting.service import free_port
 from tests.app.fitting.validation_data import overconfident
 from tests.app.running import Service, running

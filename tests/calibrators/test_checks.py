@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 
 from boxcal.calibrators.checks import DataWarning, check_changed, check_data, check_fit, check_known
 from boxcal.calibrators.data import check_validation_set, fold_masks
-from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.evaluation.crossfit import cross_fit
 from boxcal.calibrators.method import parse
-from boxcal.calibrators.row_statistics import RowStatistics
+from boxcal.calibrators.row_statistics import RowStatistics, Sketch
 from tests.calibrators.samples import drawn
 
 Floats = NDArray[np.float64]

@@ -12,12 +12,12 @@ from safetensors.numpy import load, save
 
 from boxcal.calibrators import Calibrator, fit
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
+from boxcal.calibrators.calibrator import export
 from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.chain import Chain
 from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
 from boxcal.calibrators.method import logit_maps
-from boxcal.calibrators.onnx_export import export
 from tests.calibrators.filled_maps import CLASSES, filled
 from tests.calibrators.samples import overconfident
 

@@ -15,8 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from boxcal.calibrators.method import reads_of_methods
+from boxcal.models import BackboneError
 from boxcal.models.backends.onnx_file import check_one_runtime
-from boxcal.models.errors import BackboneError
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

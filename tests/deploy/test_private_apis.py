@@ -86,7 +86,7 @@ def test_torch_has_them() -> None:
 
 
 def test_numba_has_them() -> None:
-    from boxcal.calibrators.operator.ranking import most_probable
+    from boxcal.calibrators.operator.cpu_loops import most_probable
 
     kept = most_probable._cache._cache_file  # type: ignore[attr-defined]
     assert isinstance(kept._source_stamp, tuple)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from boxcal.models import InvalidImage, TooManyPixels, UnusableInput
 from boxcal.models.digits_data import DigitLevels
-from boxcal.models.errors import InvalidImage, TooManyPixels, UnusableInput
 from boxcal.models.inputs.decoding import decode
 from boxcal.models.inputs.preprocessing import ImageClassification, Preprocessing
 from boxcal.models.inputs.rows import Column, RowInputs

@@ -5,12 +5,12 @@ import pytest
 import torch
 from PIL import Image
 
+from boxcal.models import BackboneError
 from boxcal.models.backends.backbone import Backbone
 from boxcal.models.backends.digits import WEIGHTS, DigitsTransformer
 from boxcal.models.backends.digits_onnx import load_digits_onnx
-from boxcal.models.backends.weights import load_into, read_weights
+from boxcal.models.backends.torch_backbone import load_into, read_weights
 from boxcal.models.digits_data import DigitLevels, DigitsSplit, load_digits_split
-from boxcal.models.errors import BackboneError
 from boxcal.models.loading.specifications import load_backbone
 
 

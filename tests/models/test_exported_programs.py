@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from boxcal.models.errors import BackboneError
+from boxcal.models import BackboneError
 from tests.models.files import CLASSES, COLOUR_SPEC, WEIGHT, declare, load, samples
 
 

@@ -21,8 +21,8 @@ from boxcal.app.client.errors import InvalidRequestError
 from boxcal.app.fitting.backbones import BackboneSummary
 from boxcal.app.fitting.messages import TASK, CheckTask
 from boxcal.app.fitting.worker.check import read_file
+from boxcal.app.fitting.worker.fit import run_backbone
 from boxcal.app.fitting.worker.form import FilePart
-from boxcal.app.fitting.worker.model_pass import run_backbone
 from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.http.problems import BoxcalError
 from boxcal.app.tables.labels import Declared

@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from boxcal.models import BackboneError
 from boxcal.models.backends.transformers_models import image_preprocessing
-from boxcal.models.errors import BackboneError
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.running import running
 from tests.models.posting import Export, check_answers, check_fit

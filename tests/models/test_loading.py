@@ -11,13 +11,13 @@ import torchvision
 from PIL import Image
 from safetensors.torch import save_file
 
-from boxcal.models.backends.backbone import OpenBackbone
-from boxcal.models.backends.torch_backbone import tensors_fingerprint
-from boxcal.models.backends.torchvision_models import build, classes_of, preprocessing_of
-from boxcal.models.errors import (
+from boxcal.models import (
     BackboneError,
     UnusableInput,
 )
+from boxcal.models.backends.backbone import OpenBackbone
+from boxcal.models.backends.torch_backbone import tensors_fingerprint
+from boxcal.models.backends.torchvision_models import build, classes_of, preprocessing_of
 from boxcal.models.loading.specifications import load_backbone
 
 

@@ -14,7 +14,7 @@ import onnx
 import pytest
 import torch
 
-from boxcal.models.errors import BackboneError
+from boxcal.models import BackboneError
 from boxcal.models.loading.inspection import inspect_model
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.running import running

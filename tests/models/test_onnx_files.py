@@ -11,10 +11,10 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from boxcal.models.backends.onnx_file import weights_alone_quantised
-from boxcal.models.errors import (
+from boxcal.models import (
     BackboneError,
 )
+from boxcal.models.backends.onnx_file import weights_alone_quantised
 from boxcal.models.inputs.preprocessing import ImageClassification
 from boxcal.models.loading.inspection import inspect_model
 from boxcal.models.loading.specifications import load_backbone

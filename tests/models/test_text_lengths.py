@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from boxcal.app.client import BoxcalClient
-from boxcal.models.errors import BackboneError
+from boxcal.models import BackboneError
 from boxcal.models.inputs.texts import TextInputs
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.running import running

@@ -17,7 +17,7 @@ import torch
 from playwright.sync_api import Page, expect, sync_playwright
 
 from boxcal.app.client import BoxcalClient
-from boxcal.app.demo import shift as demo_shift
+from boxcal.app.demo import __main__ as demo_shift
 from boxcal.models.backends.backbone import Backbone
 from boxcal.models.digits_data import GREY_LEVELS, Digits, load_digits_split
 from boxcal.models.loading.specifications import load_backbone

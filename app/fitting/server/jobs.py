@@ -1,6 +1,7 @@
 """The fits of this process, for the routes: takes uploads, and reports, waits for and cancels fits.
 
-`slots` limits the uploads, `checks` lets a worker read them, and `runner` runs the fits.
+`slots` limits the uploads, `checks` lets a worker read them, and `runner` runs the fits. Comparisons have a
+worker of their own, so that none waits for a fit.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.fields import FitFields
 from boxcal.app.fitting.messages import BUDGET_SECONDS, RefitOutcome, RefitTask
 from boxcal.app.fitting.resources import disk_errors_as_problems
-from boxcal.app.fitting.server.comparisons import Comparisons
 from boxcal.app.fitting.server.job import Job, UploadSlots
 from boxcal.app.fitting.server.runner import WAITING, FitRunner
 from boxcal.app.fitting.server.upload_validation import GOING_DOWN, UploadChecks
@@ -36,6 +36,17 @@ from boxcal.app.registry.store import Registry
 
 if TYPE_CHECKING:
     from boxcal.app.observability.telemetry import Telemetry
+
+from collections.abc import Sequence
+from typing import Any
+
+from boxcal.app.fitting.fields import DECLARED
+from boxcal.app.fitting.messages import Compared, CompareTask, StoredVersion
+from boxcal.app.fitting.server.worker_process import Worker
+from boxcal.app.http.problems import UnknownMethod
+from boxcal.app.registry.activator import ServedCalibrator
+from boxcal.app.registry.records import UNCALIBRATED
+from boxcal.calibrators.method import no_method, reads_of_methods
 
 logger = logging.getLogger("boxcal")
 
@@ -296,3 +307,48 @@ class FitJobs:
             if record != last:
                 yield record
             last = record
+
+
+@dataclass(eq=False)
+class Comparisons:
+    """Comparisons of this process, one at a time."""
+
+    registry: Registry
+    activator: Activator
+    checks: UploadChecks
+    source: BackboneSource
+    _: KW_ONLY
+    memory_bytes: int
+    worker: Worker
+
+    async def find(self, versions: Sequence[int], methods: Sequence[str]) -> list[ServedCalibrator]:
+        known = reads_of_methods()
+        for name in methods:
+            if name not in known:
+                raise UnknownMethod(f"There is {no_method(name, known)}.")
+        return [await self.activator.fetch(version) for version in versions]
+
+    async def compare(
+        self,
+        folder: Path,
+        content_type: str,
+        versions: Sequence[ServedCalibrator],
+        methods: Sequence[str],
+    ) -> dict[str, Any]:
+        """Check the request body in a folder of `FitJobs.reserve_slot`, and compare on it."""
+        known = reads_of_methods()
+        others = [(f"the method {name!r}", known[name]) for name in methods]
+        others += [(f"version {one.version} ({one.method})", one.reads) for one in versions]
+        await self.checks.check(folder, content_type, DECLARED, others)
+        stored = [await self.registry.run(self._stored, one) for one in versions]
+        task = CompareTask(folder, self.source, stored, list(methods), self.memory_bytes)
+        try:
+            return (await self.worker.run(task, Compared)).document
+        except WorkerFailed as error:
+            raise self.checks.refusal(error, "The comparison failed.") from error
+
+    def _stored(self, served: ServedCalibrator) -> StoredVersion:
+        if served.version == UNCALIBRATED:
+            return StoredVersion(served.version, served.method, None, None)
+        known = self.registry.report(served.version).get("sketch")
+        return StoredVersion(served.version, served.method, self.registry.artifact(served.version), known)

@@ -1,13 +1,17 @@
 """Reads validation data that are named arrays, `.npz`, `.npy` parts and JSON, and checks their shapes.
 
-No pickle is read, and no array of another size than its header and the archive's directory announce.
+No pickle is read, and no array of another size than its header and the archive's directory announce. The
+directory of an archive takes many times its size in memory, so its size is limited before any entry is
+unpacked. Entries that overlap let a small file unpack to any size, so their places are compared.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import struct
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +20,6 @@ from typing import IO, Any
 import numpy as np
 import orjson
 
-from boxcal.app.fitting.worker.archives import DAMAGE
 from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.validation_set import (
     Expected,
@@ -27,15 +30,70 @@ from boxcal.app.fitting.worker.validation_set import (
     stored_dtype,
 )
 from boxcal.app.http.problems import InvalidUpload, MalformedBody, UploadTooLarge
-from boxcal.app.predict.arrays import read_rows
+from boxcal.app.tables.arrays import Header, read_header, read_rows
 from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT, SCORES, kind_of, refuse_weights
 from boxcal.app.tables.labels import check_shape, refuse_matrix
-from boxcal.app.tables.npy import Header, read_header
 from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs, either_of, naming_samples
 from boxcal.app.tables.values import Array, Batch
 from boxcal.calibrators.errors import hint
 from boxcal.calibrators.scores import two_columns
-from boxcal.models.errors import UnusableInput
+from boxcal.models import UnusableInput
+
+MAX_DIRECTORY_BYTES = 16 * 2**20
+LOCAL_HEADER_BYTES = 30
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
+END = struct.Struct("<4s4H2LH")
+END_MAGIC = b"PK\x05\x06"
+LOCATOR_MAGIC, LOCATOR_BYTES = b"PK\x06\x07", 20  # right before the end, in the 64-bit form
+MAX_COMMENT = 2**16
+
+
+def open_archive(file: IO[bytes]) -> zipfile.ZipFile:
+    """Open a zip archive whose entries can be unpacked one by one."""
+    size = _directory_size(file)
+    if size > MAX_DIRECTORY_BYTES:
+        raise UploadTooLarge(
+            f"The directory of the archive has {size:,} bytes; the limit is {MAX_DIRECTORY_BYTES:,}."
+        )
+    try:
+        archive = zipfile.ZipFile(file)
+    except (*DAMAGE, ValueError, OSError) as error:
+        raise InvalidUpload(f"The file is no readable zip archive: {error}.") from error
+    end = 0
+    for entry in sorted(archive.infolist(), key=lambda entry: entry.header_offset):
+        if not entry.filename:  # zipfile also cuts names at a NUL
+            raise InvalidUpload("An entry of the archive has no name.")
+        if entry.header_offset < end:
+            raise InvalidUpload(
+                f"The entry {entry.filename!r:.200} begins at byte {entry.header_offset:,}, "
+                f"before byte {end:,}, where the entry before it ends."
+            )
+        end = entry.header_offset + LOCAL_HEADER_BYTES + len(entry.orig_filename) + entry.compress_size
+        if entry.flag_bits & 0x1:
+            raise InvalidUpload(f"The entry {entry.filename!r:.200} is encrypted.")
+        if entry.compress_type not in METHODS:
+            raise InvalidUpload(
+                f"The entry {entry.filename!r:.200} is packed with zip method {entry.compress_type}; "
+                "methods 0 and 8 are read."
+            )
+    return archive
+
+
+def _directory_size(file: IO[bytes]) -> int:
+    """Read the size of the directory from the archive's last record."""
+    length = file.seek(0, io.SEEK_END)
+    file.seek(max(0, length - END.size - MAX_COMMENT))
+    tail = file.read()
+    file.seek(0)
+    start = tail.rfind(END_MAGIC)
+    if start < 0 or len(tail) - start < END.size:
+        raise InvalidUpload("The file is no readable zip archive: its end is missing.")
+    if tail[max(0, start - LOCATOR_BYTES) : start].startswith(LOCATOR_MAGIC):
+        raise InvalidUpload("The file is no readable zip archive: it is in the 64-bit form of zip.")
+    size: int = END.unpack_from(tail, start)[5]
+    return size
+
 
 CLASSES = "classes"
 NAMES = (*SCORES, "labels", FEATURES, TEXTS, GROUPS, SAMPLE_WEIGHT, CLASSES)

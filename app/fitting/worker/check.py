@@ -21,8 +21,7 @@ from boxcal.app.fitting.fields import FitFields
 from boxcal.app.fitting.messages import BODY_FILE, Checked, CheckTask
 from boxcal.app.fitting.resources import limit_memory
 from boxcal.app.fitting.worker import requirements
-from boxcal.app.fitting.worker.archives import open_archive
-from boxcal.app.fitting.worker.arrays import NAMES, read_json, read_npy, read_npz, read_object
+from boxcal.app.fitting.worker.arrays import NAMES, open_archive, read_json, read_npy, read_npz, read_object
 from boxcal.app.fitting.worker.form import FilePart, read_form
 from boxcal.app.fitting.worker.images import keep_images
 from boxcal.app.fitting.worker.validation_set import Expected, FileColumns, StoredSet, check_size, keep_set

@@ -14,10 +14,10 @@ from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.checks import KNOWN
 from boxcal.calibrators.data import check_validation_set
-from boxcal.calibrators.duplicates import Sketch, overlap
 from boxcal.calibrators.evaluation.comparison import BASELINE, MethodComparison, MetricScore, compare_methods
 from boxcal.calibrators.evaluation.verdict import NAMES
 from boxcal.calibrators.method import reads_of_methods
+from boxcal.calibrators.row_statistics import Sketch, overlap
 from boxcal.calibrators.threads import one_library_thread
 
 UNCLEAR = "not clearly different"

@@ -1,11 +1,13 @@
 """What one fit does, from the checked validation set to everything the registry keeps of it.
 
-It runs in the worker process, apart from the service: a folder comes in, a calibrator goes out.
+It runs in the worker process, apart from the service: a folder comes in, a calibrator goes out. For images,
+rows and texts it runs the model first, with a backbone of its own, and keeps the logits beside the labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -15,20 +17,88 @@ from boxcal.app.fitting.backbones import BackboneSummary
 from boxcal.app.fitting.messages import CompareTask, FitOutcome, FitTask
 from boxcal.app.fitting.resources import limit_memory
 from boxcal.app.fitting.worker import requirements
-from boxcal.app.fitting.worker.model_pass import run_backbone
-from boxcal.app.fitting.worker.validation_set import StoredSet
+from boxcal.app.fitting.worker.images import decoded_images
+from boxcal.app.fitting.worker.validation_set import ArrayWriter, StoredSet, kept_samples
 from boxcal.app.registry.records import FittedCalibrator
 from boxcal.app.settings import limits
+from boxcal.app.tables.sample_schema import FEATURES, ModelInputs
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.data import check_validation_set
-from boxcal.calibrators.duplicates import Sketch
 from boxcal.calibrators.errors import MissingDataError
 from boxcal.calibrators.evaluation.reliability import reliability_png, reliability_svg
 from boxcal.calibrators.evaluation.report import report_on
 from boxcal.calibrators.fitting.api import fit_data
 from boxcal.calibrators.method import reads_of_methods
+from boxcal.calibrators.row_statistics import Sketch
 from boxcal.calibrators.threads import one_library_thread
-from boxcal.models.backends.backbone import Backbone
+from boxcal.models.backends.backbone import Backbone, OpenBackbone
+
+BATCH = 32
+BATCH_ON_CPU = 8
+"""Images or texts of a batch; so few that even a slow model reports progress every few seconds."""
+ROWS = 256
+"""Rows of features in a batch."""
+
+
+def run_backbone(
+    data: StoredSet,
+    backbone: Backbone,
+    max_pixels: int,
+    progress: Callable[[float, str], None],
+    reads: Collection[str] = (),
+) -> None:
+    """Run the backbone over the samples of a set, and keep the logits beside the labels."""
+    samples, what = _batches(data, backbone, max_pixels)
+    steps: dict[str, Callable[[Any], Any]] = {"logits": backbone}
+    if "inputs" in reads:
+        steps["inputs"] = lambda batch: batch
+    if "features" in reads and isinstance(backbone, OpenBackbone) and backbone.head is not None:
+        steps["features"] = backbone.features
+    count, done = data.samples, 0
+    stage = f"running {backbone.name} on {count} {what}"
+    writers: dict[str, ArrayWriter] = {}
+    with ExitStack() as stack:
+        for batch in samples:
+            given = backbone.inputs.batch(batch)
+            for kept, step in steps.items():
+                try:
+                    block = np.asarray(step(given))
+                except Exception as error:
+                    if (named := _named(backbone, batch, done, what)) is not None:
+                        raise named from error
+                    raise
+                if kept not in writers:
+                    writer = ArrayWriter(data.folder, kept, block.shape[1:], block.dtype)
+                    writers[kept] = stack.enter_context(writer)
+                writers[kept].append(block)
+            done += len(batch)
+            progress(done / count, stage)
+
+
+def _batches(data: StoredSet, backbone: Backbone, max_pixels: int) -> tuple[Iterator[Any], str]:
+    """Give the samples of a set in batches, and what they are called."""
+    size = BATCH_ON_CPU if backbone.device == "cpu" else BATCH
+    if data.holds_images:
+        if backbone.preprocessing is None:
+            raise ValueError(f"{backbone.name} reads tensors, not images; upload its logits.")
+        return decoded_images(data.folder, backbone.preprocessing, max_pixels, size), "images"
+    inputs = ModelInputs.of(backbone)
+    if inputs is None:
+        raise ValueError(f"{backbone.name} reads neither features nor texts; upload its logits.")
+    is_rows = inputs.member == FEATURES
+    kept = kept_samples(data.folder, backbone.inputs, ROWS if is_rows else size)
+    return kept, "rows" if is_rows else "texts"
+
+
+def _named(backbone: Backbone, batch: Any, first: int, what: str) -> ValueError | None:
+    """Find the sample of a batch on which the model fails; None if it fails on none alone."""
+    for row in range(len(batch)):
+        try:
+            backbone(backbone.inputs.batch(batch[row : row + 1]))
+        except Exception as error:
+            return ValueError(f"{what}[{first + row}]: the model fails on it: {error}"[:1000])
+    return None
+
 
 Progress = Callable[[float, str], None]
 SEED = 0

@@ -1,6 +1,6 @@
 """Labelled images in place of logits: a zip archive with a folder for each class, and what fits make of it.
 
-The check judges the archive's directory and the first bytes of each image; `model_pass.py` decodes them.
+The check judges the archive's directory and the first bytes of each image; `fit.py` decodes them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.fitting.worker.archives import DAMAGE
+from boxcal.app.fitting.worker.arrays import DAMAGE
 from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.validation_set import LISTING, keep_labels
 from boxcal.app.http.problems import InvalidUpload, UploadTooLarge
-from boxcal.models.errors import InvalidImage
+from boxcal.models import InvalidImage
 from boxcal.models.inputs.decoding import decode, image_format
 
 if TYPE_CHECKING:

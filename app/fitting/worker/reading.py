@@ -14,8 +14,8 @@ from boxcal.app.client.bodies import pack_images
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.messages import FitTask
 from boxcal.app.fitting.worker import check, requirements
+from boxcal.app.fitting.worker.fit import run_backbone
 from boxcal.app.fitting.worker.form import FilePart
-from boxcal.app.fitting.worker.model_pass import run_backbone
 from boxcal.app.fitting.worker.validation_set import StoredSet, log_probabilities, tokens_of
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.registry.records import FittedCalibrator

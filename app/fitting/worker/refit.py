@@ -15,10 +15,9 @@ from boxcal.calibrators.checks import DataWarning
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.evaluation.crossfit import answers_on
 from boxcal.calibrators.evaluation.evaluate import compare, judge, verdict
-from boxcal.calibrators.evaluation.outcomes import outcomes
+from boxcal.calibrators.evaluation.outcomes import outcomes, softmax_rows
 from boxcal.calibrators.evaluation.reliability import reliability_png, reliability_svg
 from boxcal.calibrators.evaluation.report import NO_BIAS, Against, Report, reliability_of
-from boxcal.calibrators.evaluation.rows import softmax_rows
 from boxcal.calibrators.monitoring.candidates import Candidate, candidates, mean_nll
 
 SEED = 0

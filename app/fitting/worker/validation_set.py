@@ -30,7 +30,7 @@ from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs
 from boxcal.app.tables.values import Array, Batch
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.scores import LOGITS, PROBABILITIES, SIGMOIDS, WHOLE, ScoreLook, as_logits
-from boxcal.models.errors import UnusableInput
+from boxcal.models import UnusableInput
 from boxcal.models.inputs.base import Inputs
 from boxcal.models.inputs.rows import RowInputs
 from boxcal.models.inputs.texts import TextInputs

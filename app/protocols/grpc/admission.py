@@ -14,8 +14,7 @@ import grpc
 from grpc_health.v1 import health
 
 from boxcal.app.access.access import Access
-from boxcal.app.http.limits import Limiter
-from boxcal.app.http.memory_quota import Budget
+from boxcal.app.http.limits import Budget, Limiter
 from boxcal.app.http.problems import (
     DEFECTS,
     BoxcalError,

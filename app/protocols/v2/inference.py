@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from boxcal.app.http.problems import InvalidBounds, InvalidInput, InvalidParameter, ModelNotFound
 from boxcal.app.predict import options as request_options
 from boxcal.app.predict.answers import CalibratedAnswer, Rows, rank
-from boxcal.app.predict.arrays import as_logits, check_scores
 from boxcal.app.predict.bodies import COPIED, SCORES
 from boxcal.app.predict.inputs import Input, from_base64
 from boxcal.app.predict.options import SIDES, Options
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.protocols.v2.tensors import BYTES, Array
+from boxcal.app.tables.arrays import as_logits, check_scores
 from boxcal.calibrators.errors import hint
 from boxcal.calibrators.scores import LOGITS
 from boxcal.models.backends.backbone import Backbone

@@ -11,8 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 
-from boxcal.app.http.dependencies import TELEMETRY, current_state
-from boxcal.app.http.plain_routes import DirectRequest, PlainRoute
+from boxcal.app.http.dependencies import TELEMETRY, DirectRequest, PlainRoute, current_state
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
     BodyTooLarge,

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from boxcal.app.cli import bulk
-from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.output import UsageError
 from boxcal.app.fitting.worker.reading import RowFile
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.calibrators import Bounds, Calibrator, fit

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from onnx import TensorProto, helper, save
 
-from boxcal.app.cli.failures import UsageError
 from boxcal.app.cli.inspect import inspect
+from boxcal.app.cli.output import UsageError
 from boxcal.models.loading.inspection import inspect_model
 from boxcal.models.loading.specifications import load_backbone
 from tests.models.files import write_onnx

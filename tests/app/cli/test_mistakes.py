@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from boxcal.app.cli.failures import UsageError
+from boxcal.app.cli.output import UsageError
 from boxcal.app.cli.predict import read_bounds
 from boxcal.app.client import Fit, FitNotSucceededError
 from boxcal.calibrators import Calibrator

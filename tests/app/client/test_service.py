@@ -22,7 +22,6 @@ from boxcal.app.client import (
     NotFoundError,
     bodies,
     calls,
-    predictions,
 )
 from boxcal.app.client.exchange import Call
 from boxcal.calibrators import Calibrator
@@ -82,7 +81,7 @@ def test_images_of_pil_and_pixels_are_those_of_their_files(
     np.testing.assert_allclose(by_image.logits, by_path.logits, atol=1e-4)
     for wrong in (grey / 255, np.stack([grey] * 3), grey[None, :, :, None]):
         with pytest.raises(ValueError, match=r"uint8 \(H, W\), .* got .*; predict_tensors takes"):
-            predictions.predict(wrong)
+            calls.predict(wrong)
 
 
 def test_tensors_are_the_images(ask: Ask, url: str, digits: Digits) -> None:
@@ -218,9 +217,8 @@ def test_every_call_is_a_method_of_the_client() -> None:
 def _builders() -> list[Any]:
     return [
         f
-        for module in (calls, predictions)
-        for name, f in inspect.getmembers(module, inspect.isfunction)
-        if f.__module__ == module.__name__
+        for name, f in inspect.getmembers(calls, inspect.isfunction)
+        if f.__module__ == calls.__name__
         and not name.startswith("_")
         and "Call" in str(f.__annotations__["return"])
     ]
@@ -251,7 +249,7 @@ def test_a_data_frame_is_sent_by_the_names_of_its_columns() -> None:
         },
         index=[8, 5],
     )
-    sent = json.loads(predictions.predict_features(frame).arguments["content"])["inputs"]
+    sent = json.loads(calls.predict_features(frame).arguments["content"])["inputs"]
     assert sent == [
         {"features": {"age": 31, "height": 1.5, "city": "Oslo", "member": 1, "7": 2}},
         {"features": {"age": None, "height": None, "city": "Rome", "member": 0, "7": 3}},
@@ -259,11 +257,11 @@ def test_a_data_frame_is_sent_by_the_names_of_its_columns() -> None:
     document = calls.fit({"features": frame[["city"]], "labels": pd.Series([1, 0])}).arguments["files"][0][1]
     assert json.loads(document[1]) == {"features": [{"city": "Oslo"}, {"city": "Rome"}], "labels": [1, 0]}
     with pytest.raises(ValueError, match="different names, got age, age"):
-        predictions.predict_features(frame[["age", "age"]])
+        calls.predict_features(frame[["age", "age"]])
 
 
 def test_what_cannot_be_an_input_is_refused_before_it_is_sent() -> None:
     with pytest.raises(ValueError, match="at least one input"):
-        predictions.predict_texts()
+        calls.predict_texts()
     with pytest.raises(ValueError, match="as many values as the others, got age 2, city 1"):
-        predictions.predict_features({"age": [1, 2], "city": ["Rome"]})
+        calls.predict_features({"age": [1, 2], "city": ["Rome"]})

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from boxcal.app.fitting.worker.check import read_file
+from boxcal.app.fitting.worker.fit import run_backbone
 from boxcal.app.fitting.worker.form import FilePart
-from boxcal.app.fitting.worker.model_pass import run_backbone
 from boxcal.app.fitting.worker.reading import read_validation_data
 from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.http.problems import BoxcalError

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from boxcal.app.predict.batch_sizer import BatchSizer, of_few_sizes
+from boxcal.app.predict.lanes import BatchSizer, of_few_sizes
 
 
 def learned(batch_sizer: BatchSizer, fixed: float, per_sample: float, *, noise: float = 0.0) -> BatchSizer:

@@ -22,9 +22,8 @@ from boxcal.app.http.problems import (
     QueueFull,
     TooManySamples,
 )
-from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.batcher import Batcher
-from boxcal.app.predict.entries import Finished, Part, PendingImage
+from boxcal.app.predict.lanes import BatchSizer, Finished, Part, PendingImage
 from tests.app.raising import raises_problem
 
 pytestmark = pytest.mark.anyio

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from boxcal.app.http.problems import InvalidBounds
 from boxcal.app.predict import options as request_options
-from boxcal.app.predict.answers import CalibratedAnswer, Rows
-from boxcal.app.predict.calibration import CalibrationRequest, calibrate, calibrate_batch
+from boxcal.app.predict.answers import CalibratedAnswer, CalibrationRequest, Rows, calibrate, calibrate_batch
 from boxcal.app.predict.options import Labels
 from boxcal.app.registry.activator import ServedCalibrator
 from boxcal.calibrators.array_calibrator import ArrayCalibrator

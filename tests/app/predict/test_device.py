@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from boxcal.app.predict.batch_sizer import BatchSizer
 from boxcal.app.predict.batcher import Batcher
 from boxcal.app.predict.device import Device, Turns
-from boxcal.app.predict.entries import Part
+from boxcal.app.predict.lanes import BatchSizer, Part
 
 pytestmark = pytest.mark.anyio
 

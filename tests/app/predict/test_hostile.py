@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from boxcal.app.observability.supervised_task import FreeMemory, resident_bytes
-from boxcal.app.predict.batch_sizer import BatchSizer
+from boxcal.app.predict.lanes import BatchSizer
 from boxcal.app.schemas.predictions import Answer
 from boxcal.models.digits_data import Digits
 from boxcal.models.inputs import decoding
