@@ -50,6 +50,7 @@ FITS = "app/registry/fits.py"
 ACTIVATIONS = "app/registry/activations.py"
 
 DEFECTS = "tests/calibrators/operator/test_defects.py"
+ADVERSITY = "tests/calibrators/operator/test_adversity.py"
 EXACTNESS = "tests/calibrators/operator/test_exactness.py"
 MEETING = "tests/calibrators/operator/test_bounds.py"
 QUEUE = "tests/app/predict/test_batcher.py"
@@ -108,6 +109,18 @@ MUTATIONS = [
     # The operator on the CPU.
     Mutation(LOOPS, "select(is_free, zero, clipped)", "zero", DEFECTS),
     Mutation(LOOPS, "is_free = clipped == value", "is_free = value <= high", DEFECTS),
+    Mutation(
+        LOOPS,
+        "within - inside > CLOSE_CALL * inside",
+        "within - inside > np.inf",
+        f"{ADVERSITY}::test_a_class_within_an_ulp_of_its_bound_that_outweighs_the_free_one",
+    ),
+    Mutation(
+        LOOPS,
+        "largest = 1.0 if _is_single(row) else 1e100",
+        "largest = 1e300",
+        f"{ADVERSITY}::test_free_classes_whose_weights_have_lost_their_digits",
+    ),
     Mutation(LOOPS, "if settled or beyond == next_beyond:", "if True:", EXACTNESS),
     Mutation(
         LOOPS,

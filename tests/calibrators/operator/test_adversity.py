@@ -105,6 +105,24 @@ def test_bounds_that_add_up_to_one_beside_a_class_of_almost_no_mass() -> None:
     judge(rows, box_constrained_softmax)
 
 
+def test_a_class_within_an_ulp_of_its_bound_that_outweighs_the_free_one() -> None:
+    """Whether the second class is held decides whether the last one has 2.4e-7 or its lower bound."""
+    rows = Rows(
+        np.array([[-158.22266, -132.95218, -183.32794, -106.34288, -156.97809]], np.float32),
+        np.array([[0, 0.1666102111339569, 0.0039746761322021484, 0.0002052122, 2.1726517e-07]], np.float32),
+        np.array([[0, 0.9954996109008789, 0.0039746761322021484, 0.00052547455, 0.6323534]], np.float32),
+    )
+    judge(rows, box_constrained_softmax)
+
+
+def test_free_classes_whose_weights_have_lost_their_digits() -> None:
+    """Relative to the largest logit, which is held, the weights of the others are 9e-43 and 6e-59."""
+    logits = np.array([[-162.1208953857422, -65.26127624511719, -102.67228698730469]], np.float32)
+    judge(
+        Rows(logits, np.zeros_like(logits), np.full_like(logits, 0.6943408250808716)), box_constrained_softmax
+    )
+
+
 def test_the_smallest_normal_probabilities_are_kept() -> None:
     """exp(-87.3305) is just above the smallest normal float32, and not 0."""
     logits = np.array([[0.0, -87.3305, -87.3365]], np.float32)
