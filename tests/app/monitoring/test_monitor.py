@@ -16,7 +16,6 @@ from httpx_sse import connect_sse
 
 from boxcal.app.client import BoxcalClient
 from boxcal.app.demo import __main__ as demo
-from boxcal.app.demo import shift as demo_shift
 from boxcal.models.digits_data import load_digits_split
 from tests.app.client.scripted import Reply, scripted
 from tests.app.monitoring.traffic import evidence, folded, label, play, predict, stream
@@ -179,7 +178,7 @@ def test_the_act_of_the_demo(data_dir: Path) -> None:
         logits = np.array([prediction.logits for prediction in answer.predictions])
         fit = client.fit_arrays(logits, digits.validation.labels, method="ts", activate="always", wait=120)
         assert fit.activated
-        demo_shift.run(client, digits.test, said.append)
+        demo.run_shift(client, digits.test, said.append)
         kinds = [decision["kind"] for decision in client.refits()][::-1]
         assert client.activations()["activations"][0]["version"] > fit.version
     assert "no alarm" in said[0]
