@@ -29,7 +29,7 @@ FLOORS = {
     "calibrators": (
         {"errors", "operator", "scores"},
         {"maps", "data"},
-        {"calibrator", "artifact", "method", "onnx_export"},
+        {"calibrator", "artifact", "method"},
         {"fitting", "evaluation", "estimator"},
         {"monitoring"},
         {"warm"},
