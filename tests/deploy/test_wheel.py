@@ -141,7 +141,8 @@ def service(environment: Path, tmp_path: Path) -> Iterator[str]:
 def test_the_readmes_python_runs_against_the_installed_service(
     environment: Path, service: str, tmp_path: Path
 ) -> None:
-    blocks = "\n".join(PYCON.findall((ROOT / "README.md").read_text()))
+    documents = (ROOT / name for name in ("README.md", "docs/api/calibrators.md"))
+    blocks = "\n".join(block for document in documents for block in PYCON.findall(document.read_text()))
     assert "BoxcalClient" in blocks
     (tmp_path / "blocks.md").write_text(blocks)
     folder = tmp_path / "reader"

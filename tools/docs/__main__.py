@@ -11,9 +11,10 @@ from tools.docs.generated import PARTS
 
 PLAYED = (
     "README.md",
-    "docs/operations.md",
+    "docs/api/calibrators.md",
     "docs/configuration.md",
     "docs/http.md",
+    "docs/operations.md",
     "docs/monitoring.md",
     "docs/scikit-learn.md",
 )
