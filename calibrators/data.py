@@ -280,7 +280,7 @@ def check_weights(weights: Any, num_samples: int) -> Floats:
             f"sample_weight must be finite and not negative; row {row} is {array[row].item()}"
         )
     if not array.any():
-        raise InvalidDataError("sample_weight must not be 0 for every sample")
+        raise InvalidDataError("sample_weight must not be zero for every sample")
     return array.astype(np.float64)
 
 

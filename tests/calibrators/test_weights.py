@@ -101,7 +101,7 @@ def test_the_estimator_takes_weights() -> None:
     [
         ([1.0] * (ROWS - 1) + [-1.0], "row 399 is -1.0"),
         ([1.0] * (ROWS - 1) + [np.nan], "row 399 is nan"),
-        ([0.0] * ROWS, "must not be 0 for every sample"),
+        ([0.0] * ROWS, "must not be zero for every sample"),
         ([1.0], "must have shape"),
     ],
 )
