@@ -15,10 +15,11 @@ from typing import TypedDict
 from fastapi import FastAPI
 
 from boxcal.app.access.access import Access, open_access
-from boxcal.app.access.event_streams import EventStreams
+from boxcal.app.access.event_streams import event_streams
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.server.build import FitService, open_refits
 from boxcal.app.fitting.server.jobs import FitJobs
+from boxcal.app.http.limits import Shares
 from boxcal.app.http.problems import BoxcalError, InternalError, ModelNotFound, NotReady
 from boxcal.app.monitoring.build import open_monitoring
 from boxcal.app.monitoring.monitor import Monitor
@@ -189,7 +190,7 @@ class State:
     default: ServedModel  # The first model, which answers requests that name none
     v2: Mapping[str, ServedModel]  # The models by their names in the Open Inference Protocol
     access: Access
-    event_streams: EventStreams
+    event_streams: Shares
     collected: Collects  # The metrics of all models and, if several serve, of all processes
     is_shared: bool  # Whether several processes serve: the metrics are then read from files
 
@@ -262,7 +263,7 @@ async def build(settings: Settings, telemetry: Telemetry, slot: Slot | None = No
             default=default,
             v2={name: model for model in models.values() for name in model.v2.names},
             access=access,
-            event_streams=EventStreams(),
+            event_streams=event_streams(),
             collected=collected,
             is_shared=slot is not None,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from boxcal.app.access.access import Access
-from boxcal.app.access.event_streams import EventStreams
+from boxcal.app.access.event_streams import event_streams
 from boxcal.app.access.keys import KeyStore
 from boxcal.app.http.limits import Budget, Limiter
 from boxcal.app.http.problems import (
@@ -146,14 +147,15 @@ def test_a_key_has_its_requests_in_progress() -> None:
 
 
 def test_event_streams_use_a_quarter_of_the_descriptors_and_a_client_a_quarter_of_those() -> None:
-    streams = EventStreams(64)
-    for client in "abcd":
-        for _ in range(4):
-            streams.enter(client)
-        with raises_problem(ConcurrencyLimited, match="has 4 event streams open; the limit is 4"):
-            streams.enter(client)
-    with raises_problem(Unavailable, match="All 16"):
-        streams.enter("e")
+    streams = event_streams(64)
+    with ExitStack() as opened:
+        for client in "abcd":
+            for _ in range(4):
+                opened.enter_context(streams.holding(client))
+            with raises_problem(ConcurrencyLimited, match="has 4 event streams open; the limit is 4"):
+                opened.enter_context(streams.holding(client))
+        with raises_problem(Unavailable, match="All 16"):
+            opened.enter_context(streams.holding("e"))
 
 
 def test_gauges_of_processes_are_the_largest_where_a_sum_means_nothing(tmp_path: Path) -> None:

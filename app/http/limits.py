@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from boxcal.app.http.problems import ConcurrencyLimited, QueueFull, RateLimited
+from boxcal.app.http.problems import ConcurrencyLimited, QueueFull, RateLimited, Unavailable
 
 WINDOW_SECONDS = 60
 
@@ -99,3 +100,39 @@ class Budget:
             yield
         finally:
             self.release(amount)
+
+
+class Shares:
+    """Counts what clients hold open, such as event streams; used by the event loop only.
+
+    What is open keeps a descriptor or memory as long as its client likes, so a client has a share of all.
+    """
+
+    def __init__(
+        self, what: str, in_all: int, per_client: int, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self._what = what
+        self._in_all = in_all
+        self._per_client = per_client
+        self._headers = headers or {}
+        self._open: Counter[str] = Counter()
+
+    @contextmanager
+    def holding(self, client: str) -> Iterator[None]:
+        """Hold one for the duration of a block; refuse it if the client or all together have too many."""
+        if self._open[client] >= self._per_client:
+            raise ConcurrencyLimited(
+                f"The client has {self._open[client]} {self._what} open; the limit is {self._per_client}.",
+                headers=self._headers,
+            )
+        if self._open.total() >= self._in_all:
+            refused = Unavailable(f"All {self._in_all} {self._what} of this process are in use.")
+            refused.headers |= self._headers
+            raise refused
+        self._open[client] += 1
+        try:
+            yield
+        finally:
+            self._open[client] -= 1
+            if not self._open[client]:
+                del self._open[client]

@@ -83,11 +83,11 @@ class Pipeline:
     def active_version(self) -> int:
         return self.activator.active.current.version
 
-    def check_room(self, options: Options) -> None:
-        """Refuse a request before its body is read, if not even one sample would be admitted."""
+    def check_room(self, options: Options, samples: int = 1) -> None:
+        """Refuse a request before its body is read or its samples are made, if they would not be admitted."""
         if self.inputs.kind == "none":
             raise NoModel(self.inputs.refusal(""))
-        self.batcher.check_room(1, time.monotonic() + self._timeout_of(options))
+        self.batcher.check_room(samples, time.monotonic() + self._timeout_of(options))
 
     def memory_for(self, rows: int, options: Options, *, as_json: bool) -> AbstractContextManager[None]:
         """Hold, for a block, the memory that a request is estimated to need until its response is sent."""

@@ -142,14 +142,14 @@ def unfinished(channel: grpc.Channel, stopped: threading.Event) -> Any:
 
 
 def test_unfinished_messages_are_few_and_do_not_block_others(service: Service, address: str) -> None:
-    """A call sends its message within a moment, or is one of eight that may take longer."""
+    """A call sends its message within a moment, or is one of eight of its client that may take longer."""
     stopped = threading.Event()
     with grpc.insecure_channel(address) as channel:
         calls = [unfinished(channel, stopped) for _ in range(20)]
         try:
             until(lambda: sum(call.done() for call in calls) == 12)
             refused = [call.exception() for call in calls if call.done()]
-            assert {error.code() for error in refused} == {grpc.StatusCode.UNAVAILABLE}
+            assert {error.code() for error in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
             answer = triton.InferenceServerClient(address).infer("digits.calibrator", [logits_input(LOGITS)])
             np.testing.assert_array_equal(answer.as_numpy("probabilities"), calibrated(service, LOGITS))
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
@@ -14,7 +14,7 @@ import grpc
 from grpc_health.v1 import health
 
 from boxcal.app.access.access import Access
-from boxcal.app.http.limits import Budget, Limiter
+from boxcal.app.http.limits import Budget, Limiter, Shares
 from boxcal.app.http.problems import (
     DEFECTS,
     BoxcalError,
@@ -25,6 +25,7 @@ from boxcal.app.http.problems import (
 from boxcal.app.http.scopes import Level, Requirement, Scope
 from boxcal.app.predict.bodies import unblocked
 from boxcal.app.protocols.grpc import inference_pb2
+from boxcal.app.settings import limits
 
 logger = logging.getLogger("boxcal")
 
@@ -42,11 +43,23 @@ STATUS = {
     HTTPStatus.GATEWAY_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 MAX_FIELDS = 4000
-"""Inputs, outputs, parameters and raw contents of one message."""
+"""Inputs, outputs, parameters and raw contents of one message, and the fields of each input and output."""
+TENSORS = (5, 6)
+"""Numbers of the fields `inputs` and `outputs` of a request."""
 QUICK_SECONDS = 0.1
 RECEIVE_SECONDS = 20.0
+OPEN_SECONDS = 2.0
+"""To receive the message of a call that needs no key: these have a few bytes."""
 SLOW_MESSAGES = 8
-"""Messages that may take longer than `QUICK_SECONDS` to arrive; as many large bodies as over HTTP."""
+"""Messages of one client that may take longer than `QUICK_SECONDS` to arrive; of all, twice as many."""
+WATCHES, REFLECTIONS, REFLECTION_SECONDS = 256, 32, 30.0
+"""Streams of each kind, a quarter of them of one client."""
+MESSAGE_BYTES = 4 * limits.MAX_BODY_BYTES
+"""Of messages, and of answers that their clients have not read."""
+SMALL_BYTES = 256 * 1024
+"""Of a message or an answer that these limits do not count."""
+ANSWER_SECONDS, ANSWER_RATE = 30.0, 2**20
+"""A client reads an answer within this time and a second more for each so many bytes."""
 REQUIREMENTS: dict[str, Requirement] = {
     f"/{SERVICE}/ModelInfer": Scope.PREDICT,
     f"/{SERVICE}/ModelStatistics": Scope.READ,
@@ -62,14 +75,19 @@ REQUIREMENTS: dict[str, Requirement] = {
 class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
     """Admits calls before their messages are received, and receives, parses and answers the admitted ones.
 
-    gRPC receives and deserialises the message of a unary call before it calls the handler. So unary calls
-    are served as streams of one message, which are received on demand: nothing is received for a call that
-    is refused. The key is in the metadata.
+    gRPC receives and deserialises the message of a unary call before it calls the handler, and sends its
+    answer however long that takes. So unary calls are served as streams of one message in each direction:
+    nothing is received for a call that is refused. The key is in the metadata.
     """
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        self._slow = Budget("unfinished messages", SLOW_MESSAGES)
+        self._slow = Shares("unfinished messages", 2 * SLOW_MESSAGES, SLOW_MESSAGES)
+        self._open = Shares("unfinished messages without a key", 4 * SLOW_MESSAGES, SLOW_MESSAGES)
+        self._watches = Shares("watches", WATCHES, WATCHES // 4)
+        self._reflections = Shares("reflections", REFLECTIONS, REFLECTIONS // 4)
+        self._messages = Budget("bytes of messages", MESSAGE_BYTES)
+        self._answers = Budget("bytes of answers", MESSAGE_BYTES)
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         """Return the handler of a call."""
@@ -78,16 +96,24 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
             return None
         if handler.response_streaming:
             return self._streaming(handler, details)
+        is_open = REQUIREMENTS.get(details.method) is Level.OPEN
 
-        async def handle(_: Any, context: Any) -> bytes:
-            async with self._entered(details, context):
-                data = await self._received(context)
-                request = await unblocked(len(data), _parsed, handler.request_deserializer, data)
-                response = await handler.unary_unary(request, context)
-                written: bytes = await unblocked(response.ByteSize(), handler.response_serializer, response)
-                return written
+        async def handle(_: Any, context: Any) -> None:
+            async with self._entered(details, context) as client:
+                data = await self._received(context, client, is_open=is_open)
+                with self._messages.holding(max(0, len(data) - SMALL_BYTES)):
+                    request = await unblocked(len(data), _parsed, handler.request_deserializer, data)
+                    del data
+                    response = await handler.unary_unary(request, context)
+                    del request
+                size = response.ByteSize()
+                with self._answers.holding(max(0, size - SMALL_BYTES)):
+                    written: bytes = await unblocked(size, handler.response_serializer, response)
+                    del response
+                    seconds = ANSWER_SECONDS + size / ANSWER_RATE
+                    await _within(seconds, context.write(written), "answer was not read")
 
-        return grpc.stream_unary_rpc_method_handler(handle)
+        return grpc.stream_stream_rpc_method_handler(handle)
 
     def _streaming(self, handler: Any, details: Any) -> Any:
         """Admit a call that is answered by a stream: the health watch and reflection."""
@@ -96,30 +122,45 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
         else:
             serve, make = handler.stream_stream, grpc.stream_stream_rpc_method_handler
 
+        async def respond(requests: Any, context: Any) -> None:
+            responses = serve(requests, context)
+            if inspect.iscoroutine(responses):  # it writes to the context itself
+                await responses
+                return
+            async for response in responses:
+                await context.write(response)
+
         async def handle(requests: Any, context: Any) -> None:
-            async with self._entered(details, context):
-                responses = serve(requests, context)
-                if inspect.iscoroutine(responses):  # it writes to the context itself
-                    await responses
-                    return
-                async for response in responses:
-                    await context.write(response)
+            async with self._entered(details, context) as client:
+                if details.method.startswith(f"/{health.SERVICE_NAME}/"):
+                    with self._watches.holding(client):
+                        await respond(requests, context)
+                else:
+                    with self._reflections.holding(client):
+                        await _within(
+                            REFLECTION_SECONDS, respond(requests, context), "reflection did not end"
+                        )
 
         return make(handle, handler.request_deserializer, handler.response_serializer)
 
     @asynccontextmanager
-    async def _entered(self, details: Any, context: Any) -> AsyncIterator[None]:
-        """Check the API key of a call, and turn errors into status codes with the problem's detail."""
+    async def _entered(self, details: Any, context: Any) -> AsyncIterator[str]:
+        """Check the API key of a call, and turn errors into status codes with the problem's detail.
+
+        Gives whom the call counts for: the key, or the address that the call comes from.
+        """
         limiter: Limiter | None = None
         requirement = REQUIREMENTS.get(details.method, Level.KEY)
+        client = str(context.peer()).rpartition(":")[0]
         try:
             if self._access.is_required and requirement is not Level.OPEN:
                 headers = [
                     (name.encode(), value if isinstance(value, bytes) else value.encode())
                     for name, value in details.invocation_metadata
                 ]
-                limiter = self._access.admit(headers, requirement).limiter
-            yield
+                key = self._access.admit(headers, requirement)
+                client, limiter = key.record.id, key.limiter
+            yield client
         except BoxcalError as error:
             if error.kind in DEFECTS:
                 logger.error("gRPC failed: %s", error)
@@ -134,20 +175,29 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
             if limiter is not None:
                 limiter.leave()
 
-    async def _received(self, context: Any) -> bytes:
+    async def _received(self, context: Any, client: str, *, is_open: bool) -> bytes:
         """Receive the message of a call; few calls at once may take longer than a moment to send it."""
         receiving = asyncio.ensure_future(context.read())
         receiving.add_done_callback(_retrieve)
         await asyncio.wait([receiving], timeout=QUICK_SECONDS)
         if not receiving.done():
-            with self._slow.holding(1):
-                await asyncio.wait([receiving], timeout=RECEIVE_SECONDS)
+            shares, seconds = (self._open, OPEN_SECONDS) if is_open else (self._slow, RECEIVE_SECONDS)
+            with shares.holding(client):
+                await asyncio.wait([receiving], timeout=seconds)
             if not receiving.done():
-                raise DeadlineExceeded(f"The message was not received within {RECEIVE_SECONDS:g} seconds.")
+                raise DeadlineExceeded(f"The message was not received within {seconds:g} seconds.")
         data = await receiving
         if not isinstance(data, bytes):
             raise MalformedBody("The call has no message.")
         return data
+
+
+async def _within(seconds: float, work: Awaitable[None], what: str) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await work
+    except TimeoutError:
+        raise DeadlineExceeded(f"The {what} within {seconds:.0f} seconds.") from None
 
 
 def _retrieve(receiving: asyncio.Future[Any]) -> None:
@@ -171,12 +221,13 @@ def _parsed(deserialize: Callable[[bytes], Any], data: bytes) -> Any:
         raise MalformedBody(f"The message cannot be parsed: {error!s:.100}.") from error
 
 
-def count_fields(data: bytes, limit: int) -> int:
-    """Count the fields of a message, not those of the messages in it, up to one more than `limit`.
+def count_fields(data: bytes | memoryview, limit: int, nested: Collection[int] = TENSORS) -> int:
+    """Count the fields of a message and of the messages in its fields `nested`, up to more than `limit`.
 
     A field is a tag, whose three lowest bits are the wire type, and a value. Returns -1 if a field ends
     behind the data.
     """
+    data = memoryview(data)
     position = count = 0
     while position < len(data) and count <= limit:
         tag, position = _varint(data, position)
@@ -185,14 +236,19 @@ def count_fields(data: bytes, limit: int) -> int:
             _, position = _varint(data, position)
         elif kind == 2:
             length, position = _varint(data, position)
-            position += length
+            start, position = position, position + length
+            if tag >> 3 in nested and position <= len(data):
+                inner = count_fields(data[start:position], limit - count, ())
+                if inner < 0:
+                    return -1
+                count += inner
         else:
             position += {1: 8, 5: 4}.get(kind, len(data))
         count += 1
     return count if position <= len(data) else -1
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
     """Read a number of 7 bits a byte, least first, and return the position behind it."""
     value = shift = 0
     while position < len(data):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -19,12 +20,22 @@ from google.protobuf import descriptor_pool
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from boxcal.app.http.limits import descriptor_limit
 from boxcal.app.http.problems import InternalError, InvalidInput, MalformedBody
+from boxcal.app.http.protocol import IDLE_SECONDS
+from boxcal.app.predict.bodies import unblocked
 from boxcal.app.protocols.grpc import inference_pb2
 from boxcal.app.protocols.grpc.admission import SERVICE, Admission
 from boxcal.app.protocols.v2 import routes
-from boxcal.app.protocols.v2.inference import InferenceRequest, class_count
-from boxcal.app.protocols.v2.tensors import BYTES, datatype_of, from_binary, read_shape, to_binary
+from boxcal.app.protocols.v2.inference import Answered, InferenceRequest, class_count
+from boxcal.app.protocols.v2.tensors import (
+    BYTES,
+    MAX_DIMENSIONS,
+    datatype_of,
+    from_binary,
+    read_shape,
+    to_binary,
+)
 
 if TYPE_CHECKING:
     from boxcal.app.protocols.v2.served import ProtocolState
@@ -47,6 +58,10 @@ MAX_CALLS = 1000
 PING_SECONDS = 5.0
 """Least time between two pings of a client; gRPC closes connections that ping more often. Clients send one
 every 10 s at most."""
+HANDSHAKE_SECONDS = 5.0
+"""For the first bytes of a connection, which must be those of HTTP/2."""
+ALIVE_SECONDS = 60.0
+"""Without a sign of life for so long, a connection is asked for one."""
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
@@ -123,16 +138,28 @@ class Inference:
         return inference_pb2.ModelStatisticsResponse(**found)
 
     async def model_infer(self, request: Any, context: Any) -> Any:
-        asked = read_request(request)
-        answered = await self._state.v2_model(asked.model).v2.infer(asked)
-        response = inference_pb2.ModelInferResponse(
-            model_name=answered.model, model_version=answered.version, id=request.id
-        )
-        response.parameters["bounds_relaxed"].bool_param = answered.relaxed
-        for name, array in answered.outputs:
-            response.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
-            response.raw_output_contents.append(to_binary(array))
-        return response
+        model = self._state.v2_model(request.model_name).v2
+        asked = await unblocked(_sent_size(request), read_request, request)
+        answered = await model.infer(asked)
+        size = sum(array.nbytes * (8 if array.dtype.kind == "O" else 1) for _, array in answered.outputs)
+        return await unblocked(size, _response, request.id, answered)
+
+
+def _sent_size(request: Any) -> int:
+    """Count the bytes of raw contents, and eight for each typed value."""
+    typed = (values for one in request.inputs for _, values in one.contents.ListFields())
+    return sum(map(len, request.raw_input_contents)) + 8 * sum(map(len, typed))
+
+
+def _response(identity: str, answered: Answered) -> Any:
+    response = inference_pb2.ModelInferResponse(
+        model_name=answered.model, model_version=answered.version, id=identity
+    )
+    response.parameters["bounds_relaxed"].bool_param = answered.relaxed
+    for name, array in answered.outputs:
+        response.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
+        response.raw_output_contents.append(to_binary(array))
+    return response
 
 
 def read_request(request: Any) -> InferenceRequest:
@@ -142,7 +169,7 @@ def read_request(request: Any) -> InferenceRequest:
         raise MalformedBody(f"The request has {len(request.inputs)} inputs and {len(raw)} raw contents.")
     inputs = {}
     for position, one in enumerate(request.inputs):
-        shape = read_shape(one.name, list(one.shape))
+        shape = read_shape(one.name, list(one.shape[: MAX_DIMENSIONS + 1]))
         array = from_binary(one.name, one.datatype, shape, raw[position]) if raw else _typed(one, shape)
         if one.name in inputs:
             raise InvalidInput(f"The request has two inputs {one.name!r:.100}.")
@@ -176,6 +203,10 @@ async def serving(state: ProtocolState, host: str, port: int, max_bytes: int) ->
         ("grpc.http2.bdp_probe", 0),  # else the window of a connection grows, also of a refused call
         ("grpc.http2.min_ping_interval_without_data_ms", round(1000 * PING_SECONDS)),
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_time_ms", round(1000 * ALIVE_SECONDS)),
+        ("grpc.server_handshake_timeout_ms", round(1000 * HANDSHAKE_SECONDS)),
+        ("grpc.max_connection_idle_ms", round(1000 * IDLE_SECONDS)),
+        ("grpc.max_allowed_incoming_connections", descriptor_limit() // 4),
     ]
     # The processes of one service listen on the same port; another program that listens there is an error.
     server = grpc.aio.server(
@@ -225,7 +256,7 @@ def _typed(one: Any, shape: tuple[int, ...]) -> Any:
             f"The input {one.name!r:.100} has the type {one.datatype!r:.50}; send it as raw contents."
         )
     values = getattr(one.contents, member)
-    if len(values) != int(np.prod(shape, dtype=object)):
+    if len(values) != math.prod(shape):
         raise InvalidInput(
             f"The input {one.name!r:.100} of the shape {list(shape)} has {len(values)} values in `{member}`."
         )
@@ -236,7 +267,7 @@ def _typed(one: Any, shape: tuple[int, ...]) -> Any:
     dtype = {"F": np.float64, "B": np.bool_}.get(one.datatype[0], np.int64)
     if one.datatype == "UINT64":
         dtype = np.uint64
-    return np.array(values, dtype).reshape(shape)
+    return np.fromiter(values, dtype, len(values)).reshape(shape)
 
 
 def _value(parameter: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,8 +37,10 @@ DEFAULT_OUTPUTS = ("probabilities", "label", "index")
 IGNORED = ("sequence_id", "sequence_start", "sequence_end", "priority", "binary_data_output")
 """Parameters that clients send by themselves and that change nothing here."""
 PARAMETERS = (*SIDES, "timeout", "timeout_ms", "calibrator")
-NUMBERS_PER_ROW = 64
-"""The outputs of a row take as long as so many numbers."""
+NUMBERS_PER_ROW = NUMBERS_PER_OBJECT = 64
+"""The outputs of a row, and an object of `BYTES`, take as long as so many numbers."""
+MOST_BOUNDED_ROWS, MOST_BOUNDED_NUMBERS = 1024, 2**16
+"""Rows with bounds of their own in one request, and classes times rows: each row is a request of its own."""
 
 
 @dataclass(slots=True)
@@ -160,6 +162,12 @@ class Models:
         per_row = _bounds(bounds, document, rows, self._backbone.num_classes)
         if per_row is None:
             return await self._run(asked.model, given, request_options.from_json(document or None))
+        if rows > MOST_BOUNDED_ROWS or rows * self._backbone.num_classes > MOST_BOUNDED_NUMBERS:
+            raise InvalidBounds(
+                f"The request has bounds for each of {rows:,} rows of {self._backbone.num_classes:,} "
+                f"classes; at most {MOST_BOUNDED_ROWS:,} rows and {MOST_BOUNDED_NUMBERS:,} numbers may have "
+                "their own."
+            )
         # One calibrator for all rows, also if another one is activated meanwhile.
         version = document.get("calibrator", "active")
         document["calibrator"] = self._pipeline.active_version if version == "active" else version
@@ -168,9 +176,9 @@ class Models:
                 self._run(
                     asked.model,
                     {name: array[row : row + 1] for name, array in given.items()},
-                    request_options.from_json({**document, "bounds": per_row[row]}),
+                    request_options.from_json({**document, "bounds": one}),
                 )
-                for row in range(rows)
+                for row, one in enumerate(per_row)
             )
         )
         joined = Rows.join([answer.rows for answer in answers])
@@ -187,8 +195,10 @@ class Models:
                     lambda check: _logits(given, classes, check), numbers, options, is_array=True
                 )
             else:
-                pipeline.check_room(options)
-                answer = await pipeline.predict(self._samples(given), options)
+                pipeline.check_room(options, rows)
+                size = sum(array.size if array.dtype.kind == "O" else 0 for array in given.values())
+                samples = await pipeline.computed(NUMBERS_PER_OBJECT * size, lambda: self._samples(given))
+                answer = await pipeline.predict(samples, options)
             if answer.rows.probabilities.nbytes <= COPIED:
                 pipeline.count(answer)
             else:
@@ -255,10 +265,9 @@ def _rows(given: Mapping[str, Array]) -> int:
 
 def _bounds(
     bounds: Mapping[str, Array], document: dict[str, Any], rows: int, classes: int
-) -> list[dict[str, Any]] | None:
+) -> Iterator[dict[str, Any]] | None:
     """Put bounds (K) into the options; return the bounds of each row if some are (N, K)."""
-    per_row: list[dict[str, Any]] = [{} for _ in range(rows)]
-    several = False
+    several: dict[str, NDArray[np.float64]] = {}
     for side, array in bounds.items():
         if array.dtype.kind not in "fiu" or array.shape not in {(classes,), (rows, classes), (1, classes)}:
             raise InvalidBounds(
@@ -268,15 +277,16 @@ def _bounds(
         if side in document.get("bounds", {}):
             raise InvalidBounds(f"Give the {side} bounds once, as an input or as a parameter.")
         values = array.astype(np.float64)
-        several |= values.ndim == 2 and len(values) > 1
-        for row, one in enumerate(np.broadcast_to(values, (rows, classes))):
-            per_row[row][side] = one.tolist()
-        if not several:
-            document.setdefault("bounds", {})[side] = per_row[0][side]
+        if values.ndim == 2 and len(values) > 1:
+            several[side] = values
+        else:
+            document.setdefault("bounds", {})[side] = values.reshape(-1).tolist()
     if not several:
         return None
     shared = document.pop("bounds", {})
-    return [{**shared, **one} for one in per_row]
+    return (
+        {**shared, **{side: values[row].tolist() for side, values in several.items()}} for row in range(rows)
+    )
 
 
 def _logits(given: Mapping[str, Array], classes: int, check_finite: bool) -> NDArray[np.float64]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from boxcal.app.access.event_streams import EventStreams
+from boxcal.app.access.event_streams import event_streams
 from boxcal.app.http.problems import ConcurrencyLimited, Unavailable
 from tests.app.fitting.service import Service
 from tests.app.raising import raises_problem
@@ -71,14 +71,14 @@ def test_connections_that_ask_for_nothing_leave_descriptors_for_health_checks(se
 
 
 def test_streams_are_limited_per_client_and_in_all() -> None:
-    streams = EventStreams(descriptors=64)
-    for client in "abcd":
-        for _ in range(4):
-            streams.enter(client)
-    with raises_problem(ConcurrencyLimited, match="has 4 event streams open"):
-        streams.enter("a")
-    with raises_problem(Unavailable, match="All 16 event streams") as caught:
-        streams.enter("e")
-    assert caught.value.headers["Retry-After"] == "10"
-    streams.leave("a")
-    streams.enter("e")
+    streams = event_streams(descriptors=64)
+    with ExitStack() as opened:
+        for client in "abcd" * 4:
+            opened.enter_context(streams.holding(client))
+        with raises_problem(ConcurrencyLimited, match="has 4 event streams open"):
+            opened.enter_context(streams.holding("a"))
+        with raises_problem(Unavailable, match="All 16 event streams") as caught:
+            opened.enter_context(streams.holding("e"))
+        assert caught.value.headers["Retry-After"] == "10"
+    with streams.holding("e"):
+        pass

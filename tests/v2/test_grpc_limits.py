@@ -1,0 +1,165 @@
+"""What one client of gRPC may hold: connections, calls without a message, streams, memory, the event loop."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tests.app.access.test_event_streams import FEW
+from tests.app.fitting.service import Service, free_port
+
+INFERENCE = "/inference.GRPCInferenceService/ModelInfer"
+CHECK = "/grpc.health.v1.Health/Check"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+MODEL = "logits:10.calibrator"
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder: Path = tmp_path_factory.mktemp("limits")
+    port = str(free_port())
+    with Service(folder, prelude=FEW, model="logits:10", grpc_port=port) as one:
+        yield one
+
+
+@pytest.fixture
+def address(service: Service) -> str:
+    return f"127.0.0.1:{service.environment['BOXCAL_GRPC_PORT']}"
+
+
+def channel_to(address: str, stack: ExitStack) -> grpc.Channel:
+    """Open a channel with a connection of its own."""
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
+    return stack.enter_context(grpc.insecure_channel(address, options))
+
+
+def silent(channel: grpc.Channel, method: str, stopped: threading.Event) -> Any:
+    """Begin a call that sends nothing."""
+
+    def messages() -> Iterator[bytes]:
+        stopped.wait(60)
+        yield b""
+
+    return channel.stream_stream(method)(messages())
+
+
+def is_healthy(address: str) -> bool:
+    with ExitStack() as stack:
+        stub = health_pb2_grpc.HealthStub(channel_to(address, stack))
+        answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def test_silent_connections_leave_descriptors_for_health_checks(service: Service, address: str) -> None:
+    host, _, port = address.partition(":")
+    with ExitStack() as stack:
+        for _ in range(900):
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
+        assert httpx.get(f"{service.url}/health/live", timeout=5).is_success
+        assert psutil.Process(service.process.pid).num_fds() < 400
+        time.sleep(6)  # they must send the first bytes of HTTP/2 within 5 s
+        assert is_healthy(address)
+
+
+@pytest.mark.parametrize("method", [INFERENCE, CHECK, REFLECTION])
+def test_idle_calls_of_a_client_do_not_refuse_others(address: str, method: str) -> None:
+    stopped = threading.Event()
+    with ExitStack() as stack:
+        stack.callback(stopped.set)
+        channels = [channel_to(address, stack) for _ in range(4)]
+        calls = [silent(channels[n % 4], method, stopped) for n in range(120)]
+        time.sleep(1)
+        refused = [call.exception() for call in calls if call.done()]
+        assert len(refused) == 112
+        assert {error.code() for error in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert all(is_healthy(address) for _ in range(6))
+        for call in calls:
+            call.cancel()
+
+
+def memory(service: Service) -> int:
+    return int(psutil.Process(service.process.pid).memory_info().rss)
+
+
+def inferred(address: str, request: Any) -> Any:
+    with ExitStack() as stack:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel_to(address, stack))
+        return stub.ModelInfer(request, timeout=60)
+
+
+def slowest_health_check(service: Service, work: Any) -> float:
+    """Give the longest of the health checks that are answered while `work` runs."""
+    seconds = []
+    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=service.url, timeout=60) as http:
+        running = pool.submit(work)
+        while not running.done():
+            began = time.perf_counter()
+            assert http.get("/health/live").is_success
+            seconds.append(time.perf_counter() - began)
+        running.result()
+    return max(seconds)
+
+
+def test_typed_contents_are_read_beside_the_event_loop(service: Service, address: str) -> None:
+    request = service_pb2.ModelInferRequest(model_name=MODEL)
+    tensor = request.inputs.add(name="logits", datatype="INT64", shape=[200_000, 10])
+    tensor.contents.int64_contents.extend([1] * 2_000_000)
+    request.outputs.add(name="probabilities")
+    answers = []
+    assert slowest_health_check(service, lambda: answers.append(inferred(address, request))) < 1.0
+    probabilities = np.frombuffer(answers[0].raw_output_contents[0]).reshape(200_000, 10)
+    np.testing.assert_allclose(probabilities, 0.1, rtol=1e-15)
+
+
+def test_labels_of_many_rows_are_written_beside_the_event_loop(service: Service, address: str) -> None:
+    request = service_pb2.ModelInferRequest(model_name=MODEL)
+    logits = np.zeros((200_000, 10), np.float32)
+    request.inputs.add(name="logits", datatype="FP32", shape=logits.shape)
+    request.raw_input_contents.append(logits.tobytes())
+    request.outputs.add(name="label")
+    assert slowest_health_check(service, lambda: inferred(address, request)) < 1.0
+
+
+def test_a_tensor_of_one_dimension_is_refused_before_rows_are_made(service: Service) -> None:
+    body = b'{"inputs": [{"name": "logits", "datatype": "BOOL", "shape": [20000000], "parameters": '
+    body += b'{"binary_data_size": 20000000}}]}'
+    headers = {"Inference-Header-Content-Length": str(len(body))}
+    before = memory(service)
+    url = f"{service.url}/v2/models/{MODEL}/infer"
+    answer = httpx.post(url, content=body + bytes(20_000_000), headers=headers, timeout=60)
+    assert answer.status_code == 413
+    assert "20,000,000 samples of 10 classes need about" in answer.json()["detail"]
+    assert memory(service) - before < 150 * MIB
+
+
+def test_rows_with_bounds_of_their_own_are_limited(address: str) -> None:
+    request = service_pb2.ModelInferRequest(model_name=MODEL)
+    for name in ("logits", "upper"):
+        request.inputs.add(name=name, datatype="FP32", shape=[1025, 10])
+        request.raw_input_contents.append(np.ones((1025, 10), np.float32).tobytes())
+    with pytest.raises(grpc.RpcError, match="1,025 rows of 10 classes; at most 1,024 rows"):
+        inferred(address, request)
+
+
+def test_parameters_of_one_input_are_limited(address: str) -> None:
+    request = service_pb2.ModelInferRequest(model_name=MODEL)
+    tensor = request.inputs.add(name="logits", datatype="FP32", shape=[1, 10])
+    for n in range(4001):
+        tensor.parameters[str(n)].bool_param = True
+    with pytest.raises(grpc.RpcError, match="more than 4,000 inputs, outputs and parameters"):
+        inferred(address, request)
