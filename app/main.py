@@ -16,21 +16,11 @@ from starlette.types import ASGIApp
 
 from boxcal.app.access import routes as access
 from boxcal.app.fitting.server import routes as refit
-from boxcal.app.http import health, openapi
-from boxcal.app.http import problem_documents as documents
-from boxcal.app.http import problems as errors
+from boxcal.app.http import health
 from boxcal.app.http.browsers import BrowserRules
 from boxcal.app.http.dependencies import PlainRoutes
 from boxcal.app.http.middleware import RequestMiddleware
-from boxcal.app.http.problems import (
-    ApiKeyExpired,
-    ApiKeyRequired,
-    ConcurrencyLimited,
-    InsufficientScope,
-    InvalidApiKey,
-    RateLimited,
-)
-from boxcal.app.http.scopes import ROUTES, Level, Requirement
+from boxcal.app.http.openapi import complete
 from boxcal.app.monitoring import routes as monitoring
 from boxcal.app.observability.logs import RequestLog
 from boxcal.app.observability.telemetry import UNMATCHED, Telemetry
@@ -77,16 +67,6 @@ ROUTERS = (
     v2.router,
 )
 
-SECURITY_SCHEMES = {
-    "bearer": {
-        "type": "http",
-        "scheme": "bearer",
-        "description": "API key, where keys are required.",
-    },
-    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "The same."},
-}
-REFUSALS = (ApiKeyRequired, InvalidApiKey, ApiKeyExpired, InsufficientScope, RateLimited, ConcurrencyLimited)
-
 
 class Application(FastAPI):
     """FastAPI with layers around its router: ids, `RequestMiddleware` for errors, and optionally traces."""
@@ -116,6 +96,14 @@ class Application(FastAPI):
         logged = RequestLog(answering)
         provider = self.state.trace_provider
         return logged if provider is None else Tracing(logged, provider)
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document, in which every error is a problem."""
+        known, document = self.openapi_schema, super().openapi()
+        if document is not known:
+            complete(document)
+            document.setdefault("servers", [{"url": self.state.settings.root_path or "/"}])
+        return document
 
 
 def all_routes(app: FastAPI) -> list[BaseRoute]:
@@ -150,7 +138,6 @@ def create_app(settings: Settings | None = None, slot: Slot | None = None) -> Fa
     app.router.routes[:0] = PLAIN_ROUTES
     for router in ROUTERS:
         app.include_router(router)
-    describe(app)
     return app
 
 
@@ -162,60 +149,3 @@ def declared_statuses(routes: Iterable[BaseRoute]) -> dict[str, set[int]]:
             codes = {int(code) for code in route.responses} | {route.status_code or 200}
             statuses.setdefault(route.path_format, set()).update(codes)
     return statuses
-
-
-def require_key(operation: dict[str, Any], requirement: Requirement) -> None:
-    """Declare in an operation of the OpenAPI document what access requires."""
-    if requirement is Level.OPEN:
-        operation["security"] = []
-        return
-    operation["security"] = [{name: []} for name in SECURITY_SCHEMES]
-    operation["x-required-scope"] = requirement.value
-    operation["responses"] |= {
-        str(status): answer for status, answer in documents.problems(*REFUSALS).items() if status != 500
-    }
-
-
-def declare_model(operation: dict[str, Any]) -> None:
-    """Declare in an operation of the OpenAPI document that the model it is asked for may not exist."""
-    if any(one["name"] == "model" for one in operation.get("parameters", ())):
-        missing = documents.problems(errors.ModelNotFound)[errors.ModelNotFound.status]
-        operation["responses"].setdefault(str(errors.ModelNotFound.status), missing)
-
-
-def declare_media_type(path: str, operation: dict[str, Any]) -> None:
-    """Declare of which type the errors of an operation are."""
-    for status, answer in operation["responses"].items():
-        content = answer.get("content", {})
-        if documents.PROBLEM_MEDIA_TYPE in content:
-            changed = {documents.media_type(path): content[documents.PROBLEM_MEDIA_TYPE]}
-            operation["responses"][status] = {**answer, "content": changed}
-
-
-def describe(app: FastAPI) -> None:
-    """Declare in the OpenAPI document that every error is a problem, FastAPI's validation errors included."""
-    generate = app.openapi
-
-    def document_of_api() -> dict[str, Any]:
-        document = generate()
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        schemas["Problem"] = documents.PROBLEM_SCHEMA
-        for name in ("HTTPValidationError", "ValidationError"):
-            schemas.pop(name, None)
-        declared = documents.problems(errors.InvalidParameter)[errors.InvalidParameter.status]
-        document["components"]["securitySchemes"] = SECURITY_SCHEMES
-        for path, operations in document["paths"].items():
-            for method, operation in operations.items():
-                require_key(operation, ROUTES[method.upper(), path])
-                declare_model(operation)
-                answer = operation["responses"].get("422", {})
-                if documents.media_type(path) not in answer.get("content", {}):
-                    operation["responses"]["422"] = declared
-        openapi.complete(document)
-        for path, operations in document["paths"].items():
-            for operation in operations.values():
-                declare_media_type(path, operation)
-        document.setdefault("servers", [{"url": app.state.settings.root_path or "/"}])
-        return document
-
-    app.openapi = document_of_api  # type: ignore[method-assign]

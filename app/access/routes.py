@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, Field
 
 from boxcal.app.access.access import LoadedKey
-from boxcal.app.http.dependencies import SCOPE_KEY, address_of, current_state
+from boxcal.app.http.dependencies import SCOPE_KEY, Limit, address_of, current_state
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import InvalidParameter, RegistryUnavailable
 from boxcal.app.http.scopes import Scope
@@ -25,23 +25,28 @@ class Identity(BaseModel):
     """What the sender of the request may do."""
 
     key_required: bool = Field(description="Whether the service requires API keys.")
-    key: str | None = Field(description="Id of the key; null without one.")
-    name: str = Field(description="Name of the key, or `anonymous`.")
+    key: str | None = Field(description="Id of the key; null without one.", examples=["6c1f0e5ab2d94c77"])
+    name: str = Field(description="Name of the key, or `anonymous`.", examples=["ci"])
     scopes: list[Scope] = Field(description="What the key permits; `admin` permits everything.")
-    expires_at: datetime | None = Field(description="When the key expires; null if it does not.")
+    expires_at: datetime | None = Field(
+        description="When the key expires; null if it does not.", examples=["2027-01-01T00:00:00Z"]
+    )
 
 
 class AuditEntry(BaseModel):
     """One change."""
 
-    id: int
-    at: datetime
+    id: int = Field(examples=[17])
+    at: datetime = Field(examples=["2026-11-21T03:00:00Z"])
     action: Action
-    subject: str = Field(description="What was changed, such as `calibrator 3`.")
-    name: str = Field(description="Name of the API key, or what else made the change.")
-    key: str | None = Field(description="Id of the API key.")
-    address: str = Field(description="Address from which the request came; empty for the service itself.")
-    details: dict[str, Any]
+    subject: str = Field(description="What was changed, such as `calibrator 3`.", examples=["calibrator 1"])
+    name: str = Field(description="Name of the API key, or what else made the change.", examples=["ci"])
+    key: str | None = Field(description="Id of the API key.", examples=["6c1f0e5ab2d94c77"])
+    address: str = Field(
+        description="Address from which the request came; empty for the service itself.",
+        examples=["10.0.0.7"],
+    )
+    details: dict[str, Any] = Field(examples=[{"method": "ts"}])
 
     @classmethod
     def of(cls, record: AuditRecord) -> AuditEntry:
@@ -103,7 +108,7 @@ async def get_identity(key: CurrentKey) -> Identity:
 @router.get("/audit", responses=problems(InvalidParameter, RegistryUnavailable))
 async def list_audit(
     state: Annotated[Any, Depends(current_state)],
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: Limit = 100,
     before_entry: Annotated[
         int | None, Query(ge=1, le=2**31 - 1, description="Only entries older than the one with this id.")
     ] = None,

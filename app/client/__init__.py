@@ -6,9 +6,9 @@ from boxcal.app.client.errors import *  # noqa: F403
 from boxcal.app.client.exchange import RetryPolicy
 from boxcal.app.schemas.calibrators import Activated, BackboneName, CalibratorDocument
 from boxcal.app.schemas.fits import Fit, FitWarning
-from boxcal.app.schemas.health import Health
 from boxcal.app.schemas.monitoring import Feedback, FeedbackProblem
 from boxcal.app.schemas.predictions import Answer, CalibratorName, LabelProbability, Prediction
+from boxcal.app.schemas.service import Health
 
 __all__ = [
     "Activated",

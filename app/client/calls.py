@@ -31,9 +31,9 @@ from boxcal.app.client.bodies import (
 from boxcal.app.client.exchange import Call
 from boxcal.app.schemas.calibrators import Activated, CalibratorDocument
 from boxcal.app.schemas.fits import ActivatePolicy, Fit
-from boxcal.app.schemas.health import Health
 from boxcal.app.schemas.monitoring import Feedback
 from boxcal.app.schemas.predictions import Answer
+from boxcal.app.schemas.service import Health
 
 
 def predict(*images: ImageSource, **options: Unpack[AnswerOptions]) -> Call[Answer]:

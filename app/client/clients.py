@@ -26,7 +26,7 @@ from boxcal.app.client import calls
 from boxcal.app.client.errors import AnswerTimeoutError, ClientError, FitNotSucceededError, InvalidUrlError
 from boxcal.app.client.exchange import Call, RetryPolicy, attempts, parsed, transport_error
 from boxcal.app.schemas.fits import Fit
-from boxcal.app.schemas.health import Health
+from boxcal.app.schemas.service import Health
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_TIMEOUT = 35.0

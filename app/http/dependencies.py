@@ -61,6 +61,9 @@ async def current_model(
     return model_of(request)
 
 
+Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of entries to return.")]
+
+
 def part_of_model(name: str) -> Any:
     """Depend on a part of the model that a request names: `Annotated[Monitor, part_of_model("monitor")]`."""
 

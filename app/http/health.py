@@ -12,7 +12,7 @@ from boxcal.app.http.dependencies import current_state, part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import NotReady
 from boxcal.app.observability.stats import Collects, Stats
-from boxcal.app.schemas.health import Live, Ready
+from boxcal.app.schemas.service import Live, Ready
 
 
 class ObservedState(Protocol):

@@ -73,18 +73,28 @@ def problems(*declared: ProblemType | type[BoxcalError]) -> dict[int | str, dict
 
     Problems with the same status share one entry.
     """
-    titles: dict[int, list[str]] = {}
+    kinds: dict[int, dict[str, ProblemType]] = {}
     for kind in map(kind_of, (*declared, InternalError)):
-        known = titles.setdefault(kind.status, [])
-        if kind.title not in known:
-            known.append(kind.title)
+        kinds.setdefault(kind.status, {}).setdefault(kind.title, kind)
     return {
         status: {
-            "description": "; ".join(titles[status]),
-            "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+            "description": "; ".join(kinds[status]),
+            "content": {
+                PROBLEM_MEDIA_TYPE: {
+                    "schema": {"$ref": "#/components/schemas/Problem"},
+                    "examples": {one.type: example_of(one) for one in kinds[status].values()},
+                }
+            },
         }
-        for status in sorted(titles)
+        for status in sorted(kinds)
     }
+
+
+def example_of(kind: ProblemType) -> dict[str, Any]:
+    """Return an example of a problem; its meaning is the detail."""
+    text = {"type": f"urn:boxcal:problem:{kind.type}", "title": kind.title, "status": kind.status}
+    detail = dict.fromkeys(("detail", "error"), kind.meaning)
+    return {"summary": kind.title, "value": {**text, **detail, "request_id": "5b0c1f6e00000017"}}
 
 
 def as_problem(error: Exception) -> BoxcalError:

@@ -14,7 +14,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from boxcal.app.access.event_streams import count_event_stream
 from boxcal.app.fitting.server.jobs import FitJobs
-from boxcal.app.http.dependencies import part_of_model
+from boxcal.app.http.dependencies import Limit, part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
     BodyTooLarge,
@@ -84,6 +84,13 @@ ITEMS = {
     },
 }
 COLUMNS = "Columns with the names of the members of an item."
+UNKNOWN_ID = "01936d8f2b7c4d0e9a5f6b1c2d3e4f50"
+EXAMPLE = {
+    "items": [
+        {"id": UNKNOWN_ID, "label": "9"},
+        {"logits": [9.1, 0.3, 0, 0, 0, 0, 0, 0, 6.5, 0.1], "key": "order-1", "label": 0},
+    ]
+}
 BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -94,9 +101,13 @@ BODY: dict[str, Any] = {
                     "required": ["items"],
                     "additionalProperties": False,
                     "properties": {"items": ITEMS},
-                }
+                },
+                "example": EXAMPLE,
             },
-            CSV: {"schema": {"type": "string", "description": COLUMNS}},
+            CSV: {
+                "schema": {"type": "string", "description": COLUMNS},
+                "example": f"id,label\n{UNKNOWN_ID},9\n",
+            },
             PARQUET: {"schema": {"type": "string", "format": "binary", "description": COLUMNS}},
         },
     }
@@ -192,6 +203,7 @@ async def acknowledge(
 @router.get(
     "/monitor/events",
     response_class=EventSourceResponse,
+    response_description="Server-sent events; the `data` of each event is a decision as in `GET /refits`.",
     responses=problems(InvalidParameter, RegistryUnavailable, ConcurrencyLimited),
     dependencies=[Depends(count_event_stream)],
 )
@@ -219,7 +231,7 @@ def decision(event: StoredEvent) -> MonitorEvent:
 async def list_refits(
     registry: CurrentRegistry,
     monitor: CurrentMonitor,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: Limit = 100,
     before_event: Annotated[
         int | None, Query(ge=0, le=2**31 - 1, description="Only decisions older than this one.")
     ] = None,

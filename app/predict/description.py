@@ -6,79 +6,22 @@ import platform
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel, Field
 
 from boxcal.app.http.dependencies import current_state, part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.registry.migrations import HEAD
+from boxcal.app.schemas.service import Example, Limits, MethodDescription, Methods, ModelDescription, Release
 from boxcal.app.settings import limits
 from boxcal.calibrators.method import reads_of_methods
 from boxcal.models.backends.backbone import Backbone
-from boxcal.models.inputs.base import Kind
 
 router = APIRouter(tags=["model"])
 
 IMAGE_FORMATS = ("image/jpeg", "image/png", "image/webp")
-
-
-class Limits(BaseModel):
-    """Limits of one request."""
-
-    body_bytes: int = Field(description="Maximum request body, except `/fit`.")
-    upload_bytes: int = Field(description="Maximum request body of `/fit`.")
-    pixels: int = Field(description="Maximum pixels of an image.")
-    queue_samples: int = Field(description="Maximum samples in the queue and in progress.")
-    timeout_ms: float = Field(description="Timeout of requests that set none.")
-
-
-class Example(BaseModel):
-    """An example image."""
-
-    name: str
-    png: str = Field(description="The PNG in base64.")
-
-
-class ModelDescription(BaseModel):
-    """The model that is served."""
-
-    name: str
-    models: list[str] = Field(description="Names of all models of the service; the first is the default.")
-    num_classes: int
-    labels: list[str]
-    inputs: Kind = Field(description="What `/predict` takes; `none` if there is no model.")
-    input_shape: list[int] = Field(description="Shape of one preprocessed input.")
-    formats: list[str] = Field(description="Image media types; empty if the model takes no images.")
-    device: str
-    limits: Limits
-    example: dict[str, Any] | None = Field(
-        description="One input of a JSON body of `/predict`; null for images and for large tensors."
-    )
-    examples: list[Example] = Field(description="Example images, for models that come with some.")
-
-
-class MethodDescription(BaseModel):
-    """A calibration method."""
-
-    name: str
-    reads: Literal["logits", "features", "inputs"] = Field(description="What it needs besides labels.")
-
-
-class Methods(BaseModel):
-    """The calibration methods."""
-
-    methods: list[MethodDescription] = Field(description="From the simplest to the most complex.")
-
-
-class Release(BaseModel):
-    """The release that answers."""
-
-    version: str = Field(description="Version of boxcal.")
-    registry: str = Field(description="Revision of the tables of the registry.")
-    python: str = Field(description="Version of Python.")
 
 
 RELEASE = Release(version=version("boxcal"), registry=HEAD, python=platform.python_version())

@@ -51,6 +51,7 @@ from boxcal.app.predict.bodies import (
     read,
     unblocked,
 )
+from boxcal.app.predict.description import examples
 from boxcal.app.predict.inputs import Inputs, inputs_of
 from boxcal.app.predict.options import Options
 from boxcal.app.predict.pipeline import Pipeline
@@ -72,9 +73,9 @@ ANSWER: dict[int | str, dict[str, Any]] = {
 
 QUERY_DESCRIPTIONS = {
     "options": "All options as one JSON document, instead of the other parameters.",
-    "bounds": "JSON object with `lower` and `upper`.",
-    "lower": "JSON: the lower bounds.",
-    "upper": "JSON: the upper bounds.",
+    "bounds": 'JSON object with `lower` and `upper`, such as `{"upper": 0.75}`.',
+    "lower": 'JSON: the lower bounds, such as `{"8": 0.02}`.',
+    "upper": "JSON: the upper bounds, such as `0.75`.",
     "top_k": "How many classes `top` lists.",
     "probabilities": "Whether each prediction carries all K probabilities.",
     "logits": "Whether each prediction carries the K logits.",
@@ -83,6 +84,13 @@ QUERY_DESCRIPTIONS = {
     "prior_adjustment": "Whether to adjust to the class frequencies of recent predictions.",
     "calibrator": "`active`, or a version; 0 is `uncalibrated`.",
     "timeout_ms": "Timeout in milliseconds.",
+}
+
+
+OPTIONS = {"bounds": {"upper": 0.75, "lower": {"8": 0.02}}, "top_k": 2}
+LOGITS_EXAMPLE = {
+    "logits": [[9.1, 0.3, 0.2, 0.1, 0, 0, 0.4, 0.2, 6.5, 0.1]],
+    "options": {"bounds": {"upper": 0.8}, "top_k": 1},
 }
 
 
@@ -153,7 +161,10 @@ def predict_body() -> dict[str, Any]:
     }
     return _body(
         {
-            JSON: {"schema": _object("inputs", {"type": "array", "items": item, "minItems": 1}, options)},
+            JSON: {
+                "schema": _object("inputs", {"type": "array", "items": item, "minItems": 1}, options),
+                "example": {"inputs": [{"image": examples("digits")[0].png}], "options": OPTIONS},
+            },
             FORM: {"schema": form, "encoding": {"options": {"contentType": JSON}}},
             NPY: {"schema": BINARY},
             CSV: {"schema": {"type": "string"}},
@@ -176,7 +187,7 @@ def calibrate_body() -> dict[str, Any]:
         "description": "What an array in the body holds.",
         "schema": {"type": "string", "enum": list(SCORES), "default": LOGITS},
     }
-    body = _body({JSON: {"schema": either}, NPY: {"schema": BINARY}})
+    body = _body({JSON: {"schema": either, "example": LOGITS_EXAMPLE}, NPY: {"schema": BINARY}})
     return {**body, "parameters": [scores, *body["parameters"]]}
 
 

@@ -9,7 +9,7 @@ import orjson
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from boxcal.app.access.routes import CurrentCaller
-from boxcal.app.http.dependencies import part_of_model
+from boxcal.app.http.dependencies import Limit, part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
     CalibratorNotFound,
@@ -112,7 +112,7 @@ async def list_calibrators(
     request: Request,
     registry: CurrentRegistry,
     activator: CurrentActivator,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: Limit = 100,
     before_version: Annotated[
         int | None, Query(ge=0, le=LARGEST_VERSION, description="Only lower versions than this one.")
     ] = None,
@@ -156,7 +156,7 @@ async def get_calibrator(
     return described(record, activator.active.current.version)
 
 
-@part("report", "application/json", "The report.")
+@part("report", "application/json", "Samples, metrics with intervals, warnings and the verdict.")
 async def get_report(version: Version, registry: CurrentRegistry) -> Response:
     """Return the report: metrics before and after calibration, on data that the fit did not use."""
     report = await registry.run(registry.report, version)
@@ -174,7 +174,7 @@ async def get_report_page(version: Version, registry: CurrentRegistry) -> Respon
     return Response(page, media_type="text/html", headers={"Content-Security-Policy": REPORT_POLICY})
 
 
-@part("reliability.json", "application/json", "The data.")
+@part("reliability.json", "application/json", "The bins before and after.")
 async def get_reliability_data(version: Version, registry: CurrentRegistry) -> Response:
     """Return the data of the reliability diagram."""
     report = await registry.run(registry.report, version)
@@ -230,9 +230,7 @@ async def activate(
 
 
 @history.get("/activations", responses=problems(InvalidParameter, RegistryUnavailable))
-async def list_activations(
-    registry: CurrentRegistry, limit: Annotated[int, Query(ge=1, le=1000, description="Maximum number.")] = 50
-) -> Activations:
+async def list_activations(registry: CurrentRegistry, limit: Limit = 50) -> Activations:
     """List the newest activations, newest first, and the version that a rollback activates."""
 
     def read() -> tuple[Sequence[Activation], int | None]:

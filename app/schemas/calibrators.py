@@ -11,27 +11,37 @@ from boxcal.app.schemas import Document
 class BackboneName(Document):
     """The backbone to which a calibrator was fitted."""
 
-    name: str
-    num_classes: int
-    fingerprint: str = Field(description="SHA-256 of the weights.")
-    model: str | None = Field(None, description="Name of the model, if several have the same backbone.")
+    name: str = Field(examples=["digits"])
+    num_classes: int = Field(examples=[10])
+    fingerprint: str = Field(description="SHA-256 of the weights.", examples=["21f0771c6297c836"])
+    model: str | None = Field(
+        None, description="Name of the model, if several have the same backbone.", examples=["digits"]
+    )
 
 
 class CalibratorDocument(Document):
     """One calibrator of the registry; version 0 is `uncalibrated` and was never fitted."""
 
-    version: int
-    method: str
+    version: int = Field(examples=[1])
+    method: str = Field(examples=["ts"])
     active: bool = Field(description="Whether this calibrator is active.")
     backbone: BackboneName | None = Field(
         None, description="Absent for version 0, which works with every backbone."
     )
-    spec: dict[str, Any] | None = Field(None, description="The fitted parameters.")
-    samples: int | None = Field(None, description="Size of the validation set.")
-    sha256: str | None = Field(None, description="SHA-256 of the artifact.")
-    size: int | None = Field(None, description="Size of the artifact in bytes.")
-    created_at: datetime | None = None
-    pruned_at: datetime | None = Field(None, description="When its artifact and report were deleted, if so.")
+    spec: dict[str, Any] | None = Field(
+        None,
+        description="The fitted parameters.",
+        examples=[{"method": "ts", "parameters": {"temperature": 1.79}}],
+    )
+    samples: int | None = Field(None, description="Size of the validation set.", examples=[539])
+    sha256: str | None = Field(None, description="SHA-256 of the artifact.", examples=["e133ed4b50844360"])
+    size: int | None = Field(None, description="Size of the artifact in bytes.", examples=[472])
+    created_at: datetime | None = Field(None, examples=["2026-11-21T02:52:11Z"])
+    pruned_at: datetime | None = Field(
+        None,
+        description="When its artifact and report were deleted, if so.",
+        examples=["2026-12-21T02:52:11Z"],
+    )
 
 
 class Calibrators(Document):
@@ -43,10 +53,10 @@ class Calibrators(Document):
 class Activated(Document):
     """The active calibrator."""
 
-    version: int
-    method: str
+    version: int = Field(examples=[1])
+    method: str = Field(examples=["ts"])
     reason: Literal["fit", "request", "rollback", "refit"] = Field(description="Reason of the activation.")
-    activated_at: datetime
+    activated_at: datetime = Field(examples=["2026-11-21T03:00:00Z"])
 
 
 class Activations(Document):

@@ -11,16 +11,16 @@ from boxcal.app.schemas import Document
 class CalibratorName(Document):
     """The calibrator that made the probabilities; version 0 is `uncalibrated`."""
 
-    version: int
-    method: str
+    version: int = Field(examples=[1])
+    method: str = Field(examples=["ts"])
 
 
 class LabelProbability(Document):
     """One class of a prediction."""
 
-    label: str
-    index: int
-    probability: float
+    label: str = Field(examples=["9"])
+    index: int = Field(examples=[9])
+    probability: float = Field(examples=[0.75])
     bound: Literal["lower", "upper"] | None = Field(
         None, description="The bound that the probability is equal to, if any."
     )
@@ -37,10 +37,14 @@ class Explanation(Document):
 class Prediction(Document):
     """The classes of one sample, most probable first."""
 
-    label: str
-    index: int
-    probability: float
-    id: str | None = Field(None, description="Identifies the prediction in `POST /feedback`, on request.")
+    label: str = Field(examples=["9"])
+    index: int = Field(examples=[9])
+    probability: float = Field(examples=[0.75])
+    id: str | None = Field(
+        None,
+        description="Identifies the prediction in `POST /feedback`, on request.",
+        examples=["01936d8f2b7c4d0e9a5f6b1c2d3e4f50"],
+    )
     top: tuple[LabelProbability, ...] = ()
     probabilities: tuple[float, ...] | None = Field(None, description="All K probabilities, on request.")
     logits: tuple[float, ...] | None = Field(None, description="The backbone's K logits, on request.")
@@ -66,7 +70,7 @@ STAGES: tuple[str, ...] = tuple(Timing.__annotations__)
 class Answer(Document):
     """Calibrated predictions of `/predict` and `/calibrate`, one for each sample, in the order sent."""
 
-    model: str
+    model: str = Field(examples=["digits"])
     calibrator: CalibratorName
     bounds_relaxed: bool = Field(description="Whether fitted bounds were relaxed for the request's bounds.")
     predictions: tuple[Prediction, ...]

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Query, Request, Response, status
+from fastapi import APIRouter, Depends, Path, Query, Request, Response, status
 from fastapi.sse import EventSourceResponse
 
 from boxcal.app.access.access import LoadedKey
@@ -16,7 +16,7 @@ from boxcal.app.fitting.fields import DECLARED
 from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
 from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.fitting.server.upload_validation import receive
-from boxcal.app.http.dependencies import address_of, part_of_model
+from boxcal.app.http.dependencies import Limit, address_of, part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
     CalibratorNotFound,
@@ -51,6 +51,7 @@ from boxcal.app.settings import limits
 from boxcal.calibrators.errors import hint, nearest
 
 CurrentJobs = Annotated[FitJobs, part_of_model("fit_jobs")]
+FitId = Annotated[str, Path(description="The fit's `id`.")]
 
 
 router = APIRouter(tags=["fits"])
@@ -128,7 +129,10 @@ CLASSES = {
 LABELS = {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}
 
 
-def _body(fields: dict[str, Any]) -> dict[str, Any]:
+EXAMPLE: dict[str, Any] = {"logits": [[9.1, 0.3, 0, 0, 0, 0, 0, 0, 6.5, 0.1]] * 2, "labels": ["9", "8"]}
+
+
+def _body(fields: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
     form = {
         "type": "object",
         "description": "A part `file`, or `.npy` parts `labels` and `logits` or `probabilities`.",
@@ -154,7 +158,10 @@ def _body(fields: dict[str, Any]) -> dict[str, Any]:
             **fields,
         },
     }
-    content = {"multipart/form-data": {"schema": form}, "application/json": {"schema": document}}
+    content = {
+        "multipart/form-data": {"schema": form},
+        "application/json": {"schema": document, "example": example},
+    }
     return {"requestBody": {"required": True, "content": content}}
 
 
@@ -209,7 +216,8 @@ async def no_other_parameters(request: Request) -> None:
     "/fit",
     status_code=status.HTTP_202_ACCEPTED,
     response_model_exclude_none=True,
-    openapi_extra=_body(FIELDS),
+    openapi_extra=_body(FIELDS, EXAMPLE | {"method": "ts"}),
+    response_description="The fit is queued. The `Location` header is its URL.",
     dependencies=[Depends(no_other_parameters)],
     responses={
         200: {"model": Fit, "description": "The fit ended within `wait` seconds."},
@@ -256,7 +264,7 @@ def _query(request: Request) -> str:
 
 @router.post(
     "/compare",
-    openapi_extra=_body({name: FIELDS[name] for name in DECLARED}),
+    openapi_extra=_body({name: FIELDS[name] for name in DECLARED}, EXAMPLE),
     dependencies=[Depends(no_other_parameters)],
     responses=problems(
         *UPLOAD_PROBLEMS, CalibratorNotFound, CalibratorPruned, ForeignCalibrator, DamagedArtifact
@@ -290,7 +298,7 @@ async def compare(
 )
 async def list_fits(
     jobs: CurrentJobs,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: Limit = 100,
     before_fit: Annotated[str | None, Query(description="Only fits older than the fit with this id.")] = None,
 ) -> Fits:
     """List fits, newest first."""
@@ -300,7 +308,7 @@ async def list_fits(
 @router.get(
     "/fits/{fit_id}", response_model_exclude_none=True, responses=problems(FitNotFound, RegistryUnavailable)
 )
-async def get_fit(fit_id: str, jobs: CurrentJobs) -> Fit:
+async def get_fit(fit_id: FitId, jobs: CurrentJobs) -> Fit:
     """Return the state of a fit."""
     return Fit.model_validate(await jobs.get(fit_id))
 
@@ -310,12 +318,12 @@ async def get_fit(fit_id: str, jobs: CurrentJobs) -> Fit:
     response_model_exclude_none=True,
     responses=problems(FitNotFound, FitAlreadyOver, FitElsewhere, RegistryUnavailable, RegistryFull),
 )
-async def cancel_fit(fit_id: str, jobs: CurrentJobs, caller: CurrentCaller) -> Fit:
+async def cancel_fit(fit_id: FitId, jobs: CurrentJobs, caller: CurrentCaller) -> Fit:
     """Cancel a queued or running fit."""
     return Fit.model_validate(await jobs.cancel(fit_id, caller))
 
 
-async def known_fit(fit_id: str, jobs: CurrentJobs) -> str:
+async def known_fit(fit_id: FitId, jobs: CurrentJobs) -> str:
     """Refuse an unknown fit before a stream begins."""
     await jobs.get(fit_id)
     return fit_id
@@ -324,6 +332,7 @@ async def known_fit(fit_id: str, jobs: CurrentJobs) -> str:
 @router.get(
     "/fits/{fit_id}/events",
     response_class=EventSourceResponse,
+    response_description="Server-sent events; the `data` of each event is a fit.",
     response_model_exclude_none=True,
     responses=problems(FitNotFound, RegistryUnavailable, ConcurrencyLimited),
     dependencies=[Depends(count_event_stream)],
